@@ -1,0 +1,52 @@
+# One line per command. `make run` and `make test` set up what they need in .venv on first use.
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= demo/target
+DRAFT ?= demo/draft
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# A test process uses one thread, so that two of them share two cores.
+ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+
+.PHONY: setup run check fix test test-browser lossless gpu kernels bench docs clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+run: setup
+	$(BIN)/slipstream -m $(MODEL) $(if $(DRAFT),-md $(DRAFT)) $(ARGS)
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: setup
+	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m 'not gpu and not browser and not slow' $(ARGS)
+
+test-browser: setup
+	$(ONE_THREAD) $(BIN)/pytest -m browser tests/browser $(ARGS)
+
+lossless: setup
+	$(ONE_THREAD) $(BIN)/python -m tests.oracle.lossless $(ARGS)
+
+bench: setup
+	$(BIN)/python -m tests.bench.serve $(ARGS)
+
+kernels: setup
+	$(BIN)/python -m tests.bench.kernels $(ARGS)
+
+docs: setup
+	$(BIN)/python -m server.flags_table README.md
+
+clean:
+	rm -rf $(VENV)

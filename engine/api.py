@@ -1,0 +1,248 @@
+"""What crosses the border between the server and the engine: plain frozen data, no torch, no JSON.
+
+A request goes in through `AsyncEngine.submit`; its events come out of the returned stream. Leaving the
+stream (`aclose`) is the cancel. Every admitted request ends in exactly one `Done` or `Failed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from engine.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation to be rendered by the model's chat template."""
+
+    messages: Sequence[Mapping[str, Any]]
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+Prompt = Chat | str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Sampling fields as the caller gave them; None falls back to flags, then generation_config, then OpenAI's."""
+
+    temperature: float | None = None
+    top_k: int | None = None  # 0 is off
+    top_p: float | None = None  # 1 is off
+    min_p: float | None = None  # 0 is off
+    repeat_penalty: float | None = None  # 1 is off
+    repeat_last_n: int | None = None  # window of the repeat penalty, prompt included; 0 is off, default 64
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Sequence[tuple[int, float]] = ()  # -inf bans a token
+    seed: int | None = None  # 0 … 2**64 - 1; None draws one, reported in Done.seed
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculate:
+    """A request's own speculation settings; it may only narrow what the server loaded. None is the server's."""
+
+    types: tuple[str, ...] | None = None
+    n_max: int | None = None
+    n_min: int | None = None
+    p_min: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One completion to generate."""
+
+    id: str
+    prompt: Prompt
+    sampling: Sampling = Sampling()
+    speculate: Speculate = Speculate()
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None  # None: until the end token or the context's end
+    tenant: str = ""  # salts prefix keys, so that one API key never hits another's cached prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step added to the text. `sources[i]` names the drafter that guessed `token_ids[i]`, or is None."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    sources: tuple[str | None, ...]
+    pieces: tuple[str, ...] = ()  # visible text each token added; joined they are `text`
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a finished request."""
+
+    n_prompt: int
+    n_cached: int  # prompt tokens taken from the prefix cache
+    n_completion: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of a finished request's phases."""
+
+    queue_s: float  # admitted → slot
+    prompt_s: float  # slot → first token
+    generation_s: float  # first token → last token
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCount:
+    """Drafted and accepted tokens of one drafter."""
+
+    n_drafted: int = 0
+    n_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What speculation did for a request, and the values in force for it."""
+
+    types: tuple[str, ...]
+    n_max: int
+    n_min: int
+    p_min: float
+    n_steps: int  # target passes that produced tokens
+    histogram: tuple[int, ...]  # [n_max + 1]: steps by accepted drafts; sums to n_steps
+    drafters: Mapping[str, DrafterCount]
+
+    @property
+    def n_drafted(self) -> int:
+        return sum(one.n_drafted for one in self.drafters.values())
+
+    @property
+    def n_accepted(self) -> int:
+        return sum(one.n_accepted for one in self.drafters.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The last event of a request that ended as it should."""
+
+    reason: Literal["stop", "length"]
+    stop_string: str | None  # the stop string that ended it, if one did
+    usage: Usage
+    timings: Timings
+    speculation: Speculation
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last event of a request that could not go on."""
+
+    error: EngineError
+
+
+Event = Delta | Done | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the server tells about the loaded model and the values worked out at start."""
+
+    name: str
+    path: str
+    architecture: str
+    n_params: int
+    weight_bytes: int
+    vocab_size: int
+    n_ctx: int
+    n_ctx_train: int
+    n_slots: int
+    batch_size: int
+    n_pages: int
+    page_size: int
+    device: str
+    dtype: str
+    drafters: tuple[str, ...]  # loaded types, in order
+    chat_template: str | None
+    bos_token: str | None
+    eos_tokens: tuple[str, ...]
+    fingerprint: str  # changes with version, weights, dtype, drafters
+    created: int  # Unix seconds
+    sampling_defaults: Mapping[str, float | int]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """One slot as `/slots` shows it."""
+
+    id: int
+    busy: bool
+    request_id: str | None
+    n_prompt: int
+    n_past: int
+    n_cached: int
+    n_decoded: int
+    n_remaining: int  # -1: no limit but the context
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A consistent picture of the engine between two steps."""
+
+    slots: tuple[SlotState, ...]
+    n_waiting: int
+    n_pages_free: int
+    n_pages_cached: int  # held by the prefix cache alone
+    n_pages_held: int  # held by slots
+    n_steps: int
+    n_prompt_tokens: int
+    n_completion_tokens: int
+    drafters: Mapping[str, DrafterCount]
+    n_preempted: int
+    disabled_drafters: tuple[str, ...]  # switched off after repeated failures
+
+
+Status = Literal["loading", "ready", "draining", "failed"]
+
+
+class EventStream(Protocol):
+    """The events of one request. `n_prompt` is known at once; `aclose` cancels what is not finished."""
+
+    n_prompt: int
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    async def __anext__(self) -> Event: ...
+
+    async def aclose(self) -> None: ...
+
+
+class AsyncEngine(Protocol):
+    """The engine as the server sees it. One implementation computes, one fake serves the HTTP tests."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def status(self) -> Status: ...
+
+    async def submit(self, request: Request) -> EventStream:
+        """Check and admit a request. Raises `RequestError`, `Overloaded` or `EngineStopped` before any event."""
+        ...
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str: ...
+
+    async def render(self, chat: Chat) -> str:
+        """The chat as the model's template writes it. Raises `InvalidRequest` if the template refuses."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests (`EngineStopped`), let running and queued ones finish, fail what is left."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,71 @@
+"""Spans and the ragged batch: one shape for prefill, decoding and verification, with no phase flag.
+
+A *span* is one slot's tokens in one pass; a *row* is one position. Plain decoding is a span of one token,
+verification a span of 1 + n_drafts, a prompt chunk a span of many; nothing downstream tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One slot's tokens in one pass: certain tokens first, drafts last."""
+
+    slot: int
+    token_ids: Sequence[int]
+    n_past: int  # tokens of the slot whose state is committed in the store this pass writes
+    n_drafts: int  # trailing tokens that are provisional
+    n_logits: int  # trailing rows whose logits are wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The spans of one pass as device tensors. Span i owns rows span_starts[i] … span_starts[i + 1] - 1."""
+
+    spans: Sequence[Span]
+    token_ids: Tensor  # [n_tokens] int64
+    positions: Tensor  # [n_tokens] int64: absolute position of each row
+    span_starts: Tensor  # [n_spans + 1] int32
+    n_past: Tensor  # [n_spans] int32
+    page_table: Tensor  # [n_spans, n_pages_max] int32: page ids of positions 0 …; 0 past the end
+    row_pages: Tensor  # [n_tokens] int64: page id that holds each row's position
+    row_offsets: Tensor  # [n_tokens] int64: place of the row within its page
+    logit_index: Tensor  # [n_logits] int64: rows whose logits are wanted
+
+    @classmethod
+    def build(cls, spans: Sequence[Span], tables: Sequence[Sequence[int]], page_size: int,
+              device: torch.device) -> Batch:
+        """`tables[i]` is the page table of span i's slot; it covers the span's last position."""
+        lengths = np.array([len(span.token_ids) for span in spans], dtype=np.int64)
+        past = np.array([span.n_past for span in spans], dtype=np.int64)
+        starts = np.zeros(len(spans) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=starts[1:])
+        owner = np.repeat(np.arange(len(spans)), lengths)
+        positions = past[owner] + np.arange(starts[-1]) - starts[:-1][owner]
+        table = np.zeros((len(spans), max(len(one) for one in tables)), dtype=np.int32)
+        for i, one in enumerate(tables):
+            table[i, : len(one)] = one
+        token_ids = np.concatenate([np.asarray(span.token_ids, dtype=np.int64) for span in spans])
+        index = [np.arange(end - span.n_logits, end) for span, end in zip(spans, starts[1:], strict=True)]
+
+        def upload(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        return cls(
+            spans=spans,
+            token_ids=upload(token_ids),
+            positions=upload(positions),
+            span_starts=upload(starts.astype(np.int32)),
+            n_past=upload(past.astype(np.int32)),
+            page_table=upload(table),
+            row_pages=upload(table[owner, positions // page_size].astype(np.int64)),
+            row_offsets=upload(positions % page_size),
+            logit_index=upload(np.concatenate(index).astype(np.int64)),
+        )

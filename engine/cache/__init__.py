@@ -1,0 +1,1 @@
+"""Device memory of a slot's state, addressed by page: pages, prefix sharing, stores."""

@@ -1,0 +1,116 @@
+"""Page ids, reference counts and the prefix index.
+
+A page is *held* by the slots whose tables name it, *cached* when only the prefix index knows it, else *free*.
+Cached pages are taken back least recently used first; they are the only thing eviction may touch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(slots=True)
+class Page:
+    """What the pool knows of one page. `complete` names the stores whose rows in it are all valid."""
+
+    n_holders: int = 0
+    key: bytes | None = None
+    complete: set[str] = field(default_factory=set)
+
+
+class PagePool:
+    """All pages of the engine, shared by all slots and all stores."""
+
+    def __init__(self, n_pages: int) -> None:
+        self.pages = [Page() for _ in range(n_pages)]
+        self._free = list(range(n_pages - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._index: dict[bytes, int] = {}
+
+    @property
+    def n_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def n_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def n_held(self) -> int:
+        return len(self.pages) - self.n_free - self.n_cached
+
+    @property
+    def n_available(self) -> int:
+        """Pages `take` can give: free ones, then cached ones at the price of a prefix."""
+        return self.n_free + self.n_cached
+
+    def take(self) -> int:
+        """A page with one holder and no content. The caller has checked `n_available`."""
+        if self._free:
+            page_id = self._free.pop()
+        else:
+            page_id, _ = self._cached.popitem(last=False)
+            self.withdraw(page_id)
+        self.pages[page_id].n_holders = 1
+        return page_id
+
+    def hold(self, page_id: int) -> None:
+        """Add a holder to a held or cached page."""
+        self._cached.pop(page_id, None)
+        self.pages[page_id].n_holders += 1
+
+    def release(self, page_id: int) -> None:
+        """Remove a holder; the last one leaves the page cached if the index knows it, else free."""
+        page = self.pages[page_id]
+        page.n_holders -= 1
+        if page.n_holders == 0:
+            if page.key is not None:
+                self._cached[page_id] = None
+            else:
+                page.complete.clear()
+                self._free.append(page_id)
+
+    def find(self, key: bytes) -> int | None:
+        """The page published under a prefix key."""
+        return self._index.get(key)
+
+    def publish(self, page_id: int, key: bytes, complete: set[str]) -> None:
+        """Offer a page under its key. Of two pages with one key the one complete for more stores stays."""
+        page = self.pages[page_id]
+        page.complete |= complete
+        other = self._index.get(key)
+        if other is not None and other != page_id:
+            if len(self.pages[other].complete) >= len(page.complete):
+                return
+            self.withdraw(other)
+        page.key = key
+        self._index[key] = page_id
+
+    def withdraw(self, page_id: int) -> None:
+        """Take a page out of the index; it is freed if nobody holds it."""
+        page = self.pages[page_id]
+        if page.key is not None:
+            del self._index[page.key]
+            page.key = None
+        page.complete.clear()
+        if page_id in self._cached:
+            del self._cached[page_id]
+            self._free.append(page_id)
+
+
+def prefix_keys(tokens: Sequence[int], page_size: int, salt: str, parent: bytes | None = None) -> Iterator[bytes]:
+    """Chained SHA-256 keys of the full pages of `tokens`, which start where `parent` ends.
+
+    A key stands for every token up to its page's end. It is salted per tenant, so that one API key cannot learn
+    from response times what another one asked.
+    """
+    key = parent if parent is not None else hashlib.sha256(salt.encode()).digest()
+    for start in range(0, len(tokens) - page_size + 1, page_size):
+        page = np.asarray(tokens[start : start + page_size], dtype=np.int64)
+        key = hashlib.sha256(key + page.tobytes()).digest()
+        yield key

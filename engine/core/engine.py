@@ -1,0 +1,250 @@
+"""The engine: slots, a queue, and `step`, which moves every slot on by one pass.
+
+No line here asks which drafter, which model family or which kind of cache. Single-threaded; the service owns
+the thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.api import Delta, DrafterCount, EngineStats, Event, Failed, SlotState
+from engine.batch import Batch, Span
+from engine.cache.cache import Cache
+from engine.core import forward, plan
+from engine.core.finish import Ending, done, keep
+from engine.core.plan import Work
+from engine.errors import EngineError, StepFailed
+from engine.models.network import Network
+from engine.slot import Slot
+from engine.speculate.chain import Chain
+from engine.speculate.cost import TIERS
+from engine.speculate.drafter import Kept
+from engine.speculate.length import Lengths
+from engine.speculate.verify import Verdict
+
+log = logging.getLogger(__name__)
+
+NewSlot = Callable[[int], Slot]  # a waiting request: makes its slot state when it is given a slot id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """Fixed sizes of a running engine."""
+
+    n_slots: int
+    n_ctx: int
+    batch_size: int  # rows of one pass
+    eos_ids: frozenset[int]
+
+
+@dataclass(slots=True)
+class _Totals:
+    n_steps: int = 0
+    n_prompt: int = 0
+    n_completion: int = 0
+    n_preempted: int = 0
+
+
+class Engine:
+    """Continuous batching over slots; speculation on every step that pays for it."""
+
+    def __init__(self, target: Network, cache: Cache, chain: Chain, lengths: Lengths, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self._target = target
+        self._cache = cache
+        self._chain = chain
+        self._lengths = lengths
+        self._slots: list[Slot | None] = [None] * capacity.n_slots
+        self._running: list[Slot] = []  # oldest first
+        self._preempted: list[Slot] = []  # without cached state, waiting for pages; oldest first
+        self._waiting: deque[tuple[str, NewSlot]] = deque()
+        self._totals = _Totals()
+        self._drafter_totals: dict[str, Counter[str]] = {name: Counter() for name in chain.names}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._running or self._preempted or self._waiting)
+
+    def add(self, request_id: str, new_slot: NewSlot) -> None:
+        """Queue a request; it takes the next slot that becomes free."""
+        self._waiting.append((request_id, new_slot))
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request wherever it is. Unknown ids are requests that have just ended."""
+        self._waiting = deque(one for one in self._waiting if one[0] != request_id)
+        for slot in (*self._running, *self._preempted):
+            if slot.request.id == request_id:
+                self._free(slot)
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[str, Event]]:
+        """One turn of the loop: every running slot moves on. Returns events with their request's id."""
+        self._fill_slots()
+        wants = plan.wants(self._running, self.capacity.batch_size)
+        made = self._chain.draft(wants, len(self._running)) if wants else []
+        drafts = {want.slot.id: draft for want, draft in zip(wants, made, strict=True)}
+        works = plan.work(self._running, drafts, self.capacity.batch_size, self._cache.page_size)
+        works = self._reserve(works)
+        if not works:
+            return []
+        started = time.perf_counter()
+        outcomes = forward.run(self._target, self._cache, works)
+        self._lengths.pass_cost.observe(sum(one.end - one.slot.n_past for one in works),
+                                        time.perf_counter() - started)
+        self._totals.n_steps += 1
+        return self._settle(outcomes)
+
+    def _fill_slots(self) -> None:
+        """Bring preempted slots back where pages suffice, then give free slots to waiting requests."""
+        while self._preempted:
+            slot = self._preempted[0]
+            n_pages = -(-(len(slot.tokens) + 1) // self._cache.page_size) + 1
+            if self._running and n_pages > self._cache.pool.n_available:
+                return
+            self._begin(self._preempted.pop(0))
+        while self._waiting and None in self._slots:
+            _, new_slot = self._waiting.popleft()
+            slot = new_slot(self._slots.index(None))
+            self._slots[slot.id] = slot
+            slot.stats.started_s = time.perf_counter()
+            self._begin(slot)
+            slot.stats.n_cached = slot.n_past
+
+    def _begin(self, slot: Slot) -> None:
+        slot.n_past = self._cache.begin(slot.id, slot.tokens, slot.request.tenant)
+        self._chain.begin(slot)
+        self._running.append(slot)
+        self._running.sort(key=lambda one: one.stats.started_s)
+
+    def _reserve(self, works: Sequence[Work]) -> list[Work]:
+        """The work that has pages. Short of room: fewer drafts, then the youngest slot goes back to its tokens.
+
+        (Cached prefixes were evicted before that: the cache counts them as available.)
+        """
+        ready: list[Work] = []
+        for one in sorted(works, key=lambda one: one.slot.stats.started_s):
+            if one.slot not in self._running:
+                continue  # preempted for an older slot a moment ago
+            while not self._cache.reserve(one.slot.id, forward.STORE, one.slot.n_past, one.end):
+                if one.draft:
+                    one = one.without_draft()  # noqa: PLW2901  the work shrinks until it fits
+                    continue
+                victim = self._running[-1]
+                self._preempt(victim)
+                if victim is one.slot:
+                    break
+            else:
+                ready.append(one)
+        return ready
+
+    def _preempt(self, slot: Slot) -> None:
+        """Drop a slot to its tokens; its text will continue identically when pages are free again."""
+        log.info("preempted request=%s n_tokens=%d", slot.request.id, len(slot.tokens))
+        self._running.remove(slot)
+        self._chain.end(slot)
+        self._cache.drop(slot.id)
+        slot.n_past = 0
+        self._preempted.append(slot)
+        self._preempted.sort(key=lambda one: one.stats.started_s)
+        self._totals.n_preempted += 1
+
+    def _settle(self, outcomes: Sequence[tuple[Work, Verdict | EngineError]]) -> list[tuple[str, Event]]:
+        """Commit what each slot keeps, tell the drafters, and collect what the clients are to hear."""
+        events: list[tuple[str, Event]] = []
+        kept: list[Kept] = []
+        ended: list[tuple[Slot, Event]] = []
+        for one, outcome in outcomes:
+            slot = one.slot
+            if isinstance(outcome, EngineError):
+                ended.append((slot, Failed(outcome)))
+                continue
+            n_past = slot.n_past + one.n_certain + outcome.n_accepted
+            self._totals.n_prompt += max(0, min(slot.n_prompt, n_past) - slot.n_past)
+            delta, ending = keep(slot, one.draft, outcome, self.capacity.eos_ids)
+            slot.n_past = min(n_past, len(slot.tokens) - 1)
+            self._cache.commit(slot.id, forward.STORE, slot.n_past)
+            if one.n_logits:
+                self._count(slot, one, outcome, len(delta.token_ids))
+                events.append((slot.request.id, delta))
+            if ending is Ending.BROKEN:
+                ended.append((slot, Failed(StepFailed("the model's output is not a number for this request"))))
+            elif ending is not None:
+                ended.append((slot, done(slot, ending)))
+            kept.append(Kept(slot, one.draft, outcome.n_accepted))
+        self._chain.accept(kept)
+        for one, _ in outcomes:
+            self._cache.publish(one.slot.id, one.slot.tokens)
+        for slot, event in ended:
+            events.append((slot.request.id, event))
+            self._free(slot)
+        return events
+
+    def _count(self, slot: Slot, work: Work, verdict: Verdict, n_tokens: int) -> None:
+        slot.stats.histogram[verdict.n_accepted] += 1
+        self._totals.n_completion += n_tokens
+        if work.draft:
+            slot.stats.count(work.draft.source, len(work.draft), verdict.n_accepted)
+            total = self._drafter_totals[work.draft.source]
+            total["drafted"] += len(work.draft)
+            total["accepted"] += verdict.n_accepted
+
+    def _free(self, slot: Slot) -> None:
+        """The slot's request is over; its published pages stay with the prefix cache."""
+        self._chain.end(slot)
+        self._cache.drop(slot.id)
+        self._slots[slot.id] = None
+        for where in (self._running, self._preempted):
+            if slot in where:
+                where.remove(slot)
+
+    @torch.inference_mode()
+    def warm_up(self, n_repeats: int = 3) -> None:
+        """Measure a pass at every width the engine will use, which also compiles what is compiled at first use."""
+        most = min(TIERS[-1], self.capacity.batch_size, self.capacity.n_ctx)
+        for n_rows in [tier for tier in TIERS if tier <= most]:
+            if not self._cache.reserve(0, forward.STORE, 0, n_rows):
+                break
+            span = Span(0, [0] * n_rows, 0, 0, n_rows)
+            times = []
+            for _ in range(n_repeats + 1):
+                started = time.perf_counter()
+                batch = Batch.build([span], [self._cache.table(0)], self._cache.page_size, self._target.device)
+                self._target.forward(batch, self._cache.stores[forward.STORE]).sum().item()
+                times.append(time.perf_counter() - started)
+            self._lengths.pass_cost.observe(n_rows, sorted(times[1:])[n_repeats // 2])
+        self._cache.drop(0)
+
+    def stats(self) -> EngineStats:
+        """A picture of the engine between two steps."""
+        pool = self._cache.pool
+        return EngineStats(
+            slots=tuple(_state(i, slot) for i, slot in enumerate(self._slots)),
+            n_waiting=len(self._waiting),
+            n_pages_free=pool.n_free,
+            n_pages_cached=pool.n_cached,
+            n_pages_held=pool.n_held,
+            n_steps=self._totals.n_steps,
+            n_prompt_tokens=self._totals.n_prompt,
+            n_completion_tokens=self._totals.n_completion,
+            drafters={name: DrafterCount(total["drafted"], total["accepted"])
+                      for name, total in self._drafter_totals.items()},
+            n_preempted=self._totals.n_preempted,
+            disabled_drafters=self._chain.disabled,
+        )
+
+
+def _state(slot_id: int, slot: Slot | None) -> SlotState:
+    if slot is None:
+        return SlotState(slot_id, busy=False, request_id=None, n_prompt=0, n_past=0, n_cached=0, n_decoded=0,
+                         n_remaining=0)
+    return SlotState(slot_id, busy=True, request_id=slot.request.id, n_prompt=slot.n_prompt, n_past=slot.n_past,
+                     n_cached=slot.stats.n_cached, n_decoded=slot.n_decoded,
+                     n_remaining=slot.n_limit - len(slot.tokens))

@@ -1,0 +1,76 @@
+"""Which tokens run in a step. Pure: slots and drafts in, work out; no torch, no clocks.
+
+Ready slots come first with their drafts, then prompt tokens in what is left of the row budget, oldest first.
+Both are spans of one ragged batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from engine.batch import Span
+from engine.slot import Slot
+from engine.speculate.drafter import Draft, Want
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one slot runs in a pass: `n_certain` of its known tokens, then a draft if they reach its end."""
+
+    slot: Slot
+    n_certain: int
+    draft: Draft = Draft()
+
+    @property
+    def end(self) -> int:
+        """Length of the sequence this work writes, drafts included."""
+        return self.slot.n_past + self.n_certain + len(self.draft)
+
+    @property
+    def n_logits(self) -> int:
+        """Rows that need a pick: none while known tokens are left over."""
+        reaches_end = self.n_certain == self.slot.n_gap
+        return 1 + len(self.draft) if reaches_end else 0
+
+    @property
+    def span(self) -> Span:
+        slot = self.slot
+        certain = slot.tokens[slot.n_past : slot.n_past + self.n_certain]
+        return Span(slot.id, [*certain, *self.draft.token_ids], slot.n_past, len(self.draft), self.n_logits)
+
+    def without_draft(self) -> Work:
+        return replace(self, draft=Draft())
+
+
+def wants(slots: Sequence[Slot], budget: int) -> list[Want]:
+    """The slots that may draft, and the most tokens each may add to a pass of `budget` rows.
+
+    While prompts wait, drafts may use at most half of the rows, so that neither starves the other.
+    """
+    ready = [slot for slot in slots if slot.n_gap == 1]
+    if not ready:
+        return []
+    share = (budget if len(ready) == len(slots) else budget // 2) // len(ready) - 1
+    limits = [min(slot.speculate.n_max, slot.n_room, share) for slot in ready]
+    return [Want(slot, limit) for slot, limit in zip(ready, limits, strict=True) if limit > 0]
+
+
+def work(slots: Sequence[Slot], drafts: Mapping[int, Draft], budget: int, page_size: int) -> list[Work]:
+    """One piece of work per slot that fits the budget. `drafts` maps slot ids to their drafts.
+
+    A prompt chunk that does not reach the end of its prompt stops at a page border where it can, so that a later
+    hit on that page continues the same arithmetic.
+    """
+    planned = [Work(slot, 1, drafts.get(slot.id, Draft())) for slot in slots if slot.n_gap == 1]
+    left = budget - sum(one.n_certain + len(one.draft) for one in planned)
+    for slot in slots:
+        if slot.n_gap == 1 or left <= 0:
+            continue
+        n_certain = min(slot.n_gap, left)
+        if n_certain < slot.n_gap:
+            aligned = (slot.n_past + n_certain) // page_size * page_size - slot.n_past
+            n_certain = aligned if aligned > 0 else n_certain
+        planned.append(Work(slot, n_certain))
+        left -= n_certain
+    return planned

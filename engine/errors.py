@@ -1,0 +1,113 @@
+"""The error tree. Read it first: every way a request or the engine can fail has one class here.
+
+The engine knows no HTTP status; `server/errors.py` is the only table that does.
+
+    EngineError
+    ├─ RequestError            the caller can fix it
+    │  ├─ InvalidRequest
+    │  ├─ ContextTooLong
+    │  └─ Unsupported
+    ├─ Overloaded              try again later
+    ├─ LoadError               refuses to start
+    │  ├─ UnsupportedModel
+    │  ├─ CheckpointMismatch
+    │  ├─ DraftMismatch
+    │  └─ SettingError
+    └─ EngineFault             our bug or the device's
+       ├─ StepFailed
+       └─ EngineStopped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class EngineError(Exception):
+    """Root of all errors the engine raises on purpose."""
+
+
+class RequestError(EngineError):
+    """The request cannot be served as sent; the caller can change it."""
+
+    param: str | None = None
+
+
+class InvalidRequest(RequestError):
+    """A field has a value outside its range or of the wrong kind."""
+
+    def __init__(self, param: str, reason: str) -> None:
+        super().__init__(f"{param}: {reason}")
+        self.param = param
+
+
+class ContextTooLong(RequestError):
+    """The prompt does not fit the context of one sequence."""
+
+    def __init__(self, n_prompt: int, n_ctx: int) -> None:
+        super().__init__(
+            f"the prompt has {n_prompt} tokens, the context holds {n_ctx} (one is kept for the reply);"
+            " --ctx-size sets it"
+        )
+        self.n_prompt = n_prompt
+        self.n_ctx = n_ctx
+        self.param = "messages"
+
+
+class Unsupported(RequestError):
+    """A known feature that this model or build does not have."""
+
+    def __init__(self, param: str, reason: str) -> None:
+        super().__init__(f"{param}: {reason}")
+        self.param = param
+
+
+class Overloaded(EngineError):
+    """The queue is full."""
+
+    def __init__(self, n_waiting: int, retry_after_s: float) -> None:
+        super().__init__(f"{n_waiting} requests are waiting already; --max-queue sets the limit")
+        self.retry_after_s = retry_after_s
+
+
+class LoadError(EngineError):
+    """The server cannot start with these settings and files."""
+
+
+class UnsupportedModel(LoadError):
+    """The checkpoint's architecture or a feature it needs has no implementation here."""
+
+
+class CheckpointMismatch(LoadError):
+    """Tensors of the checkpoint and of the network do not pair up one to one."""
+
+    def __init__(self, path: str, missing: Sequence[str], unused: Sequence[str]) -> None:
+        parts = [f"{what} {', '.join(list(names)[:8])}{' …' if len(names) > 8 else ''}"
+                 for what, names in (("missing:", missing), ("unused:", unused)) if names]
+        super().__init__(f"{path}: {'; '.join(parts)}")
+        self.missing = tuple(missing)
+        self.unused = tuple(unused)
+
+
+class DraftMismatch(LoadError):
+    """The draft network cannot serve this target."""
+
+
+class SettingError(LoadError):
+    """A setting cannot take effect; names the setting, its value and the reason."""
+
+    def __init__(self, setting: str, value: object, reason: str) -> None:
+        super().__init__(f"--{setting.replace('_', '-')} {value}: {reason}")
+        self.setting = setting
+
+
+class EngineFault(EngineError):
+    """A failure that is not the caller's."""
+
+
+class StepFailed(EngineFault):
+    """A pass failed for this request and failed again when tried alone."""
+
+
+class EngineStopped(EngineFault):
+    """The engine is no longer running; the server is stopping or has failed."""

@@ -1,0 +1,58 @@
+"""Token embedding and output head.
+
+The matrices of a checkpoint are padded past the tokenizer's vocabulary. The head is cut to the real ids, so
+that a padding row can never be picked; the embedding keeps all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.weights import Weights
+from kernels.matmul.op import Packed, linear, pack
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Rows of the residual stream by token id."""
+
+    weight: Tensor  # [vocab_rows, d_model]
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """token_ids: [n_tokens] int64. Returns [n_tokens, d_model]."""
+        return self.weight.index_select(0, token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Logits of the real vocabulary."""
+
+    packed: Packed
+    vocab_size: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [n_logits, d_model]. Returns [n_logits, vocab] float32."""
+        return linear(x, self.packed, torch.float32)
+
+
+def load_embedding(weights: Weights, name: str, vocab_rows: int, d_model: int) -> Embedding:
+    """The embedding whose matrix is the tensor `name.weight`."""
+    return Embedding(weights.take(f"{name}.weight", [vocab_rows, d_model]))
+
+
+def load_head(weights: Weights, name: str, embedding: Embedding, vocab_size: int, *, tied: bool | None) -> Head:
+    """The head whose matrix is `name.weight`, or the embedding's if they are tied.
+
+    tied: what the checkpoint says; None leaves it to whether the tensor is there. A tied checkpoint may repeat
+    the embedding as the head, equal in every number.
+    """
+    full, name = embedding.weight, f"{name}.weight"
+    if tied is None:
+        tied = name not in weights
+    if tied:
+        weights.drop_copy(name, full)
+    matrix = full if tied else weights.take(name, full.shape)  # [vocab_rows, d_model]
+    return Head(pack(matrix[:vocab_size]), vocab_size)

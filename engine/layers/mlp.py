@@ -1,0 +1,33 @@
+"""The gated feed-forward block: down(silu(gate(x)) * up(x)), gate and up in one product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.layers.linear import load_linear
+from engine.weights import Weights
+from kernels.matmul.op import Packed, linear
+from kernels.silu_mul.op import silu_mul
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """One feed-forward layer."""
+
+    gate_up: Packed
+    down: Packed
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [n_rows, d_model]. Returns the same shape."""
+        return linear(silu_mul(linear(x, self.gate_up)), self.down)
+
+
+def load_mlp(weights: Weights, name: str, d_model: int, d_ffn: int, *, bias: bool) -> GatedMLP:
+    """The feed-forward layer whose tensors start with `name`."""
+    inputs = [f"{name}.gate_proj", f"{name}.up_proj"]
+    return GatedMLP(
+        gate_up=load_linear(weights, inputs, d_model, [d_ffn, d_ffn], bias=bias),
+        down=load_linear(weights, [f"{name}.down_proj"], d_ffn, [d_model], bias=bias),
+    )

@@ -1,0 +1,47 @@
+"""A loaded network: what the engine runs and what it may ask about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.cache.kv import FullKV, KVStore
+from engine.layers.decoder import Decoder
+from engine.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """One network with its weights on one device. It holds no state of any sequence."""
+
+    config: ModelConfig
+    decoder: Decoder
+    n_params: int
+    dtype: torch.dtype
+    device: torch.device
+    n_ctx: int  # positions the rotary tables cover
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits: the tokenizer's real vocabulary."""
+        return self.decoder.head.vocab_size
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters, a tied matrix counted once."""
+        return self.n_params * self.dtype.itemsize
+
+    @property
+    def kv_layers(self) -> list[FullKV]:
+        """What each layer needs from a `KVStore`."""
+        return [block.attention.kv for block in self.decoder.blocks]
+
+    def forward(self, batch: Batch, store: KVStore) -> Tensor:
+        """Logits of the batch's wanted rows, [n_logits, vocab] float32. Writes all rows' keys and values.
+
+        The caller runs it under `torch.inference_mode`; positions must be below `n_ctx`.
+        """
+        return self.decoder(batch, store)

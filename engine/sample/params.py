@@ -1,0 +1,84 @@
+"""Sampling parameters of a request, with every default filled in."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.api import Sampling
+from engine.errors import InvalidRequest
+
+# OpenAI's defaults; the repeat window is llama.cpp's.
+FALLBACK: Mapping[str, float | int] = {
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+    "repeat_penalty": 1.0, "repeat_last_n": 64, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+}
+
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0), "top_k": (0, 2**31 - 1), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0),
+    "repeat_penalty": (1e-3, 1e3), "repeat_last_n": (0, 2**31 - 1),
+    "presence_penalty": (-100.0, 100.0), "frequency_penalty": (-100.0, 100.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a request's rows are turned into tokens."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+    presence_penalty: float
+    frequency_penalty: float
+    bias: Mapping[int, float]
+    seed: int
+
+    @property
+    def counts_output(self) -> bool:
+        """Whether output tokens have to be counted."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def repeats(self) -> bool:
+        """Whether recent tokens are penalised."""
+        return self.repeat_penalty != 1.0 and self.repeat_last_n > 0
+
+    @property
+    def edits(self) -> bool:
+        """Whether logits change before truncation."""
+        return bool(self.bias) or self.counts_output or self.repeats
+
+
+def resolve_sampling(sampling: Sampling, defaults: Mapping[str, float | int], eos_ids: Sequence[int],
+                     vocab_size: int) -> SamplingParams:
+    """Fill in what the request left open. Raises `InvalidRequest` for values outside their bounds.
+
+    `defaults` holds the flags' and the checkpoint's values. `ignore_eos` bans every end token.
+    """
+    values: dict[str, float | int] = {}
+    for name, fallback in FALLBACK.items():
+        given = getattr(sampling, name)
+        value = given if given is not None else defaults.get(name, fallback)
+        least, most = _BOUNDS[name]
+        if not least <= value <= most:
+            raise InvalidRequest(name, f"{value} is not between {least} and {most}")
+        values[name] = type(fallback)(value)
+    bias = dict(sampling.logit_bias)
+    for token_id, amount in bias.items():
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest("logit_bias", f"token {token_id} is not in the vocabulary of {vocab_size}")
+        if math.isnan(amount) or amount == math.inf:
+            raise InvalidRequest("logit_bias", f"{amount} for token {token_id} is not a usable bias")
+    if sampling.ignore_eos:
+        bias.update(dict.fromkeys(eos_ids, -math.inf))
+    if sum(amount == -math.inf for amount in bias.values()) >= vocab_size:
+        raise InvalidRequest("logit_bias", "bans every token of the vocabulary")
+    seed = sampling.seed if sampling.seed is not None else int(defaults.get("seed", secrets.randbits(63)))
+    if not 0 <= seed < 2**64:
+        raise InvalidRequest("seed", f"{seed} is not between 0 and 2**64 - 1")
+    return SamplingParams(bias=bias, seed=seed, **values)  # type: ignore[arg-type]

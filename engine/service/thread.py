@@ -1,0 +1,235 @@
+"""`AsyncEngine` over one engine thread: an inbox of commands, an outbox of events.
+
+Everything of the engine lives on its thread, everything of a stream on the event loop. Between them go plain
+data and one `call_soon_threadsafe` per step. Templates and tokenising run in a small worker pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from engine.api import Chat, Delta, EngineStats, Event, Failed, ModelInfo, Request, Status
+from engine.core.engine import Engine
+from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded
+from engine.sample.params import resolve_sampling
+from engine.service.stream import Stream
+from engine.settings import Settings
+from engine.slot import Slot, SlotStats
+from engine.speculate.resolve import resolve_speculate
+from engine.text.chat import ChatTemplate
+from engine.text.stream import TextStream
+from engine.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_RETRY_AFTER_S = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The text side of a loaded checkpoint."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+class ThreadEngine:
+    """Implements `engine.api.AsyncEngine`."""
+
+    def __init__(self, engine: Engine, text: Text, info: ModelInfo, settings: Settings) -> None:
+        self._engine = engine
+        self._text = text
+        self._info = info
+        self._settings = settings
+        self._status: Status = "ready"
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._streams: dict[str, Stream] = {}
+        self._n_preparing = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._idle = asyncio.Event()
+        self._stats = engine.stats()
+        self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    # --- the event loop's side ---
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    async def submit(self, request: Request) -> Stream:
+        """Check and admit a request. Raises `RequestError`, `Overloaded` or `EngineStopped`."""
+        self._check_open()
+        n_open = len(self._streams) + self._n_preparing
+        if n_open >= self._info.n_slots + self._settings.max_queue:
+            raise Overloaded(n_open - self._info.n_slots, _RETRY_AFTER_S)
+        self._loop = asyncio.get_running_loop()
+        self._n_preparing += 1
+        try:
+            admitted_s = time.perf_counter()
+            token_ids = await self._in_worker(lambda: self._prompt_ids(request))
+            new_slot = self._new_slot(request, token_ids, admitted_s)
+        finally:
+            self._n_preparing -= 1
+        self._check_open()
+        stream = Stream(len(token_ids), lambda: self._cancel(request.id))
+        self._streams[request.id] = stream
+        self._inbox.put(lambda: self._engine.add(request.id, new_slot))
+        return stream
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return await self._in_worker(lambda: self._text.tokenizer.encode(
+            text, add_special=add_special, parse_special=parse_special))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return await self._in_worker(lambda: self._text.tokenizer.decode(token_ids, skip_special=False))
+
+    async def render(self, chat: Chat) -> str:
+        return await self._in_worker(lambda: self._template().render(chat))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let the others finish, fail what is left after `timeout_s`."""
+        if self._status == "ready":
+            self._status = "draining"
+        self._idle.clear()
+        if self._streams:
+            try:
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+            except TimeoutError:
+                self._fail_all(EngineStopped("the server is shutting down"))
+
+    async def close(self) -> None:
+        """Stop the thread. Requests that are still open fail."""
+        self._status = "draining" if self._status == "ready" else self._status
+        self._fail_all(EngineStopped("the server is shutting down"))
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._workers.shutdown(wait=False)
+
+    def _check_open(self) -> None:
+        if self._status != "ready":
+            raise EngineStopped("the server is shutting down" if self._status == "draining"
+                                else "the engine has failed; its log says why")
+
+    async def _in_worker(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    def _cancel(self, request_id: str) -> None:
+        if self._streams.pop(request_id, None) is not None:
+            self._inbox.put(lambda: self._engine.cancel(request_id))
+            self._note_idle()
+
+    def _fail_all(self, error: EngineStopped) -> None:
+        for request_id, stream in list(self._streams.items()):
+            stream.push(Failed(error))
+            self._cancel(request_id)
+
+    def _note_idle(self) -> None:
+        if not self._streams:
+            self._idle.set()
+
+    def _deliver(self, events: Sequence[tuple[str, Event]]) -> None:
+        """Hand a step's events to their streams. A cancelled request has none any more."""
+        for request_id, event in events:
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue
+            stream.push(event)
+            if not isinstance(event, Delta):
+                del self._streams[request_id]
+        self._note_idle()
+
+    def _fail(self, cause: Exception) -> None:
+        self._status = "failed"
+        self._fail_all(EngineStopped(f"the engine has failed: {type(cause).__name__}"))
+
+    # --- preparing a request, on a worker ---
+
+    def _template(self) -> ChatTemplate:
+        if self._text.template is None:
+            raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
+        return self._text.template
+
+    def _prompt_ids(self, request: Request) -> list[int]:
+        prompt, tokenizer = request.prompt, self._text.tokenizer
+        if isinstance(prompt, Chat):
+            token_ids = self._template().encode(prompt, tokenizer)
+        elif isinstance(prompt, str):
+            token_ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
+        else:
+            token_ids = list(prompt)
+            for token_id in token_ids:
+                if not 0 <= token_id < self._info.vocab_size:
+                    raise InvalidRequest("prompt", f"token {token_id} is not in the vocabulary of"
+                                         f" {self._info.vocab_size}")
+        if not token_ids:
+            raise InvalidRequest("prompt", "is empty")
+        if len(token_ids) >= self._info.n_ctx:
+            raise ContextTooLong(len(token_ids), self._info.n_ctx)
+        return token_ids
+
+    def _new_slot(self, request: Request, token_ids: list[int], admitted_s: float) -> Callable[[int], Slot]:
+        """Resolve the request's parameters now, so that a bad one is refused before it waits."""
+        tokenizer, n_ctx = self._text.tokenizer, self._info.n_ctx
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise InvalidRequest("max_tokens", f"{request.max_tokens} is less than 1")
+        defaults: Mapping[str, float | int] = self._info.sampling_defaults
+        sampling = resolve_sampling(request.sampling, defaults, sorted(tokenizer.eos_ids), self._info.vocab_size)
+        speculate = resolve_speculate(self._settings, self._info.drafters, request.speculate)
+        n_limit = n_ctx if request.max_tokens is None else min(n_ctx, len(token_ids) + request.max_tokens)
+
+        def new_slot(slot_id: int) -> Slot:
+            text = TextStream(tokenizer, token_ids, request.stop)
+            stats = SlotStats(admitted_s=admitted_s, histogram=[0] * (speculate.n_max + 1))
+            return Slot(slot_id, request, list(token_ids), len(token_ids), n_limit, sampling, speculate, text,
+                        stats=stats)
+
+        return new_slot
+
+    # --- the engine's thread ---
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                events = self._engine.step()
+                self._stats = self._engine.stats()
+                self._post(lambda events=events: self._deliver(events))
+        except Exception as cause:  # noqa: BLE001  whatever it was, waiting clients must be told
+            log.exception("the engine has stopped")
+            self._post(lambda cause=cause: self._fail(cause))
+
+    def _take_commands(self) -> bool:
+        """Run what waits in the inbox; sleep while there is nothing to compute. False ends the thread."""
+        while True:
+            try:
+                command = self._inbox.get(block=not self._engine.busy)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+            if not self._engine.busy:
+                self._stats = self._engine.stats()
+
+    def _post(self, call: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(call)

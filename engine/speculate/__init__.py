@@ -1,0 +1,1 @@
+"""Drafters, the chain that asks them, how long their drafts are, and the verification of what they guess."""

@@ -1,0 +1,193 @@
+"""Conversations -> text and token ids by the checkpoint's chat template.
+
+Special tokens written by the template are control tokens; the same characters in a message, a tool or a keyword
+are plain text (control.py says how).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.api import Chat
+from engine.errors import InvalidRequest, LoadError, Unsupported
+from engine.text.control import Breaker, free_marks
+from engine.text.json_file import read_object
+from engine.text.template import compile_template, render
+from engine.text.tokenizer import Tokenizer
+
+# Some templates build control tokens out of the role, so it may not be any word.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+# The same field under the names that different templates read, the standard one first.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+RESERVED = ("messages", "add_generation_prompt", "continue_final_message")
+PROBE = "aSlotForText"
+
+
+class ChatTemplate:
+    """The chat templates of one checkpoint. Safe to use from several threads."""
+
+    def __init__(self, sources: Mapping[str, str], tokenizer: Tokenizer, where: str) -> None:
+        """sources: template by name; "default" is the one used, "tool_use" if there are tools."""
+        if "default" not in sources:
+            raise LoadError(f"{where}: no chat template is named default, only {', '.join(sources)}")
+        self.source = sources["default"]
+        self.tokenizer = tokenizer
+        self._templates = {name: compile_template(source, where) for name, source in sources.items()}
+        self._breaker = Breaker(tokenizer)
+        as_text, as_parts = self._probe(PROBE), self._probe([{"type": "text", "text": PROBE}])
+        self._takes_parts = as_parts is not None and (as_parts == as_text or as_text is None)
+        self._takes_text = as_text is not None or not self._takes_parts
+
+    def _probe(self, content: Any) -> str | None:
+        """What the default template makes of a content, or None if the text in it does not come out."""
+        try:
+            text = render(self._templates["default"], self._variables([{"role": "user", "content": content}], {}))
+        except InvalidRequest:
+            return None
+        return text if PROBE in text else None
+
+    def render(self, chat: Chat) -> str:
+        """The conversation as the template writes it. Raises `InvalidRequest` if the template refuses."""
+        text, mark = self._render(chat)
+        return text.replace(mark, "")
+
+    def encode(self, chat: Chat) -> list[int]:
+        """The conversation's token ids. Raises `InvalidRequest` if the template refuses."""
+        text, mark = self._render(chat)
+        return self._breaker.encode(text, mark)
+
+    def _render(self, chat: Chat) -> tuple[str, str]:
+        """The rendered text with breaks in it, and the character that is the break."""
+        for name in RESERVED:
+            if name in chat.template_kwargs:
+                raise InvalidRequest("chat_template_kwargs", f"{name} has a field of its own")
+        try:
+            mark, end = free_marks([list(chat.messages), chat.template_kwargs])
+            messages = [self._message(one, i) for i, one in enumerate(chat.messages)]
+            messages = self._breaker.guard(messages, mark)
+            keywords = self._breaker.guard(dict(chat.template_kwargs), mark)
+        except RecursionError:
+            raise InvalidRequest("messages", "nested too deeply") from None
+        if chat.continue_final_message:
+            if chat.add_generation_prompt:
+                raise InvalidRequest("continue_final_message", "excludes add_generation_prompt")
+            tag_last(messages, end)
+        name = "tool_use" if keywords.get("tools") and "tool_use" in self._templates else "default"
+        variables = self._variables(messages, keywords)
+        text = render(self._templates[name], {**variables, "add_generation_prompt": chat.add_generation_prompt})
+        return (cut_at(text, end) if chat.continue_final_message else text), mark
+
+    def _variables(self, messages: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """All that a template sees, but for `add_generation_prompt`."""
+        fixed = {"tools": None, "documents": None, **self.tokenizer.special_tokens}
+        return {**fixed, **keywords, "messages": messages}
+
+    def _message(self, message: Mapping[str, Any], index: int) -> dict[str, Any]:
+        """A message in the form the template takes."""
+        where = f"messages[{index}]"
+        role = message.get("role")
+        if role not in ROLES:
+            raise InvalidRequest(f"{where}.role", f"must be one of {', '.join(ROLES)}")
+        made = dict(message)
+        if role == "developer" and "developer" not in self.source:
+            made["role"] = "system"
+        if "content" in made:
+            made["content"] = self._content(made["content"], f"{where}.content")
+        if made.get("tool_calls"):
+            made["tool_calls"] = [parse_arguments(one, f"{where}.tool_calls") for one in made["tool_calls"]]
+        thoughts = next((made[name] for name in REASONING if made.get(name) is not None), None)
+        return made if thoughts is None else {"thinking": thoughts, **made, "reasoning_content": thoughts}
+
+    def _content(self, content: Any, where: str) -> Any:
+        """A content as text or as parts, whichever the template takes."""
+        if content is None:
+            return None
+        if isinstance(content, str):
+            return content if self._takes_text else [{"type": "text", "text": content}]
+        if not isinstance(content, list | tuple):
+            raise InvalidRequest(where, "must be a string or a list of parts")
+        texts = [part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
+        if self._takes_parts:
+            return [{"type": "text", "text": text} for text in texts]
+        return "\n".join(texts)
+
+
+def part_text(part: Any, where: str) -> str:
+    """The text of one content part. Raises `Unsupported` for a part that is not text."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind != "text":
+        raise Unsupported(where, f"only text parts are supported, not {kind}")
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequest(f"{where}.text", "must be a string")
+    text: str = part["text"]
+    return text
+
+
+def parse_arguments(call: Any, where: str) -> Any:
+    """A tool call with its arguments as an object: clients send JSON text, templates index into it."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        raise InvalidRequest(where, "function.arguments is not JSON") from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def tag_last(messages: Sequence[Any], end: str) -> None:
+    """Put the end character and a space behind the last message's text, in place."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, str):
+        messages[-1]["content"] = f"{content}{end} "
+    elif isinstance(content, list) and content:
+        content[-1] = {**content[-1], "text": f"{content[-1]['text']}{end} "}
+    else:
+        raise InvalidRequest("continue_final_message", "the last message has no text to continue")
+
+
+def cut_at(text: str, end: str) -> str:
+    """The text up to the end character; without trailing space if the template trims its messages."""
+    start = text.rfind(end)
+    if start < 0:
+        raise InvalidRequest("continue_final_message", "the chat template drops the end of the last message")
+    return text[:start] if text[start + 1 : start + 2] == " " else text[:start].rstrip()
+
+
+def load_chat_template(folder: Path | str, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The chat templates in a checkpoint folder, or None if there is none. Raises `LoadError` for a broken one.
+
+    chat_template.jinja overrides tokenizer_config.json, where it is one template or a list of named ones;
+    additional_chat_templates/*.jinja are named by their files.
+    """
+    folder = Path(folder)
+    config = folder / "tokenizer_config.json"
+    sources = named_sources(read_object(config).get("chat_template"), config)
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {one.stem: one for one in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    for name, path in files.items():
+        try:
+            sources[name] = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise LoadError(f"{path}: not readable ({error})") from None
+    return ChatTemplate(sources, tokenizer, str(folder)) if sources else None
+
+
+def named_sources(given: Any, path: Path) -> dict[str, str]:
+    """Templates by name from tokenizer_config.json's `chat_template`."""
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return {"default": given}
+    try:
+        named = {one["name"]: one["template"] for one in given}
+    except (TypeError, KeyError):
+        named = {}
+    if not named or not all(isinstance(text, str) for pair in named.items() for text in pair):
+        raise LoadError(f"{path}: chat_template is neither a template nor a list of named ones")
+    return named

@@ -1,0 +1,128 @@
+"""Text <-> token ids through the checkpoint's tokenizer.json.
+
+Two copies of the tokenizer are held: whether special tokens in a text become control tokens is a switch of the
+whole object, and requests are tokenised on several threads at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as HFTokenizer
+
+from engine.errors import DraftMismatch, InvalidRequest, LoadError
+from engine.text.json_file import read_object
+
+# A draft may lack (or add) this many ids at the end of the vocabulary: added tokens differ between sizes of a family.
+SIZE_SLACK = 128
+
+
+def stop_ids(folder: Path) -> frozenset[int]:
+    """Ids that end a text: the union of config.json's and generation_config.json's `eos_token_id`."""
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        value = read_object(folder / name).get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        for one in ids:
+            if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+                raise LoadError(f"{folder / name}: eos_token_id = {json.dumps(value)}: must be token ids")
+            found.add(one)
+    return frozenset(found)
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint. Safe to use from several threads."""
+
+    def __init__(self, folder: Path | str) -> None:
+        """Read the tokenizer's files in a checkpoint folder. Raises `LoadError`."""
+        folder = Path(folder)
+        self.backend = self._open(folder)
+        self._literal = self._open(folder)
+        self._literal.encode_special_tokens = True
+        self.special_tokens = read_special_tokens(folder)  # name, as in "eos_token" -> text
+        added = self.backend.get_added_tokens_decoder()
+        self.control_ids: Mapping[str, int] = {one.content: i for i, one in added.items() if one.special}
+        ids = self.backend.get_vocab(with_added_tokens=True).values()
+        self.vocab_size = max(ids, default=-1) + 1  # ids the tokenizer can produce are below it
+        if self.vocab_size == 0:
+            raise LoadError(f"{folder / 'tokenizer.json'}: the vocabulary is empty")
+        own = self.special_id("eos_token")
+        self.eos_ids = stop_ids(folder) | (frozenset() if own is None else frozenset({own}))
+        self.bos_id = self.special_id("bos_token")
+
+    @staticmethod
+    def _open(folder: Path) -> HFTokenizer:
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise LoadError(f"{path}: no such file; transformers' AutoTokenizer.from_pretrained(folder)"
+                            ".save_pretrained(folder) writes it from older formats")
+        try:
+            tokenizer = HFTokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception for every fault of the file
+            raise LoadError(f"{path}: not a readable tokenizer ({error})") from None
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        add_special: add what the tokenizer puts around every text, for instance the begin token.
+        parse_special: whether special tokens written in the text become control tokens or stay plain text.
+        Raises `InvalidRequest` for text that is not valid Unicode.
+        """
+        backend = self.backend if parse_special else self._literal
+        try:
+            ids = backend.encode(text, add_special_tokens=add_special).ids
+        except (UnicodeEncodeError, TypeError):
+            raise InvalidRequest("prompt", "the text holds a lone surrogate and is not valid Unicode") from None
+        return list(ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of token ids; ids past the vocabulary have none."""
+        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special)
+
+    def token(self, token_id: int) -> str | None:
+        """How the vocabulary writes one token, or None if there is no such id."""
+        return self.backend.id_to_token(token_id)
+
+    def special_id(self, name: str) -> int | None:
+        """The id of a named special token, as in "bos_token", or None."""
+        text = self.special_tokens.get(name)
+        return None if text is None else self.backend.token_to_id(text)
+
+
+def read_special_tokens(folder: Path) -> dict[str, str]:
+    """Named special tokens of tokenizer_config.json, or of the older special_tokens_map.json."""
+    found: dict[str, str] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        for name, value in read_object(folder / file).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(text, str):
+                found[name] = text
+    return found
+
+
+def same_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
+    """How many leading ids mean the same token in both. Raises `DraftMismatch` naming the first that does not.
+
+    Tokenizers are compared, not the padded sizes of the matrices. The draft must not propose ids past the
+    result, nor be fed ids past its own embedding.
+    """
+    shared = min(target.vocab_size, draft.vocab_size)
+    if abs(target.vocab_size - draft.vocab_size) > SIZE_SLACK:
+        raise DraftMismatch(f"the target's vocabulary has {target.vocab_size} tokens, the draft's"
+                            f" {draft.vocab_size}; at most {SIZE_SLACK} may differ")
+    ours, theirs = (by_id(one) for one in (target, draft))
+    for token_id in range(shared):
+        if ours.get(token_id) != theirs.get(token_id):
+            raise DraftMismatch(f"token {token_id} is {ours.get(token_id)!r} in the target's vocabulary and"
+                                f" {theirs.get(token_id)!r} in the draft's")
+    return shared
+
+
+def by_id(tokenizer: Tokenizer) -> dict[int, str]:
+    """The whole vocabulary, id -> token."""
+    return {i: token for token, i in tokenizer.backend.get_vocab(with_added_tokens=True).items()}

@@ -1,0 +1,154 @@
+"""Safetensors files -> tensors of a network; every tensor is used exactly once, or the load is refused.
+
+Nothing is ever unpickled: `.bin` and `.pt` checkpoints are refused with a hint how to convert them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
+from engine.text.json_file import read_object
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+STORED_DTYPES = ("BF16", "F16", "F32", "F64")
+# Tensors that old files carry although they are computed from the config.
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
+# A folder of another model misses every tensor; stop after this many.
+N_MISSING_MAX = 64
+
+
+class Weights:
+    """The tensors of one checkpoint folder, handed out by name; then `finish` settles the account."""
+
+    def __init__(self, folder: Path | str, dtype: torch.dtype, device: torch.device) -> None:
+        """Open the folder's files. Raises `LoadError` naming the file that is not there or not readable."""
+        self.folder = Path(folder)
+        self.dtype = dtype
+        self.device = device
+        self.n_params = 0  # of the tensors handed out
+        self._files: dict[str, Any] = {}  # file name -> open handle
+        self._file_of = self._list_tensors()  # tensor name -> file name
+        self._unused = {name for name in self._file_of if not name.endswith(IGNORED_SUFFIXES)}
+        self._missing: list[str] = []
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+        """A fresh copy of a tensor in the run's dtype on its device; each name may be taken once.
+
+        A missing one comes as zeros, so that `finish` can name all that are missing. Raises `LoadError` for
+        another shape and `UnsupportedModel` for a dtype of quantised weights.
+        """
+        if name not in self._file_of:
+            self._missing.append(name)
+            if len(self._missing) >= N_MISSING_MAX:
+                self.finish()
+            return torch.zeros(tuple(shape), dtype=self.dtype, device=self.device)
+        self._unused.remove(name)
+        file = self._file_of[name]
+        stored = self._read(file, name, shape)
+        self.n_params += stored.numel()
+        tensor = stored.to(device=self.device, dtype=self.dtype, copy=True)  # the file may change under a mapping
+        if self.dtype == torch.float16 and not bool(torch.isfinite(tensor).all()):
+            raise LoadError(f"{self.folder / file}: tensor {name} does not fit float16; use another --dtype")
+        return tensor
+
+    def drop_copy(self, name: str, original: Tensor) -> None:
+        """Count a tensor as used if the files hold it and it only repeats `original`."""
+        if name not in self._file_of:
+            return
+        stored = self._read(self._file_of[name], name, original.shape)
+        if torch.equal(stored.to(device=self.device, dtype=self.dtype), original):
+            self._unused.remove(name)
+
+    def finish(self) -> None:
+        """Close the files. Raises `CheckpointMismatch` naming tensors that were missing or not used."""
+        self._files.clear()
+        if self._missing or self._unused:
+            raise CheckpointMismatch(str(self.folder), sorted(self._missing), sorted(self._unused))
+
+    def _read(self, file: str, name: str, shape: Sequence[int]) -> Tensor:
+        """The tensor as stored, mapped from its file."""
+        handle = self._files[file]
+        view = handle.get_slice(name)
+        if view.get_dtype() not in STORED_DTYPES:
+            raise UnsupportedModel(f"{self.folder / file}: tensor {name} has dtype {view.get_dtype()};"
+                                   f" quantised weights are not supported, only {', '.join(STORED_DTYPES)}")
+        if tuple(view.get_shape()) != tuple(shape):
+            raise LoadError(f"{self.folder / file}: tensor {name} has shape {list(view.get_shape())},"
+                            f" the config asks for {list(shape)}")
+        tensor: Tensor = handle.get_tensor(name)
+        return tensor
+
+    def _list_tensors(self) -> dict[str, str]:
+        """Tensor name -> file name, by the index if there is one; opens every file named."""
+        index = self.folder / INDEX
+        if not index.exists():
+            if not (self.folder / SINGLE).exists():
+                raise LoadError(self._nothing_to_read())
+            return dict.fromkeys(self._open(SINGLE), SINGLE)
+        file_of = read_object(index).get("weight_map")
+        if not isinstance(file_of, dict) or not file_of:
+            raise LoadError(f"{index}: weight_map is not an object of tensor names")
+        for name, file in file_of.items():
+            if not isinstance(file, str) or Path(file).name != file or "\\" in file:
+                raise LoadError(f"{index}: tensor {name} is said to be in {json.dumps(file)};"
+                                " a file must lie in the folder itself")
+        for file in sorted(set(file_of.values())):
+            held = self._open(file)
+            absent = sorted(name for name, where in file_of.items() if where == file and name not in held)
+            if absent:
+                raise LoadError(f"{self.folder / file}: has no tensor {absent[0]}, although {INDEX} says so")
+        return file_of
+
+    def _open(self, file: str) -> set[str]:
+        """Open one file and return the names of its tensors."""
+        path = self.folder / file
+        try:
+            # The files are mapped into host memory, from where each tensor is copied to its device.
+            handle = self._files[file] = safe_open(path, framework="pt", device="cpu")
+            return set(handle.keys())
+        except FileNotFoundError:
+            raise LoadError(f"{path}: no such file") from None
+        except (SafetensorError, OSError, ValueError) as error:
+            raise LoadError(f"{path}: {fault(path)} ({error})") from None
+
+    def _nothing_to_read(self) -> str:
+        """Why the folder holds no weights, with a hint if another format is there."""
+        if not self.folder.is_dir():
+            return f"{self.folder}: no such folder"
+        pickled = sorted(one.name for one in self.folder.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
+        if pickled:
+            return (f"{self.folder / pickled[0]}: only safetensors are read, pickled files can run any code;"
+                    " convert it with transformers: AutoModelForCausalLM.from_pretrained(folder)"
+                    ".save_pretrained(new_folder)")
+        return f"{self.folder}: neither {SINGLE} nor {INDEX} is there"
+
+
+def fault(path: Path) -> str:
+    """What is wrong with a safetensors file that cannot be opened; names the first tensor that is cut off."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            (n_header,) = struct.unpack("<Q", file.read(8))
+            if n_header > size - 8:
+                return f"truncated: the header has {n_header} bytes, the file {size}"
+            header = json.loads(file.read(n_header))
+        for name, entry in sorted(header.items(), key=lambda item: item[1].get("data_offsets", [0, 0])[1]):
+            end = 8 + n_header + entry.get("data_offsets", [0, 0])[1]
+            if end > size:
+                return f"truncated: tensor {name} ends at byte {end}, the file has {size}"
+    except (OSError, ValueError, struct.error, AttributeError, TypeError, IndexError, RecursionError):
+        return "not a safetensors file, its header is not readable"
+    return "not a valid safetensors file"

@@ -1,0 +1,103 @@
+"""Tiny random checkpoints on disk, written by transformers itself so that the format is real.
+
+Default initialisation makes attention nearly uniform and hides wrong positions and missed norms; matrices are
+therefore scaled up and every norm weight and bias gets noise.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SENTENCES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "def add(left, right):\n    return left + right\n",
+    "A slot holds one sequence; a span is its tokens in one pass.",
+    "for number in range(10):\n    print(number, number * number)\n",
+    "What is the answer? The answer is forty-two, said the user to the assistant of the system.",
+    "Größe, 漢字 and 😀 are longer than one byte.",
+)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": [2, 0],
+    "pad_token_id": 0,
+}
+# The original context of 64 makes all three branches of llama3's scaling matter.
+LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, {"head_dim": 16, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3_ROPE,
+                            "tie_word_embeddings": False}),
+    "qwen2": (Qwen2Config, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+                            "tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+                            "tie_word_embeddings": True}),
+}
+
+
+def tiny_checkpoint(family: str, folder: Path, *, seed: int = 0, vocab: int = 384,
+                    dtype: torch.dtype = torch.float32, changes: Mapping[str, Any] | None = None) -> Path:
+    """Write a random checkpoint of a family with tokenizer and chat template; returns its folder.
+
+    vocab: rows of the embedding, at least the tokenizer's 384 tokens. changes: config fields to set otherwise.
+    """
+    config_class, own = FAMILIES[family]
+    config = config_class(**{**SHAPE, **own, "vocab_size": vocab, **(changes or {})})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4.0)
+            else:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    model.to(dtype).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Train a byte-level BPE of 384 tokens on the sentences and write it with its chat template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=384, special_tokens=list(CONTROL), show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, "bos_token": None,
+        "eos_token": CONTROL[2], "pad_token": CONTROL[0], "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def noised_copy(path: Path, folder: Path, sigma: float, *, seed: int = 1) -> Path:
+    """A copy whose matrices got relative noise `sigma`: a draft that agrees with the original in part."""
+    shutil.copytree(path, folder, dirs_exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if weight.dim() > 1:
+            noise = torch.randn(weight.shape, generator=generator) * weight.float().std()
+            weights[name] = (weight.float() + sigma * noise).to(weight.dtype)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
