@@ -40,8 +40,9 @@ class Batch:
     logit_index: Tensor  # [n_logits] int64: rows whose logits are wanted
 
     @classmethod
-    def build(cls, spans: Sequence[Span], tables: Sequence[Sequence[int]], page_size: int,
-              device: torch.device) -> Batch:
+    def build(
+        cls, spans: Sequence[Span], tables: Sequence[Sequence[int]], page_size: int, device: torch.device
+    ) -> Batch:
         """`tables[i]` is the page table of span i's slot; it covers the span's last position."""
         lengths = np.array([len(span.token_ids) for span in spans], dtype=np.int64)
         past = np.array([span.n_past for span in spans], dtype=np.int64)

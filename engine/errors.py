@@ -82,8 +82,11 @@ class CheckpointMismatch(LoadError):
     """Tensors of the checkpoint and of the network do not pair up one to one."""
 
     def __init__(self, path: str, missing: Sequence[str], unused: Sequence[str]) -> None:
-        parts = [f"{what} {', '.join(list(names)[:8])}{' …' if len(names) > 8 else ''}"
-                 for what, names in (("missing:", missing), ("unused:", unused)) if names]
+        parts = [
+            f"{what} {', '.join(list(names)[:8])}{' …' if len(names) > 8 else ''}"
+            for what, names in (("missing:", missing), ("unused:", unused))
+            if names
+        ]
         super().__init__(f"{path}: {'; '.join(parts)}")
         self.missing = tuple(missing)
         self.unused = tuple(unused)

@@ -11,11 +11,19 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 
-def setting(default: Any, meaning: str, *flags: str, least: float | None = None, most: float | None = None,
-            choices: tuple[str, ...] = ()) -> Any:
+def setting(
+    default: Any,
+    meaning: str,
+    *flags: str,
+    least: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
     """A dataclass field whose first long flag is its name; further `flags` are aliases (llama.cpp's names)."""
-    return field(default=default, metadata={
-        "meaning": meaning, "flags": flags, "least": least, "most": most, "choices": choices})
+    return field(
+        default=default,
+        metadata={"meaning": meaning, "flags": flags, "least": least, "most": most, "choices": choices},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,43 +33,85 @@ class Settings:
     # model
     model: str = setting("", "model folder (HF safetensors) or hub name org/name", "-m", "--hf-repo", "-hf")
     model_draft: str | None = setting(
-        None, "draft model folder or hub name; its kind is inferred unless --spec-type is given",
-        "-md", "--spec-draft-model", "-hfd", "--hf-repo-draft")
+        None,
+        "draft model folder or hub name; its kind is inferred unless --spec-type is given",
+        "-md",
+        "--spec-draft-model",
+        "-hfd",
+        "--hf-repo-draft",
+    )
     alias: str | None = setting(None, "model name shown to clients; the folder's name by default", "-a")
     device: str = setting("auto", "cpu, cuda, cuda:N or auto", "-dev")
-    device_draft: str | None = setting(None, "device of the draft model; the target's by default",
-                                       "-devd", "--spec-draft-device")
-    dtype: str = setting("auto", "arithmetic type of the weights; auto takes the checkpoint's",
-                         choices=("auto", "float32", "bfloat16", "float16"))
-    threads: int | None = setting(None, "CPU threads of the engine; all cores by default", "-t", least=1, most=1024)
+    device_draft: str | None = setting(
+        None, "device of the draft model; the target's by default", "-devd", "--spec-draft-device"
+    )
+    dtype: str = setting(
+        "auto",
+        "arithmetic type of the weights; auto takes the checkpoint's",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    threads: int | None = setting(
+        None, "CPU threads of the engine; all cores by default", "-t", least=1, most=1024
+    )
 
     # speculation
     spec_type: str | None = setting(
-        None, "comma list of drafters in order: draft-model, ngram-simple; none; auto picks what is loaded")
-    draft_max: int = setting(16, "most tokens drafted for a slot in a step; 0 is plain decoding",
-                             "--spec-draft-n-max", "--draft", "--draft-n", least=0, most=64)
-    draft_min: int = setting(0, "drafts shorter than this are thrown away",
-                             "--spec-draft-n-min", "--draft-n-min", least=0, most=64)
-    draft_p_min: float = setting(0.0, "a model drafter stops where its own probability is below this",
-                                 "--spec-draft-p-min", least=0.0, most=1.0)
-    spec_adaptive: bool = setting(True, "fit draft lengths to measured acceptance and cost")
-    ngram_size_n: int = setting(12, "ngram-simple: tokens that must match",
-                                "--spec-ngram-simple-size-n", "--spec-ngram-size-n", least=1, most=1024)
-    ngram_size_m: int = setting(48, "ngram-simple: most tokens copied after a match",
-                                "--spec-ngram-simple-size-m", "--spec-ngram-size-m", least=1, most=1024)
+        None, "comma list of drafters in order: draft-model, ngram-simple; none; auto picks what is loaded"
+    )
+    draft_max: int = setting(
+        16,
+        "most tokens drafted for a slot in a step; 0 is plain decoding",
+        "--spec-draft-n-max",
+        "--draft",
+        "--draft-n",
+        least=0,
+        most=64,
+    )
+    draft_min: int = setting(
+        0, "drafts shorter than this are thrown away", "--spec-draft-n-min", "--draft-n-min", least=0, most=64
+    )
+    draft_p_min: float = setting(
+        0.0,
+        "a model drafter stops where its own probability is below this",
+        "--spec-draft-p-min",
+        least=0.0,
+        most=1.0,
+    )
+    spec_adaptive: bool = setting(default=True, meaning="fit draft lengths to measured acceptance and cost")
+    ngram_size_n: int = setting(
+        12,
+        "ngram-simple: tokens that must match",
+        "--spec-ngram-simple-size-n",
+        "--spec-ngram-size-n",
+        least=1,
+        most=1024,
+    )
+    ngram_size_m: int = setting(
+        48,
+        "ngram-simple: most tokens copied after a match",
+        "--spec-ngram-simple-size-m",
+        "--spec-ngram-size-m",
+        least=1,
+        most=1024,
+    )
 
     # capacity
-    ctx_size: int | None = setting(None, "most tokens of one sequence; the model's limit or what fits by default",
-                                   "-c", least=8)
+    ctx_size: int | None = setting(
+        None, "most tokens of one sequence; the model's limit or what fits by default", "-c", least=8
+    )
     cache_size: int | None = setting(None, "MiB for cached keys and values, shared by all slots", least=1)
     parallel: int = setting(4, "slots: requests computed at the same time", "-np", least=1, most=256)
-    batch_size: int | None = setting(None, "rows of one pass: 2048 on CUDA, 128 on CPU by default", "-b",
-                                     least=1, most=65536)
-    max_queue: int = setting(64, "requests that may wait for a slot; more are answered 429", least=0, most=100000)
+    batch_size: int | None = setting(
+        None, "rows of one pass: 2048 on CUDA, 128 on CPU by default", "-b", least=1, most=65536
+    )
+    max_queue: int = setting(
+        64, "requests that may wait for a slot; more are answered 429", least=0, most=100000
+    )
 
     # sampling defaults: None falls back to the checkpoint's generation_config, then to OpenAI's values
-    seed: int | None = setting(None, "seed of requests that bring none; drawn at random by default", "-s",
-                               least=0, most=2**64 - 1)
+    seed: int | None = setting(
+        None, "seed of requests that bring none; drawn at random by default", "-s", least=0, most=2**64 - 1
+    )
     temperature: float | None = setting(None, "default temperature", "--temp", least=0.0, most=100.0)
     top_k: int | None = setting(None, "default top_k; 0 is off", least=0)
     top_p: float | None = setting(None, "default top_p; 1 is off", least=0.0, most=1.0)
@@ -72,8 +122,10 @@ class Settings:
     port: int = setting(8080, "port to listen on; 0 takes a free one", least=0, most=65535)
     api_key: str | None = setting(None, "comma list of accepted keys; none means no check")
     max_body: int = setting(16, "MiB a request body may have", least=1, most=1024)
-    shutdown_timeout: float = setting(30.0, "seconds running requests may take after SIGTERM", least=0, most=3600)
-    strict_api: bool = setting(False, "answer 400 to request fields that are not known")
+    shutdown_timeout: float = setting(
+        30.0, "seconds running requests may take after SIGTERM", least=0, most=3600
+    )
+    strict_api: bool = setting(default=False, meaning="answer 400 to request fields that are not known")
     log_level: str = setting("info", "how much to log", choices=("debug", "info", "warning", "error"))
 
 

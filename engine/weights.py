@@ -6,6 +6,7 @@ Nothing is ever unpickled: `.bin` and `.pt` checkpoints are refused with a hint 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from engine.text.json_file import read_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+SHARD = re.compile(r"[^/\\\0]*\.safetensors")
 STORED_DTYPES = ("BF16", "F16", "F32", "F64")
 # Tensors that old files carry although they are computed from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
@@ -59,7 +61,9 @@ class Weights:
         file = self._file_of[name]
         stored = self._read(file, name, shape)
         self.n_params += stored.numel()
-        tensor = stored.to(device=self.device, dtype=self.dtype, copy=True)  # the file may change under a mapping
+        tensor = stored.to(
+            device=self.device, dtype=self.dtype, copy=True
+        )  # the file may change under a mapping
         if self.dtype == torch.float16 and not bool(torch.isfinite(tensor).all()):
             raise LoadError(f"{self.folder / file}: tensor {name} does not fit float16; use another --dtype")
         return tensor
@@ -83,11 +87,15 @@ class Weights:
         handle = self._files[file]
         view = handle.get_slice(name)
         if view.get_dtype() not in STORED_DTYPES:
-            raise UnsupportedModel(f"{self.folder / file}: tensor {name} has dtype {view.get_dtype()};"
-                                   f" quantised weights are not supported, only {', '.join(STORED_DTYPES)}")
+            raise UnsupportedModel(
+                f"{self.folder / file}: tensor {name} has dtype {view.get_dtype()};"
+                f" quantised weights are not supported, only {', '.join(STORED_DTYPES)}"
+            )
         if tuple(view.get_shape()) != tuple(shape):
-            raise LoadError(f"{self.folder / file}: tensor {name} has shape {list(view.get_shape())},"
-                            f" the config asks for {list(shape)}")
+            raise LoadError(
+                f"{self.folder / file}: tensor {name} has shape {list(view.get_shape())},"
+                f" the config asks for {list(shape)}"
+            )
         tensor: Tensor = handle.get_tensor(name)
         return tensor
 
@@ -102,9 +110,11 @@ class Weights:
         if not isinstance(file_of, dict) or not file_of:
             raise LoadError(f"{index}: weight_map is not an object of tensor names")
         for name, file in file_of.items():
-            if not isinstance(file, str) or Path(file).name != file or "\\" in file:
-                raise LoadError(f"{index}: tensor {name} is said to be in {json.dumps(file)};"
-                                " a file must lie in the folder itself")
+            if not isinstance(file, str) or not SHARD.fullmatch(file):
+                raise LoadError(
+                    f"{index}: tensor {name} is said to be in {json.dumps(file)};"
+                    " it must be a .safetensors file in the folder itself"
+                )
         for file in sorted(set(file_of.values())):
             held = self._open(file)
             absent = sorted(name for name, where in file_of.items() if where == file and name not in held)
@@ -118,7 +128,7 @@ class Weights:
         try:
             # The files are mapped into host memory, from where each tensor is copied to its device.
             handle = self._files[file] = safe_open(path, framework="pt", device="cpu")
-            return set(handle.keys())
+            return set(handle.keys())  # type: ignore[no-untyped-call]
         except FileNotFoundError:
             raise LoadError(f"{path}: no such file") from None
         except (SafetensorError, OSError, ValueError) as error:
@@ -130,9 +140,11 @@ class Weights:
             return f"{self.folder}: no such folder"
         pickled = sorted(one.name for one in self.folder.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
         if pickled:
-            return (f"{self.folder / pickled[0]}: only safetensors are read, pickled files can run any code;"
-                    " convert it with transformers: AutoModelForCausalLM.from_pretrained(folder)"
-                    ".save_pretrained(new_folder)")
+            return (
+                f"{self.folder / pickled[0]}: only safetensors are read, pickled files can run any code;"
+                " convert it with transformers: AutoModelForCausalLM.from_pretrained(folder)"
+                ".save_pretrained(new_folder)"
+            )
         return f"{self.folder}: neither {SINGLE} nor {INDEX} is there"
 
 

@@ -27,8 +27,9 @@ class KVStore:
     one page are contiguous, which is what a core reads at a time.
     """
 
-    def __init__(self, layers: list[FullKV], n_pages: int, page_size: int, dtype: torch.dtype,
-                 device: torch.device) -> None:
+    def __init__(
+        self, layers: list[FullKV], n_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         def empty(layer: FullKV) -> Tensor:
             shape = (n_pages, layer.n_kv_heads, page_size, layer.d_head)
             return torch.zeros(shape, dtype=dtype, device=device)

@@ -103,7 +103,9 @@ class PagePool:
             self._free.append(page_id)
 
 
-def prefix_keys(tokens: Sequence[int], page_size: int, salt: str, parent: bytes | None = None) -> Iterator[bytes]:
+def prefix_keys(
+    tokens: Sequence[int], page_size: int, salt: str, parent: bytes | None = None
+) -> Iterator[bytes]:
     """Chained SHA-256 keys of the full pages of `tokens`, which start where `parent` ends.
 
     A key stands for every token up to its page's end. It is salted per tenant, so that one API key cannot learn

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.api import Delta, DrafterCount, EngineStats, Event, Failed, SlotState
+from engine.api import DrafterCount, EngineStats, Event, Failed, SlotState
 from engine.batch import Batch, Span
 from engine.cache.cache import Cache
 from engine.core import forward, plan
@@ -55,9 +55,11 @@ class _Totals:
 class Engine:
     """Continuous batching over slots; speculation on every step that pays for it."""
 
-    def __init__(self, target: Network, cache: Cache, chain: Chain, lengths: Lengths, capacity: Capacity) -> None:
+    def __init__(
+        self, target: Network, cache: Cache, chain: Chain, lengths: Lengths, capacity: Capacity
+    ) -> None:
         self.capacity = capacity
-        self._target = target
+        self.target = target
         self._cache = cache
         self._chain = chain
         self._lengths = lengths
@@ -96,9 +98,8 @@ class Engine:
         if not works:
             return []
         started = time.perf_counter()
-        outcomes = forward.run(self._target, self._cache, works)
-        self._lengths.pass_cost.observe(sum(one.end - one.slot.n_past for one in works),
-                                        time.perf_counter() - started)
+        outcomes = forward.run(self.target, self._cache, works)
+        self._lengths.pass_cost.observe(sum(one.n_rows for one in works), time.perf_counter() - started)
         self._totals.n_steps += 1
         return self._settle(outcomes)
 
@@ -133,9 +134,9 @@ class Engine:
         for one in sorted(works, key=lambda one: one.slot.stats.started_s):
             if one.slot not in self._running:
                 continue  # preempted for an older slot a moment ago
-            while not self._cache.reserve(one.slot.id, forward.STORE, one.slot.n_past, one.end):
+            while not self._cache.reserve(one.slot.id, forward.STORE, one.start, one.end):
                 if one.draft:
-                    one = one.without_draft()  # noqa: PLW2901  the work shrinks until it fits
+                    one = one.without_draft()
                     continue
                 victim = self._running[-1]
                 self._preempt(victim)
@@ -166,8 +167,8 @@ class Engine:
             if isinstance(outcome, EngineError):
                 ended.append((slot, Failed(outcome)))
                 continue
-            n_past = slot.n_past + one.n_certain + outcome.n_accepted
-            self._totals.n_prompt += max(0, min(slot.n_prompt, n_past) - slot.n_past)
+            n_past = one.start + one.n_certain + outcome.n_accepted
+            self._totals.n_prompt += max(0, min(slot.n_prompt, n_past) - one.start)
             delta, ending = keep(slot, one.draft, outcome, self.capacity.eos_ids)
             slot.n_past = min(n_past, len(slot.tokens) - 1)
             self._cache.commit(slot.id, forward.STORE, slot.n_past)
@@ -175,7 +176,9 @@ class Engine:
                 self._count(slot, one, outcome, len(delta.token_ids))
                 events.append((slot.request.id, delta))
             if ending is Ending.BROKEN:
-                ended.append((slot, Failed(StepFailed("the model's output is not a number for this request"))))
+                ended.append(
+                    (slot, Failed(StepFailed("the model's output is not a number for this request")))
+                )
             elif ending is not None:
                 ended.append((slot, done(slot, ending)))
             kept.append(Kept(slot, one.draft, outcome.n_accepted))
@@ -216,8 +219,8 @@ class Engine:
             times = []
             for _ in range(n_repeats + 1):
                 started = time.perf_counter()
-                batch = Batch.build([span], [self._cache.table(0)], self._cache.page_size, self._target.device)
-                self._target.forward(batch, self._cache.stores[forward.STORE]).sum().item()
+                batch = Batch.build([span], [self._cache.table(0)], self._cache.page_size, self.target.device)
+                self.target.forward(batch, self._cache.stores[forward.STORE]).sum().item()
                 times.append(time.perf_counter() - started)
             self._lengths.pass_cost.observe(n_rows, sorted(times[1:])[n_repeats // 2])
         self._cache.drop(0)
@@ -234,8 +237,10 @@ class Engine:
             n_steps=self._totals.n_steps,
             n_prompt_tokens=self._totals.n_prompt,
             n_completion_tokens=self._totals.n_completion,
-            drafters={name: DrafterCount(total["drafted"], total["accepted"])
-                      for name, total in self._drafter_totals.items()},
+            drafters={
+                name: DrafterCount(total["drafted"], total["accepted"])
+                for name, total in self._drafter_totals.items()
+            },
             n_preempted=self._totals.n_preempted,
             disabled_drafters=self._chain.disabled,
         )
@@ -243,8 +248,16 @@ class Engine:
 
 def _state(slot_id: int, slot: Slot | None) -> SlotState:
     if slot is None:
-        return SlotState(slot_id, busy=False, request_id=None, n_prompt=0, n_past=0, n_cached=0, n_decoded=0,
-                         n_remaining=0)
-    return SlotState(slot_id, busy=True, request_id=slot.request.id, n_prompt=slot.n_prompt, n_past=slot.n_past,
-                     n_cached=slot.stats.n_cached, n_decoded=slot.n_decoded,
-                     n_remaining=slot.n_limit - len(slot.tokens))
+        return SlotState(
+            slot_id, busy=False, request_id=None, n_prompt=0, n_past=0, n_cached=0, n_decoded=0, n_remaining=0
+        )
+    return SlotState(
+        slot_id,
+        busy=True,
+        request_id=slot.request.id,
+        n_prompt=slot.n_prompt,
+        n_past=slot.n_past,
+        n_cached=slot.stats.n_cached,
+        n_decoded=slot.n_decoded,
+        n_remaining=slot.n_limit - len(slot.tokens),
+    )

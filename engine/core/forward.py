@@ -30,12 +30,14 @@ def run(target: Network, cache: Cache, works: Sequence[Work]) -> list[tuple[Work
     """Run a pass; per piece of work that was run, its verdict, or the error that ends its request."""
     try:
         return _pass(target, cache, works)
-    except Exception as cause:  # noqa: BLE001  a pass can fail in any way; each request must get an answer
+    except Exception as cause:
         log.exception("pass failed spans=%d; trying again without drafts", len(works))
         return _again(target, cache, [one.without_draft() for one in works], cause)
 
 
-def _again(target: Network, cache: Cache, works: Sequence[Work], cause: Exception) -> list[tuple[Work, Outcome]]:
+def _again(
+    target: Network, cache: Cache, works: Sequence[Work], cause: Exception
+) -> list[tuple[Work, Outcome]]:
     """The second try, which isolates the spans that cannot be computed."""
     try:
         return _pass(target, cache, works)
@@ -49,7 +51,7 @@ def _again(target: Network, cache: Cache, works: Sequence[Work], cause: Exceptio
     for one in works:
         try:
             outcomes += _pass(target, cache, [one])
-        except Exception:  # noqa: BLE001
+        except Exception:
             log.exception("pass failed for one span alone request=%s", one.slot.request.id)
             outcomes.append((one, StepFailed("the pass failed for this request, also when tried alone")))
     return outcomes

@@ -11,36 +11,47 @@ from dataclasses import dataclass, replace
 
 from engine.batch import Span
 from engine.slot import Slot
-from engine.speculate.drafter import Draft, Want
+from engine.speculate.drafter import NO_DRAFT, Draft, Want
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one slot runs in a pass: `n_certain` of its known tokens, then a draft if they reach its end."""
+    """What one slot runs in a pass: known tokens from `start`, then a draft if they reach the sequence's end."""
 
     slot: Slot
+    start: int  # the slot's n_past when the work was planned
     n_certain: int
-    draft: Draft = Draft()
+    n_total: int  # tokens of the sequence when the work was planned
+    draft: Draft = NO_DRAFT
+
+    @classmethod
+    def of(cls, slot: Slot, n_certain: int, draft: Draft = NO_DRAFT) -> Work:
+        return cls(slot, slot.n_past, n_certain, len(slot.tokens), draft)
+
+    @property
+    def n_rows(self) -> int:
+        return self.n_certain + len(self.draft)
 
     @property
     def end(self) -> int:
         """Length of the sequence this work writes, drafts included."""
-        return self.slot.n_past + self.n_certain + len(self.draft)
+        return self.start + self.n_rows
 
     @property
     def n_logits(self) -> int:
         """Rows that need a pick: none while known tokens are left over."""
-        reaches_end = self.n_certain == self.slot.n_gap
+        reaches_end = self.start + self.n_certain == self.n_total
         return 1 + len(self.draft) if reaches_end else 0
 
     @property
     def span(self) -> Span:
-        slot = self.slot
-        certain = slot.tokens[slot.n_past : slot.n_past + self.n_certain]
-        return Span(slot.id, [*certain, *self.draft.token_ids], slot.n_past, len(self.draft), self.n_logits)
+        certain = self.slot.tokens[self.start : self.start + self.n_certain]
+        return Span(
+            self.slot.id, [*certain, *self.draft.token_ids], self.start, len(self.draft), self.n_logits
+        )
 
     def without_draft(self) -> Work:
-        return replace(self, draft=Draft())
+        return replace(self, draft=NO_DRAFT)
 
 
 def wants(slots: Sequence[Slot], budget: int) -> list[Want]:
@@ -62,8 +73,8 @@ def work(slots: Sequence[Slot], drafts: Mapping[int, Draft], budget: int, page_s
     A prompt chunk that does not reach the end of its prompt stops at a page border where it can, so that a later
     hit on that page continues the same arithmetic.
     """
-    planned = [Work(slot, 1, drafts.get(slot.id, Draft())) for slot in slots if slot.n_gap == 1]
-    left = budget - sum(one.n_certain + len(one.draft) for one in planned)
+    planned = [Work.of(slot, 1, drafts.get(slot.id, NO_DRAFT)) for slot in slots if slot.n_gap == 1]
+    left = budget - sum(one.n_rows for one in planned)
     for slot in slots:
         if slot.n_gap == 1 or left <= 0:
             continue
@@ -71,6 +82,6 @@ def work(slots: Sequence[Slot], drafts: Mapping[int, Draft], budget: int, page_s
         if n_certain < slot.n_gap:
             aligned = (slot.n_past + n_certain) // page_size * page_size - slot.n_past
             n_certain = aligned if aligned > 0 else n_certain
-        planned.append(Work(slot, n_certain))
+        planned.append(Work.of(slot, n_certain))
         left -= n_certain
     return planned

@@ -1,1 +1,1 @@
-"""Layers shared by all model families: plain functions of tensors and a cache, built from checkpoint tensors."""
+"""Layers shared by all model families: plain functions of tensors and a cache, built from a checkpoint."""

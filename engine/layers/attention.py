@@ -1,4 +1,4 @@
-"""Grouped-query attention over the paged cache: q, k, v in one product, norm, rotation, page write, attention."""
+"""Grouped-query attention over the paged cache: one product for q, k and v, norms, rotation, page write."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Attention:
     kv: FullKV
 
     def __call__(self, x: Tensor, batch: Batch, keys: Tensor, values: Tensor) -> Tensor:
-        """x: [n_tokens, d_model]. Writes the rows' keys and values into the layer's store. Returns x's shape."""
+        """x: [n_tokens, d_model]. Writes the rows into the layer's keys and values. Returns x's shape."""
         q = norm_rope_write(linear(x, self.qkv), self.norms, self.rope, batch, keys, values)
         return linear(attention(q, keys, values, batch, self.scale), self.out)
 

@@ -43,11 +43,13 @@ def load_embedding(weights: Weights, name: str, vocab_rows: int, d_model: int) -
     return Embedding(weights.take(f"{name}.weight", [vocab_rows, d_model]))
 
 
-def load_head(weights: Weights, name: str, embedding: Embedding, vocab_size: int, *, tied: bool | None) -> Head:
+def load_head(
+    weights: Weights, name: str, embedding: Embedding, vocab_size: int, *, tied: bool | None
+) -> Head:
     """The head whose matrix is `name.weight`, or the embedding's if they are tied.
 
-    tied: what the checkpoint says; None leaves it to whether the tensor is there. A tied checkpoint may repeat
-    the embedding as the head, equal in every number.
+    tied: what the checkpoint says; None leaves it to whether the tensor is there. A tied checkpoint may
+    repeat the embedding as the head, equal in every number.
     """
     full, name = embedding.weight, f"{name}.weight"
     if tied is None:

@@ -10,8 +10,9 @@ from engine.weights import Weights
 from kernels.matmul.op import Packed, pack
 
 
-def load_linear(weights: Weights, names: Sequence[str], d_in: int, d_outs: Sequence[int], *,
-                bias: bool) -> Packed:
+def load_linear(
+    weights: Weights, names: Sequence[str], d_in: int, d_outs: Sequence[int], *, bias: bool
+) -> Packed:
     """One packed matrix of the projections `name.weight` [d_out, d_in], their outputs side by side."""
     parts = [weights.take(f"{name}.weight", [d_out, d_in]) for name, d_out in zip(names, d_outs, strict=True)]
     matrix = parts[0] if len(parts) == 1 else torch.cat(parts)  # [sum of d_outs, d_in]

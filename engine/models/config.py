@@ -167,7 +167,9 @@ def read_rope(fields: Fields, d_head: int) -> RopeSpec:
     """The rotary embedding: `rope_parameters` where present, else the older top-level keys."""
     given = fields.child("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
     if any(isinstance(value, dict) for value in given.values.values()):
-        raise UnsupportedModel(f"{given.where}: different rotary embeddings per kind of layer are not supported")
+        raise UnsupportedModel(
+            f"{given.where}: different rotary embeddings per kind of layer are not supported"
+        )
     key = "rope_type" if given.has("rope_type") else "type"
     kind = given.text(key, "default")
     kind = "default" if kind == "mrope" else kind  # with text alone its three position rows are equal
@@ -177,8 +179,10 @@ def read_rope(fields: Fields, d_head: int) -> RopeSpec:
     partial = (given if given.has("partial_rotary_factor") else fields).positive("partial_rotary_factor", 1.0)
     n_dims = int(d_head * partial)
     if partial > 1 or n_dims % 2 or n_dims == 0:
-        raise UnsupportedModel(f"{fields.where}: head_dim {d_head} with partial_rotary_factor {partial}: "
-                               f"{n_dims} rotated dimensions, must be even and at most head_dim")
+        raise UnsupportedModel(
+            f"{fields.where}: head_dim {d_head} with partial_rotary_factor {partial}: "
+            f"{n_dims} rotated dimensions, must be even and at most head_dim"
+        )
     plain = RopeSpec(kind=kind, theta=theta, n_dims=n_dims)
     return plain if kind == "default" else read_scaling(fields, given, plain)
 
@@ -197,8 +201,9 @@ def read_scaling(fields: Fields, given: Fields, plain: RopeSpec) -> RopeSpec:
     attention_factor = 1.0
     if plain.kind == "yarn":
         mscale, mscale_all = given.number("mscale", 0.0), given.number("mscale_all_dim", 0.0)
-        attention_factor = given.positive("attention_factor",
-                                          yarn_attention_factor(factor, mscale, mscale_all))
+        attention_factor = given.positive(
+            "attention_factor", yarn_attention_factor(factor, mscale, mscale_all)
+        )
     return RopeSpec(
         kind=plain.kind,
         theta=plain.theta,
@@ -225,7 +230,11 @@ def read_sampling(folder: Path) -> dict[str, float | int]:
         if not fields.has(key):
             continue
         value = fields.number(key)
-        if value < 0 or (key in ("top_p", "min_p") and value > 1) or (key == "repetition_penalty" and value == 0):
+        if (
+            value < 0
+            or (key in ("top_p", "min_p") and value > 1)
+            or (key == "repetition_penalty" and value == 0)
+        ):
             raise fields.refuse(key, "out of range")
         found[name] = int(value) if key == "top_k" else value
     if not fields.flag("do_sample", default=True):

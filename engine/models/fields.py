@@ -13,7 +13,7 @@ from engine.text.json_file import read_object
 
 
 class Fields:
-    """One JSON object with the file and key that it came from, for messages. A null value counts as absent."""
+    """One JSON object with the file and key that it came from, for messages. Null counts as absent."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = values

@@ -22,22 +22,25 @@ FAMILIES: dict[str, Callable[[ModelConfig, int, int], DecoderSpec]] = {
 }
 
 
-def load_network(path: Path | str, dtype: torch.dtype, device: torch.device, n_ctx: int,
-                 n_vocab: int | None = None) -> Network:
+def load_network(
+    path: Path | str, dtype: torch.dtype, device: torch.device, n_ctx: int, n_vocab: int | None = None
+) -> Network:
     """The network of a checkpoint folder, its weights cast to `dtype`.
 
-    n_ctx: positions the rotary tables cover. n_vocab: real token ids; logits past them do not exist. None keeps
-    all rows. `kernels.select(device, dtype)` must have run. Raises `LoadError` and its subclasses.
+    n_ctx: positions the rotary tables cover. n_vocab: real token ids; logits past them do not exist. None
+    keeps all rows. `kernels.select(device, dtype)` must have run. Raises `LoadError` and its subclasses.
     """
     config = read_config(path)
     family = FAMILIES.get(config.architecture)
     if family is None:
-        raise UnsupportedModel(f"{path}: architecture {config.architecture} is not supported;"
-                               f" known: {', '.join(FAMILIES)}")
+        raise UnsupportedModel(
+            f"{path}: architecture {config.architecture} is not supported; known: {', '.join(FAMILIES)}"
+        )
     if n_vocab is not None and n_vocab > config.vocab_rows:
         raise LoadError(f"{path}: the tokenizer has {n_vocab} tokens, the embedding {config.vocab_rows} rows")
     weights = Weights(path, dtype, device)
     decoder = load_decoder(weights, family(config, n_ctx, n_vocab or config.vocab_rows))
     weights.finish()
-    return Network(config=config, decoder=decoder, n_params=weights.n_params, dtype=dtype, device=device,
-                   n_ctx=n_ctx)
+    return Network(
+        config=config, decoder=decoder, n_params=weights.n_params, dtype=dtype, device=device, n_ctx=n_ctx
+    )

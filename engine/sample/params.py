@@ -12,14 +12,25 @@ from engine.errors import InvalidRequest
 
 # OpenAI's defaults; the repeat window is llama.cpp's.
 FALLBACK: Mapping[str, float | int] = {
-    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
-    "repeat_penalty": 1.0, "repeat_last_n": 64, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repeat_penalty": 1.0,
+    "repeat_last_n": 64,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
 }
 
 _BOUNDS: Mapping[str, tuple[float, float]] = {
-    "temperature": (0.0, 100.0), "top_k": (0, 2**31 - 1), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0),
-    "repeat_penalty": (1e-3, 1e3), "repeat_last_n": (0, 2**31 - 1),
-    "presence_penalty": (-100.0, 100.0), "frequency_penalty": (-100.0, 100.0),
+    "temperature": (0.0, 100.0),
+    "top_k": (0, 2**31 - 1),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repeat_penalty": (1e-3, 1e3),
+    "repeat_last_n": (0, 2**31 - 1),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
 }
 
 
@@ -54,8 +65,9 @@ class SamplingParams:
         return bool(self.bias) or self.counts_output or self.repeats
 
 
-def resolve_sampling(sampling: Sampling, defaults: Mapping[str, float | int], eos_ids: Sequence[int],
-                     vocab_size: int) -> SamplingParams:
+def resolve_sampling(
+    sampling: Sampling, defaults: Mapping[str, float | int], eos_ids: Sequence[int], vocab_size: int
+) -> SamplingParams:
     """Fill in what the request left open. Raises `InvalidRequest` for values outside their bounds.
 
     `defaults` holds the flags' and the checkpoint's values. `ignore_eos` bans every end token.

@@ -65,12 +65,21 @@ def _penalties(rows: Sequence[Row], device: torch.device) -> Penalties:
 
 def _entries(rows: Sequence[Row], logits: Tensor) -> Entries:
     """Every (row, token) whose logit changes. Drafted ids past the vocabulary have no logit and are left out."""
-    found = [(i, *entry) for i, row in enumerate(rows) if row.params.edits
-             for entry in _row_entries(row) if entry[0] < logits.shape[1]]
+    found = [
+        (i, *entry)
+        for i, row in enumerate(rows)
+        if row.params.edits
+        for entry in _row_entries(row)
+        if entry[0] < logits.shape[1]
+    ]
     columns = list(zip(*found, strict=True)) or [()] * 5
     types = (torch.int64, torch.int64, torch.float32, torch.int32, torch.bool)
-    return Entries(*(torch.tensor(column, dtype=dtype, device=logits.device)
-                     for column, dtype in zip(columns, types, strict=True)))
+    return Entries(
+        *(
+            torch.tensor(column, dtype=dtype, device=logits.device)
+            for column, dtype in zip(columns, types, strict=True)
+        )
+    )
 
 
 def _row_entries(row: Row) -> Iterator[tuple[int, float, int, bool]]:

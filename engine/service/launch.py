@@ -33,7 +33,7 @@ from engine.speculate.garbage import Garbage
 from engine.speculate.length import Lengths
 from engine.speculate.ngram_simple import NgramSimple
 from engine.speculate.resolve import ALIASES, ALL_DRAFTERS, NO_DRAFTER
-from engine.text.chat import ChatTemplate
+from engine.text.chat import load_chat_template
 from engine.text.tokenizer import Tokenizer, same_vocabulary
 from kernels import select
 
@@ -67,7 +67,9 @@ def launch(settings: Settings) -> ThreadEngine:
     target_from = _checkpoint(settings.model, settings.device, settings.dtype)
     draft_from = None
     if settings.model_draft is not None:
-        draft_from = _checkpoint(settings.model_draft, settings.device_draft or settings.device, settings.dtype)
+        draft_from = _checkpoint(
+            settings.model_draft, settings.device_draft or settings.device, settings.dtype
+        )
     tokenizer = Tokenizer(target_from.path)
     n_ctx = _context(settings, target_from, draft_from)
     target = _load(target_from, tokenizer, n_ctx)
@@ -75,18 +77,34 @@ def launch(settings: Settings) -> ThreadEngine:
     if draft_from is not None:
         _check_vocabulary(tokenizer, draft_from)
         networks[draft_model.STORE] = _load(draft_from, tokenizer, n_ctx + settings.draft_max)
-    capacity = Capacity(n_slots=settings.parallel, n_ctx=n_ctx, batch_size=_batch_size(settings, target.device),
-                        eos_ids=tokenizer.eos_ids)
+    capacity = Capacity(
+        n_slots=settings.parallel,
+        n_ctx=n_ctx,
+        batch_size=_batch_size(settings, target.device),
+        eos_ids=tokenizer.eos_ids,
+    )
     cache = _cache(settings, networks, capacity)
-    lengths = Lengths(settings.parallel, adaptive=settings.spec_adaptive)
+    lengths = Lengths(adaptive=settings.spec_adaptive)
     drafters = [_drafter(name, settings, networks, cache, capacity) for name in types]
     engine = Engine(target, cache, Chain(drafters, lengths), lengths, capacity)
     engine.warm_up()
-    info = _info(settings, target_from, target, tokenizer, engine, types)
-    log.info("ready model=%s n_params=%d dtype=%s device=%s n_ctx=%d n_slots=%d n_pages=%d page_size=%d"
-             " drafters=%s load_s=%.1f", info.name, info.n_params, info.dtype, info.device, n_ctx,
-             info.n_slots, info.n_pages, PAGE_SIZE, ",".join(types) or NO_DRAFTER, time.perf_counter() - started)
-    return ThreadEngine(engine, Text(tokenizer, ChatTemplate.read(target_from.path)), info, settings)
+    text = Text(tokenizer, load_chat_template(target_from.path, tokenizer))
+    info = _info(settings, target_from, text, engine, types)
+    log.info(
+        "ready model=%s n_params=%d dtype=%s device=%s n_ctx=%d n_slots=%d n_pages=%d page_size=%d"
+        " drafters=%s load_s=%.1f",
+        info.name,
+        info.n_params,
+        info.dtype,
+        info.device,
+        n_ctx,
+        info.n_slots,
+        info.n_pages,
+        PAGE_SIZE,
+        ",".join(types) or NO_DRAFTER,
+        time.perf_counter() - started,
+    )
+    return ThreadEngine(engine, text, info, settings)
 
 
 def drafter_types(settings: Settings) -> tuple[str, ...]:
@@ -96,7 +114,9 @@ def drafter_types(settings: Settings) -> tuple[str, ...]:
     names = [ALIASES.get(name.strip(), name.strip()) for name in asked.split(",")]
     for name in names:
         if name not in (*_DRAFTERS, NO_DRAFTER, ALL_DRAFTERS):
-            raise SettingError("spec_type", asked, f"{name} is not a drafter; there are {', '.join(_DRAFTERS)}")
+            raise SettingError(
+                "spec_type", asked, f"{name} is not a drafter; there are {', '.join(_DRAFTERS)}"
+            )
     if NO_DRAFTER in names:
         names = []
     elif ALL_DRAFTERS in names:
@@ -160,8 +180,10 @@ def _check_vocabulary(tokenizer: Tokenizer, draft: Checkpoint) -> None:
     """A draft must mean the same tokens as the target, and have an embedding for each of them."""
     shared = same_vocabulary(tokenizer, Tokenizer(draft.path))
     if draft.config.vocab_rows < tokenizer.vocab_size:
-        raise DraftMismatch(f"{draft.path}: embeds {draft.config.vocab_rows} tokens, the target has"
-                            f" {tokenizer.vocab_size}; {shared} are shared")
+        raise DraftMismatch(
+            f"{draft.path}: embeds {draft.config.vocab_rows} tokens, the target has"
+            f" {tokenizer.vocab_size}; {shared} are shared"
+        )
 
 
 def _context(settings: Settings, target: Checkpoint, draft: Checkpoint | None) -> int:
@@ -176,15 +198,19 @@ def _context(settings: Settings, target: Checkpoint, draft: Checkpoint | None) -
 def _batch_size(settings: Settings, device: torch.device) -> int:
     size = settings.batch_size or (2048 if device.type == "cuda" else 128)
     if settings.parallel >= size:
-        raise SettingError("parallel", settings.parallel, f"must be less than the {size} rows of a pass"
-                           " (--batch-size), or prompts would never run")
+        raise SettingError(
+            "parallel",
+            settings.parallel,
+            f"must be less than the {size} rows of a pass (--batch-size), or prompts would never run",
+        )
     return size
 
 
 def _cache(settings: Settings, networks: dict[str, Network], capacity: Capacity) -> Cache:
     """Pages for all slots at full length, or as many as the memory allows; at least one full sequence."""
-    page_bytes = PAGE_SIZE * sum(layer.token_bytes(network.dtype) for network in networks.values()
-                                 for layer in network.kv_layers)
+    page_bytes = PAGE_SIZE * sum(
+        layer.token_bytes(network.dtype) for network in networks.values() for layer in network.kv_layers
+    )
     pages_each = -(-(capacity.n_ctx + settings.draft_max) // PAGE_SIZE) + 1
     if settings.cache_size is not None:
         n_pages = settings.cache_size * 2**20 // page_bytes
@@ -192,11 +218,16 @@ def _cache(settings: Settings, networks: dict[str, Network], capacity: Capacity)
         free = _free_bytes(networks[forward.STORE].device)
         n_pages = min(2 * pages_each * capacity.n_slots, int(free // page_bytes))
     if n_pages < pages_each:
-        raise SettingError("cache_size", settings.cache_size or "(free memory)",
-                           f"gives {n_pages} pages, one sequence of --ctx-size {capacity.n_ctx} needs {pages_each};"
-                           f" a page has {page_bytes / 2**20:.2f} MiB")
-    stores = {name: KVStore(network.kv_layers, n_pages, PAGE_SIZE, network.dtype, network.device)
-              for name, network in networks.items()}
+        raise SettingError(
+            "cache_size",
+            settings.cache_size or "(free memory)",
+            f"gives {n_pages} pages, one sequence of --ctx-size {capacity.n_ctx} needs {pages_each};"
+            f" a page has {page_bytes / 2**20:.2f} MiB",
+        )
+    stores = {
+        name: KVStore(network.kv_layers, n_pages, PAGE_SIZE, network.dtype, network.device)
+        for name, network in networks.items()
+    }
     return Cache(stores, capacity.n_slots, n_pages, PAGE_SIZE)
 
 
@@ -206,8 +237,9 @@ def _free_bytes(device: torch.device) -> float:
     return _CPU_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _drafter(name: str, settings: Settings, networks: dict[str, Network], cache: Cache,
-             capacity: Capacity) -> Drafter:
+def _drafter(
+    name: str, settings: Settings, networks: dict[str, Network], cache: Cache, capacity: Capacity
+) -> Drafter:
     """The registry of drafters: one line each."""
     match name:
         case NgramSimple.name:
@@ -218,17 +250,17 @@ def _drafter(name: str, settings: Settings, networks: dict[str, Network], cache:
             return Garbage(networks[forward.STORE].vocab_size)
 
 
-def _info(settings: Settings, source: Checkpoint, target: Network, tokenizer: Tokenizer, engine: Engine,
-          types: Sequence[str]) -> ModelInfo:
-    stats = engine.stats()
+def _info(
+    settings: Settings, source: Checkpoint, text: Text, engine: Engine, types: Sequence[str]
+) -> ModelInfo:
+    target, tokenizer, stats = engine.target, text.tokenizer, engine.stats()
     defaults = dict(source.config.sampling)
     for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
         value = getattr(settings, name)
         if value is not None:
             defaults[name] = value
-    template = ChatTemplate.read(source.path)
     return ModelInfo(
-        name=settings.alias or (settings.model if not source.path.name else source.path.name),
+        name=settings.alias or source.path.resolve().name,
         path=str(source.path),
         architecture=source.config.architecture,
         n_params=target.n_params,
@@ -243,9 +275,9 @@ def _info(settings: Settings, source: Checkpoint, target: Network, tokenizer: To
         device=str(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
         drafters=tuple(types),
-        chat_template=template.source if template is not None else None,
+        chat_template=text.template.source if text.template is not None else None,
         bos_token=tokenizer.token(tokenizer.bos_id) if tokenizer.bos_id is not None else None,
-        eos_tokens=tuple(text for one in sorted(tokenizer.eos_ids) if (text := tokenizer.token(one)) is not None),
+        eos_tokens=tuple(tokenizer.token(one) or str(one) for one in sorted(tokenizer.eos_ids)),
         fingerprint=_fingerprint(source.path, settings, types),
         created=int(time.time()),
         sampling_defaults=defaults,

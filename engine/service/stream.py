@@ -51,5 +51,9 @@ class Stream:
 
 
 def _join(first: Delta, second: Delta) -> Delta:
-    return Delta(first.text + second.text, first.token_ids + second.token_ids, first.sources + second.sources,
-                 first.pieces + second.pieces)
+    return Delta(
+        first.text + second.text,
+        first.token_ids + second.token_ids,
+        first.sources + second.sources,
+        first.pieces + second.pieces,
+    )

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from engine.api import Chat, Delta, EngineStats, Event, Failed, ModelInfo, Request, Status
@@ -96,8 +97,9 @@ class ThreadEngine:
         return stream
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        return await self._in_worker(lambda: self._text.tokenizer.encode(
-            text, add_special=add_special, parse_special=parse_special))
+        return await self._in_worker(
+            lambda: self._text.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+        )
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return await self._in_worker(lambda: self._text.tokenizer.decode(token_ids, skip_special=False))
@@ -126,8 +128,11 @@ class ThreadEngine:
 
     def _check_open(self) -> None:
         if self._status != "ready":
-            raise EngineStopped("the server is shutting down" if self._status == "draining"
-                                else "the engine has failed; its log says why")
+            raise EngineStopped(
+                "the server is shutting down"
+                if self._status == "draining"
+                else "the engine has failed; its log says why"
+            )
 
     async def _in_worker(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
@@ -171,15 +176,16 @@ class ThreadEngine:
     def _prompt_ids(self, request: Request) -> list[int]:
         prompt, tokenizer = request.prompt, self._text.tokenizer
         if isinstance(prompt, Chat):
-            token_ids = self._template().encode(prompt, tokenizer)
+            token_ids = self._template().encode(prompt)
         elif isinstance(prompt, str):
             token_ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
         else:
             token_ids = list(prompt)
             for token_id in token_ids:
                 if not 0 <= token_id < self._info.vocab_size:
-                    raise InvalidRequest("prompt", f"token {token_id} is not in the vocabulary of"
-                                         f" {self._info.vocab_size}")
+                    raise InvalidRequest(
+                        "prompt", f"token {token_id} is not in the vocabulary of {self._info.vocab_size}"
+                    )
         if not token_ids:
             raise InvalidRequest("prompt", "is empty")
         if len(token_ids) >= self._info.n_ctx:
@@ -192,15 +198,26 @@ class ThreadEngine:
         if request.max_tokens is not None and request.max_tokens < 1:
             raise InvalidRequest("max_tokens", f"{request.max_tokens} is less than 1")
         defaults: Mapping[str, float | int] = self._info.sampling_defaults
-        sampling = resolve_sampling(request.sampling, defaults, sorted(tokenizer.eos_ids), self._info.vocab_size)
+        sampling = resolve_sampling(
+            request.sampling, defaults, sorted(tokenizer.eos_ids), self._info.vocab_size
+        )
         speculate = resolve_speculate(self._settings, self._info.drafters, request.speculate)
         n_limit = n_ctx if request.max_tokens is None else min(n_ctx, len(token_ids) + request.max_tokens)
 
         def new_slot(slot_id: int) -> Slot:
             text = TextStream(tokenizer, token_ids, request.stop)
             stats = SlotStats(admitted_s=admitted_s, histogram=[0] * (speculate.n_max + 1))
-            return Slot(slot_id, request, list(token_ids), len(token_ids), n_limit, sampling, speculate, text,
-                        stats=stats)
+            return Slot(
+                slot_id,
+                request,
+                list(token_ids),
+                len(token_ids),
+                n_limit,
+                sampling,
+                speculate,
+                text,
+                stats=stats,
+            )
 
         return new_slot
 
@@ -211,10 +228,10 @@ class ThreadEngine:
             while self._take_commands():
                 events = self._engine.step()
                 self._stats = self._engine.stats()
-                self._post(lambda events=events: self._deliver(events))
-        except Exception as cause:  # noqa: BLE001  whatever it was, waiting clients must be told
+                self._post(partial(self._deliver, events))
+        except Exception as cause:
             log.exception("the engine has stopped")
-            self._post(lambda cause=cause: self._fail(cause))
+            self._post(partial(self._fail, cause))
 
     def _take_commands(self) -> bool:
         """Run what waits in the inbox; sleep while there is nothing to compute. False ends the thread."""

@@ -9,10 +9,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from engine.slot import Slot
-from engine.speculate.drafter import Draft, Drafter, Kept, Want
+from engine.speculate.drafter import NO_DRAFT, Draft, Drafter, Kept, Want
 from engine.speculate.length import Lengths
 
 log = logging.getLogger(__name__)
@@ -43,44 +44,47 @@ class Chain:
         """A request enters a slot, or starts over from its tokens."""
         self._lengths.begin(slot.id)
         for drafter in self._serving(slot):
-            self._guard(drafter, [slot], lambda drafter=drafter: drafter.begin(slot))
+            self._guard(drafter, [slot], partial(drafter.begin, slot))
 
     def end(self, slot: Slot) -> None:
         """A request leaves its slot."""
-        for drafter in self._drafters:
-            self._guard(drafter, [slot], lambda drafter=drafter: drafter.end(slot))
+        for drafter in self._serving(slot):
+            self._guard(drafter, [slot], partial(drafter.end, slot))
 
     def draft(self, wants: Sequence[Want], n_rows: int) -> list[Draft]:
         """One draft per want, empty where no drafter has one worth its cost.
 
         n_rows: rows the coming pass has without any drafts.
         """
-        drafts = [Draft()] * len(wants)
+        drafts = [NO_DRAFT] * len(wants)
         for drafter in self._drafters:
-            open_wants = [i for i, want in enumerate(wants)
-                          if not drafts[i] and self._serves(drafter, want.slot)]
-            for i, draft in zip(open_wants, self._ask(drafter, [wants[i] for i in open_wants], n_rows),
-                                strict=True):
+            open_wants = [
+                i for i, want in enumerate(wants) if not drafts[i] and self._serves(drafter, want.slot)
+            ]
+            for i, draft in zip(
+                open_wants, self._ask(drafter, [wants[i] for i in open_wants], n_rows), strict=True
+            ):
                 if len(draft) >= max(1, wants[i].slot.speculate.n_min):
                     drafts[i] = Draft(draft.token_ids, drafter.name)
         return drafts
 
     def _ask(self, drafter: Drafter, wants: Sequence[Want], n_rows: int) -> list[Draft]:
         """The drafter's drafts, cut to the lengths that pay."""
-        limits = self._lengths.limits(drafter.name, [want.slot.id for want in wants],
-                                      [want.n_max for want in wants], n_rows)
+        limits = self._lengths.limits(
+            drafter.name, [want.slot.id for want in wants], [want.n_max for want in wants], n_rows
+        )
         asked = [Want(want.slot, limit) for want, limit in zip(wants, limits, strict=True) if limit > 0]
         if not asked:
-            return [Draft()] * len(wants)
+            return [NO_DRAFT] * len(wants)
         started = time.perf_counter()
-        made = self._guard(drafter, [want.slot for want in asked], lambda: drafter.draft(asked))
+        made = self._guard(drafter, [want.slot for want in asked], partial(drafter.draft, asked))
         if made is None:
-            return [Draft()] * len(wants)
+            return [NO_DRAFT] * len(wants)
         depth = max(len(draft) for draft in made)
         if depth:
             self._lengths.drafted(drafter.name, depth, time.perf_counter() - started)
         remaining = iter(made)
-        return [next(remaining) if limit > 0 else Draft() for limit in limits]
+        return [next(remaining) if limit > 0 else NO_DRAFT for limit in limits]
 
     def accept(self, kept: Sequence[Kept]) -> None:
         """Tell every drafter what each slot of the pass gained, and learn how good the drafts were."""
@@ -90,25 +94,34 @@ class Chain:
         for drafter in self._drafters:
             served = [one for one in kept if self._serves(drafter, one.slot)]
             if served:
-                self._guard(drafter, [one.slot for one in served],
-                            lambda drafter=drafter, served=served: drafter.accept(served))
+                self._guard(
+                    drafter,
+                    [one.slot for one in served],
+                    partial(drafter.accept, served),
+                )
 
     def _serving(self, slot: Slot) -> list[Drafter]:
         return [drafter for drafter in self._drafters if self._serves(drafter, slot)]
 
     def _serves(self, drafter: Drafter, slot: Slot) -> bool:
-        return (drafter.name in slot.speculate.types and drafter.name not in slot.silenced
-                and self._failures[drafter.name] < _MOST_FAILURES)
+        return (
+            drafter.name in slot.speculate.types
+            and drafter.name not in slot.silenced
+            and self._failures[drafter.name] < _MOST_FAILURES
+        )
 
     def _guard(self, drafter: Drafter, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
         """Run a verb of a drafter. If it raises, its requests go on without it; the text does not change."""
         try:
             return call()
-        except Exception:  # noqa: BLE001  any fault of a drafter costs speed and nothing else
+        except Exception:
             self._failures[drafter.name] += 1
             for slot in slots:
                 slot.silenced.add(drafter.name)
-            log.exception("drafter failed name=%s requests=%s off_for_all=%s", drafter.name,
-                          ",".join(slot.request.id for slot in slots),
-                          self._failures[drafter.name] >= _MOST_FAILURES)
+            log.exception(
+                "drafter failed name=%s requests=%s off_for_all=%s",
+                drafter.name,
+                ",".join(slot.request.id for slot in slots),
+                self._failures[drafter.name] >= _MOST_FAILURES,
+            )
             return None

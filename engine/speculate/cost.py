@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 
 TIERS: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -36,7 +37,7 @@ class PassCost:
         known = sorted(self._seconds.items())
         if not known:
             return 1.0 + 0.02 * n_rows
-        for (x0, y0), (x1, y1) in zip(known, known[1:], strict=False):
+        for (x0, y0), (x1, y1) in pairwise(known):
             if n_rows <= x1:
                 return max(y0, y0 + (y1 - y0) * (n_rows - x0) / (x1 - x0)) if n_rows >= x0 else y0
         x1, y1 = known[-1]

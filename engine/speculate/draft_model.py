@@ -42,15 +42,19 @@ class DraftModel(Drafter):
     def accept(self, kept: Sequence[Kept]) -> None:
         for one in kept:
             self._advance(one.slot)
-        behind = [one.slot for one in kept
-                  if len(one.slot.tokens) - self._length(one.slot) > self._cache.page_size]
+        behind = [
+            one.slot for one in kept if len(one.slot.tokens) - self._length(one.slot) > self._cache.page_size
+        ]
         self._feed(behind)
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         drafts: dict[int, list[int]] = {want.slot.id: [] for want in wants}
         spans = {want.slot.id: list(want.slot.tokens[self._length(want.slot) :]) for want in wants}
-        active = [want for want in wants
-                  if len(spans[want.slot.id]) <= self._chunk and self._reserve(want.slot, want.n_max)]
+        active = [
+            want
+            for want in wants
+            if len(spans[want.slot.id]) <= self._chunk and self._reserve(want.slot, want.n_max)
+        ]
         self._feed([want.slot for want in wants if want not in active])
         for want in active:
             self._fed[want.slot.id] = []
@@ -68,8 +72,9 @@ class DraftModel(Drafter):
             active = going_on
         return [Draft(drafts[want.slot.id]) for want in wants]
 
-    def _pass(self, wants: Sequence[Want], spans: dict[int, list[int]],
-              drafts: dict[int, list[int]]) -> tuple[list[int], list[float]]:
+    def _pass(
+        self, wants: Sequence[Want], spans: dict[int, list[int]], drafts: dict[int, list[int]]
+    ) -> tuple[list[int], list[float]]:
         """One position for every active slot: feed its span, pick what follows."""
         batch_spans = []
         for want in wants:
@@ -85,8 +90,11 @@ class DraftModel(Drafter):
             else:
                 self._cache.commit(slot.id, STORE, len(slot.tokens))
         wants_probability = any(want.slot.speculate.p_min > 0 for want in wants)
-        choice = pick(logits, [want.slot.row(drafts[want.slot.id]) for want in wants],
-                      want_probability=wants_probability)
+        choice = pick(
+            logits,
+            [want.slot.row(drafts[want.slot.id]) for want in wants],
+            want_probability=wants_probability,
+        )
         probability = choice.probability.tolist() if choice.probability is not None else [1.0] * len(wants)
         return choice.token_ids.tolist(), probability
 

@@ -28,6 +28,9 @@ class Draft:
         return len(self.token_ids)
 
 
+NO_DRAFT = Draft()
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """What one target pass added to one slot; `slot.tokens` already holds it."""

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from engine.speculate.cost import DraftCost, PassCost
 
-_FADE = 0.9  # what a round's evidence is worth one round later
+_FADE = 0.95  # what a round's evidence is worth to its slot one round later
+_FADE_AVERAGE = 0.98  # … and to the server's average, which must outweigh the assumed rate
 _PRIOR_WEIGHT = 4.0  # judged tokens that the server's average counts for in a new slot
 _PRIOR_RATE = 0.8  # assumed before anything was judged
 _PROBE_FIRST = 16  # rounds until a faded drafter is tried again
@@ -40,10 +41,9 @@ class Evidence:
 class Lengths:
     """Draft lengths for every (slot, drafter), from one cost table."""
 
-    def __init__(self, n_slots: int, *, adaptive: bool) -> None:
+    def __init__(self, *, adaptive: bool) -> None:
         self.pass_cost = PassCost()
         self._adaptive = adaptive
-        self._n_slots = n_slots
         self._evidence: dict[tuple[int, str], Evidence] = {}
         self._average: dict[str, Evidence] = {}
         self._draft_cost: dict[str, DraftCost] = {}
@@ -64,8 +64,10 @@ class Lengths:
         """Draft lengths for the slots a drafter is asked for, in a pass that has `n_rows` rows without drafts."""
         if not self._adaptive:
             return list(n_max)
-        return [self._limit(name, slot_id, most, n_rows, len(slot_ids))
-                for slot_id, most in zip(slot_ids, n_max, strict=True)]
+        return [
+            self._limit(name, slot_id, most, n_rows, len(slot_ids))
+            for slot_id, most in zip(slot_ids, n_max, strict=True)
+        ]
 
     def _limit(self, name: str, slot_id: int, n_max: int, n_rows: int, n_drafting: int) -> int:
         rate = self.rate(slot_id, name)
@@ -96,7 +98,7 @@ class Lengths:
         own.add(n_drafted, n_accepted, _FADE)
         if n_accepted == n_drafted:
             own.probe_after = _PROBE_FIRST
-        self._average.setdefault(name, Evidence()).add(n_drafted, n_accepted, 1 - 0.1 / self._n_slots)
+        self._average.setdefault(name, Evidence()).add(n_drafted, n_accepted, _FADE_AVERAGE)
 
     def drafted(self, name: str, depth: int, seconds: float) -> None:
         """Learn what a drafter's call cost."""

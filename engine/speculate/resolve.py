@@ -41,6 +41,9 @@ def _types(asked: Sequence[str], loaded: Sequence[str]) -> tuple[str, ...]:
         return tuple(loaded)
     for name in names:
         if name not in loaded:
-            raise Unsupported("speculative.types", f"{name} is not loaded; this server has"
-                              f" {', '.join(loaded) or NO_DRAFTER} (--spec-type sets it)")
+            raise Unsupported(
+                "speculative.types",
+                f"{name} is not loaded; this server has"
+                f" {', '.join(loaded) or NO_DRAFTER} (--spec-type sets it)",
+            )
     return tuple(name for name in loaded if name in names)

@@ -21,8 +21,15 @@ class Scripted(Drafter):
         self._vocab_size = vocab_size
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
-        return [Draft([self._spoil(want.slot, i, token_id)
-                       for i, token_id in enumerate(self._future(want.slot)[: want.n_max])]) for want in wants]
+        return [
+            Draft(
+                [
+                    self._spoil(want.slot, i, token_id)
+                    for i, token_id in enumerate(self._future(want.slot)[: want.n_max])
+                ]
+            )
+            for want in wants
+        ]
 
     def _spoil(self, slot: Slot, index: int, token_id: int) -> int:
         """The same position is spoilt in every attempt, so a run can be repeated."""

@@ -1,7 +1,7 @@
 """Conversations -> text and token ids by the checkpoint's chat template.
 
-Special tokens written by the template are control tokens; the same characters in a message, a tool or a keyword
-are plain text (control.py says how).
+Special tokens written by the template are control tokens; the same characters in a message, a tool or a
+keyword are plain text (control.py says how).
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class ChatTemplate:
     def _probe(self, content: Any) -> str | None:
         """What the default template makes of a content, or None if the text in it does not come out."""
         try:
-            text = render(self._templates["default"], self._variables([{"role": "user", "content": content}], {}))
+            text = render(
+                self._templates["default"], self._variables([{"role": "user", "content": content}], {})
+            )
         except InvalidRequest:
             return None
         return text if PROBE in text else None
@@ -77,7 +79,9 @@ class ChatTemplate:
             tag_last(messages, end)
         name = "tool_use" if keywords.get("tools") and "tool_use" in self._templates else "default"
         variables = self._variables(messages, keywords)
-        text = render(self._templates[name], {**variables, "add_generation_prompt": chat.add_generation_prompt})
+        text = render(
+            self._templates[name], {**variables, "add_generation_prompt": chat.add_generation_prompt}
+        )
         return (cut_at(text, end) if chat.continue_final_message else text), mark
 
     def _variables(self, messages: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +162,7 @@ def cut_at(text: str, end: str) -> str:
 
 
 def load_chat_template(folder: Path | str, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The chat templates in a checkpoint folder, or None if there is none. Raises `LoadError` for a broken one.
+    """The chat templates in a checkpoint folder, or None without any. Raises `LoadError` if one is broken.
 
     chat_template.jinja overrides tokenizer_config.json, where it is one template or a list of named ones;
     additional_chat_templates/*.jinja are named by their files.

@@ -1,10 +1,10 @@
 """Control tokens in user text: kept apart from those that a chat template writes.
 
-A break, a code point that no input holds, is put inside every control token found in an input string, after its
-first character. No trimming, splitting or slicing by a template can take it out again, so such a token never
-reaches the tokenizer whole. After rendering, a broken token is encoded as the plain text it was; everything
-else, in pieces as large as possible, the ordinary way: text without control tokens is encoded in one piece.
-Control tokens of one character cannot be broken and stay what they are.
+A break, a code point that no input holds, is put inside every control token found in an input string, after
+its first character. No trimming, splitting or slicing by a template can take it out again, so such a token
+never reaches the tokenizer whole. After rendering, a broken token is encoded as the plain text it was, and
+what lies between in one piece each, so text without control tokens is encoded as ever. Control tokens of one
+character cannot be broken and stay what they are.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Breaker:
         ids: list[int] = []
         start = 0
         for found in re.finditer(f"({broken})|{mark}", text):
-            ids += self._encode_piece(text[start:found.start()])
+            ids += self._encode_piece(text[start : found.start()])
             ids += self._encode_literal((found[1] or "").replace(mark, ""))
             start = found.end()
         return ids + self._encode_piece(text[start:])

@@ -1,4 +1,4 @@
-"""Token ids -> visible text, one token at a time: never half a character, never the beginning of a stop string.
+"""Token ids -> visible text, token by token: never half a character, never the beginning of a stop string.
 
 A token's text can appear later than the token: bytes of one character may be spread over several tokens, and
 text that could still become a stop string is held back until it cannot.
@@ -12,7 +12,7 @@ from tokenizers.decoders import DecodeStream
 
 from engine.text.tokenizer import Tokenizer
 
-# Prompt tokens that give the first reply token its context: a leading space is dropped only at a text's start.
+# Prompt tokens that give the first reply token its context: only a text's start drops a leading space.
 N_CONTEXT = 8
 # Tokens that may wait for their character to be complete. A character has at most 4 bytes; beyond this the
 # bytes are no text, and each further one would cost a decode of all that wait.
@@ -64,10 +64,10 @@ class TextStream:
         if not self._pending:
             return ""
         before = self._tokenizer.decode(self._shown).rstrip("\ufffd")
-        return self._tokenizer.decode(self._shown + self._pending)[len(before):]
+        return self._tokenizer.decode(self._shown + self._pending)[len(before) :]
 
     def _release(self, text: str) -> str:
-        """The part of the held and the new text that no stop string can claim; sets `stopped` if one is complete."""
+        """The part of held and new text that no stop string can claim; sets `stopped` if one is complete."""
         text = self._held + text
         found = [(start, one) for one in self._stop if (start := text.find(one)) >= 0]
         if found:

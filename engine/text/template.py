@@ -1,4 +1,4 @@
-"""The environment in which a checkpoint's chat template runs: that of transformers, as far as templates can tell.
+"""The environment in which a chat template runs: to the template it looks like that of transformers.
 
 A template is data from a stranger: it runs in jinja's sandbox, and what it may write is bounded.
 """
@@ -21,8 +21,15 @@ from engine.text.control import NONCHARACTERS
 # Characters a rendered chat may have; a request body holds fewer, so only a runaway template writes more.
 N_CHARS_MAX = 1 << 25
 # What a template's own code can raise; anything else is a fault of ours.
-TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
-                   RecursionError)
+TEMPLATE_FAULTS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
 NOT_ASCII = re.compile(f"[^\\x00-\\x7f{''.join(NONCHARACTERS)}]")
 
 
@@ -47,9 +54,14 @@ def strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None,  # noqa: FBT001, FBT002
-            separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:  # noqa: FBT001, FBT002
-    """JSON without jinja's HTML escapes. Noncharacters stay as they are: they may be breaks (see control.py)."""
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - templates may pass it by position
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    """JSON without jinja's HTML escapes. Noncharacters stay: they may be breaks (see control.py)."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     return NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 

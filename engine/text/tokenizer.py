@@ -1,7 +1,7 @@
 """Text <-> token ids through the checkpoint's tokenizer.json.
 
-Two copies of the tokenizer are held: whether special tokens in a text become control tokens is a switch of the
-whole object, and requests are tokenised on several threads at once.
+Two copies of the tokenizer are held: whether special tokens in a text become control tokens is a switch of
+the whole object, and requests are tokenised on several threads at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from engine.errors import DraftMismatch, InvalidRequest, LoadError
 from engine.text.json_file import read_object
 
-# A draft may lack (or add) this many ids at the end of the vocabulary: added tokens differ between sizes of a family.
+# A draft may lack or add this many ids at the end: added tokens differ between the sizes of a family.
 SIZE_SLACK = 128
 
 
@@ -56,8 +56,10 @@ class Tokenizer:
     def _open(folder: Path) -> HFTokenizer:
         path = folder / "tokenizer.json"
         if not path.exists():
-            raise LoadError(f"{path}: no such file; transformers' AutoTokenizer.from_pretrained(folder)"
-                            ".save_pretrained(folder) writes it from older formats")
+            raise LoadError(
+                f"{path}: no such file; transformers' AutoTokenizer.from_pretrained(folder)"
+                ".save_pretrained(folder) writes it from older formats"
+            )
         try:
             tokenizer = HFTokenizer.from_file(str(path))
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception for every fault of the file
@@ -77,7 +79,9 @@ class Tokenizer:
         try:
             ids = backend.encode(text, add_special_tokens=add_special).ids
         except (UnicodeEncodeError, TypeError):
-            raise InvalidRequest("prompt", "the text holds a lone surrogate and is not valid Unicode") from None
+            raise InvalidRequest(
+                "prompt", "the text holds a lone surrogate and is not valid Unicode"
+            ) from None
         return list(ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -106,20 +110,24 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 def same_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
-    """How many leading ids mean the same token in both. Raises `DraftMismatch` naming the first that does not.
+    """How many leading ids mean the same token in both. Raises `DraftMismatch` naming the first other.
 
     Tokenizers are compared, not the padded sizes of the matrices. The draft must not propose ids past the
     result, nor be fed ids past its own embedding.
     """
     shared = min(target.vocab_size, draft.vocab_size)
     if abs(target.vocab_size - draft.vocab_size) > SIZE_SLACK:
-        raise DraftMismatch(f"the target's vocabulary has {target.vocab_size} tokens, the draft's"
-                            f" {draft.vocab_size}; at most {SIZE_SLACK} may differ")
+        raise DraftMismatch(
+            f"the target's vocabulary has {target.vocab_size} tokens, the draft's"
+            f" {draft.vocab_size}; at most {SIZE_SLACK} may differ"
+        )
     ours, theirs = (by_id(one) for one in (target, draft))
     for token_id in range(shared):
         if ours.get(token_id) != theirs.get(token_id):
-            raise DraftMismatch(f"token {token_id} is {ours.get(token_id)!r} in the target's vocabulary and"
-                                f" {theirs.get(token_id)!r} in the draft's")
+            raise DraftMismatch(
+                f"token {token_id} is {ours.get(token_id)!r} in the target's vocabulary and"
+                f" {theirs.get(token_id)!r} in the draft's"
+            )
     return shared
 
 

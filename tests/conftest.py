@@ -1,0 +1,26 @@
+"""For every test: one thread, poisoned memory, no environment of the developer's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch loads
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_")]:
+    del os.environ[_name]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def poisoned_memory() -> Iterator[None]:
+    """`torch.empty` comes filled with NaN, so that memory read before it was written shows."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(mode=True, warn_only=False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(mode=False)

@@ -1,0 +1,113 @@
+"""A sample of the losslessness suite, and planted faults that must turn it red."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.api import Sampling
+from engine.batch import Span
+from engine.core import forward
+from engine.core.plan import Work
+from engine.sample import pick as picking
+from engine.sample.pick import Row
+from engine.slot import Slot
+from engine.speculate.drafter import Draft
+from engine.speculate.verify import Verdict, verify
+from tests.oracle.lab import Bench, Lab, play
+from tests.oracle.lossless import CHAINS, ROOT, SAMPLINGS, benches, demo_cases, disturbed
+
+DTYPES = (torch.float64,)
+
+
+@pytest.fixture(scope="module", params=DTYPES, ids=str)
+def lab(request: pytest.FixtureRequest) -> Lab:
+    return Lab(ROOT / "demo" / "target", ROOT / "demo" / "draft", request.param)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_text_is_that_of_plain_decoding(lab: Lab, name: str) -> None:
+    cases = demo_cases(lab, name, 6)
+    expected = play(lab, Bench(), cases).tokens
+    for i, chain in enumerate(CHAINS):
+        bench = list(benches(chain))[i % 3]  # pairwise; `make lossless` runs them all
+        n_tokens, n_wrong, _, _ = disturbed(lab, bench, cases, expected, seed=i)
+        assert n_tokens > 0
+        assert n_wrong == 0, bench
+
+
+def test_preemption_and_prefix_hits_happen(lab: Lab) -> None:
+    """The suite's disturbances are real: otherwise it would prove less than it says."""
+    cases = demo_cases(lab, "warm", 10)
+    expected = play(lab, Bench(), cases).tokens
+    played = play(
+        lab, Bench(("draft-model",), n_slots=4, n_pages=26), cases, known=expected, cancel_share=0.5
+    )
+    assert played.stats is not None
+    assert played.stats.n_preempted > 0
+    assert played.n_cached > 0
+    assert played.partial
+    assert any(one.speculation.n_accepted > 0 for one in played.done.values())
+
+
+# Sampling in which every part that can be planted wrong matters in nearly every row.
+HARSH = Sampling(temperature=0.4, seed=5, ignore_eos=True, repeat_penalty=1.5, presence_penalty=2.0)
+
+
+def _blind(row: Row) -> Row:
+    """The row as if no drafts came before it."""
+    return Row(row.params, row.tokens, row.n_prompt, row.counts)
+
+
+def _plant_blind_penalties(patch: pytest.MonkeyPatch) -> None:
+    entries = picking._row_entries
+    patch.setattr(picking, "_row_entries", lambda row: entries(_blind(row)))
+
+
+def _plant_wrong_position(patch: pytest.MonkeyPatch) -> None:
+    params = picking._row_params
+    patch.setattr(picking, "_row_params", lambda rows, device: params([_blind(row) for row in rows], device))
+
+
+def _plant_commit_too_far(patch: pytest.MonkeyPatch) -> None:
+    """A prompt chunk commits one token more than it computed."""
+    honest = Work.span.fget  # type: ignore[attr-defined]
+
+    def span(self: Work) -> Span:
+        one: Span = honest(self)
+        return one if one.n_logits else replace(one, token_ids=one.token_ids[:-1])
+
+    patch.setattr(Work, "span", property(span))
+
+
+def _plant_accept_too_many(patch: pytest.MonkeyPatch) -> None:
+    """The first rejected draft is kept as well."""
+
+    def too_many(logits: Tensor, drafts: Sequence[tuple[Slot, Draft]]) -> list[Verdict]:
+        return [
+            Verdict(
+                [*draft.token_ids[: one.n_accepted + 1], *one.token_ids[one.n_accepted :]][: len(draft) + 1],
+                min(one.n_accepted + 1, len(draft)),
+            )
+            for one, (_, draft) in zip(verify(logits, drafts), drafts, strict=True)
+        ]
+
+    patch.setattr(forward, "verify", too_many)
+
+
+@pytest.mark.parametrize(
+    "plant", [_plant_blind_penalties, _plant_wrong_position, _plant_commit_too_far, _plant_accept_too_many]
+)
+def test_a_planted_fault_is_seen(
+    lab: Lab, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [replace(case, n_max=16, sampling=HARSH) for case in demo_cases(lab, "all", 4)]
+    expected = play(lab, Bench(batch_size=512), cases).tokens
+    bench = Bench(("scripted",), n_slots=4, adaptive=False)
+    assert disturbed(lab, bench, cases, expected, seed=0)[1] == 0
+    plant(monkeypatch)
+    assert disturbed(lab, bench, cases, expected, seed=0)[1] > 0

@@ -1,0 +1,190 @@
+"""Pages, prefix sharing and store lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from engine.cache.cache import Cache
+from engine.cache.kv import FullKV, KVStore
+from engine.cache.pages import PagePool, prefix_keys
+
+SIZE = 4
+
+
+def make_cache(n_slots: int = 3, n_pages: int = 8) -> Cache:
+    def store() -> KVStore:
+        return KVStore([FullKV(1, 2)], n_pages, SIZE, torch.float32, torch.device("cpu"))
+
+    return Cache({"target": store(), "draft": store()}, n_slots, n_pages, SIZE)
+
+
+def run(cache: Cache, slot: int, tokens: list[int], salt: str = "", *, draft: bool = True) -> int:
+    """Take a slot through a whole sequence; return how much of it came from the prefix cache."""
+    n_past = cache.begin(slot, tokens, salt)
+    assert cache.reserve(slot, "target", n_past, len(tokens))
+    cache.commit(slot, "target", len(tokens))
+    if draft:
+        assert cache.reserve(slot, "draft", cache.length(slot, "draft"), len(tokens))
+        cache.commit(slot, "draft", len(tokens))
+    cache.publish(slot, tokens)
+    return n_past
+
+
+def test_a_prefix_is_shared_up_to_the_page_before_the_last_token() -> None:
+    cache = make_cache()
+    tokens = list(range(12))
+    assert run(cache, 0, tokens) == 0
+    assert cache.begin(1, tokens, "") == 8  # never the last token: its logits are still wanted
+    assert cache.begin(2, [*tokens, 99], "") == 12
+    assert list(cache.table(1)) == list(cache.table(0))[:2]
+
+
+def test_another_tenant_does_not_share() -> None:
+    cache = make_cache()
+    run(cache, 0, list(range(9)), salt="alice")
+    assert cache.begin(1, list(range(9)), "bob") == 0
+    assert cache.begin(1, list(range(9)), "alice") == 8
+
+
+def test_a_key_depends_on_every_token_before_it() -> None:
+    first = list(prefix_keys([1, 2, 3, 4, 5, 6, 7, 8], 4, ""))
+    second = list(prefix_keys([9, 2, 3, 4, 5, 6, 7, 8], 4, ""))
+    assert first[1] != second[1]
+    assert list(prefix_keys([5, 6, 7, 8], 4, "", parent=first[0])) == first[1:]
+
+
+def test_a_shared_page_is_copied_before_it_is_written() -> None:
+    cache = make_cache()
+    tokens = list(range(9))
+    run(cache, 0, tokens, draft=False)
+    keys = cache.stores["target"].keys[0]
+    keys[cache.table(0)[0]] = 7.0
+    assert cache.begin(1, tokens, "") == 8
+    assert cache.length(1, "draft") == 0  # the pages were made without the draft network
+    shared = cache.table(0)[0]
+    assert cache.reserve(1, "draft", 0, 8)
+    assert cache.table(1)[0] != shared
+    assert torch.equal(keys[cache.table(1)[0]], keys[shared])  # the target's rows came along
+    assert cache.length(1, "target") == 8
+
+
+def test_the_page_complete_for_more_stores_stays_published() -> None:
+    cache = make_cache()
+    tokens = list(range(9))
+    run(cache, 0, tokens, draft=False)
+    run(cache, 1, tokens, draft=True)
+    assert cache.begin(2, tokens, "") == 8
+    assert cache.length(2, "draft") == 8
+    assert list(cache.table(2)) == list(cache.table(1))[:2]
+
+
+def test_rollback_shortens_every_store_and_never_lengthens() -> None:
+    cache = make_cache()
+    tokens = list(range(11))
+    run(cache, 0, tokens)
+    assert cache.rollback(0, 6) == 6
+    assert cache.length(0, "draft") == 6
+    assert len(cache.table(0)) == 2
+    assert cache.rollback(0, 9) == 6
+
+
+def test_rewritten_pages_are_no_longer_offered() -> None:
+    cache = make_cache()
+    tokens = list(range(9))
+    run(cache, 0, tokens)
+    cache.rollback(0, 2)
+    assert cache.reserve(0, "target", 2, 9)  # other tokens will be written here
+    assert cache.begin(1, tokens, "") == 0
+
+
+def test_reserve_changes_nothing_when_there_is_no_room() -> None:
+    cache = make_cache(n_pages=2)
+    assert not cache.reserve(0, "target", 0, 9)
+    assert list(cache.table(0)) == []
+    assert cache.pool.n_free == 2
+
+
+def test_cached_pages_are_taken_back_least_recently_used_first() -> None:
+    pool = PagePool(2)
+    pages = [pool.take(), pool.take()]
+    for page, key in zip(pages, (b"a", b"b"), strict=True):
+        pool.publish(page, key, {"target"})
+        pool.release(page)
+    pool.hold(pages[0])
+    pool.release(pages[0])  # used again, so b is older now
+    assert pool.take() == pages[1]
+    assert pool.find(b"b") is None
+    assert pool.find(b"a") == pages[0]
+
+
+class Lives(RuleBasedStateMachine):
+    """Slots that begin, grow, roll back and end at random; pages must never leak, mix or change under a sharer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = make_cache(n_slots=3, n_pages=10)
+        self.tokens: dict[int, list[int]] = {}
+
+    def write(self, slot: int, start: int, end: int) -> bool:
+        """Write each position's (token) into the target's rows, as a pass would."""
+        if not self.cache.reserve(slot, "target", start, end):
+            return False
+        keys = self.cache.stores["target"].keys[0]
+        for position in range(start, end):
+            keys[self.cache.table(slot)[position // SIZE], 0, position % SIZE] = self.tokens[slot][position]
+        self.cache.commit(slot, "target", end)
+        self.cache.publish(slot, self.tokens[slot])
+        return True
+
+    @rule(slot=st.integers(0, 2), tokens=st.lists(st.integers(1, 2), min_size=1, max_size=14))
+    def begin(self, slot: int, tokens: list[int]) -> None:
+        self.tokens[slot] = tokens
+        n_past = self.cache.begin(slot, tokens, "")
+        if not self.write(slot, n_past, len(tokens)):
+            self.end(slot)
+
+    @rule(slot=st.integers(0, 2), n_tokens=st.integers(0, 14), token=st.integers(1, 2))
+    def edit(self, slot: int, n_tokens: int, token: int) -> None:
+        if slot in self.tokens:
+            n_past = self.cache.rollback(slot, n_tokens)
+            self.tokens[slot] = [*self.tokens[slot][:n_past], token]
+            if not self.write(slot, n_past, n_past + 1):
+                self.end(slot)
+
+    @rule(slot=st.integers(0, 2))
+    def end(self, slot: int) -> None:
+        self.cache.drop(slot)
+        self.tokens.pop(slot, None)
+
+    @invariant()
+    def rows_are_those_of_the_tokens(self) -> None:
+        keys = self.cache.stores["target"].keys[0]
+        for slot, tokens in self.tokens.items():
+            table = self.cache.table(slot)
+            rows = [
+                float(keys[table[i // SIZE], 0, i % SIZE, 0])
+                for i in range(self.cache.length(slot, "target"))
+            ]
+            assert rows == tokens[: len(rows)]
+
+    @invariant()
+    def every_page_is_counted_once(self) -> None:
+        pool = self.cache.pool
+        held = np.zeros(10, dtype=int)
+        for slot in range(3):
+            for page in self.cache.table(slot):
+                held[page] += 1
+        assert [page.n_holders for page in pool.pages] == held.tolist()
+        assert pool.n_held == int((held > 0).sum())
+        assert pool.n_free + pool.n_cached + pool.n_held == 10
+
+
+Lives.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+test_random_lives = pytest.mark.filterwarnings("ignore::hypothesis.errors.NonInteractiveExampleWarning")(
+    Lives.TestCase
+)

@@ -1,0 +1,258 @@
+"""The step loop over a toy network: batching, endings, preemption, and every fault contained in its request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.api import Delta, Done, Event, Failed
+from engine.batch import Batch
+from engine.errors import StepFailed
+from engine.slot import Slot
+from engine.speculate.draft_model import DraftModel
+from engine.speculate.drafter import Draft, Drafter, Kept, Want
+from engine.speculate.garbage import Garbage
+from tests.unit.toy import VOCAB, Toy, ToyNetwork, toy_engine, toy_slot
+
+PROMPTS = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [9, 8], "c": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}
+
+
+def run(
+    toy: Toy, prompts: dict[str, list[int]] = PROMPTS, *, types: tuple[str, ...] = (), **options: object
+) -> tuple[dict[str, list[int]], dict[str, Event]]:
+    """Play requests to their ends: tokens and last event of each."""
+    tokens: dict[str, list[int]] = {name: [] for name in prompts}
+    last: dict[str, Event] = {}
+    for name, prompt in prompts.items():
+        toy.engine.add(name, _maker(name, prompt, types, options))
+    for _ in range(2000):
+        if not toy.engine.busy:
+            break
+        for name, event in toy.engine.step():
+            assert name not in last, "an event after the last one"
+            if isinstance(event, Delta):
+                tokens[name] += event.token_ids
+            else:
+                last[name] = event
+    assert set(last) == set(prompts)
+    stats = toy.engine.stats()
+    assert stats.n_pages_held == 0
+    assert not any(slot.busy for slot in stats.slots)
+    return tokens, last
+
+
+def _maker(
+    name: str, prompt: list[int], types: tuple[str, ...], options: dict[str, object]
+) -> Callable[[int], Slot]:
+    return lambda slot_id: toy_slot(slot_id, name, prompt, types=types, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[int]]:
+    return run(toy_engine(n_slots=1))[0]
+
+
+def test_requests_beside_each_other_get_the_same_tokens(expected: dict[str, list[int]]) -> None:
+    tokens, last = run(toy_engine(n_slots=3))
+    assert tokens == expected
+    done = last["a"]
+    assert isinstance(done, Done)
+    assert done.reason == "length"
+    assert done.usage.n_completion == len(tokens["a"]) == 20
+
+
+def test_draft_model_that_agrees_saves_passes(expected: dict[str, list[int]]) -> None:
+    draft = ToyNetwork()
+    toy = toy_engine(lambda cache: [DraftModel(draft, cache, 16)])  # type: ignore[arg-type,list-item]
+    tokens, last = run(toy, types=("draft-model",))
+    assert tokens == expected
+    done = last["a"]
+    assert isinstance(done, Done)
+    assert done.speculation.n_accepted == done.speculation.n_drafted > 0
+    assert done.speculation.n_steps == sum(done.speculation.histogram) < 20 / 3
+
+
+@pytest.mark.parametrize("n_pages", [12, 14])
+def test_preempted_requests_continue_identically(expected: dict[str, list[int]], n_pages: int) -> None:
+    draft = ToyNetwork(agreement=0.7)
+    toy = toy_engine(lambda cache: [DraftModel(draft, cache, 16)], n_slots=3, n_pages=n_pages)  # type: ignore
+    tokens, _ = run(toy, types=("draft-model",))
+    assert toy.engine.stats().n_preempted > 0
+    assert tokens == expected
+
+
+def test_an_end_token_inside_an_accepted_run_cuts_everything_there(expected: dict[str, list[int]]) -> None:
+    eos = expected["a"][9]
+    cut = expected["a"].index(eos) + 1
+    toy = toy_engine(lambda cache: [DraftModel(ToyNetwork(), cache, 16)], eos=eos)  # type: ignore[arg-type,list-item]
+    tokens, last = run(toy, {"a": PROMPTS["a"]}, types=("draft-model",), n_max=15)
+    assert tokens["a"] == expected["a"][:cut]
+    done = last["a"]
+    assert isinstance(done, Done)
+    assert (done.reason, done.stop_string, done.usage.n_completion) == ("stop", None, cut)
+
+
+def test_a_stop_string_ends_the_request_at_its_token(expected: dict[str, list[int]]) -> None:
+    word = f"w{expected['b'][5]} "
+    cut = expected["b"].index(expected["b"][5]) + 1
+    toy = toy_engine(lambda cache: [DraftModel(ToyNetwork(), cache, 16)])  # type: ignore[arg-type,list-item]
+    tokens, last = run(toy, {"b": PROMPTS["b"]}, types=("draft-model",), stop=word)
+    assert tokens["b"] == expected["b"][:cut]
+    done = last["b"]
+    assert isinstance(done, Done)
+    assert done.stop_string == word
+
+
+def test_no_draft_goes_past_the_limit() -> None:
+    seen: list[int] = []
+
+    class Eager(Drafter):
+        name = "eager"
+
+        def draft(self, wants: Sequence[Want]) -> list[Draft]:
+            seen.extend(want.slot.n_limit - len(want.slot.tokens) - want.n_max for want in wants)
+            return [Draft([0] * want.n_max) for want in wants]
+
+    run(toy_engine(lambda cache: [Eager()]), types=("eager",))
+    assert min(seen) == 1  # the pass's own token still fits
+
+
+def test_cancel_frees_the_slot_and_nobody_else_notices(expected: dict[str, list[int]]) -> None:
+    toy = toy_engine(n_slots=2)
+    toy.engine.add("gone", lambda slot_id: toy_slot(slot_id, "gone", [5, 5, 5], max_tokens=200))
+    toy.engine.add("queued", lambda slot_id: toy_slot(slot_id, "queued", [5], max_tokens=200))
+    toy.engine.step()
+    toy.engine.cancel("gone")
+    toy.engine.cancel("queued")
+    assert not toy.engine.busy
+    assert run(toy)[0] == expected
+
+
+class Faulty(Drafter):
+    """Raises in the verb that is told to."""
+
+    name = "faulty"
+
+    def __init__(self, verb: str) -> None:
+        self.verb = verb
+        self.n_calls = 0
+
+    def _call(self, verb: str) -> None:
+        if verb == self.verb:
+            self.n_calls += 1
+            raise RuntimeError(f"{verb} failed")
+
+    def begin(self, slot: Slot) -> None:
+        self._call("begin")
+
+    def draft(self, wants: Sequence[Want]) -> list[Draft]:
+        self._call("draft")
+        return [Draft()] * len(wants)
+
+    def accept(self, kept: Sequence[Kept]) -> None:
+        self._call("accept")
+
+    def end(self, slot: Slot) -> None:
+        self._call("end")
+
+
+@pytest.mark.parametrize("verb", ["begin", "draft", "accept", "end"])
+def test_a_failing_drafter_costs_nothing_but_speed(verb: str, expected: dict[str, list[int]]) -> None:
+    faulty = Faulty(verb)
+    toy = toy_engine(lambda cache: [faulty, Garbage(VOCAB)], n_slots=1)
+    tokens, last = run(toy, types=("faulty", "garbage"))
+    assert tokens == expected
+    done = last["c"]
+    assert isinstance(done, Done)
+    assert "garbage" in done.speculation.drafters  # the next drafter took over
+    assert toy.engine.stats().disabled_drafters == ("faulty",)  # three requests failed on it
+    assert faulty.n_calls == 3
+    run(toy, types=("faulty",))
+    assert faulty.n_calls == 3
+
+
+def _nan_for(length: int) -> Callable[[Batch, Tensor], None]:
+    def spoil(batch: Batch, logits: Tensor) -> None:
+        for i, row in enumerate(batch.logit_index.tolist()):
+            if int(batch.positions[row]) == length - 1:
+                logits[i] = torch.nan
+
+    return spoil
+
+
+def test_nan_ends_that_request_alone(expected: dict[str, list[int]]) -> None:
+    toy = toy_engine(n_slots=3)
+    toy.target.spoil = _nan_for(len(PROMPTS["c"]) + 18)  # only the longest prompt gets that far
+    tokens, last = run(toy)
+    assert isinstance(last["c"], Failed)
+    assert tokens["c"] == expected["c"][:18]
+    assert tokens["a"] == expected["a"]
+    assert tokens["b"] == expected["b"]
+
+
+def test_a_pass_that_fails_with_drafts_is_run_without(expected: dict[str, list[int]]) -> None:
+    def refuse_drafts(batch: Batch, logits: Tensor) -> None:
+        if any(span.n_drafts for span in batch.spans):
+            raise RuntimeError("no drafts today")
+
+    toy = toy_engine(lambda cache: [Garbage(VOCAB)])
+    toy.target.spoil = refuse_drafts
+    tokens, last = run(toy, types=("garbage",))
+    assert tokens == expected
+    assert all(isinstance(event, Done) for event in last.values())
+
+
+def test_a_span_that_fails_alone_fails_its_request_alone(expected: dict[str, list[int]]) -> None:
+    def refuse_b(batch: Batch, logits: Tensor) -> None:
+        for span in batch.spans:
+            if span.n_past == 0 and span.token_ids[0] == PROMPTS["b"][0]:
+                raise ValueError("not this prompt")
+
+    toy = toy_engine(n_slots=3)
+    toy.target.spoil = refuse_b
+    tokens, last = run(toy)
+    failed = last["b"]
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, StepFailed)
+    assert (tokens["a"], tokens["c"]) == (expected["a"], expected["c"])
+
+
+def test_out_of_memory_ends_the_largest_span_and_the_rest_goes_on(expected: dict[str, list[int]]) -> None:
+    def small_device(batch: Batch, logits: Tensor) -> None:
+        if max(len(span.token_ids) for span in batch.spans) > 8:
+            raise torch.OutOfMemoryError("too large")
+
+    toy = toy_engine(n_slots=3, batch_size=32)
+    toy.target.spoil = small_device
+    tokens, last = run(toy)
+    assert isinstance(last["c"], Failed)
+    assert (tokens["a"], tokens["b"]) == (expected["a"], expected["b"])
+
+
+def test_long_prompts_do_not_hold_up_a_running_stream() -> None:
+    toy = toy_engine(n_slots=2, batch_size=8)
+    toy.engine.add("short", lambda slot_id: toy_slot(slot_id, "short", [1, 2], max_tokens=50))
+    toy.engine.step()
+    toy.engine.add("long", lambda slot_id: toy_slot(slot_id, "long", [3] * 100, max_tokens=5))
+    for _ in range(10):
+        heard = [name for name, event in toy.engine.step() if isinstance(event, Delta)]
+        assert "short" in heard
+
+
+def test_a_second_request_with_the_same_prompt_starts_from_the_cache(expected: dict[str, list[int]]) -> None:
+    toy = toy_engine(n_slots=1)
+    run(toy)
+    tokens, last = run(toy)
+    assert tokens == expected
+    done = last["c"]
+    assert isinstance(done, Done)
+    assert done.usage.n_cached == 8
+
+
+def test_warm_up_leaves_no_trace() -> None:
+    toy = toy_engine(batch_size=16)
+    toy.engine.warm_up(n_repeats=1)
+    assert toy.engine.stats().n_pages_free == 64

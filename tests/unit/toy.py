@@ -1,0 +1,135 @@
+"""A network without weights: each row's logits are a hash of every token before it, read back from the cache.
+
+A wrong page, length or order anywhere changes the text, so engine tests need no real model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api import Request, Sampling
+from engine.batch import Batch
+from engine.cache.cache import Cache
+from engine.cache.kv import FullKV, KVStore
+from engine.core.engine import Capacity, Engine
+from engine.sample.params import resolve_sampling
+from engine.slot import Slot, SlotStats, SpeculateParams
+from engine.speculate.chain import Chain
+from engine.speculate.drafter import Drafter
+from engine.speculate.length import Lengths
+from kernels import select
+
+VOCAB = 32
+CPU = torch.device("cpu")
+
+
+class Words:
+    """Stands in for a `TextStream`: token 7 is the word "w7 "."""
+
+    def __init__(self, stop: str | None = None) -> None:
+        self.stopped: str | None = None
+        self._stop = stop
+
+    def push(self, token_id: int) -> str:
+        word = f"w{token_id} "
+        if self._stop == word:
+            self.stopped = word
+            return ""
+        return word
+
+    def flush(self) -> str:
+        return ""
+
+
+@dataclass
+class ToyNetwork:
+    """Implements what the engine uses of a `Network`."""
+
+    spoil: Callable[[Batch, Tensor], None] = field(default=lambda batch, logits: None)
+    agreement: float = 1.0  # share of rows on which it equals the toy with agreement 1
+    n_passes: int = 0
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
+    vocab_size: int = VOCAB
+    kv_layers: list[FullKV] = field(default_factory=lambda: [FullKV(1, 1)])
+
+    def forward(self, batch: Batch, store: KVStore) -> Tensor:
+        """[n_logits, VOCAB] float32."""
+        self.n_passes += 1
+        cells = store.keys[0][:, 0, :, 0]  # [n_pages, page_size]
+        cells[batch.row_pages, batch.row_offsets] = batch.token_ids.float()
+        size = cells.shape[1]
+        rows = []
+        for row in batch.logit_index.tolist():
+            span = int(torch.searchsorted(batch.span_starts, row, right=True)) - 1
+            seen = np.arange(int(batch.positions[row]) + 1)
+            pages = batch.page_table[span].numpy()[seen // size]
+            rows.append(self._logits(cells[pages, seen % size].numpy().astype(np.int64)))
+        logits = torch.from_numpy(np.array(rows, dtype=np.float32).reshape(-1, VOCAB))
+        self.spoil(batch, logits)
+        return logits
+
+    def _logits(self, tokens: np.ndarray) -> np.ndarray:
+        random = np.random.default_rng(tokens.tolist())
+        own = random.random() < self.agreement
+        return random.normal(0, 3, VOCAB) if own else np.random.default_rng(len(tokens)).normal(0, 3, VOCAB)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """An engine over toys."""
+
+    engine: Engine
+    cache: Cache
+    target: ToyNetwork
+
+
+def toy_engine(
+    make_drafters: Callable[[Cache], list[Drafter]] = lambda cache: [],
+    *,
+    n_slots: int = 2,
+    n_pages: int = 64,
+    batch_size: int = 16,
+    adaptive: bool = False,
+    eos: int = VOCAB,
+) -> Toy:
+    """A toy engine with 4-token pages; `eos` past the vocabulary never ends a text."""
+    select(CPU, torch.float32)
+    target = ToyNetwork()
+    stores = {name: KVStore([FullKV(1, 1)], n_pages, 4, torch.float32, CPU) for name in ("target", "draft")}
+    cache = Cache(stores, n_slots, n_pages, 4)
+    lengths = Lengths(adaptive=adaptive)
+    capacity = Capacity(n_slots=n_slots, n_ctx=256, batch_size=batch_size, eos_ids=frozenset({eos}))
+    engine = Engine(target, cache, Chain(make_drafters(cache), lengths), lengths, capacity)  # type: ignore[arg-type]
+    return Toy(engine, cache, target)
+
+
+def toy_slot(
+    slot_id: int,
+    name: str,
+    prompt: list[int],
+    *,
+    types: tuple[str, ...] = (),
+    n_max: int = 4,
+    max_tokens: int = 20,
+    stop: str | None = None,
+    temperature: float = 0.8,
+) -> Slot:
+    """A slot as the service makes it."""
+    sampling = resolve_sampling(Sampling(temperature=temperature, seed=3), {}, [], VOCAB)
+    return Slot(
+        slot_id,
+        Request(id=name, prompt=tuple(prompt)),
+        list(prompt),
+        len(prompt),
+        len(prompt) + max_tokens,
+        sampling,
+        SpeculateParams(types=types, n_max=n_max, n_min=0, p_min=0.0),
+        Words(stop),
+        stats=SlotStats(histogram=[0] * (n_max + 1)),
+    )  # type: ignore[arg-type]
