@@ -33,28 +33,57 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 SHAPE: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": [2, 0],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": [2, 0],
     "pad_token_id": 0,
 }
 # The original context of 64 makes all three branches of llama3's scaling matter.
-LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
-               "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
-    "llama": (LlamaConfig, {"head_dim": 16, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3_ROPE,
-                            "tie_word_embeddings": False}),
-    "qwen2": (Qwen2Config, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-                            "tie_word_embeddings": True}),
-    "qwen3": (Qwen3Config, {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-                            "tie_word_embeddings": True}),
+    "llama": (
+        LlamaConfig,
+        {"head_dim": 16, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False},
+    ),
+    "qwen2": (
+        Qwen2Config,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "tie_word_embeddings": True},
+    ),
+    "qwen3": (
+        Qwen3Config,
+        {
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 
 
-def tiny_checkpoint(family: str, folder: Path, *, seed: int = 0, vocab: int = 384,
-                    dtype: torch.dtype = torch.float32, changes: Mapping[str, Any] | None = None) -> Path:
+def tiny_checkpoint(
+    family: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    vocab: int = 384,
+    dtype: torch.dtype = torch.float32,
+    changes: Mapping[str, Any] | None = None,
+) -> Path:
     """Write a random checkpoint of a family with tokenizer and chat template; returns its folder.
 
-    vocab: rows of the embedding, at least the tokenizer's 384 tokens. changes: config fields to set otherwise.
+    vocab: rows of the embedding, at least the tokenizer's 384 tokens. changes: other config fields.
     """
     config_class, own = FAMILIES[family]
     config = config_class(**{**SHAPE, **own, "vocab_size": vocab, **(changes or {})})
@@ -77,14 +106,20 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=384, special_tokens=list(CONTROL), show_progress=False,
+        vocab_size=384,
+        special_tokens=list(CONTROL),
+        show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     tokenizer.train_from_iterator(SENTENCES, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, "bos_token": None,
-        "eos_token": CONTROL[2], "pad_token": CONTROL[0], "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 512,
+        "bos_token": None,
+        "eos_token": CONTROL[2],
+        "pad_token": CONTROL[0],
+        "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.api import DrafterCount, EngineStats, Event, Failed, SlotState
+from engine.api import Delta, DrafterCount, EngineStats, Event, Failed, SlotState
 from engine.batch import Batch, Span
 from engine.cache.cache import Cache
 from engine.core import forward, plan
@@ -173,7 +173,7 @@ class Engine:
             slot.n_past = min(n_past, len(slot.tokens) - 1)
             self._cache.commit(slot.id, forward.STORE, slot.n_past)
             if one.n_logits:
-                self._count(slot, one, outcome, len(delta.token_ids))
+                self._count(slot, one, delta)
                 events.append((slot.request.id, delta))
             if ending is Ending.BROKEN:
                 ended.append(
@@ -190,14 +190,16 @@ class Engine:
             self._free(slot)
         return events
 
-    def _count(self, slot: Slot, work: Work, verdict: Verdict, n_tokens: int) -> None:
-        slot.stats.histogram[verdict.n_accepted] += 1
-        self._totals.n_completion += n_tokens
+    def _count(self, slot: Slot, work: Work, delta: Delta) -> None:
+        """Credit a round. Accepted drafts behind an end token or stop string are not in the text and not counted."""
+        n_accepted = sum(source is not None for source in delta.sources)
+        slot.stats.histogram[n_accepted] += 1
+        self._totals.n_completion += len(delta.token_ids)
         if work.draft:
-            slot.stats.count(work.draft.source, len(work.draft), verdict.n_accepted)
+            slot.stats.count(work.draft.source, len(work.draft), n_accepted)
             total = self._drafter_totals[work.draft.source]
             total["drafted"] += len(work.draft)
-            total["accepted"] += verdict.n_accepted
+            total["accepted"] += n_accepted
 
     def _free(self, slot: Slot) -> None:
         """The slot's request is over; its published pages stay with the prefix cache."""

@@ -26,7 +26,7 @@ class GatedMLP:
 
 def load_mlp(weights: Weights, name: str, d_model: int, d_ffn: int, *, bias: bool) -> GatedMLP:
     """The feed-forward layer whose tensors start with `name`."""
-    inputs = [f"{name}.up_proj", f"{name}.gate_proj"]
+    inputs = [f"{name}.gate_proj", f"{name}.up_proj"]
     return GatedMLP(
         gate_up=load_linear(weights, inputs, d_model, [d_ffn, d_ffn], bias=bias),
         down=load_linear(weights, [f"{name}.down_proj"], d_ffn, [d_model], bias=bias),

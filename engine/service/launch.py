@@ -131,6 +131,9 @@ def drafter_types(settings: Settings) -> tuple[str, ...]:
         raise SettingError("device_draft", settings.device_draft, "has no use without --model-draft")
     if settings.draft_p_min > 0 and draft_model.DraftModel.name not in names:
         raise SettingError("draft_p_min", settings.draft_p_min, "has no use without a model drafter")
+    for name in ("ngram_size_n", "ngram_size_m"):
+        if getattr(settings, name) != getattr(Settings(), name) and NgramSimple.name not in names:
+            raise SettingError(name, getattr(settings, name), "has no use without ngram-simple")
     return tuple(dict.fromkeys(names))
 
 

@@ -44,7 +44,12 @@ class NgramSimple(Drafter):
         start = self._ends[want.slot.id].get(_key(tokens[-n:]))
         if start is None:
             return ()
-        return tokens[start : start + min(want.n_max, self._size_m)]
+        n_drafts = min(want.n_max, self._size_m)
+        draft = tokens[start : start + n_drafts]
+        # The match may end a few tokens back (a loop, a table row): then the copy goes on into itself.
+        while len(draft) < n_drafts:
+            draft += draft[: n_drafts - len(draft)]
+        return draft
 
     def _learn(self, slot: Slot) -> None:
         """Index every n-gram that is followed by a known token and was not indexed yet."""

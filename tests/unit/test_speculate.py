@@ -32,14 +32,27 @@ def ngram_draft(tokens: list[int], n_max: int = 8, size_n: int = 3, size_m: int 
 
 
 def test_ngram_copies_what_followed_the_latest_occurrence() -> None:
-    assert ngram_draft([1, 2, 3, 4, 9, 1, 2, 3, 5, 6, 1, 2, 3]) == [5, 6, 1, 2, 3]
+    assert ngram_draft([1, 2, 3, 4, 9, 1, 2, 3, 5, 6, 1, 2, 3]) == [
+        5,
+        6,
+        1,
+        2,
+        3,
+        5,
+        6,
+        1,
+    ]  # past the end it goes on into itself
 
 
 @pytest.mark.parametrize(
-    ("n_max", "size_m", "expected"), [(2, 8, [5, 6]), (8, 3, [5, 6, 7]), (8, 8, [5, 6, 7, 1, 2, 3])]
+    ("n_max", "size_m", "expected"), [(2, 8, [5, 6]), (8, 3, [5, 6, 7]), (8, 8, [5, 6, 7, 1, 2, 3, 5, 6])]
 )
 def test_ngram_respects_both_limits(n_max: int, size_m: int, expected: list[int]) -> None:
     assert ngram_draft([1, 2, 3, 5, 6, 7, 1, 2, 3], n_max, size_m=size_m) == expected
+
+
+def test_ngram_drafts_a_loop_as_long_as_allowed() -> None:
+    assert ngram_draft([4, 7, 7, 7, 7, 7], 6) == [7] * 6
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 2, 3], [1, 2, 3, 4, 2, 3], [4, 1, 2, 5, 1, 2]])
@@ -55,7 +68,7 @@ def test_ngram_learns_tokens_across_steps_and_forgets_at_begin() -> None:
     for token_id in (3, 1, 2):
         slot.append(token_id)
         drafter.accept([Kept(slot, Draft(), 0)])
-    assert list(drafter.draft([Want(slot, 4)])[0].token_ids) == [3, 1, 2]
+    assert list(drafter.draft([Want(slot, 4)])[0].token_ids) == [3, 1, 2, 3]
     other = slot_with([1, 2])
     drafter.begin(other)
     assert not drafter.draft([Want(other, 4)])[0]

@@ -1,0 +1,183 @@
+"""CPU speed against its physical limit and against plain decoding, on a checkpoint of realistic size.
+
+    python -m tests.bench.inflate demo/target /tmp/big --hidden 1024 --layers 28 --ffn 4096
+    python -m tests.bench.bars --model /tmp/big
+
+Sides alternate, and the median of the ratios of pairs counts. Run it with nothing beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.api import Speculate
+from engine.batch import Batch, Span
+from engine.core import forward
+from engine.service.launch import launch
+from engine.service.thread import ThreadEngine
+from engine.settings import Settings
+from kernels.choose.op import RowParams, choose
+from kernels.matmul.op import linear, pack
+from tests.bench.playing import ROOT, Ask, demo_asks, play, random_asks
+
+N_PAIRS = 7
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def median_s(work: Callable[[], object], n: int = 15) -> float:
+    """Median seconds of a call, after three that do not count."""
+    times = []
+    for i in range(n + 3):
+        started = time.perf_counter()
+        work()
+        if i >= 3:
+            times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+@torch.inference_mode()
+def bandwidth() -> float:
+    """Bytes/s at which prepacked linears read their weights for one row: 8192 x 1024 bf16, cold in cache."""
+    packed = [pack(torch.randn(8192, 1024).to(torch.bfloat16)) for _ in range(24)]  # 16 MiB each
+    x = torch.randn(1, 1024).to(torch.bfloat16)
+    return 24 * 8192 * 1024 * 2 / median_s(lambda: [linear(x, one) for one in packed])
+
+
+@torch.inference_mode()
+def step_s(engine: ThreadEngine, n_past: int, n_rows: int = 1) -> float:
+    """Seconds of a pass of the target at a context length."""
+    core = engine._engine
+    cache, target = core._cache, core.target
+    assert cache.reserve(0, forward.STORE, 0, n_past + n_rows)
+    span = Span(0, [5] * n_rows, n_past, n_rows - 1, n_rows)
+
+    def work() -> None:
+        batch = Batch.build([span], [cache.table(0)], cache.page_size, target.device)
+        target.forward(batch, cache.stores[forward.STORE])
+
+    try:
+        return median_s(work)
+    finally:
+        cache.drop(0)
+
+
+async def ratios(
+    engine: ThreadEngine, asks: Sequence[Ask], types: tuple[str, ...], n_max: int
+) -> tuple[float, float, float, float]:
+    """Medians of (speculating ÷ plain, plain tokens/s, speculating tokens/s) over pairs, and acceptance length."""
+    found, plain_rates, rates = [], [], []
+    n_tokens = n_steps = 0
+    off = Speculate(types=("none",))
+    on = Speculate(types=types, n_max=n_max)
+    for i, ask in enumerate(asks):
+        first, second = (on, off) if i % 2 else (off, on)
+        one, two = await play(engine, ask, first), await play(engine, ask, second)
+        fast, plain = (one, two) if i % 2 else (two, one)
+        assert fast.token_ids == plain.token_ids, "speculation changed the text"
+        n = fast.n_counted
+        seconds, tokens, steps = fast.decoding(n)
+        plain_seconds, plain_tokens, _ = plain.decoding(n)
+        if tokens < 8:
+            continue
+        n_tokens, n_steps = n_tokens + tokens, n_steps + steps
+        plain_rates.append(plain_tokens / plain_seconds)
+        rates.append(tokens / seconds)
+        found.append(rates[-1] / plain_rates[-1])
+    return (
+        statistics.median(found),
+        statistics.median(plain_rates),
+        statistics.median(rates),
+        n_tokens / n_steps,
+    )
+
+
+async def speedups(engine: ThreadEngine, options: argparse.Namespace) -> None:
+    vocab_size = 4096  # of the demo tokenizer; inflated ids never occur
+    sets = {
+        "rename": demo_asks(["rename"], options.pairs, 160),
+        "continue": demo_asks(["continue"], options.pairs, 160),
+        "random": random_asks(vocab_size, options.pairs),
+    }
+    for kind, asks in sets.items():
+        for types in (("ngram-simple",), ("draft-model",), ("ngram-simple", "draft-model")):
+            if options.model_draft is None and "draft-model" in types:
+                continue
+            ratio, plain, rate, length = await ratios(engine, asks, types, options.draft_max)
+            say(
+                f"{kind:9} {'+'.join(types):25} {ratio:5.2f} x plain  ({plain:6.1f} -> {rate:6.1f} tokens/s,"
+                f" acceptance length {length:.2f}, {len(asks)} pairs)"
+            )
+    await engine.close()
+
+
+@torch.inference_mode()
+def picking(vocab_size: int = 151_936) -> None:
+    logits = torch.randn(1, vocab_size) * 3
+    for name, top_p in (("T 0.8", 1.0), ("T 0.8, top_p 0.95", 0.95)):
+        params = RowParams(
+            torch.tensor([0.8]),
+            torch.tensor([0], dtype=torch.int32),
+            torch.tensor([top_p]),
+            torch.tensor([0.0]),
+            torch.tensor([1]),
+            torch.tensor([100]),
+        )
+        say(
+            f"pick at {vocab_size} words, {name}: {1e3 * median_s(lambda: choose(logits, params)):.2f} ms a row"
+        )
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--model-draft", default=str(ROOT / "demo" / "draft"))
+    parser.add_argument("--pairs", type=int, default=N_PAIRS)
+    parser.add_argument("--draft-max", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=None)
+    options = parser.parse_args(arguments)
+    engine = launch(
+        Settings(
+            model=options.model,
+            model_draft=options.model_draft,
+            dtype="bfloat16",
+            ctx_size=8192,
+            parallel=2,
+            ngram_size_n=4,
+            ngram_size_m=16,
+            threads=options.threads,
+        )
+    )
+    info = engine.info
+    rate = bandwidth()
+    limit = rate / info.weight_bytes
+    say(
+        f"{info.n_params / 1e6:.0f} M parameters, {info.weight_bytes / 1e6:.0f} MB, threads {torch.get_num_threads()};"
+        f" prepacked linears read {rate / 1e9:.1f} GB/s: at most {limit:.1f} tokens/s"
+    )
+    short, long = step_s(engine, 500), step_s(engine, 8100)
+    layers = engine._engine.target.kv_layers
+    kv_bytes = sum(one.token_bytes(torch.bfloat16) for one in layers) * (8100 - 500)
+    say(
+        f"step at 500: {1e3 * short:.1f} ms = {1 / short / limit:.2f} of the limit; at 8100: {1e3 * long:.1f} ms;"
+        f" difference {(long - short) / (kv_bytes / rate):.2f} x KV bytes / bandwidth"
+    )
+    say("rows: " + "  ".join(f"{n}: {1e3 * step_s(engine, 500, n):.1f} ms" for n in (1, 2, 4, 8, 16, 32)))
+    picking()
+    asyncio.run(speedups(engine, options))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

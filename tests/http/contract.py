@@ -1,0 +1,254 @@
+"""What every `AsyncEngine` must do, as checks to run on a ready engine. The fake passes them, and so must the
+real one: otherwise the HTTP tests would prove nothing.
+
+`CHECKS` leave the engine as they found it; `ENDINGS` each need an engine of their own and end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from engine.api import AsyncEngine, Delta, Done, Event, EventStream, Failed, Request, Sampling, Speculate
+from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, RequestError
+
+Check = Callable[[AsyncEngine], Awaitable[None]]
+LIMIT_S = 60.0
+GREEDY = Sampling(temperature=0.0, ignore_eos=True)
+
+
+def ask(name: str, **changes: object) -> Request:
+    """A request of eight tokens, whatever the model would rather do."""
+    base = Request(id=f"contract-{name}", prompt="one two three four", sampling=GREEDY, max_tokens=8)
+    return replace(base, **changes)
+
+
+async def events_of(stream: EventStream) -> list[Event]:
+    async with asyncio.timeout(LIMIT_S):
+        return [event async for event in stream]
+
+
+async def outcome(engine: AsyncEngine, request: Request) -> tuple[list[Delta], Done]:
+    """Deltas and the end of a request that must succeed; checks the order of events."""
+    events = await events_of(await engine.submit(request))
+    *deltas, end = events
+    assert isinstance(end, Done), end
+    assert all(isinstance(one, Delta) for one in deltas)
+    return deltas, end
+
+
+async def idle(engine: AsyncEngine) -> None:
+    """Every slot and every page must come back within a step or two."""
+    async with asyncio.timeout(LIMIT_S):
+        while any(slot.busy for slot in engine.stats().slots) or engine.stats().n_waiting:
+            await asyncio.sleep(0.005)
+
+
+async def info_is_filled(engine: AsyncEngine) -> None:
+    info = engine.info
+    assert engine.status == "ready"
+    assert info.name
+    assert info.fingerprint
+    assert info.n_slots == len(engine.stats().slots) > 0
+    assert info.n_ctx > 0
+    assert info.vocab_size > 0
+
+
+async def ends_once(engine: AsyncEngine) -> None:
+    stream = await engine.submit(ask("once"))
+    *_, end = await events_of(stream)
+    assert isinstance(end, Done)
+    for _ in range(2):
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+    await stream.aclose()
+    await stream.aclose()
+
+
+async def counts_add_up(engine: AsyncEngine) -> None:
+    request = ask("counts")
+    stream = await engine.submit(request)
+    assert stream.n_prompt > 0
+    *deltas, end = await events_of(stream)
+    assert isinstance(end, Done)
+    assert (end.reason, end.stop_string) == ("length", None)
+    assert end.usage.n_prompt == stream.n_prompt
+    assert 0 <= end.usage.n_cached < end.usage.n_prompt
+    assert end.usage.n_completion == request.max_tokens == sum(len(one.token_ids) for one in deltas)
+    for one in deltas:
+        assert len(one.token_ids) == len(one.sources)
+        assert not one.pieces or "".join(one.pieces) == one.text
+
+
+async def figures_are_sound(engine: AsyncEngine) -> None:
+    _, end = await outcome(engine, ask("figures"))
+    times = end.timings
+    assert all(math.isfinite(one) and one >= 0 for one in (times.queue_s, times.prompt_s, times.generation_s))
+    run = end.speculation
+    assert len(run.histogram) == run.n_max + 1
+    assert sum(run.histogram) == run.n_steps
+    assert sum(n * steps for n, steps in enumerate(run.histogram)) == run.n_accepted <= run.n_drafted
+    assert run.n_min <= run.n_max
+    assert run.n_steps <= end.usage.n_completion
+    assert set(run.drafters) <= set(engine.info.drafters)
+
+
+async def sources_name_drafters(engine: AsyncEngine) -> None:
+    deltas, end = await outcome(engine, ask("sources"))
+    named = {source for one in deltas for source in one.sources if source is not None}
+    assert named <= set(end.speculation.types) <= set(engine.info.drafters)
+
+
+async def seed_is_told(engine: AsyncEngine) -> None:
+    for seed in (0, 2**64 - 1):
+        _, end = await outcome(engine, ask("seed", sampling=Sampling(seed=seed)))
+        assert end.seed == seed
+    _, end = await outcome(engine, ask("no-seed", sampling=Sampling()))
+    assert 0 <= end.seed < 2**64
+
+
+async def same_seed_same_text(engine: AsyncEngine) -> None:
+    request = ask("same", sampling=Sampling(seed=42, ignore_eos=True))
+    texts = []
+    for speculate in (Speculate(), Speculate(types=()), Speculate(n_max=1)):
+        deltas, _ = await outcome(engine, replace(request, speculate=speculate))
+        texts.append("".join(one.text for one in deltas))
+    assert len(set(texts)) == 1
+
+
+async def speculation_only_narrows(engine: AsyncEngine) -> None:
+    _, free = await outcome(engine, ask("free"))
+    _, greedy = await outcome(engine, ask("greedy", speculate=Speculate(n_max=10**6)))
+    assert greedy.speculation.n_max == free.speculation.n_max
+    _, none = await outcome(engine, ask("none", speculate=Speculate(types=())))
+    assert (none.speculation.types, none.speculation.n_drafted) == ((), 0)
+    _, zero = await outcome(engine, ask("zero", speculate=Speculate(n_max=0, n_min=5)))
+    assert (zero.speculation.n_max, zero.speculation.n_min, zero.speculation.n_drafted) == (0, 0, 0)
+
+
+async def refuses_before_any_event(engine: AsyncEngine) -> None:
+    far = engine.info.vocab_size
+    with pytest.raises(ContextTooLong) as caught:
+        await engine.submit(ask("long", prompt=(1,) * (engine.info.n_ctx + 1)))
+    assert (caught.value.n_prompt, caught.value.n_ctx) == (engine.info.n_ctx + 1, engine.info.n_ctx)
+    with pytest.raises(InvalidRequest) as wrong:
+        await engine.submit(ask("ids", prompt=(1, far)))
+    assert wrong.value.param == "prompt"
+    with pytest.raises(InvalidRequest) as wrong:
+        await engine.submit(ask("bias", sampling=Sampling(logit_bias=((far, 1.0),))))
+    assert wrong.value.param == "logit_bias"
+    with pytest.raises(RequestError) as unknown:
+        await engine.submit(ask("types", speculate=Speculate(types=("warp",))))
+    assert unknown.value.param == "speculative.types"
+    await idle(engine)
+
+
+async def leaving_frees(engine: AsyncEngine) -> None:
+    stream = await engine.submit(ask("leave", max_tokens=None))
+    await anext(stream)
+    await stream.aclose()
+    await idle(engine)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def leaving_early_frees(engine: AsyncEngine) -> None:
+    """Before the first event, in a slot and in the queue."""
+    streams = [await engine.submit(ask(f"early-{i}")) for i in range(engine.info.n_slots + 2)]
+    for stream in reversed(streams):
+        await stream.aclose()
+    await idle(engine)
+
+
+async def leaving_during_submit_frees(engine: AsyncEngine) -> None:
+    for turns in range(5):
+        task = asyncio.create_task(engine.submit(ask(f"submit-{turns}")))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        for got in await asyncio.gather(task, return_exceptions=True):
+            if not isinstance(got, BaseException):
+                await got.aclose()
+    await idle(engine)
+
+
+async def leaving_disturbs_nobody(engine: AsyncEngine) -> None:
+    alone, _ = await outcome(engine, ask("alone"))
+    kept = await engine.submit(ask("kept"))
+    left = await engine.submit(ask("left", prompt="five six seven"))
+    await anext(left)
+    await left.aclose()
+    *deltas, end = await events_of(kept)
+    assert isinstance(end, Done)
+    assert "".join(one.text for one in deltas) == "".join(one.text for one in alone)
+
+
+async def more_than_slots(engine: AsyncEngine) -> None:
+    streams = [await engine.submit(ask(f"many-{i}")) for i in range(engine.info.n_slots + 2)]
+    for events in await asyncio.gather(*(events_of(stream) for stream in streams)):
+        assert isinstance(events[-1], Done)
+    await idle(engine)
+
+
+async def tokens_and_text(engine: AsyncEngine) -> None:
+    ids = await engine.tokenize("one two", add_special=False, parse_special=True)
+    assert ids
+    assert all(0 <= one < engine.info.vocab_size for one in ids)
+    assert await engine.detokenize(ids) == "one two"
+    assert await engine.tokenize("", add_special=False, parse_special=False) == []
+
+
+async def draining_lets_finish(engine: AsyncEngine) -> None:
+    running = asyncio.create_task(events_of(await engine.submit(ask("running"))))
+    draining = asyncio.create_task(engine.drain(LIMIT_S))
+    await asyncio.sleep(0)
+    assert engine.status == "draining"
+    with pytest.raises(EngineStopped):
+        await engine.submit(ask("late"))
+    assert isinstance((await running)[-1], Done)
+    await draining
+    await engine.close()
+    await engine.close()
+
+
+async def draining_fails_what_is_left(engine: AsyncEngine) -> None:
+    running = asyncio.create_task(events_of(await engine.submit(ask("left", max_tokens=None))))
+    async with asyncio.timeout(LIMIT_S):
+        await engine.drain(0.0)
+    last = (await running)[-1]
+    assert isinstance(last, Done | Failed)
+    assert isinstance(last, Done) or isinstance(last.error, EngineStopped)
+    await engine.close()
+
+
+async def closing_ends_streams(engine: AsyncEngine) -> None:
+    stream = await engine.submit(ask("closed", max_tokens=None))
+    await engine.close()
+    last = (await events_of(stream))[-1]
+    assert isinstance(last, Done | Failed)
+    with pytest.raises(EngineStopped):
+        await engine.submit(ask("after"))
+
+
+CHECKS: tuple[Check, ...] = (
+    info_is_filled,
+    ends_once,
+    counts_add_up,
+    figures_are_sound,
+    sources_name_drafters,
+    seed_is_told,
+    same_seed_same_text,
+    speculation_only_narrows,
+    refuses_before_any_event,
+    leaving_frees,
+    leaving_early_frees,
+    leaving_during_submit_frees,
+    leaving_disturbs_nobody,
+    more_than_slots,
+    tokens_and_text,
+)
+ENDINGS: tuple[Check, ...] = (draining_lets_finish, draining_fails_what_is_left, closing_ends_streams)

@@ -1,0 +1,32 @@
+"""The command line's server loop over a fake engine, for tests of signals and exit statuses.
+
+`SLOW_LOAD` in the model's name delays loading, `BROKEN` makes it fail; streams take about a second.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from engine.api import AsyncEngine
+from engine.errors import UnsupportedModel
+from engine.settings import Settings
+from server.cli import start
+from tests.http.fake import FakeEngine, words
+
+
+def load(settings: Settings) -> AsyncEngine:
+    if "SLOW_LOAD" in settings.model:
+        time.sleep(20)
+    if "BROKEN" in settings.model:
+        raise UnsupportedModel(f"{settings.model}: no such architecture")
+    if "CRASH" in settings.model:
+        raise ZeroDivisionError("a fault of ours")
+    engine = FakeEngine(script=lambda request: words(request, delay_s=0.25))
+    if "DYING" in settings.model:
+        engine.status = "failed"
+    return engine
+
+
+if __name__ == "__main__":
+    start(sys.argv[1:], load)

@@ -1,0 +1,260 @@
+"""An engine that says what a script tells it to. Implements `engine.api.AsyncEngine` without a model.
+
+A script is a function from a request to steps: events, a number (wait so many seconds), or an exception to raise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from itertools import count
+
+from engine.api import (
+    Chat,
+    Delta,
+    Done,
+    DrafterCount,
+    EngineStats,
+    Event,
+    Failed,
+    ModelInfo,
+    Request,
+    SlotState,
+    Speculation,
+    Status,
+    Timings,
+    Usage,
+)
+from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded, Unsupported
+
+Step = Event | float | Exception
+Script = Callable[[Request], Iterable[Step]]
+
+N_CTX = 512
+VOCAB = 1000
+N_MAX = 4
+DRAFTERS = ("draft-model", "ngram-simple")
+INFO = ModelInfo(
+    name="fake/model",
+    path="/models/fake",
+    architecture="FakeForCausalLM",
+    n_params=1_000_000,
+    weight_bytes=4_000_000,
+    vocab_size=VOCAB,
+    n_ctx=N_CTX,
+    n_ctx_train=2048,
+    n_slots=4,
+    batch_size=128,
+    n_pages=64,
+    page_size=32,
+    device="cpu",
+    dtype="float32",
+    drafters=DRAFTERS,
+    chat_template="{{ messages }}",
+    bos_token="<s>",
+    eos_tokens=("</s>",),
+    fingerprint="fake-1",
+    created=1_700_000_000,
+    sampling_defaults={"temperature": 1.0},
+)
+
+
+def delta(text: str, *sources: str | None, first_id: int = 10) -> Delta:
+    """One token per source; the text goes to the tokens in equal shares."""
+    sources = sources or (None,)
+    size = -(-len(text) // len(sources))
+    pieces = tuple(text[i * size : (i + 1) * size] for i in range(len(sources)))
+    return Delta(text, tuple(range(first_id, first_id + len(sources))), sources, pieces)
+
+
+def done(request: Request, n_completion: int = 3, reason: str = "stop", **changes: object) -> Done:
+    """The end of a request that ran with the fake's speculation; by default every other draft was accepted."""
+    asked = request.speculate
+    types = DRAFTERS if asked.types is None else asked.types
+    n_max = min(N_MAX, N_MAX if asked.n_max is None else asked.n_max) if types else 0
+    n_accepted = n_completion // 2 if n_max else 0
+    n_steps = n_completion - n_accepted
+    histogram = [0] * (n_max + 1)
+    histogram[0] = n_steps
+    if n_accepted:
+        histogram[0], histogram[1] = n_steps - n_accepted, n_accepted
+    speculation = Speculation(
+        types=types,
+        n_max=n_max,
+        n_min=min(asked.n_min or 0, n_max),
+        p_min=asked.p_min or 0.0,
+        n_steps=n_steps,
+        histogram=tuple(histogram),
+        drafters={types[0]: DrafterCount(2 * n_accepted, n_accepted)} if n_accepted else {},
+    )
+    fields = {
+        "reason": reason,
+        "stop_string": None,
+        "usage": Usage(n_prompt=prompt_length(request), n_cached=1, n_completion=n_completion),
+        "timings": Timings(queue_s=0.001, prompt_s=0.02, generation_s=0.05 if n_completion > 1 else 0.0),
+        "speculation": speculation,
+        "seed": 7 if request.sampling.seed is None else request.sampling.seed,
+    }
+    return Done(**{**fields, **changes})
+
+
+def prompt_length(request: Request) -> int:
+    if isinstance(request.prompt, Chat):
+        return sum(len(str(one["content"]).split()) for one in request.prompt.messages) + 1
+    return len(request.prompt) if isinstance(request.prompt, tuple) else len(request.prompt.split()) + 1
+
+
+def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
+    """`w0 w1 … w9`, three tokens a step, cut at max_tokens; the second and third token of a step were drafted."""
+    n_max = 10 if request.max_tokens is None else min(10, request.max_tokens)
+    for start in range(0, n_max, 3):
+        texts = [f"w{i} " for i in range(start, min(start + 3, n_max))]
+        if delay_s:
+            yield delay_s
+        yield Delta(
+            "".join(texts),
+            tuple(range(start, start + len(texts))),
+            (None, "ngram-simple", "draft-model")[: len(texts)],
+            tuple(texts),
+        )
+    yield done(request, n_max, "stop" if n_max == 10 else "length")
+
+
+class FakeStream:
+    """Plays a script. `closed` tells that the server let go of it."""
+
+    def __init__(self, engine: FakeEngine, request: Request) -> None:
+        self.n_prompt = prompt_length(request)
+        self.request = request
+        self.closed = False
+        self.ended = False
+        self._engine = engine
+        self._steps = iter(engine.script(request))
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self.ended or self.closed:
+            raise StopAsyncIteration
+        event = await self._next()
+        if isinstance(event, Done | Failed):
+            self._finish()
+        return event
+
+    async def _next(self) -> Event:
+        for step in self._steps:
+            if self._engine.stopped.is_set():
+                break
+            if isinstance(step, float | int):
+                await self._wait(step)
+                continue
+            if isinstance(step, Exception):
+                self._finish()
+                raise step
+            return step
+        if self._engine.stopped.is_set():
+            return Failed(EngineStopped("stopped"))
+        self._finish()
+        raise StopAsyncIteration
+
+    async def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._engine.stopped.wait(), seconds)
+
+    def _finish(self) -> None:
+        self.ended = True
+        self._engine.running.discard(self)
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(0)  # like a real engine, closing reaches another task
+        self.closed = True
+        self._engine.running.discard(self)
+
+
+class FakeEngine:
+    """Unlimited slots, a countable queue. `refusal` is raised by the next submits; `status` may be set."""
+
+    def __init__(self, script: Script = words, max_running: int = 1000) -> None:
+        self.script = script
+        self.max_running = max_running
+        self.info = INFO
+        self.status: Status = "ready"
+        self.refusal: Exception | None = None
+        self.requests: list[Request] = []
+        self.streams: list[FakeStream] = []
+        self.running: set[FakeStream] = set()
+        self.stopped = asyncio.Event()
+        self.render_error: Exception | None = None
+        self._ids = count()
+
+    async def submit(self, request: Request) -> FakeStream:
+        if self.status != "ready":
+            raise EngineStopped("not ready")
+        if self.refusal:
+            raise self.refusal
+        self._check(request)
+        if len(self.running) >= self.max_running:
+            raise Overloaded(len(self.running), 1.5)
+        stream = FakeStream(self, request)
+        self.requests.append(request)
+        self.streams.append(stream)
+        self.running.add(stream)
+        return stream
+
+    def _check(self, request: Request) -> None:
+        n_prompt = prompt_length(request)
+        if n_prompt >= N_CTX:
+            raise ContextTooLong(n_prompt, N_CTX)
+        unknown = [one for one in request.speculate.types or () if one not in DRAFTERS]
+        if unknown:
+            raise Unsupported("speculative.types", f"{unknown[0]} is not loaded")
+        ids = request.prompt if isinstance(request.prompt, tuple) else ()
+        if any(one >= VOCAB for one in ids):
+            raise InvalidRequest("prompt", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
+        if any(token >= VOCAB for token, _ in request.sampling.logit_bias):
+            raise InvalidRequest("logit_bias", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return ([1] if add_special else []) + [ord(char) for char in text]
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return "".join(chr(one) for one in token_ids)
+
+    async def render(self, chat: Chat) -> str:
+        if self.render_error:
+            raise self.render_error
+        turns = "".join(f"<{one['role']}>{one['content']}" for one in chat.messages)
+        return turns + ("<assistant>" if chat.add_generation_prompt else "")
+
+    def stats(self) -> EngineStats:
+        busy = [stream.request.id for stream in self.running][: INFO.n_slots]
+        ids = busy + [None] * (INFO.n_slots - len(busy))
+        return EngineStats(
+            slots=tuple(SlotState(i, one is not None, one, 5, 7, 1, 2, -1) for i, one in enumerate(ids)),
+            n_waiting=max(0, len(self.running) - INFO.n_slots),
+            n_pages_free=60,
+            n_pages_cached=2,
+            n_pages_held=2,
+            n_steps=11,
+            n_prompt_tokens=20,
+            n_completion_tokens=30,
+            drafters={"ngram-simple": DrafterCount(10, 5)},
+            n_preempted=0,
+            disabled_drafters=(),
+        )
+
+    async def drain(self, timeout_s: float) -> None:
+        self.status = "draining"
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        while self.running and loop.time() < end:
+            await asyncio.sleep(0.01)
+        self.stopped.set()
+        while self.running:
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        self.status = "draining"
+        self.stopped.set()

@@ -1,0 +1,233 @@
+"""Who may ask and what they learn: keys, host names, request ids, status, the page."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+
+from server import pages
+from tests.http.fake import FakeEngine, delta, done
+from tests.http.serving import Served, chat, raw, served, until
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Served]:
+    with served(api_key="alpha, beta") as one:
+        yield one
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer alpha"},
+        {"authorization": "bearer beta"},
+        {"authorization": "alpha"},
+        {"x-api-key": "beta"},
+        {"x-api-key": "Bearer beta"},
+    ],
+)
+def test_right_keys(locked: Served, headers: dict[str, str]) -> None:
+    assert locked.post("/v1/chat/completions", chat(), headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer alph"},
+        {"authorization": "Bearer alpha, beta"},
+        {"authorization": "Basic alpha"},
+        {"x-api-key": "gamma"},
+        {"x-api-key": ""},
+        {"authorization": "Bearer ÿ"},
+    ],
+)
+def test_wrong_keys(locked: Served, headers: dict[str, str]) -> None:
+    encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+    for method, path in (
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/slots"),
+        ("GET", "/props"),
+        ("GET", "/v1/models"),
+        ("POST", "/tokenize"),
+        ("GET", "/nothing"),
+    ):
+        answer = locked.http.request(method, path, headers=encoded)
+        assert answer.status_code == 401, path
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/live", "/", "/app.js", "/style.css"])
+def test_public_paths(locked: Served, path: str) -> None:
+    assert locked.http.get(path).status_code == 200
+    assert locked.http.head(path).status_code == 200
+
+
+def test_every_key_is_compared(locked: Served) -> None:
+    with mock.patch("hmac.compare_digest", wraps=hmac.compare_digest) as compared:
+        locked.http.get("/props", headers={"x-api-key": "alpha"})
+    assert compared.call_count == 2
+
+
+def test_keys_are_tenants_of_their_own(locked: Served) -> None:
+    locked.engine.requests.clear()
+    for key in ("alpha", "beta", "alpha"):
+        locked.post("/v1/chat/completions", chat(), headers={"x-api-key": key})
+    first, second, third = (request.tenant for request in locked.engine.requests)
+    assert first == third != second
+    assert first
+    assert "alpha" not in first
+
+
+def test_props_keep_the_secret(locked: Served) -> None:
+    props = locked.http.get("/props", headers={"x-api-key": "alpha"})
+    assert "alpha" not in props.text
+    assert props.json()["settings"]["parallel"] == 4
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8080", 200),
+        ("LOCALHOST:80", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example:8080", 403),
+        ("", 403),
+        ("192.168.0.1", 403),
+    ],
+)
+def test_host_names_on_loopback(server: Served, host: str, status: int) -> None:
+    answer = raw(server.port, f"GET /health HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+    assert answer.startswith(f"HTTP/1.1 {status}".encode())
+
+
+def test_any_host_name_elsewhere() -> None:
+    with served(host="0.0.0.0") as server:
+        assert server.http.get("/health", headers={"host": "my.example"}).status_code == 200
+
+
+def test_nothing_for_other_origins(server: Served) -> None:
+    headers = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    answer = server.http.options("/v1/chat/completions", headers=headers)
+    assert answer.status_code == 405
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+@pytest.mark.parametrize(
+    ("offered", "kept"),
+    [("a-b_c.9", True), ("x" * 64, True), ("x" * 65, False), ("a b", False), ("a\x01", False), ("", False)],
+)
+def test_request_ids(server: Served, offered: str, kept: bool) -> None:
+    ids = [
+        server.http.get(path, headers={"x-request-id": offered}).headers["x-request-id"]
+        for path in ("/health", "/nothing")
+    ]
+    assert (ids == [offered] * 2) == kept
+    assert len(set(ids)) == (1 if kept else 2)
+
+
+def test_while_loading() -> None:
+    with served(loaded=False) as server:
+        health = server.http.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "loading")
+        assert health.json()["error"]["code"] == "loading"
+        assert server.http.get("/live").status_code == 200
+        assert server.http.get("/").status_code == 200
+        for answer in (server.chat(), server.http.get("/v1/models"), server.http.get("/slots")):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert answer.json()["error"]["type"] == "unavailable_error"
+        server.gate.open(FakeEngine())
+        assert server.http.get("/health").json() == {"status": "ok"}
+        assert server.chat().status_code == 200
+
+
+def test_while_draining(server: Served) -> None:
+    server.engine.status = "draining"
+    assert (server.http.get("/health").status_code, server.http.get("/health").json()["status"]) == (
+        503,
+        "draining",
+    )
+    answer = server.chat()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert server.http.get("/slots").status_code == 200
+    assert server.http.get("/live").status_code == 200
+
+
+def test_after_a_failure(server: Served) -> None:
+    server.engine.status = "failed"
+    assert (server.http.get("/health").status_code, server.http.get("/health").json()["status"]) == (
+        503,
+        "failed",
+    )
+    assert server.http.get("/live").status_code == 503
+    assert (server.chat().status_code, server.chat().headers["x-should-retry"]) == (500, "false")
+
+
+def test_slots(server: Served) -> None:
+    server.engine.script = lambda request: [delta("x"), 5.0, done(request, 1)]
+    assert [slot["is_processing"] for slot in server.http.get("/slots").json()] == [False] * 4
+    with server.http.stream("POST", "/v1/chat/completions", json=chat(stream=True, n=4)) as answer:
+        next(answer.iter_lines())
+        slots = server.http.get("/slots").json()
+        assert all(slot["is_processing"] and slot["id_task"].startswith("chatcmpl-") for slot in slots)
+        assert slots[0]["next_token"] == [{"has_next_token": True, "n_remain": -1, "n_decoded": 2}]
+        assert (slots[0]["n_prompt_tokens"], slots[0]["n_prompt_tokens_cache"]) == (5, 1)
+        none = server.http.get("/slots?fail_on_no_slot=1")
+        assert (none.status_code, none.json()["error"]["code"]) == (503, "no_idle_slot")
+    until(lambda: not server.engine.running)
+    assert server.http.get("/slots?fail_on_no_slot=1").status_code == 200
+
+
+def test_props(server: Served) -> None:
+    props = server.http.get("/props").json()
+    assert (props["total_slots"], props["model_alias"], props["bos_token"]) == (4, "fake/model", "<s>")
+    assert props["default_generation_settings"]["n_ctx"] == 512
+    assert props["speculation"]["drafters"] == ["draft-model", "ngram-simple"]
+    assert props["speculation"]["n_max"] == 16
+    assert props["engine"]["n_pages_free"] == 60
+    assert "api_key" not in props["settings"]
+
+
+def test_tokens(server: Served) -> None:
+    assert server.post("/tokenize", {"content": "ab"}).json() == {"tokens": [97, 98]}
+    assert server.post("/tokenize", {"content": "a", "add_special": True}).json() == {"tokens": [1, 97]}
+    assert server.post("/tokenize", {}).json() == {"tokens": []}
+    assert server.post("/tokenize", {"content": "a", "with_pieces": True}).json() == {
+        "tokens": [{"id": 97, "piece": "a"}]
+    }
+    assert server.post("/detokenize", {"tokens": [97, 98]}).json() == {"content": "ab"}
+    for path, body in (
+        ("/tokenize", {"content": 1}),
+        ("/tokenize", {"content": "a", "add_special": 1}),
+        ("/tokenize", {"content": "a" * 16385, "with_pieces": True}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": ["a"]}),
+        ("/detokenize", {"tokens": [True]}),
+    ):
+        assert server.post(path, body).status_code == 400, body
+
+
+def test_apply_template(server: Served) -> None:
+    assert server.post("/apply-template", chat()).json() == {"prompt": "<user>Hi there<assistant>"}
+    assert server.post("/apply-template", chat(add_generation_prompt=False)).json() == {
+        "prompt": "<user>Hi there"
+    }
+    assert server.post("/apply-template", {}).status_code == 400
+
+
+def test_the_page(server: Served) -> None:
+    for path, (name, kind) in pages.FILES.items():
+        answer = server.http.get(path)
+        assert answer.headers["content-type"].startswith(kind), name
+        assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.text == (pages.FOLDER / name).read_text()

@@ -1,0 +1,202 @@
+"""A server process from start to exit: signals, draining, exit statuses. Real processes, a fake engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.settings import Settings
+from server.serve import bind, run
+from tests.http.entry import load
+from tests.http.serving import chat, served, until
+
+ENTRY = [sys.executable, "-m", "tests.http.entry"]
+
+
+class Process:
+    """A server in its own process; `log` grows as it writes."""
+
+    def __init__(self, *arguments: str) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("SLIPSTREAM_")}
+        self.popen = subprocess.Popen(
+            [*ENTRY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
+        )
+        self.log = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.popen.stdout:
+            self.log += line
+
+    def url(self) -> str:
+        """The address, once the port is open."""
+        until(lambda: "url=" in self.log or self.popen.poll() is not None, within_s=15)
+        found = re.search(r"url=(\S+)", self.log)
+        assert found, self.log
+        return found[1]
+
+    def ready(self) -> str:
+        until(lambda: "is ready on" in self.log or self.popen.poll() is not None, within_s=15)
+        return self.url()
+
+    def exits(self, within_s: float = 10) -> int:
+        status = self.popen.wait(within_s)
+        self._reader.join(5)
+        return status
+
+
+@contextlib.contextmanager
+def process(*arguments: str) -> Iterator[Process]:
+    one = Process("--port", "0", *arguments)
+    try:
+        yield one
+    finally:
+        one.popen.kill()
+        one.exits()
+        one.popen.stdout.close()
+
+
+def in_background(work: Any) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    return thread, results
+
+
+def cut_off(url: str) -> None:
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.post(f"{url}/v1/chat/completions", json=chat())
+
+
+def test_sigterm_drains() -> None:
+    with process("-m", "fake") as server:
+        url = server.ready()
+        assert "curl http://127.0.0.1:" in server.log
+        stream, streamed = in_background(
+            lambda: httpx.post(f"{url}/v1/chat/completions", json=chat(stream=True))
+        )
+        whole, answered = in_background(lambda: httpx.post(f"{url}/v1/chat/completions", json=chat()))
+        until(lambda: sum(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()) == 2)
+        server.popen.send_signal(signal.SIGTERM)
+        until(lambda: httpx.get(f"{url}/health").status_code == 503)
+        assert httpx.get(f"{url}/health").json()["status"] == "draining"
+        refused = httpx.post(f"{url}/v1/chat/completions", json=chat())
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        stream.join(5)
+        whole.join(5)
+        assert streamed[0].text.endswith("data: [DONE]\n\n")
+        assert '"finish_reason":"stop"' in streamed[0].text
+        assert answered[0].json()["choices"][0]["message"]["content"].endswith("w9 ")
+        assert server.exits() == 0
+        assert "event=drained" in server.log
+        assert "Traceback" not in server.log
+
+
+def test_the_drain_ends_in_time() -> None:
+    with process("-m", "fake", "--shutdown-timeout", "0.3") as server:
+        url = server.ready()
+        stream, streamed = in_background(
+            lambda: httpx.post(f"{url}/v1/chat/completions", json=chat(stream=True))
+        )
+        whole, answered = in_background(lambda: httpx.post(f"{url}/v1/chat/completions", json=chat()))
+        until(lambda: sum(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()) == 2)
+        server.popen.send_signal(signal.SIGINT)
+        stream.join(5)
+        whole.join(5)
+        *_, error, last, end = streamed[0].text.split("\n\n")
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "server_stopping"
+        assert (last, end) == ("data: [DONE]", "")
+        assert answered[0].status_code == 503
+        assert server.exits() == 0
+        assert "Traceback" not in server.log
+
+
+def test_the_second_signal_means_now() -> None:
+    with process("-m", "fake") as server:
+        url = server.ready()
+        request, _ = in_background(lambda: cut_off(url))
+        until(lambda: any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()))
+        server.popen.send_signal(signal.SIGINT)
+        until(lambda: "event=draining" in server.log)
+        server.popen.send_signal(signal.SIGINT)
+        assert server.exits(2) == 130
+        request.join(5)
+
+
+def test_the_port_is_open_while_loading() -> None:
+    with process("-m", "SLOW_LOAD") as server:
+        url = server.url()
+        health = httpx.get(f"{url}/health")
+        assert (health.status_code, health.json()["status"]) == (503, "loading")
+        assert httpx.get(url).status_code == 200
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.exits(5) == 0
+
+
+def test_bad_usage() -> None:
+    with process("-m", "fake", "-ngl", "5") as server:
+        assert server.exits() == 2
+        assert "slipstream: error: unrecognized arguments: -ngl" in server.log
+
+
+def test_a_model_that_does_not_load() -> None:
+    with process("-m", "BROKEN") as server:
+        assert server.exits() == 3
+        assert "BROKEN: no such architecture" in server.log
+        assert "Traceback" not in server.log
+
+
+# What needs no signals runs in this process.
+
+
+def test_an_unexpected_error_while_loading(caplog: pytest.LogCaptureFixture) -> None:
+    assert run(Settings(model="CRASH", port=0), load) == 1
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_engine_that_dies_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    assert run(Settings(model="DYING", port=0), load) == 1
+    assert "event=engine_failed" in caplog.text
+
+
+def test_a_taken_port(caplog: pytest.LogCaptureFixture) -> None:
+    with bind(Settings(model="x", port=0)) as taken:
+        number = taken.getsockname()[1]
+        assert run(Settings(model="x", port=number), load) == 4
+    assert f"--port {number}: Address already in use" in caplog.text
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no such host"])
+def test_a_host_that_is_not_ours(host: str) -> None:
+    assert run(Settings(model="x", port=0, host=host), load) == 3
+
+
+def test_open_to_all_without_a_key_warns(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(Settings(model="DYING", port=0, host="0.0.0.0"), load)
+    assert "ANYONE WHO CAN REACH" in caplog.text
+    caplog.clear()
+    run(Settings(model="DYING", port=0, host="0.0.0.0", api_key="k"), load)
+    assert "ANYONE" not in caplog.text
+    assert "'authorization: Bearer YOUR_KEY'" in capsys.readouterr().out
+
+
+def test_ipv6() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with served(host="::1") as server:
+        assert server.http.get("/health").json() == {"status": "ok"}

@@ -1,0 +1,206 @@
+"""Settings from flags, environment, file and defaults; the table of them; what importing the app loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.settings import Settings
+from server import flags, flags_table
+from server.cli import read_settings
+
+
+def read(*arguments: str, **environ: str) -> Settings:
+    return read_settings(["-m", "x", *arguments], environ)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, **environ: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        read(*arguments, **environ)
+    assert caught.value.code == 2
+    return capsys.readouterr().err.rpartition("error: ")[2].strip()
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    path = tmp_path / "server.toml"
+    path.write_text('ctx-size = 100\nparallel = 2\ntemperature = 1\nspec_adaptive = false\nalias = "t"\n')
+    return path
+
+
+def test_defaults() -> None:
+    assert read() == Settings(model="x")
+
+
+def test_precedence(toml: Path) -> None:
+    config = ["--config", str(toml)]
+    assert read(*config) == Settings(
+        model="x", ctx_size=100, parallel=2, temperature=1.0, spec_adaptive=False, alias="t"
+    )
+    environ = {"SLIPSTREAM_CTX_SIZE": "200", "SLIPSTREAM_SPEC_ADAPTIVE": "1", "SLIPSTREAM_PARALLEL": "3"}
+    both = read(*config, **environ)
+    assert (both.ctx_size, both.spec_adaptive, both.parallel, both.alias) == (200, True, 3, "t")
+    all_three = read(*config, "-c", "300", "--no-spec-adaptive", **environ)
+    assert (all_three.ctx_size, all_three.spec_adaptive, all_three.parallel) == (300, False, 3)
+    assert read(SLIPSTREAM_CONFIG=str(toml)).ctx_size == 100
+
+
+def test_llama_cpps_names() -> None:
+    settings = read(
+        "-c",
+        "4096",
+        "-np",
+        "8",
+        "-md",
+        "draft",
+        "-devd",
+        "cuda:1",
+        "-b",
+        "512",
+        "-t",
+        "2",
+        "-a",
+        "name",
+        "-s",
+        "7",
+        "--spec-draft-n-max",
+        "5",
+        "--draft-n-min",
+        "1",
+        "--spec-draft-p-min",
+        "0.5",
+        "--temp",
+        "0.7",
+        "--spec-ngram-simple-size-n",
+        "3",
+    )
+    assert settings == Settings(
+        model="x",
+        ctx_size=4096,
+        parallel=8,
+        model_draft="draft",
+        device_draft="cuda:1",
+        batch_size=512,
+        threads=2,
+        alias="name",
+        seed=7,
+        draft_max=5,
+        draft_min=1,
+        draft_p_min=0.5,
+        temperature=0.7,
+        ngram_size_n=3,
+    )
+    assert read_settings(["serve", "-hf", "org/name"], {}).model == "org/name"
+    assert read("--ctx-size=64").ctx_size == 64
+
+
+def test_unknown_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "--nope" in refused(capsys, "--nope")
+    assert "-ngl" in refused(capsys, "-ngl", "5")
+    assert "--ctx" in refused(capsys, "--ctx", "5")  # no abbreviations
+    assert refused(capsys, SLIPSTREAM_CTX="5") == "unknown environment variable SLIPSTREAM_CTX"
+    path = tmp_path / "a.toml"
+    for text, told in (
+        ("ctx_siez = 1", "unknown key ctx_siez"),
+        ("ctx-size = 9\nctx_size = 9", "given twice: ctx_size"),
+        ("[model]\na = 1", "from "),
+        ("=", "a.toml"),
+    ):
+        path.write_text(text)
+        assert told in refused(capsys, "--config", str(path))
+    assert "missing.toml" in refused(capsys, "--config", str(tmp_path / "missing.toml"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-np", "0"], "--parallel 0: must be at least 1 (from the command line)"),
+        (["--draft-max", "65"], "--draft-max 65: must be at most 64"),
+        (["--port", "65536"], "must be at most 65535"),
+        (["--dtype", "int3"], "must be one of auto, float32"),
+        (["-c", "many"], "--ctx-size (from the command line): Input should be a valid integer"),
+        (["-c", "1.5"], "valid integer"),
+        (["--temp", "nan"], "finite number"),
+        (["--temp", "inf"], "finite number"),
+        (["-s", "-1"], "--seed -1: must be at least 0"),
+        (["-s", str(2**64)], "must be at most"),
+        (["--api-key", " , "], "no key in it"),
+        (["--port"], "expected one argument"),
+    ],
+)
+def test_bounds(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
+    assert told in refused(capsys, *arguments)
+
+
+def test_the_wrong_value_is_traced_to_its_source(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert refused(capsys, SLIPSTREAM_PARALLEL="0").endswith("(from SLIPSTREAM_PARALLEL)")
+    path = tmp_path / "a.toml"
+    path.write_text('parallel = "4"')
+    assert f"--parallel (from {path}): Input should be a valid integer" in refused(
+        capsys, "--config", str(path)
+    )
+    path.write_text("parallel = true")
+    assert "valid integer" in refused(capsys, "--config", str(path))
+
+
+def test_empty_variables_are_unset() -> None:
+    assert read(SLIPSTREAM_API_KEY="", SLIPSTREAM_CTX_SIZE="").ctx_size is None
+
+
+def test_a_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings([], {})
+    assert "--model is needed" in capsys.readouterr().err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--help", "--version"):
+        with pytest.raises(SystemExit) as caught:
+            read_settings([flag], {})
+        assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for group in set(flags.GROUP_STARTS.values()):
+        assert f"\n{group.lower()}:\n" in text
+    assert "--no-spec-adaptive" in text
+    assert text.splitlines()[-1].startswith("slipstream ")
+
+
+def test_every_setting_has_its_names() -> None:
+    assert [option.name for option in flags.OPTIONS] == [one.name for one in dataclasses.fields(Settings)]
+    assert set(flags.GROUP_STARTS) <= set(flags.BY_NAME)
+    every = [flag for option in flags.OPTIONS for flag in option.flags]
+    assert len(every) == len(set(every))
+
+
+def test_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(f"# A\n{flags_table.START}\nold\n{flags_table.END}\nB\n")
+    assert flags_table.main([str(path), "--check"]) == 1
+    assert "old" in path.read_text()
+    assert flags_table.main([str(path)]) == 0
+    text = path.read_text()
+    assert text.startswith("# A\n<!-- flags -->\n**Model**\n")
+    assert text.endswith("<!-- /flags -->\nB\n")
+    assert "| `--parallel`, `-np` | `4` | slots: requests computed at the same time |" in text
+    assert "`--spec-adaptive`, `--no-spec-adaptive` | on |" in text
+    assert flags_table.main([str(path), "--check"]) == 0
+    with pytest.raises(ValueError, match="no <!-- flags -->"):
+        flags_table.updated("nothing here")
+
+
+def test_the_readme_is_fresh() -> None:
+    path = Path(flags_table.__file__).parent.parent / "README.md"
+    if not path.exists() or flags_table.START not in path.read_text():
+        pytest.skip("no table in the README")
+    assert flags_table.main([str(path), "--check"]) == 0
+
+
+@pytest.mark.parametrize("module", ["server.app", "server.cli", "server.serve", "server.flags_table"])
+def test_no_torch_is_loaded(module: str) -> None:
+    code = f"import sys, {module}; print(*{{'torch', 'numba', 'transformers', 'engine.service'}} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""

@@ -1,0 +1,310 @@
+"""Networks against transformers on random checkpoints: however a text is cut into spans, the logits are the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import kernels
+from engine.batch import Batch, Span
+from engine.cache.kv import KVStore
+from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
+from engine.models.network import Network
+from engine.models.registry import load_network
+from tests.checkpoints import noised_copy, tiny_checkpoint
+
+CPU = torch.device("cpu")
+N_CTX, PAGE, N_PAGES = 256, 16, 80
+N_PROMPT = 100  # past the original context of 64 of the scaled rotary embeddings
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-yarn": ("qwen3", {"rope_parameters": {**YARN, "truncate": False, "beta_fast": 16.0}}),
+    "qwen3-biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": False}),
+}
+Oracle = tuple[Path, Tensor, Tensor]  # folder, prompt [N_PROMPT] int64, its logits [N_PROMPT, vocab] float32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _selected() -> None:
+    torch.set_num_threads(1)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        kernels.select(CPU, dtype)
+
+
+@pytest.fixture(params=["reference", "selected"])
+def ops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a test once on the definitions of the ops and once on what this machine would select."""
+    with kernels.use("reference") if request.param == "reference" else nullcontext():
+        yield
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracle]:
+    """Checkpoint, prompt and expected logits of a variant, made once."""
+    made: dict[str, Oracle] = {}
+
+    def get(variant: str) -> Oracle:
+        if variant not in made:
+            family, changes = VARIANTS[variant]
+            folder = tiny_checkpoint(family, tmp_path_factory.mktemp(variant), changes=changes)
+            prompt = torch.randint(384, (N_PROMPT,), generator=torch.Generator().manual_seed(1))
+            with torch.inference_mode():
+                logits = theirs(folder)(prompt[None]).logits[0]
+            made[variant] = (folder, prompt, logits)
+        return made[variant]
+
+    return get
+
+
+def theirs(folder: Path) -> Any:
+    """The checkpoint in transformers, float32."""
+    return AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+
+
+class Runner:
+    """A network with a store and page tables of shuffled pages; feeds texts in any cut."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.store = KVStore(network.kv_layers, N_PAGES, PAGE, network.dtype, CPU)
+        pages = list(range(N_PAGES))
+        random.Random(0).shuffle(pages)
+        self.tables = [pages[i : i + N_CTX // PAGE] for i in range(0, N_PAGES, N_CTX // PAGE)]
+
+    def feed(self, *spans: Span) -> Tensor:
+        """Logits of one pass, [n_logits, vocab]."""
+        batch = Batch.build(spans, [self.tables[span.slot] for span in spans], PAGE, CPU)
+        with torch.inference_mode():
+            return self.network.forward(batch, self.store)
+
+    def feed_chunks(self, slot: int, token_ids: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        """Logits of all rows of one text fed in chunks, [n_tokens, vocab]."""
+        starts = itertools.accumulate(sizes, initial=0)
+        return torch.cat(
+            [
+                self.feed(rows(slot, token_ids, start, size))
+                for start, size in zip(starts, sizes, strict=False)
+            ]
+        )
+
+
+def rows(slot: int, token_ids: Sequence[int], start: int, size: int) -> Span:
+    """The span of `size` tokens of a text from `start`, with all logits."""
+    return Span(slot, list(token_ids[start : start + size]), start, 0, size)
+
+
+def loaded(folder: Path, dtype: torch.dtype = torch.float32, n_vocab: int | None = 384) -> Network:
+    return load_network(folder, dtype, CPU, N_CTX, n_vocab)
+
+
+def difference(ours: Tensor, expected: Tensor) -> float:
+    assert ours.dtype == torch.float32
+    return float((ours - expected).abs().max())
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracle], variant: str) -> None:
+    folder, prompt, expected = oracle(variant)
+    assert expected.std() > 0.3, "logits must be large enough to show a difference"
+    ids, runner = prompt.tolist(), Runner(loaded(folder))
+    assert difference(runner.feed_chunks(0, ids, [N_PROMPT]), expected) < 1e-4
+    assert difference(runner.feed_chunks(1, ids, [33, 1, 15, 2, 49]), expected) < 1e-4
+    assert difference(runner.feed_chunks(2, ids, [1] * N_PROMPT), expected) < 1e-4
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
+def test_ragged_batches(oracle: Callable[[str], Oracle], variant: str) -> None:
+    """Slots at different places of the same text, one pass for all, logits for some rows only."""
+    folder, prompt, expected = oracle(variant)
+    ids, runner, rng = prompt.tolist(), Runner(loaded(folder)), random.Random(2)
+    n_past, n_checked = [0] * 5, 0
+    while min(n_past) < N_PROMPT:
+        spans, wanted = [], []
+        for slot in rng.sample(range(5), 5):
+            size = min(rng.choice([1, 1, 2, 5, 17, 40]), N_PROMPT - n_past[slot])
+            if size == 0 or rng.random() < 0.2:
+                continue
+            n_logits = rng.randint(0, size)
+            start = n_past[slot]
+            spans.append(Span(slot, ids[start : start + size], start, 0, n_logits))
+            n_past[slot] += size
+            wanted += range(n_past[slot] - n_logits, n_past[slot])
+        if spans:
+            logits = runner.feed(*spans)
+            assert logits.shape == (len(wanted), 384)
+            if wanted:
+                assert difference(logits, expected[wanted]) < 1e-4
+            n_checked += len(wanted)
+    assert n_checked > N_PROMPT
+
+
+@pytest.mark.usefixtures("ops")
+def test_rejected_tokens_leave_no_trace(oracle: Callable[[str], Oracle]) -> None:
+    folder, prompt, expected = oracle("qwen3")
+    ids, runner = prompt.tolist(), Runner(loaded(folder))
+    runner.feed(rows(0, ids, 0, 40))
+    runner.feed(Span(0, [ids[40], *range(30)], 40, 30, 31))  # 30 wrong guesses over two pages
+    assert difference(runner.feed(rows(0, ids, 41, 59)), expected[41:]) < 1e-4
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
+def test_greedy_text(oracle: Callable[[str], Oracle], variant: str) -> None:
+    folder, prompt, _ = oracle(variant)
+    prompt, n_new = prompt[:30], 72
+    expected = theirs(folder).generate(prompt[None], max_new_tokens=n_new, do_sample=False, eos_token_id=None)
+    ids, runner = prompt.tolist(), Runner(loaded(folder))
+    n_past = 0
+    for _ in range(n_new):
+        logits = runner.feed(Span(0, ids[n_past:], n_past, 0, 1))
+        n_past = len(ids)
+        ids.append(int(logits.argmax()))
+    assert ids == expected[0].tolist()
+
+
+def test_float64_and_bfloat16(oracle: Callable[[str], Oracle]) -> None:
+    folder, prompt, expected = oracle("qwen3")
+    ids = prompt.tolist()
+    exact = Runner(loaded(folder, torch.float64))
+    whole = exact.feed_chunks(0, ids, [N_PROMPT])
+    assert difference(whole, expected) < 1e-4
+    assert difference(exact.feed_chunks(1, ids, [1] * N_PROMPT), whole) < 1e-6
+    coarse = Runner(loaded(folder, torch.bfloat16)).feed_chunks(0, ids, [N_PROMPT])
+    error = (coarse - expected).abs()
+    assert error.mean() < 0.05 * expected.std()
+    assert error.max() < 0.5 * expected.std()
+
+
+def test_stored_dtypes(tmp_path: Path) -> None:
+    """Weights stored in bfloat16 compute in float32 what transformers computes from the same numbers."""
+    folder = tiny_checkpoint("llama", tmp_path, dtype=torch.bfloat16)
+    network = loaded(folder)
+    assert network.config.dtype == torch.bfloat16
+    ids = list(range(40))
+    with torch.inference_mode():
+        expected = theirs(folder)(torch.tensor([ids])).logits[0]
+    assert difference(Runner(network).feed(rows(0, ids, 0, 40)), expected) < 1e-4
+
+
+def test_padding_rows_of_the_head_are_cut(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    for family in ("llama", "qwen2"):
+        folder = tiny_checkpoint(family, tmp_path / family, vocab=448)
+        ids = list(range(40))
+        with torch.inference_mode():
+            expected = theirs(folder)(torch.tensor([ids])).logits[0]
+        network = loaded(folder)
+        assert network.vocab_size == 384
+        assert difference(Runner(network).feed(rows(0, ids, 0, 40)), expected[:, :384]) < 1e-4
+        assert loaded(folder, n_vocab=None).vocab_size == 448
+    with pytest.raises(LoadError, match="449 tokens, the embedding 448 rows"):
+        loaded(folder, n_vocab=449)
+
+
+def test_what_a_network_says_about_itself(oracle: Callable[[str], Oracle]) -> None:
+    folder, _, _ = oracle("qwen3")
+    network, model = loaded(folder), theirs(folder)
+    assert network.n_params == sum(one.numel() for one in model.parameters())
+    assert network.weight_bytes == 4 * network.n_params
+    assert len(network.kv_layers) == 4
+    assert (network.kv_layers[0].n_kv_heads, network.kv_layers[0].d_head) == (2, 32)
+    assert (network.n_ctx, network.dtype, network.device) == (N_CTX, torch.float32, CPU)
+
+
+def test_sharded_checkpoint(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    folder, prompt, expected = oracle("llama")
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path, max_shard_size="200KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    logits = Runner(loaded(tmp_path)).feed(rows(0, prompt.tolist(), 0, N_PROMPT))
+    assert difference(logits, expected) < 1e-4
+
+
+def edited(folder: Path, target: Path, edit: Callable[[dict[str, Tensor]], Any]) -> Path:
+    """A copy of a checkpoint with its tensors changed in place by `edit`."""
+    shutil.copytree(folder, target)
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+def test_tensors_that_do_not_fit_are_refused(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    folder, _, _ = oracle("qwen2")
+    missing = edited(folder, tmp_path / "1", lambda all: all.pop("model.layers.2.self_attn.k_proj.bias"))
+    with pytest.raises(CheckpointMismatch, match=r"missing: model\.layers\.2\.self_attn\.k_proj\.bias"):
+        loaded(missing)
+    unused = edited(folder, tmp_path / "2", lambda all: all.update({"model.layers.9.x": torch.ones(1)}))
+    with pytest.raises(CheckpointMismatch, match=r"unused: model\.layers\.9\.x"):
+        loaded(unused)
+    name = "model.layers.0.mlp.up_proj.weight"
+    shape = edited(folder, tmp_path / "3", lambda all: all.update({name: torch.ones(64, 128)}))
+    with pytest.raises(LoadError, match=r"up_proj\.weight has shape \[64, 128\].*asks for \[128, 64\]"):
+        loaded(shape)
+
+
+def test_redundant_head_of_a_tied_checkpoint(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    folder, prompt, expected = oracle("qwen2")
+
+    def repeat(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    def contradict(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+
+    logits = Runner(loaded(edited(folder, tmp_path / "1", repeat))).feed(
+        rows(0, prompt.tolist(), 0, N_PROMPT)
+    )
+    assert difference(logits, expected) < 1e-4
+    with pytest.raises(CheckpointMismatch, match=r"unused: lm_head\.weight"):
+        loaded(edited(folder, tmp_path / "2", contradict))
+
+
+def test_tying_is_read_off_the_tensors_if_the_config_is_silent(
+    oracle: Callable[[str], Oracle], tmp_path: Path
+) -> None:
+    for variant in ("qwen2", "llama"):
+        folder, prompt, expected = oracle(variant)
+        copy = edited(folder, tmp_path / variant, lambda all: None)
+        config = json.loads((copy / "config.json").read_text())
+        del config["tie_word_embeddings"]
+        (copy / "config.json").write_text(json.dumps(config))
+        logits = Runner(loaded(copy)).feed(rows(0, prompt.tolist(), 0, N_PROMPT))
+        assert difference(logits, expected) < 1e-4
+
+
+def test_unknown_architecture_is_refused(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    folder, _, _ = oracle("llama")
+    copy = edited(folder, tmp_path / "copy", lambda all: None)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "architectures": ["FooForCausalLM"]}))
+    with pytest.raises(UnsupportedModel, match="FooForCausalLM"):
+        loaded(copy)
+
+
+def test_a_noised_copy_agrees_in_part(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    folder, prompt, expected = oracle("llama")
+    copy = noised_copy(folder, tmp_path, 0.05)
+    logits = Runner(loaded(copy)).feed(rows(0, prompt.tolist(), 0, N_PROMPT))
+    agreement = (logits.argmax(-1) == expected.argmax(-1)).float().mean()
+    assert 0.3 < agreement < 0.99

@@ -1,0 +1,84 @@
+"""The real engine keeps the contract that the HTTP tests' fake is held to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.service.launch import launch
+from engine.service.thread import ThreadEngine
+from engine.settings import Settings
+from tests.http import contract
+
+DEMO = Path(__file__).parents[2] / "demo"
+
+Start = Callable[[], ThreadEngine]
+
+
+@pytest.fixture(scope="module")
+def start() -> Start:
+    """A fresh engine on the demo pair; small, so that requests wait and pages run short."""
+
+    def fresh() -> ThreadEngine:
+        return launch(
+            Settings(
+                model=str(DEMO / "target"),
+                model_draft=str(DEMO / "draft"),
+                ctx_size=256,
+                parallel=2,
+                ngram_size_n=3,
+                threads=1,
+            )
+        )
+
+    return fresh
+
+
+@pytest.fixture(scope="module")
+def engine(start: Start) -> Iterator[ThreadEngine]:
+    engine = start()
+    yield engine
+    asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
+async def test_real_engine(check: contract.Check, engine: ThreadEngine) -> None:
+    await check(engine)
+    stats = engine.stats()
+    assert stats.n_pages_held == 0
+    assert stats.n_pages_free + stats.n_pages_cached == engine.info.n_pages
+
+
+@pytest.mark.parametrize("check", contract.ENDINGS, ids=lambda check: check.__name__)
+async def test_real_engine_ending(check: contract.Check, start: Start) -> None:
+    await check(start())
+
+
+async def test_a_hundred_cancelled_streams_leave_nothing_behind(engine: ThreadEngine) -> None:
+    async def leave(number: int) -> None:
+        request = contract.ask(
+            f"cancel-{number}", prompt="one two three " * (1 + number % 7), max_tokens=None
+        )
+        stream = await engine.submit(request)
+        for _ in range(number % 4):
+            await anext(stream)
+        await stream.aclose()
+
+    for first in range(0, 100, 10):
+        await asyncio.gather(*(leave(number) for number in range(first, first + 10)))
+    await contract.idle(engine)
+    stats = engine.stats()
+    assert stats.n_pages_held == 0
+    assert stats.n_pages_free + stats.n_pages_cached == engine.info.n_pages
+
+
+async def test_a_second_request_is_served_from_the_prefix_cache(engine: ThreadEngine) -> None:
+    prompt = "def add(a, b): return a + b " * 15
+    _, first = await contract.outcome(engine, contract.ask("cold", prompt=prompt))
+    _, second = await contract.outcome(engine, contract.ask("hit", prompt=prompt))
+    assert second.usage.n_cached >= 64 > first.usage.n_cached
+    _, other = await contract.outcome(engine, contract.ask("other", prompt=prompt, tenant="somebody else"))
+    assert other.usage.n_cached == 0

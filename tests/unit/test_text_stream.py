@@ -1,0 +1,150 @@
+"""Streaming text: equal to decoding at once, no half characters, stop strings across tokens."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import decoders, models
+
+from engine.text.stream import N_PENDING_MAX, TextStream
+from engine.text.tokenizer import Tokenizer
+from tests.checkpoints import write_tokenizer
+
+TEXTS = ("hello world", "Größe 漢字 😀👩‍👩‍👧 end", "def add(left, right):\n    return left", "\ufffd!", "   ")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return Tokenizer(folder)
+
+
+def pieces(stream: TextStream, ids: list[int]) -> list[str]:
+    """What each token makes visible, and the rest."""
+    return [*(stream.push(one) for one in ids), stream.flush()]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_join_to_the_text(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    found = pieces(TextStream(tokenizer, [], ()), ids)
+    assert "".join(found) == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in one for one in found)
+
+
+def test_random_ids_join_to_the_decoded_text(tokenizer: Tokenizer) -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        ids = [rng.randrange(3, 384) for _ in range(rng.randrange(1, 30))]
+        if len(ids) < N_PENDING_MAX:
+            assert "".join(pieces(TextStream(tokenizer, [], ()), ids)) == tokenizer.decode(ids)
+
+
+def test_prompt_is_context_and_not_text(tokenizer: Tokenizer) -> None:
+    prompt, reply = tokenizer.encode("first part,"), tokenizer.encode(" second part")
+    assert "".join(pieces(TextStream(tokenizer, prompt, ()), reply)) == " second part"
+
+
+def test_character_split_between_prompt_and_reply(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("漢")
+    assert len(ids) > 1, "the tokenizer must split it for this test"
+    stream = TextStream(tokenizer, tokenizer.encode("x") + ids[:-1], ())
+    assert stream.push(ids[-1]) == "漢"
+    assert stream.push(tokenizer.encode("!")[0]) == "!"
+
+
+def test_special_tokens_are_not_text(tokenizer: Tokenizer) -> None:
+    ids = [*tokenizer.encode("a"), 2, 1, *tokenizer.encode("b")]
+    assert "".join(pieces(TextStream(tokenizer, [], ()), ids)) == "ab"
+
+
+def test_incomplete_character_at_the_end(tokenizer: Tokenizer) -> None:
+    stream = TextStream(tokenizer, tokenizer.encode("before"), ())
+    ids = tokenizer.encode("x漢")
+    shown = [stream.push(one) for one in ids[:-1]]
+    assert "".join(shown) == "x"
+    assert set(stream.flush()) == {"\ufffd"}
+
+
+def test_endless_broken_bytes_do_not_wait_for_ever(tokenizer: Tokenizer) -> None:
+    first_byte = tokenizer.encode("漢")[0]
+    stream = TextStream(tokenizer, [], ())
+    shown = [stream.push(first_byte) for _ in range(3 * N_PENDING_MAX)]
+    assert sum(map(bool, shown)) == 3
+    assert "".join(shown) == "\ufffd" * (3 * N_PENDING_MAX)
+    assert "".join([stream.push(one) for one in tokenizer.encode("ok")]) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "shown", "stopped"),
+    [
+        (("world",), "hello world, again", "hello ", "world"),
+        (("lazy", "fox"), "the fox is lazy", "the ", "fox"),
+        (("world!",), "hello world, again", "hello world, again", None),
+        (("aab",), "aaab", "a", "aab"),
+        (("abab", "ba"), "xabab", "xa", "ba"),
+        (("\n\n",), "one\n\ntwo", "one", "\n\n"),
+        (("漢",), "a漢b", "a", "漢"),
+        (("",), "ab", "ab", None),
+        (("end",), "the en", "the en", None),
+    ],
+)
+def test_stop_strings(
+    tokenizer: Tokenizer, stop: tuple[str, ...], text: str, shown: str, stopped: str | None
+) -> None:
+    bytewise = [one for char in text for one in tokenizer.encode(char)]
+    for ids in (tokenizer.encode(text), bytewise):
+        stream = TextStream(tokenizer, [], stop)
+        assert "".join(pieces(stream, ids)) == shown
+        assert stream.stopped == stopped
+
+
+def test_held_text_never_shows_a_stop_string(tokenizer: Tokenizer) -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        text = "".join(rng.choice("ab") for _ in range(12))
+        stop = tuple("".join(rng.choice("ab") for _ in range(rng.randrange(1, 5))) for _ in range(2))
+        stream = TextStream(tokenizer, [], stop)
+        found = ""
+        for one in text:
+            found += stream.push(tokenizer.encode(one)[0])
+            assert text.startswith(found)
+        found += stream.flush()
+        first = min((text.find(one) for one in stop if one in text), default=None)
+        assert (stream.stopped is None) == (first is None)
+        # The string completed first wins, which may start later than one completed after it.
+        assert not any(one in found for one in stop)
+
+
+def test_nothing_comes_after_a_stop_string(tokenizer: Tokenizer) -> None:
+    stream = TextStream(tokenizer, [], ("b",))
+    assert [stream.push(tokenizer.encode(one)[0]) for one in "abc"] == ["a", "", ""]
+    assert stream.flush() == ""
+
+
+def test_leading_spaces_of_a_metaspace_tokenizer(tmp_path: Path) -> None:
+    vocab = {"<unk>": 0, "▁hello": 1, "▁wor": 2, "ld": 3, "<0xE6>": 4, "<0xBC>": 5, "<0xA2>": 6}
+    backend = HFTokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(parts)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    assert pieces(TextStream(tokenizer, [], ()), [1, 2, 3]) == ["hello", " wor", "ld", ""]
+    assert pieces(TextStream(tokenizer, [1], ()), [2, 3, 4, 5, 6]) == [" wor", "ld", "", "", "漢", ""]
+
+
+def test_a_token_is_cheap(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("hello world, def add(left, right): return ") * 100
+    stream = TextStream(tokenizer, [], ("\n\nUser:", "<|stop|>"))
+    start = time.perf_counter()
+    for one in ids:
+        stream.push(one)
+    assert (time.perf_counter() - start) / len(
+        ids
+    ) < 200e-6  # about 3 µs; the bound only catches a wrong order

@@ -1,0 +1,100 @@
+"""The tokenizer against transformers' own, its refusals, and the comparison of vocabularies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HFTokenizer
+from transformers import AutoTokenizer
+
+from engine.errors import DraftMismatch, InvalidRequest, LoadError
+from engine.text.tokenizer import SIZE_SLACK, Tokenizer, same_vocabulary
+from tests.checkpoints import write_tokenizer
+
+TEXTS = ("", " ", "hello world", "def add(left, right):", "Größe 漢字 😀\r\n\t", "a<|im_end|>b", "\x00\ufffd")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(made)
+    (made / "config.json").write_text('{"eos_token_id": 0}')
+    (made / "generation_config.json").write_text('{"eos_token_id": [1]}')
+    return made
+
+
+def changed(folder: Path, target: Path, added: list[AddedToken]) -> Tokenizer:
+    """The tokenizer of a folder with more tokens."""
+    shutil.copytree(folder, target)
+    backend = HFTokenizer.from_file(str(target / "tokenizer.json"))
+    backend.add_tokens(added)
+    backend.save(str(target / "tokenizer.json"))
+    return Tokenizer(target)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_encodes_and_decodes_as_transformers_does(folder: Path, text: str) -> None:
+    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    ids = ours.encode(text)
+    assert ids == theirs.encode(text)
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.decode(ids, skip_special=False) == theirs.decode(ids)
+
+
+def test_special_tokens_in_text_are_plain_text_if_asked(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    assert 2 in tokenizer.encode("a<|im_end|>b")
+    ids = tokenizer.encode("a<|im_end|>b", parse_special=False)
+    assert not set(ids) & set(tokenizer.control_ids.values())
+    assert tokenizer.decode(ids) == "a<|im_end|>b"
+
+
+def test_what_it_says_about_itself(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.vocab_size == 384
+    assert tokenizer.eos_ids == {0, 1, 2}  # config, generation config and the tokenizer's own
+    assert tokenizer.bos_id is None
+    assert tokenizer.control_ids == {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
+    assert tokenizer.token(2) == "<|im_end|>"
+    assert tokenizer.token(10**6) is None
+
+
+def test_lone_surrogate_is_refused(folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        Tokenizer(folder).encode("a\ud800b")
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}"])
+def test_broken_files_are_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(LoadError, match=r"tokenizer\.json"):
+        Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["x", -1, True, [1, None], 1.5])
+def test_wrong_end_token_is_refused(folder: Path, tmp_path: Path, value: object) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(LoadError, match="eos_token_id"):
+        Tokenizer(tmp_path)
+
+
+def test_same_vocabulary_names_the_first_difference(folder: Path, tmp_path: Path) -> None:
+    target = Tokenizer(folder)
+    assert same_vocabulary(target, Tokenizer(folder)) == 384
+    longer = changed(folder, tmp_path / "longer", [AddedToken("<think>", special=False)])
+    assert same_vocabulary(target, longer) == 384
+    assert same_vocabulary(longer, target) == 384
+    other = changed(folder, tmp_path / "other", [AddedToken("<tool>", special=False)])
+    with pytest.raises(
+        DraftMismatch, match=r"token 384 is '<think>' in the target's .* '<tool>' in the draft's"
+    ):
+        same_vocabulary(longer, other)
+    many = [AddedToken(f"<{i}>", special=False) for i in range(SIZE_SLACK + 1)]
+    with pytest.raises(DraftMismatch, match=r"384.*513"):
+        same_vocabulary(target, changed(folder, tmp_path / "many", many))
