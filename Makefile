@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= demo/target
-DRAFT ?= demo/draft
+# The demo brings its own draft model, and copies short runs of tokens.
+DEMO := $(filter demo/target,$(MODEL))
+DRAFT ?= $(if $(DEMO),demo/draft)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # A test process uses one thread, so that two of them share two cores.
@@ -18,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 run: setup
-	$(BIN)/slipstream -m $(MODEL) $(if $(DRAFT),-md $(DRAFT)) $(ARGS)
+	$(BIN)/slipstream -m $(MODEL) $(if $(DRAFT),-md $(DRAFT)) $(if $(DEMO),--ngram-size-n 4 --alias demo) $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -55,8 +55,9 @@ class Settings:
     )
 
     # speculation
-    spec_type: str | None = setting(
-        None, "comma list of drafters in order: draft-model, ngram-simple; none; auto picks what is loaded"
+    spec_type: str = setting(
+        "auto",
+        "comma list of drafters in order: ngram-simple, draft-model; none is plain decoding, auto all that are loaded",
     )
     draft_max: int = setting(
         16,

@@ -110,7 +110,7 @@ def launch(settings: Settings) -> ThreadEngine:
 def drafter_types(settings: Settings) -> tuple[str, ...]:
     """The drafters to load, in order. Raises `SettingError` for flags that could not take effect."""
     has_draft = settings.model_draft is not None
-    asked = settings.spec_type if settings.spec_type is not None else ALL_DRAFTERS
+    asked = settings.spec_type
     names = [ALIASES.get(name.strip(), name.strip()) for name in asked.split(",")]
     for name in names:
         if name not in (*_DRAFTERS, NO_DRAFTER, ALL_DRAFTERS):

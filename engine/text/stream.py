@@ -31,22 +31,22 @@ class TextStream:
         self._pending: list[int] = []  # tokens after them without text so far
         self._decoder = DecodeStream(skip_special_tokens=True)
         for one in self._shown:
-            self._decoder.step(tokenizer.backend, one)  # their text belongs to the prompt
+            self._step(one)  # their text belongs to the prompt
 
     def push(self, token_id: int) -> str:
         """The text that becomes visible with one more token; empty once a stop string was complete."""
         if self.stopped is not None:
             return ""
-        text = self._decoder.step(self._tokenizer.backend, token_id)
         self._pending.append(token_id)
+        text = self._step(token_id)
         if text is not None:
-            self._shown, self._pending = self._pending, []
+            if self._pending:
+                self._shown, self._pending = self._pending, []
         elif len(self._pending) < N_PENDING_MAX:
             return ""
         else:
             text = self._decode_pending()
-            self._shown, self._pending = [], []
-            self._decoder = DecodeStream(skip_special_tokens=True)
+            self._restart()
         return self._release(text) if self._stop else text
 
     def flush(self) -> str:
@@ -58,6 +58,20 @@ class TextStream:
         text += self._held
         self._pending, self._held = [], ""
         return text
+
+    def _step(self, token_id: int) -> str | None:
+        """What the decoder makes of one more token; None while its characters are incomplete."""
+        try:
+            text: str | None = self._decoder.step(self._tokenizer.backend, token_id)
+        except Exception:  # noqa: BLE001 - all it raises: bytes that looked like text turned out to be none
+            self._restart()
+            return self._tokenizer.decode([token_id])
+        return text
+
+    def _restart(self) -> None:
+        """Decode the coming tokens as if the text began with them."""
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._shown, self._pending = [], []
 
     def _decode_pending(self) -> str:
         """The text of the pending tokens after those shown, incomplete characters included."""

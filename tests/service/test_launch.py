@@ -18,8 +18,7 @@ TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
 @pytest.mark.parametrize(
     ("spec_type", "draft", "expected"),
     [
-        (None, None, ("ngram-simple",)),
-        (None, DRAFT, ("ngram-simple", "draft-model")),
+        ("auto", None, ("ngram-simple",)),
         ("auto", DRAFT, ("ngram-simple", "draft-model")),
         ("draft-simple", DRAFT, ("draft-model",)),
         ("draft-model,ngram-simple", DRAFT, ("draft-model", "ngram-simple")),
@@ -27,7 +26,7 @@ TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
         ("none", None, ()),
     ],
 )
-def test_types(spec_type: str | None, draft: str | None, expected: tuple[str, ...]) -> None:
+def test_types(spec_type: str, draft: str | None, expected: tuple[str, ...]) -> None:
     assert drafter_types(Settings(model=TARGET, spec_type=spec_type, model_draft=draft)) == expected
 
 

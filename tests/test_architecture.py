@@ -1,0 +1,111 @@
+"""Rules of the project that a machine can hold: imports, signatures, sizes, names, generated text."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kernels
+
+ROOT = Path(__file__).parents[1]
+CODE = ("server", "engine", "kernels")
+
+
+def modules() -> Iterator[Path]:
+    for folder in CODE:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported_by(statement: str) -> set[str]:
+    """Top-level modules in memory after a statement, in a fresh interpreter."""
+    code = f"{statement}; import sys; print(' '.join({{name.split('.')[0] for name in sys.modules}}))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize("statement", ["import server.app", "import engine.api, engine.settings, engine.errors"])
+def test_http_code_and_public_types_load_no_torch(statement: str) -> None:
+    assert not {"torch", "numba", "transformers", "tokenizers"} & imported_by(statement)
+
+
+def test_the_engine_loads_no_web_framework() -> None:
+    loaded = imported_by("import engine.service.launch")
+    assert not {"pydantic", "fastapi", "starlette", "uvicorn", "transformers"} & loaded
+
+
+def test_kernels_is_cheap_to_import_and_does_not_upset_transformers() -> None:
+    assert not {"torch", "numba"} & imported_by("import kernels")
+    version = tuple(int(part) for part in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+                    .split("."))
+    assert not (0, 18, 2) <= version < (0, 19, 0), "transformers would take our `kernels` for another package"
+    imported_by("import kernels, transformers.models.qwen3.modeling_qwen3")
+
+
+@pytest.mark.parametrize("folder", kernels.OPS)
+def test_every_implementation_has_the_signature_of_its_op(folder: str) -> None:
+    from kernels.dispatch import Op
+
+    op_module = importlib.import_module(f"kernels.{folder}.op")
+    ops = [value for value in vars(op_module).values() if isinstance(value, Op)]
+    assert ops
+    for op in ops:
+        assert "reference" in op.implementations
+        meant = list(inspect.signature(op.__wrapped__).parameters.values())
+        for name in op.implementations:
+            found = list(inspect.signature(op.load(name)).parameters.values())
+            assert [(one.name, one.kind, one.default) for one in found] == [
+                (one.name, one.kind, one.default) for one in meant], f"{folder}.{name}"
+
+
+def test_files_stay_small() -> None:
+    long = {str(path.relative_to(ROOT)): n for path in modules() if (n := len(path.read_text().splitlines())) > 400}
+    assert not long
+
+
+def test_functions_stay_small() -> None:
+    long = {}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                n_lines = node.end_lineno - node.lineno + 1
+                if n_lines > 60:
+                    long[f"{path.relative_to(ROOT)}:{node.name}"] = n_lines
+    assert not long
+
+
+def test_no_module_hides_what_it_holds() -> None:
+    vague = {"utils", "util", "helpers", "common", "manager", "base", "misc", "v2"}
+    assert not [path for path in modules() if path.stem in vague]
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    assert not [str(path.relative_to(ROOT)) for path in modules()
+                if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None]
+
+
+def test_nothing_is_ever_unpickled() -> None:
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+                assert not {"pickle", "marshal", "shelve", "dill"} & set(names), path
+            if isinstance(node, ast.Attribute) and node.attr == "load" and isinstance(node.value, ast.Name):
+                assert node.value.id != "torch", path
+
+
+def test_the_readme_table_of_flags_is_fresh() -> None:
+    run = subprocess.run([sys.executable, "-m", "server.flags_table", "README.md", "--check"], cwd=ROOT,
+                         capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_weights_stay_small() -> None:
+    assert sum(path.stat().st_size for path in (ROOT / "demo").rglob("*.safetensors")) <= 16 * 2**20
