@@ -57,7 +57,7 @@ class Settings:
     # speculation
     spec_type: str = setting(
         "auto",
-        "comma list of drafters in order: ngram-simple, draft-model; none is plain decoding, auto all that are loaded",
+        "comma list of drafters in order: ngram-simple, draft-model; none: plain decoding, auto: all loaded",
     )
     draft_max: int = setting(
         16,

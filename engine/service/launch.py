@@ -24,15 +24,13 @@ from engine.errors import DraftMismatch, LoadError, SettingError
 from engine.models.config import DTYPES, ModelConfig, read_config
 from engine.models.network import Network
 from engine.models.registry import load_network
+from engine.service.drafters import build, drafter_types
 from engine.service.thread import Text, ThreadEngine
 from engine.settings import Settings, check
 from engine.speculate import draft_model
 from engine.speculate.chain import Chain
-from engine.speculate.drafter import Drafter
-from engine.speculate.garbage import Garbage
 from engine.speculate.length import Lengths
-from engine.speculate.ngram_simple import NgramSimple
-from engine.speculate.resolve import ALIASES, ALL_DRAFTERS, NO_DRAFTER
+from engine.speculate.resolve import NO_DRAFTER
 from engine.text.chat import load_chat_template
 from engine.text.tokenizer import Tokenizer, same_vocabulary
 from kernels import select
@@ -42,7 +40,6 @@ log = logging.getLogger(__name__)
 PAGE_SIZE = 64
 _CPU_SHARE = 0.25  # of free host memory for the cache
 _CUDA_SHARE = 0.9  # of device memory left after the weights
-_DRAFTERS = (NgramSimple.name, draft_model.DraftModel.name, Garbage.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ def launch(settings: Settings) -> ThreadEngine:
     )
     cache = _cache(settings, networks, capacity)
     lengths = Lengths(adaptive=settings.spec_adaptive)
-    drafters = [_drafter(name, settings, networks, cache, capacity) for name in types]
+    drafters = [build(name, settings, networks, cache, capacity) for name in types]
     engine = Engine(target, cache, Chain(drafters, lengths), lengths, capacity)
     engine.warm_up()
     text = Text(tokenizer, load_chat_template(target_from.path, tokenizer))
@@ -105,36 +102,6 @@ def launch(settings: Settings) -> ThreadEngine:
         time.perf_counter() - started,
     )
     return ThreadEngine(engine, text, info, settings)
-
-
-def drafter_types(settings: Settings) -> tuple[str, ...]:
-    """The drafters to load, in order. Raises `SettingError` for flags that could not take effect."""
-    has_draft = settings.model_draft is not None
-    asked = settings.spec_type
-    names = [ALIASES.get(name.strip(), name.strip()) for name in asked.split(",")]
-    for name in names:
-        if name not in (*_DRAFTERS, NO_DRAFTER, ALL_DRAFTERS):
-            raise SettingError(
-                "spec_type", asked, f"{name} is not a drafter; there are {', '.join(_DRAFTERS)}"
-            )
-    if NO_DRAFTER in names:
-        names = []
-    elif ALL_DRAFTERS in names:
-        names = [NgramSimple.name] + [draft_model.DraftModel.name] * has_draft
-    if draft_model.DraftModel.name in names and not has_draft:
-        raise SettingError("spec_type", asked, "draft-model needs a draft model (--model-draft)")
-    if has_draft and draft_model.DraftModel.name not in names:
-        raise SettingError("model_draft", settings.model_draft, f"has no use with --spec-type {asked}")
-    if settings.draft_min > settings.draft_max:
-        raise SettingError("draft_min", settings.draft_min, f"is more than --draft-max {settings.draft_max}")
-    if settings.device_draft is not None and not has_draft:
-        raise SettingError("device_draft", settings.device_draft, "has no use without --model-draft")
-    if settings.draft_p_min > 0 and draft_model.DraftModel.name not in names:
-        raise SettingError("draft_p_min", settings.draft_p_min, "has no use without a model drafter")
-    for name in ("ngram_size_n", "ngram_size_m"):
-        if getattr(settings, name) != getattr(Settings(), name) and NgramSimple.name not in names:
-            raise SettingError(name, getattr(settings, name), "has no use without ngram-simple")
-    return tuple(dict.fromkeys(names))
 
 
 def _checkpoint(name: str, device: str, dtype: str) -> Checkpoint:
@@ -238,19 +205,6 @@ def _free_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         return _CUDA_SHARE * torch.cuda.mem_get_info(device)[0]
     return _CPU_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _drafter(
-    name: str, settings: Settings, networks: dict[str, Network], cache: Cache, capacity: Capacity
-) -> Drafter:
-    """The registry of drafters: one line each."""
-    match name:
-        case NgramSimple.name:
-            return NgramSimple(settings.ngram_size_n, settings.ngram_size_m, capacity.n_slots)
-        case draft_model.DraftModel.name:
-            return draft_model.DraftModel(networks[draft_model.STORE], cache, capacity.batch_size)
-        case _:
-            return Garbage(networks[forward.STORE].vocab_size)
 
 
 def _info(

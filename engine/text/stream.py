@@ -27,11 +27,12 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stop = tuple(one for one in stop if one)
         self._held = ""  # decoded text that is a proper prefix of a stop string
-        self._shown = list(prompt_ids[-N_CONTEXT:])  # the tokens whose text was decoded last
+        self._shown: list[int] = []  # the tokens whose text was decoded last
         self._pending: list[int] = []  # tokens after them without text so far
         self._decoder = DecodeStream(skip_special_tokens=True)
-        for one in self._shown:
+        for one in prompt_ids[-N_CONTEXT:]:
             self._step(one)  # their text belongs to the prompt
+        self._shown, self._pending = list(prompt_ids[-N_CONTEXT:]), []
 
     def push(self, token_id: int) -> str:
         """The text that becomes visible with one more token; empty once a stop string was complete."""
@@ -40,8 +41,7 @@ class TextStream:
         self._pending.append(token_id)
         text = self._step(token_id)
         if text is not None:
-            if self._pending:
-                self._shown, self._pending = self._pending, []
+            self._shown, self._pending = self._pending, []
         elif len(self._pending) < N_PENDING_MAX:
             return ""
         else:
@@ -65,7 +65,8 @@ class TextStream:
             text: str | None = self._decoder.step(self._tokenizer.backend, token_id)
         except Exception:  # noqa: BLE001 - all it raises: bytes that looked like text turned out to be none
             self._restart()
-            return self._tokenizer.decode([token_id])
+            self._pending = [token_id]
+            text = self._decoder.step(self._tokenizer.backend, token_id)
         return text
 
     def _restart(self) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import LoadError, SettingError
-from engine.service.launch import drafter_types, launch
+from engine.service.drafters import drafter_types
+from engine.service.launch import launch
 from engine.settings import Settings
 
 DEMO = Path(__file__).parents[2] / "demo"

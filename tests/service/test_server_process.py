@@ -1,0 +1,199 @@
+"""A real server process on the demo pair, driven by the unmodified `openai` client and by rude ones."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ASK = [{"role": "user", "content": "Continue this code:\n\ndef total(values):\n    result = 0\n"}]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server process and its address."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    arguments = [
+        "-m",
+        "demo/target",
+        "-md",
+        "demo/draft",
+        "--port",
+        "0",
+        "--ctx-size",
+        "1024",
+        "--parallel",
+        "4",
+        "--ngram-size-n",
+        "4",
+        "--threads",
+        "1",
+        "--alias",
+        "demo",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server", *arguments],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    ready = process.stdout.readline()
+    found = re.search(r"http://\S+", ready)
+    assert found, f"no address in {ready!r}"
+    yield Running(process, found.group())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    process.stdout.close()
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def text_of(client: openai.OpenAI, **options: object) -> str:
+    fields = {"model": "demo", "messages": ASK, "max_tokens": 40, "seed": 11, "temperature": 0.8, **options}
+    return client.chat.completions.create(**fields).choices[0].message.content  # type: ignore[call-overload,no-any-return]
+
+
+def test_the_first_answer_has_usage_and_figures(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model="demo", messages=ASK, max_tokens=24, seed=1)  # type: ignore[arg-type]
+    assert reply.usage is not None
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    extra = reply.model_extra or {}
+    figures = extra["metrics"]["speculative_decoding"]
+    assert sum(figures["acceptance_histogram"]) == figures["num_spec_steps"]
+    assert extra["timings"]["predicted_n"] == reply.usage.completion_tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.2])
+def test_the_text_does_not_depend_on_speculation(client: openai.OpenAI, temperature: float) -> None:
+    plain = text_of(client, temperature=temperature, extra_body={"speculative.n_max": 0})
+    for body in (
+        {},
+        {"speculative.n_max": 3},
+        {"speculative": {"types": "draft-model"}},
+        {"speculative.types": ["ngram-simple"]},
+    ):
+        assert text_of(client, temperature=temperature, extra_body=body) == plain
+
+
+def test_another_seed_is_another_text(client: openai.OpenAI) -> None:
+    assert text_of(client, seed=1, temperature=1.0) != text_of(client, seed=2, temperature=1.0)
+
+
+def test_streaming_is_the_same_text_and_ends_with_usage(client: openai.OpenAI) -> None:
+    whole = text_of(client)
+    parts, usage = [], None
+    for chunk in client.chat.completions.create(  # type: ignore[call-overload]
+        model="demo",
+        messages=ASK,
+        max_tokens=40,
+        seed=11,
+        temperature=0.8,
+        stream=True,
+        stream_options={"include_usage": True},
+    ):
+        parts += [choice.delta.content or "" for choice in chunk.choices]
+        usage = chunk.usage or usage
+    assert "".join(parts) == whole
+    assert usage is not None
+
+
+def test_stop_cuts_the_text(client: openai.OpenAI) -> None:
+    options = {"temperature": 0.0, "max_tokens": 60, "extra_body": {"ignore_eos": True}}
+    whole = text_of(client, **options)
+    stop = whole[len(whole) // 2 :][:3]
+    assert text_of(client, stop=[stop], **options) == whole[: whole.index(stop)]
+
+
+def test_completion_continues_a_text(client: openai.OpenAI) -> None:
+    reply = client.completions.create(
+        model="demo", prompt="def add(a, b):\n    return", max_tokens=8, temperature=0
+    )
+    assert reply.choices[0].finish_reason in ("length", "stop")
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens <= 8
+
+
+def test_errors_are_typed(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as long:
+        text_of(client, messages=[{"role": "user", "content": "x = 1\n" * 2000}])
+    assert long.value.code == "context_length_exceeded"
+    assert "1024" in long.value.message
+    with pytest.raises(openai.BadRequestError) as wrong:
+        text_of(client, extra_body={"speculative.warp": 9})
+    assert wrong.value.param is not None
+    with pytest.raises(openai.BadRequestError):
+        text_of(client, temperature=-1)
+
+
+def test_the_context_ends_a_text_at_the_same_place_with_and_without_speculation(
+    client: openai.OpenAI,
+) -> None:
+    def run(n_max: int) -> tuple[str, str | None]:
+        reply = client.completions.create(
+            model="demo",
+            prompt="a b c d e f g h " * 60,
+            temperature=0,
+            extra_body={"ignore_eos": True, "speculative.n_max": n_max},
+        )
+        assert reply.usage is not None
+        assert reply.usage.total_tokens == 1024
+        return reply.choices[0].text, reply.choices[0].finish_reason
+
+    assert run(16) == run(0)
+    assert run(0)[1] == "length"
+
+
+async def test_a_hundred_cancelled_streams_leave_nothing_behind(server: Running) -> None:
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+
+        async def leave(number: int) -> None:
+            body = {
+                "messages": ASK,
+                "stream": number % 5 > 0,
+                "max_tokens": 900,
+                "ignore_eos": True,
+                "seed": number,
+            }
+            try:
+                async with (
+                    asyncio.timeout(0.05 + 0.01 * (number % 20)),
+                    http.stream("POST", "/v1/chat/completions", json=body) as reply,
+                ):
+                    async for _ in reply.aiter_bytes():
+                        pass
+            except TimeoutError:
+                pass
+
+        for first in range(0, 100, 20):
+            await asyncio.gather(*(leave(number) for number in range(first, first + 20)))
+        give_up = time.monotonic() + 20
+        while any(slot["is_processing"] for slot in (await http.get("/slots")).json()):
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.05)
+        found = (await http.get("/props")).json()
+        pages = found["engine"]
+        assert pages["n_pages_held"] == pages["n_waiting"] == 0
+        assert pages["n_pages_free"] + pages["n_pages_cached"] == found["model"]["n_pages"]
