@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SENTENCES = (
@@ -56,6 +63,15 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "llama": (
         LlamaConfig,
         {"head_dim": 16, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False},
+    ),
+    "mistral": (
+        MistralConfig,
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+        },
     ),
     "qwen2": (
         Qwen2Config,

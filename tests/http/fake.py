@@ -129,6 +129,7 @@ class FakeStream:
         self.request = request
         self.closed = False
         self.ended = False
+        self._is_waiting = False
         self._engine = engine
         self._steps = iter(engine.script(request))
 
@@ -138,7 +139,14 @@ class FakeStream:
     async def __anext__(self) -> Event:
         if self.ended or self.closed:
             raise StopAsyncIteration
-        event = await self._next()
+        self._is_waiting = True
+        try:
+            event = await self._next()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.02)  # a real engine needs a moment too
+            raise
+        finally:
+            self._is_waiting = False
         if isinstance(event, Done | Failed):
             self._finish()
         return event
@@ -168,6 +176,9 @@ class FakeStream:
         self._engine.running.discard(self)
 
     async def aclose(self) -> None:
+        if self._is_waiting:
+            # Like an async generator.
+            raise RuntimeError("aclose() while an event is being awaited")
         await asyncio.sleep(0)  # like a real engine, closing reaches another task
         self.closed = True
         self._engine.running.discard(self)

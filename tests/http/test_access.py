@@ -176,7 +176,8 @@ def test_slots(server: Served) -> None:
     server.engine.script = lambda request: [delta("x"), 5.0, done(request, 1)]
     assert [slot["is_processing"] for slot in server.http.get("/slots").json()] == [False] * 4
     with server.http.stream("POST", "/v1/chat/completions", json=chat(stream=True, n=4)) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # dropping the iterator would close the connection
+        next(lines)
         slots = server.http.get("/slots").json()
         assert all(slot["is_processing"] and slot["id_task"].startswith("chatcmpl-") for slot in slots)
         assert slots[0]["next_token"] == [{"has_next_token": True, "n_remain": -1, "n_decoded": 2}]

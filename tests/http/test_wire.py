@@ -170,6 +170,8 @@ def test_figures_ride_on_the_finish_chunk_without_usage(server: Served) -> None:
 def test_continuous_usage(server: Served) -> None:
     chunks = server.events(stream_options={"include_usage": True, "continuous_usage_stats": True})
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 3, 6, 9, 10, 10, 10]
+    chunks = server.events(n=2, stream_options={"continuous_usage_stats": True})
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {3}  # the prompt counts once
 
 
 def test_detail_only_when_asked(server: Served) -> None:

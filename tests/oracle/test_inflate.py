@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
     "llama with biases": ("llama", BIG, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": ("qwen2", BIG, {}),
     "qwen3": ("qwen3", {**BIG, "head_dim": 128}, {}),
+    "qwen3 with a large eps": ("qwen3", BIG, {"rms_norm_eps": 0.05}),
     "qwen3 with biases": ("qwen3", BIG, {"attention_bias": True}),
 }
 

@@ -21,7 +21,7 @@ from engine.speculate.verify import Verdict, verify
 from tests.oracle.lab import Bench, Lab, play
 from tests.oracle.lossless import CHAINS, ROOT, SAMPLINGS, benches, demo_cases, disturbed
 
-DTYPES = (torch.float64,)
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 @pytest.fixture(scope="module", params=DTYPES, ids=str)

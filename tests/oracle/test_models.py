@@ -33,6 +33,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "mistral": ("mistral", {}),
     "qwen2": ("qwen2", {}),
     "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
     "qwen3": ("qwen3", {}),

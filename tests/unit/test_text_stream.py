@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as HFTokenizer
@@ -128,15 +127,33 @@ def test_nothing_comes_after_a_stop_string(tokenizer: Tokenizer) -> None:
     assert stream.flush() == ""
 
 
-def test_leading_spaces_of_a_metaspace_tokenizer(tmp_path: Path) -> None:
-    vocab = {"<unk>": 0, "▁hello": 1, "▁wor": 2, "ld": 3, "<0xE6>": 4, "<0xBC>": 5, "<0xA2>": 6}
+@pytest.fixture(scope="module")
+def metaspace(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer of the SentencePiece kind: spaces as ▁, unknown characters as bytes."""
+    folder = tmp_path_factory.mktemp("metaspace")
+    words = ["<unk>", "▁hello", "▁wor", "ld", "é", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {word: i for i, word in enumerate(words)}
     backend = HFTokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     backend.decoder = decoders.Sequence(parts)
-    backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer(tmp_path)
-    assert pieces(TextStream(tokenizer, [], ()), [1, 2, 3]) == ["hello", " wor", "ld", ""]
-    assert pieces(TextStream(tokenizer, [1], ()), [2, 3, 4, 5, 6]) == [" wor", "ld", "", "", "漢", ""]
+    backend.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
+
+
+def test_leading_spaces_of_a_metaspace_tokenizer(metaspace: Tokenizer) -> None:
+    assert pieces(TextStream(metaspace, [], ()), [1, 2, 3]) == ["hello", " wor", "ld", ""]
+    han = [5 + byte for byte in "漢".encode()]
+    assert pieces(TextStream(metaspace, [1], ()), [2, 3, *han]) == [" wor", "ld", "", "", "漢", ""]
+
+
+def test_bytes_that_are_no_text_are_survived(metaspace: Tokenizer) -> None:
+    """A byte-fallback decoder takes back text it gave when a later byte breaks the run; a stream cannot."""
+    rng = random.Random(3)
+    for _ in range(500):
+        ids = [rng.randrange(1, 261) for _ in range(20)]
+        stream = TextStream(metaspace, ids[:10], ())
+        found = "".join(pieces(stream, [*ids[10:], 3, 1]))
+        assert found.endswith("hello")
 
 
 def test_a_token_is_cheap(tokenizer: Tokenizer) -> None:

@@ -1,0 +1,25 @@
+"""Every operation the engine runs on a device: one folder per op, a public signature and its implementations.
+
+Importing this package loads neither torch nor numba: other libraries probe for a package of this name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernels.dispatch import Op as Op
+    from kernels.dispatch import Selected as Selected
+    from kernels.dispatch import select as select
+    from kernels.dispatch import use as use
+
+OPS = ("matmul", "norm", "norm_rope_write", "attention", "silu_mul", "choose", "edit")
+
+
+def __getattr__(name: str) -> Any:
+    """`kernels.select` and `kernels.use`, loaded when first asked for."""
+    if name in ("Op", "Selected", "select", "use"):
+        from kernels import dispatch
+
+        return getattr(dispatch, name)
+    raise AttributeError(f"module 'kernels' has no attribute {name!r}")

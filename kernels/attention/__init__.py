@@ -1,0 +1,1 @@
+"""Causal attention of ragged spans over paged keys and values."""

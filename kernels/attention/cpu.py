@@ -1,0 +1,132 @@
+"""Attention on CPU: pages are walked in compiled code, a block of 64 positions at a time.
+
+A row's arithmetic is the same whatever is computed beside it: blocks lie at fixed positions, sums run over
+dimensions and over positions in ascending order, one fused multiply-add at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels import threads
+from kernels.attention import walk
+from kernels.attention.spans import Spans
+from kernels.attention.walk import ITEM_ROWS
+from kernels.compiled import (
+    bfloat_pointer,
+    fetch_add,
+    float_pointer,
+    inlined,
+    int_pointer,
+    long_kernel,
+    long_pointer,
+    shifted,
+)
+
+SERIAL_BELOW = 2_000_000  # multiply-adds; handing half of them to another thread gains less than waking it costs
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    return None if dtype in _BODIES else "float32 and bfloat16 only"
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float) -> Tensor:
+    n_rows, n_heads, d_head = q.shape
+    if not (q.is_contiguous() and keys.is_contiguous() and values.is_contiguous()):
+        raise ValueError("attention takes contiguous tensors")
+    if not spans.span_starts.dtype == spans.n_past.dtype == spans.page_table.dtype == torch.int32:
+        raise ValueError("span_starts, n_past and page_table are int32")
+    out = torch.empty((n_rows, n_heads * d_head), dtype=q.dtype)
+    _run(
+        (q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr()),
+        (spans.span_starts.data_ptr(), spans.n_past.data_ptr(), spans.page_table.data_ptr()),
+        (*spans.page_table.shape, n_heads, keys.shape[1], keys.shape[2], d_head),
+        scale,
+        _task(q.dtype),
+        threads.available(),
+    )
+    return out
+
+
+@long_kernel
+def _run(tensors: Any, batch: Any, shape: Any, scale: float, task: int, n_threads: int) -> None:
+    """Count the work and start the threads. tensors, batch, shape: the arguments up to D_HEAD, in that order."""
+    memory = np.empty(walk.SCALE + 1, np.int64)
+    memory[:4], memory[4:7], memory[7:13] = tensors, batch, shape
+    memory[walk.SCALE :].view(np.float64)[0] = scale
+    a = long_pointer(memory.ctypes.data)
+    starts, past = int_pointer(batch[0]), int_pointer(batch[1])
+    work = 0
+    for i in range(shape[0]):
+        work += (starts[i + 1] - starts[i]) * (past[i] + starts[i + 1] - starts[i])
+    if work * a[walk.N_HEADS] * a[walk.D_HEAD] * 2 < SERIAL_BELOW:
+        n_threads = 1
+    a[walk.N_THREADS] = n_threads
+    n_items = 0
+    for i in range(shape[0]):
+        n_items += _items_of(a, starts[i + 1] - starts[i])
+    a[walk.N_ITEMS], a[walk.NEXT] = n_items, 0
+    threads.run(task, memory.ctypes.data, min(n_threads, n_items))
+    memory[0] = 0  # keeps the memory alive until here
+
+
+@inlined
+def _items_of(a: Any, n_rows: int) -> int:
+    """Items that a span of n_rows rows makes."""
+    heads = walk.heads_per_item(a, n_rows)
+    return (n_rows + ITEM_ROWS - 1) // ITEM_ROWS * ((a[walk.N_KV] + heads - 1) // heads)
+
+
+@inlined
+def _take_items(a: Any, stores: Any, out: Any) -> None:
+    """Do items until none is left. a: the arguments; the typed pointers: stores (q, keys, values) and out."""
+    starts, n_kv, group = int_pointer(a[walk.STARTS]), a[walk.N_KV], a[walk.N_HEADS] // a[walk.N_KV]
+    n_slots = 0
+    for i in range(a[walk.N_SPANS]):
+        n_rows = starts[i + 1] - starts[i]
+        n_slots = max(n_slots, (min(n_rows, ITEM_ROWS) * group + 1) * walk.heads_per_item(a, n_rows))
+    floats, longs, memory = walk.scratch(n_slots, a[walk.D_HEAD])
+    item = fetch_add(shifted(a, walk.NEXT), 1)
+    before = span = 0  # items of the spans before `span`
+    while item < a[walk.N_ITEMS]:
+        n_rows = starts[span + 1] - starts[span]
+        n_here = _items_of(a, n_rows)
+        if item - before >= n_here:
+            before += n_here
+            span += 1
+            continue
+        heads = walk.heads_per_item(a, n_rows)
+        n_parts = (n_kv + heads - 1) // heads
+        begin = starts[span] + (item - before) // n_parts * ITEM_ROWS
+        head = (item - before) % n_parts * heads
+        rows = span, begin, min(begin + ITEM_ROWS, starts[span + 1]), head, min(head + heads, n_kv)
+        walk.attend_item(a, rows, stores, out, memory)
+        item = fetch_add(shifted(a, walk.NEXT), 1)
+    floats[0], longs[0] = 0, 0  # keeps the memory alive until here
+
+
+def _float_items(address: int) -> None:
+    a = long_pointer(address)
+    stores = float_pointer(a[walk.Q]), float_pointer(a[walk.KEYS]), float_pointer(a[walk.VALUES])
+    _take_items(a, stores, float_pointer(a[walk.OUT]))
+
+
+def _bfloat_items(address: int) -> None:
+    a = long_pointer(address)
+    stores = bfloat_pointer(a[walk.Q]), bfloat_pointer(a[walk.KEYS]), bfloat_pointer(a[walk.VALUES])
+    _take_items(a, stores, bfloat_pointer(a[walk.OUT]))
+
+
+_BODIES = {torch.float32: _float_items, torch.bfloat16: _bfloat_items}
+
+
+@functools.cache
+def _task(dtype: torch.dtype) -> int:
+    """Address of the compiled task for this dtype."""
+    return threads.compile_task(_BODIES[dtype])

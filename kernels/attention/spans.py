@@ -1,0 +1,22 @@
+"""The ragged rows of a pass, as attention sees them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Spans(Protocol):
+    """The ragged rows of a pass; `engine.batch.Batch` is one. Every span has at least one row."""
+
+    @property
+    def span_starts(
+        self,
+    ) -> Tensor: ...  # [n_spans + 1] int32: span i owns rows starts[i] … starts[i + 1] - 1
+
+    @property
+    def n_past(self) -> Tensor: ...  # [n_spans] int32: position of the span's first row
+
+    @property
+    def page_table(self) -> Tensor: ...  # [n_spans, n_pages_max] int32: page ids of positions 0 …

@@ -1,0 +1,182 @@
+"""The inner loops of CPU attention: one block of positions for a pair of lanes (a lane is a row's query head).
+
+Every accumulator is one chain of fused multiply-adds in ascending order, so that how many lanes or columns are
+taken at a time, and where a loop is cut in two, does not change a bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.compiled import address_of, inlined, pointer_like, prefetch, shifted
+from kernels.vector import (
+    CHUNK,
+    add,
+    exp,
+    fma,
+    keep_below,
+    larger,
+    load,
+    load_high,
+    load_high_part,
+    load_low,
+    load_low_part,
+    max_lanes,
+    mul,
+    splat,
+    store,
+    sub,
+    sum_lanes,
+    sum_rows,
+)
+
+BLOCK = 64  # positions of a block: four vectors of scores
+LEAST = np.float32(-np.inf)
+
+
+@inlined
+def score(queries: Any, stride: int, rows: Any, d_head: int, sums: Any, following: Any) -> None:
+    """Products of two lanes with 64 key rows: 16 partial sums each, sums[lane, position, 16].
+
+    queries: pointer to the first lane's query in chunks, zero beyond d_head; the second is `stride` further.
+    rows: (pointer to the rows' addresses, pointer of their kind). following: pointer to the addresses of rows to
+    fetch meanwhile, or None.
+    """
+    addresses, like = rows
+    size = address_of(shifted(like, 1)) - address_of(like)  # bytes of an element
+    whole = d_head - d_head % CHUNK
+    for position in range(0, BLOCK, 4):
+        r0, r1 = pointer_like(addresses[position], like), pointer_like(addresses[position + 1], like)
+        r2, r3 = pointer_like(addresses[position + 2], like), pointer_like(addresses[position + 3], like)
+        if following is not None:
+            for i in range(position, position + 4):
+                for byte in range(0, d_head * size, 64):
+                    prefetch(following[i] + byte)
+        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat(np.float32(0))
+        for d in range(0, whole, CHUNK):
+            a, b = load(queries, d), load(queries, stride + d)
+            k0, k1, k2, k3 = load_low(r0, d), load_low(r1, d), load_low(r2, d), load_low(r3, d)
+            a0, a1, a2, a3 = fma(a, k0, a0), fma(a, k1, a1), fma(a, k2, a2), fma(a, k3, a3)
+            b0, b1, b2, b3 = fma(b, k0, b0), fma(b, k1, b1), fma(b, k2, b2), fma(b, k3, b3)
+            a, b = load(queries, d + 16), load(queries, stride + d + 16)
+            k0, k1, k2, k3 = load_high(r0, d), load_high(r1, d), load_high(r2, d), load_high(r3, d)
+            a0, a1, a2, a3 = fma(a, k0, a0), fma(a, k1, a1), fma(a, k2, a2), fma(a, k3, a3)
+            b0, b1, b2, b3 = fma(b, k0, b0), fma(b, k1, b1), fma(b, k2, b2), fma(b, k3, b3)
+        if whole < d_head:
+            n = d_head - whole
+            a, b = load(queries, whole), load(queries, stride + whole)
+            k0, k1 = load_low_part(r0, whole, n), load_low_part(r1, whole, n)
+            k2, k3 = load_low_part(r2, whole, n), load_low_part(r3, whole, n)
+            a0, a1, a2, a3 = fma(a, k0, a0), fma(a, k1, a1), fma(a, k2, a2), fma(a, k3, a3)
+            b0, b1, b2, b3 = fma(b, k0, b0), fma(b, k1, b1), fma(b, k2, b2), fma(b, k3, b3)
+            a, b = load(queries, whole + 16), load(queries, stride + whole + 16)
+            k0, k1 = load_high_part(r0, whole, n), load_high_part(r1, whole, n)
+            k2, k3 = load_high_part(r2, whole, n), load_high_part(r3, whole, n)
+            a0, a1, a2, a3 = fma(a, k0, a0), fma(a, k1, a1), fma(a, k2, a2), fma(a, k3, a3)
+            b0, b1, b2, b3 = fma(b, k0, b0), fma(b, k1, b1), fma(b, k2, b2), fma(b, k3, b3)
+        place = position * 16
+        store(sums, place, a0)
+        store(sums, place + 16, a1)
+        store(sums, place + 32, a2)
+        store(sums, place + 48, a3)
+        store(sums, BLOCK * 16 + place, b0)
+        store(sums, BLOCK * 16 + place + 16, b1)
+        store(sums, BLOCK * 16 + place + 32, b2)
+        store(sums, BLOCK * 16 + place + 48, b3)
+
+
+@inlined
+def soften(sums: Any, n_seen: int, state: Any, weights: Any) -> Any:
+    """weights[position] = exp(score - largest so far) for the first n_seen of 64 positions, 0 for the rest.
+
+    sums: [64, 16], a score is the sum of its 16. state: [2] float32, the largest score and the sum of weights so
+    far; brought up to date. Returns the factor that what was gathered before must be multiplied by.
+    """
+    nothing = splat(LEAST)
+    s0 = keep_below(n_seen, sum_rows(sums, 0), nothing)
+    s1 = keep_below(n_seen - 16, sum_rows(sums, 256), nothing)
+    s2 = keep_below(n_seen - 32, sum_rows(sums, 512), nothing)
+    s3 = keep_below(n_seen - 48, sum_rows(sums, 768), nothing)
+    before = state[0]
+    largest = max_lanes(larger(larger(s0, s1), larger(s2, s3)))
+    if before > largest:
+        largest = before
+    at, zero = splat(largest), splat(np.float32(0))
+    p0 = keep_below(n_seen, exp(sub(s0, at)), zero)
+    p1 = keep_below(n_seen - 16, exp(sub(s1, at)), zero)
+    p2 = keep_below(n_seen - 32, exp(sub(s2, at)), zero)
+    p3 = keep_below(n_seen - 48, exp(sub(s3, at)), zero)
+    store(weights, 0, p0)
+    store(weights, 16, p1)
+    store(weights, 32, p2)
+    store(weights, 48, p3)
+    factor = exp(sub(splat(before), at))
+    state[0] = largest
+    state[1] = sum_lanes(fma(splat(state[1]), keep_below(1, factor, zero), add(add(p0, p1), add(p2, p3))))
+    return factor
+
+
+@inlined
+def gather(weights: Any, rows: Any, n_rows: int, out: Any, stride: int, factors: Any, following: Any) -> None:
+    """out = out * factor + weights · value rows, 64 columns of two lanes: out and out + stride.
+
+    weights: [2, 64]. rows: (pointer to addresses, first column, pointer of the rows' kind). following: as in `score`.
+    """
+    addresses, column, like = rows
+    size = address_of(shifted(like, 1)) - address_of(like)
+    f, g = factors
+    a0, b0 = mul(load(out, 0), f), mul(load(out, stride), g)
+    a1, b1 = mul(load(out, 16), f), mul(load(out, stride + 16), g)
+    a2, b2 = mul(load(out, 32), f), mul(load(out, stride + 32), g)
+    a3, b3 = mul(load(out, 48), f), mul(load(out, stride + 48), g)
+    for position in range(n_rows):
+        if following is not None:
+            for byte in range(column * size, (column + 2 * CHUNK) * size, 64):
+                prefetch(following[position] + byte)
+        row = shifted(pointer_like(addresses[position], like), column)
+        v0, v1, v2, v3 = load_low(row, 0), load_high(row, 0), load_low(row, CHUNK), load_high(row, CHUNK)
+        a, b = splat(weights[position]), splat(weights[BLOCK + position])
+        a0, a1, a2, a3 = fma(a, v0, a0), fma(a, v1, a1), fma(a, v2, a2), fma(a, v3, a3)
+        b0, b1, b2, b3 = fma(b, v0, b0), fma(b, v1, b1), fma(b, v2, b2), fma(b, v3, b3)
+    store(out, 0, a0)
+    store(out, 16, a1)
+    store(out, 32, a2)
+    store(out, 48, a3)
+    store(out, stride, b0)
+    store(out, stride + 16, b1)
+    store(out, stride + 32, b2)
+    store(out, stride + 48, b3)
+
+
+@inlined
+def gather_narrow(weights: Any, rows: Any, n_rows: int, out: Any, stride: int, factors: Any, width: int) -> None:
+    """The same for `width` columns, at most 32."""
+    addresses, column, like = rows
+    f, g = factors
+    a0, b0 = mul(load(out, 0), f), mul(load(out, stride), g)
+    a1, b1 = mul(load(out, 16), f), mul(load(out, stride + 16), g)
+    for position in range(n_rows):
+        row = pointer_like(addresses[position], like)
+        v0, v1 = load_low_part(row, column, width), load_high_part(row, column, width)
+        a, b = splat(weights[position]), splat(weights[BLOCK + position])
+        a0, a1 = fma(a, v0, a0), fma(a, v1, a1)
+        b0, b1 = fma(b, v0, b0), fma(b, v1, b1)
+    store(out, 0, a0)
+    store(out, 16, a1)
+    store(out, stride, b0)
+    store(out, stride + 16, b1)
+
+
+@inlined
+def gather_rest(weights: Any, rows: Any, positions: Any, out: Any, width: int) -> None:
+    """out += weights · value rows for `width` columns, at most 32, of one lane, positions (begin, end)."""
+    addresses, column, like = rows
+    a0, a1 = load(out, 0), load(out, 16)
+    for position in range(positions[0], positions[1]):
+        row, a = pointer_like(addresses[position], like), splat(weights[position])
+        a0 = fma(a, load_low_part(row, column, width), a0)
+        a1 = fma(a, load_high_part(row, column, width), a1)
+    store(out, 0, a0)
+    store(out, 16, a1)

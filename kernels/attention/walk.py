@@ -1,0 +1,182 @@
+"""One work item of CPU attention: the rows of one span (at most CHUNK) against one K/V head, block by block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.attention.tiles import BLOCK, LEAST, gather, gather_narrow, gather_rest, score, soften
+from kernels.compiled import address_of, double_of, float_pointer, inlined, int_pointer, long_pointer, shifted
+from kernels.vector import CHUNK, div, load, load_high_part, load_low_part, mul, splat, store, store_chunk
+
+ITEM_LANES = 64  # slots up to which an item takes several heads: they should stay in the cache
+ITEM_ROWS = 64  # rows of a span in one item: more need more scratch memory, fewer read the cache more often
+# The int64 arguments of a task; SCALE holds the bits of a float64, NEXT is the next item, shared by the threads.
+Q, KEYS, VALUES, OUT, STARTS, PAST, TABLE = range(7)
+N_SPANS, N_TABLE, N_HEADS, N_KV, PAGE, D_HEAD, N_THREADS, N_ITEMS, NEXT, SCALE = range(7, 17)
+
+
+@inlined
+def scratch(n_slots: int, d_head: int) -> Any:
+    """Memory of one thread for items of up to n_slots slots (a slot holds a lane: a row's query head).
+
+    (floats, longs, pointers into them): keep the arrays alive. Pointers: queries and totals [n_slots, d_pad] in
+    chunks, states [n_slots, 2] (largest score, sum of weights), sums [2, 64, 16], weights [2, 64], addresses of
+    rows [4, 64] (this block's keys and values, the next one's).
+    """
+    d_pad = (d_head + CHUNK - 1) // CHUNK * CHUNK
+    floats = np.empty(2 * n_slots * (d_pad + 1) + 2 * BLOCK * 17 + 32, np.float32)
+    longs = np.empty(4 * BLOCK, np.int64)
+    # A vector that straddles two cache lines costs twice.
+    sums = float_pointer((floats.ctypes.data + 63) // 64 * 64)
+    weights = shifted(sums, 2 * BLOCK * 16)
+    queries = shifted(weights, 2 * BLOCK)
+    totals = shifted(queries, n_slots * d_pad)
+    states = shifted(totals, n_slots * d_pad)
+    return floats, longs, (queries, totals, states, sums, weights, long_pointer(longs.ctypes.data))
+
+
+@inlined
+def heads_per_item(a: Any, n_rows: int) -> int:
+    """K/V heads that one item takes: few rows take several, which reads a page's neighbouring heads in one go."""
+    n_lanes = min(n_rows, ITEM_ROWS) * (a[N_HEADS] // a[N_KV])
+    return max(1, min((a[N_KV] + a[N_THREADS] - 1) // a[N_THREADS], ITEM_LANES // n_lanes))
+
+
+@inlined
+def attend_item(a: Any, item: Any, stores: Any, out: Any, memory: Any) -> None:
+    """Attention of rows begin … end - 1 of span `span` for the query heads of K/V heads head … head_end - 1.
+
+    a: the arguments. item: (span, begin, end, head, head_end). stores: (q, keys, values). memory: of `scratch`.
+    """
+    span, begin, end, head_begin, head_end = item
+    keys, values = stores[1], stores[2]
+    rows, following = memory[5], shifted(memory[5], 2 * BLOCK)
+    group = a[N_HEADS] // a[N_KV]
+    n_lanes = (end - begin) * group
+    first_position = int_pointer(a[PAST])[span] + begin - int_pointer(a[STARTS])[span]
+    last_position = first_position + end - begin - 1
+    _start(a, item, stores[0], memory)
+    _locate(a, (span, head_begin), (keys, values), (0, last_position), following)
+    for block in range(0, last_position + 1, BLOCK):
+        first_lane = max(0, block - first_position) * group  # rows before the block do not see it
+        for head in range(head_begin, head_end):
+            rows, following = following, rows
+            if head + 1 < head_end:
+                _locate(a, (span, head + 1), (keys, values), (block, last_position), following)
+            else:
+                _locate(a, (span, head_begin), (keys, values), (block + BLOCK, last_position), following)
+            first_slot = (head - head_begin) * (n_lanes + n_lanes % 2)
+            for lane in range(first_lane, n_lanes, 2):
+                seen = min(BLOCK, first_position + lane // group - block + 1)
+                seen_next = min(BLOCK, first_position + min(lane + 1, n_lanes - 1) // group - block + 1)
+                pair = first_slot + lane, seen, seen_next
+                if lane == first_lane:
+                    _pair(a, pair, (rows, keys, values), memory, following)
+                else:
+                    _pair(a, pair, (rows, keys, values), memory, None)
+    _finish(a, item, out, memory)
+
+
+@inlined
+def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
+    """One block for the lanes in slots `slot` and slot + 1, which see the first so many of its positions.
+
+    pair: (slot, seen, seen_next). block: (addresses of key and value rows, pointers of their kinds).
+    """
+    slot, seen, seen_next = pair
+    rows, keys, values = block
+    queries, totals, states, sums, weights, _ = memory
+    d_head, d_pad = a[D_HEAD], (a[D_HEAD] + CHUNK - 1) // CHUNK * CHUNK
+    state, addresses = shifted(states, 2 * slot), shifted(rows, BLOCK)
+    following_values = None if following is None else shifted(following, BLOCK)
+    score(shifted(queries, slot * d_pad), d_pad, (rows, keys), d_head, sums, following)
+    factors = (
+        soften(sums, seen, state, weights),
+        soften(shifted(sums, BLOCK * 16), seen_next, shifted(state, 2), shifted(weights, BLOCK)),
+    )
+    wide = d_head - d_head % (2 * CHUNK)
+    for column in range(0, wide, 2 * CHUNK):
+        total = shifted(totals, slot * d_pad + column)
+        gather(weights, (addresses, column, values), seen, total, d_pad, factors, following_values)
+    for column in range(wide, d_head, CHUNK):
+        total = shifted(totals, slot * d_pad + column)
+        gather_narrow(weights, (addresses, column, values), seen, total, d_pad, factors, d_head - column)
+    if seen_next > seen:
+        for column in range(0, d_head, CHUNK):
+            total = shifted(totals, (slot + 1) * d_pad + column)
+            rest = (addresses, column, values)
+            gather_rest(shifted(weights, BLOCK), rest, (seen, seen_next), total, d_head - column)
+
+
+@inlined
+def _start(a: Any, item: Any, q: Any, memory: Any) -> None:
+    """Copy the item's queries, scaled, and empty its totals.
+
+    A head's lanes, row × group + head of the group, lie in neighbouring slots; the last is doubled if they are odd.
+    """
+    _, begin, end, head_begin, head_end = item
+    queries, totals, states = memory[0], memory[1], memory[2]
+    group, d_head, d_pad = a[N_HEADS] // a[N_KV], a[D_HEAD], (a[D_HEAD] + CHUNK - 1) // CHUNK * CHUNK
+    scale, zero = splat(np.float32(double_of(a[SCALE]))), splat(np.float32(0))
+    n_lanes = (end - begin) * group
+    slot = 0
+    for head in range(head_begin, head_end):
+        for place in range(n_lanes + n_lanes % 2):
+            lane = min(place, n_lanes - 1)
+            row = shifted(q, ((begin + lane // group) * a[N_HEADS] + head * group + lane % group) * d_head)
+            for d in range(0, d_head, CHUNK):
+                at = slot * d_pad + d
+                store(queries, at, mul(scale, load_low_part(row, d, d_head - d)))
+                store(queries, at + 16, mul(scale, load_high_part(row, d, d_head - d)))
+                store(totals, at, zero)
+                store(totals, at + 16, zero)
+            states[2 * slot] = LEAST
+            states[2 * slot + 1] = np.float32(0)
+            slot += 1
+
+
+@inlined
+def _locate(a: Any, where: Any, stores: Any, positions: Any, rows: Any) -> None:
+    """Addresses of the key and value rows of a block; positions past the last one repeat it.
+
+    where: (span, head). positions: (first of the block, last that exists).
+    """
+    keys, values = stores
+    block, last_position = positions
+    page_size, d_head = a[PAGE], a[D_HEAD]
+    stride = a[N_KV] * page_size * d_head  # elements from page to page
+    table = shifted(int_pointer(a[TABLE]), where[0] * a[N_TABLE] + block // page_size)
+    offset, page, element = block % page_size, 0, 0
+    for i in range(BLOCK):
+        if block + i <= last_position:
+            if i == 0 or offset == page_size:
+                offset = offset if i == 0 else 0
+                element = table[page] * stride + (where[1] * page_size + offset) * d_head
+                page += 1
+            else:
+                element += d_head
+            offset += 1
+        rows[i] = address_of(shifted(keys, element))
+        rows[BLOCK + i] = address_of(shifted(values, element))
+
+
+@inlined
+def _finish(a: Any, item: Any, out: Any, memory: Any) -> None:
+    """Divide by the sums of weights and write the item's rows."""
+    _, begin, end, head_begin, head_end = item
+    totals, states = memory[1], memory[2]
+    group, d_head, d_pad = a[N_HEADS] // a[N_KV], a[D_HEAD], (a[D_HEAD] + CHUNK - 1) // CHUNK * CHUNK
+    n_lanes = (end - begin) * group
+    slot = 0
+    for head in range(head_begin, head_end):
+        for lane in range(n_lanes):
+            row = shifted(out, ((begin + lane // group) * a[N_HEADS] + head * group + lane % group) * d_head)
+            total = splat(states[2 * slot + 1])
+            for d in range(0, d_head, CHUNK):
+                at = slot * d_pad + d
+                low, high = div(load(totals, at), total), div(load(totals, at + 16), total)
+                store_chunk(shifted(row, d), (low, high), d_head - d)
+            slot += 1
+        slot += n_lanes % 2

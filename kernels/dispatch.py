@@ -1,0 +1,177 @@
+"""Which implementation of an op runs: chosen once at start per device and dtype, never per call.
+
+An op's folder holds `op.py` (signature and meaning) and one module per implementation with the same signature.
+A call finds the implementation that `select` fixed for its first tensor's device and dtype, or raises.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+import kernels
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class CannotRunError(RuntimeError):
+    """An implementation was asked for that this machine, device or dtype cannot run, or none was selected."""
+
+
+class Selected(NamedTuple):
+    """One line of the table that `select` returns; the caller logs it."""
+
+    op: str
+    implementation: str
+    reason: str
+
+
+class Op(Generic[P, R]):
+    """A public function of `op.py`; calling it runs the selected implementation.
+
+    implementations: module names in the op's folder, best first. any_dtype: one choice serves all float dtypes.
+    """
+
+    def __init__(
+        self,
+        signature: Callable[Concatenate[Tensor, P], R],
+        implementations: tuple[str, ...],
+        *,
+        any_dtype: bool,
+    ) -> None:
+        functools.update_wrapper(self, signature)
+        self.name = signature.__name__
+        self.folder = signature.__module__.split(".")[-2]
+        self.implementations = implementations
+        self.any_dtype = any_dtype
+        self._table: dict[tuple[str, torch.dtype], Callable[..., R]] = {}
+        self._forced: Callable[..., R] | None = None
+
+    def __call__(self, first: Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._forced is not None:
+            return self._forced(first, *args, **kwargs)
+        chosen = self._table.get((first.device.type, first.dtype))
+        if chosen is None:
+            raise CannotRunError(
+                f"{self.folder}.{self.name}: nothing selected for {first.device.type} {first.dtype};"
+                " call kernels.select(device, dtype) at start"
+            )
+        return chosen(first, *args, **kwargs)
+
+    def load(self, implementation: str) -> Callable[..., R]:
+        """The function of that implementation. Raises CannotRunError if it does not exist or does not import."""
+        function: Callable[..., R] = getattr(_module(self.folder, implementation), self.name)
+        return function
+
+    def fix(self, device: torch.device, dtype: torch.dtype, implementation: str) -> None:
+        """Calls on this device and dtype run `implementation` from now on."""
+        function = self.load(implementation)
+        for each in FLOATS if self.any_dtype else (dtype,):
+            self._table[device.type, each] = function
+
+    def swap_forced(self, function: Callable[..., R] | None) -> Callable[..., R] | None:
+        """Make every call run `function` (None: what was selected); returns what was forced before."""
+        before, self._forced = self._forced, function
+        return before
+
+
+def op(
+    *implementations: str, any_dtype: bool = False
+) -> Callable[[Callable[Concatenate[Tensor, P], R]], Op[P, R]]:
+    """Decorator of a signature in `op.py`: names the implementations, best first."""
+
+    def wrap(signature: Callable[Concatenate[Tensor, P], R]) -> Op[P, R]:
+        return Op(signature, implementations, any_dtype=any_dtype)
+
+    return wrap
+
+
+def select(
+    device: torch.device | str, dtype: torch.dtype, asked: Mapping[str, str] | None = None
+) -> list[Selected]:
+    """Fix the implementation of every op for one device and dtype; call it once per network at start.
+
+    asked: op folder -> implementation that must be used. Raises CannotRunError if an asked-for one cannot run.
+    """
+    device, wishes = torch.device(device), dict(asked or {})
+    if unknown := wishes.keys() - set(kernels.OPS):
+        raise CannotRunError(f"no such op: {', '.join(sorted(unknown))}")
+    table = []
+    for folder, ops in _ops().items():
+        selected = _choose(folder, ops[0].implementations, device, dtype, wishes.get(folder))
+        for one in ops:
+            one.fix(device, dtype, selected.implementation)
+        table.append(selected)
+    return table
+
+
+@contextmanager
+def use(implementation: str, *folders: str) -> Iterator[None]:
+    """Run `implementation` for the named ops (default: all) inside the block. For tests and benches.
+
+    Raises CannotRunError if one of the ops does not have it. Not per thread: the whole process is switched.
+    """
+    known = _ops()
+    chosen = [(one, one.load(implementation)) for folder in folders or kernels.OPS for one in known[folder]]
+    before = [(one, one.swap_forced(function)) for one, function in chosen]
+    try:
+        yield
+    finally:
+        for one, function in before:
+            one.swap_forced(function)
+
+
+def _choose(
+    folder: str, implementations: tuple[str, ...], device: torch.device, dtype: torch.dtype, asked: str | None
+) -> Selected:
+    """The best implementation that accepts this device and dtype, and why."""
+    refused: list[str] = []
+    for name in (asked,) if asked else implementations:
+        reason = _refusal(folder, name, device, dtype)
+        if reason is None:
+            why = "asked for" if asked else "; ".join(refused) or f"best for {device.type} {_short(dtype)}"
+            return Selected(folder, name, why)
+        refused.append(f"{name} refused: {reason}")
+    raise CannotRunError(f"{folder}: {'; '.join(refused)}")
+
+
+def _refusal(folder: str, implementation: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this implementation cannot run there; None if it can."""
+    if implementation == "cpu" and device.type != "cpu":
+        return f"the device is {device.type}"
+    try:
+        reason: str | None = _module(folder, implementation).refuses(device, dtype)
+    except CannotRunError as error:
+        return str(error)
+    return reason
+
+
+def _module(folder: str, implementation: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"kernels.{folder}.{implementation}")
+    except ImportError as error:
+        raise CannotRunError(f"kernels.{folder}.{implementation} does not import: {error}") from error
+
+
+@functools.cache
+def _ops() -> dict[str, list[Op[Any, Any]]]:
+    """Folder -> its ops, by import of every `op.py`."""
+    modules = {folder: importlib.import_module(f"kernels.{folder}.op") for folder in kernels.OPS}
+    return {
+        folder: [value for value in vars(module).values() if isinstance(value, Op)]
+        for folder, module in modules.items()
+    }
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

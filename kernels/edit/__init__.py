@@ -1,0 +1,1 @@
+"""Sparse changes of logits: bias and penalties."""

@@ -1,0 +1,1 @@
+"""Linear layers over weights packed once."""

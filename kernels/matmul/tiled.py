@@ -1,0 +1,31 @@
+"""Linear layers in tiles of 16 rows, where oneDNN cannot prepack: each tile is the same call, so rows agree bit for bit."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.matmul.packed import Packed
+from kernels.matmul.reference import PlainWeight
+
+TILE = 16
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type != "cpu":
+        return f"the device is {device.type}"
+    return None if dtype in (torch.float32, torch.bfloat16) else "float32 and bfloat16 only"
+
+
+def pack(weight: Tensor, bias: Tensor | None = None) -> Packed:
+    return PlainWeight(weight, bias)
+
+
+def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> Tensor:
+    if not isinstance(packed, PlainWeight):
+        raise TypeError(f"tiled linear got a {type(packed).__name__}; pack the weight with tiled too")
+    n_rows = x.shape[0]
+    padded = F.pad(x, (0, 0, 0, -n_rows % TILE))
+    tiles = [F.linear(tile, packed.weight, packed.bias) for tile in padded.split(TILE)]
+    return torch.cat(tiles)[:n_rows].to(out_dtype or x.dtype)

@@ -1,0 +1,1 @@
+"""RMS normalisation, alone and after a residual addition."""

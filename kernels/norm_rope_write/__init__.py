@@ -1,0 +1,1 @@
+"""Head norms, rotary embedding and the write into the K/V pages."""

@@ -1,0 +1,24 @@
+"""What happens between the qkv projection and attention: head norms, rotary embedding, K/V page write."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.dispatch import op
+from kernels.norm_rope_write.rows import HeadNorms as HeadNorms
+from kernels.norm_rope_write.rows import Rope as Rope
+from kernels.norm_rope_write.rows import Rows as Rows
+
+
+@op("cpu", "reference")
+def norm_rope_write(
+    qkv: Tensor, norms: HeadNorms | None, rope: Rope, rows: Rows, keys: Tensor, values: Tensor
+) -> Tensor:
+    """Split qkv, norm and rotate q and k, write k and v into their pages, return q.
+
+    qkv: [n_rows, (n_heads + 2 * n_kv_heads) * d_head], query heads first, then key heads, then value heads.
+    keys, values: one layer's store, [n_pages, n_kv_heads, page_size, d_head]; written in place at
+    [row_pages[r], :, row_offsets[r]]. n_kv_heads and d_head are read from them.
+    Returns q: [n_rows, n_heads, d_head]. Norms round as `rms_norm` does; the rotation is float32, rounded once.
+    """
+    raise NotImplementedError

@@ -1,0 +1,39 @@
+"""Definition of `norm_rope_write` in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.norm.reference import rms_norm
+from kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    return None
+
+
+def norm_rope_write(
+    qkv: Tensor, norms: HeadNorms | None, rope: Rope, rows: Rows, keys: Tensor, values: Tensor
+) -> Tensor:
+    n_kv_heads, d_head = keys.shape[1], keys.shape[3]
+    heads = qkv.view(qkv.shape[0], -1, d_head)
+    n_heads = heads.shape[1] - 2 * n_kv_heads
+    q, k, v = torch.split(heads, [n_heads, n_kv_heads, n_kv_heads], dim=1)
+    if norms is not None:
+        q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
+    keys[rows.row_pages, :, rows.row_offsets] = _rotate(k, rope, rows.positions)
+    values[rows.row_pages, :, rows.row_offsets] = v
+    return _rotate(q, rope, rows.positions)
+
+
+def _rotate(
+    x: Tensor,  # [n_rows, n_heads, d_head]
+    rope: Rope,
+    positions: Tensor,  # [n_rows] int64
+) -> Tensor:
+    half = rope.cos.shape[1]
+    cos, sin = rope.cos[positions, None], rope.sin[positions, None]  # [n_rows, 1, rot_dim / 2]
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1).to(x.dtype)

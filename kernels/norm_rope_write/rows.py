@@ -1,0 +1,41 @@
+"""Where the rows of a pass live, and what is done to their heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Rows(Protocol):
+    """Where each row of a pass lives; `engine.batch.Batch` is one."""
+
+    @property
+    def positions(self) -> Tensor: ...  # [n_rows] int64: absolute position
+
+    @property
+    def row_pages(self) -> Tensor: ...  # [n_rows] int64: page id that holds the position
+
+    @property
+    def row_offsets(self) -> Tensor: ...  # [n_rows] int64: place of the row within its page
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms over d_head of every query and key head (Qwen3)."""
+
+    q: Tensor  # [d_head]
+    k: Tensor  # [d_head]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary tables, any scaling already in them. Dimension i turns with i + rot_dim/2 (half-split, "NeoX").
+
+    rot_dim may be less than d_head: the rest of a head passes unchanged.
+    """
+
+    cos: Tensor  # [n_positions_max, rot_dim / 2] float32
+    sin: Tensor  # [n_positions_max, rot_dim / 2] float32

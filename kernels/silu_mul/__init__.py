@@ -1,0 +1,1 @@
+"""The gated activation of a feed-forward block."""

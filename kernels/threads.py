@@ -1,0 +1,68 @@
+"""Runs a compiled task on several threads: those of the OpenMP runtime that torch has loaded already.
+
+Its own pool would be a second set of threads beside torch's; the two would fight for the cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+import numba
+import torch
+from llvmlite import ir
+from numba import types
+
+from kernels.compiled import emits, inlined
+
+parallel = types.ExternalFunction(
+    "slipstream_parallel", types.void(types.int64, types.int64, types.uint32, types.uint32)
+)
+
+
+@emits(lambda task, argument: types.void)
+def call(builder: ir.IRBuilder, task: Any, argument: Any) -> None:
+    """Call the task at that address in this thread."""
+    function_type = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
+    builder.call(builder.inttoptr(task, function_type.as_pointer()), [argument])
+
+
+@inlined
+def run(task: int, argument: int, n_threads: int) -> None:
+    """Each of n_threads threads calls task(argument)."""
+    if n_threads > 1:
+        parallel(task, argument, n_threads, 0)
+    else:
+        call(task, argument)
+
+
+
+_KEPT: list[Any] = []  # compiled tasks live as long as the process: their addresses are handed out
+
+
+def compile_task(body: Callable[[int], None]) -> int:
+    """Compile a task, a function of one address; returns the address of its code."""
+    task: Any = numba.cfunc(types.void(types.int64), error_model="numpy")(body)
+    _KEPT.append(task)
+    return int(task.address)
+
+
+@functools.cache
+def runtime() -> bool:
+    """True if torch's OpenMP runtime was found; without it `available` is 1. Makes `parallel` resolvable."""
+    try:
+        function = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (OSError, AttributeError):
+        function = None
+    # Kernels name the symbol, so it must exist; with one thread they do not call it.
+    resolved = function or ctypes.CDLL(None).abort
+    llvmlite.binding.add_symbol("slipstream_parallel", ctypes.cast(resolved, ctypes.c_void_p).value)
+    return function is not None
+
+
+def available() -> int:
+    """Threads a kernel may use: torch's number."""
+    return torch.get_num_threads() if runtime() else 1
