@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 # A test process uses one thread, so that two of them share two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: setup run check fix test test-browser lossless gpu kernels bench docs clean
+.PHONY: setup run check fix test test-browser test-gpu lossless kernels bench docs clean
 
 setup: $(READY)
 
@@ -37,6 +37,9 @@ test: setup
 
 test-browser: setup
 	$(ONE_THREAD) $(BIN)/pytest -m browser tests/browser $(ARGS)
+
+test-gpu: setup
+	$(BIN)/pytest -m gpu tests/gpu $(ARGS)
 
 lossless: setup
 	$(ONE_THREAD) $(BIN)/python -m tests.oracle.lossless $(ARGS)

@@ -31,7 +31,9 @@ def imported_by(statement: str) -> set[str]:
     return set(run.stdout.split())
 
 
-@pytest.mark.parametrize("statement", ["import server.app", "import engine.api, engine.settings, engine.errors"])
+@pytest.mark.parametrize(
+    "statement", ["import server.app", "import engine.api, engine.settings, engine.errors"]
+)
 def test_http_code_and_public_types_load_no_torch(statement: str) -> None:
     assert not {"torch", "numba", "transformers", "tokenizers"} & imported_by(statement)
 
@@ -43,8 +45,10 @@ def test_the_engine_loads_no_web_framework() -> None:
 
 def test_kernels_is_cheap_to_import_and_does_not_upset_transformers() -> None:
     assert not {"torch", "numba"} & imported_by("import kernels")
-    version = tuple(int(part) for part in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-                    .split("."))
+    version = tuple(
+        int(part)
+        for part in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"].split(".")
+    )
     assert not (0, 18, 2) <= version < (0, 19, 0), "transformers would take our `kernels` for another package"
     imported_by("import kernels, transformers.models.qwen3.modeling_qwen3")
 
@@ -62,11 +66,16 @@ def test_every_implementation_has_the_signature_of_its_op(folder: str) -> None:
         for name in op.implementations:
             found = list(inspect.signature(op.load(name)).parameters.values())
             assert [(one.name, one.kind, one.default) for one in found] == [
-                (one.name, one.kind, one.default) for one in meant], f"{folder}.{name}"
+                (one.name, one.kind, one.default) for one in meant
+            ], f"{folder}.{name}"
 
 
 def test_files_stay_small() -> None:
-    long = {str(path.relative_to(ROOT)): n for path in modules() if (n := len(path.read_text().splitlines())) > 400}
+    long = {
+        str(path.relative_to(ROOT)): n
+        for path in modules()
+        if (n := len(path.read_text().splitlines())) > 400
+    }
     assert not long
 
 
@@ -87,8 +96,11 @@ def test_no_module_hides_what_it_holds() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    assert not [str(path.relative_to(ROOT)) for path in modules()
-                if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None]
+    assert not [
+        str(path.relative_to(ROOT))
+        for path in modules()
+        if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
+    ]
 
 
 def test_nothing_is_ever_unpickled() -> None:
@@ -102,8 +114,13 @@ def test_nothing_is_ever_unpickled() -> None:
 
 
 def test_the_readme_table_of_flags_is_fresh() -> None:
-    run = subprocess.run([sys.executable, "-m", "server.flags_table", "README.md", "--check"], cwd=ROOT,
-                         capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-m", "server.flags_table", "README.md", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stdout + run.stderr
 
 

@@ -69,13 +69,15 @@ class Played:
 class Lab:
     """A target and a draft of one dtype, loaded once."""
 
-    def __init__(self, target: Path, draft: Path, dtype: torch.dtype, n_ctx: int = 1024) -> None:
-        device = torch.device("cpu")
-        select(device, dtype)
+    def __init__(
+        self, target: Path, draft: Path, dtype: torch.dtype, n_ctx: int = 1024, device: str = "cpu"
+    ) -> None:
+        where = torch.device(device)
+        select(where, dtype)
         self.tokenizer = Tokenizer(target)
         self.n_ctx = n_ctx
-        self.target = load_network(target, dtype, device, n_ctx, self.tokenizer.vocab_size)
-        self.draft = load_network(draft, dtype, device, n_ctx + 64, self.tokenizer.vocab_size)
+        self.target = load_network(target, dtype, where, n_ctx, self.tokenizer.vocab_size)
+        self.draft = load_network(draft, dtype, where, n_ctx + 64, self.tokenizer.vocab_size)
 
     def engine(self, bench: Bench, future: Callable[[Slot], Sequence[int]] | None = None) -> Engine:
         """A cold engine. `future` is what the scripted drafter knows."""
