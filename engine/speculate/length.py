@@ -20,6 +20,7 @@ _PRIOR_RATE = 0.8  # assumed before anything was judged
 _PROBE_FIRST = 16  # rounds until a faded drafter is tried again
 _PROBE_LAST = 256
 _PROBE_LENGTH = 4
+_UNPROVEN = 4  # a draft may be this much longer than twice the longest recent accepted run
 _MARGIN = 1.02  # a draft must promise this much more than none, or it is not worth the noise
 
 
@@ -29,6 +30,7 @@ class Evidence:
 
     judged: float = 0.0
     accepted: float = 0.0
+    longest: float = 0.0  # accepted run, fading
     n_idle: int = 0
     probe_after: int = _PROBE_FIRST
 
@@ -36,6 +38,12 @@ class Evidence:
         """One verified draft. Only the first rejected token was judged; those after it were not."""
         self.judged = self.judged * fade + n_accepted + (n_accepted < n_drafted)
         self.accepted = self.accepted * fade + n_accepted
+        self.longest = max(self.longest * fade, n_accepted)
+
+    @property
+    def reach(self) -> int:
+        """Longest draft this evidence can support: a run's depth says more than the average token's rate."""
+        return round(_UNPROVEN + 2 * self.longest)
 
 
 class Lengths:
@@ -71,10 +79,11 @@ class Lengths:
 
     def _limit(self, name: str, slot_id: int, n_max: int, n_rows: int, n_drafting: int) -> int:
         rate = self.rate(slot_id, name)
+        reach = self._evidence.get((slot_id, name), Evidence()).reach
         best, best_gain = 0, _MARGIN / self.pass_cost(n_rows)
         cost = self._draft_cost.get(name, DraftCost())
         tokens = survival = 1.0
-        for n in range(1, n_max + 1):
+        for n in range(1, min(n_max, reach) + 1):
             survival *= rate
             tokens += survival
             # The slots that draft share the pass: each is charged its share, as if all drafted n.

@@ -164,7 +164,7 @@ def main(arguments: Sequence[str]) -> None:
     rate = bandwidth()
     limit = rate / info.weight_bytes
     say(
-        f"{info.n_params / 1e6:.0f} M parameters, {info.weight_bytes / 1e6:.0f} MB, threads {torch.get_num_threads()};"
+        f"{info.n_params / 1e6:.0f} M parameters, {info.weight_bytes / 1e6:.0f} MB, {torch.get_num_threads()} threads;"
         f" prepacked linears read {rate / 1e9:.1f} GB/s: at most {limit:.1f} tokens/s"
     )
     short, long = step_s(engine, 500), step_s(engine, 8100)

@@ -133,16 +133,27 @@ def lengths_with_cost(slope: float) -> Lengths:
         (1.0, 0.02, 16, 16),  # everything accepted, rows nearly free: as long as allowed
         (0.0, 0.02, 0, 0),  # nothing accepted: not at all
         (0.9, 1.0, 0, 0),  # every row costs a whole pass: drafts can never pay
-        (0.7, 0.05, 3, 6),
+        (0.6, 0.05, 4, 16),
     ],
 )
 def test_length_follows_acceptance_and_cost(rate: float, slope: float, least: int, most: int) -> None:
     lengths = lengths_with_cost(slope)
     for i in range(200):
-        lengths.judged(0, "d", 1, int((i * rate) % 1 + rate >= 1))
+        lengths.judged(0, "d", 8, 8 if (i * rate) % 1 + rate >= 1 else 0)
     found = {lengths.limits("d", [0], [16], 1)[0] for _ in range(10)}
     assert min(found) >= least
     assert max(found) <= most
+
+
+def test_a_new_request_starts_short_and_grows_with_what_is_accepted() -> None:
+    lengths = lengths_with_cost(0.01)
+    found = []
+    for _ in range(4):
+        found.append(lengths.limits("d", [0], [64], 1)[0])
+        lengths.judged(0, "d", found[-1], found[-1])
+    assert found[0] == 4
+    assert found == sorted(found)
+    assert found[-1] > 3 * found[0]
 
 
 def test_a_faded_drafter_is_probed_ever_more_rarely_and_comes_back() -> None:
