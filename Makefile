@@ -35,7 +35,9 @@ fix: setup
 test: setup
 	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m 'not gpu and not browser and not slow' $(ARGS)
 
+# Wants Chromium from the system's packages.
 test-browser: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	$(ONE_THREAD) $(BIN)/pytest -m browser tests/browser $(ARGS)
 
 test-gpu: setup

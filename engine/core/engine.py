@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.api import Delta, DrafterCount, EngineStats, Event, Failed, SlotState
+from engine.api import Delta, DrafterCount, EngineStats, Event, Failed, Sampling, SlotState
 from engine.batch import Batch, Span
 from engine.cache.cache import Cache
 from engine.core import forward, plan
@@ -22,6 +22,8 @@ from engine.core.finish import Ending, done, keep
 from engine.core.plan import Work
 from engine.errors import EngineError, StepFailed
 from engine.models.network import Network
+from engine.sample.params import resolve_sampling
+from engine.sample.pick import Row, pick
 from engine.slot import Slot
 from engine.speculate.chain import Chain
 from engine.speculate.cost import TIERS
@@ -30,6 +32,13 @@ from engine.speculate.length import Lengths
 from engine.speculate.verify import Verdict
 
 log = logging.getLogger(__name__)
+
+# Ways of picking that run different code; compiled code must not be met first by a client.
+_WARM_UP = (
+    Sampling(seed=0, temperature=0.0),
+    Sampling(seed=0),
+    Sampling(seed=0, top_p=0.9, top_k=5, min_p=0.1, repeat_penalty=1.1),
+)
 
 NewSlot = Callable[[int], Slot]  # a waiting request: makes its slot state when it is given a slot id
 
@@ -226,6 +235,10 @@ class Engine:
                 times.append(time.perf_counter() - started)
             self._lengths.pass_cost.observe(n_rows, sorted(times[1:])[n_repeats // 2])
         self._cache.drop(0)
+        for sampling in _WARM_UP:
+            params = resolve_sampling(sampling, {}, [], self.target.vocab_size)
+            logits = torch.zeros(1, self.target.vocab_size, device=self.target.device)
+            pick(logits, [Row(params, [0], 1, Counter())])
 
     def stats(self) -> EngineStats:
         """A picture of the engine between two steps."""

@@ -69,6 +69,7 @@ def launch(settings: Settings) -> ThreadEngine:
         )
     tokenizer = Tokenizer(target_from.path)
     n_ctx = _context(settings, target_from, draft_from)
+    _select_ops([one for one in (target_from, draft_from) if one is not None])
     target = _load(target_from, tokenizer, n_ctx)
     networks = {forward.STORE: target}
     if draft_from is not None:
@@ -141,9 +142,14 @@ def _device(name: str) -> torch.device:
 
 
 def _load(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network:
-    for line in select(source.device, source.dtype):
-        log.info("op %s: %s (%s)", line.op, line.implementation, line.reason)
     return load_network(source.path, source.dtype, source.device, n_ctx, tokenizer.vocab_size)
+
+
+def _select_ops(sources: Sequence[Checkpoint]) -> None:
+    """Fix each op's implementation for every device and dtype in use, and say which."""
+    for device, dtype in dict.fromkeys((one.device, one.dtype) for one in sources):
+        for line in select(device, dtype):
+            log.info("op=%s implementation=%s reason=%s", line.op, line.implementation, line.reason)
 
 
 def _check_vocabulary(tokenizer: Tokenizer, draft: Checkpoint) -> None:

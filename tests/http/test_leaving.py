@@ -46,6 +46,17 @@ def test_leaving_before_the_first_chunk(server: Served) -> None:
     assert all(stream.closed for stream in server.engine.streams)
 
 
+def test_leaving_within_the_body(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "server")
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: 99\r\n\r\n{"
+        )
+    until(lambda: "status=499" in caplog.text)
+    assert "unexpected" not in caplog.text
+
+
 def test_half_closed_clients_still_get_nothing_more(server: Served) -> None:
     """A client that resets in the middle of a long stream frees its slot; the next request is served."""
     server.engine.script = lambda request: words(request, delay_s=0.02)

@@ -47,53 +47,20 @@ def test_precedence(toml: Path) -> None:
     all_three = read(*config, "-c", "300", "--no-spec-adaptive", **environ)
     assert (all_three.ctx_size, all_three.spec_adaptive, all_three.parallel) == (300, False, 3)
     assert read(SLIPSTREAM_CONFIG=str(toml)).ctx_size == 100
+    assert read(*config, SLIPSTREAM_CONFIG="elsewhere.toml").ctx_size == 100
 
 
 def test_llama_cpps_names() -> None:
     settings = read(
-        "-c",
-        "4096",
-        "-np",
-        "8",
-        "-md",
-        "draft",
-        "-devd",
-        "cuda:1",
-        "-b",
-        "512",
-        "-t",
-        "2",
-        "-a",
-        "name",
-        "-s",
-        "7",
-        "--spec-draft-n-max",
-        "5",
-        "--draft-n-min",
-        "1",
-        "--spec-draft-p-min",
-        "0.5",
-        "--temp",
-        "0.7",
-        "--spec-ngram-simple-size-n",
-        "3",
+        *("-c", "4096", "-np", "8", "-md", "draft", "-devd", "cuda:1", "-b", "512", "-t", "2", "-a", "name"),
+        *("-s", "7", "--spec-draft-n-max", "5", "--draft-n-min", "1", "--spec-draft-p-min", "0.5"),
+        *("--temp", "0.7", "--spec-ngram-simple-size-n", "3"),
     )
-    assert settings == Settings(
-        model="x",
-        ctx_size=4096,
-        parallel=8,
-        model_draft="draft",
-        device_draft="cuda:1",
-        batch_size=512,
-        threads=2,
-        alias="name",
-        seed=7,
-        draft_max=5,
-        draft_min=1,
-        draft_p_min=0.5,
-        temperature=0.7,
-        ngram_size_n=3,
-    )
+    assert (settings.ctx_size, settings.parallel, settings.model_draft) == (4096, 8, "draft")
+    assert (settings.device_draft, settings.batch_size, settings.threads) == ("cuda:1", 512, 2)
+    assert (settings.alias, settings.seed, settings.temperature) == ("name", 7, 0.7)
+    assert (settings.draft_max, settings.draft_min, settings.draft_p_min) == (5, 1, 0.5)
+    assert settings.ngram_size_n == 3
     assert read_settings(["serve", "-hf", "org/name"], {}).model == "org/name"
     assert read("--ctx-size=64").ctx_size == 64
 

@@ -27,54 +27,48 @@ def dechunked(body: bytes) -> bytes:
     raise AssertionError("the last chunk is missing")
 
 
+def raw_stream(server: Served, **fields: Any) -> tuple[list[str], str]:
+    """Header lines and content of a stream as bytes; the reply's own id and time replaced by 1."""
+    body = json.dumps(chat(stream=True, **fields)).encode()
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"connection: close\r\nx-request-id: abc\r\ncontent-length: %d\r\n\r\n" % len(body)
+    )
+    answer, _, chunked = raw(server.port, head + body).partition(b"\r\n\r\n")
+    text = re.sub(r"chatcmpl-[0-9a-f]{32}", "chatcmpl-1", dechunked(chunked).decode())
+    return answer.decode().lower().split("\r\n"), re.sub(r'"created":\d+', '"created":1', text)
+
+
 def test_the_bytes_of_a_stream(server: Served) -> None:
     server.engine.script = lambda request: [
         delta("Hé", None, "ngram-simple"),
         delta("!"),
         done(request, 3, seed=5, stop_string="\n"),
     ]
-    body = json.dumps(chat(stream=True, stream_options={"include_usage": True})).encode()
-    answer = raw(
-        server.port,
-        (
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            b"connection: close\r\nx-request-id: abc\r\ncontent-length: %d\r\n\r\n" % len(body)
-        )
-        + body,
-    )
-    head, _, chunked = answer.partition(b"\r\n\r\n")
-    lines = head.decode().lower().split("\r\n")
+    lines, text = raw_stream(server, stream_options={"include_usage": True})
     assert lines[0] == "http/1.1 200 ok"
-    for header in (
+    assert {
         "content-type: text/event-stream; charset=utf-8",
         "cache-control: no-cache",
         "x-accel-buffering: no",
         "x-request-id: abc",
-    ):
-        assert header in lines
-    text = dechunked(chunked).decode()
-    text = re.sub(r'"created":\d+', '"created":1', re.sub(r"chatcmpl-[0-9a-f]{32}", "chatcmpl-1", text))
+    } <= set(lines)
     start = (
         'data: {"id":"chatcmpl-1","created":1,"model":"fake/model","system_fingerprint":"fake-1",'
         '"object":"chat.completion.chunk","choices":['
     )
-    opening = '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-    figures = text.split("\n\n")[4].removeprefix(start)
-    assert text.split("\n\n") == [
-        start + opening + '],"usage":null}',
-        start + '{"index":0,"delta":{"content":"Hé"},"logprobs":null,"finish_reason":null}],"usage":null}',
-        start + '{"index":0,"delta":{"content":"!"},"logprobs":null,"finish_reason":null}],"usage":null}',
-        start
-        + '{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":"\\n"}],"usage":null}',
-        start + figures,
-        "data: [DONE]",
-        "",
+    *chunks, figures, last, nothing = text.split("\n\n")
+    assert [chunk.removeprefix(start).removesuffix('],"usage":null}') for chunk in chunks] == [
+        '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}',
+        '{"index":0,"delta":{"content":"Hé"},"logprobs":null,"finish_reason":null}',
+        '{"index":0,"delta":{"content":"!"},"logprobs":null,"finish_reason":null}',
+        '{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":"\\n"}',
     ]
-    last = json.loads('{"choices":[' + figures)
-    assert last["choices"] == []
-    assert last["usage"]["completion_tokens"] == 3
-    assert last["seed"] == 5
-    assert last["speculative"] == {
+    assert (last, nothing) == ("data: [DONE]", "")
+    assert figures.startswith(start + '],"usage":{"prompt_tokens":3,"completion_tokens":3,"total_tokens":6')
+    told = json.loads(figures.removeprefix("data: "))
+    assert (told["choices"], told["seed"]) == ([], 5)
+    assert told["speculative"] == {
         "types": ["draft-model", "ngram-simple"],
         "n_max": 4,
         "n_min": 0,

@@ -1,0 +1,69 @@
+"""`create_app`: routes, error handlers and the layers around them. Loads no torch.
+
+Layers from outside in: request id and last-resort 500, host check, API key, body limit, routes.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from engine.api import AsyncEngine
+from engine.errors import EngineError
+from engine.settings import Settings
+from server import pages, status
+from server.auth import PUBLIC, Auth, keys_of
+from server.errors import Problem, Refused, not_found, problem_of
+from server.frame import Frame
+from server.gate import Gate
+from server.limits import BodyLimit, HostCheck
+from server.native import routes as native
+from server.openai import routes as openai
+from server.sse import CLIENT_LEFT
+
+
+def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
+    """The HTTP application of a ready engine, or of a gate whose engine comes later."""
+    gate = engine if isinstance(engine, Gate) else Gate(engine)
+    # The interactive documentation would load scripts from elsewhere.
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.include_router(openai.routes(gate, settings))
+    app.include_router(native.routes(gate, settings))
+    app.include_router(status.routes(gate, settings))
+    app.include_router(pages.routes())
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _left)
+    for kind in (Refused, EngineError):
+        app.add_exception_handler(kind, _told)
+    # The layer added last is the outermost.
+    app.add_middleware(BodyLimit, limit_mib=settings.max_body)
+    app.add_middleware(Auth, keys=keys_of(settings), public=PUBLIC | pages.FILES.keys())
+    app.add_middleware(HostCheck, host=settings.host)
+    app.add_middleware(Frame)
+    return app
+
+
+async def _told(_request: Request, error: Exception) -> Response:
+    return problem_of(error).response()
+
+
+async def _left(_request: Request, _error: Exception) -> Response:
+    """Gone while its body was being read."""
+    return Response(status_code=CLIENT_LEFT)
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, which the router refuses by itself."""
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return not_found("this path does not exist here").problem.response()
+    if error.status_code == 405:
+        message = "this path does not take this method"
+        return Problem(
+            405, "invalid_request_error", "method_not_allowed", message, headers=headers
+        ).response()
+    message = str(error.detail)
+    return Problem(error.status_code, "invalid_request_error", None, message, headers=headers).response()

@@ -1,0 +1,123 @@
+"""Fields that clients know from elsewhere and this server does not honour.
+
+Each is refused by name unless it holds a value that asks for nothing: silently ignoring it would change the
+reply. Fields that only inform a provider are accepted and ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from server.errors import unsupported
+
+# Why not, then field -> values that mean "off". null always does.
+_GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
+    (
+        "tool calling is not supported",
+        {"tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none",)},
+    ),
+    (
+        "log-probabilities are not supported",
+        {
+            "logprobs": (False,),
+            "top_logprobs": (0,),
+            "n_probs": (0,),
+            "prompt_logprobs": (),
+            "post_sampling_probs": (False,),
+        },
+    ),
+    (
+        "only plain text output is supported",
+        {
+            "response_format": ({"type": "text"},),
+            "json_schema": (),
+            "grammar": ("",),
+            "grammar_lazy": (False,),
+            "grammar_triggers": ([],),
+            "guided_json": (),
+            "guided_regex": (),
+            "guided_choice": (),
+            "guided_grammar": (),
+            "structured_outputs": (),
+            "modalities": (["text"],),
+            "audio": (),
+        },
+    ),
+    (
+        "this is not supported",
+        {
+            "prediction": (),
+            "web_search_options": (),
+            "echo": (False,),
+            "suffix": ("",),
+            "best_of": (1,),
+            "use_beam_search": (False,),
+            "length_penalty": (1,),
+            "chat_template": (),
+            "documents": ([],),
+            "lora": ([],),
+            "truncate_prompt_tokens": (),
+            "return_tokens": (False,),
+            "return_token_ids": (False,),
+            "return_progress": (False,),
+            "timings_per_token": (False,),
+            "response_fields": ([],),
+            "verbose": (False,),
+            "id_slot": (-1,),
+            "n_keep": (0,),
+            "n_indent": (0,),
+            "t_max_predict_ms": (-1, 0),
+            "min_tokens": (0,),
+            "stop_token_ids": ([],),
+            "include_stop_str_in_output": (False,),
+            "skip_special_tokens": (True,),
+            "bad_words": ([],),
+            "allowed_token_ids": (),
+        },
+    ),
+    (
+        "this sampler is not supported",
+        {
+            "dynatemp_range": (0,),
+            "top_n_sigma": (-1, 0),
+            "typical_p": (1,),
+            "xtc_probability": (0,),
+            "dry_multiplier": (0,),
+            "mirostat": (0,),
+            "adaptive_target": (-1,),
+            "min_keep": (0,),
+            "samplers": (),
+        },
+    ),
+)
+
+REFUSED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    name: (reason, off) for reason, group in _GROUPS for name, off in group.items()
+}
+
+# Known, and without influence on the text: not told as unknown, not even under --strict-api. The second
+# part only tunes what the table above already requires to be off.
+IGNORED = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_options", "verbosity", "moderation", "parallel_tool_calls", "priority", "request_id"),
+        *("n_cache_reuse", "sse_ping_interval", "backend_sampling"),
+        *("n_discard", "dynatemp_exponent", "xtc_threshold", "dry_base", "dry_allowed_length"),
+        *("dry_penalty_last_n", "dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "adaptive_decay"),
+    }
+)
+
+
+def without_refused(data: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` without the fields of this page. Raises `Refused` for the first one that asks for something."""
+    for name, value in data.items():
+        reason, off = REFUSED.get(name, ("", ()))
+        if reason and value is not None and not any(_same(value, one) for one in off):
+            raise unsupported(name, reason)
+    return {name: value for name, value in data.items() if name not in REFUSED and name not in IGNORED}
+
+
+def _same(value: object, off: object) -> bool:
+    """Equality that keeps true and 1 apart, as JSON does."""
+    return isinstance(value, bool) == isinstance(off, bool) and value == off

@@ -1,0 +1,117 @@
+"""`/v1/chat/completions`, `/v1/completions`, `/v1/models`; and `/apply-template`, which takes a chat body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.api import AsyncEngine, ModelInfo
+from engine.settings import Settings
+from server.body import checked, read_json
+from server.errors import bad_request, not_found
+from server.gate import Gate
+from server.openai.convert import Caller, Job, chat_job, completion_job, read_chat
+from server.openai.refuse import without_refused
+from server.openai.reply import Reply
+from server.openai.stream import chunks, collect, submit
+from server.openai.wire import ChatRequest, CompletionRequest, Generate, gathered
+from server.sse import CLIENT_LEFT, Events, close_all, unless_gone
+
+Wire = TypeVar("Wire", bound=Generate)
+
+
+def routes(gate: Gate, settings: Settings) -> APIRouter:
+    router = APIRouter()
+
+    async def serve(request: Request, model: type[Wire], convert: Callable[[Wire, Caller], Job]) -> Response:
+        engine = gate.for_work()
+        wire = await read(request, model, settings)
+        caller = Caller(
+            request_id=request.state.request_id,
+            tenant=getattr(request.state, "tenant", ""),  # only set where keys are checked
+            settings=settings,
+            info=engine.info,
+        )
+        return await answer(request, engine, convert(wire, caller), settings)
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await serve(request, ChatRequest, chat_job)
+
+    @router.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await serve(request, CompletionRequest, completion_job)
+
+    @router.post("/apply-template")
+    async def apply_template(request: Request) -> dict[str, str]:
+        engine = gate.for_work()
+        wire = await read(request, ChatRequest, settings)
+        return {"prompt": await engine.render(read_chat(wire, engine.info))}
+
+    _add_models(router, gate)
+    return router
+
+
+def _add_models(router: APIRouter, gate: Gate) -> None:
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card(gate.for_looking().info)]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        info = gate.for_looking().info
+        if name != info.name:
+            message = "no such model; /v1/models lists what is served"
+            raise not_found(message, code="model_not_found", param="model")
+        return card(info)
+
+
+async def read(request: Request, model: type[Wire], settings: Settings) -> Wire:
+    """The body as a checked wire model."""
+    data = gathered(without_refused(await read_json(request)))
+    wire = checked(model, data, strict=settings.strict_api)
+    if settings.strict_api and wire.stream_options and not wire.stream:
+        raise bad_request("stream_options: only allowed with stream", param="stream_options")
+    return wire
+
+
+async def answer(request: Request, engine: AsyncEngine, job: Job, settings: Settings) -> Response:
+    """Run the job: as a stream, or whole unless the client leaves first."""
+    if job.stream:
+        streams = await submit(engine, job)
+        reply = Reply(job, engine.info, [one.n_prompt for one in streams])
+        return Events(chunks(reply, streams), streams, settings.shutdown_timeout)
+
+    async def whole() -> bytes:
+        streams = await submit(engine, job)
+        try:
+            return await collect(Reply(job, engine.info, [one.n_prompt for one in streams]), streams)
+        finally:
+            await close_all(streams)
+
+    body = await unless_gone(request, whole())
+    if body is None:
+        return Response(status_code=CLIENT_LEFT)
+    return Response(body, media_type="application/json")
+
+
+def card(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "id": info.name,
+        "object": "model",
+        "created": info.created,
+        "owned_by": "slipstream",
+        "max_model_len": info.n_ctx,
+        "meta": {
+            "architecture": info.architecture,
+            "n_vocab": info.vocab_size,
+            "n_ctx": info.n_ctx,
+            "n_ctx_train": info.n_ctx_train,
+            "n_params": info.n_params,
+            "size": info.weight_bytes,
+        },
+    }

@@ -1,0 +1,72 @@
+"""Server-sent events, and what happens when the client leaves: leaving cancels the generation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import anyio
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from engine.api import EventStream
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PING_S = 15.0  # proxies give up on a silent connection after 30 to 60 s
+CLIENT_LEFT = 499  # a status nobody sees; for the log
+SEND_TIMEOUT_S = 60.0  # a reader that takes nothing for so long is gone, and its slot is wanted
+
+
+async def close_all(streams: Sequence[EventStream]) -> None:
+    """Cancel what is not finished."""
+    await asyncio.gather(*(stream.aclose() for stream in streams))
+
+
+class Events(EventSourceResponse):
+    """Sends `chunks`; whatever ends the response also closes `streams`, be it before the first chunk."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], streams: Sequence[EventStream], grace_s: float) -> None:
+        super().__init__(
+            chunks,
+            headers={"Cache-Control": "no-cache"},
+            sep="\n",
+            ping=PING_S,
+            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
+            send_timeout=SEND_TIMEOUT_S,
+            shutdown_event=anyio.Event(),
+            shutdown_grace_period=grace_s,
+        )
+        self.streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            log.warning("event=reader_timeout seconds=%g", SEND_TIMEOUT_S)
+        finally:
+            await close_all(self.streams)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`; None if the client left first, with `work` cancelled."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has closed the connection. The body must have been read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,1 @@
+"""HTTP: the wire, over an engine that only plays scripts."""

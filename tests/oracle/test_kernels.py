@@ -1,0 +1,309 @@
+"""Every op: its reference against an independent float64 formula, its CPU version against the reference."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+from kernels import dispatch
+from kernels.attention.op import attention
+from kernels.edit.op import Entries, Penalties, edit
+from kernels.matmul.op import linear, pack
+from kernels.norm.op import add_rms_norm, rms_norm
+from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
+from kernels.silu_mul.op import silu_mul
+
+FAST = (torch.float32, torch.bfloat16)
+# Largest difference allowed, as a share of the largest value: rounding of the result, and of a chain of sums.
+SHARE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 8e-3}
+
+
+@dataclass(frozen=True)
+class Spans:
+    """A ragged batch as the ops see it."""
+
+    span_starts: Tensor  # [n_spans + 1] int32
+    n_past: Tensor  # [n_spans] int32
+    page_table: Tensor  # [n_spans, n_pages_max] int32
+    positions: Tensor  # [n_rows] int64
+    row_pages: Tensor  # [n_rows] int64
+    row_offsets: Tensor  # [n_rows] int64
+    n_pages: int
+
+
+def make_spans(lengths: list[int], past: list[int], page_size: int) -> Spans:
+    """Spans on pages in no order; table entries beyond a span's last position name a page that does not exist."""
+    needed = [-(-(p + n) // page_size) for p, n in zip(past, lengths, strict=True)]
+    shuffled = torch.randperm(sum(needed) + 2, generator=torch.Generator().manual_seed(5)).int()
+    table = torch.full((len(lengths), max(needed) + 1), 10**6, dtype=torch.int32)
+    for i, start in enumerate(itertools.accumulate(needed, initial=0)):
+        if i < len(needed):
+            table[i, : needed[i]] = shuffled[start : start + needed[i]]
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    positions = torch.cat([torch.arange(p, p + n) for p, n in zip(past, lengths, strict=True)])
+    return Spans(
+        span_starts=torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32),
+        n_past=torch.tensor(past, dtype=torch.int32),
+        page_table=table,
+        positions=positions,
+        row_pages=table[owner, positions // page_size].long(),
+        row_offsets=positions % page_size,
+        n_pages=sum(needed) + 2,
+    )
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def assert_near(got: Tensor, meant: Tensor, dtype: torch.dtype) -> None:
+    worst = (got.double() - meant.double()).abs().max().item()
+    assert got.shape == meant.shape
+    assert worst <= SHARE[dtype] * max(1.0, meant.abs().max().item()), worst
+
+
+@pytest.fixture
+def chosen(implementation: str) -> Iterator[None]:
+    """Runs the test with one implementation of the ops that have it."""
+    folders = ["matmul"] if implementation == "tiled" else [name for name in kernels.OPS if name != "edit"]
+    with kernels.use(implementation, *folders):
+        yield
+
+
+def cases(*implementations: str) -> pytest.MarkDecorator:
+    """The reference in all three dtypes, others in the two they take."""
+    pairs = [("reference", torch.float64), *itertools.product(("reference", *implementations), FAST)]
+    return pytest.mark.parametrize(
+        ("implementation", "dtype"), pairs, ids=lambda one: str(one).split(".")[-1]
+    )
+
+
+each_case = cases("cpu")
+
+
+@cases("cpu", "tiled")
+@pytest.mark.parametrize("n_in", [3, 64, 1000, 2500])
+def test_linear(chosen: None, dtype: torch.dtype, n_in: int) -> None:
+    weight, bias, x = (
+        random(70, n_in, dtype=dtype, seed=1) / n_in**0.5,
+        random(70, dtype=dtype, seed=2),
+        random(5, n_in, dtype=dtype, seed=3),
+    )
+    packed = pack(weight, bias)
+    assert (packed.in_features, packed.out_features) == (n_in, 70)
+    meant = torch.einsum("ri,oi->ro", x.double(), weight.double())
+    assert_near(linear(x, packed), meant + bias.double(), dtype)
+    assert_near(linear(x, pack(weight)), meant, dtype)
+    wide = linear(x, packed, out_dtype=torch.float64)
+    assert wide.dtype == torch.float64
+    assert_near(wide, meant + bias.double(), dtype)
+
+
+@pytest.mark.parametrize("dtype", FAST, ids=lambda dtype: str(dtype)[6:])
+def test_linear_with_a_large_weight(dtype: torch.dtype) -> None:
+    with kernels.use("cpu", "matmul"):
+        for n_in in (256, 1030, 3072):
+            weight, x = (
+                random(2100, n_in, dtype=dtype, seed=1) / n_in**0.5,
+                random(4, n_in, dtype=dtype, seed=3),
+            )
+            assert_near(linear(x, pack(weight)), x.double() @ weight.double().T, dtype)
+
+
+def test_a_weight_packed_elsewhere_is_refused() -> None:
+    with kernels.use("reference"):
+        packed = pack(random(4, 8, dtype=torch.float32))
+    with kernels.use("cpu", "matmul"), pytest.raises(TypeError, match="pack the weight with cpu"):
+        linear(random(2, 8, dtype=torch.float32), packed)
+
+
+@each_case
+@pytest.mark.parametrize("d_model", [1, 24, 128, 1000])
+def test_rms_norm(chosen: None, dtype: torch.dtype, d_model: int) -> None:
+    x, residual, weight = (random(7, d_model, dtype=dtype, seed=i) for i in range(3))
+    weight = weight[0]
+    meant = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight.double()
+    assert_near(rms_norm(x, weight, 1e-3), meant, dtype)
+    normed, total = add_rms_norm(x, residual, weight, 1e-3)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, rms_norm(total, weight, 1e-3))
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Half-split rotary embedding as complex numbers. x: [n_rows, n_heads, d_head]; cos, sin: [n_rows, half]."""
+    half = cos.shape[1]
+    turned = torch.complex(x[..., :half], x[..., half : 2 * half]) * torch.complex(cos, sin)[:, None]
+    return torch.cat((turned.real, turned.imag, x[..., 2 * half :]), -1)
+
+
+@each_case
+@pytest.mark.parametrize(
+    ("d_head", "half", "page_size"), [(8, 4, 8), (20, 3, 16), (64, 32, 64), (128, 16, 16)]
+)
+@pytest.mark.parametrize("normed", [False, True])
+def test_norm_rope_write(
+    chosen: None, dtype: torch.dtype, d_head: int, half: int, page_size: int, normed: bool
+) -> None:
+    spans = make_spans([3, 1, 20], [0, 61, 5], page_size)
+    n_heads, n_kv, n_rows = 6, 2, 24
+    qkv = random(n_rows, (n_heads + 2 * n_kv) * d_head, dtype=dtype)
+    norms = HeadNorms(random(d_head, dtype=dtype, seed=1), random(d_head, dtype=dtype, seed=2), 1e-3)
+    angles = torch.arange(80)[:, None] * 0.1 ** (torch.arange(half) / half)
+    rope = Rope(angles.cos(), angles.sin())
+    stores = [random(spans.n_pages, n_kv, page_size, d_head, dtype=dtype, seed=seed) for seed in (3, 4)]
+    keys, values = (store.clone() for store in stores)
+    got = norm_rope_write(qkv, norms if normed else None, rope, spans, keys, values)
+
+    q, k, v = torch.split(qkv.double().view(n_rows, -1, d_head), [n_heads, n_kv, n_kv], dim=1)
+    if normed:
+        q, k = (
+            x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight.double()
+            for x, weight in ((q, norms.q), (k, norms.k))
+        )
+    cos, sin = rope.cos[spans.positions].double(), rope.sin[spans.positions].double()
+    assert_near(got, rotated(q, cos, sin), dtype)
+    for store, before, meant in ((keys, stores[0], rotated(k, cos, sin)), (values, stores[1], v)):
+        for r in range(n_rows):
+            before[spans.row_pages[r], :, spans.row_offsets[r]] = meant[r].to(dtype)
+        assert_near(store, before.double(), dtype)
+
+
+@each_case
+@pytest.mark.parametrize(
+    ("d_head", "n_heads", "n_kv", "page_size"),
+    [(2, 1, 1, 8), (16, 4, 2, 8), (24, 3, 3, 16), (64, 4, 1, 64), (80, 6, 2, 16), (256, 2, 2, 128)],
+)
+def test_attention(
+    chosen: None, dtype: torch.dtype, d_head: int, n_heads: int, n_kv: int, page_size: int
+) -> None:
+    lengths, past = [1, 5, 1, 70, 2], [0, 0, 130, 3, 63]
+    spans = make_spans(lengths, past, page_size)
+    q = random(sum(lengths), n_heads, d_head, dtype=dtype)
+    keys, values = (random(spans.n_pages, n_kv, page_size, d_head, dtype=dtype, seed=seed) for seed in (1, 2))
+    meant = torch.empty(sum(lengths), n_heads, d_head, dtype=torch.float64)
+    for i, (start, n) in enumerate(zip(spans.span_starts.tolist(), lengths, strict=False)):
+        pages = spans.page_table[i, : -(-(past[i] + n) // page_size)].long()
+        k, v = (
+            store[pages].double().permute(1, 0, 2, 3).reshape(n_kv, -1, d_head) for store in (keys, values)
+        )
+        for row, head in itertools.product(range(n), range(n_heads)):
+            seen, h = past[i] + row + 1, head // (n_heads // n_kv)
+            odds = torch.softmax(k[h, :seen] @ q[start + row, head].double() * 0.3, 0)
+            meant[start + row, head] = odds @ v[h, :seen]
+    # What lies behind a row's position may be anything: stale rows of another request, a draft gone wrong.
+    poison(keys, spans, lengths, past, page_size)
+    poison(values, spans, lengths, past, page_size)
+    assert_near(attention(q, keys, values, spans, 0.3), meant.flatten(1), dtype)
+
+
+def poison(store: Tensor, spans: Spans, lengths: list[int], past: list[int], page_size: int) -> None:
+    """NaN in all cells that no row may see."""
+    clean = torch.zeros(store.shape[0], store.shape[2], dtype=torch.bool)
+    for i, n in enumerate(lengths):
+        for position in range(past[i] + n):
+            clean[spans.page_table[i, position // page_size], position % page_size] = True
+    store.masked_fill_(~clean[:, None, :, None], float("nan"))
+
+
+@pytest.mark.parametrize("dtype", FAST, ids=lambda dtype: str(dtype)[6:])
+def test_a_nan_reaches_the_rows_that_see_it_and_no_other(dtype: torch.dtype) -> None:
+    spans = make_spans([6, 2], [62, 3], 16)
+    q = random(8, 2, 32, dtype=dtype)
+    for name in ("q", "keys", "values"):
+        keys, values = (random(spans.n_pages, 1, 16, 32, dtype=dtype, seed=seed) for seed in (1, 2))
+        bad = q.clone()
+        if name == "q":
+            bad[2, 0, 5] = float("nan")
+        else:
+            {"keys": keys, "values": values}[name][spans.row_pages[2], 0, spans.row_offsets[2], 5] = float(
+                "nan"
+            )
+        with kernels.use("cpu", "attention"):
+            found = attention(bad, keys, values, spans, 1.0).isnan().any(1).tolist()
+        assert found == ([r == 2 for r in range(8)] if name == "q" else [2 <= r < 6 for r in range(8)]), name
+
+
+@each_case
+@pytest.mark.parametrize("d_inner", [1, 17, 64, 300])
+def test_silu_mul(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
+    gate_up = random(5, 2 * d_inner, dtype=dtype) * 5
+    gate_up[0, 0] = -200.0
+    gate, up = gate_up.double().chunk(2, -1)
+    assert_near(silu_mul(gate_up), gate / (1 + torch.exp(-gate)) * up, dtype)
+
+
+def test_edit_goes_in_order() -> None:
+    entries = Entries(
+        rows=torch.tensor([0, 0, 0, 2, 2]),
+        token_ids=torch.tensor([1, 3, 4, 0, 1]),
+        bias=torch.tensor([0.0, 0.5, -9.0, 0.0, 0.0]),
+        count=torch.tensor([0, 2, 1, 3, 0], dtype=torch.int32),
+        in_window=torch.tensor([True, True, True, False, True]),
+    )
+    penalties = Penalties(
+        torch.tensor([2.0, 3.0, 4.0]), torch.tensor([0.25, 9.0, 1.0]), torch.tensor([0.125, 9.0, 0.5])
+    )
+    logits = torch.arange(15, dtype=torch.float32).view(3, 5) - 2
+    meant = logits.clone()
+    meant[0, 1] = -1 * 2  # negative: multiplied
+    meant[0, 3] = (1 + 0.5) / 2 - 0.25 - 2 * 0.125
+    meant[0, 4] = (2 - 9) * 2 - 0.25 - 0.125
+    meant[2, 0] = 8 - 1 - 3 * 0.5  # outside the window: not divided
+    meant[2, 1] = 9 / 4
+    with kernels.use("reference"):
+        edit(logits, entries, penalties)
+    assert torch.equal(logits, meant)
+
+
+def test_nothing_runs_unselected() -> None:
+    with pytest.raises(dispatch.CannotRunError, match=r"call kernels\.select"):
+        silu_mul(torch.zeros(1, 2, device="meta"))
+
+
+def test_select_says_what_runs_and_refuses_what_cannot() -> None:
+    table = {line.op: line for line in kernels.select("cpu", torch.float64)}
+    assert set(table) == set(kernels.OPS)
+    assert table["attention"].implementation == "reference"
+    assert "cpu refused" in table["attention"].reason
+    with pytest.raises(dispatch.CannotRunError, match="float32 and bfloat16"):
+        kernels.select("cpu", torch.float64, {"attention": "cpu"})
+    with pytest.raises(dispatch.CannotRunError, match="no such op"):
+        kernels.select("cpu", torch.float32, {"attetnion": "cpu"})
+    with pytest.raises(dispatch.CannotRunError, match="does not import"):
+        kernels.select("cpu", torch.float32, {"attention": "fpga"})
+    asked = {line.op: line for line in kernels.select("cpu", torch.float32, {"attention": "reference"})}
+    assert asked["attention"].implementation == "reference"
+    assert kernels.select("cpu", torch.float32)[0].op == "matmul"  # leave the fast ones behind
+
+
+def test_where_onednn_cannot_prepack_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels.matmul import cpu
+
+    def broken(*_: object) -> Tensor:
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr(cpu, "_pack_chunks", broken)
+    cpu.refuses.cache_clear()
+    line = next(line for line in kernels.select("cpu", torch.float32) if line.op == "matmul")
+    assert line.implementation == "tiled"
+    assert "no such operator" in line.reason
+    monkeypatch.undo()
+    cpu.refuses.cache_clear()
+    kernels.select("cpu", torch.float32)
+
+
+def test_cached_machine_code_is_bound_to_all_sources() -> None:
+    """numba's own stamp sees one file; a kernel must not outlive a change of what it is made of."""
+    from kernels.compiled import SOURCES
+    from kernels.norm import cpu
+
+    with kernels.use("cpu", "norm"):
+        rms_norm(torch.ones(1, 8), torch.ones(8), 1e-6)
+    assert cpu._float_rows._cache._cache_file._source_stamp == SOURCES
+    assert cpu._float_rows.stats.cache_path
