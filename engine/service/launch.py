@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from engine.api import ModelInfo
-from engine.cache.cache import Cache
-from engine.cache.kv import KVStore
 from engine.core import forward
 from engine.core.engine import Capacity, Engine
 from engine.errors import DraftMismatch, LoadError, SettingError
-from engine.models.config import DTYPES, ModelConfig, read_config
+from engine.models.config import DTYPES, read_config
 from engine.models.network import Network
 from engine.models.registry import load_network
 from engine.service.drafters import build, drafter_types
+from engine.service.sizes import PAGE_SIZE, Checkpoint, batch_size, context, make_cache
 from engine.service.thread import Text, ThreadEngine
 from engine.settings import Settings, check
 from engine.speculate import draft_model
@@ -36,20 +33,6 @@ from engine.text.tokenizer import Tokenizer, same_vocabulary
 from kernels import select
 
 log = logging.getLogger(__name__)
-
-PAGE_SIZE = 64
-_CPU_SHARE = 0.25  # of free host memory for the cache
-_CUDA_SHARE = 0.9  # of device memory left after the weights
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint folder and how it will run."""
-
-    path: Path
-    config: ModelConfig
-    device: torch.device
-    dtype: torch.dtype
 
 
 def launch(settings: Settings) -> ThreadEngine:
@@ -68,41 +51,45 @@ def launch(settings: Settings) -> ThreadEngine:
             settings.model_draft, settings.device_draft or settings.device, settings.dtype
         )
     tokenizer = Tokenizer(target_from.path)
-    n_ctx = _context(settings, target_from, draft_from)
-    _select_ops([one for one in (target_from, draft_from) if one is not None])
+    sources = [one for one in (target_from, draft_from) if one is not None]
+    n_ctx = context(settings, sources)
+    _select_ops(sources)
     target = _load(target_from, tokenizer, n_ctx)
     networks = {forward.STORE: target}
     if draft_from is not None:
         _check_vocabulary(tokenizer, draft_from)
-        networks[draft_model.STORE] = _load(draft_from, tokenizer, n_ctx + settings.draft_max)
+        networks[draft_model.STORE] = _load(draft_from, tokenizer, n_ctx)
     capacity = Capacity(
         n_slots=settings.parallel,
         n_ctx=n_ctx,
-        batch_size=_batch_size(settings, target.device),
+        batch_size=batch_size(settings, target.device),
         eos_ids=tokenizer.eos_ids,
     )
-    cache = _cache(settings, networks, capacity)
+    cache = make_cache(settings, networks, n_ctx)
     lengths = Lengths(adaptive=settings.spec_adaptive)
     drafters = [build(name, settings, networks, cache, capacity) for name in types]
     engine = Engine(target, cache, Chain(drafters, lengths), lengths, capacity)
     engine.warm_up()
     text = Text(tokenizer, load_chat_template(target_from.path, tokenizer))
     info = _info(settings, target_from, text, engine, types)
-    log.info(
-        "ready model=%s n_params=%d dtype=%s device=%s n_ctx=%d n_slots=%d n_pages=%d page_size=%d"
-        " drafters=%s load_s=%.1f",
-        info.name,
-        info.n_params,
-        info.dtype,
-        info.device,
-        n_ctx,
-        info.n_slots,
-        info.n_pages,
-        PAGE_SIZE,
-        ",".join(types) or NO_DRAFTER,
-        time.perf_counter() - started,
-    )
+    _log_ready(info, time.perf_counter() - started)
     return ThreadEngine(engine, text, info, settings)
+
+
+def _log_ready(info: ModelInfo, seconds: float) -> None:
+    told = {
+        "model": info.name,
+        "n_params": info.n_params,
+        "dtype": info.dtype,
+        "device": info.device,
+        "n_ctx": info.n_ctx,
+        "n_slots": info.n_slots,
+        "n_pages": info.n_pages,
+        "page_size": info.page_size,
+        "drafters": ",".join(info.drafters) or NO_DRAFTER,
+        "load_s": round(seconds, 1),
+    }
+    log.info("event=loaded %s", " ".join(f"{name}={value}" for name, value in told.items()))
 
 
 def _checkpoint(name: str, device: str, dtype: str) -> Checkpoint:
@@ -160,57 +147,6 @@ def _check_vocabulary(tokenizer: Tokenizer, draft: Checkpoint) -> None:
             f"{draft.path}: embeds {draft.config.vocab_rows} tokens, the target has"
             f" {tokenizer.vocab_size}; {shared} are shared"
         )
-
-
-def _context(settings: Settings, target: Checkpoint, draft: Checkpoint | None) -> int:
-    most = min(one.config.n_ctx_train for one in (target, draft) if one is not None)
-    if settings.ctx_size is None:
-        return min(most, 32768)
-    if settings.ctx_size > most:
-        raise SettingError("ctx_size", settings.ctx_size, f"is more than the {most} positions of the model")
-    return settings.ctx_size
-
-
-def _batch_size(settings: Settings, device: torch.device) -> int:
-    size = settings.batch_size or (2048 if device.type == "cuda" else 128)
-    if settings.parallel >= size:
-        raise SettingError(
-            "parallel",
-            settings.parallel,
-            f"must be less than the {size} rows of a pass (--batch-size), or prompts would never run",
-        )
-    return size
-
-
-def _cache(settings: Settings, networks: dict[str, Network], capacity: Capacity) -> Cache:
-    """Pages for all slots at full length, or as many as the memory allows; at least one full sequence."""
-    page_bytes = PAGE_SIZE * sum(
-        layer.token_bytes(network.dtype) for network in networks.values() for layer in network.kv_layers
-    )
-    pages_each = -(-(capacity.n_ctx + settings.draft_max) // PAGE_SIZE) + 1
-    if settings.cache_size is not None:
-        n_pages = settings.cache_size * 2**20 // page_bytes
-    else:
-        free = _free_bytes(networks[forward.STORE].device)
-        n_pages = min(2 * pages_each * capacity.n_slots, int(free // page_bytes))
-    if n_pages < pages_each:
-        raise SettingError(
-            "cache_size",
-            settings.cache_size or "(free memory)",
-            f"gives {n_pages} pages, one sequence of --ctx-size {capacity.n_ctx} needs {pages_each};"
-            f" a page has {page_bytes / 2**20:.2f} MiB",
-        )
-    stores = {
-        name: KVStore(network.kv_layers, n_pages, PAGE_SIZE, network.dtype, network.device)
-        for name, network in networks.items()
-    }
-    return Cache(stores, capacity.n_slots, n_pages, PAGE_SIZE)
-
-
-def _free_bytes(device: torch.device) -> float:
-    if device.type == "cuda":
-        return _CUDA_SHARE * torch.cuda.mem_get_info(device)[0]
-    return _CPU_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _info(

@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.errors import LoadError, SettingError
+from engine.models.config import read_config
 from engine.service.drafters import drafter_types
 from engine.service.launch import launch
+from engine.service.sizes import Checkpoint, context
 from engine.settings import Settings
 
 DEMO = Path(__file__).parents[2] / "demo"
@@ -61,3 +64,14 @@ def test_a_flag_without_effect_is_refused(changes: dict[str, object], setting: s
 def test_a_model_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(LoadError):
         launch(Settings(model=name))
+
+
+def test_the_context_is_what_fits_the_cache_unless_it_is_set() -> None:
+    path = Path(TARGET)
+    source = Checkpoint(path, read_config(path), torch.device("cpu"), torch.bfloat16)
+    small = context(Settings(model=TARGET, cache_size=4), [source])
+    assert (
+        512 <= small < context(Settings(model=TARGET, cache_size=4000), [source]) == source.config.n_ctx_train
+    )
+    assert small * source.token_bytes <= 4 * 2**20
+    assert context(Settings(model=TARGET, cache_size=4, ctx_size=2048), [source]) == 2048

@@ -1,0 +1,109 @@
+"""The sizes a server works out at start: context, rows of a pass, pages. Not settings; logged, shown in `/props`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.cache.cache import Cache
+from engine.cache.kv import FullKV, KVStore
+from engine.errors import SettingError
+from engine.models.config import ModelConfig
+from engine.models.network import Network
+from engine.settings import Settings
+
+PAGE_SIZE = 64
+_CPU_SHARE = 0.25  # of free host memory for the cache
+_CUDA_SHARE = 0.9  # of device memory left after the weights
+_CONTEXT_MOST = 32768  # unless asked for: longer ones are rarely meant and cost every slot its share of pages
+_CONTEXT_LEAST = 512
+_ROWS = {
+    "cuda": 2048,
+    "cpu": 128,
+}  # on CPU a pass is short, so that a prompt never holds up other streams for long
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint folder and how it will run."""
+
+    path: Path
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        layer = FullKV(self.config.n_kv_heads, self.config.d_head)
+        return self.config.n_layers * layer.token_bytes(self.dtype)
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+
+
+def context(settings: Settings, sources: Sequence[Checkpoint]) -> int:
+    """Most tokens of one sequence: as set, or as many as model and memory allow. The target comes first."""
+    most = min(one.config.n_ctx_train for one in sources)
+    if settings.ctx_size is not None:
+        if settings.ctx_size > most:
+            raise SettingError(
+                "ctx_size", settings.ctx_size, f"is more than the {most} positions of the model"
+            )
+        return settings.ctx_size
+    room = _cache_bytes(settings, sources[0].device, sum(one.file_bytes for one in sources))
+    n_fitting = int(room / sum(one.token_bytes for one in sources)) - settings.draft_max - 2 * PAGE_SIZE
+    return min(most, _CONTEXT_MOST, max(n_fitting, _CONTEXT_LEAST))
+
+
+def batch_size(settings: Settings, device: torch.device) -> int:
+    """Rows of one pass."""
+    size = settings.batch_size or _ROWS[device.type]
+    if settings.parallel >= size:
+        raise SettingError(
+            "parallel",
+            settings.parallel,
+            f"must be less than the {size} rows of a pass (--batch-size), or prompts would never run",
+        )
+    return size
+
+
+def make_cache(settings: Settings, networks: Mapping[str, Network], n_ctx: int) -> Cache:
+    """Pages for twice all slots at full length, or as many as the memory allows; at least one full sequence.
+
+    `networks` by the name of their store, the target's first; their weights are loaded.
+    """
+    page_bytes = PAGE_SIZE * sum(
+        layer.token_bytes(network.dtype) for network in networks.values() for layer in network.kv_layers
+    )
+    pages_each = -(-(n_ctx + settings.draft_max) // PAGE_SIZE) + 1
+    room = _cache_bytes(settings, next(iter(networks.values())).device, 0)
+    n_pages = int(room // page_bytes)
+    if settings.cache_size is None:
+        n_pages = min(n_pages, 2 * pages_each * settings.parallel)
+    if n_pages < pages_each:
+        raise SettingError(
+            "cache_size",
+            settings.cache_size or "(free memory)",
+            f"gives {n_pages} pages, one sequence of --ctx-size {n_ctx} needs {pages_each};"
+            f" a page has {page_bytes / 2**20:.2f} MiB",
+        )
+    stores = {
+        name: KVStore(network.kv_layers, n_pages, PAGE_SIZE, network.dtype, network.device)
+        for name, network in networks.items()
+    }
+    return Cache(stores, settings.parallel, n_pages, PAGE_SIZE)
+
+
+def _cache_bytes(settings: Settings, device: torch.device, weight_bytes: int) -> float:
+    """Bytes for all stores: as set, or a share of what is free once `weight_bytes` more are loaded."""
+    if settings.cache_size is not None:
+        return settings.cache_size * 2.0**20
+    if device.type == "cuda":
+        return _CUDA_SHARE * (torch.cuda.mem_get_info(device)[0] - weight_bytes)
+    return _CPU_SHARE * (os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - weight_bytes)
