@@ -73,6 +73,11 @@ class Chain:
         limits = self._lengths.limits(
             drafter.name, [want.slot.id for want in wants], [want.n_max for want in wants], n_rows
         )
+        # A draft worth making is asked for at the request's least length, or it would be thrown away.
+        limits = [
+            min(want.n_max, max(limit, want.slot.speculate.n_min)) if limit > 0 else 0
+            for want, limit in zip(wants, limits, strict=True)
+        ]
         asked = [Want(want.slot, limit) for want, limit in zip(wants, limits, strict=True) if limit > 0]
         if not asked:
             return [NO_DRAFT] * len(wants)

@@ -119,6 +119,13 @@ def test_drafts_shorter_than_the_minimum_are_thrown_away() -> None:
     assert chain.draft([Want(slot, 5)], 1)[0].source == "two"
 
 
+def test_a_least_length_is_asked_for_where_less_would_pay() -> None:
+    chain = Chain([Says("d", list(range(20)))], lengths_with_cost(0.05))
+    slot = slot_with([1], types=("d",))
+    slot.speculate = resolve_speculate(Settings(), ["d"], Speculate(n_min=7))
+    assert len(chain.draft([Want(slot, 16)], 1)[0]) == 7
+
+
 def lengths_with_cost(slope: float) -> Lengths:
     """A machine on which each further row costs `slope` of the first."""
     lengths = Lengths(adaptive=True)
