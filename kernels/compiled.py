@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+POINTER_TO: Any = types.CPointer
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -47,15 +48,26 @@ def inlined(function: F) -> F:
     return compiled
 
 
+def routine(function: F) -> F:
+    """A function of kernels that is called rather than copied; the compiler may still decide to copy it."""
+    compiled: F = numba.njit(function, error_model="numpy")
+    return compiled
+
+
 def _compile(function: F, *, nogil: bool) -> F:
     dispatcher: Any = numba.njit(function, error_model="numpy", nogil=nogil)
-    try:
-        dispatcher.enable_caching()
-        dispatcher._cache._cache_file._source_stamp = SOURCES
-    except RuntimeError:
-        pass  # no folder to write to: compiled anew in each process
+    cache_on_disk(dispatcher)
     compiled: F = dispatcher
     return compiled
+
+
+def cache_on_disk(function: Any) -> None:
+    """Keep the machine code of a numba function beside its source, valid until any source of the package changes."""
+    try:
+        function.enable_caching()
+    except RuntimeError:
+        return  # no folder to write to: compiled anew in each process
+    function._cache._cache_file._source_stamp = SOURCES
 
 
 def emits(result: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -83,25 +95,25 @@ def emits(result: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable
     return wrap
 
 
-@emits(lambda address: types.CPointer(types.float32))
+@emits(lambda address: POINTER_TO(types.float32))
 def float_pointer(builder: ir.IRBuilder, address: Any) -> Any:
     """Address -> pointer to float32."""
     return builder.inttoptr(address, ir.FloatType().as_pointer())
 
 
-@emits(lambda address: types.CPointer(types.uint16))
+@emits(lambda address: POINTER_TO(types.uint16))
 def bfloat_pointer(builder: ir.IRBuilder, address: Any) -> Any:
     """Address -> pointer to bfloat16, seen as its 16 bits."""
     return builder.inttoptr(address, ir.IntType(16).as_pointer())
 
 
-@emits(lambda address: types.CPointer(types.int32))
+@emits(lambda address: POINTER_TO(types.int32))
 def int_pointer(builder: ir.IRBuilder, address: Any) -> Any:
     """Address -> pointer to int32."""
     return builder.inttoptr(address, ir.IntType(32).as_pointer())
 
 
-@emits(lambda address: types.CPointer(types.int64))
+@emits(lambda address: POINTER_TO(types.int64))
 def long_pointer(builder: ir.IRBuilder, address: Any) -> Any:
     """Address -> pointer to int64."""
     return builder.inttoptr(address, ir.IntType(64).as_pointer())
@@ -146,3 +158,9 @@ def prefetch(builder: ir.IRBuilder, address: Any) -> None:
 def double_of(builder: ir.IRBuilder, bits: Any) -> Any:
     """int64 -> the float64 of the same bits."""
     return builder.bitcast(bits, ir.DoubleType())
+
+
+@emits(lambda value: types.int32)
+def bits_of(builder: ir.IRBuilder, value: Any) -> Any:
+    """float32 -> the int32 of the same bits."""
+    return builder.bitcast(value, ir.IntType(32))

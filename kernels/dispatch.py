@@ -22,6 +22,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+CPU_ONLY = ("cpu", "panels", "tiled")  # not even imported for other devices
 
 
 class CannotRunError(RuntimeError):
@@ -147,7 +148,7 @@ def _choose(
 
 def _refusal(folder: str, implementation: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this implementation cannot run there; None if it can."""
-    if implementation == "cpu" and device.type != "cpu":
+    if implementation in CPU_ONLY and device.type != "cpu":
         return f"the device is {device.type}"
     try:
         reason: str | None = _module(folder, implementation).refuses(device, dtype)

@@ -11,14 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
-import numba
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core.ccallback import CFunc
 
-from kernels.compiled import emits, inlined
+from kernels.compiled import cache_on_disk, emits, inlined
 
-parallel = types.ExternalFunction(
+# (task address, argument address, number of threads, 0): GOMP_parallel
+_parallel: Any = types.ExternalFunction(
     "slipstream_parallel", types.void(types.int64, types.int64, types.uint32, types.uint32)
 )
 
@@ -34,20 +35,26 @@ def call(builder: ir.IRBuilder, task: Any, argument: Any) -> None:
 def run(task: int, argument: int, n_threads: int) -> None:
     """Each of n_threads threads calls task(argument)."""
     if n_threads > 1:
-        parallel(task, argument, n_threads, 0)
+        _parallel(task, argument, n_threads, 0)
     else:
         call(task, argument)
 
 
-
-_KEPT: list[Any] = []  # compiled tasks live as long as the process: their addresses are handed out
+_KEPT: list[CFunc] = []  # compiled tasks live as long as the process: their addresses are handed out
 
 
 def compile_task(body: Callable[[int], None]) -> int:
     """Compile a task, a function of one address; returns the address of its code."""
-    task: Any = numba.cfunc(types.void(types.int64), error_model="numpy")(body)
+    runtime()  # whoever starts tasks names its symbol
+    signature = types.void(types.int64)
+    task: Any = CFunc(
+        body, (signature.args, signature.return_type), {}, {"nopython": True, "error_model": "numpy"}
+    )
+    cache_on_disk(task)
+    task.compile()
     _KEPT.append(task)
-    return int(task.address)
+    address: int = task.address
+    return address
 
 
 @functools.cache

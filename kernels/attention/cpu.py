@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,7 +28,9 @@ from kernels.compiled import (
     shifted,
 )
 
-SERIAL_BELOW = 2_000_000  # multiply-adds; handing half of them to another thread gains less than waking it costs
+SERIAL_BELOW = (
+    2_000_000  # multiply-adds; handing half of them to another thread gains less than waking it costs
+)
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -80,7 +81,8 @@ def _run(tensors: Any, batch: Any, shape: Any, scale: float, task: int, n_thread
 def _items_of(a: Any, n_rows: int) -> int:
     """Items that a span of n_rows rows makes."""
     heads = walk.heads_per_item(a, n_rows)
-    return (n_rows + ITEM_ROWS - 1) // ITEM_ROWS * ((a[walk.N_KV] + heads - 1) // heads)
+    n_parts: int = (a[walk.N_KV] + heads - 1) // heads
+    return (n_rows + ITEM_ROWS - 1) // ITEM_ROWS * n_parts
 
 
 @inlined

@@ -10,26 +10,21 @@ from typing import Any
 
 import numpy as np
 
+from kernels.chunk import CHUNK, load_high, load_high_part, load_low, load_low_part, sum_rows
 from kernels.compiled import address_of, inlined, pointer_like, prefetch, shifted
 from kernels.vector import (
-    CHUNK,
     add,
     exp,
     fma,
     keep_below,
     larger,
     load,
-    load_high,
-    load_high_part,
-    load_low,
-    load_low_part,
     max_lanes,
     mul,
     splat,
     store,
     sub,
     sum_lanes,
-    sum_rows,
 )
 
 BLOCK = 64  # positions of a block: four vectors of scores
@@ -37,8 +32,19 @@ LEAST = np.float32(-np.inf)
 
 
 @inlined
-def score(queries: Any, stride: int, rows: Any, d_head: int, sums: Any, following: Any) -> None:
-    """Products of two lanes with 64 key rows: 16 partial sums each, sums[lane, position, 16].
+def _advance(sums: Any, queries: Any, keys: Any) -> Any:
+    """Sums of two lanes × four rows, sixteen dimensions further. queries: (a, b). keys: four vectors."""
+    a, b = queries
+    k0, k1, k2, k3 = keys
+    a0, a1, a2, a3, b0, b1, b2, b3 = sums
+    a0, a1, a2, a3 = fma(a, k0, a0), fma(a, k1, a1), fma(a, k2, a2), fma(a, k3, a3)
+    b0, b1, b2, b3 = fma(b, k0, b0), fma(b, k1, b1), fma(b, k2, b2), fma(b, k3, b3)
+    return a0, a1, a2, a3, b0, b1, b2, b3
+
+
+@inlined
+def score(queries: Any, stride: int, rows: Any, d_head: int, out: Any, following: Any) -> None:
+    """Products of two lanes with 64 key rows, as 16 partial sums each: out[lane, position, 16].
 
     queries: pointer to the first lane's query in chunks, zero beyond d_head; the second is `stride` further.
     rows: (pointer to the rows' addresses, pointer of their kind). following: pointer to the addresses of rows to
@@ -46,7 +52,8 @@ def score(queries: Any, stride: int, rows: Any, d_head: int, sums: Any, followin
     """
     addresses, like = rows
     size = address_of(shifted(like, 1)) - address_of(like)  # bytes of an element
-    whole = d_head - d_head % CHUNK
+    whole, n = d_head - d_head % CHUNK, d_head % CHUNK
+    zero = splat(np.float32(0))
     for position in range(0, BLOCK, 4):
         r0, r1 = pointer_like(addresses[position], like), pointer_like(addresses[position + 1], like)
         r2, r3 = pointer_like(addresses[position + 2], like), pointer_like(addresses[position + 3], like)
@@ -54,37 +61,41 @@ def score(queries: Any, stride: int, rows: Any, d_head: int, sums: Any, followin
             for i in range(position, position + 4):
                 for byte in range(0, d_head * size, 64):
                     prefetch(following[i] + byte)
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat(np.float32(0))
+        sums = (zero, zero, zero, zero, zero, zero, zero, zero)
         for d in range(0, whole, CHUNK):
-            a, b = load(queries, d), load(queries, stride + d)
-            k0, k1, k2, k3 = load_low(r0, d), load_low(r1, d), load_low(r2, d), load_low(r3, d)
-            a0, a1, a2, a3 = fma(a, k0, a0), fma(a, k1, a1), fma(a, k2, a2), fma(a, k3, a3)
-            b0, b1, b2, b3 = fma(b, k0, b0), fma(b, k1, b1), fma(b, k2, b2), fma(b, k3, b3)
-            a, b = load(queries, d + 16), load(queries, stride + d + 16)
-            k0, k1, k2, k3 = load_high(r0, d), load_high(r1, d), load_high(r2, d), load_high(r3, d)
-            a0, a1, a2, a3 = fma(a, k0, a0), fma(a, k1, a1), fma(a, k2, a2), fma(a, k3, a3)
-            b0, b1, b2, b3 = fma(b, k0, b0), fma(b, k1, b1), fma(b, k2, b2), fma(b, k3, b3)
-        if whole < d_head:
-            n = d_head - whole
-            a, b = load(queries, whole), load(queries, stride + whole)
-            k0, k1 = load_low_part(r0, whole, n), load_low_part(r1, whole, n)
-            k2, k3 = load_low_part(r2, whole, n), load_low_part(r3, whole, n)
-            a0, a1, a2, a3 = fma(a, k0, a0), fma(a, k1, a1), fma(a, k2, a2), fma(a, k3, a3)
-            b0, b1, b2, b3 = fma(b, k0, b0), fma(b, k1, b1), fma(b, k2, b2), fma(b, k3, b3)
-            a, b = load(queries, whole + 16), load(queries, stride + whole + 16)
-            k0, k1 = load_high_part(r0, whole, n), load_high_part(r1, whole, n)
-            k2, k3 = load_high_part(r2, whole, n), load_high_part(r3, whole, n)
-            a0, a1, a2, a3 = fma(a, k0, a0), fma(a, k1, a1), fma(a, k2, a2), fma(a, k3, a3)
-            b0, b1, b2, b3 = fma(b, k0, b0), fma(b, k1, b1), fma(b, k2, b2), fma(b, k3, b3)
-        place = position * 16
-        store(sums, place, a0)
-        store(sums, place + 16, a1)
-        store(sums, place + 32, a2)
-        store(sums, place + 48, a3)
-        store(sums, BLOCK * 16 + place, b0)
-        store(sums, BLOCK * 16 + place + 16, b1)
-        store(sums, BLOCK * 16 + place + 32, b2)
-        store(sums, BLOCK * 16 + place + 48, b3)
+            lanes = load(queries, d), load(queries, stride + d)
+            sums = _advance(sums, lanes, (load_low(r0, d), load_low(r1, d), load_low(r2, d), load_low(r3, d)))
+            lanes = load(queries, d + 16), load(queries, stride + d + 16)
+            sums = _advance(
+                sums, lanes, (load_high(r0, d), load_high(r1, d), load_high(r2, d), load_high(r3, d))
+            )
+        if n > 0:
+            d = whole
+            lanes = load(queries, d), load(queries, stride + d)
+            low = (
+                load_low_part(r0, d, n),
+                load_low_part(r1, d, n),
+                load_low_part(r2, d, n),
+                load_low_part(r3, d, n),
+            )
+            sums = _advance(sums, lanes, low)
+            lanes = load(queries, d + 16), load(queries, stride + d + 16)
+            high = (
+                load_high_part(r0, d, n),
+                load_high_part(r1, d, n),
+                load_high_part(r2, d, n),
+                load_high_part(r3, d, n),
+            )
+            sums = _advance(sums, lanes, high)
+        first, second = shifted(out, position * 16), shifted(out, (BLOCK + position) * 16)
+        store(first, 0, sums[0])
+        store(first, 16, sums[1])
+        store(first, 32, sums[2])
+        store(first, 48, sums[3])
+        store(second, 0, sums[4])
+        store(second, 16, sums[5])
+        store(second, 32, sums[6])
+        store(second, 48, sums[7])
 
 
 @inlined
@@ -119,12 +130,14 @@ def soften(sums: Any, n_seen: int, state: Any, weights: Any) -> Any:
 
 
 @inlined
-def gather(weights: Any, rows: Any, n_rows: int, out: Any, stride: int, factors: Any, following: Any) -> None:
-    """out = out * factor + weights · value rows, 64 columns of two lanes: out and out + stride.
+def gather(weights: Any, rows: Any, n_rows: int, totals: Any, factors: Any, following: Any) -> None:
+    """out = out * factor + weights · value rows, 64 columns of two lanes.
 
-    weights: [2, 64]. rows: (pointer to addresses, first column, pointer of the rows' kind). following: as in `score`.
+    weights: [2, 64]. rows: (pointer to addresses, first column, pointer of the rows' kind). totals: (out of the
+    first lane, elements to the second's). following: as in `score`.
     """
     addresses, column, like = rows
+    out, stride = totals
     size = address_of(shifted(like, 1)) - address_of(like)
     f, g = factors
     a0, b0 = mul(load(out, 0), f), mul(load(out, stride), g)
@@ -151,9 +164,10 @@ def gather(weights: Any, rows: Any, n_rows: int, out: Any, stride: int, factors:
 
 
 @inlined
-def gather_narrow(weights: Any, rows: Any, n_rows: int, out: Any, stride: int, factors: Any, width: int) -> None:
+def gather_narrow(weights: Any, rows: Any, n_rows: int, totals: Any, factors: Any, width: int) -> None:
     """The same for `width` columns, at most 32."""
     addresses, column, like = rows
+    out, stride = totals
     f, g = factors
     a0, b0 = mul(load(out, 0), f), mul(load(out, stride), g)
     a1, b1 = mul(load(out, 16), f), mul(load(out, stride + 16), g)

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from kernels.attention.tiles import BLOCK, LEAST, gather, gather_narrow, gather_rest, score, soften
+from kernels.chunk import CHUNK, load_high_part, load_low_part, store_chunk
 from kernels.compiled import address_of, double_of, float_pointer, inlined, int_pointer, long_pointer, shifted
-from kernels.vector import CHUNK, div, load, load_high_part, load_low_part, mul, splat, store, store_chunk
+from kernels.vector import div, load, mul, splat, store
 
 ITEM_LANES = 64  # slots up to which an item takes several heads: they should stay in the cache
 ITEM_ROWS = 64  # rows of a span in one item: more need more scratch memory, fewer read the cache more often
@@ -41,7 +42,9 @@ def scratch(n_slots: int, d_head: int) -> Any:
 def heads_per_item(a: Any, n_rows: int) -> int:
     """K/V heads that one item takes: few rows take several, which reads a page's neighbouring heads in one go."""
     n_lanes = min(n_rows, ITEM_ROWS) * (a[N_HEADS] // a[N_KV])
-    return max(1, min((a[N_KV] + a[N_THREADS] - 1) // a[N_THREADS], ITEM_LANES // n_lanes))
+    share: int = (a[N_KV] + a[N_THREADS] - 1) // a[N_THREADS]
+    fitting: int = ITEM_LANES // n_lanes
+    return max(1, min(share, fitting))
 
 
 @inlined
@@ -67,7 +70,7 @@ def attend_item(a: Any, item: Any, stores: Any, out: Any, memory: Any) -> None:
                 _locate(a, (span, head + 1), (keys, values), (block, last_position), following)
             else:
                 _locate(a, (span, head_begin), (keys, values), (block + BLOCK, last_position), following)
-            first_slot = (head - head_begin) * (n_lanes + n_lanes % 2)
+            first_slot = (head - head_begin) * (n_lanes + 1)
             for lane in range(first_lane, n_lanes, 2):
                 seen = min(BLOCK, first_position + lane // group - block + 1)
                 seen_next = min(BLOCK, first_position + min(lane + 1, n_lanes - 1) // group - block + 1)
@@ -99,10 +102,10 @@ def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
     wide = d_head - d_head % (2 * CHUNK)
     for column in range(0, wide, 2 * CHUNK):
         total = shifted(totals, slot * d_pad + column)
-        gather(weights, (addresses, column, values), seen, total, d_pad, factors, following_values)
+        gather(weights, (addresses, column, values), seen, (total, d_pad), factors, following_values)
     for column in range(wide, d_head, CHUNK):
         total = shifted(totals, slot * d_pad + column)
-        gather_narrow(weights, (addresses, column, values), seen, total, d_pad, factors, d_head - column)
+        gather_narrow(weights, (addresses, column, values), seen, (total, d_pad), factors, d_head - column)
     if seen_next > seen:
         for column in range(0, d_head, CHUNK):
             total = shifted(totals, (slot + 1) * d_pad + column)
@@ -114,7 +117,7 @@ def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
 def _start(a: Any, item: Any, q: Any, memory: Any) -> None:
     """Copy the item's queries, scaled, and empty its totals.
 
-    A head's lanes, row × group + head of the group, lie in neighbouring slots; the last is doubled if they are odd.
+    A head's lanes, row × group + head of the group, lie in neighbouring slots; one more keeps the last company.
     """
     _, begin, end, head_begin, head_end = item
     queries, totals, states = memory[0], memory[1], memory[2]
@@ -123,7 +126,7 @@ def _start(a: Any, item: Any, q: Any, memory: Any) -> None:
     n_lanes = (end - begin) * group
     slot = 0
     for head in range(head_begin, head_end):
-        for place in range(n_lanes + n_lanes % 2):
+        for place in range(n_lanes + 1):
             lane = min(place, n_lanes - 1)
             row = shifted(q, ((begin + lane // group) * a[N_HEADS] + head * group + lane % group) * d_head)
             for d in range(0, d_head, CHUNK):
@@ -179,4 +182,4 @@ def _finish(a: Any, item: Any, out: Any, memory: Any) -> None:
                 low, high = div(load(totals, at), total), div(load(totals, at + 16), total)
                 store_chunk(shifted(row, d), (low, high), d_head - d)
             slot += 1
-        slot += n_lanes % 2
+        slot += 1

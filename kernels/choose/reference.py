@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,17 @@ from torch import Tensor
 from kernels.choose import noise
 from kernels.choose.mass import masses, weights
 from kernels.choose.params import LEAST_TEMPERATURE, Choice, RowParams
+
+
+class Values(NamedTuple):
+    """`RowParams` of one row."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    position: int
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -22,7 +34,7 @@ def choose(logits: Tensor, params: RowParams, *, want_probability: bool = False)
     columns = [getattr(params, field.name).tolist() for field in fields(params)]
     for row, values in zip(logits.to(torch.float32), zip(*columns, strict=True), strict=True):
         largest = row.max()
-        token = _pick(row, *values) if bool(largest.isfinite()) else -1
+        token = _pick(row, Values(*values)) if bool(largest.isfinite()) else -1
         mass = masses(row - largest) if token >= 0 else torch.ones_like(row, dtype=torch.int64)
         picked.append(token)
         probability.append(mass[token].item() / mass.sum().item() if token >= 0 else 0.0)
@@ -49,18 +61,14 @@ def survivors(
     return order[:n][kept[:n]]
 
 
-def _pick(
-    row: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
-) -> int:
-    if temperature < LEAST_TEMPERATURE:
+def _pick(row: Tensor, values: Values) -> int:
+    if values.temperature < LEAST_TEMPERATURE:
         return int(row.argmax())
-    kept = survivors(row, top_k, top_p, min_p)
-    word = noise.words(
-        torch.tensor([seed], device=row.device), torch.tensor([position], device=row.device), len(row)
-    )[0]
+    kept = survivors(row, values.top_k, values.top_p, values.min_p)
+    seed, position = (torch.tensor([x], device=row.device) for x in (values.seed, values.position))
+    word = noise.words(seed, position, len(row))[0]
     value = torch.full_like(row, float("-inf"))
-    divisor = torch.tensor(
-        temperature, device=row.device
-    )  # a Python scalar becomes a reciprocal on some devices
+    # as a tensor: a Python scalar becomes a product with its reciprocal on some devices
+    divisor = torch.tensor(values.temperature, device=row.device)
     value[kept] = row[kept] / divisor + noise.gumbel(word[kept])
     return int(value.argmax())

@@ -1,7 +1,4 @@
-"""RMS norm on CPU: one compiled call, each row alone, so neither width nor threads can change a bit.
-
-Values that the definition rounds are stored and read back, so one body serves float32 and bfloat16.
-"""
+"""RMS norm on CPU: one compiled call, each row alone, so neither width nor threads can change a bit."""
 
 from __future__ import annotations
 
@@ -12,53 +9,96 @@ import torch
 from torch import Tensor
 
 from kernels.compiled import bfloat_pointer, float_pointer, inlined, kernel, shifted
-from kernels.vector import WIDTH, fma, load_part, mul, splat, store_part, sum_lanes
+from kernels.vector import WIDTH, add, fma, load_part, mul, rounded, splat, store_part, sum_lanes
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None if dtype in _NORM else "float32 and bfloat16 only"
+    return None if dtype in _ROWS else "float32 and bfloat16 only"
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     d_model = x.shape[-1]
-    _NORM[x.dtype](x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // d_model, d_model, eps)
+    _ROWS[x.dtype]((x.data_ptr(), weight.data_ptr(), out.data_ptr()), x.numel() // d_model, d_model, eps)
     return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    total = x + residual
-    return rms_norm(total, weight, eps), total
+    x, residual = x.contiguous(), residual.contiguous()
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    addresses = x.data_ptr(), residual.data_ptr(), total.data_ptr(), weight.data_ptr(), out.data_ptr()
+    d_model = x.shape[-1]
+    _ADDED_ROWS[x.dtype](addresses, x.numel() // d_model, d_model, eps)
+    return out, total
 
 
 @inlined
-def norm_row(x: Any, weight: Any, out: Any, d_model: int, eps: float) -> None:
-    """One row: out = weight * round(x / sqrt(mean(x²) + eps)). Pointers of one kind; out may be x."""
+def inverse_rms(x: Any, d: int, eps: float) -> Any:
+    """1 / sqrt(mean(x²) + eps) of d elements, in all lanes."""
     squares = splat(np.float32(0))
-    for i in range(0, d_model, WIDTH):
-        part = load_part(x, i, d_model - i)
+    for i in range(0, d, WIDTH):
+        part = load_part(x, i, d - i)
         squares = fma(part, part, squares)
-    mean = sum_lanes(squares) / np.float32(d_model)
-    scale = splat(np.float32(np.float32(1) / np.sqrt(mean + np.float32(eps))))
+    mean = sum_lanes(squares) / np.float32(d)
+    return splat(np.float32(np.float32(1) / np.sqrt(mean + np.float32(eps))))
+
+
+@inlined
+def _row(x: Any, weight: Any, out: Any, d_model: int, eps: float) -> None:
+    scale = inverse_rms(x, d_model, eps)
     for i in range(0, d_model, WIDTH):
         n = d_model - i
-        store_part(out, i, mul(load_part(x, i, n), scale), n)
-        store_part(out, i, mul(load_part(out, i, n), load_part(weight, i, n)), n)
+        normed = rounded(mul(load_part(x, i, n), scale), x)
+        store_part(out, i, mul(normed, load_part(weight, i, n)), n)
+
+
+@inlined
+def _rows(x: Any, weight: Any, out: Any, n_rows: int, d_model: int, eps: float) -> None:
+    for row in range(n_rows):
+        start = row * d_model
+        _row(shifted(x, start), weight, shifted(out, start), d_model, eps)
+
+
+@inlined
+def _added_rows(pairs: Any, weight: Any, out: Any, n_rows: int, d_model: int, eps: float) -> None:
+    """pairs: pointers (x, residual, total); total = x + residual is written, then normed."""
+    x, residual, total = pairs
+    for row in range(n_rows):
+        start = row * d_model
+        for i in range(0, d_model, WIDTH):
+            n = d_model - i
+            store_part(
+                total, start + i, add(load_part(x, start + i, n), load_part(residual, start + i, n)), n
+            )
+        _row(shifted(total, start), weight, shifted(out, start), d_model, eps)
 
 
 @kernel
-def _norm_float(x: int, weight: int, out: int, n_rows: int, d_model: int, eps: float) -> None:
-    for row in range(n_rows):
-        norm_row(shifted(float_pointer(x), row * d_model), float_pointer(weight),
-                 shifted(float_pointer(out), row * d_model), d_model, eps)
+def _float_rows(addresses: Any, n_rows: int, d_model: int, eps: float) -> None:
+    x, weight, out = addresses
+    _rows(float_pointer(x), float_pointer(weight), float_pointer(out), n_rows, d_model, eps)
 
 
 @kernel
-def _norm_bfloat(x: int, weight: int, out: int, n_rows: int, d_model: int, eps: float) -> None:
-    for row in range(n_rows):
-        norm_row(shifted(bfloat_pointer(x), row * d_model), bfloat_pointer(weight),
-                 shifted(bfloat_pointer(out), row * d_model), d_model, eps)
+def _bfloat_rows(addresses: Any, n_rows: int, d_model: int, eps: float) -> None:
+    x, weight, out = addresses
+    _rows(bfloat_pointer(x), bfloat_pointer(weight), bfloat_pointer(out), n_rows, d_model, eps)
 
 
-_NORM = {torch.float32: _norm_float, torch.bfloat16: _norm_bfloat}
+@kernel
+def _added_float_rows(addresses: Any, n_rows: int, d_model: int, eps: float) -> None:
+    x, residual, total, weight, out = addresses
+    pairs = float_pointer(x), float_pointer(residual), float_pointer(total)
+    _added_rows(pairs, float_pointer(weight), float_pointer(out), n_rows, d_model, eps)
+
+
+@kernel
+def _added_bfloat_rows(addresses: Any, n_rows: int, d_model: int, eps: float) -> None:
+    x, residual, total, weight, out = addresses
+    pairs = bfloat_pointer(x), bfloat_pointer(residual), bfloat_pointer(total)
+    _added_rows(pairs, bfloat_pointer(weight), bfloat_pointer(out), n_rows, d_model, eps)
+
+
+_ROWS = {torch.float32: _float_rows, torch.bfloat16: _bfloat_rows}
+_ADDED_ROWS = {torch.float32: _added_float_rows, torch.bfloat16: _added_bfloat_rows}

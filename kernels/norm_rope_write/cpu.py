@@ -1,7 +1,4 @@
-"""Head norms, rotary embedding and page write on CPU: one compiled call a layer.
-
-Values that the definition rounds are stored and read back, so one body serves float32 and bfloat16.
-"""
+"""Head norms, rotary embedding and page write on CPU: one compiled call a layer, each head of each row alone."""
 
 from __future__ import annotations
 
@@ -10,10 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.compiled import bfloat_pointer, float_pointer, inlined, kernel, long_pointer, shifted
-from kernels.norm.cpu import norm_row
+from kernels.compiled import (
+    bfloat_pointer,
+    float_pointer,
+    inlined,
+    kernel,
+    long_pointer,
+    pointer_like,
+    shifted,
+)
+from kernels.norm.cpu import inverse_rms
 from kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
-from kernels.vector import WIDTH, add, load_part, mul, splat, store_part, sub
+from kernels.vector import WIDTH, add, load_part, mul, rounded, store_part, sub
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -30,72 +35,77 @@ def norm_rope_write(
     q = torch.empty((n_rows, n_heads, d_head), dtype=qkv.dtype)
     _ROWS[qkv.dtype](
         (qkv.data_ptr(), q.data_ptr(), keys.data_ptr(), values.data_ptr()),
-        (norms.q.data_ptr(), norms.k.data_ptr()) if norms is not None else (0, 0),
+        (norms.q.data_ptr(), norms.k.data_ptr(), norms.eps) if norms is not None else None,
         (rope.cos.data_ptr(), rope.sin.data_ptr()),
         (rows.positions.data_ptr(), rows.row_pages.data_ptr(), rows.row_offsets.data_ptr()),
         (n_rows, n_heads, n_kv_heads, page_size, d_head, rope.cos.shape[1]),
-        norms.eps if norms is not None else 0.0,
     )
     return q
 
 
 @inlined
-def _row(row: int, source: Any, targets: Any, norms: Any, tables: Any, places: Any, shape: Any, eps: float) -> None:
-    """All heads of one row. targets: (q, keys, values); norms: (q, k, whether there are any)."""
-    _, n_heads, n_kv_heads, page_size, d_head, half = shape
-    position = long_pointer(places[0])[row]
-    cos = shifted(float_pointer(tables[0]), position * half)
-    sin = shifted(float_pointer(tables[1]), position * half)
-    heads = shifted(source, row * (n_heads + 2 * n_kv_heads) * d_head)
-    stride = page_size * d_head
-    cell = long_pointer(places[1])[row] * n_kv_heads * stride + long_pointer(places[2])[row] * d_head
-    for head in range(n_heads):
-        target = shifted(targets[0], (row * n_heads + head) * d_head)
-        _copy(shifted(heads, head * d_head), target, d_head)
-        if norms[2]:
-            norm_row(target, norms[0], target, d_head, eps)
-        _rotate(target, cos, sin, half)
-    for head in range(n_kv_heads):
-        target = shifted(targets[1], cell + head * stride)
-        _copy(shifted(heads, (n_heads + head) * d_head), target, d_head)
-        if norms[2]:
-            norm_row(target, norms[1], target, d_head, eps)
-        _rotate(target, cos, sin, half)
-        _copy(shifted(heads, (n_heads + n_kv_heads + head) * d_head), shifted(targets[2], cell + head * stride), d_head)
+def _normed(source: Any, i: int, count: int, norm: Any) -> Any:
+    """Elements i … of a head, normed. norm: (weight, inverse rms) or None."""
+    x = load_part(source, i, count)
+    if norm is None:
+        return x
+    return rounded(mul(rounded(mul(x, norm[1]), source), load_part(norm[0], i, count)), source)
 
 
 @inlined
-def _copy(source: Any, target: Any, d_head: int) -> None:
-    for i in range(0, d_head, WIDTH):
-        store_part(target, i, load_part(source, i, d_head - i), d_head - i)
-
-
-@inlined
-def _rotate(head: Any, cos: Any, sin: Any, half: int) -> None:
-    """Turn dimension i with i + half, in place."""
-    upper = shifted(head, half)
+def _turn(source: Any, target: Any, norm: Any, tables: Any, d_head: int, half: int) -> None:
+    """Write one head, normed, dimension i turned with i + half. tables: cos and sin of the row's position."""
+    cos, sin = tables
     for i in range(0, half, WIDTH):
         n = half - i
-        first, second = load_part(head, i, n), load_part(upper, i, n)
+        first, second = _normed(source, i, n, norm), _normed(source, half + i, n, norm)
         c, s = load_part(cos, i, n), load_part(sin, i, n)
-        store_part(head, i, sub(mul(first, c), mul(second, s)), n)
-        store_part(upper, i, add(mul(second, c), mul(first, s)), n)
+        store_part(target, i, sub(mul(first, c), mul(second, s)), n)
+        store_part(target, half + i, add(mul(second, c), mul(first, s)), n)
+    for i in range(2 * half, d_head, WIDTH):
+        store_part(target, i, _normed(source, i, d_head - i, norm), d_head - i)
+
+
+@inlined
+def _all_rows(pointers: Any, norms: Any, tables: Any, places: Any, shape: Any) -> None:
+    """pointers: (qkv, q, keys, values), typed. The rest as passed by `norm_rope_write`."""
+    qkv, q, keys, values = pointers
+    n_rows, n_heads, n_kv_heads, page_size, d_head, half = shape
+    positions, pages, offsets = long_pointer(places[0]), long_pointer(places[1]), long_pointer(places[2])
+    for row in range(n_rows):
+        turn = positions[row] * half
+        table = shifted(float_pointer(tables[0]), turn), shifted(float_pointer(tables[1]), turn)
+        cell = (pages[row] * n_kv_heads * page_size + offsets[row]) * d_head
+        for head in range(n_heads + n_kv_heads):
+            source = shifted(qkv, (row * (n_heads + 2 * n_kv_heads) + head) * d_head)
+            if head < n_heads:
+                target = shifted(q, (row * n_heads + head) * d_head)
+            else:
+                target = shifted(keys, cell + (head - n_heads) * page_size * d_head)
+            if norms is None:
+                _turn(source, target, None, table, d_head, half)
+            else:
+                weight = pointer_like(norms[0] if head < n_heads else norms[1], qkv)
+                _turn(source, target, (weight, inverse_rms(source, d_head, norms[2])), table, d_head, half)
+        for head in range(n_kv_heads):
+            source = shifted(qkv, (row * (n_heads + 2 * n_kv_heads) + n_heads + n_kv_heads + head) * d_head)
+            target = shifted(values, cell + head * page_size * d_head)
+            for i in range(0, d_head, WIDTH):
+                store_part(target, i, load_part(source, i, d_head - i), d_head - i)
 
 
 @kernel
-def _rows_float(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any, eps: float) -> None:
-    targets = float_pointer(tensors[1]), float_pointer(tensors[2]), float_pointer(tensors[3])
-    weights = float_pointer(norms[0]), float_pointer(norms[1]), norms[0] != 0
-    for row in range(shape[0]):
-        _row(row, float_pointer(tensors[0]), targets, weights, tables, places, shape, eps)
+def _float_rows(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any) -> None:
+    qkv, q, keys, values = tensors
+    pointers = float_pointer(qkv), float_pointer(q), float_pointer(keys), float_pointer(values)
+    _all_rows(pointers, norms, tables, places, shape)
 
 
 @kernel
-def _rows_bfloat(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any, eps: float) -> None:
-    targets = bfloat_pointer(tensors[1]), bfloat_pointer(tensors[2]), bfloat_pointer(tensors[3])
-    weights = bfloat_pointer(norms[0]), bfloat_pointer(norms[1]), norms[0] != 0
-    for row in range(shape[0]):
-        _row(row, bfloat_pointer(tensors[0]), targets, weights, tables, places, shape, eps)
+def _bfloat_rows(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any) -> None:
+    qkv, q, keys, values = tensors
+    pointers = bfloat_pointer(qkv), bfloat_pointer(q), bfloat_pointer(keys), bfloat_pointer(values)
+    _all_rows(pointers, norms, tables, places, shape)
 
 
-_ROWS = {torch.float32: _rows_float, torch.bfloat16: _rows_bfloat}
+_ROWS = {torch.float32: _float_rows, torch.bfloat16: _bfloat_rows}

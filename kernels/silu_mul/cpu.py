@@ -25,27 +25,27 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 @inlined
-def _row(gate: Any, out: Any, d_inner: int) -> None:
-    """One row; the up values follow the gates. A gate below -87 gives 0 · up, as exp stops growing there."""
+def _all_rows(gate_up: Any, out: Any, n_rows: int, d_inner: int) -> None:
+    """Below -88, where `exp` stops growing, what is left of a gate is smaller than 1e-36."""
     one, zero = splat(np.float32(1)), splat(np.float32(0))
-    up = shifted(gate, d_inner)
-    for i in range(0, d_inner, WIDTH):
-        n = d_inner - i
-        g = load_part(gate, i, n)
-        activated = div(g, add(one, exp(sub(zero, g))))
-        store_part(out, i, mul(activated, load_part(up, i, n)), n)
+    for row in range(n_rows):
+        gates = shifted(gate_up, 2 * row * d_inner)
+        ups, target = shifted(gates, d_inner), shifted(out, row * d_inner)
+        for i in range(0, d_inner, WIDTH):
+            n = d_inner - i
+            gate = load_part(gates, i, n)
+            activated = div(gate, add(one, exp(sub(zero, gate))))
+            store_part(target, i, mul(activated, load_part(ups, i, n)), n)
 
 
 @kernel
-def _rows_float(gate_up: int, out: int, n_rows: int, d_inner: int) -> None:
-    for row in range(n_rows):
-        _row(shifted(float_pointer(gate_up), 2 * row * d_inner), shifted(float_pointer(out), row * d_inner), d_inner)
+def _float_rows(gate_up: int, out: int, n_rows: int, d_inner: int) -> None:
+    _all_rows(float_pointer(gate_up), float_pointer(out), n_rows, d_inner)
 
 
 @kernel
-def _rows_bfloat(gate_up: int, out: int, n_rows: int, d_inner: int) -> None:
-    for row in range(n_rows):
-        _row(shifted(bfloat_pointer(gate_up), 2 * row * d_inner), shifted(bfloat_pointer(out), row * d_inner), d_inner)
+def _bfloat_rows(gate_up: int, out: int, n_rows: int, d_inner: int) -> None:
+    _all_rows(bfloat_pointer(gate_up), bfloat_pointer(out), n_rows, d_inner)
 
 
-_ROWS = {torch.float32: _rows_float, torch.bfloat16: _rows_bfloat}
+_ROWS = {torch.float32: _float_rows, torch.bfloat16: _bfloat_rows}

@@ -25,7 +25,6 @@ from engine.service.launch import launch
 from engine.service.thread import ThreadEngine
 from engine.settings import Settings
 from kernels.choose.op import RowParams, choose
-from kernels.matmul.op import linear, pack
 from tests.bench.playing import ROOT, Ask, demo_asks, play, random_asks
 
 N_PAIRS = 7
@@ -49,10 +48,12 @@ def median_s(work: Callable[[], object], n: int = 15) -> float:
 
 @torch.inference_mode()
 def bandwidth() -> float:
-    """Bytes/s at which prepacked linears read their weights for one row: 8192 x 1024 bf16, cold in cache."""
-    packed = [pack(torch.randn(8192, 1024).to(torch.bfloat16)) for _ in range(24)]  # 16 MiB each
-    x = torch.randn(1, 1024).to(torch.bfloat16)
-    return 24 * 8192 * 1024 * 2 / median_s(lambda: [linear(x, one) for one in packed])
+    """Bytes/s at which oneDNN's prepacked linears read their weights for one row: 8192 x 2048 bf16, 20 of them."""
+    reorder, product = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
+    packed = [reorder(torch.randn(8192, 2048).to(torch.bfloat16)) for _ in range(20)]  # 32 MiB each
+    x = torch.randn(1, 2048).to(torch.bfloat16)
+    seconds = median_s(lambda: [product(x, one, None, "none", [], "") for one in packed])
+    return 20 * 8192 * 2048 * 2 / seconds
 
 
 @torch.inference_mode()

@@ -75,16 +75,15 @@ def compare(lab: Lab, name: str, n_cases: int, seed: int) -> Iterator[tuple[Benc
     """Per engine: (bench, tokens compared, requests that differ, preemptions, prompt tokens from the cache)."""
     cases = demo_cases(lab, name, n_cases, seed)
     expected = play(lab, Bench(), cases, seed=seed).tokens
-    for chain in CHAINS:
-        for bench in benches(chain):
-            yield (bench, *disturbed(lab, bench, cases, expected, seed))
+    for i, bench in enumerate(bench for chain in CHAINS for bench in benches(chain)):
+        yield (bench, *disturbed(lab, bench, cases, expected, 100 * seed + i))
 
 
 def disturbed(
     lab: Lab, bench: Bench, cases: Sequence[Case], expected: Mapping[int, Sequence[int]], seed: int
 ) -> tuple[int, int, int, int]:
     """One engine under random arrivals and cancels against the expected tokens."""
-    played = play(lab, bench, cases, seed=seed + 1, cancel_share=0.2, known=expected)
+    played = play(lab, bench, cases, seed=seed + 1, cancel_share=0.4, known=expected)
     assert not played.failed
     assert set(played.tokens) == set(expected)
     assert played.stats is not None

@@ -14,6 +14,7 @@ import kernels
 from kernels import dispatch
 from kernels.attention.op import attention
 from kernels.edit.op import Entries, Penalties, edit
+from kernels.matmul import cpu, panels
 from kernels.matmul.op import linear, pack
 from kernels.norm.op import add_rms_norm, rms_norm
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
@@ -71,8 +72,20 @@ def assert_near(got: Tensor, meant: Tensor, dtype: torch.dtype) -> None:
 @pytest.fixture
 def chosen(implementation: str) -> Iterator[None]:
     """Runs the test with one implementation of the ops that have it."""
-    folders = ["matmul"] if implementation == "tiled" else [name for name in kernels.OPS if name != "edit"]
+    folders = [name for name in kernels.OPS if name not in ("edit", "matmul")]
     with kernels.use(implementation, *folders):
+        yield
+
+
+def skip_unless_it_runs(implementation: str, dtype: torch.dtype) -> None:
+    if implementation == "panels" and (reason := panels.refuses(torch.device("cpu"), dtype)):
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def chosen_matmul(implementation: str, dtype: torch.dtype) -> Iterator[None]:
+    skip_unless_it_runs(implementation, dtype)
+    with kernels.use(implementation, "matmul"):
         yield
 
 
@@ -87,9 +100,9 @@ def cases(*implementations: str) -> pytest.MarkDecorator:
 each_case = cases("cpu")
 
 
-@cases("cpu", "tiled")
+@cases("panels", "cpu", "tiled")
 @pytest.mark.parametrize("n_in", [3, 64, 1000, 2500])
-def test_linear(chosen: None, dtype: torch.dtype, n_in: int) -> None:
+def test_linear(chosen_matmul: None, dtype: torch.dtype, n_in: int) -> None:
     weight, bias, x = (
         random(70, n_in, dtype=dtype, seed=1) / n_in**0.5,
         random(70, dtype=dtype, seed=2),
@@ -105,22 +118,12 @@ def test_linear(chosen: None, dtype: torch.dtype, n_in: int) -> None:
     assert_near(wide, meant + bias.double(), dtype)
 
 
-@pytest.mark.parametrize("dtype", FAST, ids=lambda dtype: str(dtype)[6:])
-def test_linear_with_a_large_weight(dtype: torch.dtype) -> None:
-    with kernels.use("cpu", "matmul"):
-        for n_in in (256, 1030, 3072):
-            weight, x = (
-                random(2100, n_in, dtype=dtype, seed=1) / n_in**0.5,
-                random(4, n_in, dtype=dtype, seed=3),
-            )
-            assert_near(linear(x, pack(weight)), x.double() @ weight.double().T, dtype)
-
-
 def test_a_weight_packed_elsewhere_is_refused() -> None:
     with kernels.use("reference"):
         packed = pack(random(4, 8, dtype=torch.float32))
-    with kernels.use("cpu", "matmul"), pytest.raises(TypeError, match="pack the weight with cpu"):
-        linear(random(2, 8, dtype=torch.float32), packed)
+    for name in ("cpu", *([] if panels.refuses(torch.device("cpu"), torch.float32) else ["panels"])):
+        with kernels.use(name, "matmul"), pytest.raises(TypeError, match=f"pack the weight with {name}"):
+            linear(random(2, 8, dtype=torch.float32), packed)
 
 
 @each_case
@@ -282,20 +285,25 @@ def test_select_says_what_runs_and_refuses_what_cannot() -> None:
     assert kernels.select("cpu", torch.float32)[0].op == "matmul"  # leave the fast ones behind
 
 
-def test_where_onednn_cannot_prepack_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernels.matmul import cpu
-
+def test_the_table_says_why_a_slower_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Tensor:
         raise RuntimeError("no such operator")
 
-    monkeypatch.setattr(cpu, "_pack_chunks", broken)
-    cpu.refuses.cache_clear()
-    line = next(line for line in kernels.select("cpu", torch.float32) if line.op == "matmul")
+    def selected() -> dispatch.Selected:
+        panels.refuses.cache_clear()
+        cpu.refuses.cache_clear()
+        return next(line for line in kernels.select("cpu", torch.float32) if line.op == "matmul")
+
+    monkeypatch.setitem(panels.FEATURES, torch.float32, "sixteen hands")
+    line = selected()
+    assert line.implementation == "cpu"
+    assert "this CPU has no sixteen hands" in line.reason
+    monkeypatch.setattr(cpu, "pack", broken)
+    line = selected()
     assert line.implementation == "tiled"
     assert "no such operator" in line.reason
     monkeypatch.undo()
-    cpu.refuses.cache_clear()
-    kernels.select("cpu", torch.float32)
+    selected()
 
 
 def test_cached_machine_code_is_bound_to_all_sources() -> None:

@@ -15,7 +15,7 @@ from kernels.matmul.op import Packed, linear, pack
 from kernels.norm.op import add_rms_norm, rms_norm
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 from kernels.silu_mul.op import silu_mul
-from tests.oracle.test_kernels import FAST, make_spans, random
+from tests.oracle.test_kernels import FAST, make_spans, random, skip_unless_it_runs
 
 WIDTHS = (1, 2, 3, 5, 8, 16, 64)
 each_fast_dtype = pytest.mark.parametrize("dtype", FAST, ids=lambda dtype: str(dtype)[6:])
@@ -54,6 +54,7 @@ def check_linear(
     n_threads: int,
     widths: tuple[int, ...] = WIDTHS,
 ) -> None:
+    skip_unless_it_runs(implementation, dtype)
     n_out, n_in = shape
     x = random(max(widths) + 3, n_in, dtype=dtype, seed=n_in)
     with kernels.use(implementation, "matmul"):
@@ -63,9 +64,10 @@ def check_linear(
 
 
 @each_fast_dtype
-@pytest.mark.parametrize("shape", [(70, 40), (1000, 513), (600, 1024), (300, 2500)], ids=str)
-def test_linear(shape: tuple[int, int], dtype: torch.dtype, n_threads: int) -> None:
-    check_linear("cpu", shape, dtype, n_threads)
+@pytest.mark.parametrize("implementation", ["panels", "cpu"])
+@pytest.mark.parametrize("shape", [(70, 41), (1000, 513), (600, 1024), (300, 2500)], ids=str)
+def test_linear(implementation: str, shape: tuple[int, int], dtype: torch.dtype, n_threads: int) -> None:
+    check_linear(implementation, shape, dtype, n_threads)
 
 
 @each_fast_dtype
@@ -75,11 +77,12 @@ def test_tiled_linear(dtype: torch.dtype) -> None:
 
 @pytest.mark.slow
 @each_fast_dtype
+@pytest.mark.parametrize("implementation", ["panels", "cpu"])
 @pytest.mark.parametrize("n_in", [64, 80, 256, 896, 1000, 1024, 1536, 2048, 3072, 4864, 8192])
 @pytest.mark.parametrize("n_out", [96, 257, 1024, 3072])
-def test_linear_sweep(n_out: int, n_in: int, dtype: torch.dtype, n_threads: int) -> None:
+def test_linear_sweep(implementation: str, n_out: int, n_in: int, dtype: torch.dtype, n_threads: int) -> None:
     widths = (*range(1, 34), 48, 63, 64, 65, 100, 127, 128, 129, 200, 256)
-    check_linear("cpu", (n_out, n_in), dtype, n_threads, widths)
+    check_linear(implementation, (n_out, n_in), dtype, n_threads, widths)
 
 
 @each_fast_dtype

@@ -1,0 +1,124 @@
+"""Thirty-two neighbouring elements at a time, and the sums of sixteen rows: what products over rows are made of.
+
+A chunk is two vectors, low and high. Of float32 these are the first and the second sixteen elements; of bfloat16 the
+even and the odd ones, which takes one shift and one mask instead of two conversions. All who read the same kind of
+pointer see the same order, so it matters to nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from kernels.compiled import emits
+from kernels.vector import (
+    FLOATS,
+    INTS,
+    WIDTH,
+    a_vector,
+    at_element,
+    call_intrinsic,
+    constant,
+    lanes_below,
+    narrow,
+)
+
+CHUNK = 32
+
+
+def _masked_load(builder: ir.IRBuilder, place: Any, kind: Any, count: Any) -> Any:
+    short = {FLOATS: "f32", INTS: "i32"}[kind]
+    align, zero = ir.Constant(ir.IntType(32), 2 if kind is INTS else 4), ir.Constant(kind, None)
+    return call_intrinsic(
+        builder, f"llvm.masked.load.v16{short}.p0", kind, place, align, lanes_below(builder, count), zero
+    )
+
+
+def _chunk_half(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any, *, high: bool) -> Any:
+    """One vector of the chunk at element `index`; with a count, only elements below it, 0 elsewhere."""
+    long = ir.IntType(64)
+    if pointer.type.pointee == ir.IntType(16):
+        place = builder.bitcast(builder.gep(pointer, [index]), INTS.as_pointer())
+        if count is None:
+            both = builder.load(place, align=2)
+        else:
+            both = _masked_load(builder, place, INTS, builder.ashr(count, long(1)))
+        half = builder.and_(both, constant(-65536)) if high else builder.shl(both, constant(16))
+        return builder.bitcast(half, FLOATS)
+    if high:
+        index = builder.add(index, long(16))
+        count = None if count is None else builder.sub(count, long(16))
+    place = builder.bitcast(builder.gep(pointer, [index]), FLOATS.as_pointer())
+    return builder.load(place, align=4) if count is None else _masked_load(builder, place, FLOATS, count)
+
+
+@emits(a_vector)
+def load_low(builder: ir.IRBuilder, pointer: Any, index: Any) -> Any:
+    """The low vector of the chunk at element `index`."""
+    return _chunk_half(builder, pointer, index, None, high=False)
+
+
+@emits(a_vector)
+def load_high(builder: ir.IRBuilder, pointer: Any, index: Any) -> Any:
+    """The high vector of the chunk at element `index`."""
+    return _chunk_half(builder, pointer, index, None, high=True)
+
+
+@emits(a_vector)
+def load_low_part(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any) -> Any:
+    """The same of the first `count` elements, an even number; 0 for the rest."""
+    return _chunk_half(builder, pointer, index, count, high=False)
+
+
+@emits(a_vector)
+def load_high_part(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any) -> Any:
+    """The same of the first `count` elements, an even number; 0 for the rest."""
+    return _chunk_half(builder, pointer, index, count, high=True)
+
+
+@emits(lambda pointer, halves, count: types.void)
+def store_chunk(builder: ir.IRBuilder, pointer: Any, halves: Any, count: Any) -> None:
+    """Write the first `count` elements, an even number, of a chunk. halves: (low, high)."""
+    low, high = (builder.extract_value(halves, i) for i in range(2))
+    long, align = ir.IntType(64), ir.Constant(ir.IntType(32), 2)
+    if pointer.type.pointee == ir.IntType(16):
+        low, high = (builder.zext(narrow(builder, half), INTS) for half in (low, high))
+        both = builder.or_(low, builder.shl(high, constant(16)))
+        place = builder.bitcast(pointer, INTS.as_pointer())
+        mask = lanes_below(builder, builder.ashr(count, long(1)))
+        call_intrinsic(builder, "llvm.masked.store.v16i32.p0", ir.VoidType(), both, place, align, mask)
+        return
+    for half, first in ((low, 0), (high, 16)):
+        place = builder.bitcast(builder.gep(pointer, [long(first)]), FLOATS.as_pointer())
+        mask = lanes_below(builder, builder.sub(count, long(first)))
+        call_intrinsic(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), half, place, align, mask)
+
+
+# The four rounds of `sum_rows`: which lanes of a pair of vectors are added to which others.
+_QUADS = range(0, WIDTH, 4)
+_ODD_QUADS = [4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31]
+_ROUNDS = (
+    ([q + i for q in _QUADS for i in (0, 16, 1, 17)], [q + i for q in _QUADS for i in (2, 18, 3, 19)]),
+    ([q + i for q in _QUADS for i in (0, 1, 16, 17)], [q + i for q in _QUADS for i in (2, 3, 18, 19)]),
+    ([lane - 4 for lane in _ODD_QUADS], _ODD_QUADS),
+    ([lane - 4 for lane in _ODD_QUADS], _ODD_QUADS),
+)
+
+
+@emits(a_vector)
+def sum_rows(builder: ir.IRBuilder, pointer: Any, index: Any) -> Any:
+    """Lane r is the sum of elements index + 16 r … index + 16 r + 15, for sixteen r; added in pairs."""
+    long = ir.IntType(64)
+    rows = []
+    for r in range(WIDTH):
+        place, _, align = at_element(builder, pointer, builder.add(index, long(WIDTH * r)))
+        rows.append(builder.load(place, align=align))
+    for takes in _ROUNDS:
+        pairs = zip(rows[::2], rows[1::2], strict=True)
+        rows = [
+            builder.fadd(*(builder.shuffle_vector(*pair, ir.Constant(INTS, take)) for take in takes))
+            for pair in pairs
+        ]
+    return rows[0]
