@@ -1,0 +1,1 @@
+"""The bundled demo model: task generation, training, distillation and evaluation."""
