@@ -41,6 +41,8 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: floa
     n_rows, n_heads, d_head = q.shape
     if not (q.is_contiguous() and keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("attention takes contiguous tensors")
+    if d_head % 2:
+        raise ValueError(f"attention takes an even d_head, not {d_head}")
     if not spans.span_starts.dtype == spans.n_past.dtype == spans.page_table.dtype == torch.int32:
         raise ValueError("span_starts, n_past and page_table are int32")
     out = torch.empty((n_rows, n_heads * d_head), dtype=q.dtype)

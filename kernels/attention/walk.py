@@ -1,4 +1,4 @@
-"""One work item of CPU attention: the rows of one span (at most CHUNK) against one K/V head, block by block."""
+"""One work item of CPU attention: rows of one span (at most ITEM_ROWS) against some K/V heads, block by block."""
 
 from __future__ import annotations
 

@@ -31,6 +31,8 @@ def norm_rope_write(
     n_rows, n_kv_heads, page_size, d_head = qkv.shape[0], *keys.shape[1:]
     if not (qkv.is_contiguous() and keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("norm_rope_write takes contiguous tensors")
+    if not rows.positions.dtype == rows.row_pages.dtype == rows.row_offsets.dtype == torch.int64:
+        raise ValueError("positions, row_pages and row_offsets are int64")
     n_heads = qkv.shape[1] // d_head - 2 * n_kv_heads
     q = torch.empty((n_rows, n_heads, d_head), dtype=qkv.dtype)
     _ROWS[qkv.dtype](

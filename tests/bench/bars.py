@@ -104,14 +104,50 @@ async def ratios(
     )
 
 
-async def speedups(engine: ThreadEngine, options: argparse.Namespace) -> None:
+def context_cost(engine: ThreadEngine, n_pairs: int) -> None:
+    """What 7,600 more tokens of context cost a step, against reading their keys and values."""
+    layers = engine._engine.target.kv_layers
+    kv_bytes = sum(one.token_bytes(torch.bfloat16) for one in layers) * (8100 - 500)
+    found = []
+    for _ in range(n_pairs):
+        rate = bandwidth()
+        short, long = step_s(engine, 500), step_s(engine, 8100)
+        found.append((rate, short, long, (long - short) / (kv_bytes / rate)))
+    rate, short, long, ratio = (statistics.median(column) for column in zip(*found, strict=True))
+    say(
+        f"prepacked linears read {rate / 1e9:.1f} GB/s; step at 500 {1e3 * short:.1f} ms, at 8100 {1e3 * long:.1f} ms;"
+        f" difference {ratio:.2f} x KV bytes / bandwidth"
+    )
+
+
+async def plain_rate(engine: ThreadEngine, n_pairs: int) -> None:
+    """Plain decoding at a short context against reading every weight once a token."""
+    found = []
+    for ask in demo_asks(["rename"], n_pairs, 80):
+        rate = bandwidth()
+        reply = await play(engine, ask, Speculate(types=("none",)))
+        seconds, tokens, _ = reply.decoding(len(reply.token_ids))
+        limit = rate / engine.info.weight_bytes
+        found.append((rate, limit, tokens / seconds, tokens / seconds / limit))
+    rate, limit, plain, share = (statistics.median(column) for column in zip(*found, strict=True))
+    say(
+        f"plain {plain:.1f} tokens/s = {share:.2f} of the limit ({limit:.1f} tokens/s at {rate / 1e9:.1f} GB/s;"
+        f" {min(one[3] for one in found):.2f} to {max(one[3] for one in found):.2f})"
+    )
+
+
+async def decoding(engine: ThreadEngine, options: argparse.Namespace) -> None:
+    await plain_rate(engine, options.pairs)
     vocab_size = 4096  # of the demo tokenizer; inflated ids never occur
     sets = {
         "rename": demo_asks(["rename"], options.pairs, 160),
         "continue": demo_asks(["continue"], options.pairs, 160),
-        "random": random_asks(vocab_size, options.pairs),
+        "random": random_asks(vocab_size, options.pairs, 0.0),
+        "random T1": random_asks(vocab_size, options.pairs, 1.0),
     }
     for kind, asks in sets.items():
+        if options.kinds and kind not in options.kinds:
+            continue
         for types in (("ngram-simple",), ("draft-model",), ("ngram-simple", "draft-model")):
             if options.model_draft is None and "draft-model" in types:
                 continue
@@ -146,6 +182,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--model-draft", default=str(ROOT / "demo" / "draft"))
     parser.add_argument("--pairs", type=int, default=N_PAIRS)
+    parser.add_argument("--kinds", nargs="*", help="which of rename, continue, random, 'random T1'")
     parser.add_argument("--draft-max", type=int, default=16)
     parser.add_argument("--threads", type=int, default=None)
     options = parser.parse_args(arguments)
@@ -162,22 +199,14 @@ def main(arguments: Sequence[str]) -> None:
         )
     )
     info = engine.info
-    rate = bandwidth()
-    limit = rate / info.weight_bytes
     say(
-        f"{info.n_params / 1e6:.0f} M parameters, {info.weight_bytes / 1e6:.0f} MB, {torch.get_num_threads()} threads;"
-        f" prepacked linears read {rate / 1e9:.1f} GB/s: at most {limit:.1f} tokens/s"
+        f"{info.n_params / 1e6:.0f} M parameters, {info.weight_bytes / 1e6:.0f} MB, vocabulary {info.vocab_size},"
+        f" {torch.get_num_threads()} threads, medians of {options.pairs} pairs"
     )
-    short, long = step_s(engine, 500), step_s(engine, 8100)
-    layers = engine._engine.target.kv_layers
-    kv_bytes = sum(one.token_bytes(torch.bfloat16) for one in layers) * (8100 - 500)
-    say(
-        f"step at 500: {1e3 * short:.1f} ms = {1 / short / limit:.2f} of the limit; at 8100: {1e3 * long:.1f} ms;"
-        f" difference {(long - short) / (kv_bytes / rate):.2f} x KV bytes / bandwidth"
-    )
+    context_cost(engine, options.pairs)
     say("rows: " + "  ".join(f"{n}: {1e3 * step_s(engine, 500, n):.1f} ms" for n in (1, 2, 4, 8, 16, 32)))
     picking()
-    asyncio.run(speedups(engine, options))
+    asyncio.run(decoding(engine, options))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ class Ask:
     kind: str
     prompt: Prompt
     max_tokens: int = 200
+    temperature: float = 0.0
 
 
 @dataclass(slots=True)
@@ -78,18 +79,19 @@ def demo_asks(kinds: Sequence[str] = KINDS, n_each: int = 8, max_tokens: int = 2
     ]
 
 
-def random_asks(vocab_size: int, n: int, n_prompt: int = 200, max_tokens: int = 120) -> list[Ask]:
-    """Prompts of random tokens: nothing to copy, nothing to guess."""
+def random_asks(vocab_size: int, n: int, temperature: float, max_tokens: int = 120) -> list[Ask]:
+    """Prompts of 200 random tokens. Greedy replies soon loop; warm ones leave nothing to copy or to guess."""
     random = np.random.default_rng(0)
     return [
-        Ask("random", tuple(random.integers(4, vocab_size, n_prompt).tolist()), max_tokens) for _ in range(n)
+        Ask("random", tuple(random.integers(4, vocab_size, 200).tolist()), max_tokens, temperature)
+        for _ in range(n)
     ]
 
 
-async def play(engine: AsyncEngine, ask: Ask, speculate: Speculate, *, temperature: float = 0.0) -> Reply:
+async def play(engine: AsyncEngine, ask: Ask, speculate: Speculate) -> Reply:
     """One request, never served from the prefix cache."""
     name = f"bench-{next(_ids)}"
-    sampling = Sampling(temperature=temperature, top_k=0, top_p=1.0, seed=1)
+    sampling = Sampling(temperature=ask.temperature, top_k=0, top_p=1.0, seed=1)
     reply = Reply(asked_s=time.perf_counter())
     request = Request(
         id=name,

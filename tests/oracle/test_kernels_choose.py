@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 
 import kernels
+from kernels.choose import noise
+from kernels.choose import truncate as compiled
 from kernels.choose.cpu import SERIAL_BELOW
+from kernels.choose.mass import weights
 from kernels.choose.op import Choice, RowParams, choose
 from kernels.choose.reference import survivors
 from kernels.choose.truncate import LEAST, SEGMENT, find_cut, new_work, scan, survives
 from kernels.compiled import float_pointer
+from kernels.vector import WIDTH, load, store
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["reference", "cpu"])
 
@@ -104,6 +108,32 @@ def test_picks_agree_on_many_rows_and_on_a_large_vocabulary() -> None:
         logits = torch.randn(8, 151_936, generator=torch.Generator().manual_seed(5)) * scale
         for rows in (params(8), params(8, top_p=0.95, temperature=0.7), params(8, top_k=40_000, top_p=0.9)):
             assert torch.equal(run("cpu", logits, rows).token_ids, run("reference", logits, rows).token_ids)
+
+
+@numba.njit
+def compiled_weights(source: int, target: int, n: int) -> None:
+    for i in range(0, n, WIDTH):
+        store(float_pointer(target), i, compiled.weights(load(float_pointer(source), i)))
+
+
+def test_compiled_weights_have_the_bits_of_the_definition() -> None:
+    distance = -(torch.rand(1 << 20, generator=torch.Generator().manual_seed(0)) ** 2) * 60
+    distance[:2] = torch.tensor([0.0, float("-inf")])
+    got = torch.empty_like(distance)
+    compiled_weights(distance.data_ptr(), got.data_ptr(), len(distance))
+    assert torch.equal(got, weights(distance))
+
+
+@IMPLEMENTATIONS
+def test_equal_values_give_the_lowest_id(implementation: str) -> None:
+    """Logits so large that the noise is rounded to whole numbers: many tokens tie, also of unequal logits."""
+    logits = torch.full((200, 700), 1e7)
+    logits[:, :512] -= 3
+    rows = params(200)
+    words = noise.words(rows.seed, rows.position, 700)
+    value = logits + noise.gumbel(words)
+    assert int((value == value.max(1, keepdim=True).values).sum()) > 250
+    assert torch.equal(run(implementation, logits, rows).token_ids, value.argmax(1))
 
 
 @numba.njit
