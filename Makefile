@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 run: setup
-	$(BIN)/slipstream -m $(MODEL) $(if $(DRAFT),-md $(DRAFT)) $(if $(DEMO),--ngram-size-n 4 --alias demo) $(ARGS)
+	$(BIN)/slipstream -m $(MODEL) $(if $(DRAFT),-md $(DRAFT)) $(if $(DEMO),--ngram-size-n 3 --alias demo) $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--model", default=str(ROOT / "demo" / "target"))
     parser.add_argument("--model-draft", default=str(ROOT / "demo" / "draft"))
     parser.add_argument("--tasks", type=int, default=30)
-    parser.add_argument("--ngram-size-n", type=int, default=4)
+    parser.add_argument("--ngram-size-n", type=int, default=3)
     options = parser.parse_args(arguments)
     engine = launch(
         Settings(

@@ -1,9 +1,10 @@
 """CPU speed against its physical limit and against plain decoding, on a checkpoint of realistic size.
 
-    python -m tests.bench.inflate demo/target /tmp/big --hidden 1024 --layers 28 --ffn 4096
+    python -m tests.bench.inflate demo/target /tmp/big --hidden 1024 --layers 28 --ffn 4096 --heads 8 --kv-heads 4
     python -m tests.bench.bars --model /tmp/big
 
-Sides alternate, and the median of the ratios of pairs counts. Run it with nothing beside it.
+The drafter `garbage` shows what speculation costs where nothing is to gain. Sides alternate, and the median of
+the ratios of pairs counts. Run it with nothing beside it.
 """
 
 from __future__ import annotations
@@ -148,9 +149,7 @@ async def decoding(engine: ThreadEngine, options: argparse.Namespace) -> None:
     for kind, asks in sets.items():
         if options.kinds and kind not in options.kinds:
             continue
-        for types in (("ngram-simple",), ("draft-model",), ("ngram-simple", "draft-model")):
-            if options.model_draft is None and "draft-model" in types:
-                continue
+        for types in (("ngram-simple",), ("draft-model",), ("ngram-simple", "draft-model"), ("garbage",)):
             ratio, plain, rate, length = await ratios(engine, asks, types, options.draft_max)
             say(
                 f"{kind:9} {'+'.join(types):25} {ratio:5.2f} x plain  ({plain:6.1f} -> {rate:6.1f} tokens/s,"
@@ -190,10 +189,11 @@ def main(arguments: Sequence[str]) -> None:
         Settings(
             model=options.model,
             model_draft=options.model_draft,
+            spec_type="ngram-simple,draft-model,garbage",
             dtype="bfloat16",
             ctx_size=8192,
             parallel=2,
-            ngram_size_n=4,
+            ngram_size_n=3,
             ngram_size_m=16,
             threads=options.threads,
         )

@@ -134,7 +134,7 @@ def main(arguments: Sequence[str]) -> None:
             threads=options.threads,
             parallel=max(options.concurrency),
             ctx_size=4096,
-            ngram_size_n=4,
+            ngram_size_n=3,
             ngram_size_m=16,
         )
     )
