@@ -13,33 +13,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.api import Delta, Done, Request, Sampling, Speculate
+from engine.api import Speculate
 from engine.service.launch import launch
 from engine.service.thread import ThreadEngine
 from engine.settings import Settings
-from tests.bench.playing import KINDS, ROOT, Ask, Reply, demo_asks
+from tests.bench.playing import KINDS, ROOT, Reply, demo_asks, play
 
 OFF = Speculate(n_max=0)
-
-
-async def run(engine: ThreadEngine, ask: Ask, speculate: Speculate, tenant: str) -> Reply:
-    """One greedy reply; requests of one tenant share prefixes."""
-    reply = Reply()
-    request = Request(
-        id=f"{tenant}-{speculate.n_max}-{id(ask)}",
-        prompt=ask.prompt,
-        max_tokens=ask.max_tokens,
-        sampling=Sampling(temperature=0.0, seed=1),
-        speculate=speculate,
-        tenant=tenant,
-    )
-    async for event in await engine.submit(request):
-        if isinstance(event, Delta):
-            reply.token_ids += event.token_ids
-            reply.arrivals.append((0.0, len(reply.token_ids)))
-        elif isinstance(event, Done):
-            reply.done = event
-    return reply
 
 
 def length(replies: Sequence[Reply]) -> float:
@@ -60,14 +40,12 @@ async def measure(engine: ThreadEngine, n_tasks: int) -> None:
             (("ngram-simple", "draft-model"), 16),
         ):
             speculate = Speculate(types=types, n_max=n_max)
-            cold = [
-                await run(engine, ask, speculate, f"cold-{kind}-{types}-{i}") for i, ask in enumerate(asks)
-            ]
+            cold = [await play(engine, ask, speculate) for ask in asks]
             hits = []
             for i, ask in enumerate(asks):
                 tenant = f"hit-{kind}-{types}-{i}"
-                await run(engine, replace(ask, max_tokens=1), OFF, tenant)
-                hits.append(await run(engine, ask, speculate, tenant))
+                await play(engine, replace(ask, max_tokens=1), OFF, tenant)
+                hits.append(await play(engine, ask, speculate, tenant))
             assert [one.token_ids for one in hits] == [one.token_ids for one in cold]
             n_cached = sum(one.done.usage.n_cached for one in hits if one.done)
             n_prompt = sum(one.done.usage.n_prompt for one in hits if one.done)

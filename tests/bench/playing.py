@@ -88,8 +88,8 @@ def random_asks(vocab_size: int, n: int, temperature: float, max_tokens: int = 1
     ]
 
 
-async def play(engine: AsyncEngine, ask: Ask, speculate: Speculate) -> Reply:
-    """One request, never served from the prefix cache."""
+async def play(engine: AsyncEngine, ask: Ask, speculate: Speculate, tenant: str | None = None) -> Reply:
+    """One request. Requests of one tenant share cached prompts; without one nothing is shared."""
     name = f"bench-{next(_ids)}"
     sampling = Sampling(temperature=ask.temperature, top_k=0, top_p=1.0, seed=1)
     reply = Reply(asked_s=time.perf_counter())
@@ -99,7 +99,7 @@ async def play(engine: AsyncEngine, ask: Ask, speculate: Speculate) -> Reply:
         sampling=sampling,
         speculate=speculate,
         max_tokens=ask.max_tokens,
-        tenant=name,
+        tenant=tenant or name,
     )
     async for event in await engine.submit(request):
         if isinstance(event, Delta):
