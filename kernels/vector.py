@@ -21,7 +21,6 @@ WIDTH = 16
 FLOATS = ir.VectorType(ir.FloatType(), WIDTH)
 INTS = ir.VectorType(ir.IntType(32), WIDTH)
 SHORTS = ir.VectorType(ir.IntType(16), WIDTH)
-BITS = ir.VectorType(ir.IntType(1), WIDTH)
 
 
 class Vector(types.Type):

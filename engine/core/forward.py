@@ -30,23 +30,21 @@ def run(target: Network, cache: Cache, works: Sequence[Work]) -> list[tuple[Work
     """Run a pass; per piece of work that was run, its verdict, or the error that ends its request."""
     try:
         return _pass(target, cache, works)
-    except Exception as cause:
+    except Exception:
         log.exception("pass failed spans=%d; trying again without drafts", len(works))
-        return _again(target, cache, [one.without_draft() for one in works], cause)
+        return _again(target, cache, [one.without_draft() for one in works])
 
 
-def _again(
-    target: Network, cache: Cache, works: Sequence[Work], cause: Exception
-) -> list[tuple[Work, Outcome]]:
+def _again(target: Network, cache: Cache, works: Sequence[Work]) -> list[tuple[Work, Outcome]]:
     """The second try, which isolates the spans that cannot be computed."""
     try:
         return _pass(target, cache, works)
-    except Exception as again:  # noqa: BLE001
-        cause = again
-    if isinstance(cause, MemoryError | torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError):
         largest = max(works, key=lambda one: one.n_certain)
-        log.error("out of memory in a pass; ending request=%s", largest.slot.request.id)
+        log.exception("out of memory in a pass; ending request=%s", largest.slot.request.id)
         return [(largest, StepFailed("out of memory in a pass; the largest request of the pass was ended"))]
+    except Exception:
+        log.exception("pass failed without drafts too spans=%d; trying each alone", len(works))
     outcomes: list[tuple[Work, Outcome]] = []
     for one in works:
         try:

@@ -109,8 +109,10 @@ class Chain:
         return [drafter for drafter in self._drafters if self._serves(drafter, slot)]
 
     def _serves(self, drafter: Drafter, slot: Slot) -> bool:
+        """Whether the slot uses the drafter; one that does not costs it nothing, not even its prompt."""
         return (
-            drafter.name in slot.speculate.types
+            slot.speculate.n_max > 0
+            and drafter.name in slot.speculate.types
             and drafter.name not in slot.silenced
             and self._failures[drafter.name] < _MOST_FAILURES
         )

@@ -234,6 +234,17 @@ def test_a_prefix_made_without_drafting_is_caught_up_in_chunks() -> None:
     assert max(widths) <= 8
 
 
+@pytest.mark.parametrize(("types", "n_max"), [(("draft-model",), 0), ((), 4)])
+def test_a_request_without_drafts_costs_the_draft_network_nothing(types: tuple[str, ...], n_max: int) -> None:
+    network = ToyNetwork()
+    toy = toy_engine(lambda cache: [DraftModel(network, cache, 16)], n_slots=1)  # type: ignore
+    prompt = list(range(1, 25))  # several pages: a drafter in use would feed them as they are kept
+    toy.engine.add("a", lambda slot_id: toy_slot(slot_id, "a", prompt, types=types, n_max=n_max))
+    while toy.engine.busy:
+        toy.engine.step()
+    assert network.n_passes == 0
+
+
 @pytest.mark.parametrize(
     ("asked", "types", "n_max"),
     [
