@@ -13,7 +13,18 @@ from dataclasses import replace
 
 import pytest
 
-from engine.api import AsyncEngine, Delta, Done, Event, EventStream, Failed, Request, Sampling, Speculate
+from engine.api import (
+    AsyncEngine,
+    Delta,
+    Done,
+    EngineStats,
+    Event,
+    EventStream,
+    Failed,
+    Request,
+    Sampling,
+    Speculate,
+)
 from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, RequestError
 
 Check = Callable[[AsyncEngine], Awaitable[None]]
@@ -41,10 +52,13 @@ async def outcome(engine: AsyncEngine, request: Request) -> tuple[list[Delta], D
     return deltas, end
 
 
-async def idle(engine: AsyncEngine) -> None:
-    """Every slot and every page must come back within a step or two."""
+async def idle(engine: AsyncEngine) -> EngineStats:
+    """Every slot must come back within a step or two; returns the picture that shows it."""
     async with asyncio.timeout(LIMIT_S):
-        while any(slot.busy for slot in engine.stats().slots) or engine.stats().n_waiting:
+        while True:
+            stats = engine.stats()
+            if not any(slot.busy for slot in stats.slots) and not stats.n_waiting:
+                return stats
             await asyncio.sleep(0.005)
 
 
