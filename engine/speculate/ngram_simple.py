@@ -1,68 +1,45 @@
-"""ngram-simple: the last n tokens looked up in the slot's own history; what followed them is the draft.
+"""ngram-simple: the last n tokens looked up in the slot's own text; what followed them is the draft.
 
-Source: llama.cpp's `ngram-simple` (most recent earlier occurrence wins). No model, no state to reset.
+Source: prompt lookup decoding (Saxena 2023) as llama.cpp's `ngram-simple` has it: the latest earlier occurrence wins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from engine.slot import Slot
-from engine.speculate.drafter import Draft, Drafter, Want
+from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from engine.speculate.ngram_lookup import NgramLookup, Sizes, copied
 
 
 class NgramSimple(Drafter):
-    """Copies up to `size_m` tokens that followed the latest earlier occurrence of the last `size_n` tokens."""
+    """Copies up to `size_m` tokens that followed the latest earlier occurrence of the last `size_n` tokens.
+
+    There must be `min_hits` earlier occurrences. Requests may ask for other sizes.
+    """
 
     name = "ngram-simple"
 
-    def __init__(self, size_n: int, size_m: int, n_slots: int) -> None:
-        self._size_n = size_n
-        self._size_m = size_m
-        # Where each n-gram last ended, per slot: n-gram bytes -> index after it. Fed as tokens are kept, so a
-        # step costs its new tokens and not the whole context.
-        self._ends: list[dict[bytes, int]] = [{} for _ in range(n_slots)]
-        self._n_seen = [0] * n_slots
+    def __init__(self, size_n: int, size_m: int, min_hits: int, n_slots: int) -> None:
+        """Compiles what it uses."""
+        self._lookup = NgramLookup(Sizes(size_n, size_m, min_hits), n_slots)
 
     def begin(self, slot: Slot) -> None:
-        self._ends[slot.id] = {}
-        self._n_seen[slot.id] = 0
+        self._lookup.begin(slot)
+
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+        return [self._guess(want) for want in wants]
+
+    def accept(self, kept: Sequence[Kept]) -> None:
+        for one in kept:
+            self._lookup.learn(one.slot)
 
     def end(self, slot: Slot) -> None:
-        self.begin(slot)
+        self._lookup.end(slot)
 
-    def draft(self, wants: Sequence[Want]) -> list[Draft]:
-        return [Draft(self._copy(want)) for want in wants]
-
-    def _copy(self, want: Want) -> Sequence[int]:
-        tokens, n = want.slot.tokens, self._size_n
-        self._learn(want.slot)
-        if len(tokens) < n:
-            return ()
-        start = self._ends[want.slot.id].get(_key(tokens[-n:]))
-        if start is None:
-            return ()
-        n_drafts = min(want.n_max, self._size_m)
-        draft = tokens[start : start + n_drafts]
-        # The match may end a few tokens back (a loop, a table row): then the copy goes on into itself.
-        while len(draft) < n_drafts:
-            draft += draft[: n_drafts - len(draft)]
-        return draft
-
-    def _learn(self, slot: Slot) -> None:
-        """Index every n-gram that is followed by a known token and was not indexed yet."""
-        n, ends = self._size_n, self._ends[slot.id]
-        first = max(self._n_seen[slot.id], n)
-        recent = _key(slot.tokens[first - n :])
-        for i, end in enumerate(range(first, len(slot.tokens))):
-            ends[recent[_WIDTH * i : _WIDTH * (i + n)]] = end
-        self._n_seen[slot.id] = max(self._n_seen[slot.id], len(slot.tokens))
-
-
-_WIDTH = 4  # bytes of a token in a key
-
-
-def _key(ngram: Sequence[int]) -> bytes:
-    return np.asarray(ngram, dtype=np.int32).tobytes()
+    def _guess(self, want: Want) -> Guess:
+        places = self._lookup.places(want, 1)
+        if len(places) == 0:
+            return NO_GUESS
+        n_most = min(want.n_max, self._lookup.sizes(want.slot).m)
+        return Guess(copied(want, int(places[0]), n_most))
