@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= demo/target
-# The demo brings its own draft model, and copies short runs of tokens.
+# The demo brings its own draft model.
 DEMO := $(filter demo/target,$(MODEL))
 DRAFT ?= $(if $(DEMO),demo/draft)
 BIN := $(VENV)/bin
@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 run: setup
-	$(BIN)/slipstream -m $(MODEL) $(if $(DRAFT),-md $(DRAFT)) $(if $(DEMO),--ngram-size-n 3 --alias demo) $(ARGS)
+	$(BIN)/slipstream -m $(MODEL) $(if $(DRAFT),-md $(DRAFT)) $(if $(DEMO),--alias demo) $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -51,6 +51,9 @@ class Speculate:
     n_max: int | None = None
     n_min: int | None = None
     p_min: float | None = None
+    ngram_size_n: int | None = None  # of ngram-simple, ngram-map-k and ngram-map-k4v, 1 … 1024
+    ngram_size_m: int | None = None
+    ngram_min_hits: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class Request:
     speculate: Speculate = Speculate()
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None  # None: until the end token or the context's end
+    prediction: str | None = None  # text the reply is expected to resemble; the draft source of highest prior
     tenant: str = ""  # salts prefix keys, so that one API key never hits another's cached prompt
 
 
@@ -96,10 +100,19 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class DrafterCount:
-    """Drafted and accepted tokens of one drafter."""
+    """What one drafter did, for a request or for all. Seconds of a call for many slots are shared among them."""
 
-    n_drafted: int = 0
+    n_drafts: int = 0  # verified drafts with tokens of this drafter
+    n_drafts_accepted: int = 0  # … of which at least one was accepted
+    n_drafted: int = 0  # tokens
     n_accepted: int = 0
+    accepted_by_position: tuple[int, ...] = ()  # [i]: accepted tokens at place i of their draft
+    n_begin_calls: int = 0
+    n_draft_calls: int = 0
+    n_accept_calls: int = 0
+    begin_s: float = 0.0
+    draft_s: float = 0.0
+    accept_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +126,10 @@ class Speculation:
     n_steps: int  # target passes that produced tokens
     histogram: tuple[int, ...]  # [n_max + 1]: steps by accepted drafts; sums to n_steps
     drafters: Mapping[str, DrafterCount]
+    ngram_size_n: int | None = None  # None: each drafter's own setting
+    ngram_size_m: int | None = None
+    ngram_min_hits: int | None = None
+    synthetic: bool = False  # drafts were accepted at random: the text means nothing
 
     @property
     def n_drafted(self) -> int:
@@ -184,6 +201,7 @@ class SlotState:
     n_cached: int
     n_decoded: int
     n_remaining: int  # -1: no limit but the context
+    drafters: Mapping[str, DrafterCount] = field(default_factory=dict)  # of the running request
 
 
 @dataclass(frozen=True, slots=True)

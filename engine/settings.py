@@ -57,7 +57,14 @@ class Settings:
     # speculation
     spec_type: str = setting(
         "auto",
-        "comma list of drafters in order: ngram-simple, draft-model; none: plain decoding, auto: all loaded",
+        "comma list of drafters: prediction (in every list), ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod,"
+        " ngram-cache, suffix, draft-model; none: plain decoding; auto: suffix, ngram-cache where -lcs or -lcd is"
+        " given, draft-model where a draft model is",
+    )
+    spec_order: str = setting(
+        "value",
+        "which draft wins: of the greatest expected gain, or of the first drafter in the list above that has one",
+        choices=("value", "fixed"),
     )
     draft_max: int = setting(
         16,
@@ -79,21 +86,82 @@ class Settings:
         most=1.0,
     )
     spec_adaptive: bool = setting(default=True, meaning="fit draft lengths to measured acceptance and cost")
-    ngram_size_n: int = setting(
+    spec_ngram_simple_size_n: int = setting(
         12,
         "ngram-simple: tokens that must match",
-        "--spec-ngram-simple-size-n",
+        "--ngram-size-n",
         "--spec-ngram-size-n",
         least=1,
         most=1024,
     )
-    ngram_size_m: int = setting(
+    spec_ngram_simple_size_m: int = setting(
         48,
         "ngram-simple: most tokens copied after a match",
-        "--spec-ngram-simple-size-m",
+        "--ngram-size-m",
         "--spec-ngram-size-m",
         least=1,
         most=1024,
+    )
+    spec_ngram_simple_min_hits: int = setting(
+        1,
+        "ngram-simple: earlier occurrences a match must have",
+        "--ngram-min-hits",
+        "--spec-ngram-min-hits",
+        least=1,
+        most=1024,
+    )
+    spec_ngram_map_k_size_n: int = setting(12, "ngram-map-k: tokens that must match", least=1, most=1024)
+    spec_ngram_map_k_size_m: int = setting(
+        48, "ngram-map-k: most tokens copied after a match", least=1, most=1024
+    )
+    spec_ngram_map_k_min_hits: int = setting(
+        1, "ngram-map-k: earlier occurrences a match must have", least=1, most=1024
+    )
+    spec_ngram_map_k4v_size_n: int = setting(12, "ngram-map-k4v: tokens that must match", least=1, most=1024)
+    spec_ngram_map_k4v_size_m: int = setting(
+        48, "ngram-map-k4v: most tokens copied after a match", least=1, most=1024
+    )
+    spec_ngram_map_k4v_min_hits: int = setting(
+        1, "ngram-map-k4v: earlier occurrences a match must have", least=1, most=1024
+    )
+    spec_ngram_mod_n_match: int = setting(24, "ngram-mod: tokens that must match", least=1, most=1024)
+    spec_ngram_mod_n_min: int = setting(
+        48, "ngram-mod: shorter drafts are thrown away; never more than --draft-max asks", least=0, most=1024
+    )
+    spec_ngram_mod_n_max: int = setting(64, "ngram-mod: most tokens of a draft", least=0, most=1024)
+    lookup_cache_static: str | None = setting(
+        None,
+        "ngram-cache: file of counted n-grams, read at start (any file of --lookup-cache-dynamic)",
+        "-lcs",
+    )
+    lookup_cache_dynamic: str | None = setting(
+        None,
+        "ngram-cache: file of counted n-grams, read at start if it exists; every ended request's counts are added,"
+        " whoever sent it, and written at shutdown",
+        "-lcd",
+    )
+    spec_shared_history: str = setting(
+        "off",
+        "suffix: draft from finished outputs too: of nobody, of the same API key, or of everybody (text of one caller"
+        " then shows in another's timing)",
+        choices=("off", "tenant", "all"),
+    )
+    spec_shared_history_size: int = setting(
+        262144,
+        "suffix: most tokens of finished outputs kept; when full, the half used longest ago is forgotten, which takes"
+        " about 0.1 ms per 1,000 tokens",
+        least=1024,
+        most=2**20,
+    )
+    spec_synth_len: float | None = setting(
+        None,
+        "benchmarks: accept drafts at random so that a pass yields this many tokens on average; the text is senseless",
+        least=1,
+        most=65,
+    )
+    spec_synth_rates: str | None = setting(
+        None,
+        "benchmarks: comma list; the i-th is the probability that the first i drafts of a pass are all accepted",
     )
 
     # capacity

@@ -7,9 +7,12 @@ stored: a slot is prefilling while `n_past < len(tokens) - 1` and ready to decod
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.api import DrafterCount, Request
 from engine.sample.params import SamplingParams
@@ -25,6 +28,53 @@ class SpeculateParams:
     n_max: int
     n_min: int
     p_min: float
+    ngram_size_n: int | None = None  # None: each drafter's own setting
+    ngram_size_m: int | None = None
+    ngram_min_hits: int | None = None
+
+
+@dataclass(slots=True)
+class DrafterTally:
+    """A `DrafterCount` in the making."""
+
+    n_drafts: int = 0
+    n_drafts_accepted: int = 0
+    n_drafted: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    n_calls: Counter[str] = field(default_factory=Counter)  # by verb
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def call(self, verb: str, seconds: float) -> None:
+        """One call of a verb."""
+        self.n_calls[verb] += 1
+        self.seconds[verb] += seconds
+
+    def credit(self, positions: Sequence[int], n_accepted: int) -> None:
+        """One verified draft: the places of this drafter's tokens in it, and how many drafts were accepted in all."""
+        accepted = [position for position in positions if position < n_accepted]
+        self.n_drafts += 1
+        self.n_drafts_accepted += bool(accepted)
+        self.n_drafted += len(positions)
+        for position in accepted:
+            while len(self.accepted_by_position) <= position:
+                self.accepted_by_position.append(0)
+            self.accepted_by_position[position] += 1
+
+    def count(self) -> DrafterCount:
+        """What the caller is told."""
+        return DrafterCount(
+            n_drafts=self.n_drafts,
+            n_drafts_accepted=self.n_drafts_accepted,
+            n_drafted=self.n_drafted,
+            n_accepted=sum(self.accepted_by_position),
+            accepted_by_position=tuple(self.accepted_by_position),
+            n_begin_calls=self.n_calls["begin"],
+            n_draft_calls=self.n_calls["draft"],
+            n_accept_calls=self.n_calls["accept"],
+            begin_s=self.seconds["begin"],
+            draft_s=self.seconds["draft"],
+            accept_s=self.seconds["accept"],
+        )
 
 
 @dataclass(slots=True)
@@ -37,12 +87,11 @@ class SlotStats:
     last_token_s: float = 0.0
     n_cached: int = 0
     histogram: list[int] = field(default_factory=list)  # steps by number of accepted drafts
-    drafters: dict[str, DrafterCount] = field(default_factory=dict)
+    drafters: dict[str, DrafterTally] = field(default_factory=dict)
 
-    def count(self, source: str, n_drafted: int, n_accepted: int) -> None:
-        """Credit one round to the drafter that made the draft."""
-        old = self.drafters.get(source, DrafterCount())
-        self.drafters[source] = DrafterCount(old.n_drafted + n_drafted, old.n_accepted + n_accepted)
+    def tally(self, name: str) -> DrafterTally:
+        """The drafter's figures for this request."""
+        return self.drafters.setdefault(name, DrafterTally())
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +110,9 @@ class Slot:
     counts: Counter[int] = field(default_factory=Counter)  # of output tokens, if a penalty needs them
     stats: SlotStats = field(default_factory=SlotStats)
     silenced: set[str] = field(default_factory=set)  # drafters that failed on this request
+    prediction: tuple[int, ...] = ()  # tokens of the text the caller expects
+    _mirror: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
+    _n_mirrored: int = 0
 
     @property
     def n_decoded(self) -> int:
@@ -75,6 +127,29 @@ class Slot:
     def n_room(self) -> int:
         """Most drafts worth verifying: the pass itself adds one token."""
         return self.n_limit - len(self.tokens) - 1
+
+    @property
+    def history(self) -> NDArray[np.int32]:
+        """`tokens` as an array, [len(tokens)] int32, not to be written; costs what was appended since the last look."""
+        n, n_old = len(self.tokens), self._n_mirrored
+        if n > len(self._mirror):
+            grown = np.empty(max(1024, 2 * n), np.int32)
+            grown[:n_old] = self._mirror[:n_old]
+            self._mirror = grown
+        if n > n_old:
+            self._mirror[n_old:n] = self.tokens[n_old:]
+            self._n_mirrored = n
+        return self._mirror[:n]
+
+    def truncate(self, n_tokens: int) -> None:
+        """Cut the sequence back to its first tokens; at least the prompt stays."""
+        n_tokens = max(n_tokens, self.n_prompt)
+        for token_id in self.tokens[n_tokens:]:
+            if self.sampling.counts_output:
+                self.counts[token_id] -= 1
+        del self.tokens[n_tokens:]
+        self.text = self.text.restarted(self.tokens[: self.n_prompt], self.tokens[self.n_prompt :])
+        self._n_mirrored = min(self._n_mirrored, n_tokens)
 
     def append(self, token_id: int) -> None:
         """Add a kept token to the sequence."""

@@ -101,6 +101,7 @@ class Cache:
             self.pool.release(page_id)
         del entry.table[n_pages:]
         del entry.keys[n_tokens // self.page_size :]
+        entry.offered = ()
         for name, length in entry.lengths.items():
             entry.lengths[name] = min(length, n_tokens)
         return entry.lengths[self._primary]

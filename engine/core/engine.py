@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.api import Delta, DrafterCount, EngineStats, Event, Failed, Sampling, SlotState
+from engine.api import Delta, EngineStats, Event, Failed, Sampling, SlotState
 from engine.batch import Batch, Span
 from engine.cache.cache import Cache
 from engine.core import forward, plan
@@ -25,10 +25,10 @@ from engine.models.network import Network
 from engine.sample.params import resolve_sampling
 from engine.sample.pick import Row, pick
 from engine.slot import Slot
+from engine.speculate.acceptance import Acceptance, coupled
 from engine.speculate.chain import Chain
 from engine.speculate.cost import TIERS
 from engine.speculate.drafter import Kept
-from engine.speculate.length import Lengths
 from engine.speculate.verify import Verdict
 
 log = logging.getLogger(__name__)
@@ -65,19 +65,23 @@ class Engine:
     """Continuous batching over slots; speculation on every step that pays for it."""
 
     def __init__(
-        self, target: Network, cache: Cache, chain: Chain, lengths: Lengths, capacity: Capacity
+        self,
+        target: Network,
+        cache: Cache,
+        chain: Chain,
+        capacity: Capacity,
+        acceptance: Acceptance = coupled,
     ) -> None:
         self.capacity = capacity
         self.target = target
         self._cache = cache
         self._chain = chain
-        self._lengths = lengths
+        self._acceptance = acceptance
         self._slots: list[Slot | None] = [None] * capacity.n_slots
         self._running: list[Slot] = []  # oldest first
         self._preempted: list[Slot] = []  # without cached state, waiting for pages; oldest first
         self._waiting: deque[tuple[str, NewSlot]] = deque()
         self._totals = _Totals()
-        self._drafter_totals: dict[str, Counter[str]] = {name: Counter() for name in chain.names}
 
     @property
     def busy(self) -> bool:
@@ -95,20 +99,36 @@ class Engine:
             if slot.request.id == request_id:
                 self._free(slot)
 
+    def rollback(self, request_id: str, n_tokens: int) -> None:
+        """Cut a request's sequence back to its first `n_tokens` tokens, at least the prompt, and go on from there.
+
+        Nothing is recalled from the client. The same seed writes the same text again, whatever is cached.
+        """
+        for slot in (*self._running, *self._preempted):
+            if slot.request.id == request_id and n_tokens < len(slot.tokens):
+                slot.truncate(n_tokens)
+                slot.n_past = min(self._cache.rollback(slot.id, len(slot.tokens) - 1), slot.n_past)
+                if slot in self._running:
+                    self._chain.rollback(slot)
+
+    def close(self) -> None:
+        """Let the drafters write what is to outlive the process."""
+        self._chain.close()
+
     @torch.inference_mode()
     def step(self) -> list[tuple[str, Event]]:
         """One turn of the loop: every running slot moves on. Returns events with their request's id."""
         self._fill_slots()
         wants = plan.wants(self._running, self.capacity.batch_size)
-        made = self._chain.draft(wants, len(self._running)) if wants else []
+        made = self._chain.draft(wants, plan.without_drafts(self._running, self.capacity.batch_size))
         drafts = {want.slot.id: draft for want, draft in zip(wants, made, strict=True)}
         works = plan.work(self._running, drafts, self.capacity.batch_size, self._cache.page_size)
         works = self._reserve(works)
         if not works:
             return []
         started = time.perf_counter()
-        outcomes = forward.run(self.target, self._cache, works)
-        self._lengths.pass_cost.observe(sum(one.n_rows for one in works), time.perf_counter() - started)
+        outcomes = forward.run(self.target, self._cache, works, self._acceptance)
+        self._chain.lengths.pass_cost.observe(sum(one.n_rows for one in works), time.perf_counter() - started)
         self._totals.n_steps += 1
         return self._settle(outcomes)
 
@@ -159,7 +179,6 @@ class Engine:
         """Drop a slot to its tokens; its text will continue identically when pages are free again."""
         log.info("preempted request=%s n_tokens=%d", slot.request.id, len(slot.tokens))
         self._running.remove(slot)
-        self._chain.end(slot)
         self._cache.drop(slot.id)
         slot.n_past = 0
         self._preempted.append(slot)
@@ -189,7 +208,8 @@ class Engine:
                     (slot, Failed(StepFailed("the model's output is not a number for this request")))
                 )
             elif ending is not None:
-                ended.append((slot, done(slot, ending)))
+                synthetic = self._acceptance is not coupled
+                ended.append((slot, done(slot, ending, synthetic=synthetic)))
             kept.append(Kept(slot, one.draft, outcome.n_accepted))
         self._chain.accept(kept)
         for one, _ in outcomes:
@@ -204,11 +224,7 @@ class Engine:
         n_accepted = sum(source is not None for source in delta.sources)
         slot.stats.histogram[n_accepted] += 1
         self._totals.n_completion += len(delta.token_ids)
-        if work.draft:
-            slot.stats.count(work.draft.source, len(work.draft), n_accepted)
-            total = self._drafter_totals[work.draft.source]
-            total["drafted"] += len(work.draft)
-            total["accepted"] += n_accepted
+        self._chain.credit(slot, work.draft, n_accepted)
 
     def _free(self, slot: Slot) -> None:
         """The slot's request is over; its published pages stay with the prefix cache."""
@@ -233,7 +249,7 @@ class Engine:
                 batch = Batch.build([span], [self._cache.table(0)], self._cache.page_size, self.target.device)
                 self.target.forward(batch, self._cache.stores[forward.STORE]).sum().item()
                 times.append(time.perf_counter() - started)
-            self._lengths.pass_cost.observe(n_rows, sorted(times[1:])[n_repeats // 2])
+            self._chain.lengths.pass_cost.observe(n_rows, sorted(times[1:])[n_repeats // 2])
         self._cache.drop(0)
         for sampling in _WARM_UP:
             params = resolve_sampling(sampling, {}, [], self.target.vocab_size)
@@ -252,10 +268,7 @@ class Engine:
             n_steps=self._totals.n_steps,
             n_prompt_tokens=self._totals.n_prompt,
             n_completion_tokens=self._totals.n_completion,
-            drafters={
-                name: DrafterCount(total["drafted"], total["accepted"])
-                for name, total in self._drafter_totals.items()
-            },
+            drafters={name: tally.count() for name, tally in self._chain.totals.items()},
             n_preempted=self._totals.n_preempted,
             disabled_drafters=self._chain.disabled,
         )
@@ -275,4 +288,5 @@ def _state(slot_id: int, slot: Slot | None) -> SlotState:
         n_cached=slot.stats.n_cached,
         n_decoded=slot.n_decoded,
         n_remaining=slot.n_limit - len(slot.tokens),
+        drafters={name: tally.count() for name, tally in slot.stats.drafters.items()},
     )

@@ -46,7 +46,7 @@ def keep(slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int]) -> tuple
         slot.stats.last_token_s = now
     if ending is not None and pieces:
         pieces[-1] += slot.text.flush()
-    sources = tuple(draft.source if i < verdict.n_accepted else None for i in range(len(token_ids)))
+    sources = tuple(draft.sources[i] if i < verdict.n_accepted else None for i in range(len(token_ids)))
     return Delta("".join(pieces), tuple(token_ids), sources, tuple(pieces)), ending
 
 
@@ -60,9 +60,9 @@ def _ending(slot: Slot, token_id: int, eos_ids: Set[int]) -> Ending | None:
     return None
 
 
-def done(slot: Slot, ending: Ending) -> Done:
+def done(slot: Slot, ending: Ending, *, synthetic: bool = False) -> Done:
     """The last event of a finished request."""
-    stats = slot.stats
+    stats, speculate = slot.stats, slot.speculate
     return Done(
         reason="length" if ending is Ending.LIMIT else "stop",
         stop_string=slot.text.stopped if ending is Ending.STOP_STRING else None,
@@ -73,13 +73,17 @@ def done(slot: Slot, ending: Ending) -> Done:
             generation_s=stats.last_token_s - stats.first_token_s,
         ),
         speculation=Speculation(
-            types=slot.speculate.types,
-            n_max=slot.speculate.n_max,
-            n_min=slot.speculate.n_min,
-            p_min=slot.speculate.p_min,
+            types=speculate.types,
+            n_max=speculate.n_max,
+            n_min=speculate.n_min,
+            p_min=speculate.p_min,
             n_steps=sum(stats.histogram),
             histogram=tuple(stats.histogram),
-            drafters=dict(stats.drafters),
+            drafters={name: tally.count() for name, tally in stats.drafters.items()},
+            ngram_size_n=speculate.ngram_size_n,
+            ngram_size_m=speculate.ngram_size_m,
+            ngram_min_hits=speculate.ngram_min_hits,
+            synthetic=synthetic,
         ),
         seed=slot.sampling.seed,
     )

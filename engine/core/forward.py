@@ -17,6 +17,7 @@ from engine.cache.cache import Cache
 from engine.core.plan import Work
 from engine.errors import EngineError, StepFailed
 from engine.models.network import Network
+from engine.speculate.acceptance import Acceptance, coupled
 from engine.speculate.verify import Verdict, verify
 
 log = logging.getLogger(__name__)
@@ -26,10 +27,12 @@ STORE = "target"
 Outcome = Verdict | EngineError
 
 
-def run(target: Network, cache: Cache, works: Sequence[Work]) -> list[tuple[Work, Outcome]]:
+def run(
+    target: Network, cache: Cache, works: Sequence[Work], acceptance: Acceptance = coupled
+) -> list[tuple[Work, Outcome]]:
     """Run a pass; per piece of work that was run, its verdict, or the error that ends its request."""
     try:
-        return _pass(target, cache, works)
+        return _pass(target, cache, works, acceptance)
     except Exception:
         log.exception("pass failed spans=%d; trying again without drafts", len(works))
         return _again(target, cache, [one.without_draft() for one in works])
@@ -55,11 +58,14 @@ def _again(target: Network, cache: Cache, works: Sequence[Work]) -> list[tuple[W
     return outcomes
 
 
-def _pass(target: Network, cache: Cache, works: Sequence[Work]) -> list[tuple[Work, Outcome]]:
+def _pass(
+    target: Network, cache: Cache, works: Sequence[Work], acceptance: Acceptance = coupled
+) -> list[tuple[Work, Outcome]]:
     tables = [cache.table(one.slot.id) for one in works]
     batch = Batch.build([one.span for one in works], tables, cache.page_size, target.device)
     logits = target.forward(batch, cache.stores[STORE])  # [n_logits, vocab] float32
     judged = [one for one in works if one.n_logits]
-    verdicts = verify(logits, [(one.slot, one.draft) for one in judged]) if judged else []
+    spans = [(one.slot, one.draft) for one in judged]
+    verdicts = verify(logits, spans, acceptance) if judged else []
     found = {id(one): verdict for one, verdict in zip(judged, verdicts, strict=True)}
     return [(one, found.get(id(one), Verdict((), 0))) for one in works]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from engine.batch import Span
 from engine.slot import Slot
 from engine.speculate.drafter import NO_DRAFT, Draft, Want
+from engine.speculate.length import Pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,13 @@ def wants(slots: Sequence[Slot], budget: int) -> list[Want]:
     share = (budget if len(ready) == len(slots) else budget // 2) // len(ready) - 1
     limits = [min(slot.speculate.n_max, slot.n_room, share) for slot in ready]
     return [Want(slot, limit) for slot, limit in zip(ready, limits, strict=True) if limit > 0]
+
+
+def without_drafts(slots: Sequence[Slot], budget: int) -> Pass:
+    """What the coming pass holds apart from drafts, as far as it is known before them."""
+    n_ready = sum(slot.n_gap == 1 for slot in slots)
+    n_waiting = sum(slot.n_gap for slot in slots if slot.n_gap > 1)
+    return Pass(n_ready, n_ready + min(n_waiting, max(0, budget // 2 - n_ready)))
 
 
 def work(slots: Sequence[Slot], drafts: Mapping[int, Draft], budget: int, page_size: int) -> list[Work]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 
 from engine.cache.cache import Cache
 from engine.core import forward
@@ -13,17 +14,86 @@ from engine.settings import Settings
 from engine.speculate.draft_model import STORE, DraftModel
 from engine.speculate.drafter import Drafter
 from engine.speculate.garbage import Garbage
+from engine.speculate.ngram_cache import NgramCache
+from engine.speculate.ngram_map import NgramMapK, NgramMapK4V
+from engine.speculate.ngram_mod import NgramMod
 from engine.speculate.ngram_simple import NgramSimple
+from engine.speculate.prediction import Prediction
 from engine.speculate.resolve import ALIASES, ALL_DRAFTERS, NO_DRAFTER
+from engine.speculate.shared_history import SharedHistory
+from engine.speculate.suffix import Suffix
+from engine.speculate.synthetic import Synthetic
 
-KNOWN = (NgramSimple.name, DraftModel.name, Garbage.name)
 
-# A setting, and the drafters without which it would have no effect.
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What drafters are built from."""
+
+    settings: Settings
+    networks: Mapping[str, Network]
+    cache: Cache
+    capacity: Capacity
+
+    @property
+    def n_slots(self) -> int:
+        return self.capacity.n_slots
+
+    @property
+    def vocab_size(self) -> int:
+        return self.networks[forward.STORE].vocab_size
+
+    def ngram(self, prefix: str) -> tuple[int, int, int]:
+        """(tokens that match, tokens copied, occurrences needed) of one n-gram drafter."""
+        size_n, size_m, min_hits = (
+            getattr(self.settings, prefix + one) for one in ("size_n", "size_m", "min_hits")
+        )
+        return size_n, size_m, min_hits
+
+
+def _mod(parts: Parts) -> Drafter:
+    n_match, n_min, n_max = (
+        getattr(parts.settings, f"spec_ngram_mod_n_{one}") for one in ("match", "min", "max")
+    )
+    return NgramMod(n_match, n_min, n_max, parts.n_slots, parts.capacity.n_ctx)
+
+
+def _cache(parts: Parts) -> Drafter:
+    settings = parts.settings
+    return NgramCache(
+        parts.n_slots, settings.lookup_cache_static, settings.lookup_cache_dynamic, parts.vocab_size
+    )
+
+
+def _suffix(parts: Parts) -> Drafter:
+    mode, size = parts.settings.spec_shared_history, parts.settings.spec_shared_history_size
+    return Suffix(parts.n_slots, None if mode == "off" else SharedHistory(size, mode))
+
+
+# In the order in which `--spec-order fixed` asks them.
+_BUILDERS: Mapping[str, Callable[[Parts], Drafter]] = {
+    Prediction.name: lambda parts: Prediction(parts.n_slots),
+    NgramSimple.name: lambda parts: NgramSimple(*parts.ngram("spec_ngram_simple_"), parts.n_slots),
+    NgramMapK.name: lambda parts: NgramMapK(*parts.ngram("spec_ngram_map_k_"), parts.n_slots),
+    NgramMapK4V.name: lambda parts: NgramMapK4V(*parts.ngram("spec_ngram_map_k4v_"), parts.n_slots),
+    NgramMod.name: _mod,
+    NgramCache.name: _cache,
+    Suffix.name: _suffix,
+    DraftModel.name: lambda parts: DraftModel(parts.networks[STORE], parts.cache, parts.capacity.batch_size),
+    Garbage.name: lambda parts: Garbage(parts.vocab_size),
+    Synthetic.name: lambda parts: Synthetic(parts.vocab_size, parts.capacity.eos_ids),
+}
+KNOWN = tuple(_BUILDERS)
+
+# Settings by the beginning of their names, and the drafter without which they would have no effect.
 _USED_BY = {
-    "model_draft": (DraftModel.name,),
-    "draft_p_min": (DraftModel.name,),
-    "ngram_size_n": (NgramSimple.name,),
-    "ngram_size_m": (NgramSimple.name,),
+    "model_draft": DraftModel.name,
+    "draft_p_min": DraftModel.name,
+    "spec_ngram_simple_": NgramSimple.name,
+    "spec_ngram_map_k_": NgramMapK.name,
+    "spec_ngram_map_k4v_": NgramMapK4V.name,
+    "spec_ngram_mod_": NgramMod.name,
+    "lookup_cache_": NgramCache.name,
+    "spec_shared_history": Suffix.name,
 }
 
 
@@ -32,10 +102,24 @@ def drafter_types(settings: Settings) -> tuple[str, ...]:
     names = _names(settings)
     if DraftModel.name in names and settings.model_draft is None:
         raise SettingError("spec_type", settings.spec_type, "draft-model needs a draft model (--model-draft)")
-    for name, users in _USED_BY.items():
-        value = getattr(settings, name)
-        if value != getattr(Settings(), name) and not set(users) & set(names):
-            raise SettingError(name, value, f"has no use without {', '.join(users)} (--spec-type)")
+    if Synthetic.name in names and settings.spec_synth_len is None and settings.spec_synth_rates is None:
+        raise SettingError(
+            "spec_type", settings.spec_type, "synthetic needs --spec-synth-len or --spec-synth-rates"
+        )
+    for prefix, user in _USED_BY.items():
+        for name in (one.name for one in fields(settings) if one.name.startswith(prefix)):
+            value = getattr(settings, name)
+            if value != getattr(Settings(), name) and user not in names:
+                raise SettingError(name, value, f"has no use without {user} (--spec-type)")
+    if (
+        settings.spec_shared_history == "off"
+        and settings.spec_shared_history_size != Settings().spec_shared_history_size
+    ):
+        raise SettingError(
+            "spec_shared_history_size",
+            settings.spec_shared_history_size,
+            "has no use without --spec-shared-history",
+        )
     if settings.device_draft is not None and settings.model_draft is None:
         raise SettingError("device_draft", settings.device_draft, "has no use without --model-draft")
     if settings.draft_min > settings.draft_max:
@@ -44,30 +128,30 @@ def drafter_types(settings: Settings) -> tuple[str, ...]:
 
 
 def _names(settings: Settings) -> tuple[str, ...]:
-    names = [ALIASES.get(name.strip(), name.strip()) for name in settings.spec_type.split(",")]
-    for name in names:
+    asked = [ALIASES.get(name.strip(), name.strip()) for name in settings.spec_type.split(",")]
+    for name in asked:
         if name not in (*KNOWN, NO_DRAFTER, ALL_DRAFTERS):
             raise SettingError(
                 "spec_type", settings.spec_type, f"{name} is not a drafter; there are {', '.join(KNOWN)}"
             )
-    if NO_DRAFTER in names:
+    if NO_DRAFTER in asked:
         return ()
-    if ALL_DRAFTERS in names:
-        return (
-            (NgramSimple.name, DraftModel.name) if settings.model_draft is not None else (NgramSimple.name,)
-        )
-    return tuple(dict.fromkeys(names))
+    if ALL_DRAFTERS in asked:
+        asked += _worth_their_time(settings)
+    # A prediction costs nothing until a request brings one, so every server that drafts knows it.
+    return tuple(name for name in KNOWN if name in (Prediction.name, *asked))
 
 
-def build(
-    name: str, settings: Settings, networks: Mapping[str, Network], cache: Cache, capacity: Capacity
-) -> Drafter:
-    """The drafter of that name over loaded networks."""
-    match name:
-        case NgramSimple.name:
-            return NgramSimple(settings.ngram_size_n, settings.ngram_size_m, capacity.n_slots)
-        case DraftModel.name:
-            return DraftModel(networks[STORE], cache, capacity.batch_size)
-        case Garbage.name:
-            return Garbage(networks[forward.STORE].vocab_size)
-    raise SettingError("spec_type", name, "is not a drafter")
+def _worth_their_time(settings: Settings) -> list[str]:
+    """What `auto` loads: `suffix` finds whatever the other methods find in a text; the others need something given."""
+    has_counts = settings.lookup_cache_static is not None or settings.lookup_cache_dynamic is not None
+    return [
+        Suffix.name,
+        *([NgramCache.name] if has_counts else []),
+        *([DraftModel.name] if settings.model_draft is not None else []),
+    ]
+
+
+def build(name: str, parts: Parts) -> Drafter:
+    """The drafter of that name."""
+    return _BUILDERS[name](parts)

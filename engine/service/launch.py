@@ -20,11 +20,12 @@ from engine.errors import DraftMismatch, LoadError, SettingError
 from engine.models.config import DTYPES, read_config
 from engine.models.network import Network
 from engine.models.registry import load_network
-from engine.service.drafters import build, drafter_types
+from engine.service.drafters import Parts, build, drafter_types
 from engine.service.sizes import PAGE_SIZE, Checkpoint, batch_size, context, make_cache
 from engine.service.thread import Text, ThreadEngine
 from engine.settings import Settings, check
 from engine.speculate import draft_model
+from engine.speculate.acceptance import Synthetic, coupled, synthetic_rates
 from engine.speculate.chain import Chain
 from engine.speculate.length import Lengths
 from engine.speculate.resolve import NO_DRAFTER
@@ -44,6 +45,7 @@ def launch(settings: Settings) -> ThreadEngine:
     if not settings.model:
         raise SettingError("model", "''", "a model folder or hub name is needed")
     types = drafter_types(settings)
+    rates = synthetic_rates(settings, types)
     target_from = _checkpoint(settings.model, settings.device, settings.dtype)
     draft_from = None
     if settings.model_draft is not None:
@@ -66,9 +68,10 @@ def launch(settings: Settings) -> ThreadEngine:
         eos_ids=tokenizer.eos_ids,
     )
     cache = make_cache(settings, networks, n_ctx)
-    lengths = Lengths(adaptive=settings.spec_adaptive)
-    drafters = [build(name, settings, networks, cache, capacity) for name in types]
-    engine = Engine(target, cache, Chain(drafters, lengths), lengths, capacity)
+    parts = Parts(settings, networks, cache, capacity)
+    drafters = [build(name, parts) for name in types]
+    chain = Chain(drafters, Lengths(adaptive=settings.spec_adaptive), by_value=settings.spec_order == "value")
+    engine = Engine(target, cache, chain, capacity, Synthetic(rates, tokenizer.eos_ids) if rates else coupled)
     engine.warm_up()
     text = Text(tokenizer, load_chat_template(target_from.path, tokenizer))
     info = _info(settings, target_from, text, engine, types)

@@ -24,7 +24,7 @@ from engine.sample.params import resolve_sampling
 from engine.service.stream import Stream
 from engine.settings import Settings
 from engine.slot import Slot, SlotStats
-from engine.speculate.resolve import resolve_speculate
+from engine.speculate.resolve import PREDICTION, resolve_speculate
 from engine.text.chat import ChatTemplate
 from engine.text.stream import TextStream
 from engine.text.tokenizer import Tokenizer
@@ -87,7 +87,8 @@ class ThreadEngine:
         try:
             admitted_s = time.perf_counter()
             token_ids = await self._in_worker(lambda: self._prompt_ids(request))
-            new_slot = self._new_slot(request, token_ids, admitted_s)
+            prediction = await self._in_worker(lambda: self._prediction_ids(request))
+            new_slot = self._new_slot(request, token_ids, prediction, admitted_s)
         finally:
             self._n_preparing -= 1
         self._check_open()
@@ -124,6 +125,7 @@ class ThreadEngine:
         self._fail_all(EngineStopped("the server is shutting down"))
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
+        self._engine.close()
         self._workers.shutdown(wait=False)
 
     def _check_open(self) -> None:
@@ -192,7 +194,21 @@ class ThreadEngine:
             raise ContextTooLong(len(token_ids), self._info.n_ctx)
         return token_ids
 
-    def _new_slot(self, request: Request, token_ids: list[int], admitted_s: float) -> Callable[[int], Slot]:
+    def _prediction_ids(self, request: Request) -> tuple[int, ...]:
+        """The predicted text's tokens. They are never computed, only compared, but a longer reply cannot come."""
+        if not request.prediction:
+            return ()
+        encode, n_ctx = self._text.tokenizer.encode, self._info.n_ctx
+        token_ids = encode(request.prediction, add_special=False, parse_special=False)
+        if len(token_ids) > n_ctx:
+            raise InvalidRequest(
+                PREDICTION, f"has {len(token_ids)} tokens, the context holds {n_ctx}; --ctx-size sets it"
+            )
+        return tuple(token_ids)
+
+    def _new_slot(
+        self, request: Request, token_ids: list[int], prediction: tuple[int, ...], admitted_s: float
+    ) -> Callable[[int], Slot]:
         """Resolve the request's parameters now, so that a bad one is refused before it waits."""
         tokenizer, n_ctx = self._text.tokenizer, self._info.n_ctx
         if request.max_tokens is not None and request.max_tokens < 1:
@@ -201,7 +217,9 @@ class ThreadEngine:
         sampling = resolve_sampling(
             request.sampling, defaults, sorted(tokenizer.eos_ids), self._info.vocab_size
         )
-        speculate = resolve_speculate(self._settings, self._info.drafters, request.speculate)
+        speculate = resolve_speculate(
+            self._settings, self._info.drafters, request.speculate, predicts=bool(prediction)
+        )
         n_limit = n_ctx if request.max_tokens is None else min(n_ctx, len(token_ids) + request.max_tokens)
 
         def new_slot(slot_id: int) -> Slot:
@@ -217,6 +235,7 @@ class ThreadEngine:
                 speculate,
                 text,
                 stats=stats,
+                prediction=prediction,
             )
 
         return new_slot

@@ -1,6 +1,7 @@
-"""Several drafters as one: each is asked for slots still without a draft, all are told of every kept token.
+"""Several drafters as one: free ones guess for every slot, networks where they promise more, the best draft wins.
 
-The chain is where a drafter's failure stops: it is switched off for the request, and for all after three.
+The chain is where a drafter's failure stops: it is switched off for the request, and for all after three. It also
+keeps each drafter's figures.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from engine.slot import Slot
-from engine.speculate.drafter import NO_DRAFT, Draft, Drafter, Kept, Want
-from engine.speculate.length import Lengths
+from engine.slot import DrafterTally, Slot
+from engine.speculate.drafter import NO_DRAFT, NO_GUESS, Draft, Drafter, Guess, Kept, Want
+from engine.speculate.length import Lengths, Pass
+from engine.speculate.offer import NO_OFFER, Offer
+from engine.speculate.shadow import Shadows
+from engine.speculate.survival import Survival, grades
 
 log = logging.getLogger(__name__)
 
@@ -24,16 +28,29 @@ T = TypeVar("T")
 
 
 class Chain:
-    """The drafters of a server in their order, with credit for each draft to its author."""
+    """The drafters of a server, with credit for each drafted token to its author.
 
-    def __init__(self, drafters: Sequence[Drafter], lengths: Lengths) -> None:
-        self._drafters = list(drafters)
-        self._lengths = lengths
+    by_value: the draft with the greatest expected gain wins; otherwise that of the first drafter that has one.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], lengths: Lengths, *, by_value: bool = True) -> None:
+        self._free = [one for one in drafters if one.is_free]
+        self._networks = [one for one in drafters if not one.is_free]
+        self.lengths = lengths
+        self._by_value = by_value
+        self._survival = Survival()
+        self._shadows = Shadows(self._survival)
         self._failures: Counter[str] = Counter()
+        self._totals = {one.name: DrafterTally() for one in drafters}
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(drafter.name for drafter in self._drafters)
+        return tuple(self._totals)
+
+    @property
+    def totals(self) -> Mapping[str, DrafterTally]:
+        """Each drafter's figures over all requests."""
+        return self._totals
 
     @property
     def disabled(self) -> tuple[str, ...]:
@@ -42,71 +59,148 @@ class Chain:
 
     def begin(self, slot: Slot) -> None:
         """A request enters a slot, or starts over from its tokens."""
-        self._lengths.begin(slot.id)
-        for drafter in self._serving(slot):
-            self._guard(drafter, [slot], partial(drafter.begin, slot))
+        self.lengths.begin(slot.id)
+        self._survival.begin(slot.id)
+        self._shadows.drop(slot.id)
+        self._tell_each("begin", slot)
+
+    def rollback(self, slot: Slot) -> None:
+        """The slot's tokens have become fewer."""
+        self._shadows.drop(slot.id)
+        self._tell_each("rollback", slot)
 
     def end(self, slot: Slot) -> None:
         """A request leaves its slot."""
-        for drafter in self._serving(slot):
-            self._guard(drafter, [slot], partial(drafter.end, slot))
+        self._shadows.drop(slot.id)
+        self._tell_each("end", slot)
 
-    def draft(self, wants: Sequence[Want], n_rows: int) -> list[Draft]:
-        """One draft per want, empty where no drafter has one worth its cost.
+    def close(self) -> None:
+        """The server shuts down."""
+        for drafter in (*self._free, *self._networks):
+            self._run(drafter, "close", [], drafter.close)
 
-        n_rows: rows the coming pass has without any drafts.
-        """
-        drafts = [NO_DRAFT] * len(wants)
-        for drafter in self._drafters:
-            open_wants = [
-                i for i, want in enumerate(wants) if not drafts[i] and self._serves(drafter, want.slot)
-            ]
-            for i, draft in zip(
-                open_wants, self._ask(drafter, [wants[i] for i in open_wants], n_rows), strict=True
-            ):
-                if len(draft) >= max(1, wants[i].slot.speculate.n_min):
-                    drafts[i] = Draft(draft.token_ids, drafter.name)
-        return drafts
-
-    def _ask(self, drafter: Drafter, wants: Sequence[Want], n_rows: int) -> list[Draft]:
-        """The drafter's drafts, cut to the lengths that pay."""
-        limits = self._lengths.limits(
-            drafter.name, [want.slot.id for want in wants], [want.n_max for want in wants], n_rows
-        )
-        # A draft worth making is asked for at the request's least length, or it would be thrown away.
-        limits = [
-            min(want.n_max, max(limit, want.slot.speculate.n_min)) if limit > 0 else 0
-            for want, limit in zip(wants, limits, strict=True)
+    def draft(self, wants: Sequence[Want], coming: Pass) -> list[Draft]:
+        """One draft per want, empty where no drafter has one worth its cost."""
+        price = self.lengths.price(coming)
+        offers = self._free_offers(wants, price)
+        for drafter in self._networks:
+            offers = self._with_network(drafter, wants, offers, coming)
+        limits = self.lengths.trim([one.survival for one in offers], coming)
+        return [
+            _cut(offer, limit, want.slot.speculate.n_min)
+            for want, offer, limit in zip(wants, offers, limits, strict=True)
         ]
-        asked = [Want(want.slot, limit) for want, limit in zip(wants, limits, strict=True) if limit > 0]
-        if not asked:
-            return [NO_DRAFT] * len(wants)
+
+    def _free_offers(self, wants: Sequence[Want], price: float) -> list[Offer]:
+        """The best continuation that a free drafter has for each want."""
+        offers = [NO_OFFER] * len(wants)
+        for drafter in self._free:
+            served = [i for i, want in enumerate(wants) if self._serves(drafter, want.slot)]
+            made = self._offers(drafter, [wants[i] for i in served])
+            for i, offer in zip(served, made, strict=True):
+                offers[i] = self._better(offers[i], offer, price)
+        return offers
+
+    def _with_network(
+        self, drafter: Drafter, wants: Sequence[Want], offers: Sequence[Offer], coming: Pass
+    ) -> list[Offer]:
+        """The offers after a network has drafted, where it promises more than what is there, as deep as it pays."""
+        able = [
+            i
+            for i, want in enumerate(wants)
+            if self._serves(drafter, want.slot) and (self._by_value or not offers[i])
+        ]
+        depths = self._depths(drafter, [wants[i] for i in able], [offers[i] for i in able], coming)
+        asked = {i: Want(wants[i].slot, depth) for i, depth in zip(able, depths, strict=True) if depth}
         started = time.perf_counter()
-        made = self._guard(drafter, [want.slot for want in asked], partial(drafter.draft, asked))
-        if made is None:
-            return [NO_DRAFT] * len(wants)
-        depth = max(len(draft) for draft in made)
-        if depth:
-            self._lengths.drafted(drafter.name, depth, time.perf_counter() - started)
-        remaining = iter(made)
-        return [next(remaining) if limit > 0 else NO_DRAFT for limit in limits]
+        made = self._offers(drafter, list(asked.values()))
+        deepest = max((len(offer) for offer in made), default=0)
+        if deepest:
+            self.lengths.drafted(drafter.name, deepest, time.perf_counter() - started)
+        price = self.lengths.price(coming)
+        better = list(offers)
+        for i, offer in self._extended(wants, dict(zip(asked, made, strict=True)), price).items():
+            better[i] = self._better(offers[i], offer, price)
+        return better
+
+    def _depths(
+        self, drafter: Drafter, wants: Sequence[Want], offers: Sequence[Offer], coming: Pass
+    ) -> list[int]:
+        """How many tokens to ask a network for, per slot.
+
+        Where it promises too little it is now and then asked for a few all the same; whether they are verified or
+        not, the text will judge them.
+        """
+        if not wants:
+            return []
+        expected = [self._survival.expected(drafter.name, want.slot.id, want.n_max) for want in wants]
+        depth, takes = self.lengths.depth(drafter.name, [one.survival for one in offers], expected, coming)
+        depths = []
+        for want, taken in zip(wants, takes, strict=True):
+            n = depth if taken else self.lengths.probe(want.slot.id, drafter.name)
+            if taken:
+                self.lengths.restore(want.slot.id, drafter.name)
+            # A draft worth making is asked for at the request's least length, or it would be thrown away.
+            depths.append(min(want.n_max, max(n, want.slot.speculate.n_min)) if n else 0)
+        return depths
+
+    def _extended(self, wants: Sequence[Want], made: Mapping[int, Offer], price: float) -> dict[int, Offer]:
+        """Networks' drafts, each gone on with by what a free drafter knows to follow it. Keys index `wants`."""
+        open_ends = {
+            i: Want(wants[i].slot, wants[i].n_max - len(offer), offer.token_ids)
+            for i, offer in made.items()
+            if self._by_value and 0 < len(offer) < wants[i].n_max
+        }
+        more = dict(zip(open_ends, self._free_offers(list(open_ends.values()), price), strict=True))
+        return {i: offer.followed_by(more.get(i, NO_OFFER)) for i, offer in made.items()}
+
+    def _better(self, first: Offer, second: Offer, price: float) -> Offer:
+        if not self._by_value:
+            return first or second
+        return second if second.worth(price) > first.worth(price) else first
+
+    def _offers(self, drafter: Drafter, wants: Sequence[Want]) -> list[Offer]:
+        """The drafter's guesses with their survivals."""
+        if not wants:
+            return []
+        slots = [want.slot for want in wants]
+        made = self._run(drafter, "draft", slots, partial(drafter.draft, wants))
+        return [
+            self._offer(drafter.name, want, guess)
+            for want, guess in zip(wants, made or [NO_GUESS] * len(wants), strict=True)
+        ]
+
+    def _offer(self, name: str, want: Want, guess: Guess) -> Offer:
+        token_ids = tuple(guess.token_ids[: want.n_max])
+        if not token_ids:
+            return NO_OFFER
+        grade = grades(guess.survival, len(token_ids))
+        if not want.after:
+            self._shadows.watch(want.slot, name, token_ids, grade)
+        return Offer(token_ids, (name,) * len(token_ids), self._survival.of(name, want.slot.id, grade))
 
     def accept(self, kept: Sequence[Kept]) -> None:
-        """Tell every drafter what each slot of the pass gained, and learn how good the drafts were."""
+        """Tell every drafter what each slot of the pass gained, and learn how good the guesses were."""
         for one in kept:
-            if one.draft:
-                self._lengths.judged(one.slot.id, one.draft.source, len(one.draft), one.n_accepted)
-        for drafter in self._drafters:
+            for name in self._shadows.judge(one.slot):
+                self.lengths.restore(one.slot.id, name)
+        for drafter in (*self._free, *self._networks):
             served = [one for one in kept if self._serves(drafter, one.slot)]
             if served:
-                self._guard(
-                    drafter,
-                    [one.slot for one in served],
-                    partial(drafter.accept, served),
-                )
+                slots = [one.slot for one in served]
+                self._run(drafter, "accept", slots, partial(drafter.accept, served))
 
-    def _serving(self, slot: Slot) -> list[Drafter]:
-        return [drafter for drafter in self._drafters if self._serves(drafter, slot)]
+    def credit(self, slot: Slot, draft: Draft, n_accepted: int) -> None:
+        """Count a verified draft for the authors of its tokens."""
+        for name in dict.fromkeys(draft.sources):
+            positions = [i for i, source in enumerate(draft.sources) if source == name]
+            for tally in (slot.stats.tally(name), self._totals[name]):
+                tally.credit(positions, n_accepted)
+
+    def _tell_each(self, verb: str, slot: Slot) -> None:
+        for drafter in (*self._free, *self._networks):
+            if self._serves(drafter, slot):
+                self._run(drafter, verb, [slot], partial(getattr(drafter, verb), slot))
 
     def _serves(self, drafter: Drafter, slot: Slot) -> bool:
         """Whether the slot uses the drafter; one that does not costs it nothing, not even its prompt."""
@@ -117,8 +211,9 @@ class Chain:
             and self._failures[drafter.name] < _MOST_FAILURES
         )
 
-    def _guard(self, drafter: Drafter, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
+    def _run(self, drafter: Drafter, verb: str, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
         """Run a verb of a drafter. If it raises, its requests go on without it; the text does not change."""
+        started = time.perf_counter()
         try:
             return call()
         except Exception:
@@ -126,9 +221,21 @@ class Chain:
             for slot in slots:
                 slot.silenced.add(drafter.name)
             log.exception(
-                "drafter failed name=%s requests=%s off_for_all=%s",
+                "drafter failed name=%s verb=%s requests=%s off_for_all=%s",
                 drafter.name,
+                verb,
                 ",".join(slot.request.id for slot in slots),
                 self._failures[drafter.name] >= _MOST_FAILURES,
             )
             return None
+        finally:
+            seconds = time.perf_counter() - started
+            self._totals[drafter.name].call(verb, seconds)
+            for slot in slots:
+                slot.stats.tally(drafter.name).call(verb, seconds / len(slots))
+
+
+def _cut(offer: Offer, limit: int, n_min: int) -> Draft:
+    """As much of the offer as is worth verifying, and at least the request's minimum; or nothing."""
+    n = max(limit, min(n_min, len(offer))) if limit else 0
+    return Draft(offer.token_ids[:n], offer.sources[:n]) if n >= max(1, n_min) else NO_DRAFT

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 TIERS: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -15,49 +17,69 @@ _WEIGHT = 0.1  # of a new measurement in a tier's average
 _OUTLIER = 4.0  # a measurement this many times the average is a hiccup of the machine, not the pass
 
 
+class _Seconds:
+    """A running average that one hiccup does not move; two in a row are a machine that has become slower."""
+
+    def __init__(self, seconds: float) -> None:
+        self.average = seconds
+        self._hiccup = False
+
+    def observe(self, seconds: float) -> None:
+        is_far = seconds > _OUTLIER * self.average
+        if not is_far:
+            self.average += _WEIGHT * (seconds - self.average)
+        elif self._hiccup:
+            self.average = seconds
+        self._hiccup = is_far and not self._hiccup
+
+
 class PassCost:
     """Seconds of a target pass as a function of its rows."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
+        self._seconds: dict[int, _Seconds] = {}
+        self._table: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
     def observe(self, n_rows: int, seconds: float) -> None:
         """Learn from one pass. Passes larger than the last tier are prompt work and say nothing here."""
         if n_rows > TIERS[-1]:
             return
         tier = TIERS[bisect_left(TIERS, n_rows)]
-        old = self._seconds.get(tier)
-        if old is None:
-            self._seconds[tier] = seconds
-        elif seconds < _OUTLIER * old:
-            self._seconds[tier] = old + _WEIGHT * (seconds - old)
+        if tier in self._seconds:
+            self._seconds[tier].observe(seconds)
+        else:
+            self._seconds[tier] = _Seconds(seconds)
+        self._table = None
 
-    def __call__(self, n_rows: float) -> float:
-        """Estimated seconds for `n_rows`, linear between measured tiers; 1 + 2 % a row before any measurement."""
-        known = sorted(self._seconds.items())
-        if not known:
-            return 1.0 + 0.02 * n_rows
-        for (x0, y0), (x1, y1) in pairwise(known):
-            if n_rows <= x1:
-                return max(y0, y0 + (y1 - y0) * (n_rows - x0) / (x1 - x0)) if n_rows >= x0 else y0
-        x1, y1 = known[-1]
-        return y1 * max(1.0, n_rows / x1)
+    def __call__(self, n_rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Estimated seconds for each number of rows; more rows never cost less.
+
+        Linear between measured tiers, proportional beyond the last; 1 + 2 % a row before any measurement.
+        """
+        if not self._seconds:
+            return np.asarray(1.0 + 0.02 * n_rows, np.float64)
+        if self._table is None:
+            tiers = np.array(sorted(self._seconds), dtype=np.float64)
+            seconds = np.array([self._seconds[int(tier)].average for tier in tiers])
+            self._table = tiers, np.maximum.accumulate(seconds)
+        tiers, seconds = self._table
+        beyond = np.maximum(1.0, n_rows / tiers[-1])
+        return np.asarray(np.interp(n_rows, tiers, seconds) * beyond, np.float64)
 
 
 class DraftCost:
-    """Seconds a drafter takes per drafted position (all slots together) and per call."""
+    """Seconds a drafter takes per drafted position (all slots together)."""
 
     def __init__(self) -> None:
-        self._per_token: float = 0.0
-        self._seen = False
+        self._per_token: _Seconds | None = None
 
     def observe(self, depth: int, seconds: float) -> None:
         """Learn from one call that drafted `depth` positions at most."""
         each = seconds / depth
-        if not self._seen:
-            self._per_token, self._seen = each, True
-        elif each < _OUTLIER * self._per_token:
-            self._per_token += _WEIGHT * (each - self._per_token)
+        if self._per_token is None:
+            self._per_token = _Seconds(each)
+        else:
+            self._per_token.observe(each)
 
     def __call__(self, depth: int) -> float:
-        return self._per_token * depth
+        return self._per_token.average * depth if self._per_token is not None else 0.0

@@ -15,7 +15,7 @@ from engine.cache.cache import Cache
 from engine.models.network import Network
 from engine.sample.pick import pick
 from engine.slot import Slot
-from engine.speculate.drafter import Draft, Drafter, Kept, Want
+from engine.speculate.drafter import Drafter, Guess, Kept, Want
 
 STORE = "draft"
 
@@ -24,6 +24,7 @@ class DraftModel(Drafter):
     """Picks with the target's noise, truncation and temperature on its own logits."""
 
     name = "draft-model"
+    is_free = False
 
     def __init__(self, network: Network, cache: Cache, chunk: int) -> None:
         """`chunk`: most rows of one slot that a catching-up pass may have."""
@@ -47,8 +48,9 @@ class DraftModel(Drafter):
         ]
         self._feed(behind)
 
-    def draft(self, wants: Sequence[Want]) -> list[Draft]:
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
         drafts: dict[int, list[int]] = {want.slot.id: [] for want in wants}
+        survival: dict[int, list[float]] = {want.slot.id: [] for want in wants}
         spans = {want.slot.id: list(want.slot.tokens[self._length(want.slot) :]) for want in wants}
         active = [
             want
@@ -66,11 +68,12 @@ class DraftModel(Drafter):
                 if token_id < 0 or p < want.slot.speculate.p_min:
                     continue
                 draft.append(token_id)
+                survival[want.slot.id].append(p)
                 spans[want.slot.id] = [token_id]
                 if len(draft) < want.n_max:
                     going_on.append(want)
             active = going_on
-        return [Draft(drafts[want.slot.id]) for want in wants]
+        return [Guess(drafts[want.slot.id], survival[want.slot.id]) for want in wants]
 
     def _pass(
         self, wants: Sequence[Want], spans: dict[int, list[int]], drafts: dict[int, list[int]]
@@ -89,14 +92,10 @@ class DraftModel(Drafter):
                 self._fed[slot.id].append(drafts[slot.id][-1])
             else:
                 self._cache.commit(slot.id, STORE, len(slot.tokens))
-        wants_probability = any(want.slot.speculate.p_min > 0 for want in wants)
-        choice = pick(
-            logits,
-            [want.slot.row(drafts[want.slot.id]) for want in wants],
-            want_probability=wants_probability,
-        )
-        probability = choice.probability.tolist() if choice.probability is not None else [1.0] * len(wants)
-        return choice.token_ids.tolist(), probability
+        rows = [want.slot.row(drafts[want.slot.id]) for want in wants]
+        choice = pick(logits, rows, want_probability=True)
+        assert choice.probability is not None
+        return choice.token_ids.tolist(), choice.probability.tolist()
 
     def _forward(self, spans: Sequence[Span]) -> torch.Tensor:  # [n_logits, vocab] float32
         tables = [self._cache.table(span.slot) for span in spans]
@@ -117,10 +116,13 @@ class DraftModel(Drafter):
             self._cache.commit(span.slot, STORE, span.n_past + len(span.token_ids))
 
     def _advance(self, slot: Slot) -> None:
-        """Move the length over guesses that became part of the sequence."""
+        """Move the length over guesses that became part of the sequence, whoever's draft brought them in.
+
+        The last token stays to be fed: its row gives the next guess.
+        """
         length = self._length(slot)
         for token_id in self._fed.pop(slot.id, []):
-            if length >= len(slot.tokens) or slot.tokens[length] != token_id:
+            if length >= len(slot.tokens) - 1 or slot.tokens[length] != token_id:
                 break
             length += 1
         self._cache.commit(slot.id, STORE, length)

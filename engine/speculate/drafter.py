@@ -1,4 +1,4 @@
-"""The drafter: four verbs. Whatever a drafter does, it changes how soon tokens come, never which."""
+"""The drafter: five verbs. Whatever a drafter does, it changes how soon tokens come, never which."""
 
 from __future__ import annotations
 
@@ -6,23 +6,55 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.slot import Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A slot that may carry drafts in the coming pass."""
+    """A slot that may carry drafts in the coming pass.
+
+    `after` is a draft it has so far, which the drafter is to continue; only free drafters are asked to.
+    """
 
     slot: Slot
-    n_max: int  # at least 1
+    n_max: int  # at least 1; counts what is to be added
+    after: Sequence[int] = ()
+
+    def context(self, n: int) -> NDArray[np.int32]:
+        """The last tokens to be continued, `after` included: [at most n] int32."""
+        history = self.slot.history
+        if not self.after:
+            return history[max(0, len(history) - n) :]
+        tail = np.asarray(self.after, dtype=np.int32)
+        n_history = max(0, n - len(tail))
+        context: NDArray[np.int32] = np.concatenate((history[max(0, len(history) - n_history) :], tail))
+        return context[-n:]
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A drafter's continuation of one slot's tokens."""
+
+    token_ids: Sequence[int] = ()
+    # The drafter's own estimate, per token, that it is accepted if those before it are; empty: it has none.
+    survival: Sequence[float] = ()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+NO_GUESS = Guess()
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed continuation of one slot's tokens."""
+    """What the target is to verify for one slot. `sources[i]` is the drafter that guessed `token_ids[i]`."""
 
     token_ids: Sequence[int] = ()
-    source: str = ""  # the drafter that guessed; set by the chain
+    sources: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -47,16 +79,26 @@ class Drafter(ABC):
     """
 
     name: str
+    # Whether a draft costs so little that one is made for every slot and step, used or not; such a drafter only
+    # reads text, and what it guesses can be judged without verifying it.
+    is_free: bool = True
 
     def begin(self, slot: Slot) -> None:  # noqa: B027  most drafters keep nothing between rounds
         """A new sequence in this slot, or the same one starting over from its tokens."""
 
     @abstractmethod
-    def draft(self, wants: Sequence[Want]) -> list[Draft]:
-        """One draft per want, at most `n_max` tokens, empty where there is nothing to say."""
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+        """One guess per want, at most `n_max` tokens, empty where there is nothing to say."""
 
     def accept(self, kept: Sequence[Kept]) -> None:  # noqa: B027
         """Told after every target pass, for prompt chunks and verified drafts alike, whoever drafted."""
 
+    def rollback(self, slot: Slot) -> None:
+        """`slot.tokens` has become shorter, cut from outside."""
+        self.begin(slot)
+
     def end(self, slot: Slot) -> None:  # noqa: B027
-        """The slot's request is over or was preempted."""
+        """The slot's request is over."""
+
+    def close(self) -> None:  # noqa: B027
+        """The server shuts down: what is to outlive it is written now."""

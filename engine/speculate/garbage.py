@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.speculate.drafter import Draft, Drafter, Want
+from engine.speculate.drafter import Drafter, Guess, Want
 
 
 class Garbage(Drafter):
@@ -17,10 +17,10 @@ class Garbage(Drafter):
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def draft(self, wants: Sequence[Want]) -> list[Draft]:
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
         return [self._draw(want) for want in wants]
 
-    def _draw(self, want: Want) -> Draft:
+    def _draw(self, want: Want) -> Guess:
         random = np.random.default_rng((len(want.slot.tokens), want.slot.sampling.seed))
         n_drafts = int(random.integers(0, want.n_max + 1))
-        return Draft(random.integers(0, self._vocab_size, n_drafts).tolist())
+        return Guess(random.integers(0, self._vocab_size, n_drafts).tolist())

@@ -1,9 +1,9 @@
-"""How many tokens a drafter should guess: expected tokens per second, from measured acceptance and cost.
+"""How many tokens to verify for every slot, and how deep a network should draft: the most tokens per second.
 
-A round's drafts 1 … A are accepted and A + 1 is rejected; what follows was never judged. So the *conditional*
-rate of each judged token is estimated, with old rounds fading, and shrunk to the server's average for the
-drafter. A drafter that does not pay fades to zero and is probed now and then, ever more rarely while it fails.
-Source: goodput maximisation (SmartSpec, arXiv 2406.14066), with survival a**k in place of a fitted curve.
+Every token that could be verified has a survival: the probability that it is accepted together with all before it.
+Taken in descending order over all slots, they are worth verifying while tokens ÷ measured seconds grows. Survivals of
+a slot never increase, so what is taken is a beginning of every draft. Source: goodput maximisation (SmartSpec, arXiv
+2406.14066) with one survival per token.
 """
 
 from __future__ import annotations
@@ -11,103 +11,148 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.speculate.cost import DraftCost, PassCost
+import numpy as np
+from numpy.typing import NDArray
 
-_FADE = 0.95  # what a round's evidence is worth to its slot one round later
-_FADE_AVERAGE = 0.98  # … and to the server's average, which must outweigh the assumed rate
-_PRIOR_WEIGHT = 4.0  # judged tokens that the server's average counts for in a new slot
-_PRIOR_RATE = 0.8  # assumed before anything was judged
-_PROBE_FIRST = 16  # rounds until a faded drafter is tried again
+from engine.speculate.cost import DraftCost, PassCost
+from engine.speculate.offer import worth
+
+Floats = NDArray[np.float64]
+
+_MARGIN = 1.02  # drafts must promise this much more than none, or they are not worth the noise
+_ROUNDS = 3
+_PROBE_FIRST = 16  # rounds until a drafter that does not pay is tried again
 _PROBE_LAST = 256
 _PROBE_LENGTH = 4
-_UNPROVEN = 4  # a draft may be this much longer than twice the longest recent accepted run
-_MARGIN = 1.02  # a draft must promise this much more than none, or it is not worth the noise
+_SLOPE_ROWS = 16  # rows over which the price of one more is averaged
+_FREE = DraftCost()  # of a network that has not drafted yet
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The coming pass as far as it is known before drafting."""
+
+    n_ready: int  # slots that will gain a token even without drafts
+    n_rows: int  # rows without drafts, prompt chunks included
 
 
 @dataclass(slots=True)
-class Evidence:
-    """Fading counts of judged and accepted tokens, and how long a faded drafter has been left alone."""
+class _Idle:
+    """Rounds since a slot's costly drafter was last asked."""
 
-    judged: float = 0.0
-    accepted: float = 0.0
-    longest: float = 0.0  # accepted run, fading
-    n_idle: int = 0
+    n_rounds: int = 0
     probe_after: int = _PROBE_FIRST
-
-    def add(self, n_drafted: int, n_accepted: int, fade: float) -> None:
-        """One verified draft. Only the first rejected token was judged; those after it were not."""
-        self.judged = self.judged * fade + n_accepted + (n_accepted < n_drafted)
-        self.accepted = self.accepted * fade + n_accepted
-        self.longest = max(self.longest * fade, n_accepted)
-
-    @property
-    def reach(self) -> int:
-        """Longest draft this evidence can support: a run's depth says more than the average token's rate."""
-        return round(_UNPROVEN + 2 * self.longest)
 
 
 class Lengths:
-    """Draft lengths for every (slot, drafter), from one cost table."""
+    """Draft lengths from survivals and one table of costs. Not adaptive: costs count as nothing, all is verified."""
 
     def __init__(self, *, adaptive: bool) -> None:
         self.pass_cost = PassCost()
         self._adaptive = adaptive
-        self._evidence: dict[tuple[int, str], Evidence] = {}
-        self._average: dict[str, Evidence] = {}
         self._draft_cost: dict[str, DraftCost] = {}
+        self._idle: dict[tuple[int, str], _Idle] = {}
 
     def begin(self, slot_id: int) -> None:
-        """Forget what the slot's last request taught."""
-        for key in [key for key in self._evidence if key[0] == slot_id]:
-            del self._evidence[key]
+        """A new request is in the slot."""
+        for key in [key for key in self._idle if key[0] == slot_id]:
+            del self._idle[key]
 
-    def rate(self, slot_id: int, name: str) -> float:
-        """Probability that a drafted token is accepted, given that those before it were."""
-        average = self._average.get(name, Evidence())
-        prior = (average.accepted + _PRIOR_WEIGHT * _PRIOR_RATE) / (average.judged + _PRIOR_WEIGHT)
-        own = self._evidence.get((slot_id, name), Evidence())
-        return (own.accepted + _PRIOR_WEIGHT * prior) / (own.judged + _PRIOR_WEIGHT)
-
-    def limits(self, name: str, slot_ids: Sequence[int], n_max: Sequence[int], n_rows: int) -> list[int]:
-        """Draft lengths for the slots a drafter is asked for, in a pass that has `n_rows` rows without drafts."""
+    def price(self, coming: Pass, rate: float | None = None) -> float:
+        """Tokens that one more row must promise to be worth its time, at `rate` tokens/s or plain decoding's."""
         if not self._adaptive:
-            return list(n_max)
-        return [
-            self._limit(name, slot_id, most, n_rows, len(slot_ids))
-            for slot_id, most in zip(slot_ids, n_max, strict=True)
-        ]
+            return 0.0
+        rows = np.array([coming.n_ready, coming.n_rows, coming.n_rows + _SLOPE_ROWS])
+        plain, before, after = self.pass_cost(rows).tolist()
+        each: float = (after - before) / _SLOPE_ROWS
+        return each * (coming.n_ready / plain if rate is None else rate)
 
-    def _limit(self, name: str, slot_id: int, n_max: int, n_rows: int, n_drafting: int) -> int:
-        rate = self.rate(slot_id, name)
-        reach = self._evidence.get((slot_id, name), Evidence()).reach
-        best, best_gain = 0, _MARGIN / self.pass_cost(n_rows)
-        cost = self._draft_cost.get(name, DraftCost())
-        tokens = survival = 1.0
-        for n in range(1, min(n_max, reach) + 1):
-            survival *= rate
-            tokens += survival
-            # The slots that draft share the pass: each is charged its share, as if all drafted n.
-            seconds = self.pass_cost(n_rows + n * n_drafting) + cost(n)
-            if tokens / seconds > best_gain:
-                best, best_gain = n, tokens / seconds
-        return best if best else self._probe(slot_id, name, n_max)
+    def trim(self, survivals: Sequence[Floats], coming: Pass) -> list[int]:
+        """How many tokens of each draft to verify; survivals hold one array per slot, [n_drafted]."""
+        if not self._adaptive or not survivals:
+            return [len(one) for one in survivals]
+        _, n_taken, order = self._best(survivals, coming)
+        owner = np.repeat(np.arange(len(survivals)), [len(one) for one in survivals])
+        taken: list[int] = np.bincount(owner[order[:n_taken]], minlength=len(survivals)).tolist()
+        return taken
 
-    def _probe(self, slot_id: int, name: str, n_max: int) -> int:
-        evidence = self._evidence.setdefault((slot_id, name), Evidence())
-        evidence.n_idle += 1
-        if evidence.n_idle < evidence.probe_after:
+    def depth(
+        self, name: str, free: Sequence[Floats], drafted: Sequence[Floats], coming: Pass
+    ) -> tuple[int, list[bool]]:
+        """How deep a network should draft in this step, and for which slots.
+
+        free: survivals of what each slot has without it, [n_free]; drafted: those expected of the network, [n_max].
+        Depth is shared: its cost is one pass of the draft network per position, for all slots together.
+        """
+        deepest = max(len(one) for one in drafted)
+        survival = np.zeros((len(drafted), deepest))  # [n_slots, depth]
+        for row, one in zip(survival, drafted, strict=True):
+            row[: len(one)] = one
+        without, _, _ = self._best(free, coming)
+        rate, chosen = without, (0, [False] * len(free))
+        for _ in range(_ROUNDS):  # the better the rate, the dearer a row: a few rounds settle it
+            found, depth, takes = self._deepest(name, free, survival, coming, rate)
+            if found <= rate * (1.0 if chosen[0] else _MARGIN):
+                break
+            rate, chosen = found, (depth, takes)
+        return chosen
+
+    def _deepest(
+        self, name: str, free: Sequence[Floats], survival: Floats, coming: Pass, rate: float
+    ) -> tuple[float, int, list[bool]]:
+        """(tokens per second, depth, slots that take it) if rows are priced at `rate` tokens per second."""
+        price = self.price(coming, rate)
+        pays = survival > price
+        gain = np.cumsum(np.where(pays, survival - price, 0.0), axis=1)  # [n_slots, depth]
+        takes = gain > np.array([worth(one, price) for one in free])[:, None]
+        paying = [one[one > price] for one in free]
+        n_free = np.array([len(one) for one in paying])[:, None]
+        t_free = np.array([one.sum() for one in paying])[:, None]
+        n_rows = np.where(takes, np.cumsum(pays, axis=1), n_free).sum(0)  # [depth]
+        tokens = np.where(takes, np.cumsum(np.where(pays, survival, 0.0), axis=1), t_free).sum(0)
+        seconds = self._seconds(coming, n_rows)
+        if self._adaptive:
+            depths = np.arange(1, survival.shape[1] + 1)
+            seconds = seconds + self._draft_cost.get(name, _FREE)(1) * depths
+        rates = (coming.n_ready + tokens) / seconds
+        best = int(np.argmax(np.where(takes.any(0), rates, -1.0)))
+        return float(rates[best]) if takes[:, best].any() else -1.0, best + 1, takes[:, best].tolist()
+
+    def _seconds(self, coming: Pass, n_drafted: NDArray[np.int64]) -> Floats:
+        """Seconds of the pass by rows for drafts, without those of the work beside the ready slots.
+
+        That work (prompt chunks) makes rows dearer or cheaper; its own time is not charged to them.
+        """
+        if not self._adaptive:
+            return np.ones(len(n_drafted))
+        rows = np.concatenate(([coming.n_ready, coming.n_rows], coming.n_rows + n_drafted))
+        alone, before, *_ = seconds = self.pass_cost(rows)
+        return np.asarray(alone - before + seconds[2:])
+
+    def _best(self, survivals: Sequence[Floats], coming: Pass) -> tuple[float, int, NDArray[np.int64]]:
+        """(tokens per second, drafts to verify, draft tokens in descending order of survival)."""
+        flat = np.concatenate(survivals)
+        order = np.argsort(-flat, kind="stable")
+        tokens = coming.n_ready + np.concatenate(([0.0], np.cumsum(flat[order])))
+        rates = tokens / self._seconds(coming, np.arange(len(flat) + 1))
+        n_best = int(np.argmax(rates))
+        if rates[n_best] < _MARGIN * rates[0]:
+            n_best = 0
+        return float(rates[n_best]), n_best, order
+
+    def probe(self, slot_id: int, name: str) -> int:
+        """Tokens to ask of a drafter that promises too little: none, until it has been left alone long enough."""
+        idle = self._idle.setdefault((slot_id, name), _Idle())
+        idle.n_rounds += 1
+        if not self._adaptive or idle.n_rounds < idle.probe_after:
             return 0
-        evidence.n_idle = 0
-        evidence.probe_after = min(2 * evidence.probe_after, _PROBE_LAST)
-        return min(_PROBE_LENGTH, n_max)
+        idle.n_rounds = 0
+        idle.probe_after = min(2 * idle.probe_after, _PROBE_LAST)
+        return _PROBE_LENGTH
 
-    def judged(self, slot_id: int, name: str, n_drafted: int, n_accepted: int) -> None:
-        """Learn from one verified draft."""
-        own = self._evidence.setdefault((slot_id, name), Evidence())
-        own.add(n_drafted, n_accepted, _FADE)
-        if n_accepted == n_drafted:
-            own.probe_after = _PROBE_FIRST
-        self._average.setdefault(name, Evidence()).add(n_drafted, n_accepted, _FADE_AVERAGE)
+    def restore(self, slot_id: int, name: str) -> None:
+        """The drafter is asked for its own worth, or guessed right: if passed over, it is soon tried again."""
+        self._idle.pop((slot_id, name), None)
 
     def drafted(self, name: str, depth: int, seconds: float) -> None:
         """Learn what a drafter's call cost."""

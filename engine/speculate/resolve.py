@@ -10,16 +10,28 @@ from engine.settings import Settings
 from engine.slot import SpeculateParams
 
 NO_DRAFTER = "none"
+PREDICTION = "prediction"
 ALL_DRAFTERS = "auto"
 ALIASES = {"draft-simple": "draft-model"}
 
+_NGRAM_MOST = 1024
+_SIZED = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")  # whose sizes a request may set
 
-def resolve_speculate(settings: Settings, loaded: Sequence[str], asked: Speculate) -> SpeculateParams:
+
+def resolve_speculate(
+    settings: Settings, loaded: Sequence[str], asked: Speculate, *, predicts: bool = False
+) -> SpeculateParams:
     """The request's speculation. `n_max` above the server's is lowered; everything else is honoured or refused.
+
+    predicts: the request brings a predicted text, which is used beside whatever types it names.
 
     Raises `InvalidRequest` for values out of range and `Unsupported` for drafters that are not loaded.
     """
     types = tuple(loaded) if asked.types is None else _types(asked.types, loaded)
+    if predicts and PREDICTION not in loaded:
+        raise Unsupported(PREDICTION, "this server drafts nothing (--spec-type none)")
+    if predicts and types:
+        types = tuple(name for name in loaded if name in (PREDICTION, *types))
     n_max = settings.draft_max if asked.n_max is None else asked.n_max
     n_min = settings.draft_min if asked.n_min is None else asked.n_min
     p_min = settings.draft_p_min if asked.p_min is None else asked.p_min
@@ -29,8 +41,27 @@ def resolve_speculate(settings: Settings, loaded: Sequence[str], asked: Speculat
         raise InvalidRequest("speculative.n_min", f"{n_min} is less than 0")
     if not 0.0 <= p_min <= 1.0:
         raise InvalidRequest("speculative.p_min", f"{p_min} is not between 0 and 1")
+    for name in ("ngram_size_n", "ngram_size_m", "ngram_min_hits"):
+        _check_ngram(f"speculative.{name}", getattr(asked, name), types)
     n_max = min(n_max, settings.draft_max)
-    return SpeculateParams(types=types, n_max=n_max, n_min=min(n_min, n_max), p_min=p_min)
+    return SpeculateParams(
+        types=types,
+        n_max=n_max,
+        n_min=min(n_min, n_max),
+        p_min=p_min,
+        ngram_size_n=asked.ngram_size_n,
+        ngram_size_m=asked.ngram_size_m,
+        ngram_min_hits=asked.ngram_min_hits,
+    )
+
+
+def _check_ngram(param: str, value: int | None, types: Sequence[str]) -> None:
+    if value is None:
+        return
+    if not 1 <= value <= _NGRAM_MOST:
+        raise InvalidRequest(param, f"{value} is not between 1 and {_NGRAM_MOST}")
+    if types and not set(types) & set(_SIZED):
+        raise Unsupported(param, f"has no use without {', '.join(_SIZED)} (--spec-type loads them)")
 
 
 def _types(asked: Sequence[str], loaded: Sequence[str]) -> tuple[str, ...]:

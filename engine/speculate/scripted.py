@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from engine.slot import Slot
-from engine.speculate.drafter import Draft, Drafter, Want
+from engine.speculate.drafter import Drafter, Guess, Want
 
 
 class Scripted(Drafter):
@@ -20,9 +20,9 @@ class Scripted(Drafter):
         self._rate = rate
         self._vocab_size = vocab_size
 
-    def draft(self, wants: Sequence[Want]) -> list[Draft]:
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
         return [
-            Draft(
+            Guess(
                 [
                     self._spoil(want.slot, i, token_id)
                     for i, token_id in enumerate(self._future(want.slot)[: want.n_max])

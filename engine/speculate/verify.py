@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.sample.pick import Row, pick
 from engine.slot import Slot
+from engine.speculate.acceptance import Acceptance, coupled
 from engine.speculate.drafter import Draft
 
 
@@ -24,7 +25,9 @@ class Verdict:
     n_accepted: int
 
 
-def verify(logits: Tensor, drafts: Sequence[tuple[Slot, Draft]]) -> list[Verdict]:
+def verify(
+    logits: Tensor, drafts: Sequence[tuple[Slot, Draft]], acceptance: Acceptance = coupled
+) -> list[Verdict]:
     """Judge the drafts of all spans that have logits.
 
     logits: [sum of 1 + n_drafts, vocab] float32, in the order of `drafts`. Waits for the device.
@@ -35,11 +38,9 @@ def verify(logits: Tensor, drafts: Sequence[tuple[Slot, Draft]]) -> list[Verdict
     picks: list[int] = pick(logits, rows).token_ids.tolist()
     verdicts = []
     start = 0
-    for _, draft in drafts:
+    for slot, draft in drafts:
         own = picks[start : start + len(draft) + 1]
-        n_accepted = 0
-        while n_accepted < len(draft) and own[n_accepted] == draft.token_ids[n_accepted]:
-            n_accepted += 1
-        verdicts.append(Verdict(own[: n_accepted + 1], n_accepted))
+        n_accepted = acceptance(slot, draft.token_ids, own)
+        verdicts.append(Verdict([*draft.token_ids[:n_accepted], own[n_accepted]], n_accepted))
         start += len(own)
     return verdicts

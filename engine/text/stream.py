@@ -34,6 +34,13 @@ class TextStream:
             self._step(one)  # their text belongs to the prompt
         self._shown, self._pending = list(prompt_ids[-N_CONTEXT:]), []
 
+    def restarted(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> TextStream:
+        """The stream of the same reply after other tokens."""
+        stream = TextStream(self._tokenizer, prompt_ids, self._stop)
+        for token_id in token_ids:
+            stream.push(token_id)
+        return stream
+
     def push(self, token_id: int) -> str:
         """The text that becomes visible with one more token; empty once a stop string was complete."""
         if self.stopped is not None:

@@ -29,6 +29,12 @@ from kernels.choose.op import RowParams, choose
 from tests.bench.playing import ROOT, Ask, demo_asks, play, random_asks
 
 N_PAIRS = 7
+HISTORY = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
+AUTO = (
+    "suffix",
+    "draft-model",
+)  # what `auto` loads beside a draft model; no request here brings a prediction
+NAMES = {HISTORY: "history", AUTO: "auto"}
 
 
 def say(line: str) -> None:
@@ -75,14 +81,15 @@ def step_s(engine: ThreadEngine, n_past: int, n_rows: int = 1) -> float:
         cache.drop(0)
 
 
+PLAIN = Speculate(types=("none",))
+
+
 async def ratios(
-    engine: ThreadEngine, asks: Sequence[Ask], types: tuple[str, ...], n_max: int
+    engine: ThreadEngine, asks: Sequence[Ask], on: Speculate, off: Speculate = PLAIN
 ) -> tuple[float, float, float, float]:
-    """Medians of (speculating ÷ plain, plain tokens/s, speculating tokens/s) over pairs, and acceptance length."""
+    """Medians of (on ÷ off, tokens/s off, tokens/s on) over pairs, and the acceptance length of on."""
     found, plain_rates, rates = [], [], []
     n_tokens = n_steps = 0
-    off = Speculate(types=("none",))
-    on = Speculate(types=types, n_max=n_max)
     for i, ask in enumerate(asks):
         first, second = (on, off) if i % 2 else (off, on)
         one, two = await play(engine, ask, first), await play(engine, ask, second)
@@ -149,12 +156,20 @@ async def decoding(engine: ThreadEngine, options: argparse.Namespace) -> None:
     for kind, asks in sets.items():
         if options.kinds and kind not in options.kinds:
             continue
-        for types in (("ngram-simple",), ("draft-model",), ("ngram-simple", "draft-model"), ("garbage",)):
-            ratio, plain, rate, length = await ratios(engine, asks, types, options.draft_max)
+        alone: dict[tuple[str, ...], float] = {}
+        for types in (*((one,) for one in options.types), HISTORY, AUTO):
+            on = Speculate(types=types, n_max=options.draft_max)
+            ratio, plain, rate, length = await ratios(engine, asks, on)
+            if len(types) == 1:
+                alone[types] = ratio
             say(
-                f"{kind:9} {'+'.join(types):25} {ratio:5.2f} x plain  ({plain:6.1f} -> {rate:6.1f} tokens/s,"
+                f"{kind:9} {NAMES.get(types, types[0]):15} {ratio:5.2f} x plain  ({plain:6.1f} -> {rate:6.1f} tokens/s,"
                 f" acceptance length {length:.2f}, {len(asks)} pairs)"
             )
+        best = max(alone, key=lambda types: alone[types])
+        sides = (Speculate(types=types, n_max=options.draft_max) for types in (AUTO, best))
+        ratio, _, _, _ = await ratios(engine, asks, *sides)
+        say(f"{kind:9} auto            {ratio:5.2f} x {best[0]}, the best alone")
     await engine.close()
 
 
@@ -182,6 +197,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--model-draft", default=str(ROOT / "demo" / "draft"))
     parser.add_argument("--pairs", type=int, default=N_PAIRS)
     parser.add_argument("--kinds", nargs="*", help="which of rename, continue, random, 'random T1'")
+    parser.add_argument("--types", nargs="*", default=[*HISTORY, "draft-model", "garbage"])
     parser.add_argument("--draft-max", type=int, default=16)
     parser.add_argument("--threads", type=int, default=None)
     options = parser.parse_args(arguments)
@@ -189,12 +205,16 @@ def main(arguments: Sequence[str]) -> None:
         Settings(
             model=options.model,
             model_draft=options.model_draft,
-            spec_type="ngram-simple,draft-model,garbage",
+            spec_type=",".join((*HISTORY, "draft-model", "garbage")),
             dtype="bfloat16",
             ctx_size=8192,
             parallel=2,
-            ngram_size_n=3,
-            ngram_size_m=16,
+            spec_ngram_simple_size_n=3,
+            spec_ngram_map_k_size_n=3,
+            spec_ngram_map_k4v_size_n=3,
+            spec_ngram_map_k4v_size_m=8,
+            spec_ngram_mod_n_match=4,
+            spec_ngram_mod_n_min=2,
             threads=options.threads,
         )
     )

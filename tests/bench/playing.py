@@ -34,12 +34,15 @@ class Ask:
     prompt: Prompt
     max_tokens: int = 200
     temperature: float = 0.0
+    reference: str = ""  # the reply a task is meant to have
+    prediction: str | None = None
 
 
 @dataclass(slots=True)
 class Reply:
     """A finished reply, cut where it starts to loop."""
 
+    text: str = ""
     token_ids: list[int] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)  # per step: seconds, tokens so far
     asked_s: float = 0.0
@@ -73,7 +76,7 @@ def demo_asks(kinds: Sequence[str] = KINDS, n_each: int = 8, max_tokens: int = 2
     with (ROOT / "demo" / "tasks.jsonl").open() as file:
         tasks = [json.loads(line) for line in file]
     return [
-        Ask(kind, Chat(task["messages"]), max_tokens)
+        Ask(kind, Chat(task["messages"]), max_tokens, reference=task["reference"])
         for kind in kinds
         for task in [one for one in tasks if one["kind"] == kind][:n_each]
     ]
@@ -99,10 +102,12 @@ async def play(engine: AsyncEngine, ask: Ask, speculate: Speculate, tenant: str 
         sampling=sampling,
         speculate=speculate,
         max_tokens=ask.max_tokens,
+        prediction=ask.prediction,
         tenant=tenant or name,
     )
     async for event in await engine.submit(request):
         if isinstance(event, Delta):
+            reply.text += event.text
             reply.token_ids += event.token_ids
             reply.arrivals.append((time.perf_counter(), len(reply.token_ids)))
         elif isinstance(event, Done):

@@ -31,8 +31,9 @@ from tests.bench.playing import KINDS, ROOT, Reply, demo_asks, play_all
 MODES: dict[str, tuple[str, ...]] = {
     "plain": ("none",),
     "ngram-simple": ("ngram-simple",),
+    "suffix": ("suffix",),
     "draft-model": ("draft-model",),
-    "both": ("ngram-simple", "draft-model"),
+    "auto": ("suffix", "draft-model"),
 }
 
 
@@ -134,8 +135,8 @@ def main(arguments: Sequence[str]) -> None:
             threads=options.threads,
             parallel=max(options.concurrency),
             ctx_size=4096,
-            ngram_size_n=3,
-            ngram_size_m=16,
+            spec_type="auto,ngram-simple",
+            spec_ngram_simple_size_n=3,
         )
     )
     asyncio.run(measure(engine, options))

@@ -1,7 +1,8 @@
 """A bench for losslessness: engines built by hand over one checkpoint pair, and requests played through them.
 
 Requests arrive at random, some are cancelled and sent again, slots are preempted when pages run out, and prompts
-share prefixes. Whatever happens, a request's tokens must be those of plain decoding alone in one slot.
+share prefixes, sequences are cut back and written again, and each request narrows speculation as it likes. Whatever
+happens, a request's tokens must be those of plain decoding alone in one slot.
 """
 
 from __future__ import annotations
@@ -13,23 +14,33 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.api import Delta, Done, EngineStats, Failed, Request, Sampling
+from engine.api import Delta, Done, EngineStats, Event, Failed, Request, Sampling, Speculate
 from engine.cache.cache import Cache
 from engine.cache.kv import KVStore
 from engine.core.engine import Capacity, Engine
 from engine.models.registry import load_network
 from engine.sample.params import resolve_sampling
-from engine.slot import Slot, SlotStats, SpeculateParams
+from engine.settings import Settings
+from engine.slot import Slot, SlotStats
 from engine.speculate.chain import Chain
 from engine.speculate.draft_model import DraftModel
 from engine.speculate.drafter import Drafter
 from engine.speculate.garbage import Garbage
 from engine.speculate.length import Lengths
+from engine.speculate.ngram_cache import NgramCache
+from engine.speculate.ngram_map import NgramMapK, NgramMapK4V
+from engine.speculate.ngram_mod import NgramMod
 from engine.speculate.ngram_simple import NgramSimple
+from engine.speculate.prediction import Prediction
+from engine.speculate.resolve import resolve_speculate
 from engine.speculate.scripted import Scripted
+from engine.speculate.shared_history import SharedHistory
+from engine.speculate.suffix import Suffix
 from engine.text.stream import TextStream
 from engine.text.tokenizer import Tokenizer
 from kernels import select
+
+EIGHT = Speculate(n_max=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +49,9 @@ class Case:
 
     prompt: tuple[int, ...]
     sampling: Sampling
-    n_max: int = 8
+    speculate: Speculate = EIGHT
     max_tokens: int = 48
+    n_edits: int | None = None  # tokens changed in the prediction the request brings; None: it brings none
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,8 @@ class Bench:
     page_size: int = 16
     batch_size: int = 64
     adaptive: bool = True
+    by_value: bool = True
+    shares: bool = False  # finished outputs are drafted from
 
 
 @dataclass(slots=True)
@@ -64,6 +78,7 @@ class Played:
     failed: dict[int, Failed] = field(default_factory=dict)
     stats: EngineStats | None = None
     n_cached: int = 0
+    n_cut: int = 0  # tokens taken back and written again
 
 
 class Lab:
@@ -87,34 +102,47 @@ class Lab:
             for name, network in networks.items()
         }
         cache = Cache(stores, bench.n_slots, bench.n_pages, bench.page_size)
-        lengths = Lengths(adaptive=bench.adaptive)
         drafters = [self._drafter(name, bench, cache, future) for name in bench.types]
+        chain = Chain(drafters, Lengths(adaptive=bench.adaptive), by_value=bench.by_value)
         capacity = Capacity(
             n_slots=bench.n_slots,
             n_ctx=self.n_ctx,
             batch_size=bench.batch_size,
             eos_ids=self.tokenizer.eos_ids,
         )
-        return Engine(self.target, cache, Chain(drafters, lengths), lengths, capacity)
+        return Engine(self.target, cache, chain, capacity)
 
     def _drafter(
         self, name: str, bench: Bench, cache: Cache, future: Callable[[Slot], Sequence[int]] | None
     ) -> Drafter:
-        if name == "ngram-simple":
-            return NgramSimple(3, 16, bench.n_slots)
-        if name == "draft-model":
-            return DraftModel(self.draft, cache, bench.batch_size)
-        if name == "garbage":
-            return Garbage(self.target.vocab_size)
-        assert future is not None
-        return Scripted(future, 0.8, self.target.vocab_size)
+        n_slots, vocab_size = bench.n_slots, self.target.vocab_size
+        drafters: dict[str, Callable[[], Drafter]] = {
+            "prediction": lambda: Prediction(n_slots),
+            "ngram-simple": lambda: NgramSimple(3, 16, 1, n_slots),
+            "ngram-map-k": lambda: NgramMapK(3, 16, 1, n_slots),
+            "ngram-map-k4v": lambda: NgramMapK4V(2, 8, 2, n_slots),
+            "ngram-mod": lambda: NgramMod(4, 2, 16, n_slots, self.n_ctx),
+            "ngram-cache": lambda: NgramCache(n_slots, None, None, vocab_size),
+            "suffix": lambda: Suffix(n_slots, SharedHistory(4096, "all") if bench.shares else None),
+            "draft-model": lambda: DraftModel(self.draft, cache, bench.batch_size),
+            "garbage": lambda: Garbage(vocab_size),
+            "scripted": lambda: Scripted(future or (lambda slot: ()), 0.8, vocab_size),
+        }
+        return drafters[name]()
 
-    def slot(self, slot_id: int, request_id: str, case: Case, types: tuple[str, ...]) -> Slot:
+    def slot(
+        self, slot_id: int, request_id: str, case: Case, bench: Bench, prediction: Sequence[int] = ()
+    ) -> Slot:
         """The slot state the service would make for this case."""
         sampling = resolve_sampling(case.sampling, {}, sorted(self.tokenizer.eos_ids), self.target.vocab_size)
         request = Request(id=request_id, prompt=case.prompt, sampling=case.sampling)
         n_limit = min(self.n_ctx, len(case.prompt) + case.max_tokens)
-        speculate = SpeculateParams(types=types, n_max=case.n_max, n_min=0, p_min=0.0)
+        speculate = resolve_speculate(
+            Settings(draft_max=24),
+            bench.types,
+            case.speculate,
+            predicts=bool(prediction) and bool(bench.types),
+        )
         return Slot(
             slot_id,
             request,
@@ -124,8 +152,20 @@ class Lab:
             sampling,
             speculate,
             TextStream(self.tokenizer, case.prompt),
-            stats=SlotStats(histogram=[0] * (case.n_max + 1)),
+            stats=SlotStats(histogram=[0] * (speculate.n_max + 1)),
+            prediction=tuple(prediction),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What disturbs a run."""
+
+    cancel_share: float = 0.0  # of the cases is cancelled once and sent again
+    cut_share: float = 0.0  # of the steps after which a running sequence is cut back
+
+
+CALM = Trouble()
 
 
 def play(
@@ -134,49 +174,92 @@ def play(
     cases: Sequence[Case],
     *,
     seed: int = 0,
-    cancel_share: float = 0.0,
+    trouble: Trouble = CALM,
     known: Mapping[int, Sequence[int]] | None = None,
 ) -> Played:
-    """Run all cases through one engine, arriving at random; `cancel_share` of them are cancelled once."""
-    random = np.random.default_rng(seed)
+    """Run all cases through one engine, arriving at random.
 
-    def future(slot: Slot) -> Sequence[int]:
-        assert known is not None
-        return known[int(slot.request.id.split("#")[0])][slot.n_decoded :]
+    Where the text is `known`, the scripted drafter knows it too, and predictions are made of it.
+    """
+    return _Run(lab, bench, cases, np.random.default_rng(seed), known or {}).play(trouble)
 
-    engine = lab.engine(bench, future)
-    played = Played()
-    current: dict[str, list[int]] = {}
-    pending = list(random.permutation(len(cases)))
-    doomed = {i: int(random.integers(1, 12)) for i in pending if random.random() < cancel_share}
 
-    def send(index: int, attempt: int) -> None:
-        request_id = f"{index}#{attempt}"
-        current[request_id] = []
-        engine.add(request_id, lambda slot_id: lab.slot(slot_id, request_id, cases[index], bench.types))
+class _Run:
+    """Requests on their way through one engine; a request's id is "case#attempt"."""
 
-    while pending or engine.busy:
-        while pending and (not engine.busy or random.random() < 0.5):
-            send(int(pending.pop()), 0)
-        for request_id, event in engine.step():
-            index = int(request_id.split("#")[0])
-            if isinstance(event, Delta):
-                current[request_id].extend(event.token_ids)
-            elif isinstance(event, Done):
-                played.tokens[index] = current.pop(request_id)
-                played.done[index] = event
-                played.n_cached += event.usage.n_cached
-            else:
-                current.pop(request_id)
-                played.failed[index] = event
-        for request_id in [one for one in current if one.endswith("#0")]:
-            index = int(request_id.split("#")[0])
-            if len(current[request_id]) >= doomed.get(index, 1 << 30):
-                engine.cancel(request_id)
-                played.partial.append((index, current.pop(request_id)))
-                send(index, 1)
-    played.stats = engine.stats()
-    return played
+    def __init__(
+        self,
+        lab: Lab,
+        bench: Bench,
+        cases: Sequence[Case],
+        random: np.random.Generator,
+        known: Mapping[int, Sequence[int]],
+    ) -> None:
+        self.lab, self.bench, self.cases, self.random, self.known = lab, bench, cases, random, known
+        self.engine = lab.engine(bench, lambda slot: known[_case(slot.request.id)][slot.n_decoded :])
+        self.played = Played()
+        self.current: dict[str, list[int]] = {}
+
+    def play(self, trouble: Trouble) -> Played:
+        random, engine = self.random, self.engine
+        pending = list(random.permutation(len(self.cases)))
+        doomed = {i: int(random.integers(1, 12)) for i in pending if random.random() < trouble.cancel_share}
+        while pending or engine.busy:
+            while pending and (not engine.busy or random.random() < 0.5):
+                self.send(int(pending.pop()), 0)
+            for request_id, event in engine.step():
+                self.hear(request_id, event)
+            self.cancel(doomed)
+            if self.current and random.random() < trouble.cut_share:
+                self.cut(str(random.choice(sorted(self.current))))
+        self.played.stats = engine.stats()
+        return self.played
+
+    def send(self, index: int, attempt: int) -> None:
+        request_id, case, prediction = f"{index}#{attempt}", self.cases[index], self.predicted(index)
+        self.current[request_id] = []
+        self.engine.add(
+            request_id, lambda slot_id: self.lab.slot(slot_id, request_id, case, self.bench, prediction)
+        )
+
+    def predicted(self, index: int) -> list[int]:
+        n_edits, tokens = self.cases[index].n_edits, list(self.known.get(index, ()))
+        if n_edits is None or "prediction" not in self.bench.types or not tokens:
+            return []
+        for at in self.random.integers(0, len(tokens), n_edits):
+            tokens[at] = int(self.random.integers(0, self.lab.target.vocab_size))
+        return tokens
+
+    def hear(self, request_id: str, event: Event) -> None:
+        index, played = _case(request_id), self.played
+        if isinstance(event, Delta):
+            self.current[request_id].extend(event.token_ids)
+        elif isinstance(event, Done):
+            played.tokens[index] = self.current.pop(request_id)
+            played.done[index] = event
+            played.n_cached += event.usage.n_cached
+        else:
+            self.current.pop(request_id)
+            played.failed[index] = event
+
+    def cancel(self, doomed: Mapping[int, int]) -> None:
+        for request_id in [one for one in self.current if one.endswith("#0")]:
+            index = _case(request_id)
+            if len(self.current[request_id]) >= doomed.get(index, 1 << 30):
+                self.engine.cancel(request_id)
+                self.played.partial.append((index, self.current.pop(request_id)))
+                self.send(index, 1)
+
+    def cut(self, request_id: str) -> None:
+        tokens = self.current[request_id]
+        n_kept = int(self.random.integers(0, len(tokens) + 1))
+        self.played.n_cut += len(tokens) - n_kept
+        del tokens[n_kept:]
+        self.engine.rollback(request_id, len(self.cases[_case(request_id)].prompt) + n_kept)
+
+
+def _case(request_id: str) -> int:
+    return int(request_id.split("#")[0])
 
 
 def differences(played: Played, expected: Mapping[int, Sequence[int]]) -> tuple[int, int]:

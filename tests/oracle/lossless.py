@@ -13,14 +13,15 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from engine.api import Chat, Sampling
+from engine.api import Chat, Sampling, Speculate
 from engine.text.chat import load_chat_template
-from tests.oracle.lab import Bench, Case, Lab, differences, play
+from tests.oracle.lab import Bench, Case, Lab, Trouble, differences, play
 
 ROOT = Path(__file__).parents[2]
 SAMPLINGS: Mapping[str, Sampling] = {
@@ -37,18 +38,30 @@ SAMPLINGS: Mapping[str, Sampling] = {
         logit_bias=((20, 1.5), (30, -2.0)),
     ),
 }
+TROUBLE = Trouble(cancel_share=0.4, cut_share=0.03)
+TEXT_DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
+AUTO = ("prediction", "suffix", "draft-model")
+ALL = ("prediction", *TEXT_DRAFTERS, "draft-model", "garbage", "scripted")
 CHAINS: Sequence[tuple[str, ...]] = (
     (),
-    ("ngram-simple",),
-    ("draft-model",),
-    ("ngram-simple", "draft-model"),
-    ("garbage",),
-    ("scripted",),
+    *((name,) for name in ALL),
+    AUTO,
+    ALL,
+)
+# What requests ask for themselves; `types` is drawn from the chain.
+OVERRIDES: Sequence[Speculate] = (
+    Speculate(),
+    Speculate(n_max=1),
+    Speculate(n_max=16, n_min=3),
+    Speculate(n_max=3, p_min=0.6),
+    Speculate(n_max=24, ngram_size_n=2, ngram_size_m=5, ngram_min_hits=2),
+    Speculate(n_max=8, ngram_size_n=1),
+    Speculate(n_max=0),
 )
 
 
 def demo_cases(lab: Lab, name: str, n_cases: int, seed: int = 0) -> list[Case]:
-    """Demo tasks as requests: half of them share another one's prompt with another seed."""
+    """Demo tasks as requests: half of them share another one's prompt with another seed, a third of those edited."""
     template = load_chat_template(ROOT / "demo" / "target", lab.tokenizer)
     assert template is not None
     with (ROOT / "demo" / "tasks.jsonl").open() as file:
@@ -58,38 +71,73 @@ def demo_cases(lab: Lab, name: str, n_cases: int, seed: int = 0) -> list[Case]:
     for i in range(n_cases):
         chat = Chat(tasks[i // 2 % len(tasks)]["messages"])
         prompt = tuple(template.encode(chat)[:300])
+        if i % 6 == 5:  # an earlier part of the conversation was taken out
+            prompt = prompt[: len(prompt) // 3] + prompt[len(prompt) // 2 :]
         base = SAMPLINGS[name]
         sampling = replace(base, seed=1000 * seed + i, ignore_eos=i % 3 > 0)
-        cases.append(Case(prompt, sampling, n_max=(8, 1, 16, 3)[i % 4], max_tokens=40 + 8 * (i % 3)))
+        speculate = OVERRIDES[(seed + i) % len(OVERRIDES)]
+        cases.append(Case(prompt, sampling, speculate, 40 + 8 * (i % 3), (None, 0, 4)[i % 3]))
     return cases
+
+
+def narrowed(cases: Sequence[Case], chain: tuple[str, ...], seed: int) -> list[Case]:
+    """The cases, a third of them using only some of the chain; sizes are asked only of drafters that have them."""
+    random = np.random.default_rng(seed)
+    told = []
+    for i, case in enumerate(cases):
+        types = tuple(name for name in chain if random.random() < 0.5) if i % 3 == 2 else None
+        speculate = replace(case.speculate, types=types)
+        if not {"ngram-simple", "ngram-map-k", "ngram-map-k4v"} & set(chain if types is None else types):
+            speculate = replace(speculate, ngram_size_n=None, ngram_size_m=None, ngram_min_hits=None)
+        told.append(replace(case, speculate=speculate))
+    return told
 
 
 def benches(chain: tuple[str, ...]) -> Iterator[Bench]:
     """One slot; four with few pages, so that slots are preempted; eight with a small row budget."""
-    yield Bench(chain, n_slots=1, batch_size=32, adaptive=False)
+    yield Bench(chain, n_slots=1, batch_size=32, adaptive=False, shares=True)
     yield Bench(chain, n_slots=4, n_pages=26)
-    yield Bench(chain, n_slots=8, n_pages=512, batch_size=48, page_size=8, adaptive=False)
+    yield Bench(chain, n_slots=8, n_pages=512, batch_size=48, page_size=8, adaptive=False, by_value=False)
 
 
-def compare(lab: Lab, name: str, n_cases: int, seed: int) -> Iterator[tuple[Bench, int, int, int, int]]:
-    """Per engine: (bench, tokens compared, requests that differ, preemptions, prompt tokens from the cache)."""
+@dataclass(slots=True)
+class Tally:
+    """What was compared, and what disturbed it."""
+
+    n_tokens: int = 0
+    n_wrong: int = 0  # requests that differ
+    n_accepted: int = 0  # drafts
+    n_preempted: int = 0
+    n_cut: int = 0  # tokens taken back from outside
+    n_cached: int = 0  # prompt tokens from the prefix cache
+
+    def add(self, other: Tally) -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+
+def compare(lab: Lab, name: str, n_cases: int, seed: int) -> Iterator[tuple[Bench, Tally]]:
+    """Every chain on every bench."""
     cases = demo_cases(lab, name, n_cases, seed)
     expected = play(lab, Bench(), cases, seed=seed).tokens
     for i, bench in enumerate(bench for chain in CHAINS for bench in benches(chain)):
-        yield (bench, *disturbed(lab, bench, cases, expected, 100 * seed + i))
+        yield bench, disturbed(lab, bench, cases, expected, 100 * seed + i)
 
 
 def disturbed(
     lab: Lab, bench: Bench, cases: Sequence[Case], expected: Mapping[int, Sequence[int]], seed: int
-) -> tuple[int, int, int, int]:
-    """One engine under random arrivals and cancels against the expected tokens."""
-    played = play(lab, bench, cases, seed=seed + 1, cancel_share=0.4, known=expected)
+) -> Tally:
+    """One engine under random arrivals, cancels, cuts and overrides against the expected tokens."""
+    asked = narrowed(cases, bench.types, seed)
+    played = play(lab, bench, asked, seed=seed + 1, trouble=TROUBLE, known=expected)
     assert not played.failed
     assert set(played.tokens) == set(expected)
     assert played.stats is not None
     assert played.stats.n_pages_held == 0
+    assert not played.stats.disabled_drafters
     n_tokens, n_wrong = differences(played, expected)
-    return n_tokens, n_wrong, played.stats.n_preempted, played.n_cached
+    n_accepted = sum(one.n_accepted for one in played.stats.drafters.values())
+    return Tally(n_tokens, n_wrong, n_accepted, played.stats.n_preempted, played.n_cut, played.n_cached)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -100,23 +148,27 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cases", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args(arguments)
-    total = wrong = preempted = cached = 0
+    by_chain: dict[str, Tally] = {}
     started = time.perf_counter()
     for dtype, name, seed in itertools.product(options.dtype, SAMPLINGS, range(options.rounds)):
         lab = Lab(ROOT / "demo" / "target", ROOT / "demo" / "draft", getattr(torch, dtype))
-        for bench, n_tokens, n_wrong, n_preempted, n_cached in compare(lab, name, options.cases, seed):
-            total, wrong = total + n_tokens, wrong + n_wrong
-            preempted, cached = preempted + n_preempted, cached + n_cached
-            sys.stdout.write(
-                f"{dtype:9} {name:7} slots {bench.n_slots} {'+'.join(bench.types) or 'plain':25}"
-                f" {n_tokens:6} tokens, {n_wrong} requests differ, {n_preempted} preempted\n"
-            )
-            sys.stdout.flush()
-    sys.stdout.write(
-        f"total: {total} tokens, {wrong} requests differ, {preempted} preemptions,"
-        f" {cached} prompt tokens from the prefix cache, {time.perf_counter() - started:.0f} s\n"
+        for bench, found in compare(lab, name, options.cases, seed):
+            by_chain.setdefault("+".join(bench.types) or "plain", Tally()).add(found)
+        sys.stdout.write(f"{dtype} {name} {seed}: {time.perf_counter() - started:.0f} s\n")
+        sys.stdout.flush()
+    total = Tally()
+    for chain, tally in by_chain.items():
+        total.add(tally)
+        sys.stdout.write(f"{_line(tally)}  {chain}\n")
+    sys.stdout.write(f"{_line(total)}  total, {time.perf_counter() - started:.0f} s\n")
+    return 1 if total.n_wrong else 0
+
+
+def _line(tally: Tally) -> str:
+    return (
+        f"{tally.n_tokens:8} tokens, {tally.n_wrong} requests differ, {tally.n_accepted} drafts accepted,"
+        f" {tally.n_preempted} preempted, {tally.n_cut} cut back, {tally.n_cached} prompt tokens from the cache"
     )
-    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ def start() -> Start:
                 model_draft=str(DEMO / "draft"),
                 ctx_size=256,
                 parallel=2,
-                ngram_size_n=3,
+                spec_type="prediction,suffix,ngram-simple,draft-model",
+                spec_ngram_simple_size_n=3,
                 threads=1,
             )
         )

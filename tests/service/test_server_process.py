@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).parents[2]
 ASK = [{"role": "user", "content": "Continue this code:\n\ndef total(values):\n    result = 0\n"}]
@@ -41,6 +42,8 @@ def server() -> Iterator[Running]:
         "1024",
         "--parallel",
         "4",
+        "--spec-type",
+        "prediction,suffix,ngram-simple,draft-model",
         "--ngram-size-n",
         "4",
         "--threads",
@@ -93,9 +96,50 @@ def test_the_text_does_not_depend_on_speculation(client: openai.OpenAI, temperat
         {},
         {"speculative.n_max": 3},
         {"speculative": {"types": "draft-model"}},
-        {"speculative.types": ["ngram-simple"]},
+        {"speculative.types": ["ngram-simple"], "speculative.ngram_size_n": 2},
+        {"speculative.types": "suffix,prediction"},
+        {"prediction": {"type": "content", "content": plain}},
+        {"prediction": {"type": "content", "content": "something else altogether\n" * 9}},
     ):
         assert text_of(client, temperature=temperature, extra_body=body) == plain
+
+
+def test_a_prediction_that_comes_true_is_accepted(client: openai.OpenAI) -> None:
+    fields = {"model": "demo", "messages": ASK, "max_tokens": 64, "temperature": 0}
+    plain = client.chat.completions.create(**fields).choices[0].message.content  # type: ignore[call-overload]
+    reply = client.chat.completions.create(  # type: ignore[call-overload]
+        **fields,
+        prediction={"type": "content", "content": plain},
+        extra_body={"speculative.types": "prediction"},
+    )
+    assert reply.choices[0].message.content == plain
+    details = reply.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > reply.usage.completion_tokens // 2
+    count = reply.model_extra["timings"]["drafters"]["prediction"]
+    assert count["draft_n_accepted"] == details.accepted_prediction_tokens
+    assert count["draft_n"] == details.accepted_prediction_tokens + details.rejected_prediction_tokens
+
+
+def test_metrics_grow_by_what_replies_tell(client: openai.OpenAI, server: Running) -> None:
+    def totals() -> dict[str, float]:
+        text = httpx.get(f"{server.url}/metrics").text
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+        drafted = [one.value for one in samples if one.name.endswith("spec_decode_num_draft_tokens_total")]
+        generated = [one.value for one in samples if one.name.endswith("generation_tokens_total")]
+        return {"drafted": sum(drafted), "generated": sum(generated)}
+
+    before = totals()
+    reply = client.chat.completions.create(model="demo", messages=ASK, max_tokens=40, temperature=0)  # type: ignore[arg-type]
+    assert reply.usage is not None
+    timings = (reply.model_extra or {})["timings"]
+    expected = {
+        "drafted": before["drafted"] + timings["draft_n"],
+        "generated": before["generated"] + reply.usage.completion_tokens,
+    }
+    give_up = time.monotonic() + 5  # the last step's figures may come a moment after its text
+    while totals() != expected:
+        assert time.monotonic() < give_up, (before, totals(), expected)
+        time.sleep(0.02)
 
 
 def test_another_seed_is_another_text(client: openai.OpenAI) -> None:

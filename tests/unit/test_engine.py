@@ -13,7 +13,7 @@ from engine.batch import Batch
 from engine.errors import StepFailed
 from engine.slot import Slot
 from engine.speculate.draft_model import DraftModel
-from engine.speculate.drafter import Draft, Drafter, Kept, Want
+from engine.speculate.drafter import Drafter, Guess, Kept, Want
 from engine.speculate.garbage import Garbage
 from tests.unit.toy import VOCAB, Toy, ToyNetwork, toy_engine, toy_slot
 
@@ -112,9 +112,9 @@ def test_no_draft_goes_past_the_limit() -> None:
     class Eager(Drafter):
         name = "eager"
 
-        def draft(self, wants: Sequence[Want]) -> list[Draft]:
+        def draft(self, wants: Sequence[Want]) -> list[Guess]:
             seen.extend(want.slot.n_limit - len(want.slot.tokens) - want.n_max for want in wants)
-            return [Draft([0] * want.n_max) for want in wants]
+            return [Guess([0] * want.n_max) for want in wants]
 
     run(toy_engine(lambda cache: [Eager()]), types=("eager",))
     assert min(seen) == 1  # the pass's own token still fits
@@ -148,12 +148,15 @@ class Faulty(Drafter):
     def begin(self, slot: Slot) -> None:
         self._call("begin")
 
-    def draft(self, wants: Sequence[Want]) -> list[Draft]:
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
         self._call("draft")
-        return [Draft()] * len(wants)
+        return [Guess()] * len(wants)
 
     def accept(self, kept: Sequence[Kept]) -> None:
         self._call("accept")
+
+    def rollback(self, slot: Slot) -> None:
+        self._call("rollback")
 
     def end(self, slot: Slot) -> None:
         self._call("end")
@@ -167,7 +170,7 @@ def test_a_failing_drafter_costs_nothing_but_speed(verb: str, expected: dict[str
     assert tokens == expected
     done = last["c"]
     assert isinstance(done, Done)
-    assert "garbage" in done.speculation.drafters  # the next drafter took over
+    assert done.speculation.drafters["garbage"].n_drafted > 0  # the next drafter took over
     assert toy.engine.stats().disabled_drafters == ("faulty",)  # three requests failed on it
     assert faulty.n_calls == 3
     run(toy, types=("faulty",))
@@ -256,3 +259,45 @@ def test_warm_up_leaves_no_trace() -> None:
     toy = toy_engine(batch_size=16)
     toy.engine.warm_up(n_repeats=1)
     assert toy.engine.stats().n_pages_free == 64
+
+
+@pytest.mark.parametrize("n_pages", [64, 11])  # with 11, slots are preempted too
+@pytest.mark.parametrize("n_kept", [0, 5, 12, 13])
+def test_a_sequence_cut_back_is_written_again_identically(
+    n_kept: int, n_pages: int, expected: dict[str, list[int]]
+) -> None:
+    toy = toy_engine(lambda cache: [DraftModel(ToyNetwork(agreement=0.6), cache, 16)], n_pages=n_pages)  # type: ignore
+    tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}
+    for name, prompt in PROMPTS.items():
+        toy.engine.add(name, _maker(name, prompt, ("draft-model",), {}))
+    is_cut = False
+    while toy.engine.busy:
+        for name, event in toy.engine.step():
+            if isinstance(event, Delta):
+                tokens[name] += event.token_ids
+        if not is_cut and 13 <= len(tokens["a"]) < 20:
+            is_cut = True
+            del tokens["a"][n_kept:]
+            toy.engine.rollback("a", len(PROMPTS["a"]) + n_kept - (99 if n_kept == 0 else 0))
+    assert is_cut
+    assert tokens == expected
+    assert toy.engine.stats().n_pages_held == 0
+
+
+def test_a_preempted_sequence_can_be_cut_back_too(expected: dict[str, list[int]]) -> None:
+    toy = toy_engine(n_pages=8, n_slots=3)
+    tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}
+    for name, prompt in PROMPTS.items():
+        toy.engine.add(name, _maker(name, prompt, (), {}))
+    n_cut = 0
+    while toy.engine.busy:
+        for name, event in toy.engine.step():
+            if isinstance(event, Delta):
+                tokens[name] += event.token_ids
+        for slot in list(toy.engine._preempted):
+            if n_cut < 3 and slot.n_decoded > 1:
+                n_cut += 1
+                del tokens[slot.request.id][1:]
+                toy.engine.rollback(slot.request.id, slot.n_prompt + 1)
+    assert n_cut > 0
+    assert tokens == expected

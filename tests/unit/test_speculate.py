@@ -1,9 +1,11 @@
-"""Drafters, the chain, draft lengths and requests' own settings."""
+"""The chain, the draft network, and requests' own settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from engine.api import Speculate
@@ -11,11 +13,10 @@ from engine.errors import InvalidRequest, Unsupported
 from engine.settings import Settings
 from engine.slot import Slot
 from engine.speculate.chain import Chain
-from engine.speculate.cost import TIERS, PassCost
+from engine.speculate.cost import TIERS
 from engine.speculate.draft_model import STORE, DraftModel
-from engine.speculate.drafter import Draft, Drafter, Kept, Want
-from engine.speculate.length import Lengths
-from engine.speculate.ngram_simple import NgramSimple
+from engine.speculate.drafter import Draft, Drafter, Guess, Kept, Want
+from engine.speculate.length import Lengths, Pass
 from engine.speculate.resolve import resolve_speculate
 from tests.unit.toy import ToyNetwork, toy_engine, toy_slot
 
@@ -24,178 +25,195 @@ def slot_with(tokens: list[int], *, types: tuple[str, ...] = (), slot_id: int = 
     return toy_slot(slot_id, "r", tokens, types=types, n_max=n_max)
 
 
-def ngram_draft(tokens: list[int], n_max: int = 8, size_n: int = 3, size_m: int = 8) -> list[int]:
-    drafter = NgramSimple(size_n, size_m, 1)
-    slot = slot_with(tokens)
-    drafter.begin(slot)
-    return list(drafter.draft([Want(slot, n_max)])[0].token_ids)
-
-
-def test_ngram_copies_what_followed_the_latest_occurrence() -> None:
-    assert ngram_draft([1, 2, 3, 4, 9, 1, 2, 3, 5, 6, 1, 2, 3]) == [
-        5,
-        6,
-        1,
-        2,
-        3,
-        5,
-        6,
-        1,
-    ]  # past the end it goes on into itself
-
-
-@pytest.mark.parametrize(
-    ("n_max", "size_m", "expected"), [(2, 8, [5, 6]), (8, 3, [5, 6, 7]), (8, 8, [5, 6, 7, 1, 2, 3, 5, 6])]
-)
-def test_ngram_respects_both_limits(n_max: int, size_m: int, expected: list[int]) -> None:
-    assert ngram_draft([1, 2, 3, 5, 6, 7, 1, 2, 3], n_max, size_m=size_m) == expected
-
-
-def test_ngram_drafts_a_loop_as_long_as_allowed() -> None:
-    assert ngram_draft([4, 7, 7, 7, 7, 7], 6) == [7] * 6
-
-
-@pytest.mark.parametrize("tokens", [[1], [1, 2, 3], [1, 2, 3, 4, 2, 3], [4, 1, 2, 5, 1, 2]])
-def test_ngram_without_a_match_says_nothing(tokens: list[int]) -> None:
-    assert ngram_draft(tokens) == []
-
-
-def test_ngram_learns_tokens_across_steps_and_forgets_at_begin() -> None:
-    drafter = NgramSimple(2, 8, 1)
-    slot = slot_with([1, 2])
-    drafter.begin(slot)
-    assert not drafter.draft([Want(slot, 4)])[0]
-    for token_id in (3, 1, 2):
-        slot.append(token_id)
-        drafter.accept([Kept(slot, Draft(), 0)])
-    assert list(drafter.draft([Want(slot, 4)])[0].token_ids) == [3, 1, 2, 3]
-    other = slot_with([1, 2])
-    drafter.begin(other)
-    assert not drafter.draft([Want(other, 4)])[0]
-
-
 class Says(Drafter):
-    """Always the same draft; remembers what it was asked and told."""
+    """Always the same guess; remembers what it was asked and told."""
 
-    def __init__(self, name: str, token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, name: str, token_ids: Sequence[int], survival: Sequence[float] = (), *, is_free: bool = True
+    ) -> None:
         self.name = name
+        self.is_free = is_free
         self.token_ids = token_ids
+        self.survival = survival
         self.asked: list[int] = []
+        self.lengths: list[int] = []
         self.told: list[int] = []
+        self.went_on_from: list[tuple[int, ...]] = []
 
-    def draft(self, wants: Sequence[Want]) -> list[Draft]:
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
         self.asked += [want.slot.id for want in wants]
-        return [Draft(self.token_ids[: want.n_max]) for want in wants]
+        self.lengths += [want.n_max for want in wants]
+        self.went_on_from += [tuple(want.after) for want in wants if want.after]
+        return [Guess(self.token_ids[: want.n_max], self.survival[: want.n_max]) for want in wants]
 
     def accept(self, kept: Sequence[Kept]) -> None:
         self.told += [one.slot.id for one in kept]
 
 
-def test_the_chain_asks_the_next_only_for_slots_without_a_draft() -> None:
-    first, second = Says("first", []), Says("second", [7])
-    chain = Chain([first, second], Lengths(adaptive=False))
+def chain_of(*drafters: Drafter, by_value: bool = True, slope: float | None = None) -> Chain:
+    """Over lengths that are not adaptive, or over a machine on which each further row costs `slope` of the first."""
+    lengths = Lengths(adaptive=slope is not None)
+    for tier in TIERS:
+        lengths.pass_cost.observe(tier, 1.0 + (slope or 0.0) * (tier - 1))
+    return Chain(drafters, lengths, by_value=by_value)
+
+
+def one_draft(chain: Chain, slot: Slot, n_max: int = 8) -> Draft:
+    return chain.draft([Want(slot, n_max)], Pass(1, 1))[0]
+
+
+def play_on(chain: Chain, slot: Slot, *token_ids: int) -> None:
+    """The target keeps these tokens, whatever was drafted."""
+    for token_id in token_ids:
+        slot.append(token_id)
+    chain.accept([Kept(slot, Draft(), 0)])
+
+
+def test_the_longer_credible_guess_wins_whoever_is_first() -> None:
+    doubtful, sure = Says("a", [1, 2, 3, 4, 5, 6], [0.2] * 6), Says("b", [7, 8], [0.99] * 2)
+    slot = slot_with([1], types=("a", "b"))
+    for order in ((doubtful, sure), (sure, doubtful)):
+        assert one_draft(chain_of(*order), slot) == Draft((7, 8), ("b", "b"))
+
+
+def test_in_fixed_order_the_first_that_has_something_wins_for_each_slot() -> None:
+    first, second = Says("first", []), Says("second", [7], [0.99])
+    third = Says("third", [8, 9], is_free=False)
+    chain = chain_of(first, second, third, by_value=False)
     slots = [
         slot_with([1], types=types, slot_id=i)
-        for i, types in enumerate([("first", "second"), ("second",), ("first",)])
+        for i, types in enumerate([("first", "second", "third"), ("second",), ("first", "third"), ("first",)])
     ]
-    drafts = chain.draft([Want(slot, 3) for slot in slots], 3)
-    assert first.asked == [0, 2]
+    drafts = chain.draft([Want(slot, 3) for slot in slots], Pass(4, 4))
+    assert first.asked == [0, 2, 3]
     assert second.asked == [0, 1]
-    assert [draft.source for draft in drafts] == ["second", "second", ""]
+    assert third.asked == [2]
+    assert [draft.sources for draft in drafts] == [("second",), ("second",), ("third", "third"), ()]
+
+
+def test_a_network_is_asked_only_where_it_promises_more_than_a_free_guess() -> None:
+    copies = Says("copies", [1] * 16, [0.99] * 16)
+    network = Says("network", [2] * 16, [0.8] * 16, is_free=False)
+    chain = chain_of(copies, network, slope=0.02)
+    knows, blank = slot_with([1], types=("copies", "network")), slot_with([1], types=("network",), slot_id=1)
+    drafts = chain.draft([Want(knows, 16), Want(blank, 16)], Pass(2, 2))
+    assert network.asked == [1]
+    assert [draft.sources[0] for draft in drafts] == ["copies", "network"]
+
+
+def test_a_networks_draft_is_gone_on_with_by_a_free_drafter() -> None:
+    copies = Says("copies", [5, 6, 7], [0.99] * 3)
+    network = Says("network", [1, 2], [0.99] * 2, is_free=False)
+    copies.draft = lambda wants: [  # type: ignore[method-assign]
+        Guess([5, 6, 7], [0.99] * 3) if want.after == (1, 2) else Guess() for want in wants
+    ]
+    slot = slot_with([9], types=("copies", "network"))
+    draft = one_draft(chain_of(copies, network), slot)
+    assert draft == Draft((1, 2, 5, 6, 7), ("network",) * 2 + ("copies",) * 3)
+    assert len(one_draft(chain_of(copies, network), slot, n_max=2)) == 2
+
+
+def test_guesses_that_lost_or_were_not_verified_are_judged_by_the_text() -> None:
+    """`right` starts with little trust in itself and is never verified at first; the text shows that it is right."""
+    text = [int(one) for one in np.random.default_rng(0).integers(0, 99, 200)]
+    wrong = Says("wrong", [100, 100, 100, 100], [0.97] * 4)
+    right = Says("right", [], [0.2] * 4)
+    chain = chain_of(wrong, right, slope=0.02)
+    slot = slot_with([1], types=("wrong", "right"))
+    sources = []
+    for i, token_id in enumerate(text):
+        right.token_ids = text[i : i + 4]
+        sources.append(one_draft(chain, slot).sources[:1])
+        play_on(chain, slot, token_id)
+    assert sources[0] == ("wrong",)
+    assert sources[-1] == ("right",)
+    assert ("wrong",) not in sources[40:]
+
+
+def test_a_network_that_fails_is_left_alone_and_tried_ever_more_rarely() -> None:
+    network = Says("network", [100] * 16, [0.9] * 16, is_free=False)
+    chain = chain_of(network, slope=0.02)
+    slot = slot_with([1], types=("network",))
+    asked_at = []
+    for i in range(1500):
+        before = len(network.asked)
+        one_draft(chain, slot, 16)
+        if len(network.asked) > before:
+            asked_at.append(i)
+        play_on(chain, slot, i % 90)
+    gaps = [b - a for a, b in pairwise(asked_at)]
+    assert max(gaps) >= 128
+    assert gaps[-1] >= gaps[len(gaps) // 2]
+    network.token_ids = [3] * 16
+    for _ in range(600):
+        draft = one_draft(chain, slot, 16)
+        play_on(chain, slot, *[3] * 4)
+    assert draft, "it has become right and is used again"
 
 
 def test_every_drafter_a_request_uses_is_told_of_every_pass() -> None:
     first, second = Says("first", [5]), Says("second", [7])
-    chain = Chain([first, second], Lengths(adaptive=False))
+    chain = chain_of(first, second)
     slots = [slot_with([1], types=("first", "second")), slot_with([1], types=("first",), slot_id=1)]
-    chain.accept([Kept(slot, Draft([5], "first"), 1) for slot in slots])
+    chain.accept([Kept(slot, Draft((5,), ("first",)), 1) for slot in slots])
     assert (first.told, second.told) == ([0, 1], [0])
 
 
 def test_drafts_shorter_than_the_minimum_are_thrown_away() -> None:
-    chain = Chain([Says("one", [1]), Says("two", [1, 2])], Lengths(adaptive=False))
-    slot = slot_with([1], types=("one", "two"))
-    slot.speculate = resolve_speculate(Settings(), ["one", "two"], Speculate(n_min=2))
-    assert chain.draft([Want(slot, 5)], 1)[0].source == "two"
+    chain = chain_of(Says("one", [1]))
+    slot = slot_with([1], types=("one",))
+    assert one_draft(chain, slot)
+    slot.speculate = resolve_speculate(Settings(), ["one"], Speculate(n_min=2))
+    assert not one_draft(chain, slot)
 
 
-def test_a_least_length_is_asked_for_where_less_would_pay() -> None:
-    chain = Chain([Says("d", list(range(20)))], lengths_with_cost(0.05))
+@pytest.mark.parametrize("is_free", [True, False])
+def test_a_least_length_is_kept_where_less_would_pay(is_free: bool) -> None:
+    chain = chain_of(Says("d", list(range(20)), is_free=is_free), slope=0.2)
     slot = slot_with([1], types=("d",))
+    short = len(one_draft(chain, slot, 16))
     slot.speculate = resolve_speculate(Settings(), ["d"], Speculate(n_min=7))
-    assert len(chain.draft([Want(slot, 16)], 1)[0]) == 7
+    assert 0 < short < 7
+    assert len(one_draft(chain, slot, 16)) == 7
 
 
-def lengths_with_cost(slope: float) -> Lengths:
-    """A machine on which each further row costs `slope` of the first."""
-    lengths = Lengths(adaptive=True)
-    for tier in TIERS:
-        lengths.pass_cost.observe(tier, 1.0 + slope * (tier - 1))
-    return lengths
+def test_a_drafter_that_raises_is_off_for_its_request_and_after_three_for_all() -> None:
+    class Raises(Says):
+        def draft(self, wants: Sequence[Want]) -> list[Guess]:
+            super().draft(wants)
+            raise ValueError("broken")
+
+    broken, sound = Raises("broken", [1]), Says("sound", [2])
+    chain = chain_of(broken, sound)
+    for slot_id in range(5):
+        slot = slot_with([1], types=("broken", "sound"), slot_id=slot_id)
+        for _ in range(2):
+            assert one_draft(chain, slot).token_ids == (2,)
+    assert broken.asked == [0, 1, 2]
+    assert chain.disabled == ("broken",)
 
 
-@pytest.mark.parametrize(
-    ("rate", "slope", "least", "most"),
-    [
-        (1.0, 0.02, 16, 16),  # everything accepted, rows nearly free: as long as allowed
-        (0.0, 0.02, 0, 0),  # nothing accepted: not at all
-        (0.9, 1.0, 0, 0),  # every row costs a whole pass: drafts can never pay
-        (0.6, 0.05, 4, 16),
-    ],
-)
-def test_length_follows_acceptance_and_cost(rate: float, slope: float, least: int, most: int) -> None:
-    lengths = lengths_with_cost(slope)
-    for i in range(200):
-        lengths.judged(0, "d", 8, 8 if (i * rate) % 1 + rate >= 1 else 0)
-    found = {lengths.limits("d", [0], [16], 1)[0] for _ in range(10)}
-    assert min(found) >= least
-    assert max(found) <= most
+def test_a_drafter_that_says_more_than_it_was_asked_is_cut() -> None:
+    says = Says("d", [1] * 9)
+    says.draft = lambda wants: [Guess([1] * 9) for _ in wants]  # type: ignore[method-assign]
+    assert len(one_draft(chain_of(says), slot_with([1], types=("d",)), 4)) == 4
 
 
-def test_a_new_request_starts_short_and_grows_with_what_is_accepted() -> None:
-    lengths = lengths_with_cost(0.01)
-    found = []
-    for _ in range(4):
-        found.append(lengths.limits("d", [0], [64], 1)[0])
-        lengths.judged(0, "d", found[-1], found[-1])
-    assert found[0] == 4
-    assert found == sorted(found)
-    assert found[-1] > 3 * found[0]
-
-
-def test_a_faded_drafter_is_probed_ever_more_rarely_and_comes_back() -> None:
-    lengths = lengths_with_cost(0.02)
-    probes = []
-    for round_ in range(2000):
-        if limit := lengths.limits("d", [0], [16], 1)[0]:
-            probes.append(round_)
-            lengths.judged(0, "d", limit, 0)
-    late = [b - a for a, b in zip(probes[-3:], probes[-2:], strict=False)]
-    assert min(late) >= 128
-    assert 5 < len(probes) < 60
-    for _ in range(4):
-        lengths.judged(0, "d", 4, 4)
-    assert lengths.limits("d", [0], [16], 1)[0] > 4
-
-
-def test_a_new_request_starts_from_the_servers_average() -> None:
-    lengths = Lengths(adaptive=True)
-    for _ in range(50):
-        lengths.judged(0, "d", 8, 0)
-    lengths.begin(1)
-    assert lengths.rate(1, "d") < 0.3
-    assert lengths.rate(1, "other") == pytest.approx(0.8)
-
-
-def test_pass_cost_is_linear_between_tiers_and_ignores_hiccups() -> None:
-    cost = PassCost()
-    cost.observe(1, 1.0)
-    cost.observe(8, 2.4)
-    assert cost(1) == 1.0
-    assert cost(4.5) == pytest.approx(1.7)
-    cost.observe(1, 50.0)
-    assert cost(1) == 1.0
-    assert cost(16) == pytest.approx(4.8)
+def test_figures_are_kept_per_drafter_and_place() -> None:
+    chain = chain_of(Says("a", [1]), Says("b", [2]))
+    slot = slot_with([1], types=("a", "b"))
+    draft = Draft((1, 2, 3, 4), ("a", "a", "b", "b"))
+    chain.credit(slot, draft, 3)
+    chain.credit(slot, draft, 0)
+    chain.credit(slot, Draft(), 0)
+    told = {name: tally.count() for name, tally in slot.stats.drafters.items()}
+    assert told == {name: tally.count() for name, tally in chain.totals.items()}
+    assert (told["a"].n_drafts, told["a"].n_drafts_accepted) == (2, 1)
+    assert (told["a"].n_drafted, told["a"].n_accepted, told["a"].accepted_by_position) == (4, 2, (1, 1))
+    assert (told["b"].n_drafted, told["b"].n_accepted, told["b"].accepted_by_position) == (4, 1, (0, 0, 1))
+    one_draft(chain, slot)
+    assert slot.stats.tally("a").count().n_draft_calls == 1
+    assert slot.stats.tally("a").count().draft_s > 0
 
 
 def test_accepted_guesses_are_not_fed_to_the_draft_network_again() -> None:
@@ -212,6 +230,22 @@ def test_accepted_guesses_are_not_fed_to_the_draft_network_again() -> None:
     assert toy.cache.length(0, STORE) == 4 + 3  # three guesses were fed and kept; the fourth was never fed
     toy.engine.step()
     assert rows[-4:] == [2, 1, 1, 1]  # the fourth guess and the target's own token
+
+
+def test_guesses_that_came_by_another_road_are_kept_but_the_last_token_is_fed_again() -> None:
+    """All four guesses and the target's own token come, although only one of them was verified."""
+    network = ToyNetwork()
+    toy = toy_engine(lambda cache: [], n_slots=1)
+    drafter = DraftModel(network, toy.cache, 16)  # type: ignore[arg-type]
+    slot = slot_with([1, 2, 3], types=("draft-model",))
+    toy.cache.begin(0, slot.tokens, "")
+    guess = drafter.draft([Want(slot, 4)])[0]
+    for token_id in guess.token_ids[:3]:
+        slot.append(token_id)
+    drafter.accept([Kept(slot, Draft(guess.token_ids[:1], ("draft-model",)), 1)])
+    assert toy.cache.length(0, STORE) == len(slot.tokens) - 1
+    again = drafter.draft([Want(slot, 1)])[0]
+    assert again.token_ids == guess.token_ids[3:]
 
 
 def test_a_prefix_made_without_drafting_is_caught_up_in_chunks() -> None:
@@ -271,8 +305,21 @@ def test_a_request_narrows_what_the_server_loaded(
         (Speculate(n_max=-1), InvalidRequest),
         (Speculate(n_min=-1), InvalidRequest),
         (Speculate(p_min=1.5), InvalidRequest),
+        (Speculate(ngram_size_n=0), InvalidRequest),
+        (Speculate(ngram_min_hits=1025), InvalidRequest),
+        (Speculate(types=("draft-model",), ngram_size_n=3), Unsupported),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(asked: Speculate, error: type[Exception]) -> None:
     with pytest.raises(error):
-        resolve_speculate(Settings(), ("ngram-simple",), asked)
+        resolve_speculate(Settings(), ("ngram-simple", "draft-model"), asked)
+
+
+def test_a_predicted_text_is_used_beside_the_types_a_request_names() -> None:
+    loaded = ("prediction", "suffix", "draft-model")
+    asked = Speculate(types=("suffix",))
+    assert resolve_speculate(Settings(), loaded, asked).types == ("suffix",)
+    assert resolve_speculate(Settings(), loaded, asked, predicts=True).types == ("prediction", "suffix")
+    assert resolve_speculate(Settings(), loaded, Speculate(types=("none",)), predicts=True).types == ()
+    with pytest.raises(Unsupported, match="--spec-type none"):
+        resolve_speculate(Settings(), (), Speculate(), predicts=True)

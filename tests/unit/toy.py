@@ -19,6 +19,7 @@ from engine.cache.kv import FullKV, KVStore
 from engine.core.engine import Capacity, Engine
 from engine.sample.params import resolve_sampling
 from engine.slot import Slot, SlotStats, SpeculateParams
+from engine.speculate.acceptance import Acceptance, coupled
 from engine.speculate.chain import Chain
 from engine.speculate.drafter import Drafter
 from engine.speculate.length import Lengths
@@ -34,6 +35,9 @@ class Words:
     def __init__(self, stop: str | None = None) -> None:
         self.stopped: str | None = None
         self._stop = stop
+
+    def restarted(self, prompt_ids: list[int], token_ids: list[int]) -> Words:
+        return Words(self._stop)
 
     def push(self, token_id: int) -> str:
         word = f"w{token_id} "
@@ -97,15 +101,16 @@ def toy_engine(
     batch_size: int = 16,
     adaptive: bool = False,
     eos: int = VOCAB,
+    acceptance: Acceptance = coupled,
 ) -> Toy:
     """A toy engine with 4-token pages; `eos` past the vocabulary never ends a text."""
     select(CPU, torch.float32)
     target = ToyNetwork()
     stores = {name: KVStore([FullKV(1, 1)], n_pages, 4, torch.float32, CPU) for name in ("target", "draft")}
     cache = Cache(stores, n_slots, n_pages, 4)
-    lengths = Lengths(adaptive=adaptive)
     capacity = Capacity(n_slots=n_slots, n_ctx=256, batch_size=batch_size, eos_ids=frozenset({eos}))
-    engine = Engine(target, cache, Chain(make_drafters(cache), lengths), lengths, capacity)  # type: ignore[arg-type]
+    chain = Chain(make_drafters(cache), Lengths(adaptive=adaptive))
+    engine = Engine(target, cache, chain, capacity, acceptance)  # type: ignore[arg-type]
     return Toy(engine, cache, target)
 
 

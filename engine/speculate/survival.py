@@ -1,0 +1,164 @@
+"""How likely a drafted token is to be accepted, given that those before it were: learnt while serving.
+
+Per drafter a table over (grade, place): the grade is the class of the drafter's own estimate, the place how far into
+the draft the token stands. Only tokens up to the first rejected one were judged; those after it followed a wrong
+prefix and say nothing, so *conditional* rates are counted, with old rounds fading. A slot differs from the server's
+average by an offset of log-odds, learnt from what was accepted against what the table expected and shrunk to zero.
+Source: calibrated acceptance with a slot's residual, as in goodput planning (SmartSpec, arXiv 2406.14066) and online
+logistic calibration of draft confidences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Grades = NDArray[np.int64]
+
+MOST_PLACES = 64  # of a draft; `--draft-max` allows no more
+
+# A drafter's own estimates fall into grades 1 … 6; grade 0 counts every token, whatever its estimate.
+_EDGES = np.array([0.35, 0.6, 0.75, 0.87, 0.95])
+_NOMINAL = np.array(
+    [0.75, 0.2, 0.48, 0.68, 0.81, 0.91, 0.975]
+)  # assumed of a grade before anything was judged
+_NOMINAL_WEIGHT = 6.0  # judged tokens that assumption counts for
+_ROW_WEIGHT = 6.0  # judged tokens a grade's average over all places counts for at one place
+_PLACES = np.searchsorted(
+    [1, 2, 3, 4, 6, 9, 14, 22], np.arange(MOST_PLACES), side="right"
+)  # bucket of a place
+_PLACE: list[int] = _PLACES.tolist()
+_N_PLACES = _PLACE[-1] + 1
+
+_FADE = 0.998  # what a round's evidence is worth to the table one round later
+_REFRESH = 8  # rounds after which the table's rates are worked out again
+_SLOT_FADE = 0.98  # what a token's evidence is worth to its slot one token later
+_SLOT_WEIGHT = 4.0  # judged tokens without deviation that a slot begins with
+_LEAST, _MOST = 0.01, 0.997
+_PLAIN, _GRADED = 0, 1  # two views of a token: without and with its drafter's own estimate
+
+
+def grades(survival: Sequence[float], n: int) -> Grades:  # [n]
+    """The class of each token's own estimate; 0 where there is none."""
+    if not len(survival):
+        return np.zeros(n, np.int64)
+    return np.searchsorted(_EDGES, np.asarray(survival[:n])) + 1
+
+
+def _logit(p: float) -> float:
+    p = min(max(p, _LEAST), _MOST)
+    return math.log(p / (1.0 - p))
+
+
+class _Table:
+    """Judged and accepted tokens of a drafter, fading, and the rates that follow: [grades, places]."""
+
+    def __init__(self) -> None:
+        self._judged = [0.0] * (len(_NOMINAL) * _N_PLACES)
+        self._accepted = list(self._judged)
+        self._n_rounds = 0
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Rate per cell, shrunk to its grade's average, and that to the assumed one."""
+        judged, accepted = (
+            np.array(one).reshape(-1, _N_PLACES) * _FADE**self._n_rounds
+            for one in (self._judged, self._accepted)
+        )
+        rows = (accepted.sum(1) + _NOMINAL_WEIGHT * _NOMINAL) / (judged.sum(1) + _NOMINAL_WEIGHT)
+        rates = (accepted + _ROW_WEIGHT * rows[:, None]) / (judged + _ROW_WEIGHT)
+        rates = np.clip(rates, _LEAST, _MOST)
+        self._judged, self._accepted = judged.ravel().tolist(), accepted.ravel().tolist()
+        self._n_rounds = 0
+        self.rates: list[list[float]] = rates.tolist()
+        self.odds: Floats = np.log(rates / (1.0 - rates))
+
+    def add(self, grade: Sequence[int], start: int, n_accepted: int) -> None:
+        for i, one in enumerate(grade):
+            for row in (0, one) if one else (0,):
+                cell = row * _N_PLACES + _PLACE[start + i]
+                self._judged[cell] += 1.0
+                self._accepted[cell] += i < n_accepted
+        self._n_rounds += 1
+        if self._n_rounds >= _REFRESH:
+            self._refresh()
+
+
+class _Deviation:
+    """A slot against the table, in one view: log-odds by which its first and its later tokens differ."""
+
+    def __init__(self) -> None:
+        self.first = self.later = 0.0
+        self._sums = [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]  # first, later: judged, accepted, expected; fading
+
+    def add(self, expected: Sequence[float], start: int, n_accepted: int) -> None:
+        """expected: per judged token the table's rate."""
+        fade = _SLOT_FADE ** len(expected)
+        self._sums = [[fade * value for value in sums] for sums in self._sums]
+        for i, rate in enumerate(expected):
+            sums = self._sums[start + i > 0]
+            sums[0] += 1.0
+            sums[1] += i < n_accepted
+            sums[2] += rate
+        self.first, self.later = (self._offset(*sums) for sums in self._sums)
+
+    @staticmethod
+    def _offset(judged: float, accepted: float, expected: float) -> float:
+        if judged < 1e-9:
+            return 0.0
+        mean = expected / judged
+        return _logit((accepted + _SLOT_WEIGHT * mean) / (judged + _SLOT_WEIGHT)) - _logit(mean)
+
+
+class Survival:
+    """Acceptance estimates for every (slot, drafter)."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, _Table] = {}
+        self._deviations: dict[tuple[int, str], tuple[_Deviation, _Deviation]] = {}
+
+    def begin(self, slot_id: int) -> None:
+        """Forget what the slot's last request taught; the server's average stays."""
+        for key in [key for key in self._deviations if key[0] == slot_id]:
+            del self._deviations[key]
+
+    def of(self, name: str, slot_id: int, grade: Grades) -> Floats:  # [n_tokens], never increasing
+        """Probability that each token of a draft is accepted together with all before it. grade: [n_tokens]."""
+        odds = self._table(name).odds[grade, _PLACES[: len(grade)]]
+        return self._survival(odds, name, slot_id, _GRADED if grade[0] else _PLAIN)
+
+    def expected(self, name: str, slot_id: int, n: int) -> Floats:  # [n], never increasing
+        """The same before the draft is made, when only its author is known."""
+        return self._survival(self._table(name).odds[0, _PLACES[:n]], name, slot_id, _PLAIN)
+
+    def _survival(self, odds: Floats, name: str, slot_id: int, view: int) -> Floats:
+        deviations = self._deviations.get((slot_id, name))
+        if deviations is not None:
+            odds += deviations[view].later
+            odds[0] += deviations[view].first - deviations[view].later
+        return np.multiply.accumulate(1.0 / (1.0 + np.exp(-odds)))
+
+    def judge(self, name: str, slot_id: int, grade: Sequence[int], start: int, n_accepted: int) -> None:
+        """Learn from a draft's tokens from place `start` on.
+
+        grade: of the tokens that were judged: those accepted and, if one was, the rejected one.
+        """
+        if not grade:
+            return
+        table = self._table(name)
+        plain, graded = self._deviations.setdefault((slot_id, name), (_Deviation(), _Deviation()))
+        places = _PLACE[start : start + len(grade)]
+        plain.add([table.rates[0][place] for place in places], start, n_accepted)
+        if grade[0]:
+            expected = [table.rates[one][place] for one, place in zip(grade, places, strict=True)]
+            graded.add(expected, start, n_accepted)
+        table.add(grade, start, n_accepted)
+
+    def _table(self, name: str) -> _Table:
+        if name not in self._tables:
+            self._tables[name] = _Table()
+        return self._tables[name]

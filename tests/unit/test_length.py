@@ -1,0 +1,165 @@
+"""What is known of drafters' acceptance and of costs, and the lengths that follow from both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.speculate.cost import TIERS, PassCost
+from engine.speculate.length import Lengths, Pass
+from engine.speculate.shadow import Shadows
+from engine.speculate.survival import Survival, grades
+from tests.unit.toy import toy_slot
+
+ONE = Pass(1, 1)
+
+
+def lengths_with_cost(slope: float) -> Lengths:
+    """A machine on which each further row costs `slope` of the first."""
+    lengths = Lengths(adaptive=True)
+    for tier in TIERS:
+        lengths.pass_cost.observe(tier, 1.0 + slope * (tier - 1))
+    return lengths
+
+
+def falling(rate: float, n: int) -> np.ndarray:
+    return np.cumprod(np.full(n, rate))
+
+
+@pytest.mark.parametrize(
+    ("rate", "slope", "least", "most"),
+    [
+        (1.0, 0.02, 16, 16),  # everything accepted, rows nearly free: as long as allowed
+        (0.01, 0.02, 0, 0),  # next to nothing accepted: not at all
+        (0.9, 1.0, 0, 0),  # every row costs a whole pass: drafts can never pay
+        (0.8, 0.02, 6, 12),  # the best K of the cost model: d(1 - a^(K+1))/(1 - a)/(1 + cK) = 0 at 9
+        (0.6, 0.05, 2, 4),
+    ],
+)
+def test_length_follows_acceptance_and_cost(rate: float, slope: float, least: int, most: int) -> None:
+    (n,) = lengths_with_cost(slope).trim([falling(rate, 16)], ONE)
+    assert least <= n <= most
+    expected = [(1 + falling(rate, k).sum()) / (1 + slope * k) for k in range(17)]
+    assert expected[n] == pytest.approx(max(expected), rel=0.03)
+
+
+def test_rows_go_to_the_drafts_that_promise_most() -> None:
+    lengths = lengths_with_cost(0.1)
+    assert lengths.trim([falling(0.95, 16), falling(0.3, 16), np.empty(0)], Pass(3, 3))[1:] == [0, 0]
+    long, short, _ = lengths.trim([falling(0.95, 16), falling(0.7, 16), np.empty(0)], Pass(3, 3))
+    assert long > short > 0
+
+
+def test_dear_rows_beside_a_prompt_shorten_drafts() -> None:
+    lengths = lengths_with_cost(0.001)
+    for tier, seconds in ((64, 1.1), (128, 20.0)):
+        for _ in range(200):
+            lengths.pass_cost.observe(tier, seconds)
+    alone, beside = (lengths.trim([falling(0.8, 16)], coming)[0] for coming in (ONE, Pass(1, 100)))
+    assert beside < alone
+
+
+def test_without_adaptation_everything_is_verified() -> None:
+    lengths = Lengths(adaptive=False)
+    assert lengths.trim([falling(0.1, 16), falling(0.9, 3)], Pass(2, 2)) == [16, 3]
+    assert lengths.depth("d", [falling(0.1, 4)], [falling(0.9, 16)], ONE) == (16, [True])
+
+
+def test_a_network_drafts_as_deep_as_its_own_cost_allows() -> None:
+    lengths = lengths_with_cost(0.02)
+    depths = []
+    for cost in (0.001, 0.05, 0.2, 2.0):
+        for _ in range(100):
+            lengths.drafted("d", 4, 4 * cost)
+        depths.append(lengths.depth("d", [np.empty(0)], [falling(0.8, 16)], ONE)[0])
+    assert depths == sorted(depths, reverse=True)
+    assert depths[0] >= 6
+    assert depths[-1] == 0
+
+
+def test_a_network_is_left_out_where_a_free_draft_promises_as_much() -> None:
+    lengths = lengths_with_cost(0.02)
+    lengths.drafted("d", 4, 0.2)
+    free = [falling(0.95, 16), np.empty(0), falling(0.2, 16)]
+    depth, takes = lengths.depth("d", free, [falling(0.8, 16)] * 3, Pass(3, 3))
+    assert depth >= 2
+    assert takes == [False, True, True]
+
+
+def test_pass_cost_is_linear_between_tiers_and_ignores_hiccups() -> None:
+    cost = PassCost()
+    cost.observe(1, 1.0)
+    cost.observe(8, 2.4)
+
+    def at(n_rows: float) -> float:
+        return float(cost(np.array([n_rows]))[0])
+
+    assert at(1) == 1.0
+    assert at(4.5) == pytest.approx(1.7)
+    cost.observe(1, 50.0)
+    assert at(1) == 1.0
+    assert at(16) == pytest.approx(4.8)
+    cost.observe(1, 1.0)
+    assert at(1) == 1.0
+    cost.observe(8, 12.0)
+    cost.observe(8, 12.0)
+    assert at(8) == 12.0, "twice is no hiccup"
+    for _ in range(200):
+        cost.observe(8, 2.4)
+    cost.observe(16, 1.0)
+    assert at(16) == pytest.approx(2.4, rel=0.01), "more rows never cost less"
+
+
+def test_acceptance_is_learnt_per_place_and_grade() -> None:
+    survival = Survival()
+    random = np.random.default_rng(0)
+    for _ in range(600):
+        sure = random.random() < 0.5
+        grade = grades([0.99 if sure else 0.4] * 6, 6)
+        rates = [0.95 if sure else 0.2, *[0.9] * 5]
+        n = next((i for i, rate in enumerate(rates) if random.random() > rate), 6)
+        survival.judge("d", 0, grade[: n + 1].tolist(), 0, n)
+    survival.begin(0)
+    sure, doubtful = (survival.of("d", 1, grades([own] * 6, 6)) for own in (0.99, 0.4))
+    assert sure[0] == pytest.approx(0.95, abs=0.06)
+    assert doubtful[0] == pytest.approx(0.2, abs=0.08)
+    assert doubtful[3] / doubtful[2] == pytest.approx(0.9, abs=0.1)
+    assert survival.expected("d", 1, 1)[0] == pytest.approx(0.575, abs=0.1)
+    assert np.all(np.diff(sure) <= 0)
+
+
+def test_a_slot_deviates_from_the_average_and_its_next_request_does_not() -> None:
+    survival = Survival()
+    for _ in range(100):
+        survival.judge("d", 0, [0] * 4, 0, 4)
+    for _ in range(6):
+        survival.judge("d", 1, [0], 0, 0)
+    good, bad = survival.expected("d", 0, 1)[0], survival.expected("d", 1, 1)[0]
+    assert bad < 0.5 * good
+    survival.begin(1)
+    assert survival.expected("d", 1, 1)[0] > 0.8
+
+
+def test_only_what_was_judged_counts() -> None:
+    """A rejected token says nothing about those after it, and one still to come nothing at all."""
+    slot = toy_slot(0, "r", [1])
+    survival = Survival()
+    judged: list[tuple[int, int, int]] = []
+    survival.judge = lambda name, slot_id, grade, start, n: judged.append((len(grade), start, n))  # type: ignore
+    shadows = Shadows(survival)
+    shadows.watch(slot, "d", [5, 6, 7, 8], grades((), 4))
+    shadows.judge(slot)
+    assert judged == []
+    slot.append(5)
+    shadows.judge(slot)
+    shadows.watch(slot, "d", [9, 9], grades((), 2))  # the first one is still open
+    slot.append(6)
+    slot.append(0)
+    slot.append(8)
+    shadows.judge(slot)
+    assert judged == [(1, 0, 1), (2, 1, 1)]
+    shadows.watch(slot, "d", [3], grades((), 1))
+    slot.append(3)
+    slot.append(4)
+    shadows.judge(slot)
+    assert judged[2:] == [(1, 0, 1)]
