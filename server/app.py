@@ -13,7 +13,7 @@ from starlette.responses import Response
 from engine.api import AsyncEngine
 from engine.errors import EngineError
 from engine.settings import Settings
-from server import pages, status
+from server import metrics, pages, status
 from server.auth import PUBLIC, Auth, keys_of
 from server.errors import Problem, Refused, not_found, problem_of
 from server.frame import Frame
@@ -32,6 +32,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app.include_router(openai.routes(gate, settings))
     app.include_router(native.routes(gate, settings))
     app.include_router(status.routes(gate, settings))
+    app.include_router(metrics.routes(gate))
     app.include_router(pages.routes())
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _left)

@@ -101,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add(group: Any, option: Option) -> None:
     told = option.meta["meaning"].replace("%", "%%")
+    if option.meta["choices"]:
+        told += f": {', '.join(option.meta['choices'])}"
     if option.default not in (None, ""):
         told += f" (default: {option.default})"
     more: dict[str, Any] = {"metavar": METAVARS.get(option.kind, "TEXT")}

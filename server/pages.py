@@ -15,6 +15,7 @@ FILES = {
     "/api.js": ("api.js", "text/javascript"),
     "/chat.js": ("chat.js", "text/javascript"),
     "/style.css": ("style.css", "text/css"),
+    "/sources.css": ("sources.css", "text/css"),
     "/favicon.svg": ("favicon.svg", "image/svg+xml"),
 }
 HEADERS = {

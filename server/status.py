@@ -15,6 +15,7 @@ from engine.api import AsyncEngine, SlotState
 from engine.settings import Settings
 from server.errors import unavailable
 from server.gate import Gate
+from server.tally import shown
 
 SECRET = frozenset({"api_key"})
 
@@ -67,6 +68,7 @@ def _slot(slot: SlotState, engine: AsyncEngine) -> dict[str, Any]:
         "next_token": [
             {"has_next_token": slot.busy, "n_remain": slot.n_remaining, "n_decoded": slot.n_decoded}
         ],
+        "drafters": shown(slot.drafters),
     }
 
 
@@ -81,7 +83,7 @@ def _props(engine: AsyncEngine, settings: Settings) -> dict[str, Any]:
         "modalities": {"vision": False, "video": False, "audio": False},
         "endpoint_slots": True,
         "endpoint_props": False,
-        "endpoint_metrics": False,
+        "endpoint_metrics": True,
         "chat_template": info.chat_template,
         "bos_token": info.bos_token,
         "eos_token": info.eos_tokens[0] if info.eos_tokens else None,
@@ -94,7 +96,7 @@ def _props(engine: AsyncEngine, settings: Settings) -> dict[str, Any]:
             "drafters": list(info.drafters),
             "disabled": list(stats.disabled_drafters),
             "n_max": settings.draft_max,
-            "counts": {name: dataclasses.asdict(one) for name, one in stats.drafters.items()},
+            "counts": shown(stats.drafters),
         },
         "engine": {
             name: getattr(stats, name)

@@ -45,6 +45,7 @@ class Job:
     include_usage: bool
     continuous_usage: bool
     detail: bool
+    predicted: bool  # the request brought a prediction, be it empty
 
 
 def chat_job(wire: ChatRequest, caller: Caller) -> Job:
@@ -108,6 +109,7 @@ def _job(
         speculate=_speculate(wire),
         stop=tuple(wire.stop or ()),
         max_tokens=max_tokens,
+        prediction=(wire.prediction and wire.prediction.content) or None,
         tenant=_tenant(wire, caller.tenant, job_id),
     )
     requests = [
@@ -129,6 +131,7 @@ def _job(
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
         detail=bool(wire.spec_detail),
+        predicted=wire.prediction is not None,
     )
 
 
@@ -163,8 +166,15 @@ def _speculate(wire: Generate) -> Speculate:
     asked = wire.speculative
     if asked is None:
         return Speculate()
-    types = None if asked.types is None else tuple(asked.types)
-    return Speculate(types=types, n_max=asked.n_max, n_min=asked.n_min, p_min=asked.p_min)
+    return Speculate(
+        types=None if asked.types is None else tuple(asked.types),
+        n_max=asked.n_max,
+        n_min=asked.n_min,
+        p_min=asked.p_min,
+        ngram_size_n=asked.ngram_size_n,
+        ngram_size_m=asked.ngram_size_m,
+        ngram_min_hits=asked.ngram_min_hits,
+    )
 
 
 def _tenant(wire: Generate, tenant: str, job_id: str) -> str:

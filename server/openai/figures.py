@@ -9,17 +9,32 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from engine.api import Done, Speculation
+from engine.api import Done, DrafterCount, Speculation
+from server import tally
+from server.tally import ms, ratio
+
+PREDICTION = "prediction"  # the drafter whose tokens OpenAI's usage counts
 
 
-def usage(ends: Sequence[Done], n: int) -> dict[str, Any]:
-    """`ends` holds n choices per prompt; a prompt counts once."""
+def usage(ends: Sequence[Done], n: int, *, predicted: bool) -> dict[str, Any]:
+    """`ends` holds n choices per prompt; a prompt counts once.
+
+    `predicted`: the request brought a prediction, and is told how much of it came true. Tokens of other drafters
+    are not counted there, and other details OpenAI knows are left out, as they are not counted at all.
+    """
     prompts = [end.usage for end in ends[::n]]
-    return usage_of(
+    told = usage_of(
         sum(one.n_prompt for one in prompts),
         sum(end.usage.n_completion for end in ends),
         sum(one.n_cached for one in prompts),
     )
+    if predicted:
+        count = drafters(ends).get(PREDICTION, DrafterCount())
+        told["completion_tokens_details"] = {
+            "accepted_prediction_tokens": count.n_accepted,
+            "rejected_prediction_tokens": count.n_drafted - count.n_accepted,
+        }
+    return told
 
 
 def usage_of(n_prompt: int, n_completion: int, n_cached: int) -> dict[str, Any]:
@@ -43,30 +58,26 @@ def timings(ends: Sequence[Done], n: int) -> dict[str, Any]:
     told: dict[str, Any] = {
         "cache_n": n_cached,
         "prompt_n": n_prompt,
-        "prompt_ms": _ms(prompt_s),
-        "prompt_per_token_ms": _ms(_ratio(prompt_s, n_prompt)),
-        "prompt_per_second": _ratio(n_prompt, prompt_s),
+        "prompt_ms": ms(prompt_s),
+        "prompt_per_token_ms": ms(ratio(prompt_s, n_prompt)),
+        "prompt_per_second": ratio(n_prompt, prompt_s),
         "predicted_n": n_predicted,
-        "predicted_ms": _ms(predicted_s),
-        "predicted_per_token_ms": _ms(_ratio(predicted_s, n_later)),
-        "predicted_per_second": _ratio(n_later, predicted_s),
+        "predicted_ms": ms(predicted_s),
+        "predicted_per_token_ms": ms(ratio(predicted_s, n_later)),
+        "predicted_per_second": ratio(n_later, predicted_s),
     }
-    drafters = _drafters(ends)
-    if any(one["draft_n"] for one in drafters.values()):
-        told["draft_n"] = sum(one["draft_n"] for one in drafters.values())
-        told["draft_n_accepted"] = sum(one["draft_n_accepted"] for one in drafters.values())
-        told["drafters"] = drafters
+    n_drafted = sum(end.speculation.n_drafted for end in ends)
+    if n_drafted:
+        told["draft_n"] = n_drafted
+        told["draft_n_accepted"] = sum(end.speculation.n_accepted for end in ends)
+    if counts := drafters(ends):
+        told["drafters"] = tally.shown(counts)
     return told
 
 
-def _drafters(ends: Sequence[Done]) -> dict[str, dict[str, int]]:
-    counts: dict[str, dict[str, int]] = {}
-    for end in ends:
-        for name, one in end.speculation.drafters.items():
-            count = counts.setdefault(name, {"draft_n": 0, "draft_n_accepted": 0})
-            count["draft_n"] += one.n_drafted
-            count["draft_n_accepted"] += one.n_accepted
-    return counts
+def drafters(ends: Sequence[Done]) -> dict[str, DrafterCount]:
+    """What each drafter did for all choices; also those that had nothing to offer, as their calls took time."""
+    return tally.added(end.speculation.drafters for end in ends)
 
 
 def metrics(ends: Sequence[Done]) -> dict[str, Any]:
@@ -74,11 +85,11 @@ def metrics(ends: Sequence[Done]) -> dict[str, Any]:
     slowest = max(ends, key=lambda end: end.timings.generation_s)
     n_later = max(0, slowest.usage.n_completion - 1)
     told: dict[str, Any] = {
-        "time_to_first_token_ms": _ms(max(end.timings.queue_s + end.timings.prompt_s for end in ends)),
-        "generation_time_ms": _ms(slowest.timings.generation_s),
-        "queue_time_ms": _ms(max(end.timings.queue_s for end in ends)),
-        "mean_itl_ms": _ms(_ratio(slowest.timings.generation_s, n_later)),
-        "tokens_per_second": _ratio(n_later, slowest.timings.generation_s),
+        "time_to_first_token_ms": ms(max(end.timings.queue_s + end.timings.prompt_s for end in ends)),
+        "generation_time_ms": ms(slowest.timings.generation_s),
+        "queue_time_ms": ms(max(end.timings.queue_s for end in ends)),
+        "mean_itl_ms": ms(ratio(slowest.timings.generation_s, n_later)),
+        "tokens_per_second": ratio(n_later, slowest.timings.generation_s),
     }
     speculated = [end.speculation for end in ends if end.speculation.types and end.speculation.n_max]
     if speculated:
@@ -92,8 +103,8 @@ def _speculative_decoding(runs: Sequence[Speculation]) -> dict[str, Any]:
     n_drafted = sum(run.n_drafted for run in runs)
     n_accepted = sum(run.n_accepted for run in runs)
     return {
-        "mean_acceptance_length": 1.0 + _ratio(n_accepted, n_steps),
-        "draft_acceptance_rate": _ratio(n_accepted, n_drafted),
+        "mean_acceptance_length": 1.0 + ratio(n_accepted, n_steps),
+        "draft_acceptance_rate": ratio(n_accepted, n_drafted),
         "acceptance_histogram": histogram,
         "num_spec_steps": n_steps,
         "num_accepted_draft_tokens": n_accepted,
@@ -104,12 +115,6 @@ def _speculative_decoding(runs: Sequence[Speculation]) -> dict[str, Any]:
 
 def resolved(run: Speculation) -> dict[str, Any]:
     """The speculation settings that were in force, after the server's limits."""
-    return {"types": list(run.types), "n_max": run.n_max, "n_min": run.n_min, "p_min": run.p_min}
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)
-
-
-def _ratio(part: float, whole: float) -> float:
-    return round(part / whole, 6) if whole > 0 else 0.0
+    told = {"types": list(run.types), "n_max": run.n_max, "n_min": run.n_min, "p_min": run.p_min}
+    own = {name: getattr(run, name) for name in ("ngram_size_n", "ngram_size_m", "ngram_min_hits")}
+    return told | {name: value for name, value in own.items() if value is not None}

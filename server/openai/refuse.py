@@ -47,7 +47,6 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
     (
         "this is not supported",
         {
-            "prediction": (),
             "web_search_options": (),
             "echo": (False,),
             "suffix": ("",),

@@ -14,6 +14,7 @@ import orjson
 
 from engine.api import Delta, Done, ModelInfo
 from engine.errors import EngineFault
+from server import tally
 from server.logs import pairs
 from server.openai import figures
 from server.openai.convert import Job
@@ -111,11 +112,14 @@ class Reply:
         return [self._ends[index] for index in range(len(self.job.requests))]
 
     def _usage(self) -> dict[str, Any]:
-        return figures.usage(self._ordered(), self.job.n)
+        return figures.usage(self._ordered(), self.job.n, predicted=self.job.predicted)
 
     def _extras(self) -> dict[str, Any]:
         ends = self._ordered()
+        # Text of drafts accepted at random must not be taken for a model's.
+        synthetic = {"synthetic": True} if any(end.speculation.synthetic for end in ends) else {}
         return {
+            **synthetic,
             "timings": figures.timings(ends, self.job.n),
             "metrics": figures.metrics(ends),
             "speculative": figures.resolved(ends[0].speculation),
@@ -139,6 +143,7 @@ class Reply:
                 itl_ms=metrics["mean_itl_ms"],
                 acceptance_length=speculation.get("mean_acceptance_length"),
                 acceptance_rate=speculation.get("draft_acceptance_rate"),
+                drafters=tally.in_short(figures.drafters(ends)),
                 reason=",".join(end.reason for end in ends[:8]),
             ),
         )

@@ -5,6 +5,7 @@ that playwright would download is not used.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="Chromium is not installed"),
 ]
 
+NGRAMS = ("simple", "map-k", "map-k4v", "mod", "cache")
 HOSTILE = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>&amp;"
 
 
@@ -68,7 +70,9 @@ def test_a_message_streams_with_tinted_tokens(page: Any, tmp_path: Path) -> None
         page.goto(server.url)
         playwright.expect(page.locator("#status")).to_have_text("ready")
         playwright.expect(page.locator("#model")).to_have_text("fake/model")
-        playwright.expect(page.locator("#legend li")).to_have_text(["target", "draft-model", "ngram-simple"])
+        playwright.expect(page.locator("#legend li")).to_have_text(
+            ["target", "prediction", "draft-model", "ngram-simple"]
+        )
         page.screenshot(path=tmp_path / "welcome.png")
         page.fill("#prompt", "Rename x to y")
         page.press("#prompt", "Enter")
@@ -87,6 +91,29 @@ def test_a_message_streams_with_tinted_tokens(page: Any, tmp_path: Path) -> None
         page.screenshot(path=tmp_path / "answer.png")
         asked = server.engine.requests[0]
         assert (asked.sampling.temperature, asked.max_tokens, asked.speculate.n_max) == (0.0, 512, 16)
+
+
+def test_every_drafter_has_a_tint_of_its_own_and_a_legend_entry(page: Any) -> None:
+    drafters = ["suffix", "prediction", "draft-model", *(f"ngram-{one}" for one in NGRAMS), "not-known-yet"]
+    engine = FakeEngine(
+        script=lambda request: [*(delta(f"{one} ", one) for one in drafters), done(request, len(drafters))]
+    )
+    engine.info = replace(engine.info, drafters=tuple(drafters))
+    with served(engine) as server:
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.goto(server.url)
+            playwright.expect(page.locator("#legend li")).to_have_text(["target", *drafters])
+            page.fill("#prompt", "hello")
+            page.press("#prompt", "Enter")
+            playwright.expect(page.locator(".figures")).to_contain_text("tokens per pass")
+            for part in ("#legend i", ".token", ".bar i"):
+                tints = page.evaluate(
+                    """([part, sources]) => sources.map(source => getComputedStyle(
+                        document.querySelector(`${part}[data-source='${source}']`)).backgroundColor)""",
+                    [part, drafters],
+                )
+                assert len(set(tints)) == len(drafters), (scheme, part, tints)
 
 
 def test_settings_reach_the_request_and_are_kept(page: Any) -> None:

@@ -109,6 +109,25 @@ async def figures_are_sound(engine: AsyncEngine) -> None:
     assert run.n_min <= run.n_max
     assert run.n_steps <= end.usage.n_completion
     assert set(run.drafters) <= set(engine.info.drafters)
+    assert not run.synthetic
+    for count in run.drafters.values():
+        assert 0 <= count.n_drafts_accepted <= count.n_drafts <= run.n_steps
+        assert count.n_drafts_accepted <= count.n_accepted <= count.n_drafted >= count.n_drafts
+        assert sum(count.accepted_by_position) == count.n_accepted
+        assert len(count.accepted_by_position) <= run.n_max
+        assert min(count.n_begin_calls, count.n_draft_calls, count.n_accept_calls) >= 0
+        assert all(math.isfinite(one) and one >= 0 for one in (count.begin_s, count.draft_s, count.accept_s))
+
+
+async def slots_tell_drafters(engine: AsyncEngine) -> None:
+    stream = await engine.submit(ask("slots", max_tokens=None))
+    await anext(stream)
+    busy = [slot for slot in engine.stats().slots if slot.busy]
+    assert [slot.request_id for slot in busy] == ["contract-slots"]
+    assert set(busy[0].drafters) <= set(engine.info.drafters)
+    await stream.aclose()
+    assert not any(slot.drafters for slot in (await idle(engine)).slots)
+    assert set(engine.stats().drafters) <= set(engine.info.drafters)
 
 
 async def sources_name_drafters(engine: AsyncEngine) -> None:
@@ -142,6 +161,29 @@ async def speculation_only_narrows(engine: AsyncEngine) -> None:
     assert (none.speculation.types, none.speculation.n_drafted) == ((), 0)
     _, zero = await outcome(engine, ask("zero", speculate=Speculate(n_max=0, n_min=5)))
     assert (zero.speculation.n_max, zero.speculation.n_min, zero.speculation.n_drafted) == (0, 0, 0)
+
+
+async def ngram_settings_are_told(engine: AsyncEngine) -> None:
+    asked = Speculate(ngram_size_n=3, ngram_size_m=8, ngram_min_hits=2)
+    _, end = await outcome(engine, ask("ngram", speculate=asked))
+    run = end.speculation
+    assert (run.ngram_size_n, run.ngram_size_m, run.ngram_min_hits) == (3, 8, 2)
+    _, end = await outcome(engine, ask("plain"))
+    run = end.speculation
+    assert (run.ngram_size_n, run.ngram_size_m, run.ngram_min_hits) == (None, None, None)
+
+
+async def a_prediction_changes_no_text(engine: AsyncEngine) -> None:
+    alone, _ = await outcome(engine, ask("alone", max_tokens=32))
+    text = "".join(one.text for one in alone)
+    loaded = "prediction" in engine.info.drafters
+    for prediction, comes_true in ((text, True), ("five six seven eight nine", False)):
+        only = Speculate(types=("prediction",)) if loaded else Speculate()
+        request = ask("predicted", max_tokens=32, prediction=prediction, speculate=only)
+        deltas, end = await outcome(engine, request)
+        assert "".join(one.text for one in deltas) == text
+        if loaded and comes_true:
+            assert end.speculation.drafters["prediction"].n_accepted > 0
 
 
 async def refuses_before_any_event(engine: AsyncEngine) -> None:
@@ -257,6 +299,9 @@ CHECKS: tuple[Check, ...] = (
     seed_is_told,
     same_seed_same_text,
     speculation_only_narrows,
+    ngram_settings_are_told,
+    a_prediction_changes_no_text,
+    slots_tell_drafters,
     refuses_before_any_event,
     leaving_frees,
     leaving_early_frees,

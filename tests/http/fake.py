@@ -34,7 +34,7 @@ Script = Callable[[Request], Iterable[Step]]
 N_CTX = 512
 VOCAB = 1000
 N_MAX = 4
-DRAFTERS = ("draft-model", "ngram-simple")
+DRAFTERS = ("prediction", "draft-model", "ngram-simple")
 INFO = ModelInfo(
     name="fake/model",
     path="/models/fake",
@@ -68,6 +68,29 @@ def delta(text: str, *sources: str | None, first_id: int = 10) -> Delta:
     return Delta(text, tuple(range(first_id, first_id + len(sources))), sources, pieces)
 
 
+def counted(n_drafts: int, n_accepted: int) -> DrafterCount:
+    """A drafter that made drafts of two tokens, of which the first was accepted in so many."""
+    return DrafterCount(
+        n_drafts=n_drafts,
+        n_drafts_accepted=n_accepted,
+        n_drafted=2 * n_drafts,
+        n_accepted=n_accepted,
+        accepted_by_position=(n_accepted,) if n_accepted else (),
+        n_begin_calls=1,
+        n_draft_calls=n_drafts + 1,
+        n_accept_calls=n_drafts + 2,
+        begin_s=0.001,
+        draft_s=0.002,
+        accept_s=0.003,
+    )
+
+
+def guesser(request: Request) -> str:
+    """The drafter that a request's drafts are ascribed to."""
+    types = DRAFTERS if request.speculate.types is None else request.speculate.types
+    return types[0] if request.prediction else types[-1]
+
+
 def done(request: Request, n_completion: int = 3, reason: str = "stop", **changes: object) -> Done:
     """The end of a request that ran with the fake's speculation; by default every other draft was accepted."""
     asked = request.speculate
@@ -86,7 +109,10 @@ def done(request: Request, n_completion: int = 3, reason: str = "stop", **change
         p_min=asked.p_min or 0.0,
         n_steps=n_steps,
         histogram=tuple(histogram),
-        drafters={types[0]: DrafterCount(2 * n_accepted, n_accepted)} if n_accepted else {},
+        drafters={guesser(request): counted(n_accepted, n_accepted)} if n_accepted else {},
+        ngram_size_n=asked.ngram_size_n,
+        ngram_size_m=asked.ngram_size_m,
+        ngram_min_hits=asked.ngram_min_hits,
     )
     fields = {
         "reason": reason,
@@ -108,6 +134,7 @@ def prompt_length(request: Request) -> int:
 def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
     """`w0 w1 … w9`, three tokens a step, cut at max_tokens; the second and third token of a step were drafted."""
     n_max = 10 if request.max_tokens is None else min(10, request.max_tokens)
+    first = "prediction" if request.prediction else "ngram-simple"
     for start in range(0, n_max, 3):
         texts = [f"w{i} " for i in range(start, min(start + 3, n_max))]
         if delay_s:
@@ -115,7 +142,7 @@ def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
         yield Delta(
             "".join(texts),
             tuple(range(start, start + len(texts))),
-            (None, "ngram-simple", "draft-model")[: len(texts)],
+            (None, first, "draft-model")[: len(texts)],
             tuple(texts),
         )
     yield done(request, n_max, "stop" if n_max == 10 else "length")
@@ -243,7 +270,12 @@ class FakeEngine:
         busy = [stream.request.id for stream in self.running][: INFO.n_slots]
         ids = busy + [None] * (INFO.n_slots - len(busy))
         return EngineStats(
-            slots=tuple(SlotState(i, one is not None, one, 5, 7, 1, 2, -1) for i, one in enumerate(ids)),
+            slots=tuple(
+                SlotState(
+                    i, one is not None, one, 5, 7, 1, 2, -1, {"ngram-simple": counted(2, 1)} if one else {}
+                )
+                for i, one in enumerate(ids)
+            ),
             n_waiting=max(0, len(self.running) - INFO.n_slots),
             n_pages_free=60,
             n_pages_cached=2,
@@ -251,7 +283,7 @@ class FakeEngine:
             n_steps=11,
             n_prompt_tokens=20,
             n_completion_tokens=30,
-            drafters={"ngram-simple": DrafterCount(10, 5)},
+            drafters={"ngram-simple": counted(10, 5), "prediction": counted(3, 0)},
             n_preempted=0,
             disabled_drafters=(),
         )

@@ -52,6 +52,7 @@ def test_wrong_keys(locked: Served, headers: dict[str, str]) -> None:
         ("POST", "/v1/chat/completions"),
         ("GET", "/slots"),
         ("GET", "/props"),
+        ("GET", "/metrics"),
         ("GET", "/v1/models"),
         ("POST", "/tokenize"),
         ("GET", "/nothing"),
@@ -63,7 +64,9 @@ def test_wrong_keys(locked: Served, headers: dict[str, str]) -> None:
         assert answer.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/health", "/live", "/", "/app.js", "/style.css"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/v1/health", "/live", "/", "/app.js", "/style.css", "/sources.css"]
+)
 def test_public_paths(locked: Served, path: str) -> None:
     assert locked.http.get(path).status_code == 200
     assert locked.http.head(path).status_code == 200
@@ -142,7 +145,10 @@ def test_while_loading() -> None:
         assert health.json()["error"]["code"] == "loading"
         assert server.http.get("/live").status_code == 200
         assert server.http.get("/").status_code == 200
-        for answer in (server.chat(), server.http.get("/v1/models"), server.http.get("/slots")):
+        for answer in (
+            server.chat(),
+            *(server.http.get(path) for path in ("/v1/models", "/slots", "/metrics")),
+        ):
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
             assert answer.json()["error"]["type"] == "unavailable_error"
         server.gate.open(FakeEngine())
@@ -159,6 +165,7 @@ def test_while_draining(server: Served) -> None:
     answer = server.chat()
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert server.http.get("/slots").status_code == 200
+    assert server.http.get("/metrics").status_code == 200
     assert server.http.get("/live").status_code == 200
 
 
@@ -182,9 +189,12 @@ def test_slots(server: Served) -> None:
         assert all(slot["is_processing"] and slot["id_task"].startswith("chatcmpl-") for slot in slots)
         assert slots[0]["next_token"] == [{"has_next_token": True, "n_remain": -1, "n_decoded": 2}]
         assert (slots[0]["n_prompt_tokens"], slots[0]["n_prompt_tokens_cache"]) == (5, 1)
+        assert list(slots[0]["drafters"]) == ["ngram-simple"]
+        assert slots[0]["drafters"]["ngram-simple"]["draft_n"] == 4
         none = server.http.get("/slots?fail_on_no_slot=1")
         assert (none.status_code, none.json()["error"]["code"]) == (503, "no_idle_slot")
     until(lambda: not server.engine.running)
+    assert [slot["drafters"] for slot in server.http.get("/slots").json()] == [{}] * 4
     assert server.http.get("/slots?fail_on_no_slot=1").status_code == 200
 
 
@@ -192,9 +202,15 @@ def test_props(server: Served) -> None:
     props = server.http.get("/props").json()
     assert (props["total_slots"], props["model_alias"], props["bos_token"]) == (4, "fake/model", "<s>")
     assert props["default_generation_settings"]["n_ctx"] == 512
-    assert props["speculation"]["drafters"] == ["draft-model", "ngram-simple"]
+    assert props["speculation"]["drafters"] == ["prediction", "draft-model", "ngram-simple"]
     assert props["speculation"]["n_max"] == 16
+    assert props["speculation"]["counts"]["ngram-simple"]["draft_n_accepted"] == 5
     assert props["engine"]["n_pages_free"] == 60
+    assert (props["endpoint_slots"], props["endpoint_metrics"], props["endpoint_props"]) == (
+        True,
+        True,
+        False,
+    )
     assert "api_key" not in props["settings"]
 
 

@@ -36,6 +36,7 @@ WORDS = st.sampled_from(
         "assistant",
         "text",
         "ngram-simple",
+        "content",
         "x",
         "\0",
         "\u2028",

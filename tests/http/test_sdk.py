@@ -184,6 +184,22 @@ def test_18_embeddings_are_absent(client: OpenAI) -> None:
     assert caught.value.code == "not_found"
 
 
+def test_predicted_outputs(client: OpenAI) -> None:
+    fields = {"model": "m", "messages": HI, "prediction": {"type": "content", "content": "w0 w1 w2 w3"}}
+    reply = client.chat.completions.create(**fields)
+    assert reply.usage.completion_tokens_details.accepted_prediction_tokens == 5
+    assert reply.usage.completion_tokens_details.rejected_prediction_tokens == 5
+    assert reply.usage.completion_tokens_details.reasoning_tokens is None  # not counted here
+    with client.chat.completions.stream(**fields, stream_options={"include_usage": True}) as stream:
+        details = stream.get_final_completion().usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (5, 5)
+    assert client.chat.completions.create(model="m", messages=HI).usage.completion_tokens_details is None
+    fields["prediction"] = {"type": "image", "content": "x"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**fields)
+    assert (caught.value.param, caught.value.code) == ("prediction.type", "unsupported_value")
+
+
 def test_models(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["fake/model"]
     assert client.models.retrieve("fake/model").owned_by == "slipstream"

@@ -60,9 +60,26 @@ def test_llama_cpps_names() -> None:
     assert (settings.device_draft, settings.batch_size, settings.threads) == ("cuda:1", 512, 2)
     assert (settings.alias, settings.seed, settings.temperature) == ("name", 7, 0.7)
     assert (settings.draft_max, settings.draft_min, settings.draft_p_min) == (5, 1, 0.5)
-    assert settings.ngram_size_n == 3
+    assert settings.spec_ngram_simple_size_n == 3
+    for names in (("--ngram-size-n", "3"), ("--spec-ngram-size-n", "3")):
+        assert read(*names).spec_ngram_simple_size_n == 3
+    files = read("-lcs", "static.bin", "-lcd", "dynamic.bin")
+    assert (files.lookup_cache_static, files.lookup_cache_dynamic) == ("static.bin", "dynamic.bin")
     assert read_settings(["serve", "-hf", "org/name"], {}).model == "org/name"
     assert read("--ctx-size=64").ctx_size == 64
+
+
+def test_a_drafters_settings_have_a_name_in_each_source(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text('spec-shared-history = "tenant"\nspec_synth_len = 3\nspec-ngram-mod-n-min = 4\n')
+    settings = read(
+        *("--config", str(path), "--spec-ngram-map-k-size-n", "5"),
+        SLIPSTREAM_SPEC_NGRAM_MAP_K4V_SIZE_M="6",
+        SLIPSTREAM_SPEC_SYNTH_LEN="2.5",
+    )
+    assert (settings.spec_shared_history, settings.spec_ngram_mod_n_min) == ("tenant", 4)
+    assert (settings.spec_ngram_map_k_size_n, settings.spec_ngram_map_k4v_size_m) == (5, 6)
+    assert settings.spec_synth_len == 2.5
 
 
 def test_unknown_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -89,6 +106,10 @@ def test_unknown_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         (["--draft-max", "65"], "--draft-max 65: must be at most 64"),
         (["--port", "65536"], "must be at most 65535"),
         (["--dtype", "int3"], "must be one of auto, float32"),
+        (["--spec-order", "random"], "must be one of value, fixed"),
+        (["--spec-shared-history", "on"], "must be one of off, tenant, all"),
+        (["--spec-ngram-map-k4v-min-hits", "0"], "--spec-ngram-map-k4v-min-hits 0: must be at least 1"),
+        (["--spec-synth-len", "0.5"], "must be at least 1"),
         (["-c", "many"], "--ctx-size (from the command line): Input should be a valid integer"),
         (["-c", "1.5"], "valid integer"),
         (["--temp", "nan"], "finite number"),
@@ -133,6 +154,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for group in set(flags.GROUP_STARTS.values()):
         assert f"\n{group.lower()}:\n" in text
     assert "--no-spec-adaptive" in text
+    assert "off, tenant, all (default: off)" in " ".join(text.split())
+    assert "--spec-ngram-simple-size-n N, --ngram-size-n N" in text
     assert text.splitlines()[-1].startswith("slipstream ")
 
 

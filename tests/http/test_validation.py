@@ -115,6 +115,10 @@ CHAT_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"speculative.n_max": True}, "speculative.n_max", TEXT),
     ({"speculative.p_min": 1.5}, "speculative.p_min", TEXT),
     ({"speculative.k": 1}, "speculative.k", TEXT),
+    ({"speculative.ngram_size_n": 0}, "speculative.ngram_size_n", TEXT),
+    ({"speculative": {"ngram_size_m": 1025}}, "speculative.ngram_size_m", TEXT),
+    ({"speculative.ngram_min_hits": 1.0}, "speculative.ngram_min_hits", TEXT),
+    ({"speculative": {"ngram_size": 3}}, "speculative.ngram_size", TEXT),
     ({"speculative": {"type": "x"}}, "speculative.type", TEXT),
     ({"speculative": {"n_max": 1}, "speculative.n_max": 1}, "speculative.n_max", TEXT),
     ({"speculative.types": "none,ngram-simple"}, "speculative.types", TEXT),
@@ -128,7 +132,20 @@ CHAT_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
     ({"modalities": ["text", "audio"]}, "modalities", UNSUPPORTED),
     ({"audio": {}}, "audio", UNSUPPORTED),
-    ({"prediction": {"type": "content", "content": "x"}}, "prediction", UNSUPPORTED),
+    ({"prediction": "x"}, "prediction", TEXT),
+    ({"prediction": {}}, "prediction.type", "missing_field"),
+    ({"prediction": {"type": "content"}}, "prediction.content", "missing_field"),
+    ({"prediction": {"type": "tokens", "content": "x"}}, "prediction.type", UNSUPPORTED),
+    ({"prediction": {"type": 1, "content": "x"}}, "prediction.type", TEXT),
+    ({"prediction": {"type": "content", "content": None}}, "prediction.content", TEXT),
+    ({"prediction": {"type": "content", "content": ["x"]}}, "prediction.content", TEXT),
+    ({"prediction": {"type": "content", "content": [{"type": "text"}]}}, "prediction.content", TEXT),
+    (
+        {"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
+        "prediction.content",
+        UNSUPPORTED,
+    ),
+    ({"prediction": {"type": "content", "content": "x", "weight": 1}}, "prediction.weight", TEXT),
     ({"web_search_options": {}}, "web_search_options", UNSUPPORTED),
     ({"grammar": "root ::= x"}, "grammar", UNSUPPORTED),
     ({"json_schema": {}}, "json_schema", UNSUPPORTED),
@@ -177,9 +194,13 @@ def test_completion_fields(server: Served, fields: dict[str, Any], param: str, c
 
 @pytest.mark.parametrize("value", ["secret-" * 9, {"secret": "secret"}, ["secret"] * 1000])
 def test_input_is_never_told_back(server: Served, value: Any) -> None:
-    for name in ("temperature", "stop", "messages", "seed", "speculative.types", "logit_bias"):
+    names = ("temperature", "stop", "messages", "seed", "speculative.types", "logit_bias", "prediction")
+    for name in names:
         answer = server.chat(**{name: value})
         assert "secret" not in answer.text
+    answer = server.chat(prediction={"type": "secret", "content": value})
+    assert answer.status_code == 400
+    assert "secret" not in answer.text
 
 
 def test_field_names_are_told_back_short_and_printable(server: Served) -> None:
@@ -201,6 +222,7 @@ def test_field_names_are_told_back_short_and_printable(server: Served) -> None:
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"stream_options": {"include_usage": True}},
         {"nobody_knows": [1]},
+        {"prediction": None},
     ],
 )
 def test_what_asks_for_nothing_is_fine(server: Served, fields: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What goes over the wire, byte for byte: streams, whole replies, figures, speculation keys."""
+"""What goes over the wire, byte for byte: streams, whole replies, figures."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from engine.api import Chat, Delta, DrafterCount, Speculation, Timings, Usage
-from tests.http.fake import delta, done
+from tests.http.fake import counted, delta, done
 from tests.http.serving import Served, chat, raw
 
 
@@ -69,7 +67,7 @@ def test_the_bytes_of_a_stream(server: Served) -> None:
     told = json.loads(figures.removeprefix("data: "))
     assert (told["choices"], told["seed"]) == ([], 5)
     assert told["speculative"] == {
-        "types": ["draft-model", "ngram-simple"],
+        "types": ["prediction", "draft-model", "ngram-simple"],
         "n_max": 4,
         "n_min": 0,
         "p_min": 0.0,
@@ -90,7 +88,20 @@ def ends(server: Served, *speculations: Speculation | None, **timing: float) -> 
     return server.chat(n=len(speculations)).json()
 
 
-RUN = Speculation(("ngram-simple",), 3, 0, 0.5, 5, (3, 0, 1, 1), {"ngram-simple": DrafterCount(8, 4)})
+COUNT = DrafterCount(
+    n_drafts=4,
+    n_drafts_accepted=2,
+    n_drafted=8,
+    n_accepted=4,
+    accepted_by_position=(2, 1, 1),
+    n_begin_calls=1,
+    n_draft_calls=5,
+    n_accept_calls=6,
+    begin_s=0.25,
+    draft_s=0.005,
+    accept_s=0.0000125,
+)
+RUN = Speculation(("ngram-simple",), 3, 0, 0.5, 5, (3, 1, 0, 1), {"ngram-simple": COUNT})
 
 
 def test_timings_are_those_of_llama_server(server: Served) -> None:
@@ -106,8 +117,26 @@ def test_timings_are_those_of_llama_server(server: Served) -> None:
         "predicted_per_second": 2.0,
         "draft_n": 8,
         "draft_n_accepted": 4,
-        "drafters": {"ngram-simple": {"draft_n": 8, "draft_n_accepted": 4}},
+        "drafters": {
+            "ngram-simple": {
+                "draft_n": 8,
+                "draft_n_accepted": 4,
+                "n_drafts": 4,
+                "n_drafts_accepted": 2,
+                "acceptance_rate_per_position": [0.5, 0.25, 0.25],
+                "calls": {"begin": 1, "draft": 5, "accept": 6},
+                "ms": {"begin": 250.0, "draft": 5.0, "accept": 0.013},
+            }
+        },
     }
+
+
+def test_a_drafter_without_a_guess_tells_its_times(server: Served) -> None:
+    idle = replace(COUNT, n_drafts=0, n_drafts_accepted=0, n_drafted=0, n_accepted=0, accepted_by_position=())
+    timings = ends(server, replace(RUN, histogram=(5, 0, 0, 0), drafters={"suffix": idle}))["timings"]
+    assert "draft_n" not in timings
+    assert timings["drafters"]["suffix"]["acceptance_rate_per_position"] == []
+    assert timings["drafters"]["suffix"]["calls"] == {"begin": 1, "draft": 5, "accept": 6}
 
 
 def test_timings_are_always_finite(server: Served) -> None:
@@ -132,7 +161,7 @@ def test_speculation_metrics_are_those_of_vllm(server: Served) -> None:
         "speculative_decoding": {
             "mean_acceptance_length": 1.8,
             "draft_acceptance_rate": 0.5,
-            "acceptance_histogram": [3, 0, 1, 1],
+            "acceptance_histogram": [3, 1, 0, 1],
             "num_spec_steps": 5,
             "num_accepted_draft_tokens": 4,
             "num_draft_tokens": 8,
@@ -142,16 +171,26 @@ def test_speculation_metrics_are_those_of_vllm(server: Served) -> None:
 
 
 def test_choices_add_up(server: Served) -> None:
-    other = Speculation(("draft-model",), 1, 0, 0.5, 6, (4, 2), {"draft-model": DrafterCount(6, 2)})
+    more = replace(COUNT, accepted_by_position=(1, 1, 1, 1))
+    other = Speculation(
+        *(("draft-model", "ngram-simple"), 1, 0, 0.5, 6, (4, 2)),
+        {"draft-model": counted(3, 2), "ngram-simple": more},
+    )
     body = ends(server, RUN, other)
     assert body["usage"]["prompt_tokens"] == 100
     assert body["usage"]["completion_tokens"] == 18
     figures = body["metrics"]["speculative_decoding"]
-    assert figures["acceptance_histogram"] == [7, 2, 1, 1]
+    assert figures["acceptance_histogram"] == [7, 3, 0, 1]
     assert len(figures["acceptance_histogram"]) == figures["num_spec_tokens"] + 1
     assert sum(figures["acceptance_histogram"]) == figures["num_spec_steps"] == 11
-    assert body["timings"]["draft_n"] == 14
-    assert body["timings"]["drafters"]["draft-model"] == {"draft_n": 6, "draft_n_accepted": 2}
+    assert body["timings"]["draft_n"] == 8 + 8 + 6
+    drafters = body["timings"]["drafters"]
+    assert (drafters["draft-model"]["draft_n"], drafters["draft-model"]["draft_n_accepted"]) == (6, 2)
+    both = drafters["ngram-simple"]
+    assert (both["draft_n"], both["n_drafts"], both["n_drafts_accepted"]) == (16, 8, 4)
+    assert both["acceptance_rate_per_position"] == [3 / 8, 2 / 8, 2 / 8, 1 / 8]
+    assert both["calls"] == {"begin": 2, "draft": 10, "accept": 12}
+    assert both["ms"] == {"begin": 500.0, "draft": 10.0, "accept": 0.025}
 
 
 def test_figures_ride_on_the_finish_chunk_without_usage(server: Served) -> None:
@@ -193,36 +232,18 @@ def test_text_streams(server: Served) -> None:
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks].count("length") == 2
 
 
-@pytest.mark.parametrize(
-    ("fields", "types", "n_max", "n_min", "p_min"),
-    [
-        ({}, None, None, None, None),
-        ({"speculative.n_max": 2, "speculative.n_min": 1, "speculative.p_min": 0.5}, None, 2, 1, 0.5),
-        ({"speculative": {"n_max": 2}, "speculative.p_min": 1}, None, 2, None, 1.0),
-        (
-            {"speculative.types": "ngram-simple, draft-model"},
-            ("ngram-simple", "draft-model"),
-            None,
-            None,
-            None,
-        ),
-        ({"speculative": {"types": ["ngram-simple"]}}, ("ngram-simple",), None, None, None),
-        ({"speculative.types": "none"}, (), None, None, None),
-        ({"speculative.types": "auto"}, None, None, None, None),
-        ({"speculative": None, "speculative.n_max": 0}, None, 0, None, None),
-        ({"speculative": {"n_max": None}}, None, None, None, None),
-    ],
-)
-def test_speculation_keys(
-    server: Served, fields: dict[str, Any], types: Any, n_max: Any, n_min: Any, p_min: Any
-) -> None:
-    assert server.chat(**fields).status_code == 200
-    asked = server.engine.requests[-1].speculate
-    assert (asked.types, asked.n_max, asked.n_min, asked.p_min) == (types, n_max, n_min, p_min)
-
-
-def test_n_max_above_the_servers_is_lowered_and_told(server: Served) -> None:
-    assert server.chat(**{"speculative.n_max": 1000}).json()["speculative"]["n_max"] == 4
+def test_synthetic_drafts_are_told(server: Served) -> None:
+    assert "synthetic" not in server.chat().json()
+    body = ends(server, RUN, replace(RUN, synthetic=True))
+    assert body["synthetic"] is True
+    server.engine.script = lambda request: [
+        delta("x"),
+        done(request, 1, speculation=replace(RUN, synthetic=True)),
+    ]
+    for options in ({}, {"stream_options": {"include_usage": True}}):
+        *earlier, last = server.events(**options)
+        assert last["synthetic"] is True
+        assert not any("synthetic" in chunk for chunk in earlier)
 
 
 def test_seeds_count_up(server: Served) -> None:
