@@ -219,6 +219,7 @@ class EngineStats:
     drafters: Mapping[str, DrafterCount]
     n_preempted: int
     disabled_drafters: tuple[str, ...]  # switched off after repeated failures
+    doubtful_drafters: tuple[str, ...] = ()  # networks whose guesses are hardly ever right
 
 
 Status = Literal["loading", "ready", "draining", "failed"]

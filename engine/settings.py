@@ -34,7 +34,7 @@ class Settings:
     model: str = setting("", "model folder (HF safetensors) or hub name org/name", "-m", "--hf-repo", "-hf")
     model_draft: str | None = setting(
         None,
-        "draft model folder or hub name; its kind is inferred unless --spec-type is given",
+        "folder or hub name of a draft model or a draft head (EAGLE-3, MTP, DFlash, DSpark); its files say which",
         "-md",
         "--spec-draft-model",
         "-hfd",
@@ -43,7 +43,7 @@ class Settings:
     alias: str | None = setting(None, "model name shown to clients; the folder's name by default", "-a")
     device: str = setting("auto", "cpu, cuda, cuda:N or auto", "-dev")
     device_draft: str | None = setting(
-        None, "device of the draft model; the target's by default", "-devd", "--spec-draft-device"
+        None, "device of a draft model; the target's by default", "-devd", "--spec-draft-device"
     )
     dtype: str = setting(
         "auto",
@@ -58,8 +58,8 @@ class Settings:
     spec_type: str = setting(
         "auto",
         "comma list of drafters: prediction (in every list), ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod,"
-        " ngram-cache, suffix, draft-model; none: plain decoding; auto: suffix, ngram-cache where -lcs or -lcd is"
-        " given, draft-model where a draft model is",
+        " ngram-cache, suffix, draft-model, draft-eagle3, draft-mtp, draft-dflash, draft-dspark; none: plain decoding;"
+        " auto: suffix, ngram-cache where -lcs or -lcd is given, and the network given or in the model's own folder",
     )
     spec_order: str = setting(
         "value",
@@ -77,6 +77,11 @@ class Settings:
     )
     draft_min: int = setting(
         0, "drafts shorter than this are thrown away", "--spec-draft-n-min", "--draft-n-min", least=0, most=64
+    )
+    draft_taps: str | None = setting(
+        None,
+        "comma list of the target's hidden states that a draft head reads (0: before the first layer), where its files"
+        " say it wrong; acceptance near zero is the sign",
     )
     draft_p_min: float = setting(
         0.0,

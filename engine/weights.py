@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD = re.compile(r"[^/\\\0]*\.safetensors")
 STORED_DTYPES = ("BF16", "F16", "F32", "F64")
+INTEGER_DTYPES = ("I64", "I32")
 # Tensors that old files carry although they are computed from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 # A folder of another model misses every tensor; stop after this many.
@@ -68,13 +69,62 @@ class Weights:
             raise LoadError(f"{self.folder / file}: tensor {name} does not fit float16; use another --dtype")
         return tensor
 
-    def drop_copy(self, name: str, original: Tensor) -> None:
-        """Count a tensor as used if the files hold it and it only repeats `original`."""
+    def take_again(self, name: str) -> Tensor:
+        """Another copy of a tensor taken before, for a matrix that is packed in two ways."""
         if name not in self._file_of:
-            return
+            raise LoadError(f"{self.folder}: tensor {name} is missing")
+        stored = self._read(self._file_of[name], name, self.shape(name))
+        return stored.to(device=self.device, dtype=self.dtype, copy=True)
+
+    def take_integers(self, name: str, n: int) -> Tensor:
+        """A tensor of whole numbers, [n] int64 on the device; counted as used, not among the parameters.
+
+        Raises `LoadError` if it is missing, of another shape or not of whole numbers.
+        """
+        if name not in self._file_of:
+            raise LoadError(f"{self.folder}: tensor {name} is missing")
+        self._unused.discard(name)
+        stored = self._read(self._file_of[name], name, [n], INTEGER_DTYPES)
+        return stored.to(device=self.device, dtype=torch.int64, copy=True)
+
+    def drop_copy(self, name: str, original: Tensor) -> bool:
+        """Count a tensor as used if the files hold it and it only repeats `original`; whether it does."""
+        if name not in self._file_of:
+            return False
         stored = self._read(self._file_of[name], name, original.shape)
-        if torch.equal(stored.to(device=self.device, dtype=self.dtype), original):
-            self._unused.remove(name)
+        repeats = torch.equal(stored.to(device=self.device, dtype=self.dtype), original)
+        if repeats:
+            self._unused.discard(name)
+        return repeats
+
+    def drop_twin(self, name: str, other: str) -> bool:
+        """Count a tensor as used if the files hold it and it equals the tensor `other` of theirs; whether."""
+        if name not in self._file_of or other not in self._file_of or self.shape(name) != self.shape(other):
+            return False
+        shape = self.shape(name)
+        one, two = (self._read(self._file_of[key], key, shape) for key in (name, other))
+        if torch.equal(one, two):
+            self._unused.discard(name)
+            return True
+        return False
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Do not account for tensors that belong to another network in the same folder."""
+        self._unused.difference_update(names)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All tensors that the files hold."""
+        return frozenset(self._file_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor as stored, for networks whose tensors are trusted more than their config.
+
+        Raises `LoadError` if it is not there.
+        """
+        if name not in self._file_of:
+            raise LoadError(f"{self.folder}: tensor {name} is missing")
+        return tuple(self._files[self._file_of[name]].get_slice(name).get_shape())
 
     def finish(self) -> None:
         """Close the files. Raises `CheckpointMismatch` naming tensors that were missing or not used."""
@@ -82,14 +132,17 @@ class Weights:
         if self._missing or self._unused:
             raise CheckpointMismatch(str(self.folder), sorted(self._missing), sorted(self._unused))
 
-    def _read(self, file: str, name: str, shape: Sequence[int]) -> Tensor:
+    def _read(
+        self, file: str, name: str, shape: Sequence[int], dtypes: Sequence[str] = STORED_DTYPES
+    ) -> Tensor:
         """The tensor as stored, mapped from its file."""
         handle = self._files[file]
         view = handle.get_slice(name)
-        if view.get_dtype() not in STORED_DTYPES:
+        if view.get_dtype() not in dtypes:
+            quantised = "quantised weights are not supported, " if dtypes is STORED_DTYPES else ""
             raise UnsupportedModel(
                 f"{self.folder / file}: tensor {name} has dtype {view.get_dtype()};"
-                f" quantised weights are not supported, only {', '.join(STORED_DTYPES)}"
+                f" {quantised}only {', '.join(dtypes)}"
             )
         if tuple(view.get_shape()) != tuple(shape):
             raise LoadError(

@@ -27,7 +27,7 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         """Ready for requests? 503 while loading, draining or failed."""
         status = gate.status
         if status == "ready":
-            return JSONResponse({"status": "ok"})
+            return JSONResponse({"status": "ok", **_warnings(gate.for_looking())})
         problem = gate.refusal().problem
         return JSONResponse({"status": status, **problem.content()}, 503, dict(problem.headers))
 
@@ -52,6 +52,14 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         return _props(gate.for_looking(), settings)
 
     return router
+
+
+def _warnings(engine: AsyncEngine) -> dict[str, Any]:
+    """What works less well than it should; nothing if all is well."""
+    stats = engine.stats()
+    told = [f"{name} failed repeatedly and is switched off" for name in stats.disabled_drafters]
+    told += [f"{name} is hardly ever right: see the log" for name in stats.doubtful_drafters]
+    return {"warnings": told} if told else {}
 
 
 def _slot(slot: SlotState, engine: AsyncEngine) -> dict[str, Any]:

@@ -6,7 +6,7 @@ scratch: whoever drafts or verifies may write them, nobody may read them later. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.cache.kv import KVStore
@@ -27,12 +27,24 @@ class _Entry:
 class Cache:
     """Page tables of all slots over the K/V stores of the target and the draft networks."""
 
-    def __init__(self, stores: Mapping[str, KVStore], n_slots: int, n_pages: int, page_size: int) -> None:
-        """`stores` names one store per network; the first is the target's."""
+    def __init__(
+        self,
+        stores: Mapping[str, KVStore],
+        n_slots: int,
+        n_pages: int,
+        page_size: int,
+        followers: Collection[str] = (),
+    ) -> None:
+        """`stores` names one store per network; the first is the target's.
+
+        followers: stores whose rows can only be made while the target computes the same tokens. A prefix is adopted
+        as far as it is complete for them too, or they would have a gap for ever.
+        """
         self.stores = dict(stores)
         self.page_size = page_size
         self.pool = PagePool(n_pages)
         self._primary = next(iter(self.stores))
+        self._followers = frozenset(followers)
         self._entries = [_Entry(lengths=dict.fromkeys(self.stores, 0)) for _ in range(n_slots)]
 
     def begin(self, slot: int, tokens: Sequence[int], salt: str) -> int:
@@ -52,6 +64,8 @@ class Cache:
             pages = [name in self.pool.pages[page_id].complete for page_id in entry.table]
             n_complete = pages.index(False) if False in pages else len(pages)
             entry.lengths[name] = n_complete * size
+        if self._followers:
+            self.rollback(slot, min(entry.lengths[name] for name in (self._primary, *self._followers)))
         return entry.lengths[self._primary]
 
     def length(self, slot: int, store: str) -> int:

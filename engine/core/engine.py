@@ -76,7 +76,7 @@ class Engine:
         self.target = target
         self._cache = cache
         self._chain = chain
-        self._acceptance = acceptance
+        self._target = forward.Target(target, acceptance, chain.taps)
         self._slots: list[Slot | None] = [None] * capacity.n_slots
         self._running: list[Slot] = []  # oldest first
         self._preempted: list[Slot] = []  # without cached state, waiting for pages; oldest first
@@ -127,7 +127,7 @@ class Engine:
         if not works:
             return []
         started = time.perf_counter()
-        outcomes = forward.run(self.target, self._cache, works, self._acceptance)
+        outcomes = forward.run(self._target, self._cache, works)
         self._chain.lengths.pass_cost.observe(sum(one.n_rows for one in works), time.perf_counter() - started)
         self._totals.n_steps += 1
         return self._settle(outcomes)
@@ -208,9 +208,9 @@ class Engine:
                     (slot, Failed(StepFailed("the model's output is not a number for this request")))
                 )
             elif ending is not None:
-                synthetic = self._acceptance is not coupled
+                synthetic = self._target.acceptance is not coupled
                 ended.append((slot, done(slot, ending, synthetic=synthetic)))
-            kept.append(Kept(slot, one.draft, outcome.n_accepted))
+            kept.append(Kept(slot, one.draft, outcome.n_accepted, one.start, outcome.streams))
         self._chain.accept(kept)
         for one, _ in outcomes:
             self._cache.publish(one.slot.id, one.slot.tokens)
@@ -271,6 +271,7 @@ class Engine:
             drafters={name: tally.count() for name, tally in self._chain.totals.items()},
             n_preempted=self._totals.n_preempted,
             disabled_drafters=self._chain.disabled,
+            doubtful_drafters=self._chain.doubtful,
         )
 
 

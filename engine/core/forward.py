@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,29 +17,39 @@ from engine.batch import Batch
 from engine.cache.cache import Cache
 from engine.core.plan import Work
 from engine.errors import EngineError, StepFailed
+from engine.layers.decoder import Taps
 from engine.models.network import Network
 from engine.speculate.acceptance import Acceptance, coupled
+from engine.speculate.drafter import Streams
 from engine.speculate.verify import Verdict, verify
 
 log = logging.getLogger(__name__)
 
 STORE = "target"
 
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model served: its network, who accepts drafts, and the residual streams that drafters read of it."""
+
+    network: Network
+    acceptance: Acceptance = coupled
+    taps: tuple[int, ...] = ()
+
+
 Outcome = Verdict | EngineError
 
 
-def run(
-    target: Network, cache: Cache, works: Sequence[Work], acceptance: Acceptance = coupled
-) -> list[tuple[Work, Outcome]]:
+def run(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Work, Outcome]]:
     """Run a pass; per piece of work that was run, its verdict, or the error that ends its request."""
     try:
-        return _pass(target, cache, works, acceptance)
+        return _pass(target, cache, works)
     except Exception:
         log.exception("pass failed spans=%d; trying again without drafts", len(works))
         return _again(target, cache, [one.without_draft() for one in works])
 
 
-def _again(target: Network, cache: Cache, works: Sequence[Work]) -> list[tuple[Work, Outcome]]:
+def _again(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Work, Outcome]]:
     """The second try, which isolates the spans that cannot be computed."""
     try:
         return _pass(target, cache, works)
@@ -58,14 +69,19 @@ def _again(target: Network, cache: Cache, works: Sequence[Work]) -> list[tuple[W
     return outcomes
 
 
-def _pass(
-    target: Network, cache: Cache, works: Sequence[Work], acceptance: Acceptance = coupled
-) -> list[tuple[Work, Outcome]]:
+def _pass(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Work, Outcome]]:
     tables = [cache.table(one.slot.id) for one in works]
-    batch = Batch.build([one.span for one in works], tables, cache.page_size, target.device)
-    logits = target.forward(batch, cache.stores[STORE])  # [n_logits, vocab] float32
+    batch = Batch.build([one.span for one in works], tables, cache.page_size, target.network.device)
+    taps = Taps(target.taps) if target.taps else None
+    logits = target.network.forward(batch, cache.stores[STORE], taps)  # [n_logits, vocab] float32
     judged = [one for one in works if one.n_logits]
     spans = [(one.slot, one.draft) for one in judged]
-    verdicts = verify(logits, spans, acceptance) if judged else []
+    verdicts = verify(logits, spans, target.acceptance) if judged else []
     found = {id(one): verdict for one, verdict in zip(judged, verdicts, strict=True)}
-    return [(one, found.get(id(one), Verdict((), 0))) for one in works]
+    outcomes: list[tuple[Work, Outcome]] = []
+    first = 0
+    for one in works:
+        verdict = found.get(id(one), Verdict((), 0))
+        outcomes.append((one, replace(verdict, streams=Streams(taps, first)) if taps else verdict))
+        first += one.n_rows
+    return outcomes

@@ -6,8 +6,9 @@ between them: nine calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,24 +43,103 @@ class Decoder:
     norm: Norm
     head: Head
 
-    def __call__(self, batch: Batch, store: KVStore) -> Tensor:
-        """Logits of the batch's wanted rows, [n_logits, vocab] float32. Writes all rows' keys and values."""
-        x = self.embedding(batch.token_ids)  # [n_tokens, d_model]
-        added: Tensor | None = None  # [n_tokens, d_model]: what the last block has yet to add to x
-        for block, keys, values in zip(self.blocks, store.keys, store.values, strict=True):
-            if added is None:
-                normed = block.attention_norm(x)
-            else:
-                normed, x = block.attention_norm.add(added, x)
-            normed, x = block.mlp_norm.add(block.attention(normed, batch, keys, values), x)
-            added = block.mlp(normed)
-        if batch.logit_index.shape[0] == 0:
-            return x.new_empty((0, self.head.vocab_size), dtype=torch.float32)
+    def __call__(self, batch: Batch, store: KVStore, taps: Taps | None = None) -> Tensor:
+        """Logits of the batch's wanted rows, [n_logits, vocab] float32. Writes all rows' keys and values.
+
+        taps: streams to keep, of all rows. They are the rows that the logits come from: nothing is computed
+        another way because somebody asked.
+        """
+        x, added = run_blocks(  # [n_tokens, d_model] each
+            self.blocks, self.embedding(batch.token_ids), None, batch, layers_of(store), taps
+        )
         assert added is not None  # a config has at least one layer
-        if batch.logit_index.shape[0] != x.shape[0]:  # equal counts: all rows, in order
-            x, added = x[batch.logit_index], added[batch.logit_index]  # [n_logits, d_model] each
-        normed, _ = self.norm.add(added, x)
-        return self.head(normed)
+        n_layers = len(self.blocks)
+        if taps is not None and not taps.ids.isdisjoint((n_layers, n_layers + 1)):
+            normed, x = self.norm.add(added, x)  # [n_tokens, d_model] each
+            taps.put(n_layers, x)
+            taps.put(n_layers + 1, normed)
+            (normed,) = wanted_rows(batch, normed)  # [n_logits, d_model]
+        else:
+            normed, _ = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model]
+        return logits_of(self.head, normed)
+
+
+class Taps:
+    """Residual streams asked of a pass, each of all rows: what draft networks read of their target.
+
+    Id k below n_layers is the stream entering block k, n_layers the stream before the final norm,
+    n_layers + 1 the stream after it. (For k below n_layers that is transformers' `hidden_states[k]`; its
+    `hidden_states[n_layers]` is our n_layers + 1.)
+    """
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        self.ids = frozenset(ids)
+        self._streams: dict[int, Tensor] = {}  # id -> [n_tokens, d_model]
+
+    def put(self, tap: int, stream: Tensor) -> None:
+        """Keep a stream, [n_tokens, d_model], if it was asked for. Only the residual loop calls this."""
+        if tap in self.ids:
+            self._streams[tap] = stream
+
+    def of(self, ids: Iterable[int]) -> list[Tensor]:
+        """The streams of the last pass, [n_tokens, d_model] each, in the network's dtype on its device.
+
+        ids may repeat. Raises `KeyError` for one that was not asked for or that the network has not.
+        """
+        return [self._streams[tap] for tap in ids]
+
+
+def layers_of(store: KVStore) -> Iterable[tuple[Tensor, Tensor]]:
+    """Keys and values per layer, each [n_pages, n_kv_heads, page_size, d_head]."""
+    return zip(store.keys, store.values, strict=True)
+
+
+def run_blocks(
+    blocks: Sequence[Block],
+    x: Tensor,
+    added: Tensor | None,
+    batch: Batch,
+    layers: Iterable[tuple[Tensor, Tensor]],
+    taps: Taps | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The residual loop. x: [n_tokens, d_model]; added: the same, yet to be added to x, or None for nothing.
+
+    layers: keys and values of each block. The stream after the blocks is the sum of the two tensors returned,
+    so that the norm that follows can be joined with the addition.
+    """
+    for k, (block, (keys, values)) in enumerate(zip(blocks, layers, strict=True)):
+        if added is None:
+            normed = block.attention_norm(x)  # [n_tokens, d_model]
+        else:
+            normed, x = block.attention_norm.add(added, x)
+        if taps is not None:
+            taps.put(k, x)
+        normed, x = block.mlp_norm.add(block.attention(normed, batch, keys, values), x)
+        added = block.mlp(normed)
+    return x, added
+
+
+def wanted_rows(batch: Batch, *streams: Tensor) -> tuple[Tensor, ...]:
+    """The rows whose logits are wanted: [n_logits, d_model] of each [n_tokens, d_model]."""
+    if batch.logit_index.shape[0] == batch.token_ids.shape[0]:  # equal counts: all rows, in order
+        return streams
+    return tuple(stream[batch.logit_index] for stream in streams)
+
+
+class AnyHead(Protocol):
+    """What turns rows into logits: a `Head`, or a draft network's own."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+def logits_of(head: AnyHead, normed: Tensor) -> Tensor:
+    """[n_logits, vocab] float32 of normed rows [n_logits, d_model], of which there may be none."""
+    if normed.shape[0] == 0:
+        return normed.new_empty((0, head.vocab_size), dtype=torch.float32)
+    return head(normed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.cache.kv import FullKV, KVStore
-from engine.layers.decoder import Decoder
+from engine.layers.decoder import Decoder, Taps
 from engine.models.config import ModelConfig
 
 
@@ -39,9 +39,10 @@ class Network:
         """What each layer needs from a `KVStore`."""
         return [block.attention.kv for block in self.decoder.blocks]
 
-    def forward(self, batch: Batch, store: KVStore) -> Tensor:
+    def forward(self, batch: Batch, store: KVStore, taps: Taps | None = None) -> Tensor:
         """Logits of the batch's wanted rows, [n_logits, vocab] float32. Writes all rows' keys and values.
 
-        The caller runs it under `torch.inference_mode`; positions must be below `n_ctx`.
+        The caller runs it under `torch.inference_mode`; positions must be below `n_ctx`. taps: residual
+        streams to keep of all rows, for draft networks that read them.
         """
-        return self.decoder(batch, store)
+        return self.decoder(batch, store, taps)

@@ -11,11 +11,13 @@ from engine.errors import LoadError, UnsupportedModel
 from engine.layers.decoder import DecoderSpec, load_decoder
 from engine.models import llama, qwen2, qwen3
 from engine.models.config import ModelConfig, read_config
+from engine.models.mtp import mtp_tensors
 from engine.models.network import Network
 from engine.weights import Weights
 
 FAMILIES: dict[str, Callable[[ModelConfig, int, int], DecoderSpec]] = {
     "LlamaForCausalLM": llama.parts,
+    "MiMoForCausalLM": qwen2.parts,
     "MistralForCausalLM": llama.parts,
     "Qwen2ForCausalLM": qwen2.parts,
     "Qwen3ForCausalLM": qwen3.parts,
@@ -28,7 +30,8 @@ def load_network(
     """The network of a checkpoint folder, its weights cast to `dtype`.
 
     n_ctx: positions the rotary tables cover. n_vocab: real token ids; logits past them do not exist. None
-    keeps all rows. `kernels.select(device, dtype)` must have run. Raises `LoadError` and its subclasses.
+    keeps all rows. The tensors of an MTP head in the folder are left to `load_mtp`. `kernels.select(device,
+    dtype)` must have run. Raises `LoadError` and its subclasses.
     """
     config = read_config(path)
     family = FAMILIES.get(config.architecture)
@@ -40,6 +43,7 @@ def load_network(
         raise LoadError(f"{path}: the tokenizer has {n_vocab} tokens, the embedding {config.vocab_rows} rows")
     weights = Weights(path, dtype, device)
     decoder = load_decoder(weights, family(config, n_ctx, n_vocab or config.vocab_rows))
+    weights.leave(mtp_tensors(weights.names, config.n_layers))
     weights.finish()
     return Network(
         config=config, decoder=decoder, n_params=weights.n_params, dtype=dtype, device=device, n_ctx=n_ctx

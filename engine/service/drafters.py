@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
 
 from engine.cache.cache import Cache
 from engine.core import forward
 from engine.core.engine import Capacity
 from engine.errors import SettingError
-from engine.models.network import Network
 from engine.settings import Settings
+from engine.speculate.draft_block import DraftBlock
+from engine.speculate.draft_hidden import DraftHidden
 from engine.speculate.draft_model import STORE, DraftModel
 from engine.speculate.drafter import Drafter
 from engine.speculate.garbage import Garbage
@@ -30,7 +33,7 @@ class Parts:
     """What drafters are built from."""
 
     settings: Settings
-    networks: Mapping[str, Network]
+    networks: Mapping[str, Any]  # by store: the target, a draft model, or a head by its drafter's name
     cache: Cache
     capacity: Capacity
 
@@ -40,7 +43,8 @@ class Parts:
 
     @property
     def vocab_size(self) -> int:
-        return self.networks[forward.STORE].vocab_size
+        n_words: int = self.networks[forward.STORE].vocab_size
+        return n_words
 
     def ngram(self, prefix: str) -> tuple[int, int, int]:
         """(tokens that match, tokens copied, occurrences needed) of one n-gram drafter."""
@@ -69,6 +73,14 @@ def _suffix(parts: Parts) -> Drafter:
     return Suffix(parts.n_slots, None if mode == "off" else SharedHistory(size, mode))
 
 
+def _hidden(name: str, parts: Parts) -> Drafter:
+    return DraftHidden(name, parts.networks[name], parts.cache)
+
+
+def _block(name: str, parts: Parts) -> Drafter:
+    return DraftBlock(name, parts.networks[name], parts.cache)
+
+
 # In the order in which `--spec-order fixed` asks them.
 _BUILDERS: Mapping[str, Callable[[Parts], Drafter]] = {
     Prediction.name: lambda parts: Prediction(parts.n_slots),
@@ -79,15 +91,16 @@ _BUILDERS: Mapping[str, Callable[[Parts], Drafter]] = {
     NgramCache.name: _cache,
     Suffix.name: _suffix,
     DraftModel.name: lambda parts: DraftModel(parts.networks[STORE], parts.cache, parts.capacity.batch_size),
+    **{name: partial(_hidden, name) for name in ("draft-eagle3", "draft-mtp")},
+    **{name: partial(_block, name) for name in ("draft-dflash", "draft-dspark")},
     Garbage.name: lambda parts: Garbage(parts.vocab_size),
     Synthetic.name: lambda parts: Synthetic(parts.vocab_size, parts.capacity.eos_ids),
 }
 KNOWN = tuple(_BUILDERS)
+NETWORKS = (DraftModel.name, "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
 
 # Settings by the beginning of their names, and the drafter without which they would have no effect.
 _USED_BY = {
-    "model_draft": DraftModel.name,
-    "draft_p_min": DraftModel.name,
     "spec_ngram_simple_": NgramSimple.name,
     "spec_ngram_map_k_": NgramMapK.name,
     "spec_ngram_map_k4v_": NgramMapK4V.name,
@@ -97,11 +110,13 @@ _USED_BY = {
 }
 
 
-def drafter_types(settings: Settings) -> tuple[str, ...]:
-    """The drafters to load, in order. Raises `SettingError` for flags that could not take effect."""
-    names = _names(settings)
-    if DraftModel.name in names and settings.model_draft is None:
-        raise SettingError("spec_type", settings.spec_type, "draft-model needs a draft model (--model-draft)")
+def drafter_types(settings: Settings, network: str | None) -> tuple[str, ...]:
+    """The drafters to load, in order. Raises `SettingError` for flags that could not take effect.
+
+    network: the drafter whose network `--model-draft` or the target's own folder holds, if any.
+    """
+    names = _names(settings, network)
+    _check_networks(settings, names, network)
     if Synthetic.name in names and settings.spec_synth_len is None and settings.spec_synth_rates is None:
         raise SettingError(
             "spec_type", settings.spec_type, "synthetic needs --spec-synth-len or --spec-synth-rates"
@@ -120,14 +135,33 @@ def drafter_types(settings: Settings) -> tuple[str, ...]:
             settings.spec_shared_history_size,
             "has no use without --spec-shared-history",
         )
-    if settings.device_draft is not None and settings.model_draft is None:
-        raise SettingError("device_draft", settings.device_draft, "has no use without --model-draft")
     if settings.draft_min > settings.draft_max:
         raise SettingError("draft_min", settings.draft_min, f"is more than --draft-max {settings.draft_max}")
     return names
 
 
-def _names(settings: Settings) -> tuple[str, ...]:
+def _check_networks(settings: Settings, names: Sequence[str], network: str | None) -> None:
+    for name in names:
+        if name in NETWORKS and name != network:
+            held = "nothing was given" if network is None else f"what was given is a {network}"
+            raise SettingError(
+                "spec_type", settings.spec_type, f"{name} needs a network of its kind (--model-draft); {held}"
+            )
+    if settings.model_draft is not None and network not in names:
+        raise SettingError("model_draft", settings.model_draft, f"has no use without {network} (--spec-type)")
+    if settings.draft_p_min and not set(names) & set(NETWORKS):
+        raise SettingError("draft_p_min", settings.draft_p_min, "has no use without a draft network")
+    if settings.device_draft is not None and DraftModel.name not in names:
+        raise SettingError(
+            "device_draft",
+            settings.device_draft,
+            "has no use without draft-model; heads run with their target",
+        )
+    if settings.draft_taps is not None and not set(names) & set(NETWORKS) - {DraftModel.name}:
+        raise SettingError("draft_taps", settings.draft_taps, "has no use without a head (--model-draft)")
+
+
+def _names(settings: Settings, network: str | None) -> tuple[str, ...]:
     asked = [ALIASES.get(name.strip(), name.strip()) for name in settings.spec_type.split(",")]
     for name in asked:
         if name not in (*KNOWN, NO_DRAFTER, ALL_DRAFTERS):
@@ -137,18 +171,18 @@ def _names(settings: Settings) -> tuple[str, ...]:
     if NO_DRAFTER in asked:
         return ()
     if ALL_DRAFTERS in asked:
-        asked += _worth_their_time(settings)
+        asked += _worth_their_time(settings, network)
     # A prediction costs nothing until a request brings one, so every server that drafts knows it.
     return tuple(name for name in KNOWN if name in (Prediction.name, *asked))
 
 
-def _worth_their_time(settings: Settings) -> list[str]:
+def _worth_their_time(settings: Settings, network: str | None) -> list[str]:
     """What `auto` loads: `suffix` finds whatever the other methods find in a text; the others need something given."""
     has_counts = settings.lookup_cache_static is not None or settings.lookup_cache_dynamic is not None
     return [
         Suffix.name,
         *([NgramCache.name] if has_counts else []),
-        *([DraftModel.name] if settings.model_draft is not None else []),
+        *([network] if network is not None else []),
     ]
 
 

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,7 +21,9 @@ from engine.errors import DraftMismatch, LoadError, SettingError
 from engine.models.config import DTYPES, read_config
 from engine.models.network import Network
 from engine.models.registry import load_network
+from engine.models.translated import TranslatedNetwork, shared_tokens, translate
 from engine.service.drafters import Parts, build, drafter_types
+from engine.service.drafts import DRAFT_MODEL, DraftSource, draft_source, head_token_bytes, load_head
 from engine.service.sizes import PAGE_SIZE, Checkpoint, batch_size, context, make_cache
 from engine.service.thread import Text, ThreadEngine
 from engine.settings import Settings, check
@@ -30,10 +33,12 @@ from engine.speculate.chain import Chain
 from engine.speculate.length import Lengths
 from engine.speculate.resolve import NO_DRAFTER
 from engine.text.chat import load_chat_template
-from engine.text.tokenizer import Tokenizer, same_vocabulary
+from engine.text.tokenizer import Tokenizer, by_id, same_vocabulary
 from kernels import select
 
 log = logging.getLogger(__name__)
+
+_LEAST_SHARED = 0.5  # of the target's tokens that a draft model must know
 
 
 def launch(settings: Settings) -> ThreadEngine:
@@ -44,30 +49,22 @@ def launch(settings: Settings) -> ThreadEngine:
         torch.set_num_threads(settings.threads)
     if not settings.model:
         raise SettingError("model", "''", "a model folder or hub name is needed")
-    types = drafter_types(settings)
-    rates = synthetic_rates(settings, types)
     target_from = _checkpoint(settings.model, settings.device, settings.dtype)
-    draft_from = None
-    if settings.model_draft is not None:
-        draft_from = _checkpoint(
-            settings.model_draft, settings.device_draft or settings.device, settings.dtype
-        )
+    draft_folder = None if settings.model_draft is None else _folder(settings.model_draft)
+    source = draft_source(draft_folder, target_from)
+    types = drafter_types(settings, None if source is None else source.name)
+    rates = synthetic_rates(settings, types)
     tokenizer = Tokenizer(target_from.path)
-    sources = [one for one in (target_from, draft_from) if one is not None]
-    n_ctx = context(settings, sources)
-    _select_ops(sources)
-    target = _load(target_from, tokenizer, n_ctx)
-    networks = {forward.STORE: target}
-    if draft_from is not None:
-        _check_vocabulary(tokenizer, draft_from)
-        networks[draft_model.STORE] = _load(draft_from, tokenizer, n_ctx)
+    n_ctx, networks = _networks(settings, target_from, source if source and source.name in types else None)
+    target = networks[forward.STORE]
     capacity = Capacity(
         n_slots=settings.parallel,
         n_ctx=n_ctx,
         batch_size=batch_size(settings, target.device),
         eos_ids=tokenizer.eos_ids,
     )
-    cache = make_cache(settings, networks, n_ctx)
+    followers = [name for name in networks if name in types]
+    cache = make_cache(settings, networks, n_ctx, followers)
     parts = Parts(settings, networks, cache, capacity)
     drafters = [build(name, parts) for name in types]
     chain = Chain(drafters, Lengths(adaptive=settings.spec_adaptive), by_value=settings.spec_order == "value")
@@ -77,6 +74,28 @@ def launch(settings: Settings) -> ThreadEngine:
     info = _info(settings, target_from, text, engine, types)
     _log_ready(info, time.perf_counter() - started)
     return ThreadEngine(engine, text, info, settings)
+
+
+def _networks(
+    settings: Settings, target_from: Checkpoint, source: DraftSource | None
+) -> tuple[int, dict[str, Any]]:
+    """(context, networks by the name of their store: the target, then a draft model or a head)."""
+    tokenizer = Tokenizer(target_from.path)
+    draft_from, head_bytes = None, 0
+    if source is not None and source.name == DRAFT_MODEL:
+        draft_from = _checkpoint(str(source.path), settings.device_draft or settings.device, settings.dtype)
+    elif source is not None:
+        head_bytes = head_token_bytes(source, target_from)
+    sources = [one for one in (target_from, draft_from) if one is not None]
+    n_ctx = context(settings, sources, head_bytes)
+    _select_ops(sources)
+    target = _load(target_from, tokenizer, n_ctx)
+    networks: dict[str, Any] = {forward.STORE: target}
+    if draft_from is not None:
+        networks[draft_model.STORE] = _load_draft(draft_from, tokenizer, n_ctx)
+    elif source is not None:
+        networks[source.name] = load_head(source, target, n_ctx, settings.draft_taps)
+    return n_ctx, networks
 
 
 def _log_ready(info: ModelInfo, seconds: float) -> None:
@@ -142,14 +161,20 @@ def _select_ops(sources: Sequence[Checkpoint]) -> None:
             log.info("op=%s implementation=%s reason=%s", line.op, line.implementation, line.reason)
 
 
-def _check_vocabulary(tokenizer: Tokenizer, draft: Checkpoint) -> None:
-    """A draft must mean the same tokens as the target, and have an embedding for each of them."""
-    shared = same_vocabulary(tokenizer, Tokenizer(draft.path))
-    if draft.config.vocab_rows < tokenizer.vocab_size:
+def _load_draft(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network | TranslatedNetwork:
+    """The draft model, in the target's token ids. Raises `DraftMismatch` if they have too few tokens in common."""
+    own = Tokenizer(source.path)
+    if same_vocabulary(tokenizer, own) and source.config.vocab_rows >= tokenizer.vocab_size:
+        return _load(source, tokenizer, n_ctx)
+    ours, theirs = by_id(tokenizer), by_id(own)
+    share = len(shared_tokens(ours, theirs)) / max(1, len(ours))
+    if share < _LEAST_SHARED:
         raise DraftMismatch(
-            f"{draft.path}: embeds {draft.config.vocab_rows} tokens, the target has"
-            f" {tokenizer.vocab_size}; {shared} are shared"
+            f"{source.path}: has {share:.0%} of the target's {len(ours)} tokens,"
+            f" at least {_LEAST_SHARED:.0%} are needed"
         )
+    log.info("event=vocabulary shared=%.1f%% ids are translated between draft and target", 100 * share)
+    return translate(_load(source, own, n_ctx), ours, theirs, tokenizer.vocab_size)
 
 
 def _info(

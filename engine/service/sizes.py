@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -47,8 +48,11 @@ class Checkpoint:
         return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
 
 
-def context(settings: Settings, sources: Sequence[Checkpoint]) -> int:
-    """Most tokens of one sequence: as set, or as many as model and memory allow. The target comes first."""
+def context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int = 0) -> int:
+    """Most tokens of one sequence: as set, or as many as model and memory allow. The target comes first.
+
+    head_bytes: of one token's keys and values in a draft head.
+    """
     most = min(one.config.n_ctx_train for one in sources)
     if settings.ctx_size is not None:
         if settings.ctx_size > most:
@@ -57,7 +61,8 @@ def context(settings: Settings, sources: Sequence[Checkpoint]) -> int:
             )
         return settings.ctx_size
     room = _cache_bytes(settings, sources[0].device, sum(one.file_bytes for one in sources))
-    n_fitting = int(room / sum(one.token_bytes for one in sources)) - settings.draft_max - 2 * PAGE_SIZE
+    token_bytes = head_bytes + sum(one.token_bytes for one in sources)
+    n_fitting = int(room / token_bytes) - settings.draft_max - 2 * PAGE_SIZE
     return min(most, _CONTEXT_MOST, max(n_fitting, _CONTEXT_LEAST))
 
 
@@ -73,16 +78,32 @@ def batch_size(settings: Settings, device: torch.device) -> int:
     return size
 
 
-def make_cache(settings: Settings, networks: Mapping[str, Network], n_ctx: int) -> Cache:
+class HasLayers(Protocol):
+    """What has keys and values: a whole network, or a head, which runs as its target does."""
+
+    @property
+    def kv_layers(self) -> list[FullKV]: ...
+
+
+def make_cache(
+    settings: Settings, networks: Mapping[str, HasLayers], n_ctx: int, followers: Collection[str] = ()
+) -> Cache:
     """Pages for twice all slots at full length, or as many as the memory allows; at least one full sequence.
 
-    `networks` by the name of their store, the target's first; their weights are loaded.
+    `networks` by the name of their store, the target's first; their weights are loaded. `followers` are those whose
+    rows are made while the target computes.
     """
+    target = next(iter(networks.values()))
+    assert isinstance(target, Network)
+    runs = {
+        name: (getattr(one, "dtype", target.dtype), getattr(one, "device", target.device))
+        for name, one in networks.items()
+    }
     page_bytes = PAGE_SIZE * sum(
-        layer.token_bytes(network.dtype) for network in networks.values() for layer in network.kv_layers
+        layer.token_bytes(runs[name][0]) for name, network in networks.items() for layer in network.kv_layers
     )
     pages_each = -(-(n_ctx + settings.draft_max) // PAGE_SIZE) + 1
-    room = _cache_bytes(settings, next(iter(networks.values())).device, 0)
+    room = _cache_bytes(settings, target.device, 0)
     n_pages = int(room // page_bytes)
     if settings.cache_size is None:
         n_pages = min(n_pages, 2 * pages_each * settings.parallel)
@@ -94,10 +115,10 @@ def make_cache(settings: Settings, networks: Mapping[str, Network], n_ctx: int) 
             f" a page has {page_bytes / 2**20:.2f} MiB",
         )
     stores = {
-        name: KVStore(network.kv_layers, n_pages, PAGE_SIZE, network.dtype, network.device)
+        name: KVStore(network.kv_layers, n_pages, PAGE_SIZE, *runs[name])
         for name, network in networks.items()
     }
-    return Cache(stores, settings.parallel, n_pages, PAGE_SIZE)
+    return Cache(stores, settings.parallel, n_pages, PAGE_SIZE, followers)
 
 
 def _cache_bytes(settings: Settings, device: torch.device, weight_bytes: int) -> float:

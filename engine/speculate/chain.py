@@ -23,6 +23,8 @@ from engine.speculate.survival import Survival, grades
 log = logging.getLogger(__name__)
 
 _MOST_FAILURES = 3
+_ALARM_AFTER = 500  # drafted tokens of a network
+_ALARM_BELOW = 0.05  # accepted share of them
 
 T = TypeVar("T")
 
@@ -42,10 +44,16 @@ class Chain:
         self._shadows = Shadows(self._survival)
         self._failures: Counter[str] = Counter()
         self._totals = {one.name: DrafterTally() for one in drafters}
+        self._doubtful: dict[str, None] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._totals)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Residual streams of the target that any drafter reads."""
+        return tuple(sorted({tap for drafter in self._networks for tap in drafter.taps}))
 
     @property
     def totals(self) -> Mapping[str, DrafterTally]:
@@ -56,6 +64,11 @@ class Chain:
     def disabled(self) -> tuple[str, ...]:
         """Drafters that failed too often and are asked no more."""
         return tuple(name for name in self.names if self._failures[name] >= _MOST_FAILURES)
+
+    @property
+    def doubtful(self) -> tuple[str, ...]:
+        """Networks whose guesses are so rarely right that something must be wrong with them."""
+        return tuple(self._doubtful)
 
     def begin(self, slot: Slot) -> None:
         """A request enters a slot, or starts over from its tokens."""
@@ -185,7 +198,7 @@ class Chain:
             for name in self._shadows.judge(one.slot):
                 self.lengths.restore(one.slot.id, name)
         for drafter in (*self._free, *self._networks):
-            served = [one for one in kept if self._serves(drafter, one.slot)]
+            served = [one for one in kept if self._follows(drafter, one.slot)]
             if served:
                 slots = [one.slot for one in served]
                 self._run(drafter, "accept", slots, partial(drafter.accept, served))
@@ -196,20 +209,48 @@ class Chain:
             positions = [i for i, source in enumerate(draft.sources) if source == name]
             for tally in (slot.stats.tally(name), self._totals[name]):
                 tally.credit(positions, n_accepted)
+            self._watch_over(name)
+
+    def _watch_over(self, name: str) -> None:
+        """Say once that a network is hardly ever right: it is then nearly always a wrong one."""
+        total = self._totals[name]
+        if total.n_drafted < _ALARM_AFTER or name not in {one.name for one in self._networks}:
+            return
+        n_accepted = sum(total.accepted_by_position)
+        if n_accepted >= _ALARM_BELOW * total.n_drafted:
+            self._doubtful.pop(name, None)
+        elif name not in self._doubtful:
+            self._doubtful[name] = None
+            log.warning(
+                "drafter %s: %d of %d drafted tokens were accepted. Usual causes: a network made for another model,"
+                " hidden states of the wrong layers (--draft-taps), or another version of the target's weights",
+                name,
+                n_accepted,
+                total.n_drafted,
+            )
 
     def _tell_each(self, verb: str, slot: Slot) -> None:
         for drafter in (*self._free, *self._networks):
-            if self._serves(drafter, slot):
+            if self._follows(drafter, slot):
                 self._run(drafter, verb, [slot], partial(getattr(drafter, verb), slot))
 
+    def _follows(self, drafter: Drafter, slot: Slot) -> bool:
+        """Whether the drafter is told of the slot; one that is not costs it nothing, not even its prompt.
+
+        A drafter that reads the target's streams follows every slot: what it misses now is missing in the prefixes
+        that later requests adopt.
+        """
+        return self._works(drafter, slot) and (bool(drafter.taps) or self._asks(drafter, slot))
+
     def _serves(self, drafter: Drafter, slot: Slot) -> bool:
-        """Whether the slot uses the drafter; one that does not costs it nothing, not even its prompt."""
-        return (
-            slot.speculate.n_max > 0
-            and drafter.name in slot.speculate.types
-            and drafter.name not in slot.silenced
-            and self._failures[drafter.name] < _MOST_FAILURES
-        )
+        """Whether the slot uses the drafter's guesses."""
+        return self._works(drafter, slot) and self._asks(drafter, slot)
+
+    def _asks(self, drafter: Drafter, slot: Slot) -> bool:
+        return slot.speculate.n_max > 0 and drafter.name in slot.speculate.types
+
+    def _works(self, drafter: Drafter, slot: Slot) -> bool:
+        return drafter.name not in slot.silenced and self._failures[drafter.name] < _MOST_FAILURES
 
     def _run(self, drafter: Drafter, verb: str, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
         """Run a verb of a drafter. If it raises, its requests go on without it; the text does not change."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from engine.batch import Batch, Span
 from engine.cache.cache import Cache
 from engine.models.network import Network
-from engine.sample.pick import pick
 from engine.slot import Slot
-from engine.speculate.drafter import Drafter, Guess, Kept, Want
+from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from engine.speculate.unroll import Rows, Unrolled
 
 STORE = "draft"
 
@@ -49,55 +49,41 @@ class DraftModel(Drafter):
         self._feed(behind)
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        drafts: dict[int, list[int]] = {want.slot.id: [] for want in wants}
-        survival: dict[int, list[float]] = {want.slot.id: [] for want in wants}
-        spans = {want.slot.id: list(want.slot.tokens[self._length(want.slot) :]) for want in wants}
-        active = [
-            want
-            for want in wants
-            if len(spans[want.slot.id]) <= self._chunk and self._reserve(want.slot, want.n_max)
+        able = [
+            i
+            for i, want in enumerate(wants)
+            if len(want.slot.tokens) - self._length(want.slot) <= self._chunk
+            and self._reserve(want.slot, want.n_max)
         ]
-        self._feed([want.slot for want in wants if want not in active])
-        for want in active:
-            self._fed[want.slot.id] = []
-        while active:
-            picked, probability = self._pass(active, spans, drafts)
-            going_on = []
-            for want, token_id, p in zip(active, picked, probability, strict=True):
-                draft = drafts[want.slot.id]
-                if token_id < 0 or p < want.slot.speculate.p_min:
-                    continue
-                draft.append(token_id)
-                survival[want.slot.id].append(p)
-                spans[want.slot.id] = [token_id]
-                if len(draft) < want.n_max:
-                    going_on.append(want)
-            active = going_on
-        return [Guess(drafts[want.slot.id], survival[want.slot.id]) for want in wants]
+        self._feed([want.slot for i, want in enumerate(wants) if i not in able])
+        unrolled = Unrolled(wants)
 
-    def _pass(
-        self, wants: Sequence[Want], spans: dict[int, list[int]], drafts: dict[int, list[int]]
-    ) -> tuple[list[int], list[float]]:
-        """One position for every active slot: feed its span, pick what follows."""
-        batch_spans = []
-        for want in wants:
-            slot = want.slot
-            draft = drafts[slot.id]
-            n_past = len(slot.tokens) + len(draft) - len(spans[slot.id])
-            batch_spans.append(Span(slot.id, spans[slot.id], n_past, len(draft[-1:]), 1))
-        logits = self._forward(batch_spans)
-        for want in wants:
-            slot = want.slot
-            if drafts[slot.id]:
-                self._fed[slot.id].append(drafts[slot.id][-1])
-            else:
-                self._cache.commit(slot.id, STORE, len(slot.tokens))
-        rows = [want.slot.row(drafts[want.slot.id]) for want in wants]
-        choice = pick(logits, rows, want_probability=True)
-        assert choice.probability is not None
-        return choice.token_ids.tolist(), choice.probability.tolist()
+        def step(going_on: Sequence[int], rows: Sequence[int]) -> Rows:
+            spans = []
+            for i in going_on:
+                slot, guesses = wants[i].slot, unrolled.tokens[i]
+                self._fed[slot.id].append(guesses[-1])
+                n_past = len(slot.tokens) + len(guesses) - 1
+                spans.append(Span(slot.id, guesses[-1:], n_past, 1, 1))
+            return self._forward(spans), None
 
-    def _forward(self, spans: Sequence[Span]) -> torch.Tensor:  # [n_logits, vocab] float32
+        if not able:
+            return [NO_GUESS] * len(wants)
+        return unrolled.run(able, (self._caught_up([wants[i].slot for i in able]), None), step)
+
+    def _caught_up(self, slots: Sequence[Slot]) -> Tensor:  # [n_slots, vocab] float32
+        """Feed what each slot has gained; the logits after its last token."""
+        spans = []
+        for slot in slots:
+            n_past = self._length(slot)
+            spans.append(Span(slot.id, slot.tokens[n_past:], n_past, 0, 1))
+        logits = self._forward(spans)
+        for slot in slots:
+            self._cache.commit(slot.id, STORE, len(slot.tokens))
+            self._fed[slot.id] = []
+        return logits
+
+    def _forward(self, spans: Sequence[Span]) -> Tensor:  # [n_logits, vocab] float32
         tables = [self._cache.table(span.slot) for span in spans]
         batch = Batch.build(spans, tables, self._cache.page_size, self._network.device)
         return self._network.forward(batch, self._cache.stores[STORE])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.layers.decoder import Taps
 from engine.slot import Slot
 
 
@@ -64,12 +65,25 @@ NO_DRAFT = Draft()
 
 
 @dataclass(frozen=True, slots=True)
+class Streams:
+    """The target's residual streams of a pass, and which of their rows are a span's."""
+
+    taps: Taps
+    first: int  # row of the span's first token
+
+
+@dataclass(frozen=True, slots=True)
 class Kept:
-    """What one target pass added to one slot; `slot.tokens` already holds it."""
+    """What one target pass added to one slot; `slot.tokens` already holds it.
+
+    Tokens `start` … `slot.n_past` - 1 were computed and kept, and each has its successor in `slot.tokens`.
+    """
 
     slot: Slot
     draft: Draft
     n_accepted: int
+    start: int = 0
+    streams: Streams | None = None  # of those tokens, row by row; None if no drafter reads any
 
 
 class Drafter(ABC):
@@ -82,6 +96,9 @@ class Drafter(ABC):
     # Whether a draft costs so little that one is made for every slot and step, used or not; such a drafter only
     # reads text, and what it guesses can be judged without verifying it.
     is_free: bool = True
+    # Residual streams of the target that the drafter reads (`engine.layers.decoder.Taps`). They exist only while the
+    # target computes a token, so a drafter with taps is told of every pass of every slot, drafting or not.
+    taps: tuple[int, ...] = ()
 
     def begin(self, slot: Slot) -> None:  # noqa: B027  most drafters keep nothing between rounds
         """A new sequence in this slot, or the same one starting over from its tokens."""

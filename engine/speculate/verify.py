@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.sample.pick import Row, pick
 from engine.slot import Slot
 from engine.speculate.acceptance import Acceptance, coupled
-from engine.speculate.drafter import Draft
+from engine.speculate.drafter import Draft, Streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class Verdict:
 
     token_ids: Sequence[int]  # accepted drafts, then the target's own token; -1 marks a row with NaN
     n_accepted: int
+    streams: Streams | None = None  # what drafters read of the target's pass
 
 
 def verify(

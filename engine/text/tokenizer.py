@@ -12,11 +12,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from engine.errors import DraftMismatch, InvalidRequest, LoadError
+from engine.errors import InvalidRequest, LoadError
 from engine.text.json_file import read_object
 
 # A draft may lack or add this many ids at the end: added tokens differ between the sizes of a family.
-SIZE_SLACK = 128
 
 
 def stop_ids(folder: Path) -> frozenset[int]:
@@ -109,26 +108,13 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
     return found
 
 
-def same_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
-    """How many leading ids mean the same token in both. Raises `DraftMismatch` naming the first other.
+def same_vocabulary(target: Tokenizer, draft: Tokenizer) -> bool:
+    """Whether every id means the same token in both, as far as both have it.
 
-    Tokenizers are compared, not the padded sizes of the matrices. The draft must not propose ids past the
-    result, nor be fed ids past its own embedding.
+    Tokenizers are compared, not the padded sizes of the matrices.
     """
-    shared = min(target.vocab_size, draft.vocab_size)
-    if abs(target.vocab_size - draft.vocab_size) > SIZE_SLACK:
-        raise DraftMismatch(
-            f"the target's vocabulary has {target.vocab_size} tokens, the draft's"
-            f" {draft.vocab_size}; at most {SIZE_SLACK} may differ"
-        )
     ours, theirs = (by_id(one) for one in (target, draft))
-    for token_id in range(shared):
-        if ours.get(token_id) != theirs.get(token_id):
-            raise DraftMismatch(
-                f"token {token_id} is {ours.get(token_id)!r} in the target's vocabulary and"
-                f" {theirs.get(token_id)!r} in the draft's"
-            )
-    return shared
+    return all(theirs[token_id] == token for token_id, token in ours.items() if token_id in theirs)
 
 
 def by_id(tokenizer: Tokenizer) -> dict[int, str]:

@@ -166,6 +166,8 @@ async def decoding(engine: ThreadEngine, options: argparse.Namespace) -> None:
                 f"{kind:9} {NAMES.get(types, types[0]):15} {ratio:5.2f} x plain  ({plain:6.1f} -> {rate:6.1f} tokens/s,"
                 f" acceptance length {length:.2f}, {len(asks)} pairs)"
             )
+        if not alone:
+            continue
         best = max(alone, key=lambda types: alone[types])
         sides = (Speculate(types=types, n_max=options.draft_max) for types in (AUTO, best))
         ratio, _, _, _ = await ratios(engine, asks, *sides)

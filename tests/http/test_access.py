@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterator
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -248,3 +249,14 @@ def test_the_page(server: Served) -> None:
         assert answer.headers["content-security-policy"].startswith("default-src 'self';")
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.text == (pages.FOLDER / name).read_text()
+
+
+def test_a_drafter_in_trouble_shows_in_health() -> None:
+    with served() as server:
+        sound = server.engine.stats()
+        server.engine.stats = lambda: replace(  # type: ignore[method-assign]
+            sound, disabled_drafters=("suffix",), doubtful_drafters=("draft-eagle3",)
+        )
+        health = server.http.get("/health")
+        assert (health.status_code, health.json()["status"]) == (200, "ok")
+        assert [one.split()[0] for one in health.json()["warnings"]] == ["suffix", "draft-eagle3"]

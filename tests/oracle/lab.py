@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,16 @@ from engine.api import Delta, Done, EngineStats, Event, Failed, Request, Samplin
 from engine.cache.cache import Cache
 from engine.cache.kv import KVStore
 from engine.core.engine import Capacity, Engine
+from engine.models.dflash import load_dflash
+from engine.models.eagle3 import load_eagle3
+from engine.models.mtp import load_mtp
 from engine.models.registry import load_network
 from engine.sample.params import resolve_sampling
 from engine.settings import Settings
 from engine.slot import Slot, SlotStats
 from engine.speculate.chain import Chain
+from engine.speculate.draft_block import DraftBlock
+from engine.speculate.draft_hidden import DraftHidden
 from engine.speculate.draft_model import DraftModel
 from engine.speculate.drafter import Drafter
 from engine.speculate.garbage import Garbage
@@ -41,6 +47,12 @@ from engine.text.tokenizer import Tokenizer
 from kernels import select
 
 EIGHT = Speculate(n_max=8)
+ROOT = Path(__file__).parents[2]
+HEADS: dict[str, tuple[Callable[..., Any], str]] = {
+    "draft-eagle3": (load_eagle3, "eagle3"),
+    "draft-mtp": (load_mtp, "mtp"),
+    "draft-dflash": (load_dflash, "dflash"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +105,25 @@ class Lab:
         self.n_ctx = n_ctx
         self.target = load_network(target, dtype, where, n_ctx, self.tokenizer.vocab_size)
         self.draft = load_network(draft, dtype, where, n_ctx + 64, self.tokenizer.vocab_size)
+        self._heads: dict[str, Any] = {}
+
+    def head(self, name: str) -> Any:
+        """The demo's head for a drafter, loaded once."""
+        if name not in self._heads:
+            load, folder = HEADS[name]
+            self._heads[name] = load(ROOT / "demo" / folder, self.target, self.n_ctx + 64)
+        return self._heads[name]
 
     def engine(self, bench: Bench, future: Callable[[Slot], Sequence[int]] | None = None) -> Engine:
         """A cold engine. `future` is what the scripted drafter knows."""
-        networks = {"target": self.target, "draft": self.draft}
+        heads = {name: self.head(name) for name in bench.types if name in HEADS}
         stores = {
-            name: KVStore(network.kv_layers, bench.n_pages, bench.page_size, network.dtype, network.device)
-            for name, network in networks.items()
+            name: KVStore(
+                network.kv_layers, bench.n_pages, bench.page_size, self.target.dtype, self.target.device
+            )
+            for name, network in {"target": self.target, "draft": self.draft, **heads}.items()
         }
-        cache = Cache(stores, bench.n_slots, bench.n_pages, bench.page_size)
+        cache = Cache(stores, bench.n_slots, bench.n_pages, bench.page_size, heads)
         drafters = [self._drafter(name, bench, cache, future) for name in bench.types]
         chain = Chain(drafters, Lengths(adaptive=bench.adaptive), by_value=bench.by_value)
         capacity = Capacity(
@@ -128,6 +150,10 @@ class Lab:
             "garbage": lambda: Garbage(vocab_size),
             "scripted": lambda: Scripted(future or (lambda slot: ()), 0.8, vocab_size),
         }
+        if name in ("draft-eagle3", "draft-mtp"):
+            return DraftHidden(name, self.head(name), cache)
+        if name == "draft-dflash":
+            return DraftBlock(name, self.head(name), cache)
         return drafters[name]()
 
     def slot(

@@ -32,7 +32,24 @@ TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
     ],
 )
 def test_types(spec_type: str, draft: str | None, expected: tuple[str, ...]) -> None:
-    assert drafter_types(Settings(model=TARGET, spec_type=spec_type, model_draft=draft)) == expected
+    settings = Settings(model=TARGET, spec_type=spec_type, model_draft=draft)
+    assert drafter_types(settings, None if draft is None else "draft-model") == expected
+
+
+@pytest.mark.parametrize(
+    "network", ["draft-model", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark"]
+)
+def test_the_network_that_is_there_is_used(network: str) -> None:
+    settings = Settings(model=TARGET, model_draft=DRAFT)
+    assert drafter_types(settings, network) == ("prediction", "suffix", network)
+    other = "draft-mtp" if network != "draft-mtp" else "draft-model"
+    with pytest.raises(SettingError, match=f"what was given is a {network}"):
+        drafter_types(replace(settings, spec_type=other), network)
+
+
+def test_the_targets_own_layers_need_no_flag() -> None:
+    assert drafter_types(Settings(model=TARGET), "draft-mtp") == ("prediction", "suffix", "draft-mtp")
+    assert drafter_types(Settings(model=TARGET, spec_type="suffix"), "draft-mtp") == ("prediction", "suffix")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +61,8 @@ def test_types(spec_type: str, draft: str | None, expected: tuple[str, ...]) -> 
         ({"spec_type": "none", "model_draft": DRAFT}, "model_draft"),
         ({"draft_min": 17}, "draft_min"),
         ({"device_draft": "cpu"}, "device_draft"),
+        ({"draft_taps": "1,2,3"}, "draft_taps"),
+        ({"model_draft": DRAFT, "draft_taps": "1,2,3"}, "draft_taps"),
         ({"draft_p_min": 0.5}, "draft_p_min"),
         ({"spec_type": "none", "spec_ngram_simple_size_n": 4}, "spec_ngram_simple_size_n"),
         ({"spec_type": "ngram-map-k", "spec_ngram_map_k4v_min_hits": 2}, "spec_ngram_map_k4v_min_hits"),

@@ -199,6 +199,19 @@ def test_a_drafter_that_says_more_than_it_was_asked_is_cut() -> None:
     assert len(one_draft(chain_of(says), slot_with([1], types=("d",)), 4)) == 4
 
 
+def test_a_network_that_is_hardly_ever_right_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    chain = chain_of(Says("copies", [1]), Says("network", [1], is_free=False))
+    slot = slot_with([1], types=("copies", "network"))
+    for name in ("copies", "network"):
+        for _ in range(100):
+            chain.credit(slot, Draft((1,) * 8, (name,) * 8), 0)
+    assert chain.doubtful == ("network",)
+    assert [record.message[:15] for record in caplog.records] == ["drafter network"]
+    for _ in range(100):
+        chain.credit(slot, Draft((1,) * 8, ("network",) * 8), 4)
+    assert chain.doubtful == ()
+
+
 def test_figures_are_kept_per_drafter_and_place() -> None:
     chain = chain_of(Says("a", [1]), Says("b", [2]))
     slot = slot_with([1], types=("a", "b"))

@@ -17,6 +17,7 @@ from engine.batch import Batch
 from engine.cache.cache import Cache
 from engine.cache.kv import FullKV, KVStore
 from engine.core.engine import Capacity, Engine
+from engine.layers.decoder import Taps
 from engine.sample.params import resolve_sampling
 from engine.slot import Slot, SlotStats, SpeculateParams
 from engine.speculate.acceptance import Acceptance, coupled
@@ -62,9 +63,11 @@ class ToyNetwork:
     vocab_size: int = VOCAB
     kv_layers: list[FullKV] = field(default_factory=lambda: [FullKV(1, 1)])
 
-    def forward(self, batch: Batch, store: KVStore) -> Tensor:
-        """[n_logits, VOCAB] float32."""
+    def forward(self, batch: Batch, store: KVStore, taps: Taps | None = None) -> Tensor:
+        """[n_logits, VOCAB] float32. The only stream, tap 0, is the tokens themselves: [n_tokens, 1] float32."""
         self.n_passes += 1
+        if taps is not None:
+            taps.put(0, batch.token_ids.float()[:, None])
         cells = store.keys[0][:, 0, :, 0]  # [n_pages, page_size]
         cells[batch.row_pages, batch.row_offsets] = batch.token_ids.float()
         size = cells.shape[1]

@@ -1,0 +1,268 @@
+"""Parts that draft heads share: blocks whose shape is read off the tensors, embeddings and heads of their own.
+
+The configs of published heads are often the target's, copied: they carry its number of layers, its head size,
+its vocabulary. What the tensors say therefore wins over what the config says; the config gives only what no
+tensor can, the number of heads, the rotary embedding and the epsilon of the norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.cache.kv import FullKV
+from engine.errors import DraftMismatch, LoadError, UnsupportedModel
+from engine.layers.attention import Attention
+from engine.layers.decoder import AnyHead, Block
+from engine.layers.embed import Embedding, Head, load_embedding
+from engine.layers.linear import load_linear
+from engine.layers.mlp import load_mlp
+from engine.layers.norm import Norm, load_norm
+from engine.layers.rope import rope_tables
+from engine.models.config import read_rope, refuse_sliding_window, refuse_unsupported
+from engine.models.fields import Fields
+from engine.models.network import Network
+from engine.weights import Weights
+from kernels.matmul.op import Packed, linear, pack
+from kernels.norm_rope_write.op import HeadNorms, Rope
+
+# Parts of a block that none of our layers computes: a piece of a tensor's name -> what it stands for.
+FOREIGN_PARTS = {
+    ".mlp.experts.": "a mixture of experts",
+    ".mlp.gate.": "a mixture of experts",
+    ".mlp.shared_expert": "a mixture of experts",
+    ".self_attn.kv_a_proj_with_mqa.": "latent attention",
+    ".linear_attn.": "linear attention",
+    ".self_attn.sinks": "attention sinks",
+    "attention_sink_bias": "attention sinks",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPlan:
+    """What all blocks of a head have in common beside the shapes of their tensors."""
+
+    d_model: int
+    n_heads: int
+    d_head: int
+    norm_eps: float
+    rope: Rope
+    one_plus: bool = False  # norms are stored as what is added to 1
+
+
+def read_plan(
+    fields: Fields, weights: Weights, block: str, d_model: int, n_ctx: int, target: Network
+) -> BlockPlan:
+    """The plan of a head with a config of its own; `block` is the name of one of its blocks.
+
+    n_ctx: positions the rotary tables cover. The target's tables serve if they are the same. Raises
+    `UnsupportedModel` naming key and value, `LoadError` naming a tensor that does not divide into heads.
+    """
+    refuse_unsupported(fields)
+    refuse_sliding_window(fields)
+    name, n_heads = f"{block}.self_attn.q_proj.weight", fields.count("num_attention_heads")
+    d_q = weights.shape(f"{block}.self_attn.o_proj.weight")[-1]  # q_proj has more rows where there is a gate
+    if d_q % n_heads:
+        raise LoadError(f"{weights.folder}: tensor {name} has {d_q} rows for {n_heads} query heads")
+    spec = read_rope(fields, d_q // n_heads)
+    if spec == target.config.rope and n_ctx <= target.n_ctx:
+        rope = target.decoder.blocks[0].attention.rope
+    else:
+        rope = Rope(*rope_tables(spec, n_ctx, weights.device))
+    return BlockPlan(
+        d_model=d_model,
+        n_heads=n_heads,
+        d_head=d_q // n_heads,
+        norm_eps=fields.positive("rms_norm_eps", 1e-6),
+        rope=rope,
+    )
+
+
+def refuse_tensors(weights: Weights, foreign: Mapping[str, str], prefix: str = "") -> None:
+    """Raise `UnsupportedModel` naming the first tensor under `prefix` whose name holds one of the pieces.
+
+    foreign: piece of a name -> what such a tensor is for.
+    """
+    for name in sorted(weights.names):
+        for piece, what in foreign.items():
+            if name.startswith(prefix) and piece in name:
+                raise UnsupportedModel(f"{weights.folder}: tensor {name}: {what}, which is not supported")
+
+
+def load_scale(weights: Weights, name: str, d_model: int, plan: BlockPlan) -> Norm:
+    """The norm whose scale is `name.weight`, or one more than it where the plan says so.
+
+    Qwen3-Next multiplies by 1 + w in float32. Here the sum is rounded to the network's dtype once, at load:
+    in bfloat16 a draft may differ by that rounding, which costs agreement at a near tie and nothing else.
+    """
+    norm = load_norm(weights, name, d_model, plan.norm_eps)
+    return Norm(norm.weight + 1, norm.eps) if plan.one_plus else norm
+
+
+def load_draft_attention(weights: Weights, name: str, plan: BlockPlan, d_in: int) -> Attention:
+    """The attention whose tensors start with `name`, reading rows of width d_in.
+
+    The number of key heads, biases and head norms come from the tensors. Raises `LoadError` or
+    `UnsupportedModel` naming the tensor that does not fit.
+    """
+    d_q, d_head = plan.n_heads * plan.d_head, plan.d_head
+    d_kv = weights.shape(f"{name}.k_proj.weight")[0]
+    if weights.shape(f"{name}.q_proj.weight")[0] == 2 * d_q:
+        raise UnsupportedModel(
+            f"{weights.folder}: tensor {name}.q_proj.weight: gated attention, which is not supported"
+        )
+    if d_kv % d_head or plan.n_heads % (d_kv // d_head):
+        raise LoadError(
+            f"{weights.folder}: tensor {name}.k_proj.weight has {d_kv} rows, which do not serve"
+            f" {plan.n_heads} query heads of width {d_head}"
+        )
+    norms = None
+    if f"{name}.q_norm.weight" in weights or f"{name}.k_norm.weight" in weights:
+        q, k = (load_scale(weights, f"{name}.{part}_norm", d_head, plan).weight for part in ("q", "k"))
+        norms = HeadNorms(q=q, k=k, eps=plan.norm_eps)
+    inputs = [f"{name}.{part}_proj" for part in ("q", "k", "v")]
+    return Attention(
+        qkv=load_linear(weights, inputs, d_in, [d_q, d_kv, d_kv], bias=f"{inputs[0]}.bias" in weights),
+        out=load_any_linear(weights, f"{name}.o_proj", d_q, plan.d_model),
+        norms=norms,
+        rope=plan.rope,
+        scale=d_head**-0.5,
+        kv=FullKV(d_kv // d_head, d_head),
+    )
+
+
+def load_any_linear(weights: Weights, name: str, d_in: int, d_out: int) -> Packed:
+    """The linear layer `name`, with a bias if there is one."""
+    return load_linear(weights, [name], d_in, [d_out], bias=f"{name}.bias" in weights)
+
+
+def load_draft_block(weights: Weights, name: str, plan: BlockPlan) -> Block:
+    """The ordinary block whose tensors start with `name`, its shape read off them."""
+    refuse_tensors(weights, FOREIGN_PARTS, f"{name}.")
+    gate = f"{name}.mlp.gate_proj"
+    d_ffn = weights.shape(f"{gate}.weight")[0]
+    return Block(
+        attention_norm=load_scale(weights, f"{name}.input_layernorm", plan.d_model, plan),
+        attention=load_draft_attention(weights, f"{name}.self_attn", plan, plan.d_model),
+        mlp_norm=load_scale(weights, f"{name}.post_attention_layernorm", plan.d_model, plan),
+        mlp=load_mlp(weights, f"{name}.mlp", plan.d_model, d_ffn, bias=f"{gate}.bias" in weights),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedHead:
+    """Logits over a part of the target's vocabulary, minus infinity elsewhere."""
+
+    packed: Packed
+    token_ids: Tensor  # [n_draft_ids] int64: the target's id of each row of the matrix, none twice
+    vocab_size: int  # of the target
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [n_rows, d_model]. Returns [n_rows, vocab] float32."""
+        known = linear(x, self.packed, torch.float32)  # [n_rows, n_draft_ids]
+        logits = known.new_full((x.shape[0], self.vocab_size), float("-inf"))  # [n_rows, vocab]
+        return logits.index_copy_(1, self.token_ids, known)
+
+
+def load_draft_ends(weights: Weights, d_model: int, target: Network) -> tuple[Embedding, AnyHead]:
+    """`embed_tokens` and `lm_head` of a draft, the target's for those that are not there.
+
+    Raises `UnsupportedModel` for a draft with an embedding of its own and no head: whether it means the
+    target's head or its embedding cannot be told.
+    """
+    embedding = load_draft_embedding(weights, "embed_tokens", d_model, target)
+    if embedding is not target.decoder.embedding and "lm_head.weight" not in weights:
+        raise UnsupportedModel(
+            f"{weights.folder}: tensor embed_tokens.weight differs from the target's and there is no"
+            " lm_head.weight; tied draft heads are not supported"
+        )
+    return embedding, load_draft_head(weights, "lm_head", d_model, target)
+
+
+def load_draft_head(weights: Weights, name: str, d_model: int, target: Network) -> AnyHead:
+    """The head `name`: own, own and reduced to the ids that `d2t` names, or the target's if there is none.
+
+    d2t[i] is what to add to draft id i to get the target's id. Raises `LoadError` for ids outside the target's
+    vocabulary and `DraftMismatch` for widths that do not fit.
+    """
+    name = f"{name}.weight"
+    if name not in weights:
+        if target.config.d_model != d_model:
+            raise DraftMismatch(
+                f"{weights.folder}: has no {name}, and the target's has width {target.config.d_model}"
+                f" where the draft's has {d_model}"
+            )
+        return target.decoder.head
+    n_rows = weights.shape(name)[0]
+    token_ids = read_draft_ids(weights, name, n_rows, target)  # [n_rows] int64 on the CPU
+    matrix = weights.take(name, [n_rows, d_model])
+    if "d2t" not in weights:
+        return Head(pack(matrix[: target.vocab_size]), target.vocab_size)
+    kept = (token_ids < target.vocab_size).nonzero()[:, 0]  # [n_kept]: rows of ids that the tokenizer has
+    matrix = matrix.index_select(0, kept.to(weights.device))  # [n_kept, d_model]
+    return ReducedHead(pack(matrix), token_ids[kept].to(weights.device), target.vocab_size)
+
+
+def read_draft_ids(weights: Weights, name: str, n_draft_ids: int, target: Network) -> Tensor:
+    """The target's id of each row of the draft's head, [n_draft_ids] int64 on the CPU.
+
+    Ids of padding rows, which only the target's embedding has, are among them. Raises `LoadError` naming the
+    id that does not exist, or that two rows claim.
+    """
+    n_rows = target.config.vocab_rows
+    draft_ids = torch.arange(n_draft_ids, dtype=torch.int64)  # [n_draft_ids]
+    if "d2t" not in weights:
+        if not target.vocab_size <= n_draft_ids <= n_rows:
+            raise LoadError(
+                f"{weights.folder}: {name} has {n_draft_ids} rows, the target {target.vocab_size} tokens"
+                f" in {n_rows} rows, and there is no d2t that says which is which"
+            )
+        return draft_ids
+    token_ids = draft_ids + weights.take_integers("d2t", n_draft_ids).cpu()  # [n_draft_ids]
+    outside = ((token_ids < 0) | (token_ids >= n_rows)).nonzero()  # [n_outside, 1]
+    if len(outside):
+        at = int(outside[0])
+        raise LoadError(
+            f"{weights.folder}: d2t[{at}] maps draft id {at} to {int(token_ids[at])},"
+            f" outside the target's vocabulary of {n_rows}"
+        )
+    if len(torch.unique(token_ids)) != n_draft_ids:
+        raise LoadError(f"{weights.folder}: d2t maps two draft ids to one token of the target")
+    return token_ids
+
+
+def load_draft_embedding(weights: Weights, name: str, d_model: int, target: Network) -> Embedding:
+    """The embedding `name` of the draft, or the target's where there is none or where it is a copy of it.
+
+    Raises `DraftMismatch` if it has too few rows, or if the target's would be needed and has another width.
+    """
+    tensor, shared = f"{name}.weight", target.decoder.embedding
+    width = shared.weight.shape[1]
+    if tensor not in weights:
+        if width != d_model:
+            raise DraftMismatch(
+                f"{weights.folder}: has no {tensor}, and the target's has width {width}"
+                f" where the draft's needs {d_model}"
+            )
+        return shared
+    shape = weights.shape(tensor)
+    if shape == tuple(shared.weight.shape) and weights.drop_copy(tensor, shared.weight):
+        return shared
+    if shape[0] < target.vocab_size:
+        raise DraftMismatch(
+            f"{weights.folder}: {tensor} has {shape[0]} rows, the target has {target.vocab_size} tokens"
+        )
+    return load_embedding(weights, name, shape[0], d_model)
+
+
+def check_taps(folder: Path, taps: Sequence[int], target: Network) -> tuple[int, ...]:
+    """The tap ids if the target has them all. Raises `DraftMismatch` naming the one that it has not."""
+    last = target.config.n_layers + 1
+    for tap in taps:
+        if not 0 <= tap <= last:
+            raise DraftMismatch(f"{folder}: hidden state {tap} is asked for, the target has 0 to {last}")
+    return tuple(taps)

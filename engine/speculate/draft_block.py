@@ -1,0 +1,106 @@
+"""Drafters that guess a whole block in one pass from the target's hidden states: DFlash and DSpark.
+
+The target's states of all kept tokens are keys and values of the draft network, written as they are kept. A block of
+the last token and masks runs once, always at its full size: its rows attend to each other, so a shorter block would be
+another input than the network was trained on. Tokens are then picked from left to right. A round costs one small pass,
+however many are picked. Source: DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch, Span
+from engine.cache.cache import Cache
+from engine.cache.kv import KVStore
+from engine.slot import Slot
+from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from engine.speculate.follower import Follower
+from engine.speculate.unroll import Rows, Unrolled
+
+
+class BlockHead(Protocol):
+    """A network that drafts blocks."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block, the anchor among them."""
+
+    @property
+    def n_drafts(self) -> int:
+        """Tokens that a whole block predicts: its rows, or one less if the anchor's row predicts none."""
+
+    @property
+    def mask_id(self) -> int: ...
+
+    def inject(self, batch: Batch, features: Sequence[Tensor], store: KVStore) -> None:
+        """Write keys and values of context rows. features: per tap [n_rows, d_target]."""
+
+    def run(self, batch: Batch, store: KVStore) -> tuple[Tensor, Tensor]:
+        """Blocks of anchor and masks -> logits [n_logits, vocab] float32 and states [n_logits, d_model]."""
+
+    def correct(self, logits: Tensor, previous: Tensor) -> Tensor:
+        """Logits [n_rows, vocab] once the tokens before them, [n_rows] int64, are picked."""
+
+    def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
+        """How likely the pick after `previous` is to be accepted if all before it are, [n_rows]; None: unknown."""
+
+
+class DraftBlock(Drafter):
+    """Drafts with a block network. Its store has the drafter's name and is fed on every pass of the target."""
+
+    is_free = False
+
+    def __init__(self, name: str, head: BlockHead, cache: Cache) -> None:
+        self.name = name
+        self.taps = head.taps
+        self._head = head
+        self._follower = Follower(name, head.taps, cache)
+
+    def accept(self, kept: Sequence[Kept]) -> None:
+        fed = self._follower.take(kept)
+        if fed is None:
+            return
+        spans = [
+            Span(one.slot.id, one.slot.tokens[one.start : one.slot.n_past], one.start, 0, 0)
+            for one in fed.kept
+        ]
+        batch = self._follower.batch(spans, fed.streams[0].device)
+        self._head.inject(batch, fed.streams, self._follower.store)
+        self._follower.commit(fed)
+
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+        wants = [Want(want.slot, min(want.n_max, self._head.n_drafts)) for want in wants]
+        able = [
+            i for i, want in enumerate(wants) if self._follower.has_room(want.slot, self._head.block_size)
+        ]
+        if not able:
+            return [NO_GUESS] * len(wants)
+        device = self._follower.store.keys[0].device
+        spans = [self._block(wants[i].slot) for i in able]
+        logits, hidden = self._head.run(self._follower.batch(spans, device), self._follower.store)
+        starts = {i: nth * self._head.n_drafts for nth, i in enumerate(able)}  # first rows in `logits`
+        unrolled = Unrolled(wants)
+
+        def step(going_on: Sequence[int], rows: Sequence[int] = ()) -> Rows:
+            chosen = [starts[i] + len(unrolled.tokens[i]) for i in going_on]
+            before = [(unrolled.tokens[i] or wants[i].slot.tokens)[-1] for i in going_on]
+            index = torch.tensor(chosen, dtype=torch.int64, device=device)
+            previous = torch.tensor(before, dtype=torch.int64, device=device)
+            corrected = self._head.correct(logits.index_select(0, index), previous)
+            return corrected, self._head.confidence(hidden.index_select(0, index), previous)
+
+        return unrolled.run(able, step(able), step)
+
+    def _block(self, slot: Slot) -> Span:
+        """The last token, and masks for what follows it."""
+        n_masks = self._head.block_size - 1
+        tokens = [slot.tokens[-1], *[self._head.mask_id] * n_masks]
+        return Span(slot.id, tokens, slot.n_past, n_masks, self._head.n_drafts)

@@ -1,0 +1,42 @@
+"""Fixtures of the tests that hold networks against other implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernels
+from tests.checkpoints import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def _selected() -> None:
+    """Ops chosen for this machine, one thread."""
+    torch.set_num_threads(1)
+    for dtype in (torch.float32, torch.bfloat16):
+        kernels.select(torch.device("cpu"), dtype)
+
+
+@pytest.fixture(params=["reference", "selected"])
+def ops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a test once on the definitions of the ops and once on what this machine would select."""
+    with kernels.use("reference") if request.param == "reference" else nullcontext():
+        yield
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Target checkpoints of six layers by family, made once."""
+    folders: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in folders:
+            changes = {"num_hidden_layers": 6}
+            folders[family] = tiny_checkpoint(family, tmp_path_factory.mktemp(family), changes=changes)
+        return folders[family]
+
+    return get
