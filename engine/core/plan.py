@@ -64,7 +64,7 @@ def wants(slots: Sequence[Slot], budget: int) -> list[Want]:
     if not ready:
         return []
     share = (budget if len(ready) == len(slots) else budget // 2) // len(ready) - 1
-    limits = [min(slot.speculate.n_max, slot.n_room, share) for slot in ready]
+    limits = [min(slot.speculate.n_max, slot.n_room, share) if slot.speculate.types else 0 for slot in ready]
     return [Want(slot, limit) for slot, limit in zip(ready, limits, strict=True) if limit > 0]
 
 

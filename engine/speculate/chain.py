@@ -94,8 +94,9 @@ class Chain:
 
     def draft(self, wants: Sequence[Want], coming: Pass) -> list[Draft]:
         """One draft per want, empty where no drafter has one worth its cost."""
-        price = self.lengths.price(coming)
-        offers = self._free_offers(wants, price)
+        if not wants:
+            return []
+        offers = self._free_offers(wants, self.lengths.price(coming))
         for drafter in self._networks:
             offers = self._with_network(drafter, wants, offers, coming)
         limits = self.lengths.trim([one.survival for one in offers], coming)
