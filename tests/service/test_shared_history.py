@@ -63,3 +63,30 @@ def test_only_those_who_may_see_a_reply_are_served_by_it(
             assert count.n_accepted > 2 * first.n_accepted
         else:
             assert done_for(count) == done_for(first), "not a single draft differs from the first time"
+
+
+def test_counts_outlive_the_server_in_the_file_that_was_given(tmp_path: Path) -> None:
+    file = tmp_path / "counts.bin"
+
+    async def once() -> DrafterCount:
+        engine = launch(
+            Settings(
+                model=TARGET,
+                ctx_size=512,
+                parallel=1,
+                threads=1,
+                spec_type="ngram-cache",
+                spec_adaptive=False,
+                lookup_cache_dynamic=str(file),
+            )
+        )
+        sampling = Sampling(temperature=0.0)
+        stream = await engine.submit(Request(id="a", prompt=ASK, sampling=sampling, max_tokens=96))
+        ends = [event async for event in stream if isinstance(event, Done)]
+        await engine.close()
+        return ends[0].speculation.drafters["ngram-cache"]
+
+    first = asyncio.run(once())
+    assert file.stat().st_size > 0
+    second = asyncio.run(once())
+    assert second.n_accepted > first.n_accepted, "what the first server counted drafts for the second"
