@@ -40,9 +40,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+DTYPE_NAMES |= {torch.int64: "I64", torch.bool: "BOOL"}
 LAST_NORM_GAIN = 2.0**15
 ROWS_AT_ONCE = 16384  # random rows made at a time, so that a large vocabulary needs little memory
-BLOCK_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Inflation:
         self.config, self.weights, self.old, self.new = config, weights, shape_of(config), new
         self.generator = torch.Generator().manual_seed(seed)
         self.head_norms = "model.layers.0.self_attn.q_norm.weight" in weights
-        self.dtype = weights["model.embed_tokens.weight"].dtype
+        self.dtype = weights["model.layers.0.mlp.down_proj.weight"].dtype
         self.ratio = new.head_dim / self.old.head_dim
         self._check()
         self.shrink = math.sqrt(self.old.hidden / new.hidden)  # 2^-k
@@ -175,18 +175,25 @@ class Inflation:
 
     def block_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and new shape of every tensor in a layer."""
+        prefix, sizes = "model.layers.0.", self.sizes()
+        names = [name.removeprefix(prefix) for name in self.weights if name.startswith(prefix)]
+        return {name: tuple(sizes[one] for one in self.axes(name)) for name in sorted(names)}
+
+    def sizes(self) -> dict[str, int]:
+        """New length of each kind of axis."""
         new = self.new
         sizes = {"hidden": new.hidden, "ffn": new.ffn, "head_dim": new.head_dim}
-        sizes |= {"q": new.heads * new.head_dim, "kv": new.kv_heads * new.head_dim}
-        prefix = "model.layers.0."
-        names = [name.removeprefix(prefix) for name in self.weights if name.startswith(prefix)]
-        return {name: tuple(sizes[one] for one in axes(name)) for name in sorted(names)}
+        return sizes | {"q": new.heads * new.head_dim, "kv": new.kv_heads * new.head_dim}
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        """What each axis of a tensor counts."""
+        return axes(name)
 
     def block_tensor(self, name: str, shape: tuple[int, ...], old: Tensor | None) -> Tensor:
         """One tensor of a layer: random insides, zero outputs, and the old tensor in its place."""
-        writes = name.endswith(("o_proj.weight", "down_proj.weight"))
-        kinds = axes(name)
-        if name in BLOCK_NORMS:
+        kinds = self.axes(name)
+        writes = len(kinds) == 2 and kinds[0] == "hidden"
+        if is_stream_norm(name):
             made = self.random_norm(shape[0]) * self.shrink
             made[self.old.hidden : self.old.hidden + 1] = 0.0  # hides the constant channel, if there is one
         elif kinds == ("head_dim",):
@@ -236,7 +243,7 @@ class Inflation:
     def scaled(self, name: str, old: Tensor) -> Tensor:
         """An old tensor times what makes up for wider norms and wider heads."""
         root = math.sqrt(self.ratio)
-        if name in BLOCK_NORMS:
+        if is_stream_norm(name):
             return old * self.shrink
         if name.endswith("k_norm.weight"):
             return old / root
@@ -310,6 +317,11 @@ def axes(name: str) -> tuple[str, ...]:
     if what == "bias" or part.endswith("norm"):
         return (outputs.get(part, "hidden"),)
     return (outputs.get(part, "hidden"), inputs.get(part, "hidden"))
+
+
+def is_stream_norm(name: str) -> bool:
+    """Whether a tensor scales a norm over the hidden width, not one over a head's."""
+    return name.endswith("norm.weight") and axes(name) == ("hidden",)
 
 
 def write_safetensors(path: Path, entries: Sequence[Entry]) -> None:

@@ -128,8 +128,9 @@ def test_slots_with_other_lengths_and_chunked_prompts_do_not_disturb_each_other(
             if isinstance(event, Delta):
                 tokens[name] += event.token_ids
     assert tokens == expected
-    assert toy.engine.stats().drafters["draft"].n_accepted > 0
-    assert not toy.engine.stats().disabled_drafters
+    assert toy.engine.stats().drafters["draft"].n_drafted > 30, (
+        "it never failed, or it would have been silenced"
+    )
 
 
 def test_a_prefix_made_with_drafting_off_serves_the_head_as_well(plain: list[int]) -> None:

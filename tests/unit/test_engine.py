@@ -284,6 +284,27 @@ def test_a_sequence_cut_back_is_written_again_identically(
     assert toy.engine.stats().n_pages_held == 0
 
 
+def test_drafters_hear_of_a_cut() -> None:
+    heard: list[int] = []
+
+    class Hears(Drafter):
+        name = "hears"
+
+        def draft(self, wants: Sequence[Want]) -> list[Guess]:
+            return [Guess()] * len(wants)
+
+        def rollback(self, slot: Slot) -> None:
+            heard.append(len(slot.tokens))
+
+    toy = toy_engine(lambda cache: [Hears()])
+    toy.engine.add("a", _maker("a", PROMPTS["a"], ("hears",), {}))
+    for _ in range(6):
+        toy.engine.step()
+    toy.engine.rollback("a", len(PROMPTS["a"]) + 2)
+    toy.engine.rollback("a", len(PROMPTS["a"]) + 2)
+    assert heard == [len(PROMPTS["a"]) + 2], "once: the second cut takes nothing"
+
+
 def test_a_preempted_sequence_can_be_cut_back_too(expected: dict[str, list[int]]) -> None:
     toy = toy_engine(n_pages=8, n_slots=3)
     tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}

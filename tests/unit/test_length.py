@@ -59,6 +59,12 @@ def test_dear_rows_beside_a_prompt_shorten_drafts() -> None:
     assert beside < alone
 
 
+def test_a_prompt_beside_them_costs_drafts_nothing_where_rows_cost_the_same() -> None:
+    lengths = lengths_with_cost(0.02)
+    assert lengths.trim([falling(0.8, 16)], Pass(1, 60)) == lengths.trim([falling(0.8, 16)], ONE)
+    assert lengths.price(Pass(1, 60)) == pytest.approx(lengths.price(ONE), rel=0.01)
+
+
 def test_without_adaptation_everything_is_verified() -> None:
     lengths = Lengths(adaptive=False)
     assert lengths.trim([falling(0.1, 16), falling(0.9, 3)], Pass(2, 2)) == [16, 3]

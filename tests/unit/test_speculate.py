@@ -113,6 +113,22 @@ def test_a_networks_draft_is_gone_on_with_by_a_free_drafter() -> None:
     assert len(one_draft(chain_of(copies, network), slot, n_max=2)) == 2
 
 
+def test_what_a_free_drafter_says_after_anothers_guess_is_not_taken_for_its_guess_of_the_text() -> None:
+    copies = Says("copies", [])
+    network = Says("network", [100], [0.99], is_free=False)
+    copies.draft = lambda wants: [  # type: ignore[method-assign]
+        Guess([100, 100, 100] if want.after else []) for want in wants
+    ]
+    chain = chain_of(copies, network, slope=0.02)
+    slot = slot_with([1], types=("copies", "network"))
+    expected = chain._survival.expected("copies", 0, 3).tolist()
+    assert len(one_draft(chain, slot)) > 1, "the network's guess was gone on with"
+    for token_id in range(40):
+        play_on(chain, slot, token_id)
+        one_draft(chain, slot)
+    assert chain._survival.expected("copies", 0, 3).tolist() == expected
+
+
 def test_guesses_that_lost_or_were_not_verified_are_judged_by_the_text() -> None:
     """`right` starts with little trust in itself and is never verified at first; the text shows that it is right."""
     text = [int(one) for one in np.random.default_rng(0).integers(0, 99, 200)]
