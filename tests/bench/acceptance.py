@@ -29,8 +29,6 @@ CHAINS = (
     ("ngram-mod",),
     ("ngram-cache",),
     ("suffix",),
-    ("draft-model",),
-    ("suffix", "draft-model"),
 )
 
 
@@ -46,8 +44,9 @@ def length(replies: Sequence[Reply]) -> float:
 async def measure(engine: ThreadEngine, n_tasks: int) -> None:
     for kind in KINDS:
         asks = demo_asks([kind], n_tasks)
-        for types in CHAINS:
-            n_max = 8 if types == ("draft-model",) else 16
+        network = engine.info.drafters[-1]  # of --model-draft
+        for types in (*CHAINS, (network,), ("suffix", network)):
+            n_max = 8 if types == (network,) else 16
             speculate = Speculate(types=types, n_max=n_max)
             cold = [await play(engine, ask, speculate) for ask in asks]
             hits = []
@@ -105,7 +104,7 @@ def main(arguments: Sequence[str]) -> None:
             model_draft=options.model_draft,
             spec_adaptive=False,
             ctx_size=4096,
-            spec_type=",".join({name: None for types in CHAINS for name in types}),
+            spec_type=",".join(("auto", *{name: None for types in CHAINS for name in types})),
             spec_ngram_simple_size_n=options.ngram_size_n,
             spec_ngram_map_k_size_n=options.ngram_size_n,
             spec_ngram_map_k4v_size_n=options.ngram_size_n,

@@ -30,11 +30,6 @@ from tests.bench.playing import ROOT, Ask, demo_asks, play, random_asks
 
 N_PAIRS = 7
 HISTORY = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
-AUTO = (
-    "suffix",
-    "draft-model",
-)  # what `auto` loads beside a draft model; no request here brings a prediction
-NAMES = {HISTORY: "history", AUTO: "auto"}
 
 
 def say(line: str) -> None:
@@ -147,6 +142,9 @@ async def plain_rate(engine: ThreadEngine, n_pairs: int) -> None:
 async def decoding(engine: ThreadEngine, options: argparse.Namespace) -> None:
     await plain_rate(engine, options.pairs)
     vocab_size = 4096  # of the demo tokenizer; inflated ids never occur
+    network = next(name for name in engine.info.drafters if name.startswith("draft-"))
+    auto = ("suffix", network)  # what `auto` loads beside a network; no request here brings a prediction
+    names = {HISTORY: "history", auto: "auto"}
     sets = {
         "rename": demo_asks(["rename"], options.pairs, 160),
         "continue": demo_asks(["continue"], options.pairs, 160),
@@ -157,19 +155,19 @@ async def decoding(engine: ThreadEngine, options: argparse.Namespace) -> None:
         if options.kinds and kind not in options.kinds:
             continue
         alone: dict[tuple[str, ...], float] = {}
-        for types in (*((one,) for one in options.types), HISTORY, AUTO):
+        for types in (*((network if one == "network" else one,) for one in options.types), HISTORY, auto):
             on = Speculate(types=types, n_max=options.draft_max)
             ratio, plain, rate, length = await ratios(engine, asks, on)
             if len(types) == 1:
                 alone[types] = ratio
             say(
-                f"{kind:9} {NAMES.get(types, types[0]):15} {ratio:5.2f} x plain  ({plain:6.1f} -> {rate:6.1f} tokens/s,"
+                f"{kind:9} {names.get(types, types[0]):15} {ratio:5.2f} x plain  ({plain:6.1f} -> {rate:6.1f} tokens/s,"
                 f" acceptance length {length:.2f}, {len(asks)} pairs)"
             )
         if not alone:
             continue
         best = max(alone, key=lambda types: alone[types])
-        sides = (Speculate(types=types, n_max=options.draft_max) for types in (AUTO, best))
+        sides = (Speculate(types=types, n_max=options.draft_max) for types in (auto, best))
         ratio, _, _, _ = await ratios(engine, asks, *sides)
         say(f"{kind:9} auto            {ratio:5.2f} x {best[0]}, the best alone")
     await engine.close()
@@ -199,7 +197,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--model-draft", default=str(ROOT / "demo" / "draft"))
     parser.add_argument("--pairs", type=int, default=N_PAIRS)
     parser.add_argument("--kinds", nargs="*", help="which of rename, continue, random, 'random T1'")
-    parser.add_argument("--types", nargs="*", default=[*HISTORY, "draft-model", "garbage"])
+    parser.add_argument("--types", nargs="*", default=[*HISTORY, "network", "garbage"])
     parser.add_argument("--draft-max", type=int, default=16)
     parser.add_argument("--threads", type=int, default=None)
     options = parser.parse_args(arguments)
@@ -207,7 +205,7 @@ def main(arguments: Sequence[str]) -> None:
         Settings(
             model=options.model,
             model_draft=options.model_draft,
-            spec_type=",".join((*HISTORY, "draft-model", "garbage")),
+            spec_type=",".join((*HISTORY, "auto", "garbage")),
             dtype="bfloat16",
             ctx_size=8192,
             parallel=2,
