@@ -5,6 +5,7 @@ The target's greedy answers are fixed first; the draft is then asked for every n
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,8 @@ from demo.tokenizer import encode_task
 DRAFT_TOKENS = 8
 MAX_NEW = 192
 BATCH = 20
+# A reply loops from where one of its n-grams of this size is seen for this many times.
+LOOP_NGRAM, LOOP_TIMES = 8, 3
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,17 @@ class Acceptance:
     length: float
     reference_agreement: float
     reference_length: float
+
+
+def before_loop(tokens: list[int]) -> int:
+    """How many tokens of a reply count: all up to the n-gram that shows that it loops."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    for end in range(LOOP_NGRAM, len(tokens) + 1):
+        ngram = tuple(tokens[end - LOOP_NGRAM : end])
+        seen[ngram] += 1
+        if seen[ngram] == LOOP_TIMES:
+            return end
+    return len(tokens)
 
 
 def passes(matches: list[bool], draft_tokens: int = DRAFT_TOKENS) -> int:

@@ -85,13 +85,14 @@ class Answers:
         """The rows of a file, or new ones that are then kept in it."""
         if file.exists():
             return [(ids, weights) for ids, weights in torch.load(file, weights_only=True)]
-        rows = [row for group in range(GROUPS) for row in self._group(0.0 if group % 2 else 0.7)]
+        rows = [row for group in range(GROUPS) for row in self.group(0.0 if group % 2 else 0.7)]
         torch.save(rows, file)
         return rows
 
-    def _group(self, temperature: float) -> list[Row]:
+    def group(self, temperature: float, max_new: int = MAX_NEW) -> list[Row]:
+        """New rows, as many as are generated together."""
         prompts = [self._prompt() for _ in range(GROUP)]
-        answers = generate(self.target, prompts, MAX_NEW, temperature)
+        answers = generate(self.target, prompts, max_new, temperature)
         return [
             (prompt + answer, [PROMPT_WEIGHT] * len(prompt) + [1.0] * len(answer))
             for prompt, answer in zip(prompts, answers, strict=True)

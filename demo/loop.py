@@ -1,4 +1,4 @@
-"""The training loop that target and draft share: schedule, checkpoint file, progress in CPU time."""
+"""The training loop that target, draft and heads share: schedule, checkpoint file, progress in CPU time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from demo import optimizer
 from demo.curriculum import Batch
-from demo.network import Network
+
+Trained = TypeVar("Trained", bound=nn.Module)
 
 MATRIX_RATE = 0.02
 OTHER_RATE = 0.003
@@ -68,15 +70,15 @@ def rate(progress: float) -> float:
 class Task:
     """What a run trains: a loss over (network, tokens, weights), its batches and its periodic check."""
 
-    loss: Callable[[Network, Tensor, Tensor], Tensor]
+    loss: Callable[[Any, Tensor, Tensor], Tensor]
     batch: Callable[[float], Batch]
     check: Callable[[], str]
 
 
-class Loop:
+class Loop(Generic[Trained]):
     """A network in training and its checkpoint file, from which an interrupted run goes on."""
 
-    def __init__(self, network: Network, file: Path, minutes: float, device: str) -> None:
+    def __init__(self, network: Trained, file: Path, minutes: float, device: str) -> None:
         self.network, self.file, self.device = network.to(device), file, device
         self.optimizers = optimizer.build(network, MATRIX_RATE, OTHER_RATE)
         self.clock = Clock(60 * minutes)

@@ -103,6 +103,14 @@ def write_cache(past: Cache, new: Cache, mask: Tensor) -> Cache:
     return past[0][:, :, :size], past[1][:, :, :size]
 
 
+def rope_tables(shape: Shape, positions: Tensor, dtype: torch.dtype) -> Cache:
+    """Cosine and sine tables [B, T, 1, D] of positions [B, T]."""
+    half = torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32)  # [D / 2]
+    angles = positions[..., None].float() * shape.rope_theta ** (-half / shape.head_dim)
+    angles = torch.cat((angles, angles), -1)[:, :, None]  # [B, T, 1, D]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
 def rotate(x: Tensor, rope: Cache) -> Tensor:
     """Apply rotary positions to [B, T, H, D]; the tables are [B or 1, T, 1, D]."""
     cos, sin = rope
@@ -165,10 +173,7 @@ class Network(nn.Module):
 
     def rope(self, positions: Tensor, dtype: torch.dtype) -> Cache:
         """Cosine and sine tables [B, T, 1, D] of positions [B, T]."""
-        half = torch.arange(0, self.shape.head_dim, 2, device=positions.device, dtype=torch.float32)
-        angles = positions[..., None].float() * self.shape.rope_theta ** (-half / self.shape.head_dim)
-        angles = torch.cat((angles, angles), -1)[:, :, None]
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        return rope_tables(self.shape, positions, dtype)
 
     def forward(self, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Final hidden states [B, T, hidden] of tokens [B, T], each row from position 0."""

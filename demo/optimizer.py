@@ -11,6 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+# Matrices with a row per token are left to AdamW.
+VOCABULARY_MATRICES = ("embed", "lm_head")
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
@@ -59,8 +61,12 @@ class Muon(torch.optim.Optimizer):
 
 def build(network: nn.Module, matrix_lr: float, other_lr: float) -> list[torch.optim.Optimizer]:
     """The two optimisers of a network."""
-    matrices = [p for n, p in network.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in network.named_parameters() if p.ndim != 2 or "embed" in n]
+
+    def hidden(name: str, weight: Tensor) -> bool:
+        return weight.ndim == 2 and not any(part in name for part in VOCABULARY_MATRICES)
+
+    matrices = [p for n, p in network.named_parameters() if hidden(n, p)]
+    others = [p for n, p in network.named_parameters() if not hidden(n, p)]
     return [
         Muon(matrices, matrix_lr, decay=0.1),
         torch.optim.AdamW(others, other_lr, betas=(0.9, 0.98), weight_decay=0.0),

@@ -15,10 +15,11 @@ as wide, it keeps what it has. Blocks grow as `tests.bench.inflate` describes. B
   a constant channel, so the head carries it to its last norm: DFlash has it in the embeddings it starts from, MTP
   takes it from the embedding's half of `input_proj`. EAGLE-3 has a matrix of its own, `d2t` stays, `t2d` grows.
 
-All of it is exact but for one thing. MTP reads the target's stream after the last norm. There the constant, times
-that norm's large weight, is about 1 beside old channels whose squares sum to some hundreds; `hidden_layernorm`
-then returns up to 1 % less at twice the root of the hidden width, 4 % less at four times. So MTP with a larger
-vocabulary drafts nearly the same tokens, and without one exactly the same.
+All of it is exact up to rounding but for one thing. MTP reads the target's stream after the last norm, where the
+constant, times that norm's large weight, has become a number of the size of the old channels. With the demo
+checkpoint `hidden_layernorm` then returns up to 1 % less at four times the hidden width, 4 % less at sixteen
+times. So with a larger vocabulary MTP drafts nearly the same tokens, without one exactly the same.
+Heads that get wider by another factor than 4 (DFlash of the demo) have scales that float32 holds, bfloat16 rounds.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ class Target:
         """The layer whose output is that of old layer `layer`; -1 and the old number are the two ends."""
         if layer < 0:
             return layer
-        return [*self.layer_places, self.config["num_hidden_layers"]][layer]
+        n_layers: int = self.config["num_hidden_layers"]
+        return [*self.layer_places, n_layers][layer]
 
 
 def read_target(folder: Path, hidden: int, vocab: int) -> Target:
@@ -245,8 +247,8 @@ class HeadInflation(Inflation):
         config["vocab_size"] = target.config["vocab_size"]
         n_old, n_new = len(target.layer_places), target.config["num_hidden_layers"]
         if self.source.kind == "draft-mtp":  # the config is a copy of the target's
-            kept = (*kept, "layer_types", "max_window_layers")
-            return config | {key: target.config[key] for key in kept if key in target.config}
+            shared = (*kept, "layer_types", "max_window_layers")
+            return config | {key: target.config[key] for key in shared if key in target.config}
         if self.source.kind == "draft-dflash":
             nested = config.get("dflash_config", {})
             holder = nested if DFLASH_IDS in nested else config
@@ -296,8 +298,9 @@ def inflate_head(
     big = read_target(target, head.shape.hidden, head.shape.vocab)
     check_pair(head, big)
     inflation = HeadInflation(head, big, widths or {}, seed)
+    config = json.dumps(inflation.new_config(), indent=2) + "\n"
     output.mkdir(parents=True, exist_ok=True)
-    (output / "config.json").write_text(json.dumps(inflation.new_config(), indent=2) + "\n")
+    (output / "config.json").write_text(config)
     write_safetensors(output / "model.safetensors", list(inflation.entries()))
     return inflation.new
 

@@ -21,7 +21,7 @@ import torch
 
 from engine.api import Chat, Sampling, Speculate
 from engine.text.chat import load_chat_template
-from tests.oracle.lab import Bench, Case, Lab, Trouble, differences, play
+from tests.oracle.lab import HEADS, Bench, Case, Lab, Trouble, differences, play
 
 ROOT = Path(__file__).parents[2]
 SAMPLINGS: Mapping[str, Sampling] = {
@@ -41,7 +41,7 @@ SAMPLINGS: Mapping[str, Sampling] = {
 TROUBLE = Trouble(cancel_share=0.4, cut_share=0.03)
 TEXT_DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
 AUTO = ("prediction", "suffix", "draft-model")
-ALL = ("prediction", *TEXT_DRAFTERS, "draft-model", "garbage", "scripted")
+ALL = ("prediction", *TEXT_DRAFTERS, "draft-model", *HEADS, "garbage", "scripted")
 CHAINS: Sequence[tuple[str, ...]] = (
     (),
     *((name,) for name in ALL),

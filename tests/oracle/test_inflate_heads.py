@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,22 +42,27 @@ TINY: dict[str, tuple[str, dict[str, Tensor], dict[str, Any]]] = {
         made.eagle3("layers.0", 8, n_draft_ids=60, bias=True),
         EAGLE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 2, 4]}},
     ),
-    "eagle3 with narrower heads": (
+    "eagle3 with heads times 4": (
         "eagle3",
         made.eagle3("midlayer", 8, n_draft_ids=60, d_head=4),
         EAGLE | {"head_dim": 4},
     ),
     "mtp": ("mtp", made.mtp_mimo(5), {**made.SHAPE, "num_hidden_layers": 6}),
     "dflash": ("dflash", made.dflash(30, n_layers=3, n_taps=3), made.DFLASH_CONFIG),
-    "dflash with wider heads": (
-        "dflash",
-        made.dflash(30, n_layers=2, n_taps=2, d_head=32),
-        made.DFLASH_CONFIG | {"dflash_config": {"mask_token_id": 381, "target_layer_ids": [1, 5]}},
-    ),
-    "dflash with narrower heads": (
+    "dflash with heads times 2": (
         "dflash",
         made.dflash(30, n_layers=1, n_taps=3, d_head=8),
         made.DFLASH_CONFIG,
+    ),
+    "dflash with heads times 4": (
+        "dflash",
+        made.dflash(30, n_layers=2, n_taps=2, d_head=4),
+        made.DFLASH_CONFIG | {"dflash_config": {"mask_token_id": 381, "target_layer_ids": [1, 5]}},
+    ),
+    "dflash with more of all": (
+        "dflash",
+        made.dflash(30, n_layers=1, n_taps=1, d_head=32),
+        made.DFLASH_CONFIG | {"dflash_config": {"mask_token_id": 381}, "target_layer_ids": [3]},
     ),
 }
 
@@ -126,14 +130,57 @@ def compare(
 def test_same_drafts(tmp_path: Path, name: str, vocab: int) -> None:
     loader, tensors, config = TINY[name]
     changes = {"num_hidden_layers": 6}
-    source = tiny_checkpoint("qwen3" if "wider" in name else "llama", tmp_path / "small", changes=changes)
+    source = tiny_checkpoint("llama", tmp_path / "small", changes=changes)
     head = made.write(tmp_path / "head", tensors, config)
     inflate(source, tmp_path / "big", {**TINY_SIZES, "vocab": vocab})
     new = inflate_head(head, tmp_path / "big", tmp_path / "big-head")
     small = loaded(loader, source, head, torch.float32)
     big = loaded(loader, tmp_path / "big", tmp_path / "big-head", torch.float32)
     largest, same = compare(small, big, [text(4), text(5)])
-    print(name, vocab, new, small[1].taps, big[1].taps, largest, same)
+    if (
+        loader == "mtp" and vocab > 384
+    ):  # approximate, as `inflate_heads` says, most of all where rows are short
+        assert same > 0.9
+    else:
+        assert largest < 1e-3
+        assert same == 1.0
+    assert (new.hidden, new.ffn, new.heads, new.kv_heads) == (256, 200, 8, 4)
+    for inner, weight in load_file(tmp_path / "big-head" / "model.safetensors").items():
+        if inner.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight")):
+            assert weight[-1].abs().min() > 0  # zero matrices would measure nothing
+
+
+def test_vocabulary_of_eagle3(tmp_path: Path) -> None:
+    """The reduced vocabulary stays; the table of what can be drafted has a row for every new token."""
+    tensors = made.eagle3("midlayer", 8, n_draft_ids=100)
+    source = tiny_checkpoint("llama", tmp_path / "small")
+    head = made.write(tmp_path / "head", tensors, EAGLE)
+    inflate(source, tmp_path / "big", {"hidden": 256, "vocab": 1000})
+    inflate_head(head, tmp_path / "big", tmp_path / "out", {"ffn": 120})
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(found["d2t"], tensors["d2t"])
+    assert torch.equal(found["t2d"][:384], tensors["t2d"])
+    assert not found["t2d"][384:].any()
+    assert found["t2d"].shape == (1000,)
+    assert found["midlayer.mlp.down_proj.weight"].shape == (256, 120)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "reason"),
+    [
+        (made.eagle3("midlayer", 8), EAGLE, "d2t"),
+        (made.eagle3("midlayer", 8, n_draft_ids=9), EAGLE | {"aux_hidden_states_layer_ids": [1]}, "counts"),
+        (made.mtp_deepseek("model.layers.0.", 4), made.SHAPE, "another layout"),
+        (made.mtp_mimo(5), made.SHAPE, "for 36 layers"),
+        (made.dflash(30, n_layers=1, n_taps=1), {**made.SHAPE, "num_target_layers": 4}, "target_layer_ids"),
+        (made.dflash(30, n_layers=1, n_taps=3), made.DFLASH_CONFIG, "for 6 layers"),
+    ],
+)
+def test_refused(tmp_path: Path, tensors: dict[str, Tensor], config: dict[str, Any], reason: str) -> None:
+    source = tiny_checkpoint("llama", tmp_path / "small")
+    inflate(source, tmp_path / "big", {"hidden": 256, "layers": 6})
+    with pytest.raises(ValueError, match=reason):
+        inflate_head(made.write(tmp_path / "head", tensors, config), tmp_path / "big", tmp_path / "out")
 
 
 @pytest.fixture(scope="module", params=[4096, 6000], ids=["same vocabulary", "larger vocabulary"])
@@ -145,12 +192,15 @@ def big_demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_demo_heads(big_demo: Path, tmp_path: Path, name: str) -> None:
+    """Exact in float32 as far as `inflate_heads` promises it; nearly all first choices in bfloat16."""
     if not (DEMO / name).exists():
         pytest.skip(f"demo/{name} is not here")
-    new = inflate_head(DEMO / name, big_demo, tmp_path)
+    inflate_head(DEMO / name, big_demo, tmp_path)
+    approximate = name == "mtp" and json.loads((big_demo / "config.json").read_text())["vocab_size"] > 4096
     ids = Tokenizer(DEMO / "target").encode(Path(__file__).read_text())
     texts = [ids[start : start + N_TEXT] for start in range(0, 4 * N_TEXT, N_TEXT)]
     for dtype in (torch.float32, torch.bfloat16):
         small = loaded(name, DEMO / "target", DEMO / name, dtype)
         largest, same = compare(small, loaded(name, big_demo, tmp_path, dtype), texts)
-        print(name, new, dtype, largest, same)
+        assert same >= (0.97 if approximate else 0.99)
+        assert dtype != torch.float32 or largest < (0.1 if approximate else 1e-3)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from demo import evaluate_heads, head_files, head_training  # noqa: E402
+from demo import acceptance, evaluate_heads, head_files, head_training  # noqa: E402
 from demo.drafting import BlockDrafter, ChainDrafter, drafter  # noqa: E402
 from demo.heads import DFlashHead, Eagle3Head, MtpHead, streams  # noqa: E402
 from demo.network import Network, Shape, rope_tables  # noqa: E402
@@ -243,3 +243,10 @@ def test_rounds_count_what_a_server_keeps() -> None:
     assert evaluate_heads.counted(kept, 11) == 3
     assert evaluate_heads.counted(kept, 9) == 2
     assert evaluate_heads.counted(kept, 1) == 1
+
+
+def test_a_reply_counts_until_it_loops() -> None:
+    assert acceptance.before_loop([1] * 20) == 10
+    assert acceptance.before_loop(list(range(20)) * 2) == 40
+    assert acceptance.before_loop(list(range(20)) * 4) == 48
+    assert acceptance.before_loop([1, 2]) == 2
