@@ -44,7 +44,8 @@ class Chain:
         self._shadows = Shadows(self._survival)
         self._failures: Counter[str] = Counter()
         self._totals = {one.name: DrafterTally() for one in drafters}
-        self._doubtful: dict[str, None] = {}
+        self._doubtful: set[str] = set()
+        self._warned_of: set[str] = set()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ class Chain:
     @property
     def doubtful(self) -> tuple[str, ...]:
         """Networks whose guesses are so rarely right that something must be wrong with them."""
-        return tuple(self._doubtful)
+        return tuple(sorted(self._doubtful))
 
     def begin(self, slot: Slot) -> None:
         """A request enters a slot, or starts over from its tokens."""
@@ -219,9 +220,11 @@ class Chain:
             return
         n_accepted = sum(total.accepted_by_position)
         if n_accepted >= _ALARM_BELOW * total.n_drafted:
-            self._doubtful.pop(name, None)
-        elif name not in self._doubtful:
-            self._doubtful[name] = None
+            self._doubtful.discard(name)
+            return
+        self._doubtful.add(name)
+        if name not in self._warned_of:
+            self._warned_of.add(name)
             log.warning(
                 "drafter %s: %d of %d drafted tokens were accepted. Usual causes: a network made for another model,"
                 " hidden states of the wrong layers (--draft-taps), or another version of the target's weights",

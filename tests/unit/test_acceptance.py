@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from engine.speculate.synthetic import Synthetic as SyntheticDrafter
 
 from engine.api import Delta, Done
 from engine.errors import SettingError
 from engine.settings import Settings
 from engine.speculate.acceptance import Synthetic, coupled, synthetic_rates
+from engine.speculate.synthetic import Synthetic as SyntheticDrafter
 from tests.unit.toy import VOCAB, toy_engine, toy_slot
 
 

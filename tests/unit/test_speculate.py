@@ -226,6 +226,10 @@ def test_a_network_that_is_hardly_ever_right_is_reported_once(caplog: pytest.Log
     for _ in range(100):
         chain.credit(slot, Draft((1,) * 8, ("network",) * 8), 4)
     assert chain.doubtful == ()
+    for _ in range(2000):
+        chain.credit(slot, Draft((1,) * 8, ("network",) * 8), 0)
+    assert chain.doubtful == ("network",)
+    assert len(caplog.records) == 1
 
 
 def test_figures_are_kept_per_drafter_and_place() -> None:
