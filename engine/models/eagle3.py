@@ -127,18 +127,27 @@ class Eagle3:
         return self.fusion(taps)
 
     def forward(self, batch: Batch, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
-        """Logits [n_logits, vocab] float32 and recurrence [n_logits, d_model] of the wanted rows.
+        """`run`, with the `logits` of what it says: [n_logits, vocab] float32 and recurrence [n_logits, d_model]."""
+        said, recurrence = self.run(batch, hidden, store)
+        return self.logits(said), recurrence
+
+    def logits(self, said: Tensor) -> Tensor:
+        """[n_rows, d_model] -> [n_rows, vocab] float32; ids outside the draft's vocabulary get minus infinity."""
+        return logits_of(self.head, said)
+
+    def run(self, batch: Batch, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+        """What `logits` reads and the recurrence of the wanted rows, [n_logits, d_model] each.
 
         batch: token x_{p+1} at position p. hidden: [n_tokens, d_model] in the target's dtype, `fuse` of the
-        target's streams at p or the recurrence of the row that guessed x_{p+1}. Ids outside the draft's
-        vocabulary get minus infinity. Writes keys and values of all rows. Runs under `torch.inference_mode`.
+        target's streams at p or the recurrence of the row that guessed x_{p+1}. Writes keys and values of all
+        rows. Runs under `torch.inference_mode`.
         """
         layers = list(layers_of(store))
         stream = self.first(self.embedding(batch.token_ids), hidden, batch, layers[0])
         x, added = run_blocks(self.more, *stream, batch, layers[1:])  # [n_tokens, d_model] each
         assert added is not None  # the first layer's
         normed, x = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model] each
-        return logits_of(self.head, normed), normed if self.norm_output else x
+        return normed, normed if self.norm_output else x
 
 
 def load_eagle3(path: Path | str, target: Network, n_ctx: int, taps: Sequence[int] | None = None) -> Eagle3:

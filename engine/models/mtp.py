@@ -139,7 +139,16 @@ class Mtp:
         return hidden
 
     def forward(self, batch: Batch, hidden: Tensor, store: KVStore, layer: int = 0) -> tuple[Tensor, Tensor]:
-        """Logits [n_logits, vocab] float32 and recurrence [n_logits, d_model] of the wanted rows.
+        """`run`, with the `logits` of what it says: [n_logits, vocab] float32 and recurrence [n_logits, d_model]."""
+        said, recurrence = self.run(batch, hidden, store, layer)
+        return self.logits(said, layer), recurrence
+
+    def logits(self, said: Tensor, layer: int = 0) -> Tensor:
+        """[n_rows, d_model] -> [n_rows, vocab] float32."""
+        return logits_of(self.layers[layer].head, said)
+
+    def run(self, batch: Batch, hidden: Tensor, store: KVStore, layer: int = 0) -> tuple[Tensor, Tensor]:
+        """What `logits` reads and the recurrence of the wanted rows, [n_logits, d_model] each.
 
         batch: token x_{p+1} at position p. hidden: [n_tokens, d_model] in the target's dtype, the target's
         state at p after its final norm or the recurrence of the row that guessed x_{p+1}. layer: which one to
@@ -151,7 +160,7 @@ class Mtp:
         x, added = run_blocks([this.block], joined, None, batch, [pair])  # [n_tokens, d_model] each
         assert added is not None  # there is one block
         normed, x = this.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model] each
-        return logits_of(this.head, normed), normed if self.recycle_normed else x
+        return normed, normed if self.recycle_normed else x
 
 
 def mtp_tensors(names: Collection[str], n_layers: int) -> frozenset[str]:

@@ -35,15 +35,18 @@ class Head(Protocol):
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         """[n_rows, d_target] each -> [n_rows, d_model]."""
 
-    def forward(self, batch: Batch, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
-        """hidden: [n_rows, d_model] -> logits [n_logits, vocab] float32 and own states [n_logits, d_model]."""
+    def run(self, batch: Batch, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+        """hidden: [n_rows, d_model] -> what `logits` reads and own states of wanted rows, [n_logits, d_model] each."""
+
+    def logits(self, said: Tensor) -> Tensor:
+        """[n_rows, d_model] -> [n_rows, vocab] float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
     """What the head said after a slot's last kept row."""
 
-    logits: Tensor  # [vocab] float32
+    said: Tensor  # [d_model]: its logits are computed when a draft is asked for, as a head's matrix may be large
     hidden: Tensor  # [d_model]
 
 
@@ -75,9 +78,9 @@ class DraftHidden(Drafter):
         for one in fed.kept:
             successors = one.slot.tokens[one.start + 1 : one.slot.n_past + 1]
             spans.append(Span(one.slot.id, successors, one.start, 0, int(self._may_draft(one.slot))))
-        logits, hidden = self._forward(spans, self._head.fuse(fed.streams))
+        said, hidden = self._run(spans, self._head.fuse(fed.streams))
         for i, span in enumerate(span for span in spans if span.n_logits):
-            self._ready[span.slot] = _Ready(logits[i], hidden[i])
+            self._ready[span.slot] = _Ready(said[i], hidden[i])
         self._follower.commit(fed)
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
@@ -99,14 +102,15 @@ class DraftHidden(Drafter):
                 slot, guesses = wants[i].slot, unrolled.tokens[i]
                 spans.append(Span(slot.id, guesses[-1:], slot.n_past + len(guesses) - 1, 1, 1))
             index = torch.tensor(rows, dtype=torch.int64, device=hidden.device)
-            logits, hidden = self._forward(spans, hidden.index_select(0, index))
-            return logits, None
+            said, hidden = self._run(spans, hidden.index_select(0, index))
+            return self._head.logits(said), None
 
-        return unrolled.run(able, (torch.stack([one.logits for one in ready]), None), step)
+        first = self._head.logits(torch.stack([one.said for one in ready]))  # [n_able, vocab] float32
+        return unrolled.run(able, (first, None), step)
 
     def _may_draft(self, slot: Slot) -> bool:
         """Whether a draft may be asked of the head for this slot before its next pass."""
         return slot.n_gap == 1 and slot.speculate.n_max > 0 and self.name in slot.speculate.types
 
-    def _forward(self, spans: Sequence[Span], hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return self._head.forward(self._follower.batch(spans, hidden.device), hidden, self._follower.store)
+    def _run(self, spans: Sequence[Span], hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self._head.run(self._follower.batch(spans, hidden.device), hidden, self._follower.store)

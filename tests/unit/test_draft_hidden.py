@@ -33,13 +33,19 @@ class ToyHead:
     taps: tuple[int, ...] = (0,)
     device: torch.device = CPU
     n_rows: int = 0
+    n_logits: int = 0
     widths: list[int] = field(default_factory=list)
 
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         (stream,) = taps
         return stream
 
-    def forward(self, batch: Batch, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+    def logits(self, said: Tensor) -> Tensor:
+        self.n_logits += len(said)
+        return said.clone()
+
+    def run(self, batch: Batch, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+        """What it says is its logits already."""
         self.n_rows += len(batch.token_ids)
         self.widths.append(len(batch.token_ids))
         cells, firsts = store.keys[0][:, 0, :, 0], store.values[0][:, 0, :, 0]  # [n_pages, page_size] each
@@ -138,6 +144,7 @@ def test_a_prefix_made_with_drafting_off_serves_the_head_as_well(plain: list[int
     play(toy, "off", types=(), n_max=0)
     n_rows = head.n_rows
     assert n_rows >= len(PROMPT)
+    assert head.n_logits == 0, "nobody asked what it would guess"
     tokens, done = play(toy, "on", types=("draft",), n_max=4)
     assert tokens == plain
     assert done.usage.n_cached == 8
