@@ -28,7 +28,7 @@ from engine.service.sizes import PAGE_SIZE, Checkpoint, batch_size, context, mak
 from engine.service.thread import Text, ThreadEngine
 from engine.settings import Settings, check
 from engine.speculate import draft_model
-from engine.speculate.acceptance import Synthetic, coupled, synthetic_rates
+from engine.speculate.acceptance import SyntheticAcceptance, coupled, synthetic_rates
 from engine.speculate.chain import Chain
 from engine.speculate.length import Lengths
 from engine.speculate.resolve import NO_DRAFTER
@@ -55,7 +55,8 @@ def launch(settings: Settings) -> ThreadEngine:
     types = drafter_types(settings, None if source is None else source.name)
     rates = synthetic_rates(settings, types)
     tokenizer = Tokenizer(target_from.path)
-    n_ctx, networks = _networks(settings, target_from, source if source and source.name in types else None)
+    used = source if source is not None and source.name in types else None
+    n_ctx, networks = _networks(settings, target_from, tokenizer, used)
     target = networks[forward.STORE]
     capacity = Capacity(
         n_slots=settings.parallel,
@@ -68,7 +69,8 @@ def launch(settings: Settings) -> ThreadEngine:
     parts = Parts(settings, networks, cache, capacity)
     drafters = [build(name, parts) for name in types]
     chain = Chain(drafters, Lengths(adaptive=settings.spec_adaptive), by_value=settings.spec_order == "value")
-    engine = Engine(target, cache, chain, capacity, Synthetic(rates, tokenizer.eos_ids) if rates else coupled)
+    acceptance = SyntheticAcceptance(rates, tokenizer.eos_ids) if rates else coupled
+    engine = Engine(target, cache, chain, capacity, acceptance)
     engine.warm_up()
     text = Text(tokenizer, load_chat_template(target_from.path, tokenizer))
     info = _info(settings, target_from, text, engine, types)
@@ -77,10 +79,9 @@ def launch(settings: Settings) -> ThreadEngine:
 
 
 def _networks(
-    settings: Settings, target_from: Checkpoint, source: DraftSource | None
+    settings: Settings, target_from: Checkpoint, tokenizer: Tokenizer, source: DraftSource | None
 ) -> tuple[int, dict[str, Any]]:
     """(context, networks by the name of their store: the target, then a draft model or a head)."""
-    tokenizer = Tokenizer(target_from.path)
     draft_from, head_bytes = None, 0
     if source is not None and source.name == DRAFT_MODEL:
         draft_from = _checkpoint(str(source.path), settings.device_draft or settings.device, settings.dtype)

@@ -1,7 +1,7 @@
 """How many drafts of a span are accepted: by the target's own picks, or at random for benchmarks.
 
-Everything the server promises rests on `coupled`. `Synthetic` breaks it on purpose: it measures the machinery at a
-chosen acceptance without a trained draft, and its text is senseless.
+Everything the server promises rests on `coupled`. `SyntheticAcceptance` breaks it on purpose: it measures the machinery
+at a chosen acceptance without a trained draft, and its text is senseless.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def coupled(slot: Slot, drafts: Sequence[int], picks: Sequence[int]) -> int:
     return n_accepted
 
 
-class Synthetic:
+class SyntheticAcceptance:
     """The first i drafts of a pass are all accepted with probability `rates[i - 1]`, whatever the target says.
 
     A drafted end token is never accepted. Decisions depend on (seed, position) alone, so a run can be repeated.

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from engine.slot import DrafterTally, Slot
-from engine.speculate.drafter import NO_DRAFT, NO_GUESS, Draft, Drafter, Guess, Kept, Want
+from engine.speculate.drafter import NO_DRAFT, Draft, Drafter, Guess, Kept, Want
 from engine.speculate.length import Lengths, Pass
 from engine.speculate.offer import NO_OFFER, Offer
 from engine.speculate.shadow import Shadows
@@ -148,15 +148,19 @@ class Chain:
         """
         if not wants:
             return []
-        expected = [self._survival.expected(drafter.name, want.slot.id, want.n_max) for want in wants]
+        most = [min(want.n_max, drafter.longest) for want in wants]
+        expected = [
+            self._survival.expected(drafter.name, want.slot.id, n)
+            for want, n in zip(wants, most, strict=True)
+        ]
         depth, takes = self.lengths.depth(drafter.name, [one.survival for one in offers], expected, coming)
         depths = []
-        for want, taken in zip(wants, takes, strict=True):
+        for want, n_most, taken in zip(wants, most, takes, strict=True):
             n = depth if taken else self.lengths.probe(want.slot.id, drafter.name)
             if taken:
                 self.lengths.restore(want.slot.id, drafter.name)
             # A draft worth making is asked for at the request's least length, or it would be thrown away.
-            depths.append(min(want.n_max, max(n, want.slot.speculate.n_min)) if n else 0)
+            depths.append(min(n_most, max(n, want.slot.speculate.n_min)) if n else 0)
         return depths
 
     def _extended(self, wants: Sequence[Want], made: Mapping[int, Offer], price: float) -> dict[int, Offer]:
@@ -178,12 +182,16 @@ class Chain:
         """The drafter's guesses with their survivals."""
         if not wants:
             return []
-        slots = [want.slot for want in wants]
-        made = self._run(drafter, "draft", slots, partial(drafter.draft, wants))
-        return [
-            self._offer(drafter.name, want, guess)
-            for want, guess in zip(wants, made or [NO_GUESS] * len(wants), strict=True)
-        ]
+
+        def make() -> list[Offer]:
+            guesses = drafter.draft(wants)
+            return [
+                self._offer(drafter.name, want, guess) for want, guess in zip(wants, guesses, strict=True)
+            ]
+
+        # Guesses are read inside the guard: one of a wrong shape is a failure of its drafter, not of the engine.
+        made = self._run(drafter, "draft", [want.slot for want in wants], make)
+        return [NO_OFFER] * len(wants) if made is None else made
 
     def _offer(self, name: str, want: Want, guess: Guess) -> Offer:
         token_ids = tuple(guess.token_ids[: want.n_max])

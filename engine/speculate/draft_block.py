@@ -61,6 +61,7 @@ class DraftBlock(Drafter):
     def __init__(self, name: str, head: BlockHead, cache: Cache) -> None:
         self.name = name
         self.taps = head.taps
+        self.longest = head.n_drafts
         self._head = head
         self._follower = Follower(name, head.taps, cache)
 
@@ -77,7 +78,6 @@ class DraftBlock(Drafter):
         self._follower.commit(fed)
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        wants = [Want(want.slot, min(want.n_max, self._head.n_drafts)) for want in wants]
         able = [
             i for i, want in enumerate(wants) if self._follower.has_room(want.slot, self._head.block_size)
         ]

@@ -96,6 +96,7 @@ class Drafter(ABC):
     # Whether a draft costs so little that one is made for every slot and step, used or not; such a drafter only
     # reads text, and what it guesses can be judged without verifying it.
     is_free: bool = True
+    longest: int = 64  # tokens a guess can have; a network is never asked for more
     # Residual streams of the target that the drafter reads (`engine.layers.decoder.Taps`). They exist only while the
     # target computes a token, so a drafter with taps is told of every pass of every slot, drafting or not.
     taps: tuple[int, ...] = ()

@@ -43,9 +43,11 @@ _PLAIN, _GRADED = 0, 1  # two views of a token: without and with its drafter's o
 
 
 def grades(survival: Sequence[float], n: int) -> Grades:  # [n]
-    """The class of each token's own estimate; 0 where there is none."""
+    """The class of each token's own estimate; 0 where there is none. Raises `ValueError` if only some have one."""
     if not len(survival):
         return np.zeros(n, np.int64)
+    if len(survival) < n:
+        raise ValueError(f"{len(survival)} estimates for {n} tokens")
     return np.searchsorted(_EDGES, np.asarray(survival[:n])) + 1
 
 

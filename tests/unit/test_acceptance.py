@@ -9,8 +9,8 @@ import pytest
 from engine.api import Delta, Done
 from engine.errors import SettingError
 from engine.settings import Settings
-from engine.speculate.acceptance import Synthetic, coupled, synthetic_rates
-from engine.speculate.synthetic import Synthetic as SyntheticDrafter
+from engine.speculate.acceptance import SyntheticAcceptance, coupled, synthetic_rates
+from engine.speculate.synthetic import Synthetic
 from tests.unit.toy import VOCAB, toy_engine, toy_slot
 
 
@@ -23,8 +23,8 @@ def test_a_draft_survives_while_it_equals_the_pick(drafts: list[int], picks: lis
 
 def play(rates: tuple[float, ...] | None) -> tuple[list[int], Done]:
     """A toy request with four drafts a pass; None is the target's own judgement."""
-    acceptance = coupled if rates is None else Synthetic(rates, frozenset({VOCAB}))
-    toy = toy_engine(lambda cache: [SyntheticDrafter(VOCAB, frozenset())], n_slots=1, acceptance=acceptance)
+    acceptance = coupled if rates is None else SyntheticAcceptance(rates, frozenset({VOCAB}))
+    toy = toy_engine(lambda cache: [Synthetic(VOCAB, frozenset())], n_slots=1, acceptance=acceptance)
     toy.engine.add(
         "a", lambda slot_id: toy_slot(slot_id, "a", [1, 2, 3], types=("synthetic",), max_tokens=200)
     )
@@ -56,7 +56,7 @@ def test_without_accepted_drafts_the_text_is_that_of_plain_decoding() -> None:
 
 def test_a_drafted_end_token_is_never_accepted() -> None:
     slot = toy_slot(0, "r", [1])
-    assert Synthetic((1.0, 1.0, 1.0), frozenset({9}))(slot, [3, 9, 3], [0, 0, 0, 0]) == 1
+    assert SyntheticAcceptance((1.0, 1.0, 1.0), frozenset({9}))(slot, [3, 9, 3], [0, 0, 0, 0]) == 1
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,27 @@ def test_a_drafter_that_raises_is_off_for_its_request_and_after_three_for_all() 
     assert chain.disabled == ("broken",)
 
 
+@pytest.mark.parametrize(
+    "guesses",
+    [[], [Guess([1, 2]), Guess([3])], [Guess([1, 2, 3], [0.9])]],
+    ids=["none", "too many", "ill-shaped"],
+)
+def test_guesses_of_a_wrong_shape_are_a_failure_of_their_drafter_alone(guesses: list[Guess]) -> None:
+    broken, sound = Says("broken", []), Says("sound", [2])
+    broken.draft = lambda wants: guesses  # type: ignore[method-assign]
+    slot = slot_with([1], types=("broken", "sound"))
+    assert one_draft(chain_of(broken, sound), slot).token_ids == (2,)
+    assert slot.silenced == {"broken"}
+
+
+def test_a_network_is_never_asked_for_more_than_it_can_guess() -> None:
+    network = Says("network", list(range(16)), [0.99] * 16, is_free=False)
+    network.longest = 3
+    slot = slot_with([1], types=("network",))
+    assert len(one_draft(chain_of(network), slot, 16)) == 3
+    assert network.lengths == [3]
+
+
 def test_a_drafter_that_says_more_than_it_was_asked_is_cut() -> None:
     says = Says("d", [1] * 9)
     says.draft = lambda wants: [Guess([1] * 9) for _ in wants]  # type: ignore[method-assign]
