@@ -26,6 +26,55 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentRows:
+    """What recurrent layers must know of a pass (`kernels.gated_delta.spans`), as device tensors.
+
+    A span's updates are the parked rows of its history, in order, then its own rows; its state takes in the first
+    `n_settled` of them.
+    """
+
+    span_starts: Tensor  # [n_spans + 1] int32
+    slot_ids: Tensor  # [n_spans] int32: whose state it is
+    history_starts: Tensor  # [n_spans + 1] int32
+    history_rows: Tensor  # [n_history] int32
+    n_settled: Tensor  # [n_spans] int32
+    park_rows: Tensor  # [n_tokens] int32: where a row's record is kept; -1 for rows that are certain
+
+    @classmethod
+    def build(
+        cls,
+        slots: Sequence[int],
+        lengths: Sequence[int],
+        history: Sequence[Sequence[int]],
+        n_settled: Sequence[int],
+        park_rows: Sequence[int],
+        device: torch.device,
+    ) -> RecurrentRows:
+        """lengths[i], history[i]: own rows and parked rows of span i."""
+
+        def starts(counts: Sequence[int]) -> Tensor:
+            return upload(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), device)
+
+        def whole(values: Sequence[int]) -> Tensor:
+            return upload(np.asarray(values, dtype=np.int32), device)
+
+        return cls(
+            span_starts=starts(lengths),
+            slot_ids=whole(slots),
+            history_starts=starts([len(rows) for rows in history]),
+            history_rows=whole([row for rows in history for row in rows]),
+            n_settled=whole(n_settled),
+            park_rows=whole(park_rows),
+        )
+
+
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array on the device; the host does not wait for the copy."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The spans of one pass as device tensors. Span i owns rows span_starts[i] … span_starts[i + 1] - 1."""
 
@@ -38,10 +87,16 @@ class Batch:
     row_pages: Tensor  # [n_tokens] int64: page id that holds each row's position
     row_offsets: Tensor  # [n_tokens] int64: place of the row within its page
     logit_index: Tensor  # [n_logits] int64: rows whose logits are wanted
+    recurrent: RecurrentRows | None = None  # for networks with recurrent layers
 
     @classmethod
     def build(
-        cls, spans: Sequence[Span], tables: Sequence[Sequence[int]], page_size: int, device: torch.device
+        cls,
+        spans: Sequence[Span],
+        tables: Sequence[Sequence[int]],
+        page_size: int,
+        device: torch.device,
+        recurrent: RecurrentRows | None = None,
     ) -> Batch:
         """`tables[i]` is the page table of span i's slot; it covers the span's last position."""
         lengths = np.array([len(span.token_ids) for span in spans], dtype=np.int64)
@@ -56,17 +111,18 @@ class Batch:
         token_ids = np.concatenate([np.asarray(span.token_ids, dtype=np.int64) for span in spans])
         index = [np.arange(end - span.n_logits, end) for span, end in zip(spans, starts[1:], strict=True)]
 
-        def upload(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(array).to(device)
+        def up(array: np.ndarray) -> Tensor:
+            return upload(array, device)
 
         return cls(
             spans=spans,
-            token_ids=upload(token_ids),
-            positions=upload(positions),
-            span_starts=upload(starts.astype(np.int32)),
-            n_past=upload(past.astype(np.int32)),
-            page_table=upload(table),
-            row_pages=upload(table[owner, positions // page_size].astype(np.int64)),
-            row_offsets=upload(positions % page_size),
-            logit_index=upload(np.concatenate(index).astype(np.int64)),
+            token_ids=up(token_ids),
+            positions=up(positions),
+            span_starts=up(starts.astype(np.int32)),
+            n_past=up(past.astype(np.int32)),
+            page_table=up(table),
+            row_pages=up(table[owner, positions // page_size].astype(np.int64)),
+            row_offsets=up(positions % page_size),
+            logit_index=up(np.concatenate(index).astype(np.int64)),
+            recurrent=recurrent,
         )

@@ -174,6 +174,9 @@ class Settings:
         None, "most tokens of one sequence; the model's limit or what fits by default", "-c", least=8
     )
     cache_size: int | None = setting(None, "MiB for cached keys and values, shared by all slots", least=1)
+    cache_ram: int | None = setting(
+        None, "MiB of host memory for states that prefixes of recurrent models resume from", "-cram", least=0
+    )
     parallel: int = setting(4, "slots: requests computed at the same time", "-np", least=1, most=256)
     batch_size: int | None = setting(
         None, "rows of one pass: 2048 on CUDA, 128 on CPU by default", "-b", least=1, most=65536

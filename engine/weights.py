@@ -26,6 +26,16 @@ STORED_DTYPES = ("BF16", "F16", "F32", "F64")
 INTEGER_DTYPES = ("I64", "I32")
 # Tensors that old files carry although they are computed from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
+# Prefixes of wrapper checkpoints for several media -> those of the text model alone.
+TEXT_PREFIXES = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+# What wrappers hold beside the text model: not read.
+MEDIA = re.compile(
+    r"(model\.)?(visual|vision_tower|audio_tower|vision_model|multi_modal_projector|embed_vision|embed_audio)\."
+)
 # A folder of another model misses every tensor; stop after this many.
 N_MISSING_MAX = 64
 
@@ -40,15 +50,20 @@ class Weights:
         self.device = device
         self.n_params = 0  # of the tensors handed out
         self._files: dict[str, Any] = {}  # file name -> open handle
-        self._file_of = self._list_tensors()  # tensor name -> file name
-        self._unused = {name for name in self._file_of if not name.endswith(IGNORED_SUFFIXES)}
+        listed = self._list_tensors()
+        self._stored = {text_name(name): name for name in listed}
+        if len(self._stored) < len(listed):
+            raise LoadError(f"{folder}: holds the text model twice, under different prefixes")
+        self._file_of = {text_name(name): file for name, file in listed.items()}  # tensor name -> file name
+        ignored = [name for name in self._file_of if name.endswith(IGNORED_SUFFIXES) or MEDIA.match(name)]
+        self._unused = set(self._file_of).difference(ignored)
         self._missing: list[str] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        """A fresh copy of a tensor in the run's dtype on its device; each name may be taken once.
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        """A fresh copy of a tensor on the run's device, in `dtype` or the run's; each name may be taken once.
 
         A missing one comes as zeros, so that `finish` can name all that are missing. Raises `LoadError` for
         another shape and `UnsupportedModel` for a dtype of quantised weights.
@@ -57,15 +72,15 @@ class Weights:
             self._missing.append(name)
             if len(self._missing) >= N_MISSING_MAX:
                 self.finish()
-            return torch.zeros(tuple(shape), dtype=self.dtype, device=self.device)
+            return torch.zeros(tuple(shape), dtype=dtype or self.dtype, device=self.device)
         self._unused.remove(name)
         file = self._file_of[name]
         stored = self._read(file, name, shape)
         self.n_params += stored.numel()
         tensor = stored.to(
-            device=self.device, dtype=self.dtype, copy=True
+            device=self.device, dtype=dtype or self.dtype, copy=True
         )  # the file may change under a mapping
-        if self.dtype == torch.float16 and not bool(torch.isfinite(tensor).all()):
+        if tensor.dtype == torch.float16 and not bool(torch.isfinite(tensor).all()):
             raise LoadError(f"{self.folder / file}: tensor {name} does not fit float16; use another --dtype")
         return tensor
 
@@ -124,7 +139,7 @@ class Weights:
         """
         if name not in self._file_of:
             raise LoadError(f"{self.folder}: tensor {name} is missing")
-        return tuple(self._files[self._file_of[name]].get_slice(name).get_shape())
+        return tuple(self._files[self._file_of[name]].get_slice(self._stored[name]).get_shape())
 
     def finish(self) -> None:
         """Close the files. Raises `CheckpointMismatch` naming tensors that were missing or not used."""
@@ -137,7 +152,7 @@ class Weights:
     ) -> Tensor:
         """The tensor as stored, mapped from its file."""
         handle = self._files[file]
-        view = handle.get_slice(name)
+        view = handle.get_slice(self._stored[name])
         if view.get_dtype() not in dtypes:
             quantised = "quantised weights are not supported, " if dtypes is STORED_DTYPES else ""
             raise UnsupportedModel(
@@ -149,7 +164,7 @@ class Weights:
                 f"{self.folder / file}: tensor {name} has shape {list(view.get_shape())},"
                 f" the config asks for {list(shape)}"
             )
-        tensor: Tensor = handle.get_tensor(name)
+        tensor: Tensor = handle.get_tensor(self._stored[name])
         return tensor
 
     def _list_tensors(self) -> dict[str, str]:
@@ -199,6 +214,14 @@ class Weights:
                 ".save_pretrained(new_folder)"
             )
         return f"{self.folder}: neither {SINGLE} nor {INDEX} is there"
+
+
+def text_name(name: str) -> str:
+    """The name that a tensor of a wrapper checkpoint has in a checkpoint of the text model alone."""
+    for prefix, plain in TEXT_PREFIXES:
+        if name.startswith(prefix):
+            return plain + name.removeprefix(prefix)
+    return name
 
 
 def fault(path: Path) -> str:

@@ -13,7 +13,19 @@ if TYPE_CHECKING:
     from kernels.dispatch import select as select
     from kernels.dispatch import use as use
 
-OPS = ("matmul", "norm", "norm_rope_write", "attention", "silu_mul", "choose", "edit")
+OPS = (
+    "matmul",
+    "norm",
+    "norm_rope_write",
+    "attention",
+    "gated",
+    "moe",
+    "short_conv",
+    "gated_delta",
+    "gated_norm",
+    "choose",
+    "edit",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -17,11 +17,16 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Glm4MoeConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -59,6 +64,23 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+HYBRID = {
+    "head_dim": 32,
+    "tie_word_embeddings": False,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "llama": (
         LlamaConfig,
@@ -83,6 +105,35 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "head_dim": 32,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
             "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        {
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            "tie_word_embeddings": False,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3_5": (Qwen3_5TextConfig, HYBRID),
+    "qwen3_5_moe": (Qwen3_5MoeTextConfig, {**HYBRID, **EXPERTS}),
+    "qwen3_next": (Qwen3NextConfig, {**HYBRID, **EXPERTS, "norm_topk_prob": True}),
+    "glm4_moe": (
+        Glm4MoeConfig,
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 2.5,
         },
     ),
 }
@@ -111,6 +162,11 @@ def tiny_checkpoint(
                 parameter.mul_(4.0)
             else:
                 parameter.add_(0.2 * torch.randn_like(parameter))
+            if parameter.dim() == 3:  # the kernels of short convolutions, which are small already
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(0.2 * torch.randn_like(buffer))
     model.to(dtype).save_pretrained(folder)
     write_tokenizer(folder)
     return folder

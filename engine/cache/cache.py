@@ -2,6 +2,9 @@
 
 Tokens are the truth; what is here can be dropped and rebuilt from them. A store's rows past its own length are
 scratch: whoever drafts or verifies may write them, nobody may read them later. Lengths move by `commit` alone.
+
+Pages answer a rollback exactly. A recurrent state cannot be cut back: where its parked rows do not reach, it is set to
+the nearest snapshot before, or to nothing, and ordinary prefill fills the gap.
 """
 
 from __future__ import annotations
@@ -9,8 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.kv import KVStore
+from engine.batch import Batch, Span
 from engine.cache.pages import PagePool, prefix_keys
+from engine.cache.snapshots import Snapshots
+from engine.cache.store import Store
+
+# Most bytes of snapshots per byte of keys and values. With 4 and Qwen3.5-27B in bfloat16 they lie 576 tokens apart.
+# More fill the host's memory with states that are seldom resumed; with fewer, less of a shared prefix is saved.
+_SNAPSHOT_SHARE = 4
 
 
 @dataclass(slots=True)
@@ -25,15 +34,16 @@ class _Entry:
 
 
 class Cache:
-    """Page tables of all slots over the K/V stores of the target and the draft networks."""
+    """Page tables of all slots over the stores of the target and the draft networks."""
 
     def __init__(
         self,
-        stores: Mapping[str, KVStore],
+        stores: Mapping[str, Store],
         n_slots: int,
         n_pages: int,
         page_size: int,
         followers: Collection[str] = (),
+        snapshots: Snapshots | None = None,
     ) -> None:
         """`stores` names one store per network; the first is the target's.
 
@@ -43,9 +53,18 @@ class Cache:
         self.stores = dict(stores)
         self.page_size = page_size
         self.pool = PagePool(n_pages)
+        self.snapshots = snapshots if snapshots is not None else Snapshots(0)
         self._primary = next(iter(self.stores))
-        self._followers = frozenset(followers)
+        self._followers = tuple(followers)
+        self._strides = {name: self._stride(store) for name, store in self.stores.items()}
         self._entries = [_Entry(lengths=dict.fromkeys(self.stores, 0)) for _ in range(n_slots)]
+
+    def _stride(self, store: Store) -> int | None:
+        """Tokens from one snapshot to the next, a multiple of the page size; None where none are kept."""
+        if store.parking is None or not self.snapshots.has_room:
+            return None
+        n_tokens = store.slot_bytes // max(1, _SNAPSHOT_SHARE * store.token_bytes)
+        return max(1, round(n_tokens / self.page_size)) * self.page_size
 
     def begin(self, slot: int, tokens: Sequence[int], salt: str) -> int:
         """Adopt the longest published prefix of `tokens`, at most all but the last; return the target's length."""
@@ -64,9 +83,14 @@ class Cache:
             pages = [name in self.pool.pages[page_id].complete for page_id in entry.table]
             n_complete = pages.index(False) if False in pages else len(pages)
             entry.lengths[name] = n_complete * size
-        if self._followers:
-            self.rollback(slot, min(entry.lengths[name] for name in (self._primary, *self._followers)))
-        return entry.lengths[self._primary]
+        n_tokens = min(entry.lengths[name] for name in (self._primary, *self._followers))
+        for name, store in self.stores.items():
+            entry.lengths[name] = min(entry.lengths[name], n_tokens)
+            if store.parking is not None:
+                self._resume(slot, name)
+            n_tokens = entry.lengths[self._primary]  # which comes first, and has the last word
+        self._trim(entry, n_tokens)
+        return n_tokens
 
     def length(self, slot: int, store: str) -> int:
         """Tokens of the slot whose rows in the store are valid."""
@@ -76,10 +100,21 @@ class Cache:
         """The slot's page ids in order of position."""
         return self._entries[slot].table
 
-    def reserve(self, slot: int, store: str, start: int, end: int) -> bool:
+    def batch(self, store: str, spans: Sequence[Span]) -> Batch:
+        """The pass over these spans, which is about to run on the store; its rows have been reserved."""
+        where = self.stores[store]
+        recurrent = None
+        if where.parking is not None:
+            lengths = [self._entries[span.slot].lengths[store] for span in spans]
+            recurrent = where.parking.rows(spans, lengths, where.device)
+        tables = [self._entries[span.slot].table for span in spans]
+        return Batch.build(spans, tables, self.page_size, where.device, recurrent)
+
+    def reserve(self, slot: int, store: str, start: int, end: int, n_drafts: int = 0) -> bool:
         """Make positions [start, end) writable for a store: enough pages, each held by this slot alone.
 
-        A shared page is copied first. Changes nothing and returns False when the pool cannot give the pages.
+        n_drafts: the last of them that are provisional, which a recurrent store needs to park. A shared page is
+        copied first. Changes nothing that matters and returns False when there is no room.
         """
         entry = self._entries[slot]
         size = self.page_size
@@ -87,6 +122,9 @@ class Cache:
         shared = [i for i in known if self.pool.pages[entry.table[i]].n_holders > 1]
         n_new = max(0, -(-end // size) - len(entry.table))
         if n_new + len(shared) > self.pool.n_available:
+            return False
+        parking = self.stores[store].parking
+        if parking is not None and not parking.reserve(slot, n_drafts):
             return False
         for i in shared:
             self._copy(entry, i)
@@ -104,23 +142,80 @@ class Cache:
         entry.table[index] = target
 
     def commit(self, slot: int, store: str, length: int) -> None:
-        """Make the rows before `length` of a store part of the sequence."""
+        """Make the rows before `length` of a store part of the sequence, and none behind."""
+        parking = self.stores[store].parking
+        if parking is not None:
+            parking.commit(slot, length)
         self._entries[slot].lengths[store] = length
 
     def rollback(self, slot: int, n_tokens: int) -> int:
-        """Shorten every store to at most `n_tokens`; return the target's length."""
+        """Shorten every store to at most `n_tokens`; return the target's length, which may be less."""
         entry = self._entries[slot]
+        for name, store in self.stores.items():
+            if n_tokens < entry.lengths[name]:
+                entry.lengths[name] = n_tokens
+                if store.parking is not None and store.parking.length(slot) <= n_tokens:
+                    store.parking.commit(slot, n_tokens)
+                elif store.parking is not None:
+                    self._resume(slot, name)
+        self._follow(entry)
+        self._trim(entry, n_tokens)
+        return entry.lengths[self._primary]
+
+    def recover(self, slot: int) -> int:
+        """A pass of the target broke off: recurrent states may have moved in some layers and not in others.
+
+        Returns the target's length, which is what it was unless there is such state.
+        """
+        entry = self._entries[slot]
+        if self.stores[self._primary].parking is not None:
+            self._resume(slot, self._primary)
+            self._follow(entry)
+        return entry.lengths[self._primary]
+
+    def _resume(self, slot: int, name: str) -> None:
+        """Set a recurrent store to the last snapshot of the slot's tokens within its length, or to nothing."""
+        entry, store = self._entries[slot], self.stores[name]
+        for n_pages in range(min(len(entry.keys), entry.lengths[name] // self.page_size), 0, -1):
+            states = self.snapshots.find((name, entry.keys[n_pages - 1]))
+            if states is not None:
+                entry.lengths[name] = n_pages * self.page_size
+                store.restore(slot, states, entry.lengths[name])
+                return
+        entry.lengths[name] = 0
+        store.reset(slot)
+
+    def _follow(self, entry: _Entry) -> None:
+        """Stores that are fed with the target's passes go back as far as the target did."""
+        for name in self._followers:
+            entry.lengths[name] = min(entry.lengths[name], entry.lengths[self._primary])
+
+    def _trim(self, entry: _Entry, n_tokens: int) -> None:
+        """Give back the pages behind `n_tokens`."""
         n_pages = -(-n_tokens // self.page_size)
         for page_id in entry.table[n_pages:]:
             self.pool.release(page_id)
         del entry.table[n_pages:]
         del entry.keys[n_tokens // self.page_size :]
         entry.offered = ()
-        for name, length in entry.lengths.items():
-            entry.lengths[name] = min(length, n_tokens)
-        return entry.lengths[self._primary]
 
-    def publish(self, slot: int, tokens: Sequence[int]) -> None:
+    def next_border(self, store: str, start: int, n_prompt: int) -> int | None:
+        """Where a chunk of known tokens from `start` must end at the latest, so that a snapshot can be taken there.
+
+        None: anywhere. Snapshots are taken so far apart that they cost at most a few times what the keys and values
+        between them do, and once more at the last border of the prompt, from where its next turn goes on.
+        """
+        stride = self._strides[store]
+        if stride is None:
+            return None
+        last = self._last_border(n_prompt)
+        border = (start // stride + 1) * stride
+        return last if start < last < border else border
+
+    def _last_border(self, n_prompt: int) -> int:
+        return (n_prompt - 1) // self.page_size * self.page_size
+
+    def publish(self, slot: int, tokens: Sequence[int], n_prompt: int) -> None:
         """Offer the slot's full pages to other slots, each for the stores whose rows in it are complete."""
         entry = self._entries[slot]
         size = self.page_size
@@ -128,20 +223,42 @@ class Cache:
         if offered == entry.offered:
             return
         entry.offered = offered
-        n_full = entry.lengths[self._primary] // size
+        n_full = max(offered)
         if n_full > len(entry.keys):
             parent = entry.keys[-1] if entry.keys else None
             fresh = tokens[len(entry.keys) * size : n_full * size]
             entry.keys.extend(prefix_keys(fresh, size, entry.salt, parent))
-        for i in range(n_full):
+        for i in range(entry.lengths[self._primary] // size):
             page = self.pool.pages[entry.table[i]]
             complete = {name for name, length in entry.lengths.items() if length >= (i + 1) * size}
             if page.key is None or not complete <= page.complete:
                 self.pool.publish(entry.table[i], entry.keys[i], complete)
+        for name in self.stores:
+            self._snapshot(slot, name, n_prompt)
+
+    def _snapshot(self, slot: int, name: str, n_prompt: int) -> None:
+        """Take the snapshots that the store has come to since the last publish.
+
+        Parked rows are folded one border at a time, so that a draft may run over a border.
+        """
+        store, entry = self.stores[name], self._entries[slot]
+        if store.parking is None or self._strides[name] is None:
+            return
+        start = max(0, store.parking.length(slot) - 1)  # the state may stand on a border
+        while (border := self.next_border(name, start, n_prompt)) is not None and border <= entry.lengths[
+            name
+        ]:
+            key = (name, entry.keys[border // self.page_size - 1])
+            if key not in self.snapshots:
+                store.settle(slot, border)
+                self.snapshots.put(key, store.snapshot(slot))
+            start = border
 
     def drop(self, slot: int) -> None:
         """Forget the slot's state; the tokens remain with their owner, published pages with the pool."""
         entry = self._entries[slot]
+        for store in self.stores.values():
+            store.reset(slot)
         for page_id in reversed(entry.table):  # the last page goes first when cached pages are taken back
             self.pool.release(page_id)
         entry.table.clear()

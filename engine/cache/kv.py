@@ -1,4 +1,4 @@
-"""K/V stores, indexed by page id. Target and draft networks own one store each on the same page ids."""
+"""Keys and values of an attention layer, indexed by page id."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from engine.batch import RecurrentRows
+from engine.cache.store import Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,29 +18,45 @@ class FullKV:
     n_kv_heads: int
     d_head: int
 
+    @property
+    def is_recurrent(self) -> bool:
+        return False
+
     def token_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of one token's keys and values in one layer."""
         return 2 * self.n_kv_heads * self.d_head * dtype.itemsize
 
+    def slot_bytes(self, dtype: torch.dtype) -> int:
+        return 0
 
-class KVStore:
-    """Keys and values of all layers of one network: per layer [n_pages, n_kv_heads, page_size, d_head].
+    def parked_bytes(self, dtype: torch.dtype) -> int:
+        return 0
+
+    def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> KVLayer:
+        shape = (sizes.n_pages, self.n_kv_heads, sizes.page_size, self.d_head)
+        return KVLayer(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """Keys and values of one layer.
 
     Page first, so that sharing and copying a page is one index; then head, so that the keys of one head in
     one page are contiguous, which is what a core reads at a time.
     """
 
-    def __init__(
-        self, layers: list[FullKV], n_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        def empty(layer: FullKV) -> Tensor:
-            shape = (n_pages, layer.n_kv_heads, page_size, layer.d_head)
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.keys = [empty(layer) for layer in layers]
-        self.values = [empty(layer) for layer in layers]
+    keys: Tensor  # [n_pages, n_kv_heads, page_size, d_head]
+    values: Tensor  # [n_pages, n_kv_heads, page_size, d_head]
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy all layers' rows of one page onto another, for copy-on-write of a shared page."""
-        for tensor in (*self.keys, *self.values):
+        for tensor in (self.keys, self.values):
             tensor[target].copy_(tensor[source])
+
+    def reset(self, slot: int) -> None:
+        """Rows past a length are scratch: nothing to do."""
+
+    def settle(self, rows: RecurrentRows) -> None:
+        """Nothing is parked here."""
+
+    def of_slot(self, slot: int) -> list[Tensor]:
+        return []

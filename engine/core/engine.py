@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.api import Delta, EngineStats, Event, Failed, Sampling, SlotState
-from engine.batch import Batch, Span
+from engine.batch import Span
 from engine.cache.cache import Cache
 from engine.core import forward, plan
 from engine.core.finish import Ending, done, keep
@@ -122,7 +122,9 @@ class Engine:
         wants = plan.wants(self._running, self.capacity.batch_size)
         made = self._chain.draft(wants, plan.without_drafts(self._running, self.capacity.batch_size))
         drafts = {want.slot.id: draft for want, draft in zip(wants, made, strict=True)}
-        works = plan.work(self._running, drafts, self.capacity.batch_size, self._cache.page_size)
+        works = plan.work(
+            self._running, drafts, self.capacity.batch_size, self._cache.page_size, self._next_border
+        )
         works = self._reserve(works)
         if not works:
             return []
@@ -131,6 +133,9 @@ class Engine:
         self._chain.lengths.pass_cost.observe(sum(one.n_rows for one in works), time.perf_counter() - started)
         self._totals.n_steps += 1
         return self._settle(outcomes)
+
+    def _next_border(self, slot: Slot) -> int | None:
+        return self._cache.next_border(forward.STORE, slot.n_past, slot.n_prompt)
 
     def _fill_slots(self) -> None:
         """Bring preempted slots back where pages suffice, then give free slots to waiting requests."""
@@ -163,9 +168,9 @@ class Engine:
         for one in sorted(works, key=lambda one: one.slot.stats.started_s):
             if one.slot not in self._running:
                 continue  # preempted for an older slot a moment ago
-            while not self._cache.reserve(one.slot.id, forward.STORE, one.start, one.end):
+            while not self._cache.reserve(one.slot.id, forward.STORE, one.start, one.end, len(one.draft)):
                 if one.draft:
-                    one = one.without_draft()
+                    one = one.with_draft_of(len(one.draft) // 2)
                     continue
                 victim = self._running[-1]
                 self._preempt(victim)
@@ -199,7 +204,8 @@ class Engine:
             self._totals.n_prompt += max(0, min(slot.n_prompt, n_past) - one.start)
             delta, ending = keep(slot, one.draft, outcome, self.capacity.eos_ids)
             slot.n_past = min(n_past, len(slot.tokens) - 1)
-            self._cache.commit(slot.id, forward.STORE, slot.n_past)
+            if ending is not Ending.BROKEN:
+                self._cache.commit(slot.id, forward.STORE, slot.n_past)
             if one.n_logits:
                 self._count(slot, one, delta)
                 events.append((slot.request.id, delta))
@@ -213,7 +219,7 @@ class Engine:
             kept.append(Kept(slot, one.draft, outcome.n_accepted, one.start, outcome.streams))
         self._chain.accept(kept)
         for one, _ in outcomes:
-            self._cache.publish(one.slot.id, one.slot.tokens)
+            self._cache.publish(one.slot.id, one.slot.tokens, one.slot.n_prompt)
         for slot, event in ended:
             events.append((slot.request.id, event))
             self._free(slot)
@@ -242,11 +248,14 @@ class Engine:
         for n_rows in [tier for tier in TIERS if tier <= most]:
             if not self._cache.reserve(0, forward.STORE, 0, n_rows):
                 break
-            span = Span(0, [0] * n_rows, 0, 0, n_rows)
+            # Different tokens: equal rows ask for the same experts, and a pass would look cheaper than it is.
+            token_ids = [i % self.target.vocab_size for i in range(n_rows)]
+            span = Span(0, token_ids, 0, 0, n_rows)
             times = []
             for _ in range(n_repeats + 1):
+                self._cache.recover(0)
                 started = time.perf_counter()
-                batch = Batch.build([span], [self._cache.table(0)], self._cache.page_size, self.target.device)
+                batch = self._cache.batch(forward.STORE, [span])
                 self.target.forward(batch, self._cache.stores[forward.STORE]).sum().item()
                 times.append(time.perf_counter() - started)
             self._chain.lengths.pass_cost.observe(n_rows, sorted(times[1:])[n_repeats // 2])

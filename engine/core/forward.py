@@ -1,8 +1,8 @@
 """One pass of the target over the planned work, and what happens when it fails.
 
-A pass is provisional: nothing lasting has moved when it raises, so it can simply be run again. First without
-drafts, then span by span; only a span that fails alone fails its request. When the device is out of memory,
-the largest span's request ends and the others go on.
+A pass is provisional, so it can be run again when it raises: first without drafts, then span by span; only a span that
+fails alone fails its request. Recurrent states alone may have moved; they are made anew from the tokens before. When
+the device is out of memory, the largest span's request ends and the others go on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.batch import Batch
+from engine.batch import Span
 from engine.cache.cache import Cache
 from engine.core.plan import Work
 from engine.errors import EngineError, StepFailed
@@ -26,6 +26,7 @@ from engine.speculate.verify import Verdict, verify
 log = logging.getLogger(__name__)
 
 STORE = "target"
+_RESTORE_ROWS = 128  # of a pass that makes recurrent state anew; nothing else runs meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ def run(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Work,
 def _again(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Work, Outcome]]:
     """The second try, which isolates the spans that cannot be computed."""
     try:
+        for one in works:
+            _restore(target, cache, one)
         return _pass(target, cache, works)
     except (MemoryError, torch.OutOfMemoryError):
         largest = max(works, key=lambda one: one.n_certain)
@@ -62,6 +65,7 @@ def _again(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Wo
     outcomes: list[tuple[Work, Outcome]] = []
     for one in works:
         try:
+            _restore(target, cache, one)
             outcomes += _pass(target, cache, [one])
         except Exception:
             log.exception("pass failed for one span alone request=%s", one.slot.request.id)
@@ -69,9 +73,20 @@ def _again(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Wo
     return outcomes
 
 
+def _restore(target: Target, cache: Cache, work: Work) -> None:
+    """Bring the slot's state back to where the work starts, after a pass that broke off."""
+    slot, n_past = work.slot, cache.recover(work.slot.id)
+    while n_past < work.start:
+        chunk = slot.tokens[n_past : min(work.start, n_past + _RESTORE_ROWS)]
+        if not cache.reserve(slot.id, STORE, n_past, n_past + len(chunk)):
+            raise RuntimeError("no pages to restore the state of a slot")
+        target.network.forward(cache.batch(STORE, [Span(slot.id, chunk, n_past, 0, 0)]), cache.stores[STORE])
+        n_past += len(chunk)
+        cache.commit(slot.id, STORE, n_past)
+
+
 def _pass(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Work, Outcome]]:
-    tables = [cache.table(one.slot.id) for one in works]
-    batch = Batch.build([one.span for one in works], tables, cache.page_size, target.network.device)
+    batch = cache.batch(STORE, [one.span for one in works])
     taps = Taps(target.taps) if target.taps else None
     logits = target.network.forward(batch, cache.stores[STORE], taps)  # [n_logits, vocab] float32
     judged = [one for one in works if one.n_logits]

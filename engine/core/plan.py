@@ -6,7 +6,7 @@ Both are spans of one ragged batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.batch import Span
@@ -51,6 +51,11 @@ class Work:
             self.slot.id, [*certain, *self.draft.token_ids], self.start, len(self.draft), self.n_logits
         )
 
+    def with_draft_of(self, n_drafts: int) -> Work:
+        """The same work with the first tokens of its draft only."""
+        draft = Draft(self.draft.token_ids[:n_drafts], self.draft.sources[:n_drafts])
+        return replace(self, draft=draft)
+
     def without_draft(self) -> Work:
         return replace(self, draft=NO_DRAFT)
 
@@ -75,18 +80,25 @@ def without_drafts(slots: Sequence[Slot], budget: int) -> Pass:
     return Pass(n_ready, n_ready + min(n_waiting, max(0, budget // 2 - n_ready)))
 
 
-def work(slots: Sequence[Slot], drafts: Mapping[int, Draft], budget: int, page_size: int) -> list[Work]:
+def work(
+    slots: Sequence[Slot],
+    drafts: Mapping[int, Draft],
+    budget: int,
+    page_size: int,
+    next_border: Callable[[Slot], int | None] = lambda slot: None,
+) -> list[Work]:
     """One piece of work per slot that fits the budget. `drafts` maps slot ids to their drafts.
 
     A prompt chunk that does not reach the end of its prompt stops at a page border where it can, so that a later
-    hit on that page continues the same arithmetic.
+    hit on that page continues the same arithmetic. `next_border` says where it must stop, if anywhere.
     """
     planned = [Work.of(slot, 1, drafts.get(slot.id, NO_DRAFT)) for slot in slots if slot.n_gap == 1]
     left = budget - sum(one.n_rows for one in planned)
     for slot in slots:
         if slot.n_gap == 1 or left <= 0:
             continue
-        n_certain = min(slot.n_gap, left)
+        border = next_border(slot)
+        n_certain = min(slot.n_gap, left, slot.n_gap if border is None else border - slot.n_past)
         if n_certain < slot.n_gap:
             aligned = (slot.n_past + n_certain) // page_size * page_size - slot.n_past
             n_certain = aligned if aligned > 0 else n_certain

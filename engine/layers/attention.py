@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.cache.kv import FullKV
+from engine.cache.kv import FullKV, KVLayer
 from engine.layers.linear import load_linear
+from engine.layers.norm import NormSpec, load_scale
+from engine.layers.rope import RopeSpec
 from engine.weights import Weights
 from kernels.attention.op import attention
-from kernels.matmul.op import Packed, linear
+from kernels.gated.op import sigmoid_mul
+from kernels.matmul.op import Packed, linear, pack
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
-    """What distinguishes the attention of one family from another's."""
-
-    d_model: int
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    qkv_bias: bool
-    out_bias: bool
-    head_norm_eps: float | None  # None: queries and keys are not normalised per head
+Ropes = Mapping[RopeSpec, Rope]  # tables, made once for all layers that share them
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +32,81 @@ class Attention:
     rope: Rope
     scale: float
     kv: FullKV
+    gate: Packed | None = None  # of the output, before `out`
 
-    def __call__(self, x: Tensor, batch: Batch, keys: Tensor, values: Tensor) -> Tensor:
+    @property
+    def need(self) -> FullKV:
+        """What the layer needs from a `Store`."""
+        return self.kv
+
+    def __call__(self, x: Tensor, batch: Batch, layer: KVLayer) -> Tensor:
         """x: [n_tokens, d_model]. Writes the rows into the layer's keys and values. Returns x's shape."""
-        q = norm_rope_write(linear(x, self.qkv), self.norms, self.rope, batch, keys, values)
-        return linear(attention(q, keys, values, batch, self.scale), self.out)
+        q = norm_rope_write(linear(x, self.qkv), self.norms, self.rope, batch, layer.keys, layer.values)
+        mixed = attention(q, layer.keys, layer.values, batch, self.scale)  # [n_tokens, n_heads * d_head]
+        if self.gate is not None:
+            mixed = sigmoid_mul(mixed, linear(x, self.gate))
+        return linear(mixed, self.out)
 
 
-def load_attention(weights: Weights, name: str, spec: AttentionSpec, rope: Rope) -> Attention:
-    """The attention whose tensors start with `name`."""
-    d_q, d_kv = spec.n_heads * spec.d_head, spec.n_kv_heads * spec.d_head
-    norms = None
-    if spec.head_norm_eps is not None:
-        norms = HeadNorms(
-            q=weights.take(f"{name}.q_norm.weight", [spec.d_head]),
-            k=weights.take(f"{name}.k_norm.weight", [spec.d_head]),
-            eps=spec.head_norm_eps,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """What distinguishes the attention of one family from another's. Its tensors are `self_attn.*`."""
+
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    rope: RopeSpec
+    qkv_bias: bool = False
+    out_bias: bool = False
+    head_norm: NormSpec | None = None  # None: queries and keys are not normalised per head
+    gated: bool = False  # q_proj holds, per head, a query and a gate of the head's output
+    scale: float | None = None  # of the scores; None: d_head ** -0.5
+
+    @property
+    def need(self) -> FullKV:
+        """What the layer needs from a `Store`."""
+        return FullKV(self.n_kv_heads, self.d_head)
+
+    def load(self, weights: Weights, block: str, ropes: Ropes) -> Attention:
+        """The attention of the block whose tensors start with `block`."""
+        name = f"{block}.self_attn"
+        d_q, d_kv = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
+        norms = None
+        if self.head_norm is not None:
+            q, k = (
+                load_scale(weights, f"{name}.{part}_norm", self.d_head, self.head_norm) for part in ("q", "k")
+            )
+            norms = HeadNorms(q=q, k=k, eps=self.head_norm.eps)
+        inputs = [f"{name}.{part}_proj" for part in ("q", "k", "v")]
+        gate = None
+        if self.gated:
+            qkv, gate = self._split(weights, inputs)
+        else:
+            qkv = load_linear(weights, inputs, self.d_model, [d_q, d_kv, d_kv], bias=self.qkv_bias)
+        return Attention(
+            qkv=qkv,
+            out=load_linear(weights, [f"{name}.o_proj"], d_q, [self.d_model], bias=self.out_bias),
+            norms=norms,
+            rope=ropes[self.rope],
+            scale=self.d_head**-0.5 if self.scale is None else self.scale,
+            kv=self.need,
+            gate=gate,
         )
-    inputs = [f"{name}.{part}_proj" for part in ("q", "k", "v")]
-    return Attention(
-        qkv=load_linear(weights, inputs, spec.d_model, [d_q, d_kv, d_kv], bias=spec.qkv_bias),
-        out=load_linear(weights, [f"{name}.o_proj"], d_q, [spec.d_model], bias=spec.out_bias),
-        norms=norms,
-        rope=rope,
-        scale=spec.d_head**-0.5,
-        kv=FullKV(spec.n_kv_heads, spec.d_head),
-    )
+
+    def _split(self, weights: Weights, inputs: list[str]) -> tuple[Packed, Packed]:
+        """The joined projections and the gate's, whose rows alternate with the query's head by head."""
+        d_q, d_kv = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
+        both = weights.take(f"{inputs[0]}.weight", [2 * d_q, self.d_model])
+        q, gate = both.view(self.n_heads, 2, self.d_head, self.d_model).unbind(
+            1
+        )  # [n_heads, d_head, d_model]
+        k, v = (weights.take(f"{one}.weight", [d_kv, self.d_model]) for one in inputs[1:])
+        qkv = torch.cat((q.flatten(0, 1), k, v))  # [d_q + 2 * d_kv, d_model]
+        bias, gate_bias = None, None
+        if self.qkv_bias:
+            q_bias = weights.take(f"{inputs[0]}.bias", [2 * d_q]).view(self.n_heads, 2, self.d_head)
+            k_bias, v_bias = (weights.take(f"{one}.bias", [d_kv]) for one in inputs[1:])
+            bias = torch.cat((q_bias[:, 0].flatten(), k_bias, v_bias))  # [d_q + 2 * d_kv]
+            gate_bias = q_bias[:, 1].flatten()  # [d_q]
+        return pack(qkv, bias), pack(gate.flatten(0, 1).contiguous(), gate_bias)

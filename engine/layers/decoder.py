@@ -8,30 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.cache.kv import KVStore
-from engine.layers.attention import Attention, AttentionSpec, load_attention
+from engine.cache.store import Need, Store
+from engine.layers.attention import Ropes
 from engine.layers.embed import Embedding, Head, load_embedding, load_head
-from engine.layers.mlp import GatedMLP, load_mlp
-from engine.layers.norm import Norm, load_norm
+from engine.layers.norm import Norm, NormSpec, load_norm
 from engine.layers.rope import RopeSpec, rope_tables
 from engine.weights import Weights
 from kernels.norm_rope_write.op import Rope
 
 
+class Mixer(Protocol):
+    """What moves information between the rows of a sequence: attention, or a recurrent layer."""
+
+    @property
+    def need(self) -> Need:
+        """What it needs from a `Store`."""
+
+    # The layer is what `need` allocated, so each mixer knows its own kind of it.
+    def __call__(self, x: Tensor, batch: Batch, layer: Any) -> Tensor:
+        """x: [n_tokens, d_model]. Returns the same shape; the layer's state takes the rows in."""
+
+
+class FeedForward(Protocol):
+    """What is computed of each row alone."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [n_tokens, d_model]. Returns the same shape."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """x += attention(norm(x)); x += mlp(norm(x))."""
+    """x += mixer(norm(x)); x += ffn(norm(x))."""
 
-    attention_norm: Norm
-    attention: Attention
-    mlp_norm: Norm
-    mlp: GatedMLP
+    mixer_norm: Norm
+    mixer: Mixer
+    ffn_norm: Norm
+    ffn: FeedForward
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +60,16 @@ class Decoder:
     blocks: Sequence[Block]
     norm: Norm
     head: Head
+    ropes: Ropes  # the tables that its layers read
 
-    def __call__(self, batch: Batch, store: KVStore, taps: Taps | None = None) -> Tensor:
+    def __call__(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """Logits of the batch's wanted rows, [n_logits, vocab] float32. Writes all rows' keys and values.
 
         taps: streams to keep, of all rows. They are the rows that the logits come from: nothing is computed
         another way because somebody asked.
         """
         x, added = run_blocks(  # [n_tokens, d_model] each
-            self.blocks, self.embedding(batch.token_ids), None, batch, layers_of(store), taps
+            self.blocks, self.embedding(batch.token_ids), None, batch, store.layers, taps
         )
         assert added is not None  # a config has at least one layer
         n_layers = len(self.blocks)
@@ -89,33 +108,28 @@ class Taps:
         return [self._streams[tap] for tap in ids]
 
 
-def layers_of(store: KVStore) -> Iterable[tuple[Tensor, Tensor]]:
-    """Keys and values per layer, each [n_pages, n_kv_heads, page_size, d_head]."""
-    return zip(store.keys, store.values, strict=True)
-
-
 def run_blocks(
     blocks: Sequence[Block],
     x: Tensor,
     added: Tensor | None,
     batch: Batch,
-    layers: Iterable[tuple[Tensor, Tensor]],
+    layers: Sequence[Any],
     taps: Taps | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The residual loop. x: [n_tokens, d_model]; added: the same, yet to be added to x, or None for nothing.
 
-    layers: keys and values of each block. The stream after the blocks is the sum of the two tensors returned,
+    layers: the state of each block. The stream after the blocks is the sum of the two tensors returned,
     so that the norm that follows can be joined with the addition.
     """
-    for k, (block, (keys, values)) in enumerate(zip(blocks, layers, strict=True)):
+    for k, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
         if added is None:
-            normed = block.attention_norm(x)  # [n_tokens, d_model]
+            normed = block.mixer_norm(x)  # [n_tokens, d_model]
         else:
-            normed, x = block.attention_norm.add(added, x)
+            normed, x = block.mixer_norm.add(added, x)
         if taps is not None:
             taps.put(k, x)
-        normed, x = block.mlp_norm.add(block.attention(normed, batch, keys, values), x)
-        added = block.mlp(normed)
+        normed, x = block.ffn_norm.add(block.mixer(normed, batch, layer), x)
+        added = block.ffn(normed)
     return x, added
 
 
@@ -142,40 +156,73 @@ def logits_of(head: AnyHead, normed: Tensor) -> Tensor:
     return head(normed)
 
 
+class MixerSpec(Protocol):
+    """What distinguishes one mixer from another; it knows the names of its tensors within a block."""
+
+    @property
+    def need(self) -> Need:
+        """What the layer needs from a `Store`."""
+
+    @property
+    def rope(self) -> RopeSpec | None:
+        """The rotary embedding it reads, if any."""
+
+    def load(self, weights: Weights, block: str, ropes: Ropes) -> Mixer:
+        """The layer of the block whose tensors start with `block`."""
+
+
+class FeedForwardSpec(Protocol):
+    """The same of a feed-forward layer."""
+
+    def load(self, weights: Weights, name: str) -> FeedForward:
+        """The layer whose tensors start with `name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """The parts list of one block."""
+
+    mixer: MixerSpec
+    ffn: FeedForwardSpec
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """The parts list of a family: everything in which one decoder differs from another."""
+    """The parts list of a whole network: everything in which one decoder differs from another."""
 
-    n_layers: int
     d_model: int
-    d_ffn: int
     vocab_rows: int  # rows of the stored embedding
     vocab_size: int  # real token ids, at most vocab_rows
     n_positions: int  # rows of the rotary tables
-    norm_eps: float
+    norm: NormSpec
     tied: bool | None  # None: the tensors decide
-    mlp_bias: bool
-    attention: AttentionSpec
-    rope: RopeSpec
+    blocks: Sequence[BlockSpec]
 
 
 def load_decoder(weights: Weights, spec: DecoderSpec) -> Decoder:
     """Build the decoder from tensors named as Llama names them. `weights.finish` is the caller's."""
-    rope = Rope(*rope_tables(spec.rope, spec.n_positions, weights.device))
+    kinds = dict.fromkeys(block.mixer.rope for block in spec.blocks)
+    ropes = {
+        one: Rope(*rope_tables(one, spec.n_positions, weights.device)) for one in kinds if one is not None
+    }
     embedding = load_embedding(weights, "model.embed_tokens", spec.vocab_rows, spec.d_model)
     return Decoder(
         embedding=embedding,
-        blocks=[load_block(weights, f"model.layers.{i}", spec, rope) for i in range(spec.n_layers)],
-        norm=load_norm(weights, "model.norm", spec.d_model, spec.norm_eps),
+        blocks=[
+            load_block(weights, f"model.layers.{i}", block, spec, ropes)
+            for i, block in enumerate(spec.blocks)
+        ],
+        norm=load_norm(weights, "model.norm", spec.d_model, spec.norm),
         head=load_head(weights, "lm_head", embedding, spec.vocab_size, tied=spec.tied),
+        ropes=ropes,
     )
 
 
-def load_block(weights: Weights, name: str, spec: DecoderSpec, rope: Rope) -> Block:
+def load_block(weights: Weights, name: str, block: BlockSpec, spec: DecoderSpec, ropes: Ropes) -> Block:
     """The block whose tensors start with `name`."""
     return Block(
-        attention_norm=load_norm(weights, f"{name}.input_layernorm", spec.d_model, spec.norm_eps),
-        attention=load_attention(weights, f"{name}.self_attn", spec.attention, rope),
-        mlp_norm=load_norm(weights, f"{name}.post_attention_layernorm", spec.d_model, spec.norm_eps),
-        mlp=load_mlp(weights, f"{name}.mlp", spec.d_model, spec.d_ffn, bias=spec.mlp_bias),
+        mixer_norm=load_norm(weights, f"{name}.input_layernorm", spec.d_model, spec.norm),
+        mixer=block.mixer.load(weights, name, ropes),
+        ffn_norm=load_norm(weights, f"{name}.post_attention_layernorm", spec.d_model, spec.norm),
+        ffn=block.ffn.load(weights, f"{name}.mlp"),
     )

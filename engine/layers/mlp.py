@@ -8,8 +8,8 @@ from torch import Tensor
 
 from engine.layers.linear import load_linear
 from engine.weights import Weights
+from kernels.gated.op import silu_mul
 from kernels.matmul.op import Packed, linear
-from kernels.silu_mul.op import silu_mul
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,18 @@ class GatedMLP:
         return linear(silu_mul(linear(x, self.gate_up)), self.down)
 
 
-def load_mlp(weights: Weights, name: str, d_model: int, d_ffn: int, *, bias: bool) -> GatedMLP:
-    """The feed-forward layer whose tensors start with `name`."""
-    inputs = [f"{name}.gate_proj", f"{name}.up_proj"]
-    return GatedMLP(
-        gate_up=load_linear(weights, inputs, d_model, [d_ffn, d_ffn], bias=bias),
-        down=load_linear(weights, [f"{name}.down_proj"], d_ffn, [d_model], bias=bias),
-    )
+@dataclass(frozen=True, slots=True)
+class MLPSpec:
+    """The shape of a feed-forward layer."""
+
+    d_model: int
+    d_ffn: int
+    bias: bool = False
+
+    def load(self, weights: Weights, name: str) -> GatedMLP:
+        """The layer whose tensors start with `name`."""
+        inputs = [f"{name}.gate_proj", f"{name}.up_proj"]
+        return GatedMLP(
+            gate_up=load_linear(weights, inputs, self.d_model, [self.d_ffn, self.d_ffn], bias=self.bias),
+            down=load_linear(weights, [f"{name}.down_proj"], self.d_ffn, [self.d_model], bias=self.bias),
+        )

@@ -11,10 +11,18 @@ from kernels.norm.op import add_rms_norm, rms_norm
 
 
 @dataclass(frozen=True, slots=True)
+class NormSpec:
+    """What distinguishes the norms of one family from another's."""
+
+    eps: float
+    one_plus: bool = False  # the stored scale is what is added to 1, and multiplied before rounding
+
+
+@dataclass(frozen=True, slots=True)
 class Norm:
     """weight * x / rms(x)."""
 
-    weight: Tensor  # [d_model]
+    weight: Tensor  # [d_model]; in float32 beside narrower rows it is multiplied before they are rounded
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -26,6 +34,14 @@ class Norm:
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
-def load_norm(weights: Weights, name: str, d_model: int, eps: float) -> Norm:
+def load_scale(weights: Weights, name: str, width: int, spec: NormSpec) -> Tensor:
+    """The scale `name.weight` as the ops take it, [width]."""
+    weight = weights.take(f"{name}.weight", [width])
+    if not spec.one_plus:
+        return weight
+    return 1.0 + (weight if weight.dtype.itemsize > 4 else weight.float())
+
+
+def load_norm(weights: Weights, name: str, d_model: int, spec: NormSpec) -> Norm:
     """The norm whose scale is the tensor `name.weight`."""
-    return Norm(weights.take(f"{name}.weight", [d_model]), eps)
+    return Norm(load_scale(weights, name, d_model, spec), spec.eps)

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.cache.kv import FullKV, KVStore
+from engine.cache.store import Need, Store
 from engine.errors import DraftMismatch, UnsupportedModel
-from engine.layers.decoder import AnyHead, Block, layers_of, logits_of, run_blocks, wanted_rows
+from engine.layers.attention import Attention
+from engine.layers.decoder import AnyHead, Block, logits_of, run_blocks, wanted_rows
 from engine.layers.embed import Embedding
 from engine.layers.norm import Norm
 from engine.models.draft_parts import (
@@ -84,11 +85,11 @@ class BlockDraft:
         return self.block_size if self.from_anchor else self.block_size - 1
 
     @property
-    def kv_layers(self) -> list[FullKV]:
-        """What each layer needs from a `KVStore`."""
-        return [block.attention.kv for block in self.blocks]
+    def needs(self) -> list[Need]:
+        """What each layer needs from a `Store`."""
+        return [block.mixer.need for block in self.blocks]
 
-    def inject(self, batch: Batch, features: Sequence[Tensor], store: KVStore) -> None:
+    def inject(self, batch: Batch, features: Sequence[Tensor], store: Store) -> None:
         """Write keys and values of context rows, for good.
 
         batch: the rows' places; its tokens are not read. features: the target's streams `self.taps` at those
@@ -96,12 +97,13 @@ class BlockDraft:
         """
         fused = linear(torch.cat(tuple(features), -1), self.fusion)  # [n_tokens, d_model]
         context = self.context_norm(fused)  # [n_tokens, d_model]: read by the layers as it is, without norm
-        for block, matrix, (keys, values) in zip(self.blocks, self.context, layers_of(store), strict=True):
-            attention = block.attention
+        for block, matrix, layer in zip(self.blocks, self.context, store.layers, strict=True):
+            attention = block.mixer
+            assert isinstance(attention, Attention)  # as `load_draft_block` makes them
             pair = linear(context, matrix)  # [n_tokens, 2 * d_kv]: no query heads
-            norm_rope_write(pair, attention.norms, attention.rope, batch, keys, values)
+            norm_rope_write(pair, attention.norms, attention.rope, batch, layer.keys, layer.values)
 
-    def forward(self, batch: Batch, store: KVStore) -> Tensor:
+    def forward(self, batch: Batch, store: Store) -> Tensor:
         """Logits of the wanted rows, [n_logits, vocab] float32. Every span is one block: anchor, then masks.
 
         A span's n_past is the anchor's position; all positions before it have been injected. The row at
@@ -121,11 +123,11 @@ class BlockDraft:
         """How likely a row's pick is to be accepted: unknown, beside the pick's own probability."""
         return None
 
-    def run(self, batch: Batch, store: KVStore) -> tuple[Tensor, Tensor]:
+    def run(self, batch: Batch, store: Store) -> tuple[Tensor, Tensor]:
         """`forward`'s logits with what the head reads of the same rows: after the final norm, [n_logits, d_model]."""
         rows = without_mask(batch)
         start = self.embedding(batch.token_ids)  # [n_tokens, d_model]
-        x, added = run_blocks(self.blocks, start, None, rows, layers_of(store))  # [n_tokens, d_model] each
+        x, added = run_blocks(self.blocks, start, None, rows, store.layers)  # [n_tokens, d_model] each
         assert added is not None  # there is at least one layer
         normed, _ = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model]
         return logits_of(self.head, normed), normed

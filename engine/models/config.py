@@ -6,14 +6,17 @@ about the function computed are not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine.errors import UnsupportedModel
+from engine.layers.attention import AttentionSpec
+from engine.layers.decoder import BlockSpec, DecoderSpec
+from engine.layers.norm import NormSpec
 from engine.layers.rope import SCALINGS, RopeSpec, yarn_attention_factor
 from engine.models.fields import Fields
 from engine.text.tokenizer import stop_ids
@@ -21,13 +24,12 @@ from engine.text.tokenizer import stop_ids
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # Keys that change the function computed, with the values under which they do not. A key that is absent or
-# null is harmless everywhere.
+# null is harmless everywhere; one that a family understands is that family's business.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "hidden_activation": ("silu", "swish"),
     "quantization_config": (),
     "compression_config": (),
-    "text_config": (),
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
     "attention_multiplier": (),
@@ -40,6 +42,8 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "no_rope_layers": ((),),
     "num_experts": (0,),
     "num_local_experts": (0,),
+    "n_routed_experts": (0,),
+    "attn_output_gate": (False,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
 }
@@ -76,15 +80,54 @@ class ModelConfig:
     eos_ids: frozenset[int]
     bos_id: int | None
     sampling: Mapping[str, float | int]  # defaults of generation_config.json by request field
+    fields: Fields = field(
+        compare=False, repr=False
+    )  # all of the text model's keys, for what one family alone asks
+    heeded: Collection[str] = ()  # keys among `fields` that other families would have to refuse
+
+    @property
+    def norm(self) -> NormSpec:
+        """The plain norm, on queries and keys too where a family has them there."""
+        return NormSpec(self.norm_eps)
+
+    def attention(self, **changes: Any) -> AttentionSpec:
+        """Attention of this shape; `changes` are fields of `AttentionSpec` in which a family differs."""
+        shape: dict[str, Any] = {
+            "d_model": self.d_model,
+            "n_heads": self.n_heads,
+            "n_kv_heads": self.n_kv_heads,
+            "d_head": self.d_head,
+            "rope": self.rope,
+        }
+        return AttentionSpec(**{**shape, **changes})
+
+    def decoder(
+        self, blocks: Sequence[BlockSpec], n_positions: int, vocab_size: int, norm: NormSpec | None = None
+    ) -> DecoderSpec:
+        """A decoder of these blocks. norm: of the residual stream; None: the plain one."""
+        return DecoderSpec(
+            d_model=self.d_model,
+            vocab_rows=self.vocab_rows,
+            vocab_size=vocab_size,
+            n_positions=n_positions,
+            norm=norm or self.norm,
+            tied=self.tied,
+            blocks=blocks,
+        )
 
 
-def read_config(folder: Path | str) -> ModelConfig:
-    """The config of a checkpoint folder. Raises `UnsupportedModel` naming key and value, or `LoadError`."""
+def read_config(folder: Path | str, understood: Mapping[str, Collection[str]] | None = None) -> ModelConfig:
+    """The config of a checkpoint folder. Raises `UnsupportedModel` naming key and value, or `LoadError`.
+
+    understood: per architecture, keys that change the function computed and that its family heeds.
+    """
     folder = Path(folder)
-    fields = Fields.read(folder / "config.json")
-    architecture = read_architecture(fields)
-    refuse_unsupported(fields)
-    refuse_sliding_window(fields)
+    outer = Fields.read(folder / "config.json")
+    architecture = read_architecture(outer)
+    fields = text_fields(outer)
+    heeded = (understood or {}).get(architecture, ())
+    refuse_unsupported(fields, heeded)
+    refuse_sliding_window(fields, heeded)
     d_model = fields.count("hidden_size")
     n_heads = fields.count("num_attention_heads")
     n_kv_heads = fields.count("num_key_value_heads", n_heads)
@@ -94,7 +137,8 @@ def read_config(folder: Path | str) -> ModelConfig:
     return ModelConfig(
         architecture=architecture,
         d_model=d_model,
-        d_ffn=fields.count("intermediate_size"),
+        # Where every layer has experts there need not be a width of dense ones.
+        d_ffn=fields.count("intermediate_size", fields.values.get("moe_intermediate_size")),
         n_layers=fields.count("num_hidden_layers"),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
@@ -110,7 +154,31 @@ def read_config(folder: Path | str) -> ModelConfig:
         eos_ids=stop_ids(folder),
         bos_id=read_bos(fields),
         sampling=read_sampling(folder),
+        fields=fields,
+        heeded=heeded,
     )
+
+
+def text_fields(outer: Fields) -> Fields:
+    """The keys of the text model: all of them, or those under `text_config` of a wrapper for several media.
+
+    Where both have a say, whether embedding and head are tied is the wrapper's.
+    """
+    if not outer.has("text_config"):
+        return outer
+    inner = outer.child("text_config")
+    shared = {
+        key: outer.values[key]
+        for key in (
+            "tie_word_embeddings",
+            "dtype",
+            "torch_dtype",
+            "quantization_config",
+            "compression_config",
+        )
+        if outer.has(key)
+    }
+    return Fields({**inner.values, **shared}, inner.where)
 
 
 def read_architecture(fields: Fields) -> str:
@@ -138,18 +206,22 @@ def read_bos(fields: Fields) -> int | None:
     return value
 
 
-def refuse_unsupported(fields: Fields) -> None:
-    """Raise `UnsupportedModel` for the first key that asks for something no family here does."""
+def refuse_unsupported(fields: Fields, understood: Collection[str] = ()) -> None:
+    """Raise `UnsupportedModel` for the first key that asks for something its family does not do."""
     for key, harmless in HARMLESS.items():
+        if key in understood:
+            continue
         value = fields.values.get(key)
         value = tuple(value) if isinstance(value, list) else value
         if value is not None and value not in harmless:
             raise fields.refuse(key, "not supported")
 
 
-def refuse_sliding_window(fields: Fields) -> None:
-    """Raise `UnsupportedModel` if any layer would not attend to the whole context."""
+def refuse_sliding_window(fields: Fields, understood: Collection[str] = ()) -> None:
+    """Raise `UnsupportedModel` if any layer would not attend to the whole context, and its family heeds no such key."""
     kinds = fields.values.get("layer_types")
+    if "layer_types" in understood:
+        return
     if kinds is not None:
         if not isinstance(kinds, list) or set(kinds) != {"full_attention"}:
             raise fields.refuse("layer_types", "only full_attention is supported")

@@ -17,11 +17,12 @@ from torch import Tensor
 from engine.cache.kv import FullKV
 from engine.errors import DraftMismatch, LoadError, UnsupportedModel
 from engine.layers.attention import Attention
-from engine.layers.decoder import AnyHead, Block
+from engine.layers.decoder import AnyHead, Block, FeedForward
 from engine.layers.embed import Embedding, Head, load_embedding
 from engine.layers.linear import load_linear
-from engine.layers.mlp import load_mlp
-from engine.layers.norm import Norm, load_norm
+from engine.layers.mlp import MLPSpec
+from engine.layers.moe import MoE, MoESpec
+from engine.layers.norm import Norm, NormSpec, load_norm
 from engine.layers.rope import rope_tables
 from engine.models.config import read_rope, refuse_sliding_window, refuse_unsupported
 from engine.models.fields import Fields
@@ -30,11 +31,15 @@ from engine.weights import Weights
 from kernels.matmul.op import Packed, linear, pack
 from kernels.norm_rope_write.op import HeadNorms, Rope
 
-# Parts of a block that none of our layers computes: a piece of a tensor's name -> what it stands for.
-FOREIGN_PARTS = {
+# Parts of a block that only heads of a target with experts have: a piece of a tensor's name -> what it is for.
+EXPERT_PARTS = {
     ".mlp.experts.": "a mixture of experts",
     ".mlp.gate.": "a mixture of experts",
     ".mlp.shared_expert": "a mixture of experts",
+}
+# Parts that no head here has.
+FOREIGN_PARTS = {
+    **EXPERT_PARTS,
     ".self_attn.kv_a_proj_with_mqa.": "latent attention",
     ".linear_attn.": "linear attention",
     ".self_attn.sinks": "attention sinks",
@@ -52,6 +57,7 @@ class BlockPlan:
     norm_eps: float
     rope: Rope
     one_plus: bool = False  # norms are stored as what is added to 1
+    moe: MoESpec | None = None  # how the target mixes experts, for blocks that do
 
 
 def read_plan(
@@ -62,16 +68,15 @@ def read_plan(
     n_ctx: positions the rotary tables cover. The target's tables serve if they are the same. Raises
     `UnsupportedModel` naming key and value, `LoadError` naming a tensor that does not divide into heads.
     """
-    refuse_unsupported(fields)
+    refuse_unsupported(fields, target.config.heeded)
     refuse_sliding_window(fields)
     name, n_heads = f"{block}.self_attn.q_proj.weight", fields.count("num_attention_heads")
     d_q = weights.shape(f"{block}.self_attn.o_proj.weight")[-1]  # q_proj has more rows where there is a gate
     if d_q % n_heads:
         raise LoadError(f"{weights.folder}: tensor {name} has {d_q} rows for {n_heads} query heads")
     spec = read_rope(fields, d_q // n_heads)
-    if spec == target.config.rope and n_ctx <= target.n_ctx:
-        rope = target.decoder.blocks[0].attention.rope
-    else:
+    rope = target.decoder.ropes.get(spec)
+    if rope is None or n_ctx > target.n_ctx:
         rope = Rope(*rope_tables(spec, n_ctx, weights.device))
     return BlockPlan(
         d_model=d_model,
@@ -99,7 +104,7 @@ def load_scale(weights: Weights, name: str, d_model: int, plan: BlockPlan) -> No
     Qwen3-Next multiplies by 1 + w in float32. Here the sum is rounded to the network's dtype once, at load:
     in bfloat16 a draft may differ by that rounding, which costs agreement at a near tie and nothing else.
     """
-    norm = load_norm(weights, name, d_model, plan.norm_eps)
+    norm = load_norm(weights, name, d_model, NormSpec(plan.norm_eps))
     return Norm(norm.weight + 1, norm.eps) if plan.one_plus else norm
 
 
@@ -141,16 +146,31 @@ def load_any_linear(weights: Weights, name: str, d_in: int, d_out: int) -> Packe
 
 
 def load_draft_block(weights: Weights, name: str, plan: BlockPlan) -> Block:
-    """The ordinary block whose tensors start with `name`, its shape read off them."""
-    refuse_tensors(weights, FOREIGN_PARTS, f"{name}.")
-    gate = f"{name}.mlp.gate_proj"
-    d_ffn = weights.shape(f"{gate}.weight")[0]
+    """The ordinary block whose tensors start with `name`, its shape read off them, but for that of experts."""
+    has_experts = plan.moe is not None and f"{name}.mlp.gate.weight" in weights
+    foreign = FOREIGN_PARTS.keys() - EXPERT_PARTS.keys() if has_experts else FOREIGN_PARTS.keys()
+    refuse_tensors(weights, {piece: FOREIGN_PARTS[piece] for piece in foreign}, f"{name}.")
     return Block(
-        attention_norm=load_scale(weights, f"{name}.input_layernorm", plan.d_model, plan),
-        attention=load_draft_attention(weights, f"{name}.self_attn", plan, plan.d_model),
-        mlp_norm=load_scale(weights, f"{name}.post_attention_layernorm", plan.d_model, plan),
-        mlp=load_mlp(weights, f"{name}.mlp", plan.d_model, d_ffn, bias=f"{gate}.bias" in weights),
+        mixer_norm=load_scale(weights, f"{name}.input_layernorm", plan.d_model, plan),
+        mixer=load_draft_attention(weights, f"{name}.self_attn", plan, plan.d_model),
+        ffn_norm=load_scale(weights, f"{name}.post_attention_layernorm", plan.d_model, plan),
+        ffn=load_draft_ffn(weights, f"{name}.mlp", plan, plan.moe if has_experts else None),
     )
+
+
+def load_draft_ffn(weights: Weights, name: str, plan: BlockPlan, moe: MoESpec | None) -> FeedForward:
+    """The feed-forward layer whose tensors start with `name`: a mixture of experts, or one MLP of any width."""
+    if moe is not None:
+        return moe.load(weights, name)
+    gate = f"{name}.gate_proj"
+    d_ffn = weights.shape(f"{gate}.weight")[0]
+    return MLPSpec(plan.d_model, d_ffn, bias=f"{gate}.bias" in weights).load(weights, name)
+
+
+def experts_of(target: Network) -> MoESpec | None:
+    """How the last of the target's blocks that mixes experts does it; None if there is none."""
+    mixed = [block.ffn.spec for block in target.decoder.blocks if isinstance(block.ffn, MoE)]
+    return mixed[-1] if mixed else None
 
 
 @dataclass(frozen=True, slots=True)

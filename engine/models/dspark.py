@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.cache.kv import FullKV, KVStore
+from engine.cache.store import Need, Store
 from engine.errors import LoadError
 from engine.layers.decoder import AnyHead, logits_of
 from engine.layers.embed import Embedding
@@ -82,19 +82,19 @@ class DSpark:
         return self.block.d_model
 
     @property
-    def kv_layers(self) -> list[FullKV]:
-        """What each layer needs from a `KVStore`."""
-        return self.block.kv_layers
+    def needs(self) -> list[Need]:
+        """What each layer needs from a `Store`."""
+        return self.block.needs
 
-    def inject(self, batch: Batch, features: Sequence[Tensor], store: KVStore) -> None:
+    def inject(self, batch: Batch, features: Sequence[Tensor], store: Store) -> None:
         """`BlockDraft.inject`."""
         self.block.inject(batch, features, store)
 
-    def forward(self, batch: Batch, store: KVStore) -> Tensor:
+    def forward(self, batch: Batch, store: Store) -> Tensor:
         """`BlockDraft.forward`: logits that `correct` has yet to go over, [n_logits, vocab] float32."""
         return self.block.forward(batch, store)
 
-    def run(self, batch: Batch, store: KVStore) -> tuple[Tensor, Tensor]:
+    def run(self, batch: Batch, store: Store) -> tuple[Tensor, Tensor]:
         """`forward`'s logits with what `confidence` reads of the same rows, [n_logits, d_model]."""
         return self.block.run(batch, store)
 

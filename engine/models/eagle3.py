@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.cache.kv import FullKV, KVStore
+from engine.cache.kv import KVLayer
+from engine.cache.store import Need, Store
 from engine.errors import DraftMismatch, LoadError
 from engine.layers.attention import Attention
-from engine.layers.decoder import AnyHead, Block, layers_of, logits_of, run_blocks, wanted_rows
+from engine.layers.decoder import AnyHead, Block, logits_of, run_blocks, wanted_rows
 from engine.layers.embed import Embedding
-from engine.layers.mlp import GatedMLP, load_mlp
+from engine.layers.mlp import GatedMLP, MLPSpec
 from engine.layers.norm import Norm
 from engine.models.draft_parts import (
     FOREIGN_PARTS,
@@ -76,12 +77,12 @@ class FirstLayer:
     mlp: GatedMLP
     norm_before_residual: bool
 
-    def __call__(self, embedded: Tensor, hidden: Tensor, batch: Batch, layer: Pair) -> Pair:
+    def __call__(self, embedded: Tensor, hidden: Tensor, batch: Batch, layer: KVLayer) -> Pair:
         """embedded, hidden: [n_tokens, d_model]. Returns the stream and what is yet to be added, the same."""
         normed_hidden = self.hidden_norm(hidden)  # [n_tokens, d_model]
         joined = torch.cat((self.token_norm(embedded), normed_hidden), -1)  # [n_tokens, 2 * d_model]
         residual = normed_hidden if self.norm_before_residual else hidden
-        normed, x = self.mlp_norm.add(self.attention(joined, batch, *layer), residual)
+        normed, x = self.mlp_norm.add(self.attention(joined, batch, layer), residual)
         return x, self.mlp(normed)
 
 
@@ -118,15 +119,15 @@ class Eagle3:
     norm_output: bool  # what is returned for the next step is taken after the final norm
 
     @property
-    def kv_layers(self) -> list[FullKV]:
-        """What each layer needs from a `KVStore`."""
-        return [self.first.attention.kv, *(block.attention.kv for block in self.more)]
+    def needs(self) -> list[Need]:
+        """What each layer needs from a `Store`."""
+        return [self.first.attention.need, *(block.mixer.need for block in self.more)]
 
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         """The streams `self.taps`, [n_rows, d_target] each -> what `forward` takes, [n_rows, d_model]."""
         return self.fusion(taps)
 
-    def forward(self, batch: Batch, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch, hidden: Tensor, store: Store) -> tuple[Tensor, Tensor]:
         """`run`, with the `logits` of what it says: [n_logits, vocab] float32 and recurrence [n_logits, d_model]."""
         said, recurrence = self.run(batch, hidden, store)
         return self.logits(said), recurrence
@@ -135,16 +136,16 @@ class Eagle3:
         """[n_rows, d_model] -> [n_rows, vocab] float32; ids outside the draft's vocabulary get minus infinity."""
         return logits_of(self.head, said)
 
-    def run(self, batch: Batch, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+    def run(self, batch: Batch, hidden: Tensor, store: Store) -> tuple[Tensor, Tensor]:
         """What `logits` reads and the recurrence of the wanted rows, [n_logits, d_model] each.
 
         batch: token x_{p+1} at position p. hidden: [n_tokens, d_model] in the target's dtype, `fuse` of the
         target's streams at p or the recurrence of the row that guessed x_{p+1}. Writes keys and values of all
         rows. Runs under `torch.inference_mode`.
         """
-        layers = list(layers_of(store))
-        stream = self.first(self.embedding(batch.token_ids), hidden, batch, layers[0])
-        x, added = run_blocks(self.more, *stream, batch, layers[1:])  # [n_tokens, d_model] each
+        first, *more = store.layers
+        stream = self.first(self.embedding(batch.token_ids), hidden, batch, first)
+        x, added = run_blocks(self.more, *stream, batch, more)  # [n_tokens, d_model] each
         assert added is not None  # the first layer's
         normed, x = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model] each
         return normed, normed if self.norm_output else x
@@ -258,7 +259,7 @@ def load_first_layer(weights: Weights, fields: Fields, name: str, plan: BlockPla
         hidden_norm=load_scale(weights, f"{name}.hidden_norm", plan.d_model, plan),
         attention=load_draft_attention(weights, f"{name}.self_attn", plan, 2 * plan.d_model),
         mlp_norm=load_scale(weights, f"{name}.post_attention_layernorm", plan.d_model, plan),
-        mlp=load_mlp(weights, f"{name}.mlp", plan.d_model, d_ffn, bias=f"{gate}.bias" in weights),
+        mlp=MLPSpec(plan.d_model, d_ffn, bias=f"{gate}.bias" in weights).load(weights, f"{name}.mlp"),
         norm_before_residual=option(fields, "norm_before_residual", default=by_default),
     )
 

@@ -34,11 +34,11 @@ class Fields:
         """Whether the key is there and not null."""
         return self.values.get(key) is not None
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.refuse(key, "must be a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.refuse(key, f"must be a whole number of at least {least}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

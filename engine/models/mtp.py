@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.cache.kv import FullKV, KVStore
+from engine.cache.store import Need, Store
 from engine.errors import LoadError, UnsupportedModel
-from engine.layers.decoder import AnyHead, Block, layers_of, logits_of, run_blocks, wanted_rows
+from engine.layers.decoder import AnyHead, Block, logits_of, run_blocks, wanted_rows
 from engine.layers.embed import Embedding
 from engine.layers.norm import Norm
 from engine.models.draft_parts import (
     BlockPlan,
+    experts_of,
     load_any_linear,
     load_draft_block,
     load_draft_embedding,
@@ -129,16 +130,16 @@ class Mtp:
         return len(self.layers)
 
     @property
-    def kv_layers(self) -> list[FullKV]:
-        """What each layer needs from a `KVStore`."""
-        return [layer.block.attention.kv for layer in self.layers]
+    def needs(self) -> list[Need]:
+        """What each layer needs from a `Store`."""
+        return [layer.block.mixer.need for layer in self.layers]
 
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         """The streams `self.taps`, [n_rows, d_model] each -> what `forward` takes, [n_rows, d_model]."""
         (hidden,) = taps
         return hidden
 
-    def forward(self, batch: Batch, hidden: Tensor, store: KVStore, layer: int = 0) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch, hidden: Tensor, store: Store, layer: int = 0) -> tuple[Tensor, Tensor]:
         """`run`, with the `logits` of what it says: [n_logits, vocab] float32 and recurrence [n_logits, d_model]."""
         said, recurrence = self.run(batch, hidden, store, layer)
         return self.logits(said, layer), recurrence
@@ -147,7 +148,7 @@ class Mtp:
         """[n_rows, d_model] -> [n_rows, vocab] float32."""
         return logits_of(self.layers[layer].head, said)
 
-    def run(self, batch: Batch, hidden: Tensor, store: KVStore, layer: int = 0) -> tuple[Tensor, Tensor]:
+    def run(self, batch: Batch, hidden: Tensor, store: Store, layer: int = 0) -> tuple[Tensor, Tensor]:
         """What `logits` reads and the recurrence of the wanted rows, [n_logits, d_model] each.
 
         batch: token x_{p+1} at position p. hidden: [n_tokens, d_model] in the target's dtype, the target's
@@ -155,9 +156,9 @@ class Mtp:
         run; 0 again and again where there is one. Writes its keys and values of all rows. Runs under
         `torch.inference_mode`.
         """
-        this, pair = self.layers[layer], list(layers_of(store))[layer]
+        this, state = self.layers[layer], store.layers[layer]
         joined = this.join(batch.token_ids, hidden)  # [n_tokens, d_model]
-        x, added = run_blocks([this.block], joined, None, batch, [pair])  # [n_tokens, d_model] each
+        x, added = run_blocks([this.block], joined, None, batch, [state])  # [n_tokens, d_model] each
         assert added is not None  # there is one block
         normed, x = this.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model] each
         return normed, normed if self.recycle_normed else x
@@ -213,7 +214,9 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, *, recycle_normed: b
     found = found_layers(weights.names, first)
     check_layers(weights, [names for names, _ in found])
     weights.leave(weights.names - mtp_tensors(weights.names, first))
-    plan = replace(plan_of(weights, found[0][0], target, n_ctx), one_plus=found[0][0].one_plus)
+    plan = replace(
+        plan_of(weights, found[0][0], target, n_ctx), one_plus=found[0][0].one_plus, moe=experts_of(target)
+    )
     mtp = Mtp(
         taps=(target.config.n_layers + 1,),
         d_model=plan.d_model,
@@ -222,7 +225,7 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, *, recycle_normed: b
         n_params=weights.n_params,  # last: all tensors have been taken
     )
     weights.finish()
-    if any(kv != mtp.kv_layers[0] for kv in mtp.kv_layers):
+    if any(need != mtp.needs[0] for need in mtp.needs):
         raise UnsupportedModel(f"{path}: the layers of the MTP head differ in shape")
     return mtp
 
@@ -255,7 +258,7 @@ def plan_of(weights: Weights, names: Names, target: Network, n_ctx: int) -> Bloc
         n_heads=config.n_heads,
         d_head=config.d_head,
         norm_eps=config.norm_eps,
-        rope=target.decoder.blocks[0].attention.rope,
+        rope=target.decoder.ropes[config.rope],
     )
 
 

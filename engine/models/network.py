@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.cache.kv import FullKV, KVStore
+from engine.cache.store import Need, Store
 from engine.layers.decoder import Decoder, Taps
 from engine.models.config import ModelConfig
 
@@ -35,11 +35,11 @@ class Network:
         return self.n_params * self.dtype.itemsize
 
     @property
-    def kv_layers(self) -> list[FullKV]:
-        """What each layer needs from a `KVStore`."""
-        return [block.attention.kv for block in self.decoder.blocks]
+    def needs(self) -> list[Need]:
+        """What each layer needs from a `Store`."""
+        return [block.mixer.need for block in self.decoder.blocks]
 
-    def forward(self, batch: Batch, store: KVStore, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """Logits of the batch's wanted rows, [n_logits, vocab] float32. Writes all rows' keys and values.
 
         The caller runs it under `torch.inference_mode`; positions must be below `n_ctx`. taps: residual

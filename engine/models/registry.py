@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from engine.errors import LoadError, UnsupportedModel
 from engine.layers.decoder import DecoderSpec, load_decoder
-from engine.models import llama, qwen2, qwen3
+from engine.models import glm4_moe, llama, qwen2, qwen3, qwen3_5, qwen3_moe
 from engine.models.config import ModelConfig, read_config
 from engine.models.mtp import mtp_tensors
 from engine.models.network import Network
 from engine.weights import Weights
 
-FAMILIES: dict[str, Callable[[ModelConfig, int, int], DecoderSpec]] = {
-    "LlamaForCausalLM": llama.parts,
-    "MiMoForCausalLM": qwen2.parts,
-    "MistralForCausalLM": llama.parts,
-    "Qwen2ForCausalLM": qwen2.parts,
-    "Qwen3ForCausalLM": qwen3.parts,
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What is known of an architecture."""
+
+    parts: Callable[[ModelConfig, int, int], DecoderSpec]  # of config, positions, vocabulary
+    understood: Collection[str] = ()  # config keys it heeds that others would have to refuse
+
+
+FAMILIES: dict[str, Family] = {
+    "Glm4MoeForCausalLM": Family(glm4_moe.parts, glm4_moe.UNDERSTOOD),
+    "LlamaForCausalLM": Family(llama.parts),
+    "MiMoForCausalLM": Family(qwen2.parts),
+    "MistralForCausalLM": Family(llama.parts),
+    "Qwen2ForCausalLM": Family(qwen2.parts),
+    "Qwen3ForCausalLM": Family(qwen3.parts),
+    "Qwen3NextForCausalLM": Family(qwen3_5.qwen3_next, qwen3_5.UNDERSTOOD),
+    **{
+        f"Qwen3_5{kind}For{use}": Family(qwen3_5.qwen3_5, qwen3_5.UNDERSTOOD)
+        for kind in ("", "Moe")
+        for use in ("CausalLM", "ConditionalGeneration")
+    },
+    "Qwen3MoeForCausalLM": Family(qwen3_moe.parts, qwen3_moe.UNDERSTOOD),
 }
+
+
+def read_model(path: Path | str) -> ModelConfig:
+    """The config of a checkpoint folder of a family that is known. Raises `UnsupportedModel` or `LoadError`."""
+    config = read_config(path, {name: family.understood for name, family in FAMILIES.items()})
+    if config.architecture not in FAMILIES:
+        raise UnsupportedModel(
+            f"{path}: architecture {config.architecture} is not supported; known: {', '.join(FAMILIES)}"
+        )
+    return config
+
+
+def decoder_spec(config: ModelConfig, n_positions: int, vocab_size: int | None = None) -> DecoderSpec:
+    """The parts list of a network. vocab_size: real token ids; None: all rows of the embedding."""
+    return FAMILIES[config.architecture].parts(config, n_positions, vocab_size or config.vocab_rows)
 
 
 def load_network(
@@ -31,18 +64,14 @@ def load_network(
 
     n_ctx: positions the rotary tables cover. n_vocab: real token ids; logits past them do not exist. None
     keeps all rows. The tensors of an MTP head in the folder are left to `load_mtp`. `kernels.select(device,
-    dtype)` must have run. Raises `LoadError` and its subclasses.
+    dtype)` must have run, and for float32 too where a router computes in it. Raises `LoadError` and its
+    subclasses.
     """
-    config = read_config(path)
-    family = FAMILIES.get(config.architecture)
-    if family is None:
-        raise UnsupportedModel(
-            f"{path}: architecture {config.architecture} is not supported; known: {', '.join(FAMILIES)}"
-        )
+    config = read_model(path)
     if n_vocab is not None and n_vocab > config.vocab_rows:
         raise LoadError(f"{path}: the tokenizer has {n_vocab} tokens, the embedding {config.vocab_rows} rows")
     weights = Weights(path, dtype, device)
-    decoder = load_decoder(weights, family(config, n_ctx, n_vocab or config.vocab_rows))
+    decoder = load_decoder(weights, decoder_spec(config, n_ctx, n_vocab))
     weights.leave(mtp_tensors(weights.names, config.n_layers))
     weights.finish()
     return Network(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.cache.kv import FullKV, KVStore
+from engine.cache.store import Need, Store
 from engine.models.network import Network
 
 _SPACES = {"\u2581": "\u0120"}  # SentencePiece's mark of a leading space, and byte-level BPE's
@@ -36,16 +36,16 @@ class TranslatedNetwork:
         return self.network.device
 
     @property
-    def kv_layers(self) -> list[FullKV]:
-        """What each layer needs from a `KVStore`."""
-        return self.network.kv_layers
+    def needs(self) -> list[Need]:
+        """What each layer needs from a `Store`."""
+        return self.network.needs
 
     @property
     def vocab_size(self) -> int:
         """Of the target."""
         return self.to_draft.shape[0]
 
-    def forward(self, batch: Batch, store: KVStore) -> Tensor:
+    def forward(self, batch: Batch, store: Store) -> Tensor:
         """Logits of the batch's wanted rows, [n_logits, vocab_size] float32, -inf for tokens only the target has."""
         logits = self.network.forward(replace(batch, token_ids=self.to_draft[batch.token_ids]), store)
         known = logits.index_select(1, self.shared_draft)  # [n_logits, n_shared]

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from engine.cache.kv import FullKV
+from engine.cache.store import Need
 from engine.errors import SettingError, UnsupportedModel
 from engine.models.dflash import load_dflash
 from engine.models.dspark import load_dspark
@@ -35,7 +35,7 @@ class Follows(Protocol):
     def taps(self) -> tuple[int, ...]: ...
 
     @property
-    def kv_layers(self) -> list[FullKV]: ...
+    def needs(self) -> list[Need]: ...
 
     @property
     def n_params(self) -> int: ...

@@ -18,9 +18,9 @@ from engine.api import ModelInfo
 from engine.core import forward
 from engine.core.engine import Capacity, Engine
 from engine.errors import DraftMismatch, LoadError, SettingError
-from engine.models.config import DTYPES, read_config
+from engine.models.config import DTYPES
 from engine.models.network import Network
-from engine.models.registry import load_network
+from engine.models.registry import load_network, read_model
 from engine.models.translated import TranslatedNetwork, shared_tokens, translate
 from engine.service.drafters import Parts, build, drafter_types
 from engine.service.drafts import DRAFT_MODEL, DraftSource, draft_source, head_token_bytes, load_head
@@ -117,7 +117,7 @@ def _log_ready(info: ModelInfo, seconds: float) -> None:
 
 def _checkpoint(name: str, device: str, dtype: str) -> Checkpoint:
     path = _folder(name)
-    config = read_config(path)
+    config = read_model(path)
     where = _device(device)
     return Checkpoint(path, config, where, config.dtype if dtype == "auto" else DTYPES[dtype])
 
@@ -156,8 +156,12 @@ def _load(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network:
 
 
 def _select_ops(sources: Sequence[Checkpoint]) -> None:
-    """Fix each op's implementation for every device and dtype in use, and say which."""
-    for device, dtype in dict.fromkeys((one.device, one.dtype) for one in sources):
+    """Fix each op's implementation for every device and dtype in use, and say which.
+
+    float32 is always among them: some layers, such as the routers of some experts, compute in it.
+    """
+    kinds = [(one.device, dtype) for one in sources for dtype in (one.dtype, torch.float32)]
+    for device, dtype in dict.fromkeys(kinds):
         for line in select(device, dtype):
             log.info("op=%s implementation=%s reason=%s", line.op, line.implementation, line.reason)
 

@@ -11,10 +11,12 @@ from typing import Protocol
 import torch
 
 from engine.cache.cache import Cache
-from engine.cache.kv import FullKV, KVStore
+from engine.cache.snapshots import Snapshots
+from engine.cache.store import Need, Sizes, Store
 from engine.errors import SettingError
 from engine.models.config import ModelConfig
 from engine.models.network import Network
+from engine.models.registry import decoder_spec
 from engine.settings import Settings
 
 PAGE_SIZE = 64
@@ -22,6 +24,7 @@ _CPU_SHARE = 0.25  # of free host memory for the cache
 _CUDA_SHARE = 0.9  # of device memory left after the weights
 _CONTEXT_MOST = 32768  # unless asked for: longer ones are rarely meant and cost every slot its share of pages
 _CONTEXT_LEAST = 512
+_SNAPSHOT_MOST = 8192  # MiB of host memory for snapshots, unless asked for
 _ROWS = {
     "cuda": 2048,
     "cpu": 128,
@@ -38,10 +41,18 @@ class Checkpoint:
     dtype: torch.dtype
 
     @property
+    def needs(self) -> list[Need]:
+        """What each layer needs from the cache."""
+        return [block.mixer.need for block in decoder_spec(self.config, 1).blocks]
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of one token's keys and values in all layers."""
-        layer = FullKV(self.config.n_kv_heads, self.config.d_head)
-        return self.config.n_layers * layer.token_bytes(self.dtype)
+        return sum(need.token_bytes(self.dtype) for need in self.needs)
+
+    def fixed_bytes(self, settings: Settings) -> int:
+        """Bytes of recurrent states and parked rows of all slots."""
+        return _fixed_bytes(self.needs, self.dtype, settings)
 
     @property
     def file_bytes(self) -> int:
@@ -61,6 +72,7 @@ def context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int =
             )
         return settings.ctx_size
     room = _cache_bytes(settings, sources[0].device, sum(one.file_bytes for one in sources))
+    room -= sum(one.fixed_bytes(settings) for one in sources)
     token_bytes = head_bytes + sum(one.token_bytes for one in sources)
     n_fitting = int(room / token_bytes) - settings.draft_max - 2 * PAGE_SIZE
     return min(most, _CONTEXT_MOST, max(n_fitting, _CONTEXT_LEAST))
@@ -78,11 +90,21 @@ def batch_size(settings: Settings, device: torch.device) -> int:
     return size
 
 
+def n_parked(settings: Settings) -> int:
+    """Rows of drafts that recurrent layers can keep: every slot's longest draft."""
+    return settings.parallel * settings.draft_max
+
+
+def _fixed_bytes(needs: Sequence[Need], dtype: torch.dtype, settings: Settings) -> int:
+    slots = sum(need.slot_bytes(dtype) for need in needs) * settings.parallel
+    return slots + sum(need.parked_bytes(dtype) for need in needs) * n_parked(settings)
+
+
 class HasLayers(Protocol):
-    """What has keys and values: a whole network, or a head, which runs as its target does."""
+    """What has cached state: a whole network, or a head, which runs as its target does."""
 
     @property
-    def kv_layers(self) -> list[FullKV]: ...
+    def needs(self) -> list[Need]: ...
 
 
 def make_cache(
@@ -100,10 +122,11 @@ def make_cache(
         for name, one in networks.items()
     }
     page_bytes = PAGE_SIZE * sum(
-        layer.token_bytes(runs[name][0]) for name, network in networks.items() for layer in network.kv_layers
+        need.token_bytes(runs[name][0]) for name, network in networks.items() for need in network.needs
     )
     pages_each = -(-(n_ctx + settings.draft_max) // PAGE_SIZE) + 1
-    room = _cache_bytes(settings, target.device, 0)
+    fixed = sum(_fixed_bytes(network.needs, runs[name][0], settings) for name, network in networks.items())
+    room = _cache_bytes(settings, target.device, fixed)
     n_pages = int(room // page_bytes)
     if settings.cache_size is None:
         n_pages = min(n_pages, 2 * pages_each * settings.parallel)
@@ -114,17 +137,30 @@ def make_cache(
             f"gives {n_pages} pages, one sequence of --ctx-size {n_ctx} needs {pages_each};"
             f" a page has {page_bytes / 2**20:.2f} MiB",
         )
-    stores = {
-        name: KVStore(network.kv_layers, n_pages, PAGE_SIZE, *runs[name])
-        for name, network in networks.items()
-    }
-    return Cache(stores, settings.parallel, n_pages, PAGE_SIZE, followers)
+    sizes = Sizes(
+        n_slots=settings.parallel, n_pages=n_pages, page_size=PAGE_SIZE, n_parked=n_parked(settings)
+    )
+    stores = {name: Store(network.needs, sizes, *runs[name]) for name, network in networks.items()}
+    return Cache(
+        stores, settings.parallel, n_pages, PAGE_SIZE, followers, Snapshots(snapshot_bytes(settings))
+    )
 
 
-def _cache_bytes(settings: Settings, device: torch.device, weight_bytes: int) -> float:
-    """Bytes for all stores: as set, or a share of what is free once `weight_bytes` more are loaded."""
+def snapshot_bytes(settings: Settings) -> int:
+    """Most host memory for snapshots of recurrent states: as set, or a share of what is free."""
+    if settings.cache_ram is not None:
+        return settings.cache_ram * 2**20
+    return min(_SNAPSHOT_MOST * 2**20, int(_CPU_SHARE * _free_memory()))
+
+
+def _cache_bytes(settings: Settings, device: torch.device, other_bytes: int) -> float:
+    """Bytes for all pages: as set, or a share of what is free once `other_bytes` more are taken."""
     if settings.cache_size is not None:
         return settings.cache_size * 2.0**20
     if device.type == "cuda":
-        return _CUDA_SHARE * (torch.cuda.mem_get_info(device)[0] - weight_bytes)
-    return _CPU_SHARE * (os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - weight_bytes)
+        return _CUDA_SHARE * (torch.cuda.mem_get_info(device)[0] - other_bytes)
+    return _CPU_SHARE * (_free_memory() - other_bytes)
+
+
+def _free_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

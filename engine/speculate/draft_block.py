@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.batch import Batch, Span
 from engine.cache.cache import Cache
-from engine.cache.kv import KVStore
+from engine.cache.store import Store
 from engine.slot import Slot
 from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
 from engine.speculate.follower import Follower
@@ -40,10 +40,10 @@ class BlockHead(Protocol):
     @property
     def mask_id(self) -> int: ...
 
-    def inject(self, batch: Batch, features: Sequence[Tensor], store: KVStore) -> None:
+    def inject(self, batch: Batch, features: Sequence[Tensor], store: Store) -> None:
         """Write keys and values of context rows. features: per tap [n_rows, d_target]."""
 
-    def run(self, batch: Batch, store: KVStore) -> tuple[Tensor, Tensor]:
+    def run(self, batch: Batch, store: Store) -> tuple[Tensor, Tensor]:
         """Blocks of anchor and masks -> logits [n_logits, vocab] float32 and states [n_logits, d_model]."""
 
     def correct(self, logits: Tensor, previous: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class DraftBlock(Drafter):
             Span(one.slot.id, one.slot.tokens[one.start : one.slot.n_past], one.start, 0, 0)
             for one in fed.kept
         ]
-        batch = self._follower.batch(spans, fed.streams[0].device)
+        batch = self._follower.batch(spans)
         self._head.inject(batch, fed.streams, self._follower.store)
         self._follower.commit(fed)
 
@@ -83,9 +83,9 @@ class DraftBlock(Drafter):
         ]
         if not able:
             return [NO_GUESS] * len(wants)
-        device = self._follower.store.keys[0].device
+        device = self._follower.store.device
         spans = [self._block(wants[i].slot) for i in able]
-        logits, hidden = self._head.run(self._follower.batch(spans, device), self._follower.store)
+        logits, hidden = self._head.run(self._follower.batch(spans), self._follower.store)
         starts = {i: nth * self._head.n_drafts for nth, i in enumerate(able)}  # first rows in `logits`
         unrolled = Unrolled(wants)
 

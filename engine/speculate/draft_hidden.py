@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.batch import Batch, Span
 from engine.cache.cache import Cache
-from engine.cache.kv import KVStore
+from engine.cache.store import Store
 from engine.slot import Slot
 from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
 from engine.speculate.follower import Follower
@@ -35,7 +35,7 @@ class Head(Protocol):
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         """[n_rows, d_target] each -> [n_rows, d_model]."""
 
-    def run(self, batch: Batch, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+    def run(self, batch: Batch, hidden: Tensor, store: Store) -> tuple[Tensor, Tensor]:
         """hidden: [n_rows, d_model] -> what `logits` reads and own states of wanted rows, [n_logits, d_model] each."""
 
     def logits(self, said: Tensor) -> Tensor:
@@ -113,4 +113,4 @@ class DraftHidden(Drafter):
         return slot.n_gap == 1 and slot.speculate.n_max > 0 and self.name in slot.speculate.types
 
     def _run(self, spans: Sequence[Span], hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return self._head.run(self._follower.batch(spans, hidden.device), hidden, self._follower.store)
+        return self._head.run(self._follower.batch(spans), hidden, self._follower.store)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from engine.batch import Batch, Span
+from engine.batch import Span
 from engine.cache.cache import Cache
 from engine.models.network import Network
 from engine.slot import Slot
@@ -84,9 +84,7 @@ class DraftModel(Drafter):
         return logits
 
     def _forward(self, spans: Sequence[Span]) -> Tensor:  # [n_logits, vocab] float32
-        tables = [self._cache.table(span.slot) for span in spans]
-        batch = Batch.build(spans, tables, self._cache.page_size, self._network.device)
-        return self._network.forward(batch, self._cache.stores[STORE])
+        return self._network.forward(self._cache.batch(STORE, spans), self._cache.stores[STORE])
 
     def _feed(self, slots: Sequence[Slot]) -> None:
         """Bring slots closer to their last token, one chunk each in one pass, wanting no logits."""
@@ -94,6 +92,8 @@ class DraftModel(Drafter):
         for slot in slots:
             start = self._length(slot)
             end = min(start + self._chunk, len(slot.tokens) - 1)
+            border = self._cache.next_border(STORE, start, slot.n_prompt)
+            end = end if border is None else min(end, border)
             if start < end and self._cache.reserve(slot.id, STORE, start, end):
                 spans.append(Span(slot.id, slot.tokens[start:end], start, 0, 0))
         if spans:
@@ -114,7 +114,7 @@ class DraftModel(Drafter):
         self._cache.commit(slot.id, STORE, length)
 
     def _reserve(self, slot: Slot, n_drafts: int) -> bool:
-        return self._cache.reserve(slot.id, STORE, self._length(slot), len(slot.tokens) + n_drafts)
+        return self._cache.reserve(slot.id, STORE, self._length(slot), len(slot.tokens) + n_drafts, n_drafts)
 
     def _length(self, slot: Slot) -> int:
         return self._cache.length(slot.id, STORE)

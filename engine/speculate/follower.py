@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.batch import Batch, Span
 from engine.cache.cache import Cache
-from engine.cache.kv import KVStore
+from engine.cache.store import Store
 from engine.slot import Slot
 from engine.speculate.drafter import Kept
 
@@ -36,7 +36,7 @@ class Follower:
         self._cache = cache
 
     @property
-    def store(self) -> KVStore:
+    def store(self) -> Store:
         return self._cache.stores[self.name]
 
     def take(self, kept: Sequence[Kept]) -> Fed | None:
@@ -72,7 +72,6 @@ class Follower:
             slot.id, self.name, n_past, n_past + n_drafts
         )
 
-    def batch(self, spans: Sequence[Span], device: torch.device) -> Batch:
+    def batch(self, spans: Sequence[Span]) -> Batch:
         """The spans over their slots' pages."""
-        tables = [self._cache.table(span.slot) for span in spans]
-        return Batch.build(spans, tables, self._cache.page_size, device)
+        return self._cache.batch(self.name, spans)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels import threads
 from kernels.attention import walk
-from kernels.attention.spans import Spans
+from kernels.attention.spans import Spans, check_window
 from kernels.attention.walk import ITEM_ROWS
 from kernels.compiled import (
     bfloat_pointer,
@@ -37,7 +37,10 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None if dtype in _BODIES else "float32 and bfloat16 only"
 
 
-def attention(q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float) -> Tensor:
+def attention(
+    q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float, window: int | None = None
+) -> Tensor:
+    check_window(window)
     n_rows, n_heads, d_head = q.shape
     if not (q.is_contiguous() and keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("attention takes contiguous tensors")
@@ -49,7 +52,7 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: floa
     _run(
         (q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr()),
         (spans.span_starts.data_ptr(), spans.n_past.data_ptr(), spans.page_table.data_ptr()),
-        (*spans.page_table.shape, n_heads, keys.shape[1], keys.shape[2], d_head),
+        (*spans.page_table.shape, n_heads, keys.shape[1], keys.shape[2], d_head, window or walk.NO_WINDOW),
         scale,
         _task(q.dtype),
         threads.available(),
@@ -59,15 +62,16 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: floa
 
 @long_kernel
 def _run(tensors: Any, batch: Any, shape: Any, scale: float, task: int, n_threads: int) -> None:
-    """Count the work and start the threads. tensors, batch, shape: the arguments up to D_HEAD, in that order."""
+    """Count the work and start the threads. tensors, batch, shape: the arguments up to WINDOW, in that order."""
     memory = np.empty(walk.SCALE + 1, np.int64)
-    memory[:4], memory[4:7], memory[7:13] = tensors, batch, shape
+    memory[:4], memory[4:7], memory[7:14] = tensors, batch, shape
     memory[walk.SCALE :].view(np.float64)[0] = scale
     a = long_pointer(memory.ctypes.data)
     starts, past = int_pointer(batch[0]), int_pointer(batch[1])
     work = 0
     for i in range(shape[0]):
-        work += (starts[i + 1] - starts[i]) * (past[i] + starts[i + 1] - starts[i])
+        n_rows = starts[i + 1] - starts[i]
+        work += n_rows * min(past[i] + n_rows, a[walk.WINDOW])
     if work * a[walk.N_HEADS] * a[walk.D_HEAD] * 2 < SERIAL_BELOW:
         n_threads = 1
     a[walk.N_THREADS] = n_threads

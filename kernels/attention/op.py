@@ -9,12 +9,17 @@ from kernels.dispatch import op
 
 
 @op("cpu", "reference")
-def attention(q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float) -> Tensor:
+def attention(
+    q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float, window: int | None = None
+) -> Tensor:
     """softmax(scale * q·k) v over positions 0 … p for the row at position p = n_past[i] + (row - starts[i]).
+
+    With a window only the last so many of them, p - window + 1 … p: the row's own position counts.
 
     q: [n_rows, n_heads, d_head]. Query head h reads K/V head h // (n_heads / n_kv_heads).
     keys, values: one layer's store, [n_pages, n_kv_heads, page_size, d_head]; the pass's own rows are in it.
-    Returns [n_rows, n_heads * d_head], q's dtype; float32 inside. Rows of the page table past a span's last
-    position are not read.
+    Returns [n_rows, n_heads * d_head], q's dtype; float32 inside. Neither what lies past a span's last position nor
+    what lies before its first row's window is read, and the page table may hold anything there.
+    Raises ValueError for a window below 1.
     """
     raise NotImplementedError

@@ -5,44 +5,58 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.spans import Spans
+from kernels.attention.spans import Spans, check_window
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def attention(q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float) -> Tensor:
+def attention(
+    q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float, window: int | None = None
+) -> Tensor:
+    check_window(window)
     starts, past = spans.span_starts.tolist(), spans.n_past.tolist()
     out = torch.empty_like(q)
     for i, n_past in enumerate(past):
         rows = slice(starts[i], starts[i + 1])
         n_seen = n_past + starts[i + 1] - starts[i]
-        n_pages = -(-n_seen // keys.shape[2])
-        pages = spans.page_table[i, :n_pages].long()
-        out[rows] = _dense(q[rows], _read(keys, pages, n_seen), _read(values, pages, n_seen), n_past, scale)
+        first = 0 if window is None else max(0, n_past - window + 1)  # what the first row sees
+        k, v = (_read(store, spans.page_table[i], first, n_seen) for store in (keys, values))
+        out[rows] = _dense(q[rows], k, v, _hidden(n_past - first, rows.stop - rows.start, window, q), scale)
     return out.flatten(1)
 
 
 def _read(
     store: Tensor,  # [n_pages, n_kv_heads, page_size, d_head]
-    pages: Tensor,  # [n] int64
+    table: Tensor,  # [n_pages_max] int32
+    first: int,
     n_seen: int,
-) -> Tensor:  # [n_kv_heads, n_seen, d_head]
-    return store[pages].transpose(0, 1).flatten(1, 2)[:, :n_seen]
+) -> Tensor:  # [n_kv_heads, n_seen - first, d_head]
+    page_size = store.shape[2]
+    first_page = first // page_size
+    pages = table[first_page : -(-n_seen // page_size)].long()
+    skipped = first_page * page_size
+    return store[pages].transpose(0, 1).flatten(1, 2)[:, first - skipped : n_seen - skipped]
+
+
+def _hidden(n_before: int, n_rows: int, window: int | None, like: Tensor) -> Tensor:
+    """Which positions a row does not see, [n_rows, n_before + n_rows] bool; n_before: of those read."""
+    every = torch.ones(n_rows, n_before + n_rows, dtype=torch.bool, device=like.device)
+    behind = every.triu(n_before + 1)
+    return behind if window is None else behind | every.tril(n_before - window)
 
 
 def _dense(
     q: Tensor,  # [n_rows, n_heads, d_head]
     k: Tensor,  # [n_kv_heads, n_seen, d_head]
     v: Tensor,  # [n_kv_heads, n_seen, d_head]
-    n_past: int,
+    hidden: Tensor,  # [n_rows, n_seen] bool
     scale: float,
 ) -> Tensor:  # [n_rows, n_heads, d_head]
     wide = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[0]
     k, v = (x.to(wide).repeat_interleave(group, 0) for x in (k, v))
     scores = torch.einsum("rhd,hpd->hrp", q.to(wide), k) * scale
-    hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(n_past + 1)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     return torch.einsum("hrp,hpd->rhd", weights, v).to(q.dtype)

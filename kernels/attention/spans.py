@@ -20,3 +20,9 @@ class Spans(Protocol):
 
     @property
     def page_table(self) -> Tensor: ...  # [n_spans, n_pages_max] int32: page ids of positions 0 …
+
+
+def check_window(window: int | None) -> None:
+    """Raises ValueError for a window in which a row would not even see itself."""
+    if window is not None and window < 1:
+        raise ValueError(f"a window has at least one position, not {window}")

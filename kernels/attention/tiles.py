@@ -99,26 +99,34 @@ def score(queries: Any, stride: int, rows: Any, d_head: int, out: Any, following
 
 
 @inlined
-def soften(sums: Any, n_seen: int, state: Any, weights: Any) -> Any:
-    """weights[position] = exp(score - largest so far) for the first n_seen of 64 positions, 0 for the rest.
+def _only(seen: Any, place: int, value: Any, otherwise: Any) -> Any:
+    """`value` in the lanes of positions seen, (first, end); `otherwise` in the rest. Lane 0 is position `place`."""
+    ended = keep_below(seen[1] - place, value, otherwise)
+    return keep_below(seen[0] - place, otherwise, ended)
 
-    sums: [64, 16], a score is the sum of its 16. state: [2] float32, the largest score and the sum of weights so
-    far; brought up to date. Returns the factor that what was gathered before must be multiplied by.
+
+@inlined
+def soften(sums: Any, seen: Any, state: Any, weights: Any) -> Any:
+    """weights[position] = exp(score - largest so far) for the positions seen of 64, 0 for the rest.
+
+    sums: [64, 16], a score is the sum of its 16. seen: (first, end), at least one. state: [2] float32, the largest
+    score and the sum of weights so far; brought up to date. Returns the factor that what was gathered before must
+    be multiplied by.
     """
     nothing = splat(LEAST)
-    s0 = keep_below(n_seen, sum_rows(sums, 0), nothing)
-    s1 = keep_below(n_seen - 16, sum_rows(sums, 256), nothing)
-    s2 = keep_below(n_seen - 32, sum_rows(sums, 512), nothing)
-    s3 = keep_below(n_seen - 48, sum_rows(sums, 768), nothing)
+    s0 = _only(seen, 0, sum_rows(sums, 0), nothing)
+    s1 = _only(seen, 16, sum_rows(sums, 256), nothing)
+    s2 = _only(seen, 32, sum_rows(sums, 512), nothing)
+    s3 = _only(seen, 48, sum_rows(sums, 768), nothing)
     before = state[0]
     largest = max_lanes(larger(larger(s0, s1), larger(s2, s3)))
     if before > largest:
         largest = before
     at, zero = splat(largest), splat(np.float32(0))
-    p0 = keep_below(n_seen, exp(sub(s0, at)), zero)
-    p1 = keep_below(n_seen - 16, exp(sub(s1, at)), zero)
-    p2 = keep_below(n_seen - 32, exp(sub(s2, at)), zero)
-    p3 = keep_below(n_seen - 48, exp(sub(s3, at)), zero)
+    p0 = _only(seen, 0, exp(sub(s0, at)), zero)
+    p1 = _only(seen, 16, exp(sub(s1, at)), zero)
+    p2 = _only(seen, 32, exp(sub(s2, at)), zero)
+    p3 = _only(seen, 48, exp(sub(s3, at)), zero)
     store(weights, 0, p0)
     store(weights, 16, p1)
     store(weights, 32, p2)
@@ -130,8 +138,8 @@ def soften(sums: Any, n_seen: int, state: Any, weights: Any) -> Any:
 
 
 @inlined
-def gather(weights: Any, rows: Any, n_rows: int, totals: Any, factors: Any, following: Any) -> None:
-    """out = out * factor + weights · value rows, 64 columns of two lanes.
+def gather(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, following: Any) -> None:
+    """out = out * factor + weights · value rows, 64 columns of two lanes, positions (first, end).
 
     weights: [2, 64]. rows: (pointer to addresses, first column, pointer of the rows' kind). totals: (out of the
     first lane, elements to the second's). following: as in `score`.
@@ -144,7 +152,7 @@ def gather(weights: Any, rows: Any, n_rows: int, totals: Any, factors: Any, foll
     a1, b1 = mul(load(out, 16), f), mul(load(out, stride + 16), g)
     a2, b2 = mul(load(out, 32), f), mul(load(out, stride + 32), g)
     a3, b3 = mul(load(out, 48), f), mul(load(out, stride + 48), g)
-    for position in range(n_rows):
+    for position in range(positions[0], positions[1]):
         if following is not None:
             for byte in range(column * size, (column + 2 * CHUNK) * size, 64):
                 prefetch(following[position] + byte)
@@ -164,14 +172,14 @@ def gather(weights: Any, rows: Any, n_rows: int, totals: Any, factors: Any, foll
 
 
 @inlined
-def gather_narrow(weights: Any, rows: Any, n_rows: int, totals: Any, factors: Any, width: int) -> None:
+def gather_narrow(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, width: int) -> None:
     """The same for `width` columns, at most 32."""
     addresses, column, like = rows
     out, stride = totals
     f, g = factors
     a0, b0 = mul(load(out, 0), f), mul(load(out, stride), g)
     a1, b1 = mul(load(out, 16), f), mul(load(out, stride + 16), g)
-    for position in range(n_rows):
+    for position in range(positions[0], positions[1]):
         row = pointer_like(addresses[position], like)
         v0, v1 = load_low_part(row, column, width), load_high_part(row, column, width)
         a, b = splat(weights[position]), splat(weights[BLOCK + position])

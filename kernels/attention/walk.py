@@ -15,7 +15,8 @@ ITEM_LANES = 64  # slots up to which an item takes several heads: they should st
 ITEM_ROWS = 64  # rows of a span in one item: more need more scratch memory, fewer read the cache more often
 # The int64 arguments of a task; SCALE holds the bits of a float64, NEXT is the next item, shared by the threads.
 Q, KEYS, VALUES, OUT, STARTS, PAST, TABLE = range(7)
-N_SPANS, N_TABLE, N_HEADS, N_KV, PAGE, D_HEAD, N_THREADS, N_ITEMS, NEXT, SCALE = range(7, 17)
+N_SPANS, N_TABLE, N_HEADS, N_KV, PAGE, D_HEAD, WINDOW, N_THREADS, N_ITEMS, NEXT, SCALE = range(7, 18)
+NO_WINDOW = 1 << 40  # wider than any text, and far from overflow in a sum
 
 
 @inlined
@@ -59,22 +60,25 @@ def attend_item(a: Any, item: Any, stores: Any, out: Any, memory: Any) -> None:
     group = a[N_HEADS] // a[N_KV]
     n_lanes = (end - begin) * group
     first_position = int_pointer(a[PAST])[span] + begin - int_pointer(a[STARTS])[span]
-    last_position = first_position + end - begin - 1
+    exist = max(0, first_position - a[WINDOW] + 1), first_position + end - begin - 1
     _start(a, item, stores[0], memory)
-    _locate(a, (span, head_begin), (keys, values), (0, last_position), following)
-    for block in range(0, last_position + 1, BLOCK):
-        first_lane = max(0, block - first_position) * group  # rows before the block do not see it
+    first_block = exist[0] // BLOCK * BLOCK
+    _locate(a, (span, head_begin), (keys, values), (first_block, exist), following)
+    for block in range(first_block, exist[1] + 1, BLOCK):
+        # Rows before the block do not see it, nor do those whose windows begin after it.
+        first_lane = max(0, block - first_position) * group
+        end_lane = min(n_lanes, (block + BLOCK - 1 + a[WINDOW] - first_position) * group)
         for head in range(head_begin, head_end):
             rows, following = following, rows
             if head + 1 < head_end:
-                _locate(a, (span, head + 1), (keys, values), (block, last_position), following)
+                _locate(a, (span, head + 1), (keys, values), (block, exist), following)
             else:
-                _locate(a, (span, head_begin), (keys, values), (block + BLOCK, last_position), following)
+                _locate(a, (span, head_begin), (keys, values), (block + BLOCK, exist), following)
             first_slot = (head - head_begin) * (n_lanes + 1)
-            for lane in range(first_lane, n_lanes, 2):
-                seen = min(BLOCK, first_position + lane // group - block + 1)
-                seen_next = min(BLOCK, first_position + min(lane + 1, n_lanes - 1) // group - block + 1)
-                pair = first_slot + lane, seen, seen_next
+            for lane in range(first_lane, end_lane, 2):
+                position = first_position + lane // group - block
+                position_next = first_position + min(lane + 1, n_lanes - 1) // group - block
+                pair = first_slot + lane, _seen(a, position), _seen(a, position_next)
                 if lane == first_lane:
                     _pair(a, pair, (rows, keys, values), memory, following)
                 else:
@@ -83,34 +87,54 @@ def attend_item(a: Any, item: Any, stores: Any, out: Any, memory: Any) -> None:
 
 
 @inlined
-def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
-    """One block for the lanes in slots `slot` and slot + 1, which see the first so many of its positions.
+def _seen(a: Any, position: int) -> Any:
+    """First and end of what a row sees of a block; position: the row's, counted from the block's begin."""
+    return min(max(0, position - a[WINDOW] + 1), BLOCK), min(BLOCK, position + 1)
 
-    pair: (slot, seen, seen_next). block: (addresses of key and value rows, pointers of their kinds).
+
+@inlined
+def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
+    """One block for the lanes in slots `slot` and slot + 1.
+
+    pair: (slot, what it sees, what the next sees), first and end each; the next may not see any of the block yet.
+    block: (addresses of key and value rows, pointers of their kinds).
     """
-    slot, seen, seen_next = pair
+    slot, (first, end), (first_next, end_next) = pair
     rows, keys, values = block
     queries, totals, states, sums, weights, _ = memory
     d_head, d_pad = a[D_HEAD], (a[D_HEAD] + CHUNK - 1) // CHUNK * CHUNK
     state, addresses = shifted(states, 2 * slot), shifted(rows, BLOCK)
     following_values = None if following is None else shifted(following, BLOCK)
     score(shifted(queries, slot * d_pad), d_pad, (rows, keys), d_head, sums, following)
-    factors = (
-        soften(sums, seen, state, weights),
-        soften(shifted(sums, BLOCK * 16), seen_next, shifted(state, 2), shifted(weights, BLOCK)),
-    )
+    factor, factor_next = soften(sums, (first, end), state, weights), splat(np.float32(1))
+    if first_next < BLOCK:
+        sums_next, weights_next = shifted(sums, BLOCK * 16), shifted(weights, BLOCK)
+        factor_next = soften(sums_next, (first_next, end_next), shifted(state, 2), weights_next)
+    # Where windows begin at different places each lane goes alone: a row must not touch what it does not see.
+    end_both = end if first_next == first else first
+    both, factors = (first, end_both), (factor, factor_next)
     wide = d_head - d_head % (2 * CHUNK)
     for column in range(0, wide, 2 * CHUNK):
         total = shifted(totals, slot * d_pad + column)
-        gather(weights, (addresses, column, values), seen, (total, d_pad), factors, following_values)
+        gather(weights, (addresses, column, values), both, (total, d_pad), factors, following_values)
     for column in range(wide, d_head, CHUNK):
         total = shifted(totals, slot * d_pad + column)
-        gather_narrow(weights, (addresses, column, values), seen, (total, d_pad), factors, d_head - column)
-    if seen_next > seen:
-        for column in range(0, d_head, CHUNK):
-            total = shifted(totals, (slot + 1) * d_pad + column)
-            rest = (addresses, column, values)
-            gather_rest(shifted(weights, BLOCK), rest, (seen, seen_next), total, d_head - column)
+        gather_narrow(weights, (addresses, column, values), both, (total, d_pad), factors, d_head - column)
+    if end > end_both:
+        _rest(a, (slot, weights), (addresses, values), (end_both, end), totals)
+    if end_next > max(end_both, first_next):
+        alone = max(end_both, first_next), end_next
+        _rest(a, (slot + 1, shifted(weights, BLOCK)), (addresses, values), alone, totals)
+
+
+@inlined
+def _rest(a: Any, lane: Any, rows: Any, positions: Any, totals: Any) -> None:
+    """Positions (first, end) of a block for one lane alone. lane: (slot, its weights). rows: (addresses, kind)."""
+    d_head, d_pad = a[D_HEAD], (a[D_HEAD] + CHUNK - 1) // CHUNK * CHUNK
+    slot, weights = lane
+    for column in range(0, d_head, CHUNK):
+        total = shifted(totals, slot * d_pad + column)
+        gather_rest(weights, (rows[0], column, rows[1]), positions, total, d_head - column)
 
 
 @inlined
@@ -142,25 +166,27 @@ def _start(a: Any, item: Any, q: Any, memory: Any) -> None:
 
 @inlined
 def _locate(a: Any, where: Any, stores: Any, positions: Any, rows: Any) -> None:
-    """Addresses of the key and value rows of a block; positions past the last one repeat it.
+    """Addresses of the key and value rows of a block; places before and after those that exist repeat the nearest.
 
-    where: (span, head). positions: (first of the block, last that exists).
+    where: (span, head). positions: (first of the block, (first, last) that exist).
     """
     keys, values = stores
-    block, last_position = positions
+    block, (first, last) = positions
     page_size, d_head = a[PAGE], a[D_HEAD]
     stride = a[N_KV] * page_size * d_head  # elements from page to page
-    table = shifted(int_pointer(a[TABLE]), where[0] * a[N_TABLE] + block // page_size)
-    offset, page, element = block % page_size, 0, 0
+    table = shifted(int_pointer(a[TABLE]), where[0] * a[N_TABLE])
+    first = max(first, block)
+    page, offset, element = first // page_size, first % page_size, 0
+    if first <= last:
+        element = table[page] * stride + (where[1] * page_size + offset) * d_head
     for i in range(BLOCK):
-        if block + i <= last_position:
-            if i == 0 or offset == page_size:
-                offset = offset if i == 0 else 0
-                element = table[page] * stride + (where[1] * page_size + offset) * d_head
-                page += 1
-            else:
-                element += d_head
+        if first < block + i <= last:
             offset += 1
+            element += d_head
+            if offset == page_size:
+                page += 1
+                offset = 0
+                element = table[page] * stride + where[1] * page_size * d_head
         rows[i] = address_of(shifted(keys, element))
         rows[BLOCK + i] = address_of(shifted(values, element))
 

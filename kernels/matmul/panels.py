@@ -100,22 +100,34 @@ def _panels(a: Any, out: Any, multiply: Any) -> None:
     x, n_rows, n_steps, n_out = float_pointer(a[X]), a[N_ROWS], a[N_STEPS], a[N_OUT]
     memory = np.empty((n_rows + 3) * PANEL + WIDTH, np.float32)
     totals = float_pointer((memory.ctypes.data + 63) // 64 * 64)
-    steps = n_steps if n_rows <= 4 else STEPS
     panel = fetch_add(shifted(a, NEXT), 1)
     while panel * PANEL < n_out:
         weight = shifted(float_pointer(a[WEIGHT]), panel * PANEL * n_steps)
         bias = shifted(float_pointer(a[BIAS]), panel * PANEL)
-        for row in range(n_rows):
-            for i in range(0, PANEL, WIDTH):
-                store(totals, row * PANEL + i, load(bias, i))
-        for begin in range(0, n_steps, steps):
-            _all_rows(x, (n_rows, n_steps), weight, (begin, min(begin + steps, n_steps)), (totals, multiply))
-        for row in range(n_rows):
-            place = shifted(out, row * n_out + panel * PANEL)
-            for i in range(0, min(PANEL, n_out - panel * PANEL), WIDTH):
-                store_part(place, i, load(totals, row * PANEL + i), n_out - panel * PANEL - i)
+        one_panel((x, n_rows, n_steps), weight, bias, (out, n_out, panel), (totals, multiply))
         panel = fetch_add(shifted(a, NEXT), 1)
     memory[:0] = 0  # keeps the memory alive until here
+
+
+@inlined
+def one_panel(rows: Any, weight: Any, bias: Any, target: Any, work: Any) -> None:
+    """64 outputs of all rows. rows: (pointer, how many, steps of each); target: (pointer, n_out, panel).
+
+    work: (scratch of (n_rows + 3) * 64 floats, multiply). What `kernels/moe` runs for each expert.
+    """
+    x, n_rows, n_steps = rows
+    out, n_out, panel = target
+    totals, multiply = work
+    steps = n_steps if n_rows <= 4 else STEPS
+    for row in range(n_rows):
+        for i in range(0, PANEL, WIDTH):
+            store(totals, row * PANEL + i, load(bias, i))
+    for begin in range(0, n_steps, steps):
+        _all_rows(x, (n_rows, n_steps), weight, (begin, min(begin + steps, n_steps)), (totals, multiply))
+    for row in range(n_rows):
+        place = shifted(out, row * n_out + panel * PANEL)
+        for i in range(0, min(PANEL, n_out - panel * PANEL), WIDTH):
+            store_part(place, i, load(totals, row * PANEL + i), n_out - panel * PANEL - i)
 
 
 @inlined
@@ -178,28 +190,28 @@ def _put(place: Any, values: Any) -> None:
 
 
 @inlined
-def _multiply_floats(total: Any, x: Any, weight: Any) -> Any:
+def multiply_floats(total: Any, x: Any, weight: Any) -> Any:
     return fma(x, weight, total)
 
 
 @inlined
-def _multiply_pairs(total: Any, x: Any, weight: Any) -> Any:
+def multiply_pairs(total: Any, x: Any, weight: Any) -> Any:
     return add_pairs(total, x, weight)
 
 
 def _floats_to_floats(address: int) -> None:
     a = long_pointer(address)
-    _panels(a, float_pointer(a[OUT]), _multiply_floats)
+    _panels(a, float_pointer(a[OUT]), multiply_floats)
 
 
 def _pairs_to_floats(address: int) -> None:
     a = long_pointer(address)
-    _panels(a, float_pointer(a[OUT]), _multiply_pairs)
+    _panels(a, float_pointer(a[OUT]), multiply_pairs)
 
 
 def _pairs_to_bfloats(address: int) -> None:
     a = long_pointer(address)
-    _panels(a, bfloat_pointer(a[OUT]), _multiply_pairs)
+    _panels(a, bfloat_pointer(a[OUT]), multiply_pairs)
 
 
 _BODIES = {

@@ -13,14 +13,15 @@ from kernels.vector import WIDTH, add, fma, load_part, mul, rounded, splat, stor
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None if dtype in _ROWS else "float32 and bfloat16 only"
+    return None if (dtype, dtype) in _ROWS else "float32 and bfloat16 only"
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     d_model = x.shape[-1]
-    _ROWS[x.dtype]((x.data_ptr(), weight.data_ptr(), out.data_ptr()), x.numel() // d_model, d_model, eps)
+    rows = _ROWS[x.dtype, weight.dtype]
+    rows((x.data_ptr(), weight.data_ptr(), out.data_ptr()), x.numel() // d_model, d_model, eps)
     return out
 
 
@@ -29,7 +30,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     out, total = torch.empty_like(x), torch.empty_like(x)
     addresses = x.data_ptr(), residual.data_ptr(), total.data_ptr(), weight.data_ptr(), out.data_ptr()
     d_model = x.shape[-1]
-    _ADDED_ROWS[x.dtype](addresses, x.numel() // d_model, d_model, eps)
+    _ADDED_ROWS[x.dtype, weight.dtype](addresses, x.numel() // d_model, d_model, eps)
     return out, total
 
 
@@ -46,10 +47,11 @@ def inverse_rms(x: Any, d: int, eps: float) -> Any:
 
 @inlined
 def _row(x: Any, weight: Any, out: Any, d_model: int, eps: float) -> None:
+    """The kind of `weight` decides: rounded to it before the product, which for float32 is not rounded at all."""
     scale = inverse_rms(x, d_model, eps)
     for i in range(0, d_model, WIDTH):
         n = d_model - i
-        normed = rounded(mul(load_part(x, i, n), scale), x)
+        normed = rounded(mul(load_part(x, i, n), scale), weight)
         store_part(out, i, mul(normed, load_part(weight, i, n)), n)
 
 
@@ -87,6 +89,12 @@ def _bfloat_rows(addresses: Any, n_rows: int, d_model: int, eps: float) -> None:
 
 
 @kernel
+def _bfloat_rows_float_scale(addresses: Any, n_rows: int, d_model: int, eps: float) -> None:
+    x, weight, out = addresses
+    _rows(bfloat_pointer(x), float_pointer(weight), bfloat_pointer(out), n_rows, d_model, eps)
+
+
+@kernel
 def _added_float_rows(addresses: Any, n_rows: int, d_model: int, eps: float) -> None:
     x, residual, total, weight, out = addresses
     pairs = float_pointer(x), float_pointer(residual), float_pointer(total)
@@ -100,5 +108,21 @@ def _added_bfloat_rows(addresses: Any, n_rows: int, d_model: int, eps: float) ->
     _added_rows(pairs, bfloat_pointer(weight), bfloat_pointer(out), n_rows, d_model, eps)
 
 
-_ROWS = {torch.float32: _float_rows, torch.bfloat16: _bfloat_rows}
-_ADDED_ROWS = {torch.float32: _added_float_rows, torch.bfloat16: _added_bfloat_rows}
+@kernel
+def _added_bfloat_rows_float_scale(addresses: Any, n_rows: int, d_model: int, eps: float) -> None:
+    x, residual, total, weight, out = addresses
+    pairs = bfloat_pointer(x), bfloat_pointer(residual), bfloat_pointer(total)
+    _added_rows(pairs, float_pointer(weight), bfloat_pointer(out), n_rows, d_model, eps)
+
+
+# By dtype of the rows and of the scale.
+_ROWS = {
+    (torch.float32, torch.float32): _float_rows,
+    (torch.bfloat16, torch.bfloat16): _bfloat_rows,
+    (torch.bfloat16, torch.float32): _bfloat_rows_float_scale,
+}
+_ADDED_ROWS = {
+    (torch.float32, torch.float32): _added_float_rows,
+    (torch.bfloat16, torch.bfloat16): _added_bfloat_rows,
+    (torch.bfloat16, torch.float32): _added_bfloat_rows_float_scale,
+}

@@ -9,10 +9,12 @@ from kernels.dispatch import op
 
 @op("cpu", "reference")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight * round(x / sqrt(mean(x²) + eps)), the mean in float32, rounded to x's dtype before the product.
+    """weight * x / sqrt(mean(x²) + eps), float32 inside; the weight's dtype says where it is rounded.
 
-    x: [n_rows, d_model]. weight: [d_model], x's dtype. Returns [n_rows, d_model], x's dtype.
-    The order of rounding is that of Llama and Qwen in Hugging Face transformers.
+    x: [n_rows, d_model]. weight: [d_model], x's dtype or float32. Returns [n_rows, d_model], x's dtype.
+    A weight in x's dtype multiplies the quotient rounded to it, the order of Llama and Qwen3 in Hugging Face
+    transformers. A float32 weight beside narrower rows multiplies before the only rounding: the "one-plus" norms of
+    Gemma 3 and Qwen3-Next, whose loaders pass 1 + w. For float32 rows the two are the same.
     """
     raise NotImplementedError
 
@@ -21,6 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(sum), sum) with sum = x + residual rounded to their dtype.
 
-    x, residual: [n_rows, d_model]. weight: [d_model]. Returns two new [n_rows, d_model]; changes nothing in place.
+    x, residual: [n_rows, d_model]. weight: as in `rms_norm`.
+    Returns two new [n_rows, d_model]; changes nothing in place.
     """
     raise NotImplementedError

@@ -13,7 +13,8 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * normed.to(x.dtype)
+    # A scale wider than the rows is applied before rounding, one of their dtype after it.
+    return (weight * normed.to(torch.promote_types(x.dtype, weight.dtype))).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from kernels.vector import WIDTH, add, load_part, mul, rounded, store_part, sub
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None if dtype in _ROWS else "float32 and bfloat16 only"
+    return None if (dtype, dtype) in _ROWS else "float32 and bfloat16 only"
 
 
 def norm_rope_write(
@@ -35,7 +35,7 @@ def norm_rope_write(
         raise ValueError("positions, row_pages and row_offsets are int64")
     n_heads = qkv.shape[1] // d_head - 2 * n_kv_heads
     q = torch.empty((n_rows, n_heads, d_head), dtype=qkv.dtype)
-    _ROWS[qkv.dtype](
+    _ROWS[qkv.dtype, qkv.dtype if norms is None else norms.q.dtype](
         (qkv.data_ptr(), q.data_ptr(), keys.data_ptr(), values.data_ptr()),
         (norms.q.data_ptr(), norms.k.data_ptr(), norms.eps) if norms is not None else None,
         (rope.cos.data_ptr(), rope.sin.data_ptr()),
@@ -47,11 +47,11 @@ def norm_rope_write(
 
 @inlined
 def _normed(source: Any, i: int, count: int, norm: Any) -> Any:
-    """Elements i … of a head, normed. norm: (weight, inverse rms) or None."""
+    """Elements i … of a head, normed and rounded as in `norm`. norm: (weight, inverse rms) or None."""
     x = load_part(source, i, count)
     if norm is None:
         return x
-    return rounded(mul(rounded(mul(x, norm[1]), source), load_part(norm[0], i, count)), source)
+    return rounded(mul(rounded(mul(x, norm[1]), norm[0]), load_part(norm[0], i, count)), source)
 
 
 @inlined
@@ -70,8 +70,8 @@ def _turn(source: Any, target: Any, norm: Any, tables: Any, d_head: int, half: i
 
 @inlined
 def _all_rows(pointers: Any, norms: Any, tables: Any, places: Any, shape: Any) -> None:
-    """pointers: (qkv, q, keys, values), typed. The rest as passed by `norm_rope_write`."""
-    qkv, q, keys, values = pointers
+    """pointers: (qkv, q, keys, values), typed, and one like the norms' weights. The rest: see `norm_rope_write`."""
+    qkv, q, keys, values, scales = pointers
     n_rows, n_heads, n_kv_heads, page_size, d_head, half = shape
     positions, pages, offsets = long_pointer(places[0]), long_pointer(places[1]), long_pointer(places[2])
     for row in range(n_rows):
@@ -87,7 +87,7 @@ def _all_rows(pointers: Any, norms: Any, tables: Any, places: Any, shape: Any) -
             if norms is None:
                 _turn(source, target, None, table, d_head, half)
             else:
-                weight = pointer_like(norms[0] if head < n_heads else norms[1], qkv)
+                weight = pointer_like(norms[0] if head < n_heads else norms[1], scales)
                 _turn(source, target, (weight, inverse_rms(source, d_head, norms[2])), table, d_head, half)
         for head in range(n_kv_heads):
             source = shifted(qkv, (row * (n_heads + 2 * n_kv_heads) + n_heads + n_kv_heads + head) * d_head)
@@ -100,14 +100,26 @@ def _all_rows(pointers: Any, norms: Any, tables: Any, places: Any, shape: Any) -
 def _float_rows(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any) -> None:
     qkv, q, keys, values = tensors
     pointers = float_pointer(qkv), float_pointer(q), float_pointer(keys), float_pointer(values)
-    _all_rows(pointers, norms, tables, places, shape)
+    _all_rows((*pointers, pointers[0]), norms, tables, places, shape)
 
 
 @kernel
 def _bfloat_rows(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any) -> None:
     qkv, q, keys, values = tensors
     pointers = bfloat_pointer(qkv), bfloat_pointer(q), bfloat_pointer(keys), bfloat_pointer(values)
-    _all_rows(pointers, norms, tables, places, shape)
+    _all_rows((*pointers, pointers[0]), norms, tables, places, shape)
 
 
-_ROWS = {torch.float32: _float_rows, torch.bfloat16: _bfloat_rows}
+@kernel
+def _bfloat_rows_float_norms(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any) -> None:
+    qkv, q, keys, values = tensors
+    pointers = bfloat_pointer(qkv), bfloat_pointer(q), bfloat_pointer(keys), bfloat_pointer(values)
+    _all_rows((*pointers, float_pointer(norms[0])), norms, tables, places, shape)
+
+
+# By dtype of the rows and of the norms' weights.
+_ROWS = {
+    (torch.float32, torch.float32): _float_rows,
+    (torch.bfloat16, torch.bfloat16): _bfloat_rows,
+    (torch.bfloat16, torch.float32): _bfloat_rows_float_norms,
+}

@@ -23,7 +23,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms over d_head of every query and key head (Qwen3)."""
+    """RMS norms over d_head of every query and key head (Qwen3, Gemma 3). Their dtype rounds as in `rms_norm`."""
 
     q: Tensor  # [d_head]
     k: Tensor  # [d_head]

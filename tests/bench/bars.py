@@ -20,7 +20,7 @@ from functools import partial
 import torch
 
 from engine.api import Speculate
-from engine.batch import Batch, Span
+from engine.batch import Span
 from engine.core import forward
 from engine.service.launch import launch
 from engine.service.thread import ThreadEngine
@@ -67,7 +67,7 @@ def step_s(engine: ThreadEngine, n_past: int, n_rows: int = 1) -> float:
     span = Span(0, [5] * n_rows, n_past, n_rows - 1, n_rows)
 
     def work() -> None:
-        batch = Batch.build([span], [cache.table(0)], cache.page_size, target.device)
+        batch = cache.batch(forward.STORE, [span])
         target.forward(batch, cache.stores[forward.STORE])
 
     try:
@@ -109,7 +109,7 @@ async def ratios(
 
 def context_cost(engine: ThreadEngine, n_pairs: int) -> None:
     """What 7,600 more tokens of context cost a step, against reading their keys and values."""
-    layers = engine._engine.target.kv_layers
+    layers = engine._engine.target.needs
     kv_bytes = sum(one.token_bytes(torch.bfloat16) for one in layers) * (8100 - 500)
     found = []
     for _ in range(n_pairs):

@@ -22,11 +22,11 @@ from engine.batch import Batch, Span
 from kernels.attention.op import attention
 from kernels.choose.op import RowParams, choose
 from kernels.edit.op import Entries, Penalties, edit
+from kernels.gated.op import silu_mul
 from kernels.matmul import cpu as onednn
 from kernels.matmul.op import linear, pack
 from kernels.norm.op import add_rms_norm
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
-from kernels.silu_mul.op import silu_mul
 
 N_SETS = 6
 N_HEADS, N_KV_HEADS, D_HEAD, PAGE, VOCAB = 16, 8, 128, 16, 151_936

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch, Span
-from engine.cache.kv import FullKV, KVStore
+from engine.cache.kv import FullKV
+from engine.cache.store import Sizes, Store
 from engine.layers.decoder import Taps
 from engine.models.block_backbone import BlockDraft
 from engine.models.dspark import DSpark
@@ -28,8 +29,8 @@ class Pages:
     """A store of one network and page tables of shuffled pages."""
 
     def __init__(self, layers: list[FullKV], dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
-        self.store = KVStore(layers, N_PAGES, PAGE, dtype, CPU)
-        for tensor in (*self.store.keys, *self.store.values):
+        self.store = Store(layers, Sizes(n_slots=1, n_pages=N_PAGES, page_size=PAGE), dtype, CPU)
+        for tensor in (t for layer in self.store.layers for t in (layer.keys, layer.values)):
             tensor.fill_(7.0)  # what nobody wrote must not be read
         pages = list(range(N_PAGES))
         random.Random(seed).shuffle(pages)
@@ -45,7 +46,7 @@ def text(seed: int, n: int = N_TEXT + 1) -> list[int]:
 
 def streams_of(target: Network, ids: Sequence[int], taps: Sequence[int]) -> list[Tensor]:
     """The target's streams at all positions of a text, [n, d_model] each."""
-    pages, asked = Pages(target.kv_layers, target.dtype), Taps(taps)
+    pages, asked = Pages(target.needs, target.dtype), Taps(taps)
     target.forward(pages.batch(Span(0, list(ids), 0, 0, 0)), pages.store, asked)
     return asked.of(taps)
 
@@ -76,7 +77,7 @@ class Rounds:
 
     def __init__(self, head: Eagle3 | Mtp, embedding: Tensor, reference: Reference) -> None:
         self.head, self.embedding, self.reference = head, embedding, reference
-        self.pages = Pages(head.kv_layers)
+        self.pages = Pages(head.needs)
         self.worst = 0.0
         self.n_rows = 0
 
@@ -169,7 +170,7 @@ def play_blocks(
 
     expected(streams of the context, anchor) -> logits of all rows of the block.
     """
-    rng, pages, largest = random.Random(6), Pages(head.kv_layers), 0.0
+    rng, pages, largest = random.Random(6), Pages(head.needs), 0.0
     texts = {slot: text(20 + slot) for slot in (3, 0, 1)}
     streams = {slot: streams_of(target, ids, head.taps) for slot, ids in texts.items()}
     n_past = dict.fromkeys(texts, 0)

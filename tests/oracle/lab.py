@@ -17,7 +17,8 @@ import torch
 
 from engine.api import Delta, Done, EngineStats, Event, Failed, Request, Sampling, Speculate
 from engine.cache.cache import Cache
-from engine.cache.kv import KVStore
+from engine.cache.snapshots import Snapshots
+from engine.cache.store import Sizes, Store
 from engine.core.engine import Capacity, Engine
 from engine.models.dflash import load_dflash
 from engine.models.eagle3 import load_eagle3
@@ -78,6 +79,8 @@ class Bench:
     adaptive: bool = True
     by_value: bool = True
     shares: bool = False  # finished outputs are drafted from
+    n_parked: int = 64  # rows of drafts that recurrent layers can keep
+    snapshot_bytes: int = 2**26
 
 
 @dataclass(slots=True)
@@ -117,13 +120,19 @@ class Lab:
     def engine(self, bench: Bench, future: Callable[[Slot], Sequence[int]] | None = None) -> Engine:
         """A cold engine. `future` is what the scripted drafter knows."""
         heads = {name: self.head(name) for name in bench.types if name in HEADS}
+        sizes = Sizes(
+            n_slots=bench.n_slots,
+            n_pages=bench.n_pages,
+            page_size=bench.page_size,
+            n_parked=bench.n_parked,
+        )
         stores = {
-            name: KVStore(
-                network.kv_layers, bench.n_pages, bench.page_size, self.target.dtype, self.target.device
-            )
+            name: Store(network.needs, sizes, self.target.dtype, self.target.device)
             for name, network in {"target": self.target, "draft": self.draft, **heads}.items()
         }
-        cache = Cache(stores, bench.n_slots, bench.n_pages, bench.page_size, heads)
+        cache = Cache(
+            stores, bench.n_slots, bench.n_pages, bench.page_size, heads, Snapshots(bench.snapshot_bytes)
+        )
         drafters = [self._drafter(name, bench, cache, future) for name in bench.types]
         chain = Chain(drafters, Lengths(adaptive=bench.adaptive), by_value=bench.by_value)
         capacity = Capacity(

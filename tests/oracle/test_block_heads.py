@@ -69,7 +69,7 @@ def test_dspark(folder_of: Folders, tmp_path: Path) -> None:
 
     assert play_blocks(head, target, expected, head.n_drafts) < TOLERANCE
 
-    pages, ids = Pages(head.kv_layers), text(9)
+    pages, ids = Pages(head.needs), text(9)
     streams = streams_of(target, ids[:30], head.taps)
     head.inject(pages.batch(Span(2, ids[:30], 0, 0, 0)), streams, pages.store)
     logits, hidden = head.run(pages.batch(Span(2, [ids[30], *[380] * 4], 30, 4, 5)), pages.store)
@@ -95,7 +95,7 @@ def test_blocks_do_not_depend_on_the_width_of_the_pass(folder_of: Folders, tmp_p
         target, ids = load_network(folder_of("llama"), dtype, CPU, N_CTX, VOCAB), text(1, 41)
         draft = load_dflash(flash, target, N_CTX)
         features = streams_of(target, ids[:40], draft.taps)
-        pages, alone = Pages(draft.kv_layers, dtype), Pages(draft.kv_layers, dtype)
+        pages, alone = Pages(draft.needs, dtype), Pages(draft.needs, dtype)
         spans = [Span(slot, ids[: 20 + 5 * slot], 0, 0, 0) for slot in range(4)]
         blocks = [Span(slot, [ids[20 + 5 * slot], *[381] * 5], 20 + 5 * slot, 5, 5) for slot in range(4)]
         joined = [torch.cat([stream[: len(span.token_ids)] for span in spans]) for stream in features]

@@ -160,7 +160,7 @@ def test_padding_rows_are_no_tokens(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = made.Maker(1).matrix(448, 64)
     full = load_eagle3(made.write(tmp_path / "2", tensors, SAFEAI["config"]), network, N_CTX, [1, 2, 3])
     for head, n_known in ((reduced, 90), (full, 384)):
-        pages, token_ids = Pages(head.kv_layers), text(1, 11)
+        pages, token_ids = Pages(head.needs), text(1, 11)
         hidden = head.fuse(streams_of(network, token_ids[:10], head.taps))
         logits, _ = head.forward(pages.batch(Span(0, token_ids[1:], 0, 0, 10)), hidden, pages.store)
         assert logits.shape == (10, 384)

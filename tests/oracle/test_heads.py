@@ -131,7 +131,7 @@ def test_mtp_in_the_names_of_deepseek(folder_of: Folders, tmp_path: Path) -> Non
     assert head.n_params == n_params
     assert head.layers[0].embedding is target.decoder.embedding
     assert head.layers[0].head is target.decoder.head
-    assert head.layers[0].block.attention.rope is target.decoder.blocks[0].attention.rope
+    assert head.layers[0].block.mixer.rope is target.decoder.blocks[0].mixer.rope
     assert check_mtp(head, target, Formula(tensors, 1e6, 1e-6, 32), DEEPSEEK) < TOLERANCE
 
 
@@ -173,7 +173,7 @@ def test_mtp_recycled_before_the_norm(folder_of: Folders, tmp_path: Path) -> Non
     span, results = Span(0, text(1, 9), 0, 0, 9), []
     hidden = streams_of(target, text(2, 9), (7,))[0]
     for head in (normed, raw):
-        pages = Pages(head.kv_layers)
+        pages = Pages(head.needs)
         results.append(head.forward(pages.batch(span), hidden, pages.store))
     assert torch.equal(results[0][0], results[1][0])
     formula = Formula(tensors, 1e6, 1e-6, 32)
@@ -204,7 +204,7 @@ def test_mtp_is_that_of_transformers(folder_of: Folders, tmp_path: Path, n_layer
     target = load_network(folder, torch.float32, CPU, N_CTX, VOCAB)
     head, ids = load_mtp(folder, target, N_CTX), text(7, 61)
     assert head.n_layers == n_layers
-    pages, at = Pages(head.kv_layers), torch.arange(60)[None]
+    pages, at = Pages(head.needs), torch.arange(60)[None]
     shifted = [ids[1:][layer:] + ids[:layer] for layer in range(n_layers)]  # once more per layer
     (features,) = streams_of(target, ids[:-1], head.taps)
     with torch.inference_mode():
@@ -229,7 +229,7 @@ def test_rows_do_not_depend_on_the_width_of_the_pass(folder_of: Folders, tmp_pat
         target, ids = load_network(folder_of("llama"), dtype, CPU, N_CTX, VOCAB), text(1, 41)
         head = load_eagle3(eagle, target, N_CTX)
         hidden = head.fuse(streams_of(target, ids[:40], head.taps))
-        pages, alone = Pages(head.kv_layers, dtype), Pages(head.kv_layers, dtype)
+        pages, alone = Pages(head.needs, dtype), Pages(head.needs, dtype)
         whole = head.forward(pages.batch(Span(0, ids[1:], 0, 0, 40)), hidden, pages.store)
         for p in range(40):
             others = Span(1, ids[:3], 0, 0, 0)
@@ -248,7 +248,7 @@ def test_heads_in_bfloat16(folder_of: Folders, tmp_path: Path) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         target, ids = load_network(folder_of("llama"), dtype, CPU, N_CTX, VOCAB), text(1, 41)
         head = load_eagle3(folder, target, N_CTX)
-        pages, hidden = Pages(head.kv_layers, dtype), head.fuse(streams_of(target, ids[:40], head.taps))
+        pages, hidden = Pages(head.needs, dtype), head.fuse(streams_of(target, ids[:40], head.taps))
         results.append(head.forward(pages.batch(Span(0, ids[1:], 0, 0, 40)), hidden, pages.store))
     (exact, _), (coarse, recurrence) = results
     assert coarse.dtype == torch.float32

@@ -69,7 +69,7 @@ TINY: dict[str, tuple[str, dict[str, Tensor], dict[str, Any]]] = {
 
 def drafted(head: AnyDraft, target: Network, ids: list[int]) -> Tensor:
     """Logits of all rows of a text, float32: of the first and second guess, or of blocks along it."""
-    streams, pages = streams_of(target, ids[:-1], head.taps), Pages(head.kv_layers, target.dtype)
+    streams, pages = streams_of(target, ids[:-1], head.taps), Pages(head.needs, target.dtype)
     with torch.inference_mode():
         if isinstance(head, BlockDraft):
             return blocks_along(head, streams, pages, ids)

@@ -14,11 +14,11 @@ import kernels
 from kernels import dispatch
 from kernels.attention.op import attention
 from kernels.edit.op import Entries, Penalties, edit
+from kernels.gated.op import gelu_mul, sigmoid_mul, silu_mul
 from kernels.matmul import cpu, panels
 from kernels.matmul.op import linear, pack
 from kernels.norm.op import add_rms_norm, rms_norm
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
-from kernels.silu_mul.op import silu_mul
 
 FAST = (torch.float32, torch.bfloat16)
 # Largest difference allowed, as a share of the largest value: rounding of the result, and of a chain of sums.
@@ -147,6 +147,30 @@ def test_rms_norm_rounds_before_the_weight() -> None:
         assert float((rms_norm(x, weight, 1e-6) == meant).double().mean()) > 0.999
 
 
+@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+def test_a_float32_scale_multiplies_before_rounding(chosen: None) -> None:
+    """Gemma's and Qwen3-Next's order, whichever op norms. bfloat16 rows; the other order changes one in five."""
+    x, scale = random(50, 640, dtype=torch.bfloat16), 1 + random(640, dtype=torch.float32, seed=1)
+    total = x + x.flip(0)
+    for got, rows in ((rms_norm(x, scale, 1e-6), x), (add_rms_norm(x, x.flip(0), scale, 1e-6)[0], total)):
+        normed = rows.double() / (rows.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        meant = (normed * scale).bfloat16()
+        assert got.dtype == torch.bfloat16
+        assert float((got == meant).double().mean()) > 0.999
+        other_order = normed.bfloat16() * scale.bfloat16()
+        assert float((got == other_order).double().mean()) < 0.9
+
+    spans, d_head = make_spans([50], [0], 16), 64
+    qkv = x[:, : 4 * d_head].contiguous()
+    rope = Rope(torch.ones(50, d_head // 2), torch.zeros(50, d_head // 2))
+    norms = HeadNorms(scale[:d_head].contiguous(), scale[d_head : 2 * d_head].contiguous(), 1e-6)
+    keys, values = (random(spans.n_pages, 1, 16, d_head, dtype=torch.bfloat16) for _ in range(2))
+    q = norm_rope_write(qkv, norms, rope, spans, keys, values)
+    heads = qkv.view(50, 4, d_head)
+    assert torch.equal(q, rms_norm(heads[:, :2], norms.q, 1e-6))
+    assert torch.equal(keys[spans.row_pages, :, spans.row_offsets], rms_norm(heads[:, 2:3], norms.k, 1e-6))
+
+
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Half-split rotary embedding as complex numbers. x: [n_rows, n_heads, d_head]; cos, sin: [n_rows, half]."""
     half = cos.shape[1]
@@ -194,7 +218,22 @@ def test_norm_rope_write(
 def test_attention(
     chosen: None, dtype: torch.dtype, d_head: int, n_heads: int, n_kv: int, page_size: int
 ) -> None:
-    lengths, past = [1, 5, 1, 70, 2], [0, 0, 130, 3, 63]
+    check_attention(dtype, (d_head, n_heads, n_kv, page_size), None)
+
+
+@each_case
+@pytest.mark.parametrize("window", [1, 2, 16, 63, 64, 65, 130])
+@pytest.mark.parametrize("shape", [(16, 4, 2, 8), (24, 3, 3, 16), (40, 3, 1, 64)], ids=str)
+def test_attention_in_a_window(
+    chosen: None, dtype: torch.dtype, shape: tuple[int, int, int, int], window: int
+) -> None:
+    check_attention(dtype, shape, window)
+
+
+def check_attention(dtype: torch.dtype, shape: tuple[int, int, int, int], window: int | None) -> None:
+    """Against a softmax per row and head, with NaN in whatever no row may see. shape: d_head … page_size."""
+    d_head, n_heads, n_kv, page_size = shape
+    lengths, past = [1, 5, 1, 70, 2, 3], [0, 0, 130, 3, 63, 191]
     spans = make_spans(lengths, past, page_size)
     q = random(sum(lengths), n_heads, d_head, dtype=dtype)
     keys, values = (random(spans.n_pages, n_kv, page_size, d_head, dtype=dtype, seed=seed) for seed in (1, 2))
@@ -205,28 +244,45 @@ def test_attention(
             store[pages].double().permute(1, 0, 2, 3).reshape(n_kv, -1, d_head) for store in (keys, values)
         )
         for row, head in itertools.product(range(n), range(n_heads)):
-            seen, h = past[i] + row + 1, head // (n_heads // n_kv)
-            odds = torch.softmax(k[h, :seen] @ q[start + row, head].double() * 0.3, 0)
-            meant[start + row, head] = odds @ v[h, :seen]
-    # What lies behind a row's position may be anything: stale rows of another request, a draft gone wrong.
-    poison(keys, spans, lengths, past, page_size)
-    poison(values, spans, lengths, past, page_size)
-    assert_near(attention(q, keys, values, spans, 0.3), meant.flatten(1), dtype)
+            end, h = past[i] + row + 1, head // (n_heads // n_kv)
+            seen = slice(0 if window is None else max(0, end - window), end)
+            odds = torch.softmax(k[h, seen] @ q[start + row, head].double() * 0.3, 0)
+            meant[start + row, head] = odds @ v[h, seen]
+    # What lies behind a row's position may be anything: stale rows of another request, a draft gone wrong. So may
+    # what lies before its window: pages freed and written by another slot, entries that name none.
+    firsts = [0 if window is None else max(0, p - window + 1) for p in past]
+    for store in (keys, values):
+        poison(store, spans, lengths, past, firsts)
+    for i, first in enumerate(firsts):
+        spans.page_table[i, : first // page_size] = 10**6
+    assert_near(attention(q, keys, values, spans, 0.3, window), meant.flatten(1), dtype)
 
 
-def poison(store: Tensor, spans: Spans, lengths: list[int], past: list[int], page_size: int) -> None:
-    """NaN in all cells that no row may see."""
+@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+def test_a_window_has_at_least_one_position(chosen: None) -> None:
+    spans, one = make_spans([1], [0], 8), torch.zeros(3, 1, 8, 4)
+    with pytest.raises(ValueError, match="at least one position"):
+        attention(torch.zeros(1, 1, 4), one, one, spans, 1.0, 0)
+
+
+def poison(store: Tensor, spans: Spans, lengths: list[int], past: list[int], firsts: list[int]) -> None:
+    """NaN in all cells that no row may see. firsts: the first position that a row of each span sees."""
+    page_size = store.shape[2]
     clean = torch.zeros(store.shape[0], store.shape[2], dtype=torch.bool)
     for i, n in enumerate(lengths):
-        for position in range(past[i] + n):
+        for position in range(firsts[i], past[i] + n):
             clean[spans.page_table[i, position // page_size], position % page_size] = True
     store.masked_fill_(~clean[:, None, :, None], float("nan"))
 
 
 @pytest.mark.parametrize("dtype", FAST, ids=lambda dtype: str(dtype)[6:])
-def test_a_nan_reaches_the_rows_that_see_it_and_no_other(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("n_heads", "window"), [(2, None), (2, 2), (1, 1), (1, 3)])
+def test_a_nan_reaches_the_rows_that_see_it_and_no_other(
+    dtype: torch.dtype, n_heads: int, window: int | None
+) -> None:
+    last = 6 if window is None else 2 + window
     spans = make_spans([6, 2], [62, 3], 16)
-    q = random(8, 2, 32, dtype=dtype)
+    q = random(8, n_heads, 32, dtype=dtype)
     for name in ("q", "keys", "values"):
         keys, values = (random(spans.n_pages, 1, 16, 32, dtype=dtype, seed=seed) for seed in (1, 2))
         bad = q.clone()
@@ -237,8 +293,10 @@ def test_a_nan_reaches_the_rows_that_see_it_and_no_other(dtype: torch.dtype) -> 
                 "nan"
             )
         with kernels.use("cpu", "attention"):
-            found = attention(bad, keys, values, spans, 1.0).isnan().any(1).tolist()
-        assert found == ([r == 2 for r in range(8)] if name == "q" else [2 <= r < 6 for r in range(8)]), name
+            found = attention(bad, keys, values, spans, 1.0, window).isnan().any(1).tolist()
+        assert found == ([r == 2 for r in range(8)] if name == "q" else [2 <= r < last for r in range(8)]), (
+            name
+        )
 
 
 @each_case
@@ -248,6 +306,33 @@ def test_silu_mul(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
     gate_up[0, 0] = -200.0
     gate, up = gate_up.double().chunk(2, -1)
     assert_near(silu_mul(gate_up), gate / (1 + torch.exp(-gate)) * up, dtype)
+
+
+@each_case
+@pytest.mark.parametrize("d_inner", [1, 17, 64, 300])
+def test_gelu_mul(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
+    gate_up = random(5, 2 * d_inner, dtype=dtype) * 5
+    gate_up[0, 0], gate_up[1, 0] = -200.0, 200.0
+    gate, up = gate_up.double().chunk(2, -1)
+    tanh = torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))
+    assert_near(gelu_mul(gate_up), gate * (1 + tanh) / 2 * up, dtype)
+    if dtype != torch.bfloat16 and d_inner > 1:
+        by_erf = gate * torch.special.ndtr(gate) * up  # close, but another function
+        assert (by_erf - gelu_mul(gate_up).double()).abs().max() > 1e-4
+
+
+@each_case
+@pytest.mark.parametrize("d", [1, 17, 64, 300])
+def test_sigmoid_mul(chosen: None, dtype: torch.dtype, d: int) -> None:
+    x, gate = random(5, d, dtype=dtype), random(5, d, dtype=dtype, seed=1) * 5
+    gate[0, 0], gate[1, 0] = -200.0, 200.0
+    meant = x.double() / (1 + torch.exp(-gate.double()))
+    assert_near(sigmoid_mul(x, gate), meant, dtype)
+    one = gate[:, :1].contiguous()
+    assert_near(sigmoid_mul(x, one), x.double() / (1 + torch.exp(-one.double())), dtype)
+    for wrong in (random(5, d + 1, dtype=dtype), random(1, 1, dtype=dtype), gate.half()):
+        with pytest.raises(ValueError, match="does not fit"):
+            sigmoid_mul(x, wrong)
 
 
 def test_edit_goes_in_order() -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import kernels
 from kernels.attention.op import attention
+from kernels.gated.op import gelu_mul, sigmoid_mul, silu_mul
 from kernels.matmul.op import Packed, linear, pack
 from kernels.norm.op import add_rms_norm, rms_norm
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
-from kernels.silu_mul.op import silu_mul
 from tests.oracle.test_kernels import FAST, make_spans, random, skip_unless_it_runs
 
 WIDTHS = (1, 2, 3, 5, 8, 16, 64)
@@ -86,20 +86,28 @@ def test_linear_sweep(implementation: str, n_out: int, n_in: int, dtype: torch.d
 
 
 @each_fast_dtype
-def test_norms_and_activation(dtype: torch.dtype) -> None:
+def test_norms_and_gates(dtype: torch.dtype, n_threads: int) -> None:
     for d in (24, 1000):
-        x, weight = random(70, d, dtype=dtype), random(d, dtype=dtype, seed=1)
-        with kernels.use("cpu", "norm", "silu_mul"):
-            assert_rows_alone(lambda rows, weight=weight: rms_norm(rows, weight, 1e-6), x)
-            assert_rows_alone(lambda rows, weight=weight: add_rms_norm(rows, rows, weight, 1e-6)[0], x)
+        x, scales = random(70, d, dtype=dtype), random(d, dtype=dtype, seed=1)
+        with kernels.use("cpu", "norm", "gated"):
+            for scale in (scales, scales.float()):
+                assert_rows_alone(lambda rows, scale=scale: rms_norm(rows, scale, 1e-6), x)
+                assert_rows_alone(lambda rows, scale=scale: add_rms_norm(rows, rows, scale, 1e-6)[0], x)
             assert_rows_alone(silu_mul, x)
+            assert_rows_alone(gelu_mul, x)
+            assert_rows_alone(lambda rows: sigmoid_mul(rows, rows), x)
+            whole = assert_rows_alone(lambda rows: sigmoid_mul(rows, rows[:, :1]), x)
+            assert torch.equal(whole, sigmoid_mul(x, x[:, :1].expand(70, d)))
+        bits_across_threads(n_threads, f"gates {d} {dtype}", whole)
 
 
 @each_fast_dtype
-def test_norm_rope_write(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("wide_norms", [False, True])
+def test_norm_rope_write(dtype: torch.dtype, wide_norms: bool) -> None:
     spans = make_spans([70], [11], 16)
     qkv, rope = random(70, 6 * 40, dtype=dtype), Rope(random(100, 9).float(), random(100, 9, seed=1).float())
-    norms = HeadNorms(random(40, dtype=dtype, seed=2), random(40, dtype=dtype, seed=3), 1e-6)
+    norm_dtype = torch.float32 if wide_norms else dtype
+    norms = HeadNorms(random(40, dtype=norm_dtype, seed=2), random(40, dtype=norm_dtype, seed=3), 1e-6)
 
     def run(first: int, last: int) -> tuple[Tensor, Tensor]:
         rows = replace(
@@ -125,6 +133,7 @@ def attend(
     tensors: tuple[Tensor, Tensor, Tensor],
     tables: list[int],
     page_size: int,
+    window: int | None = None,
 ) -> Tensor:
     """Attention of spans whose page tables are rows `tables` of one made for all."""
     q, keys, values = tensors
@@ -137,26 +146,26 @@ def attend(
         page_table=whole.page_table[tables].contiguous(),
     )
     with kernels.use("cpu", "attention"):
-        return attention(q, keys, values, spans, 0.2)
+        return attention(q, keys, values, spans, 0.2, window)
 
 
 @each_fast_dtype
-@pytest.mark.parametrize(
-    ("n_heads", "n_kv", "d_head", "page_size"), [(4, 2, 64, 16), (3, 3, 40, 8), (5, 1, 16, 64)]
-)
+@pytest.mark.parametrize("shape", [(4, 2, 64, 16), (3, 3, 40, 8), (5, 1, 16, 64)], ids=str)
+@pytest.mark.parametrize("window", [None, 1, 37, 64, 100])
 def test_attention(
-    n_heads: int, n_kv: int, d_head: int, page_size: int, dtype: torch.dtype, n_threads: int
+    shape: tuple[int, int, int, int], window: int | None, dtype: torch.dtype, n_threads: int
 ) -> None:
+    n_heads, n_kv, d_head, page_size = shape
     n_pages = make_spans([1, 1, 1], [199, 299, 90], page_size).n_pages
     keys, values = (random(n_pages, n_kv, page_size, d_head, dtype=dtype, seed=seed) for seed in (1, 2))
     q = random(200, n_heads, d_head, dtype=dtype)
 
     def run(lengths: list[int], past: list[int], first: int, tables: list[int]) -> Tensor:
         rows = q[first : first + sum(lengths)]
-        return attend(lengths, past, (rows, keys, values), tables, page_size)
+        return attend(lengths, past, (rows, keys, values), tables, page_size, window)
 
     whole = run([200], [0], 0, [0])  # a whole prompt at once
-    bits_across_threads(n_threads, f"attention {n_heads} {n_kv} {d_head} {dtype}", whole)
+    bits_across_threads(n_threads, f"attention {shape} {window} {dtype}", whole)
     for width in WIDTHS:
         for first in (0, 61, 200 - width):
             assert torch.equal(run([width], [first], first, [0]), whole[first : first + width]), (
@@ -170,9 +179,10 @@ def test_attention(
 
 
 @each_fast_dtype
-def test_many_rows_are_spread_over_threads(dtype: torch.dtype, n_threads: int) -> None:
+@pytest.mark.parametrize("window", [None, 50])
+def test_many_rows_are_spread_over_threads(dtype: torch.dtype, n_threads: int, window: int | None) -> None:
     spans = make_spans([150, 3, 70], [40, 260, 0], 16)
     keys, values = (random(spans.n_pages, 4, 16, 64, dtype=dtype, seed=seed) for seed in (1, 2))
     with kernels.use("cpu", "attention"):
-        got = attention(random(223, 8, 64, dtype=dtype), keys, values, spans, 0.1)
-    bits_across_threads(n_threads, f"many rows {dtype}", got)
+        got = attention(random(223, 8, 64, dtype=dtype), keys, values, spans, 0.1, window)
+    bits_across_threads(n_threads, f"many rows {window} {dtype}", got)

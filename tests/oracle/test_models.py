@@ -18,15 +18,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import kernels
-from engine.batch import Batch, Span
-from engine.cache.kv import KVStore
+from engine.batch import Span
+from engine.cache.cache import Cache
+from engine.cache.store import Sizes, Store
 from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from engine.models.network import Network
 from engine.models.registry import load_network
 from tests.checkpoints import noised_copy, tiny_checkpoint
 
 CPU = torch.device("cpu")
-N_CTX, PAGE, N_PAGES = 256, 16, 80
+N_CTX, PAGE, N_PAGES, N_SLOTS = 256, 16, 80, 5
 N_PROMPT = 100  # past the original context of 64 of the scaled rotary embeddings
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -83,20 +84,25 @@ def theirs(folder: Path) -> Any:
 
 
 class Runner:
-    """A network with a store and page tables of shuffled pages; feeds texts in any cut."""
+    """A network with a cache; feeds texts in any cut."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.store = KVStore(network.kv_layers, N_PAGES, PAGE, network.dtype, CPU)
-        pages = list(range(N_PAGES))
-        random.Random(0).shuffle(pages)
-        self.tables = [pages[i : i + N_CTX // PAGE] for i in range(0, N_PAGES, N_CTX // PAGE)]
+        sizes = Sizes(n_slots=N_SLOTS, n_pages=N_PAGES, page_size=PAGE, n_parked=64)
+        store = Store(network.needs, sizes, network.dtype, CPU)
+        self.cache = Cache({"target": store}, N_SLOTS, N_PAGES, PAGE)
 
-    def feed(self, *spans: Span) -> Tensor:
-        """Logits of one pass, [n_logits, vocab]."""
-        batch = Batch.build(spans, [self.tables[span.slot] for span in spans], PAGE, CPU)
+    def feed(self, *spans: Span, n_kept: Sequence[int] = ()) -> Tensor:
+        """Logits of one pass, [n_logits, vocab]. Of each span its certain tokens are kept, and n_kept[i] drafts."""
+        for span in spans:
+            end = span.n_past + len(span.token_ids)
+            assert self.cache.reserve(span.slot, "target", span.n_past, end, span.n_drafts)
         with torch.inference_mode():
-            return self.network.forward(batch, self.store)
+            logits = self.network.forward(self.cache.batch("target", spans), self.cache.stores["target"])
+        for span, n_drafts in zip(spans, n_kept or [0] * len(spans), strict=True):
+            end = span.n_past + len(span.token_ids)
+            self.cache.commit(span.slot, "target", end - span.n_drafts + n_drafts)
+        return logits
 
     def feed_chunks(self, slot: int, token_ids: Sequence[int], sizes: Sequence[int]) -> Tensor:
         """Logits of all rows of one text fed in chunks, [n_tokens, vocab]."""
@@ -228,8 +234,8 @@ def test_what_a_network_says_about_itself(oracle: Callable[[str], Oracle]) -> No
     network, model = loaded(folder), theirs(folder)
     assert network.n_params == sum(one.numel() for one in model.parameters())
     assert network.weight_bytes == 4 * network.n_params
-    assert len(network.kv_layers) == 4
-    assert (network.kv_layers[0].n_kv_heads, network.kv_layers[0].d_head) == (2, 32)
+    assert len(network.needs) == 4
+    assert (network.needs[0].n_kv_heads, network.needs[0].d_head) == (2, 32)
     assert (network.n_ctx, network.dtype, network.device) == (N_CTX, torch.float32, CPU)
 
 

@@ -35,7 +35,7 @@ def test_taps_are_transformers_hidden_states(folder_of: Folders, family: str) ->
     target = load_network(folder, torch.float32, CPU, N_CTX, VOCAB)
     texts = {0: text(1), 1: text(2)}
     expected = {slot: their_streams(folder, ids) for slot, ids in texts.items()}
-    every, pages = range(8), Pages(target.kv_layers)
+    every, pages = range(8), Pages(target.needs)
     n_past = {0: 0, 1: 0}
     for sizes in [(40, 9), (1, 1), (3, 40), (17, 2), (10, 19)]:
         spans = [
@@ -67,7 +67,7 @@ def their_streams(folder: Path, ids: Sequence[int]) -> list[Tensor]:
 def test_asking_for_streams_changes_no_logit(folder_of: Folders, ids: tuple[int, ...]) -> None:
     target = load_network(folder_of("qwen3"), torch.float32, CPU, N_CTX, VOCAB)
     for n_logits in (0, 1, 9, 20):
-        plain, tapped, taps = Pages(target.kv_layers), Pages(target.kv_layers), Taps(ids)
+        plain, tapped, taps = Pages(target.needs), Pages(target.needs), Taps(ids)
         span = Span(0, text(3, 20), 0, 0, n_logits)
         expected = target.forward(plain.batch(span), plain.store)
         assert torch.equal(target.forward(tapped.batch(span), tapped.store, taps), expected)
@@ -83,7 +83,7 @@ def test_streams_do_not_depend_on_the_width_of_the_pass(folder_of: Folders) -> N
         target = load_network(folder_of("qwen3"), dtype, CPU, N_CTX, VOCAB)
         ids, every = text(4, 40), range(8)
         whole = streams_of(target, ids, every)
-        pages, n_past = Pages(target.kv_layers, dtype), 0
+        pages, n_past = Pages(target.needs, dtype), 0
         for size in (1, 2, 16, 5, 1, 15):
             taps, others = Taps(every), Span(1, ids[: size % 4 + 1], 0, 0, 1)
             target.forward(

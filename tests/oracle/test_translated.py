@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.batch import Batch, Span
-from engine.cache.kv import KVStore
+from engine.cache.store import Sizes, Store
 from engine.errors import DraftMismatch
 from engine.models.registry import load_network
 from engine.models.translated import shared_tokens, translate
@@ -67,11 +67,10 @@ def test_logits_are_those_of_the_same_tokens(tmp_path: Path) -> None:
     network = translate(shuffled, by_id(ours), by_id(theirs), ours.vocab_size)
     known = sorted(shared_tokens(by_id(ours), by_id(theirs)))
     assert len(known) == ours.vocab_size - N_GONE
+    sizes = Sizes(n_slots=1, n_pages=1, page_size=64)
     batch = Batch.build([Span(0, known[100:140], 0, 0, 3)], [[0]], 64, CPU)
     with torch.inference_mode():
-        logits = [
-            one.forward(batch, KVStore(one.kv_layers, 1, 64, torch.float32, CPU)) for one in (plain, network)
-        ]
+        logits = [one.forward(batch, Store(one.needs, sizes, torch.float32, CPU)) for one in (plain, network)]
     assert torch.equal(logits[0][:, known], logits[1][:, known])
     unknown = sorted(set(range(ours.vocab_size)) - set(known))
     assert torch.isinf(logits[1][:, unknown]).all()

@@ -10,15 +10,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.cache.cache import Cache
-from engine.cache.kv import FullKV, KVStore
+from engine.cache.kv import FullKV
 from engine.cache.pages import PagePool, prefix_keys
+from engine.cache.store import Sizes, Store
 
 SIZE = 4
 
 
 def make_cache(n_slots: int = 3, n_pages: int = 8) -> Cache:
-    def store() -> KVStore:
-        return KVStore([FullKV(1, 2)], n_pages, SIZE, torch.float32, torch.device("cpu"))
+    def store() -> Store:
+        return Store(
+            [FullKV(1, 2)],
+            Sizes(n_slots=3, n_pages=n_pages, page_size=SIZE),
+            torch.float32,
+            torch.device("cpu"),
+        )
 
     return Cache({"target": store(), "draft": store()}, n_slots, n_pages, SIZE)
 
@@ -31,7 +37,7 @@ def run(cache: Cache, slot: int, tokens: list[int], salt: str = "", *, draft: bo
     if draft:
         assert cache.reserve(slot, "draft", cache.length(slot, "draft"), len(tokens))
         cache.commit(slot, "draft", len(tokens))
-    cache.publish(slot, tokens)
+    cache.publish(slot, tokens, len(tokens))
     return n_past
 
 
@@ -62,7 +68,7 @@ def test_a_shared_page_is_copied_before_it_is_written() -> None:
     cache = make_cache()
     tokens = list(range(9))
     run(cache, 0, tokens, draft=False)
-    keys = cache.stores["target"].keys[0]
+    keys = cache.stores["target"].layers[0].keys
     keys[cache.table(0)[0]] = 7.0
     assert cache.begin(1, tokens, "") == 8
     assert cache.length(1, "draft") == 0  # the pages were made without the draft network
@@ -134,11 +140,11 @@ class Lives(RuleBasedStateMachine):
         """Write each position's (token) into the target's rows, as a pass would."""
         if not self.cache.reserve(slot, "target", start, end):
             return False
-        keys = self.cache.stores["target"].keys[0]
+        keys = self.cache.stores["target"].layers[0].keys
         for position in range(start, end):
             keys[self.cache.table(slot)[position // SIZE], 0, position % SIZE] = self.tokens[slot][position]
         self.cache.commit(slot, "target", end)
-        self.cache.publish(slot, self.tokens[slot])
+        self.cache.publish(slot, self.tokens[slot], len(self.tokens[slot]))
         return True
 
     @rule(slot=st.integers(0, 2), tokens=st.lists(st.integers(1, 2), min_size=1, max_size=14))
@@ -163,7 +169,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def rows_are_those_of_the_tokens(self) -> None:
-        keys = self.cache.stores["target"].keys[0]
+        keys = self.cache.stores["target"].layers[0].keys
         for slot, tokens in self.tokens.items():
             table = self.cache.table(slot)
             rows = [

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.api import Delta, Done
 from engine.batch import Batch
 from engine.cache.cache import Cache
-from engine.cache.kv import KVStore
+from engine.cache.store import Store
 from engine.slot import Slot
 from engine.speculate.draft_block import DraftBlock
 from engine.speculate.drafter import Drafter
@@ -42,13 +42,13 @@ class ToyBlock:
     def n_drafts(self) -> int:
         return self.block_size - (not self.from_anchor)
 
-    def inject(self, batch: Batch, features: Sequence[Tensor], store: KVStore) -> None:
-        cells = store.keys[0][:, 0, :, 0]  # [n_pages, page_size]
+    def inject(self, batch: Batch, features: Sequence[Tensor], store: Store) -> None:
+        cells = store.layers[0].keys[:, 0, :, 0]  # [n_pages, page_size]
         cells[batch.row_pages, batch.row_offsets] = features[0][:, 0]
 
-    def run(self, batch: Batch, store: KVStore) -> tuple[Tensor, Tensor]:
+    def run(self, batch: Batch, store: Store) -> tuple[Tensor, Tensor]:
         self.n_passes += 1
-        cells = store.keys[0][:, 0, :, 0]
+        cells = store.layers[0].keys[:, 0, :, 0]
         size, rows = cells.shape[1], []
         for i, span in enumerate(batch.spans):
             assert list(span.token_ids[1:]) == [MASK] * (len(span.token_ids) - 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.api import Delta, Done
 from engine.batch import Batch
 from engine.cache.cache import Cache
-from engine.cache.kv import KVStore
+from engine.cache.store import Store
 from engine.speculate.draft_hidden import DraftHidden
 from engine.speculate.drafter import Drafter
 from tests.unit.toy import CPU, ToyNetwork, toy_engine, toy_slot
@@ -44,11 +44,14 @@ class ToyHead:
         self.n_logits += len(said)
         return said.clone()
 
-    def run(self, batch: Batch, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+    def run(self, batch: Batch, hidden: Tensor, store: Store) -> tuple[Tensor, Tensor]:
         """What it says is its logits already."""
         self.n_rows += len(batch.token_ids)
         self.widths.append(len(batch.token_ids))
-        cells, firsts = store.keys[0][:, 0, :, 0], store.values[0][:, 0, :, 0]  # [n_pages, page_size] each
+        cells, firsts = (
+            store.layers[0].keys[:, 0, :, 0],
+            store.layers[0].values[:, 0, :, 0],
+        )  # [n_pages, page_size] each
         size = cells.shape[1]
         cells[batch.row_pages, batch.row_offsets] = batch.token_ids.float()
         logits = []

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.api import Delta, Done, Event, Failed
 from engine.batch import Batch
+from engine.cache.store import Store
 from engine.errors import StepFailed
 from engine.slot import Slot
 from engine.speculate.draft_model import DraftModel
@@ -259,6 +260,20 @@ def test_warm_up_leaves_no_trace() -> None:
     toy = toy_engine(batch_size=16)
     toy.engine.warm_up(n_repeats=1)
     assert toy.engine.stats().n_pages_free == 64
+
+
+def test_warm_up_measures_rows_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal rows would ask for the same experts, and a pass of a mixture of experts would look too cheap."""
+    widths: list[int] = []
+
+    def forward(self: ToyNetwork, batch: Batch, store: Store) -> Tensor:
+        assert len(set(batch.token_ids.tolist())) == min(len(batch.token_ids), self.vocab_size)
+        widths.append(len(batch.token_ids))
+        return torch.zeros(1)
+
+    monkeypatch.setattr(ToyNetwork, "forward", forward)
+    toy_engine(batch_size=16).engine.warm_up(n_repeats=1)
+    assert sorted(set(widths)) == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize("n_pages", [64, 11])  # with 11, slots are preempted too

@@ -15,7 +15,8 @@ from torch import Tensor
 from engine.api import Request, Sampling
 from engine.batch import Batch
 from engine.cache.cache import Cache
-from engine.cache.kv import FullKV, KVStore
+from engine.cache.kv import FullKV
+from engine.cache.store import Sizes, Store
 from engine.core.engine import Capacity, Engine
 from engine.layers.decoder import Taps
 from engine.sample.params import resolve_sampling
@@ -61,14 +62,14 @@ class ToyNetwork:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     vocab_size: int = VOCAB
-    kv_layers: list[FullKV] = field(default_factory=lambda: [FullKV(1, 1)])
+    needs: list[FullKV] = field(default_factory=lambda: [FullKV(1, 1)])
 
-    def forward(self, batch: Batch, store: KVStore, taps: Taps | None = None) -> Tensor:
+    def forward(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """[n_logits, VOCAB] float32. The only stream, tap 0, is the tokens themselves: [n_tokens, 1] float32."""
         self.n_passes += 1
         if taps is not None:
             taps.put(0, batch.token_ids.float()[:, None])
-        cells = store.keys[0][:, 0, :, 0]  # [n_pages, page_size]
+        cells = store.layers[0].keys[:, 0, :, 0]  # [n_pages, page_size]
         cells[batch.row_pages, batch.row_offsets] = batch.token_ids.float()
         size = cells.shape[1]
         rows = []
@@ -109,7 +110,8 @@ def toy_engine(
     """A toy engine with 4-token pages; `eos` past the vocabulary never ends a text."""
     select(CPU, torch.float32)
     target = ToyNetwork()
-    stores = {name: KVStore([FullKV(1, 1)], n_pages, 4, torch.float32, CPU) for name in ("target", "draft")}
+    sizes = Sizes(n_slots=n_slots, n_pages=n_pages, page_size=4)
+    stores = {name: Store([FullKV(1, 1)], sizes, torch.float32, CPU) for name in ("target", "draft")}
     cache = Cache(stores, n_slots, n_pages, 4)
     capacity = Capacity(n_slots=n_slots, n_ctx=256, batch_size=batch_size, eos_ids=frozenset({eos}))
     chain = Chain(make_drafters(cache), Lengths(adaptive=adaptive))

@@ -1,0 +1,88 @@
+"""State of a recurrent layer: per slot a matrix per head and the last inputs of its convolution; parked rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.batch import RecurrentRows
+from engine.cache.store import Sizes
+from kernels.gated_delta.op import DeltaState, settle
+from kernels.short_conv.op import ConvState, settle_window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrent:
+    """What a gated-delta layer needs from the cache, as data."""
+
+    n_key_heads: int
+    n_value_heads: int
+    d_key: int
+    d_value: int
+    conv_width: int
+
+    @property
+    def is_recurrent(self) -> bool:
+        return True
+
+    @property
+    def n_channels(self) -> int:
+        """Channels of the convolution: all queries, all keys, all values."""
+        return 2 * self.n_key_heads * self.d_key + self.n_value_heads * self.d_value
+
+    def token_bytes(self, dtype: torch.dtype) -> int:
+        return 0
+
+    def slot_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of a slot's state, which is float32, and of its window."""
+        state = self.n_value_heads * self.d_key * self.d_value * torch.float32.itemsize
+        return state + (self.conv_width - 1) * self.n_channels * dtype.itemsize
+
+    def parked_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one row's record: key, correction and decay in float32, and its convolution input."""
+        record = self.n_key_heads * self.d_key + self.n_value_heads * (self.d_value + 1)
+        return record * torch.float32.itemsize + self.n_channels * dtype.itemsize
+
+    def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> RecurrentLayer:
+        wide = torch.promote_types(dtype, torch.float32)
+        heads, n_parked = self.n_value_heads, sizes.n_parked
+
+        def zeros(*shape: int, dtype: torch.dtype = wide) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return RecurrentLayer(
+            delta=DeltaState(
+                state=zeros(sizes.n_slots, heads, self.d_key, self.d_value),
+                parked_keys=zeros(n_parked, self.n_key_heads, self.d_key),
+                parked_deltas=zeros(n_parked, heads, self.d_value),
+                parked_decays=zeros(n_parked, heads),
+            ),
+            conv=ConvState(
+                window=zeros(sizes.n_slots, self.conv_width - 1, self.n_channels, dtype=dtype),
+                parked=zeros(n_parked, self.n_channels, dtype=dtype),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentLayer:
+    """The memory of one recurrent layer."""
+
+    delta: DeltaState
+    conv: ConvState
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Nothing here belongs to a page."""
+
+    def reset(self, slot: int) -> None:
+        for view in self.of_slot(slot):
+            view.zero_()
+
+    def settle(self, rows: RecurrentRows) -> None:
+        settle(self.delta, rows)
+        settle_window(self.conv, rows)
+
+    def of_slot(self, slot: int) -> list[Tensor]:
+        return [self.delta.state[slot], self.conv.window[slot]]

@@ -1,0 +1,108 @@
+"""The device memory of one network: per layer what it asked for, behind one set of verbs.
+
+A layer says what it needs as data; the store makes it. Rows of keys and values are addressed by page, recurrent
+state by slot with a pool of parked rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.batch import RecurrentRows
+from engine.cache.parking import Parking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much of everything a store holds."""
+
+    n_slots: int
+    n_pages: int
+    page_size: int
+    n_parked: int = 0  # rows of drafts that recurrent layers can keep in all; no layer needs them if 0
+
+
+class LayerState(Protocol):
+    """One layer's share of a store."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the rows of one page onto another."""
+
+    def reset(self, slot: int) -> None:
+        """Back to the state before any token."""
+
+    def settle(self, rows: RecurrentRows) -> None:
+        """Fold parked rows into the state, with no row of a pass behind them."""
+
+    def of_slot(self, slot: int) -> list[Tensor]:
+        """Views of all that is the slot's own and no page's."""
+
+
+class Need(Protocol):
+    """What a layer needs from the cache, as data."""
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the layer keeps a state that cannot be cut back."""
+
+    def token_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes that one more token of a sequence takes."""
+
+    def slot_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes that a slot takes however long its sequence is."""
+
+    def parked_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one parked row."""
+
+    def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> LayerState:
+        """The memory, zeroed."""
+
+
+class Store:
+    """All layers of one network. `layers[k]` is what layer k is handed in a pass."""
+
+    def __init__(self, needs: Sequence[Need], sizes: Sizes, dtype: torch.dtype, device: torch.device) -> None:
+        # What each layer's own need allocated: the layer knows its kind, nobody else asks.
+        self.layers: list[Any] = [need.allocate(sizes, dtype, device) for need in needs]
+        self.device = device
+        self.token_bytes = sum(need.token_bytes(dtype) for need in needs)
+        self.slot_bytes = sum(need.slot_bytes(dtype) for need in needs)
+        # Which parked row belongs to whom; None for a network without recurrent layers.
+        self.parking: Parking | None = None
+        if any(need.is_recurrent for need in needs):
+            self.parking = Parking(sizes.n_slots, sizes.n_parked)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy all layers' rows of one page onto another, for copy-on-write of a shared page."""
+        for layer in self.layers:
+            layer.copy_page(source, target)
+
+    def reset(self, slot: int) -> None:
+        """The slot starts from nothing: recurrent states are zero, nothing is parked."""
+        if self.parking is not None:
+            self.parking.reset(slot, 0)
+            for layer in self.layers:
+                layer.reset(slot)
+
+    def settle(self, slot: int, length: int) -> None:
+        """Bring the recurrent states to `length` tokens, which lies between where they are and what is parked."""
+        if self.parking is not None and (rows := self.parking.settle(slot, length, self.device)) is not None:
+            for layer in self.layers:
+                layer.settle(rows)
+
+    def snapshot(self, slot: int) -> list[Tensor]:
+        """A copy in host memory of the slot's recurrent states as they stand."""
+        return [view.to("cpu", copy=True) for layer in self.layers for view in layer.of_slot(slot)]
+
+    def restore(self, slot: int, states: Sequence[Tensor], length: int) -> None:
+        """The opposite of `snapshot`, taken at `length` tokens."""
+        assert self.parking is not None
+        self.parking.reset(slot, length)
+        views = [view for layer in self.layers for view in layer.of_slot(slot)]
+        for view, state in zip(views, states, strict=True):
+            view.copy_(state)

@@ -1,0 +1,114 @@
+"""The feed-forward block of a mixture of experts: a router, the few experts it names for a row, a shared expert.
+
+Each row costs the experts it asks for, so in a pass of few rows every further one reads more weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engine.layers.mlp import GatedMLP, MLPSpec
+from engine.weights import Weights
+from kernels.gated.op import sigmoid_mul
+from kernels.matmul.op import Packed, linear, pack
+from kernels.moe.op import PackedExperts, Routing, experts, pack_experts, route
+
+# What a checkpoint calls the matrices of one expert: gate, up, down.
+PLAIN = ("gate_proj", "up_proj", "down_proj")
+MIXTRAL = ("w1", "w3", "w2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSpec:
+    """An expert that every row sees."""
+
+    name: str  # of its tensors, below the block's
+    d_ffn: int
+    gated: bool = False  # its output is multiplied by the sigmoid of one more product of the row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoESpec:
+    """What distinguishes one mixture of experts from another."""
+
+    d_model: int
+    d_ffn: int  # of one expert
+    n_experts: int
+    routing: Routing
+    biased: bool = False  # the checkpoint has a bias for the choice, `gate.e_score_correction_bias`
+    wide_router: bool = False  # the router multiplies in float32 whatever the dtype of the rest
+    shared: SharedSpec | None = None
+
+    def load(self, weights: Weights, name: str) -> MoE:
+        """The layer whose tensors start with `name`.
+
+        With a wide router, `kernels.select` must have run for float32 too. Raises `LoadError` naming a tensor
+        of another shape.
+        """
+        dtype = torch.promote_types(weights.dtype, torch.float32) if self.wide_router else weights.dtype
+        routing = self.routing
+        if self.biased:
+            correction = f"{name}.gate.e_score_correction_bias"
+            routing = replace(
+                routing, bias=weights.take(correction, [self.n_experts], torch.float32)
+            )  # [n_experts]
+        shared, shared_gate = None, None
+        if self.shared is not None:
+            spec = MLPSpec(self.d_model, self.shared.d_ffn)
+            shared = spec.load(weights, f"{name}.{self.shared.name}")
+            if self.shared.gated:
+                shared_gate = pack(weights.take(f"{name}.{self.shared.name}_gate.weight", [1, self.d_model]))
+        return MoE(
+            spec=self,
+            router=pack(weights.take(f"{name}.gate.weight", [self.n_experts, self.d_model], dtype)),
+            router_dtype=dtype,
+            routing=routing,
+            experts=load_experts(weights, f"{name}.experts", self),
+            shared=shared,
+            shared_gate=shared_gate,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoE:
+    """One mixture of experts."""
+
+    spec: MoESpec
+    router: Packed  # [n_experts, d_model]
+    router_dtype: torch.dtype
+    routing: Routing
+    experts: PackedExperts
+    shared: GatedMLP | None
+    shared_gate: Packed | None  # [1, d_model]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [n_rows, d_model]. Returns the same shape."""
+        logits = linear(x.to(self.router_dtype), self.router)  # [n_rows, n_experts]
+        said = experts(x, route(logits, self.routing), self.experts)  # [n_rows, d_model]
+        if self.shared is None:
+            return said
+        shared = self.shared(x)  # [n_rows, d_model]
+        if self.shared_gate is not None:
+            shared = sigmoid_mul(shared, linear(x, self.shared_gate))
+        return said + shared
+
+
+def load_experts(weights: Weights, name: str, spec: MoESpec) -> PackedExperts:
+    """The experts whose tensors start with `name`: all in two tensors, or three matrices each."""
+    n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
+    if f"{name}.gate_up_proj" in weights:
+        return pack_experts(
+            weights.take(f"{name}.gate_up_proj", [n, 2 * d_ffn, d_model]),
+            weights.take(f"{name}.down_proj", [n, d_model, d_ffn]),
+        )
+    gate, up, down = MIXTRAL if f"{name}.0.{MIXTRAL[0]}.weight" in weights else PLAIN
+    gate_ups = torch.empty((n, 2 * d_ffn, d_model), dtype=weights.dtype, device=weights.device)
+    downs = torch.empty((n, d_model, d_ffn), dtype=weights.dtype, device=weights.device)
+    for i in range(n):
+        gate_ups[i, :d_ffn] = weights.take(f"{name}.{i}.{gate}.weight", [d_ffn, d_model])
+        gate_ups[i, d_ffn:] = weights.take(f"{name}.{i}.{up}.weight", [d_ffn, d_model])
+        downs[i] = weights.take(f"{name}.{i}.{down}.weight", [d_model, d_ffn])
+    return pack_experts(gate_ups, downs)

@@ -1,0 +1,1 @@
+"""Gates: activations that multiply another tensor element by element."""

@@ -1,0 +1,34 @@
+"""Gates: the activation between the two linear layers of a feed-forward block, and the sigmoid gate of an output."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.dispatch import op
+
+
+@op("cpu", "reference")
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up in float32, rounded once.
+
+    gate_up: [n_rows, 2 * d_inner], gate first. Returns [n_rows, d_inner], the same dtype.
+    """
+    raise NotImplementedError
+
+
+@op("cpu", "reference")
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up in float32, rounded once; gelu in its tanh form (`gelu_pytorch_tanh`, Gemma).
+
+    gate_up: [n_rows, 2 * d_inner], gate first. Returns [n_rows, d_inner], the same dtype.
+    """
+    raise NotImplementedError
+
+
+@op("cpu", "reference")
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """x * sigmoid(gate) in float32, rounded once: the output gate of attention, the gate of a shared expert.
+
+    x: [n_rows, d]. gate: [n_rows, d], or [n_rows, 1] for one gate a row; x's dtype. Returns [n_rows, d].
+    """
+    raise NotImplementedError

@@ -1,0 +1,143 @@
+"""The gated delta rule on CPU: token by token, in compiled code.
+
+An item of work is one span and one key head with its value heads. Nothing in a state or a row depends on what else
+is in the pass: every column of a state is a chain of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels import threads
+from kernels.compiled import (
+    bfloat_pointer,
+    fetch_add,
+    float_pointer,
+    inlined,
+    int_pointer,
+    long_kernel,
+    long_pointer,
+    shifted,
+)
+from kernels.gated_delta import reference, walk
+from kernels.gated_delta.spans import RecurrentSpans
+from kernels.gated_delta.state import DeltaGate, DeltaState
+
+SERIAL_BELOW = 500_000  # elements of states times updates; less is not worth waking another thread for
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    return None if dtype in _BODIES else "float32 and bfloat16 only"
+
+
+def gated_delta(
+    mixed: Tensor,
+    raw_decay: Tensor,
+    raw_beta: Tensor,
+    gate: DeltaGate,
+    state: DeltaState,
+    spans: RecurrentSpans,
+) -> Tensor:
+    n_value_heads, d_value = state.parked_deltas.shape[1:]
+    out = torch.empty((mixed.shape[0], n_value_heads, d_value), dtype=mixed.dtype)
+    raw_decay, raw_beta = (x.to(torch.float32).contiguous() for x in (raw_decay, raw_beta))  # exact
+    if not raw_decay.shape[1:] == gate.dt_bias.shape == state.parked_decays.shape[1:]:
+        raise ValueError("raw_decay, dt_bias and parked_decays disagree on what decays by itself")
+    rows = mixed.contiguous(), raw_decay, raw_beta, out, gate.a_log, gate.dt_bias
+    _start(rows, state, spans, mixed.dtype)
+    return out
+
+
+def settle_states(states: Tensor, state: DeltaState, spans: RecurrentSpans) -> None:
+    if states.dtype == torch.float32:
+        _start((states,) * 6, state, spans, torch.float32)  # without rows the first six are not read
+    else:
+        reference.settle_states(states, state, spans)  # the same operations
+
+
+def _start(rows: tuple[Tensor, ...], state: DeltaState, spans: RecurrentSpans, dtype: torch.dtype) -> None:
+    """Check what is taken by its address, and run."""
+    states = state.state, state.parked_keys, state.parked_deltas, state.parked_decays
+    batch = (
+        spans.span_starts,
+        spans.slot_ids,
+        spans.history_starts,
+        spans.history_rows,
+        spans.n_settled,
+        spans.park_rows,
+    )
+    if not all(x.dtype == torch.float32 and x.is_contiguous() for x in (*states, *rows[4:])):
+        raise ValueError("states, records and the gate's weights are contiguous float32")
+    if not all(x.dtype == torch.int32 and x.is_contiguous() for x in batch):
+        raise ValueError("the parts of spans are contiguous int32")
+    n_key_heads, d_key = state.parked_keys.shape[1:]
+    n_value_heads, d_value = state.parked_deltas.shape[1:]
+    _run(
+        tuple(x.data_ptr() for x in (*rows, *states)),
+        tuple(x.data_ptr() for x in batch),
+        (
+            spans.slot_ids.shape[0],
+            n_key_heads,
+            n_value_heads,
+            d_key,
+            d_value,
+            int(state.parked_decays.dim() == 3),
+        ),
+        _task(dtype),
+        threads.available(),
+    )
+
+
+@long_kernel
+def _run(tensors: Any, batch: Any, shape: Any, task: int, n_threads: int) -> None:
+    """Count the work and start the threads. tensors, batch, shape: the arguments up to PER_KEY, in that order."""
+    memory = np.empty(walk.N_ARGUMENTS, np.int64)
+    memory[:10], memory[10:16], memory[16:22] = tensors, batch, shape
+    a = long_pointer(memory.ctypes.data)
+    n_spans = shape[0]
+    n_updates = (
+        int_pointer(a[walk.STARTS])[n_spans]
+        - int_pointer(a[walk.STARTS])[0]
+        + int_pointer(a[walk.HISTORY_STARTS])[n_spans]
+        - int_pointer(a[walk.HISTORY_STARTS])[0]
+    )
+    if n_updates * a[walk.N_VALUE_HEADS] * a[walk.D_KEY] * a[walk.D_VALUE] < SERIAL_BELOW:
+        n_threads = 1
+    a[walk.N_ITEMS], a[walk.NEXT] = n_spans * a[walk.N_KEY_HEADS], 0
+    threads.run(task, memory.ctypes.data, min(n_threads, a[walk.N_ITEMS]))
+    memory[0] = 0  # keeps the memory alive until here
+
+
+@inlined
+def _take_items(a: Any, rows: Any) -> None:
+    """Do items until none is left. rows: (mixed, out), typed."""
+    floats, memory = walk.scratch(a[walk.D_KEY], a[walk.D_VALUE])
+    item = fetch_add(shifted(a, walk.NEXT), 1)
+    while item < a[walk.N_ITEMS]:
+        walk.walk_item(a, item // a[walk.N_KEY_HEADS], item % a[walk.N_KEY_HEADS], rows, memory)
+        item = fetch_add(shifted(a, walk.NEXT), 1)
+    floats[0] = 0  # keeps the memory alive until here
+
+
+def _float_items(address: int) -> None:
+    a = long_pointer(address)
+    _take_items(a, (float_pointer(a[walk.MIXED]), float_pointer(a[walk.OUT])))
+
+
+def _bfloat_items(address: int) -> None:
+    a = long_pointer(address)
+    _take_items(a, (bfloat_pointer(a[walk.MIXED]), bfloat_pointer(a[walk.OUT])))
+
+
+_BODIES = {torch.float32: _float_items, torch.bfloat16: _bfloat_items}
+
+
+@functools.cache
+def _task(dtype: torch.dtype) -> int:
+    """Address of the compiled task for this dtype."""
+    return threads.compile_task(_BODIES[dtype])

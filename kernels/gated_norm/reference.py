@@ -1,0 +1,18 @@
+"""Definition of `gated_norm` in plain torch: float32 inside, float64 for float64."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    return None
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    normed = x.to(wide) * torch.rsqrt(x.to(wide).square().mean(-1, keepdim=True) + eps)
+    opened = F.silu(gate.to(wide)) if activation == "silu" else torch.sigmoid(gate.to(wide))
+    return ((normed * weight.to(wide)).flatten(1) * opened).to(gate.dtype)

@@ -1,0 +1,1 @@
+"""Mixture of experts: which experts a row goes to, and their gated feed-forward blocks."""

@@ -1,0 +1,57 @@
+"""Experts on CPUs without AVX-512: one product after the other, each of the rows that ask for its expert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.gated.op import silu_mul
+from kernels.matmul.op import Packed, linear, pack
+from kernels.moe.choice import route as route
+from kernels.moe.group import add_up, group
+from kernels.moe.types import PackedExperts, Routed
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertList:
+    """Two packed matrices an expert."""
+
+    gate_up: Sequence[Packed]
+    down: Sequence[Packed]
+
+    @property
+    def n_experts(self) -> int:
+        return len(self.down)
+
+    @property
+    def d_model(self) -> int:
+        return self.down[0].out_features
+
+    @property
+    def d_inner(self) -> int:
+        return self.down[0].in_features
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    return None if dtype in (torch.float32, torch.bfloat16) else "float32 and bfloat16 only"
+
+
+def pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts:
+    return ExpertList([pack(one) for one in gate_up], [pack(one) for one in down])
+
+
+def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
+    if not isinstance(packed, ExpertList):
+        raise TypeError(f"cpu experts got {type(packed).__name__}; pack them with cpu too")
+    groups = group(routed.expert_ids, packed.n_experts)
+    gathered = x.index_select(0, groups.rows)  # [n_pairs, d_model]
+    said = torch.empty(gathered.shape)  # [n_pairs, d_model] float32
+    starts = groups.starts.tolist()
+    for i, expert in enumerate(groups.expert_ids.tolist()):
+        rows = slice(starts[i], starts[i + 1])
+        inner = silu_mul(linear(gathered[rows], packed.gate_up[expert]))  # [n, d_inner]
+        said[rows] = linear(inner, packed.down[expert], torch.float32)  # [n, d_model]
+    return add_up(said, groups, routed.weights, x.dtype)

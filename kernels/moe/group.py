@@ -1,0 +1,101 @@
+"""Rows put together by expert, so that each expert is read once, and what the experts say added up by row."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.compiled import bfloat_pointer, float_pointer, inlined, int_pointer, kernel, shifted
+from kernels.vector import WIDTH, add, load_part, mul, splat, store_part
+
+
+class Groups(NamedTuple):
+    """Pairs of a row and one of its experts, in order of experts, then of rows."""
+
+    expert_ids: Tensor  # [n_touched] int32: the experts that some row asks for, ascending
+    starts: Tensor  # [n_touched + 1] int32: expert_ids[i] owns pairs starts[i] ...
+    rows: Tensor  # [n_pairs] int32: the row of a pair
+    places: Tensor  # [n_rows, top_k] int32: the pair of a row's expert
+
+
+def group(expert_ids: Tensor, n_experts: int) -> Groups:
+    """expert_ids: [n_rows, top_k] int32, contiguous."""
+    n_pairs = expert_ids.numel()
+    touched, starts = (torch.empty(n_experts + 1, dtype=torch.int32) for _ in range(2))
+    rows, places = torch.empty(n_pairs, dtype=torch.int32), torch.empty_like(expert_ids)
+    addresses = expert_ids, touched, starts, rows, places
+    n_touched = _group(tuple(one.data_ptr() for one in addresses), n_pairs, expert_ids.shape[1], n_experts)
+    return Groups(touched[:n_touched], starts[: n_touched + 1], rows, places)
+
+
+def add_up(said: Tensor, groups: Groups, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Per row the sum of its weights times what its experts said: [n_rows, d_model] of `dtype`.
+
+    said: [n_pairs, d_model] float32. weights: [n_rows, top_k] float32.
+    """
+    (n_rows, top_k), d_model = weights.shape, said.shape[1]
+    out = torch.empty((n_rows, d_model), dtype=dtype)
+    addresses = said.data_ptr(), groups.places.data_ptr(), weights.data_ptr(), out.data_ptr()
+    _SUMS[dtype](addresses, n_rows, top_k, d_model)
+    return out
+
+
+@kernel
+def _group(addresses: Any, n_pairs: int, top_k: int, n_experts: int) -> int:
+    """A counting sort; returns how many experts have rows."""
+    expert_ids, touched, starts = (
+        int_pointer(addresses[0]),
+        int_pointer(addresses[1]),
+        int_pointer(addresses[2]),
+    )
+    rows, places = int_pointer(addresses[3]), int_pointer(addresses[4])
+    next_place = np.zeros(n_experts, np.int32)
+    for pair in range(n_pairs):
+        next_place[expert_ids[pair]] += 1
+    n_touched, start = 0, np.int32(0)
+    for expert in range(n_experts):
+        n_here = next_place[expert]
+        next_place[expert] = start
+        if n_here > 0:
+            touched[n_touched], starts[n_touched] = np.int32(expert), start
+            n_touched += 1
+            start += n_here
+    starts[n_touched] = start
+    for pair in range(n_pairs):
+        expert = expert_ids[pair]
+        place = next_place[expert]
+        next_place[expert] += 1
+        places[pair], rows[place] = place, np.int32(pair // top_k)
+    return n_touched
+
+
+@inlined
+def _sums(said: Any, places: Any, weights: Any, out: Any, shape: Any) -> None:
+    n_rows, top_k, d_model = shape
+    for row in range(n_rows):
+        for i in range(0, d_model, WIDTH):
+            total = splat(np.float32(0))
+            for pair in range(row * top_k, (row + 1) * top_k):
+                part = load_part(shifted(said, places[pair] * d_model), i, d_model - i)
+                total = add(total, mul(splat(weights[pair]), part))
+            store_part(shifted(out, row * d_model), i, total, d_model - i)
+
+
+@kernel
+def _float_sums(addresses: Any, n_rows: int, top_k: int, d_model: int) -> None:
+    said, weights = float_pointer(addresses[0]), float_pointer(addresses[2])
+    shape = n_rows, top_k, d_model
+    _sums(said, int_pointer(addresses[1]), weights, float_pointer(addresses[3]), shape)
+
+
+@kernel
+def _bfloat_sums(addresses: Any, n_rows: int, top_k: int, d_model: int) -> None:
+    said, weights = float_pointer(addresses[0]), float_pointer(addresses[2])
+    shape = n_rows, top_k, d_model
+    _sums(said, int_pointer(addresses[1]), weights, bfloat_pointer(addresses[3]), shape)
+
+
+_SUMS = {torch.float32: _float_sums, torch.bfloat16: _bfloat_sums}

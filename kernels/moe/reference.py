@@ -1,0 +1,88 @@
+"""Definition of `moe` in plain torch: float32 inside, float64 for float64. It waits for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.moe.types import PackedExperts, Routed, Routing
+
+
+@dataclass(frozen=True, slots=True)
+class PlainExperts:
+    """The weights as they are."""
+
+    gate_up: Tensor  # [n_experts, 2 * d_inner, d_model]
+    down: Tensor  # [n_experts, d_model, d_inner]
+
+    @property
+    def n_experts(self) -> int:
+        return self.down.shape[0]
+
+    @property
+    def d_model(self) -> int:
+        return self.down.shape[1]
+
+    @property
+    def d_inner(self) -> int:
+        return self.down.shape[2]
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    return None
+
+
+def route(logits: Tensor, routing: Routing) -> Routed:
+    wide = _wide(logits)  # [n_rows, n_experts]
+    scores = wide.softmax(-1) if routing.scores == "softmax" else wide.sigmoid()  # [n_rows, n_experts]
+    keys = wide if routing.by_logits else scores  # [n_rows, n_experts]
+    if routing.bias is not None:
+        keys = keys + routing.bias
+    if routing.n_groups > 1:
+        keys = _without_lesser_groups(keys, routing)
+    chosen = _largest(keys, routing.top_k).sort(-1).values  # [n_rows, top_k]
+    weights = scores.gather(-1, chosen)  # [n_rows, top_k]
+    if routing.normed:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    weights = (weights * routing.scale).to(logits.dtype).to(wide.dtype)
+    broken = logits.isnan().any(-1, keepdim=True)  # [n_rows, 1]
+    return Routed(chosen.to(torch.int32), weights.masked_fill(broken, float("nan")))
+
+
+def pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts:
+    return PlainExperts(gate_up, down)
+
+
+def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
+    if not isinstance(packed, PlainExperts):
+        raise TypeError(f"reference experts got {type(packed).__name__}; pack them with reference too")
+    total = torch.zeros_like(_wide(x))  # [n_rows, d_model]
+    for expert in sorted(set(routed.expert_ids.flatten().tolist())):
+        rows, places = (routed.expert_ids == expert).nonzero(as_tuple=True)  # [n] each
+        gate, up = _wide(F.linear(x[rows], packed.gate_up[expert])).chunk(2, -1)  # [n, d_inner] each
+        inner = (F.silu(gate) * up).to(x.dtype)  # [n, d_inner]
+        said = _wide(F.linear(inner, packed.down[expert]))  # [n, d_model]
+        total[rows] += said * routed.weights[rows, places, None]
+    return total.to(x.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _largest(keys: Tensor, n: int) -> Tensor:
+    """Ids of the n largest of each row, [n_rows, n]; the lowest among equals."""
+    return keys.sort(dim=-1, descending=True, stable=True).indices[:, :n]
+
+
+def _without_lesser_groups(keys: Tensor, routing: Routing) -> Tensor:
+    """keys [n_rows, n_experts] with -inf in the groups that are not kept."""
+    n_rows, n_experts = keys.shape
+    grouped = keys.view(n_rows, routing.n_groups, n_experts // routing.n_groups)
+    best = grouped.topk(2, -1).values.sum(-1)  # [n_rows, n_groups]
+    kept = torch.zeros_like(best, dtype=torch.bool)  # [n_rows, n_groups]
+    kept.scatter_(-1, _largest(best, routing.n_groups_kept), value=True)
+    return grouped.masked_fill(~kept[..., None], float("-inf")).flatten(-2)

@@ -1,0 +1,1 @@
+"""A short causal depthwise convolution over time, then SiLU."""

@@ -1,1 +1,0 @@
-"""The gated activation of a feed-forward block."""

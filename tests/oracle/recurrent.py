@@ -1,0 +1,175 @@
+"""A recurrent layer's convolution and delta rule, driven pass by pass over sequences of known tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta, settle
+from kernels.short_conv.op import ConvState, settle_window, short_conv
+
+N_SLOTS, N_PARKED, N_TOKENS, WIDTH = 5, 40, 220, 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    n_key_heads: int
+    n_value_heads: int
+    d_key: int
+    d_value: int
+    per_key: bool  # a decay for every key dimension (KDA)
+
+    @property
+    def n_channels(self) -> int:
+        return 2 * self.n_key_heads * self.d_key + self.n_value_heads * self.d_value
+
+
+@dataclass(frozen=True)
+class Span:
+    """What one slot does in a pass. parks: where its last rows leave their records."""
+
+    slot: int
+    tokens: Sequence[int] = ()  # numbers of rows of the table of tokens
+    history: Sequence[int] = ()
+    n_settled: int = 0
+    parks: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A pass as the ops see it."""
+
+    span_starts: Tensor  # [n_spans + 1] int32
+    slot_ids: Tensor  # [n_spans] int32
+    history_starts: Tensor  # [n_spans + 1] int32
+    history_rows: Tensor  # [n_history] int32
+    n_settled: Tensor  # [n_spans] int32
+    park_rows: Tensor  # [n_rows] int32
+
+
+def make_rows(spans: Sequence[Span]) -> Rows:
+    def whole(values: Sequence[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int32)
+
+    parks = [[-1] * (len(one.tokens) - len(one.parks)) + list(one.parks) for one in spans]
+    return Rows(
+        span_starts=whole([0, *itertools.accumulate(len(one.tokens) for one in spans)]),
+        slot_ids=whole([one.slot for one in spans]),
+        history_starts=whole([0, *itertools.accumulate(len(one.history) for one in spans)]),
+        history_rows=whole([row for one in spans for row in one.history]),
+        n_settled=whole([one.n_settled for one in spans]),
+        park_rows=whole([row for each in parks for row in each]),
+    )
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Inputs of the layer for every token that any slot may be fed, and the layer's weights."""
+
+    x: Tensor  # [N_TOKENS, n_channels], a slice of wider rows
+    raw_decay: Tensor  # [N_TOKENS, n_value_heads] or [N_TOKENS, n_value_heads, d_key]
+    raw_beta: Tensor  # [N_TOKENS, n_value_heads]
+    weight: Tensor  # [n_channels, WIDTH]
+    gate: DeltaGate
+
+    @classmethod
+    def random(cls, sizes: Sizes, dtype: torch.dtype) -> Tokens:
+        generator = torch.Generator().manual_seed(17)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64).to(torch.bfloat16).to(dtype)
+
+        decays = (sizes.n_value_heads, sizes.d_key) if sizes.per_key else (sizes.n_value_heads,)
+        wide = torch.promote_types(dtype, torch.float32)
+        return cls(
+            x=normal(N_TOKENS, sizes.n_channels + 3)[:, : sizes.n_channels],
+            raw_decay=normal(N_TOKENS, *decays),
+            raw_beta=normal(N_TOKENS, sizes.n_value_heads),
+            weight=normal(sizes.n_channels, WIDTH),
+            gate=DeltaGate((normal(sizes.n_value_heads) - 1).to(wide), normal(*decays).to(wide)),
+        )
+
+
+@dataclass
+class Layer:
+    """States of all slots; parked rows, and slots that have not begun, hold NaN."""
+
+    sizes: Sizes
+    dtype: torch.dtype
+    tokens: Tokens = field(init=False)
+    delta: DeltaState = field(init=False)
+    conv: ConvState = field(init=False)
+
+    def __post_init__(self) -> None:
+        s, wide = self.sizes, torch.promote_types(self.dtype, torch.float32)
+        self.tokens = Tokens.random(s, self.dtype)
+
+        def nan(*shape: int, dtype: torch.dtype = wide) -> Tensor:
+            return torch.full(shape, torch.nan, dtype=dtype)
+
+        decays = (s.n_value_heads, s.d_key) if s.per_key else (s.n_value_heads,)
+        self.delta = DeltaState(
+            state=nan(N_SLOTS, s.n_value_heads, s.d_key, s.d_value),
+            parked_keys=nan(N_PARKED, s.n_key_heads, s.d_key),
+            parked_deltas=nan(N_PARKED, s.n_value_heads, s.d_value),
+            parked_decays=nan(N_PARKED, *decays),
+        )
+        self.conv = ConvState(
+            window=nan(N_SLOTS, WIDTH - 1, s.n_channels, dtype=self.dtype),
+            parked=nan(N_PARKED, s.n_channels, dtype=self.dtype),
+        )
+
+    def begin(self, *slots: int) -> Layer:
+        for slot in slots:
+            self.delta.state[slot] = 0
+            self.conv.window[slot] = 0
+        return self
+
+    def feed(self, *spans: Span) -> list[tuple[Tensor, Tensor]]:
+        """One pass; per span the convolution's and the delta rule's outputs, finite or not."""
+        rows, t = make_rows(spans), self.tokens
+        ids = torch.tensor([token for one in spans for token in one.tokens], dtype=torch.int64)
+        wider = torch.nn.functional.pad(t.x[ids], (0, 5))  # rows apart by more than their length
+        mixed = short_conv(wider[:, : self.sizes.n_channels], t.weight, self.conv, rows)
+        o = gated_delta(mixed, t.raw_decay[ids], t.raw_beta[ids], t.gate, self.delta, rows)
+        assert mixed.dtype == o.dtype == self.dtype
+        lengths = [len(one.tokens) for one in spans]
+        return list(zip(torch.split(mixed, lengths), torch.split(o, lengths), strict=True))
+
+    def settle(self, *spans: Span) -> None:
+        rows = make_rows(spans)
+        settle_window(self.conv, rows)
+        settle(self.delta, rows)
+
+    def kept(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Copies of what is stored of a slot: window and state."""
+        return self.conv.window[slot].clone(), self.delta.state[slot].clone()
+
+
+def recurrence(tokens: Tokens, ids: Sequence[int], sizes: Sizes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The published formulas in float64, a token at a time: (mixed, o, window, state) of a sequence from nothing."""
+    s = sizes
+    x = torch.cat([torch.zeros(WIDTH - 1, s.n_channels, dtype=torch.float64), tokens.x[list(ids)].double()])
+    state = torch.zeros(s.n_value_heads, s.d_key, s.d_value, dtype=torch.float64)
+    all_mixed, outs = [], []
+    for t, token in enumerate(ids):
+        summed = torch.einsum("tc,ct->c", x[t : t + WIDTH], tokens.weight.double())
+        mixed = summed / (1 + torch.exp(-summed))
+        q, k, v = torch.split(mixed, [s.n_key_heads * s.d_key] * 2 + [s.n_value_heads * s.d_value])
+        share = s.n_value_heads // s.n_key_heads
+        q, k = (one.view(s.n_key_heads, 1, -1).expand(-1, share, -1).reshape(-1, s.d_key) for one in (q, k))
+        q, k = (one / (torch.einsum("hd,hd->h", one, one) + 1e-6).sqrt()[:, None] for one in (q, k))
+        raw = tokens.raw_decay[token].double() + tokens.gate.dt_bias.double()
+        rate = torch.exp(tokens.gate.a_log.double()).view(-1, *[1] * (raw.dim() - 1))
+        decay = torch.exp(-rate * torch.log1p(torch.exp(raw))).view(s.n_value_heads, -1)
+        beta = 1 / (1 + torch.exp(-tokens.raw_beta[token].double()))
+        state = decay[:, :, None] * state
+        delta = beta[:, None] * (v.view(s.n_value_heads, -1) - torch.einsum("hkv,hk->hv", state, k))
+        state = state + torch.einsum("hk,hv->hkv", k, delta)
+        all_mixed.append(mixed)
+        outs.append(torch.einsum("hkv,hk->hv", state, q) / s.d_key**0.5)
+    return torch.stack(all_mixed), torch.stack(outs), x[len(ids) :], state
