@@ -4,13 +4,14 @@ Tokens are the truth; what is here can be dropped and rebuilt from them. A store
 scratch: whoever drafts or verifies may write them, nobody may read them later. Lengths move by `commit` alone.
 
 Pages answer a rollback exactly. A recurrent state cannot be cut back: where its parked rows do not reach, it is set to
-the nearest snapshot before, or to nothing, and ordinary prefill fills the gap.
+the nearest snapshot before, or to nothing, and ordinary prefill fills the gap. So it is with layers that look back over
+a window, once the window has moved on: the sequence goes back to where another window lives, or to nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.batch import Batch, Span
 from engine.cache.pages import PagePool, prefix_keys
@@ -55,7 +56,7 @@ class Cache:
         self.pool = PagePool(n_pages)
         self.snapshots = snapshots if snapshots is not None else Snapshots(0)
         self._primary = next(iter(self.stores))
-        self._followers = tuple(followers)
+        self.followers = tuple(followers)
         self._strides = {name: self._stride(store) for name, store in self.stores.items()}
         self._entries = [_Entry(lengths=dict.fromkeys(self.stores, 0)) for _ in range(n_slots)]
 
@@ -83,9 +84,11 @@ class Cache:
             pages = [name in self.pool.pages[page_id].complete for page_id in entry.table]
             n_complete = pages.index(False) if False in pages else len(pages)
             entry.lengths[name] = n_complete * size
-        n_tokens = min(entry.lengths[name] for name in (self._primary, *self._followers))
+        n_tokens = min(entry.lengths[name] for name in (self._primary, *self.followers))
         for name, store in self.stores.items():
             entry.lengths[name] = min(entry.lengths[name], n_tokens)
+            if store.windows is not None:
+                entry.lengths[name] = store.windows.adopt(slot, entry.keys[: entry.lengths[name] // size]) * size
             if store.parking is not None:
                 self._resume(slot, name)
             n_tokens = entry.lengths[self._primary]  # which comes first, and has the last word
@@ -108,7 +111,11 @@ class Cache:
             lengths = [self._entries[span.slot].lengths[store] for span in spans]
             recurrent = where.parking.rows(spans, lengths, where.device)
         tables = [self._entries[span.slot].table for span in spans]
-        return Batch.build(spans, tables, self.page_size, where.device, recurrent)
+        batch = Batch.build(spans, tables, self.page_size, where.device, recurrent)
+        if where.windows is None:
+            return batch
+        tables = [where.windows.table(span.slot) for span in spans]
+        return replace(batch, window=batch.on_pages(tables, self.page_size))
 
     def reserve(self, slot: int, store: str, start: int, end: int, n_drafts: int = 0) -> bool:
         """Make positions [start, end) writable for a store: enough pages, each held by this slot alone.
@@ -123,8 +130,10 @@ class Cache:
         n_new = max(0, -(-end // size) - len(entry.table))
         if n_new + len(shared) > self.pool.n_available:
             return False
-        parking = self.stores[store].parking
-        if parking is not None and not parking.reserve(slot, n_drafts):
+        where = self.stores[store]
+        if where.parking is not None and not where.parking.reserve(slot, n_drafts):
+            return False
+        if where.windows is not None and not where.windows.reserve(slot, start, end, where.copy_window_page):
             return False
         for i in shared:
             self._copy(entry, i)
@@ -151,16 +160,25 @@ class Cache:
     def rollback(self, slot: int, n_tokens: int) -> int:
         """Shorten every store to at most `n_tokens`; return the target's length, which may be less."""
         entry = self._entries[slot]
-        for name, store in self.stores.items():
-            if n_tokens < entry.lengths[name]:
-                entry.lengths[name] = n_tokens
-                if store.parking is not None and store.parking.length(slot) <= n_tokens:
-                    store.parking.commit(slot, n_tokens)
-                elif store.parking is not None:
-                    self._resume(slot, name)
-        self._follow(entry)
+        for name in self.stores:
+            self._cut(slot, name, n_tokens)
+        self._follow(slot)
         self._trim(entry, n_tokens)
         return entry.lengths[self._primary]
+
+    def _cut(self, slot: int, name: str, n_tokens: int) -> None:
+        """Shorten one store to at most `n_tokens`."""
+        entry, store = self._entries[slot], self.stores[name]
+        if n_tokens >= entry.lengths[name]:
+            return
+        entry.lengths[name] = n_tokens
+        if store.windows is not None:
+            keys = entry.keys[: n_tokens // self.page_size]
+            entry.lengths[name] = store.windows.rollback(slot, keys, n_tokens)
+        if store.parking is not None and store.parking.length(slot) <= n_tokens:
+            store.parking.commit(slot, n_tokens)
+        elif store.parking is not None:
+            self._resume(slot, name)
 
     def recover(self, slot: int) -> int:
         """A pass of the target broke off: recurrent states may have moved in some layers and not in others.
@@ -170,7 +188,7 @@ class Cache:
         entry = self._entries[slot]
         if self.stores[self._primary].parking is not None:
             self._resume(slot, self._primary)
-            self._follow(entry)
+            self._follow(slot)
         return entry.lengths[self._primary]
 
     def _resume(self, slot: int, name: str) -> None:
@@ -185,10 +203,10 @@ class Cache:
         entry.lengths[name] = 0
         store.reset(slot)
 
-    def _follow(self, entry: _Entry) -> None:
+    def _follow(self, slot: int) -> None:
         """Stores that are fed with the target's passes go back as far as the target did."""
-        for name in self._followers:
-            entry.lengths[name] = min(entry.lengths[name], entry.lengths[self._primary])
+        for name in self.followers:
+            self._cut(slot, name, self._entries[slot].lengths[self._primary])
 
     def _trim(self, entry: _Entry, n_tokens: int) -> None:
         """Give back the pages behind `n_tokens`."""
@@ -233,7 +251,9 @@ class Cache:
             complete = {name for name, length in entry.lengths.items() if length >= (i + 1) * size}
             if page.key is None or not complete <= page.complete:
                 self.pool.publish(entry.table[i], entry.keys[i], complete)
-        for name in self.stores:
+        for name, store in self.stores.items():
+            if store.windows is not None:
+                store.windows.publish(slot, entry.keys, entry.lengths[name])
             self._snapshot(slot, name, n_prompt)
 
     def _snapshot(self, slot: int, name: str, n_prompt: int) -> None:

@@ -21,7 +21,7 @@ class _Lane:
 
     length: int = 0
     parked: list[int] = field(default_factory=list)
-    spare: list[int] = field(default_factory=list)  # reserved, or no longer needed; given back at commit
+    spare: list[int] = field(default_factory=list)  # reserved, or no longer needed
 
 
 class Parking:
@@ -41,16 +41,18 @@ class Parking:
         return self._lanes[slot].length
 
     def reserve(self, slot: int, n_drafts: int) -> bool:
-        """Make sure of rows for `n_drafts` drafts in the coming pass. False and no change if they lack.
+        """Hold rows for `n_drafts` drafts from now on, and no more. False and no change if they lack.
 
-        Rows that the pass folds are read before the slot writes any, so they serve again at once.
+        Rows that a pass folds are read before the slot writes any, so they serve again at once.
         """
         lane = self._lanes[slot]
-        n_own = len(lane.spare) + len(lane.parked)
-        if n_drafts - n_own > len(self._free):
+        n_spare = max(0, n_drafts - len(lane.parked))
+        if n_spare - len(lane.spare) > len(self._free):
             return False
-        for _ in range(n_drafts - n_own):
+        while len(lane.spare) < n_spare:
             lane.spare.append(self._free.pop())
+        self._free += lane.spare[n_spare:]
+        del lane.spare[n_spare:]
         return True
 
     def rows(self, spans: Sequence[Span], committed: Sequence[int], device: torch.device) -> RecurrentRows:
@@ -82,13 +84,12 @@ class Parking:
         return RecurrentRows.build([span.slot for span in spans], lengths, history, settled, parked, device)
 
     def commit(self, slot: int, length: int) -> None:
-        """The sequence has `length` tokens: rows of drafts behind it are not needed, nor what was held in reserve."""
+        """The sequence has `length` tokens: rows of drafts behind it are not needed."""
         lane = self._lanes[slot]
         assert lane.length <= length <= lane.length + len(lane.parked)
         n_kept = length - lane.length
-        self._free += lane.parked[n_kept:] + lane.spare
+        lane.spare += lane.parked[n_kept:]
         del lane.parked[n_kept:]
-        lane.spare.clear()
 
     def settle(self, slot: int, length: int, device: torch.device) -> RecurrentRows | None:
         """Rows to fold so that the state takes in `length` tokens; None if it has already."""

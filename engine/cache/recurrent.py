@@ -28,6 +28,10 @@ class Recurrent:
         return True
 
     @property
+    def window(self) -> int | None:
+        return None
+
+    @property
     def n_channels(self) -> int:
         """Channels of the convolution: all queries, all keys, all values."""
         return 2 * self.n_key_heads * self.d_key + self.n_value_heads * self.d_value
@@ -44,6 +48,9 @@ class Recurrent:
         """Bytes of one row's record: key, correction and decay in float32, and its convolution input."""
         record = self.n_key_heads * self.d_key + self.n_value_heads * (self.d_value + 1)
         return record * torch.float32.itemsize + self.n_channels * dtype.itemsize
+
+    def window_bytes(self, dtype: torch.dtype) -> int:
+        return 0
 
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> RecurrentLayer:
         wide = torch.promote_types(dtype, torch.float32)
@@ -86,3 +93,6 @@ class RecurrentLayer:
 
     def of_slot(self, slot: int) -> list[Tensor]:
         return [self.delta.state[slot], self.conv.window[slot]]
+
+    def of_pages(self) -> list[Tensor]:
+        return []

@@ -47,3 +47,8 @@ class Snapshots:
             self.n_bytes -= sum(state.nbytes for state in oldest)
         self._held[key] = list(states)
         self.n_bytes += size
+
+    def discard(self, key: Key) -> None:
+        """Forget the states stored under a key, if there are any."""
+        states = self._held.pop(key, ())
+        self.n_bytes -= sum(state.nbytes for state in states)

@@ -1,7 +1,7 @@
 """The device memory of one network: per layer what it asked for, behind one set of verbs.
 
 A layer says what it needs as data; the store makes it. Rows of keys and values are addressed by page, recurrent
-state by slot with a pool of parked rows beside it.
+state by slot with a pool of parked rows beside it. Layers that look back over a window have pages of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.batch import RecurrentRows
 from engine.cache.parking import Parking
+from engine.cache.window import WindowPages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class Sizes:
     n_pages: int
     page_size: int
     n_parked: int = 0  # rows of drafts that recurrent layers can keep in all; no layer needs them if 0
+    n_window_pages: int = 0  # of layers that look back over a window; no layer needs them if 0
 
 
 class LayerState(Protocol):
@@ -42,6 +44,9 @@ class LayerState(Protocol):
     def of_slot(self, slot: int) -> list[Tensor]:
         """Views of all that is the slot's own and no page's."""
 
+    def of_pages(self) -> list[Tensor]:
+        """All that belongs to pages: tensors whose first dimension is the page id."""
+
 
 class Need(Protocol):
     """What a layer needs from the cache, as data."""
@@ -49,6 +54,10 @@ class Need(Protocol):
     @property
     def is_recurrent(self) -> bool:
         """Whether the layer keeps a state that cannot be cut back."""
+
+    @property
+    def window(self) -> int | None:
+        """Positions that a row sees, its own included; None if it sees them all."""
 
     def token_bytes(self, dtype: torch.dtype) -> int:
         """Bytes that one more token of a sequence takes."""
@@ -58,6 +67,9 @@ class Need(Protocol):
 
     def parked_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of one parked row."""
+
+    def window_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes that a position takes while it lies within the window."""
 
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> LayerState:
         """The memory, zeroed."""
@@ -76,14 +88,31 @@ class Store:
         self.parking: Parking | None = None
         if any(need.is_recurrent for need in needs):
             self.parking = Parking(sizes.n_slots, sizes.n_parked)
+        # The pages of layers with a window, and which slot holds them; None for a network without such layers.
+        self.windows: WindowPages | None = None
+        self._windowed = [
+            layer for need, layer in zip(needs, self.layers, strict=True) if need.window is not None
+        ]
+        if self._windowed:
+            if self.parking is not None:
+                raise ValueError("recurrent layers and windows in one network are not supported")
+            window = max(need.window for need in needs if need.window is not None)
+            self.windows = WindowPages(sizes.n_slots, sizes.n_window_pages, sizes.page_size, window)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy all layers' rows of one page onto another, for copy-on-write of a shared page."""
         for layer in self.layers:
             layer.copy_page(source, target)
 
+    def copy_window_page(self, source: int, target: int) -> None:
+        """The same for the pages of layers with a window."""
+        for layer in self._windowed:
+            layer.copy_window_page(source, target)
+
     def reset(self, slot: int) -> None:
-        """The slot starts from nothing: recurrent states are zero, nothing is parked."""
+        """The slot starts from nothing: recurrent states are zero, nothing is parked, no window is held."""
+        if self.windows is not None:
+            self.windows.drop(slot)
         if self.parking is not None:
             self.parking.reset(slot, 0)
             for layer in self.layers:
@@ -106,3 +135,24 @@ class Store:
         views = [view for layer in self.layers for view in layer.of_slot(slot)]
         for view, state in zip(views, states, strict=True):
             view.copy_(state)
+
+    @property
+    def page_tensors(self) -> list[Tensor]:
+        """What the layers keep by page, [n_pages, ...] each."""
+        return [tensor for layer in self.layers for tensor in layer.of_pages()]
+
+    @property
+    def slot_tensors(self) -> list[Tensor]:
+        """What the layers keep by slot, seen for one slot: shapes and dtypes of a snapshot."""
+        return [view for layer in self.layers for view in layer.of_slot(0)]
+
+    def read_pages(self, page_ids: Sequence[int]) -> list[Tensor]:
+        """Copies in host memory of all layers' rows of some pages, [len(page_ids), ...] each."""
+        index = torch.tensor(page_ids, dtype=torch.int64, device=self.device)
+        return [tensor.index_select(0, index).to("cpu") for tensor in self.page_tensors]
+
+    def write_pages(self, page_ids: Sequence[int], rows: Sequence[Tensor]) -> None:
+        """The opposite of `read_pages`, onto any pages."""
+        index = torch.tensor(page_ids, dtype=torch.int64, device=self.device)
+        for tensor, stored in zip(self.page_tensors, rows, strict=True):
+            tensor.index_copy_(0, index, stored.to(self.device))

@@ -17,10 +17,12 @@ import torch
 from engine.api import Delta, EngineStats, Event, Failed, Sampling, SlotState
 from engine.batch import Span
 from engine.cache.cache import Cache
+from engine.cache.saved import Saved
 from engine.core import forward, plan
 from engine.core.finish import Ending, done, keep
 from engine.core.plan import Work
-from engine.errors import EngineError, StepFailed
+from engine.core.remembered import SLOT, Remembered
+from engine.errors import EngineError, InvalidRequest, StepFailed
 from engine.models.network import Network
 from engine.sample.params import resolve_sampling
 from engine.sample.pick import Row, pick
@@ -81,6 +83,7 @@ class Engine:
         self._running: list[Slot] = []  # oldest first
         self._preempted: list[Slot] = []  # without cached state, waiting for pages; oldest first
         self._waiting: deque[tuple[str, NewSlot]] = deque()
+        self._remembered = Remembered(cache, capacity.n_slots)
         self._totals = _Totals()
 
     @property
@@ -110,6 +113,39 @@ class Engine:
                 slot.n_past = min(self._cache.rollback(slot.id, len(slot.tokens) - 1), slot.n_past)
                 if slot in self._running:
                     self._chain.rollback(slot)
+
+    def save(self, slot_id: int, tenant: str) -> Saved:
+        """A copy of what is cached of a slot's last or running sequence, if it is the tenant's.
+
+        Raises `InvalidRequest` if there is nothing.
+        """
+        return self._remembered.save(self._checked(slot_id), tenant)
+
+    @torch.inference_mode()
+    def restore(self, slot_id: int, saved: Saved, tenant: str) -> int:
+        """Put what `save` took back into the cache, as an idle slot's last sequence.
+
+        Returns the tokens of it from which a request can go on: less than all where room lacks. Raises
+        `InvalidRequest` for a busy slot, `SlotFileRefused` if it is not of this engine's cache.
+        """
+        return self._remembered.restore(self._idle(slot_id), saved, tenant)
+
+    def erase(self, slot_id: int, tenant: str) -> int:
+        """Forget an idle slot's last sequence and what is cached of it alone; returns the number of those tokens.
+
+        Raises `InvalidRequest` for a busy slot.
+        """
+        return self._remembered.erase(self._idle(slot_id), tenant)
+
+    def _checked(self, slot_id: int) -> int:
+        if not 0 <= slot_id < self.capacity.n_slots:
+            raise InvalidRequest(SLOT, f"there is no slot {slot_id}, only 0 … {self.capacity.n_slots - 1}")
+        return slot_id
+
+    def _idle(self, slot_id: int) -> int:
+        if self._slots[self._checked(slot_id)] is not None:
+            raise InvalidRequest(SLOT, f"slot {slot_id} is busy; try again when its request is over")
+        return slot_id
 
     def close(self) -> None:
         """Let the drafters write what is to outlive the process."""
@@ -149,6 +185,7 @@ class Engine:
             _, new_slot = self._waiting.popleft()
             slot = new_slot(self._slots.index(None))
             self._slots[slot.id] = slot
+            self._remembered.put(slot.id, slot.tokens, slot.request.tenant)
             slot.stats.started_s = time.perf_counter()
             self._begin(slot)
             slot.stats.n_cached = slot.n_past

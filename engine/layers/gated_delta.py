@@ -14,7 +14,7 @@ from engine.batch import Batch
 from engine.cache.recurrent import Recurrent, RecurrentLayer
 from engine.layers.attention import Ropes
 from engine.layers.linear import load_linear
-from engine.weights import Weights
+from engine.weights import TensorSource
 from kernels.gated_delta.op import DeltaGate, gated_delta
 from kernels.gated_norm.op import gated_norm
 from kernels.matmul.op import Packed, linear, pack
@@ -65,7 +65,7 @@ class GatedDeltaSpec:
         """What the layer needs from a `Store`."""
         return self.state
 
-    def load(self, weights: Weights, block: str, ropes: Ropes) -> GatedDelta:
+    def load(self, weights: TensorSource, block: str, ropes: Ropes) -> GatedDelta:
         """The layer of the block whose tensors start with `block`."""
         name, need = f"{block}.linear_attn", self.state
         n_heads, wide = need.n_value_heads, torch.promote_types(weights.dtype, torch.float32)
@@ -87,7 +87,7 @@ class GatedDeltaSpec:
             ),
         )
 
-    def _joined(self, weights: Weights, name: str) -> tuple[Packed, Packed]:
+    def _joined(self, weights: TensorSource, name: str) -> tuple[Packed, Packed]:
         """(qkvz, ba) of projections that are stored one by one."""
         need, n_heads = self.state, self.state.n_value_heads
 
@@ -100,7 +100,7 @@ class GatedDeltaSpec:
             ("b", "a"), [n_heads, n_heads]
         )
 
-    def _ungrouped(self, weights: Weights, name: str) -> tuple[Packed, Packed]:
+    def _ungrouped(self, weights: TensorSource, name: str) -> tuple[Packed, Packed]:
         """The same of rows that lie together by key head: query, key, its values, their gates; its betas, decays."""
         need = self.state
         n_groups, d_key = need.n_key_heads, need.d_key

@@ -81,6 +81,7 @@ class Bench:
     shares: bool = False  # finished outputs are drafted from
     n_parked: int = 64  # rows of drafts that recurrent layers can keep
     snapshot_bytes: int = 2**26
+    draft_max: int = 24
 
 
 @dataclass(slots=True)
@@ -173,7 +174,7 @@ class Lab:
         request = Request(id=request_id, prompt=case.prompt, sampling=case.sampling)
         n_limit = min(self.n_ctx, len(case.prompt) + case.max_tokens)
         speculate = resolve_speculate(
-            Settings(draft_max=24),
+            Settings(draft_max=bench.draft_max),
             bench.types,
             case.speculate,
             predicts=bool(prediction) and bool(bench.types),

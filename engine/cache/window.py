@@ -1,0 +1,129 @@
+"""Pages of layers that look back over a window only: a slot holds those of its window and of the pass at hand.
+
+They are numbered apart from the pages of full layers and lie in a pool of their own, one per network. A page is given
+back when the committed length has left its last position behind the window, after it was offered to other slots. It
+may then be taken for something else, so a stored prefix serves only while the pages of its last `window` tokens live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from engine.cache.pages import PagePool
+
+# What a page table says of pages that were given back. Nobody reads it: attention begins at the window.
+_GONE = 0
+_OFFERED = {"window"}  # a page of this pool belongs to one store alone
+
+
+@dataclass(slots=True)
+class _Held:
+    """The pages of one slot: page `first + i` of its sequence is `ids[i]`."""
+
+    first: int = 0
+    ids: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.ids)
+
+
+class WindowPages:
+    """Which pages hold the windows of all slots, for the layers of one network."""
+
+    def __init__(self, n_slots: int, n_pages: int, page_size: int, window: int) -> None:
+        """window: positions a row sees, its own included; the largest of the network's layers."""
+        self.pool = PagePool(n_pages)
+        self.window = window
+        self._size = page_size
+        self._held = [_Held() for _ in range(n_slots)]
+
+    def table(self, slot: int) -> list[int]:
+        """The slot's page ids in order of position; those of pages before its window name none."""
+        held = self._held[slot]
+        return [_GONE] * held.first + held.ids
+
+    def n_held(self, slot: int) -> int:
+        """Pages that the slot keeps from others."""
+        return len(self._held[slot].ids)
+
+    def adopt(self, slot: int, keys: Sequence[bytes]) -> int:
+        """Hold the window before the longest prefix whose pages live; returns its length in full pages, maybe 0.
+
+        keys: of the full pages of the slot's tokens. What the slot held before is given back.
+        """
+        live = [self.pool.find(key) for key in keys]
+        n_pages, gap = 0, -1  # gap: the last page so far that is gone
+        for i, page_id in enumerate(live):
+            gap = i if page_id is None else gap
+            if gap < self._first_seen((i + 1) * self._size):
+                n_pages = i + 1
+        first = self._first_seen(n_pages * self._size)
+        adopted = [page_id for page_id in live[first:n_pages] if page_id is not None]
+        for page_id in adopted:
+            self.pool.hold(page_id)
+        self.drop(slot)
+        self._held[slot] = _Held(first, adopted)
+        return n_pages
+
+    def reserve(self, slot: int, start: int, end: int, copy: Callable[[int, int], None]) -> bool:
+        """Make positions [start, end) writable. False and no change if pages lack.
+
+        copy: copies the rows of one page onto another, for pages that other slots hold too.
+        """
+        held, size = self._held[slot], self._size
+        assert held.first <= start // size <= held.end
+        known = range(start // size - held.first, min(len(held.ids), -(-end // size) - held.first))
+        shared = [i for i in known if self.pool.pages[held.ids[i]].n_holders > 1]
+        n_new = max(0, -(-end // size) - held.end)
+        if n_new + len(shared) > self.pool.n_available:
+            return False
+        for i in shared:
+            source, held.ids[i] = held.ids[i], self.pool.take()
+            copy(source, held.ids[i])
+            self.pool.release(source)
+        for i in known:
+            self.pool.withdraw(held.ids[i])  # if it was offered: its rows are about to change
+        held.ids.extend(self.pool.take() for _ in range(n_new))
+        return True
+
+    def publish(self, slot: int, keys: Sequence[bytes], length: int) -> None:
+        """Offer the full pages before `length` under their keys, then give back what lies behind the window."""
+        held = self._held[slot]
+        for i in range(held.first, length // self._size):
+            page_id = held.ids[i - held.first]
+            if self.pool.pages[page_id].key is None:
+                self.pool.publish(page_id, keys[i], _OFFERED)
+        n_behind = self._first_seen(length) - held.first
+        if n_behind > 0:
+            self._release(held.ids[:n_behind])
+            del held.ids[:n_behind]
+            held.first += n_behind
+
+    def rollback(self, slot: int, keys: Sequence[bytes], length: int) -> int:
+        """Cut the slot back to at most `length` tokens; returns how many there still are.
+
+        keys: of the full pages of those tokens. Where the window has moved on, the sequence goes back to the nearest
+        page border whose window lives, maybe to nothing.
+        """
+        held = self._held[slot]
+        if self._first_seen(length) < held.first:
+            return self.adopt(slot, keys) * self._size
+        n_kept = max(0, -(-length // self._size) - held.first)
+        self._release(held.ids[n_kept:])
+        del held.ids[n_kept:]
+        return length
+
+    def drop(self, slot: int) -> None:
+        """Give all of the slot's pages back."""
+        self._release(self._held[slot].ids)
+        self._held[slot] = _Held()
+
+    def _first_seen(self, length: int) -> int:
+        """The page of the first position that the token after `length` others sees."""
+        return max(0, length - self.window + 1) // self._size
+
+    def _release(self, page_ids: Sequence[int]) -> None:
+        for page_id in reversed(page_ids):  # of cached pages the last goes first
+            self.pool.release(page_id)
