@@ -7,7 +7,8 @@ from pathlib import Path
 
 from demo.acceptance import DRAFT_TOKENS, Acceptance
 from demo.checkpoint import parameter_count
-from demo.network import Network
+from demo.hybrid_network import HybridShape
+from demo.network import Network, Shape
 
 HEADER = """\
 ---
@@ -63,9 +64,9 @@ The chat template is ChatML. The three requests it was trained on:
 - `Write the docstring of this function:` and the function
 """
 DRAFT = """\
-# Slipstream demo draft
+# Slipstream demo {name}
 
-A {parameters:.2f} M parameter draft for the demo target, in the Qwen3 architecture with the same tokenizer.
+A {parameters:.2f} M parameter draft for the demo {target}, in the {family} architecture with the same tokenizer.
 It was distilled on the target's distributions, over real code and over text that the target wrote.
 
 | | |
@@ -87,14 +88,24 @@ answers instead.
 |---|---|---|---|---|
 {rows}
 
-`python -m demo.evaluate` measures these figures anew and writes this card; `python -m demo.distill` distils
+`python -m demo.{evaluate}` measures these figures anew and writes this card; `python -m demo.{distil}` distils
 anew.
 """
+# What the draft's card calls things, by folder.
+DRAFT_NAMES = {
+    "draft": {"target": "target", "family": "Qwen3", "evaluate": "evaluate", "distil": "distill"},
+    "hybrid-draft": {
+        "target": "hybrid",
+        "family": "Qwen3.5",
+        "evaluate": "evaluate_hybrid",
+        "distil": "distill_hybrid",
+    },
+}
 
 
 def write_target(folder: Path, network: Network, figures: dict[str, float]) -> None:
     """Write the target's card beside its weights."""
-    text = TARGET.format(**_facts(folder, network), **figures)
+    text = TARGET.format(**facts(folder, network), **figures)
     (folder / "README.md").write_text(HEADER + text)
 
 
@@ -105,22 +116,40 @@ def write_draft(folder: Path, network: Network, figures: dict[str, Acceptance]) 
         f"| {found.reference_agreement:.3f} | {found.reference_length:.2f} |"
         for kind, found in figures.items()
     )
-    text = DRAFT.format(**_facts(folder, network), rows=rows, draft_tokens=DRAFT_TOKENS)
+    text = DRAFT.format(
+        **facts(folder, network),
+        **DRAFT_NAMES[folder.name],
+        name=folder.name,
+        rows=rows,
+        draft_tokens=DRAFT_TOKENS,
+    )
     (folder / "README.md").write_text(HEADER + text)
 
 
-def _facts(folder: Path, network: Network) -> dict[str, object]:
-    shape = network.shape
-    training = json.loads((folder / "training.json").read_text())
-    described = (
+def described(shape: Shape) -> str:
+    """The dimensions in words."""
+    text = (
         f"{shape.num_hidden_layers} layers, hidden size {shape.hidden_size}, feed-forward "
         f"{shape.intermediate_size}, {shape.num_attention_heads} query and "
         f"{shape.num_key_value_heads} key heads of {shape.head_dim}"
     )
+    if not isinstance(shape, HybridShape):
+        return text
+    return (
+        f"{text} in every {shape.full_attention_interval}th layer, the others gated delta nets of "
+        f"{shape.linear_num_key_heads} key and {shape.linear_num_value_heads} value heads of "
+        f"{shape.linear_key_head_dim}"
+    )
+
+
+def facts(folder: Path, network: Network) -> dict[str, object]:
+    """What a card says of a checkpoint without measuring anything."""
+    shape = network.shape
+    training = json.loads((folder / "training.json").read_text())
     return {
         "parameters": parameter_count(network) / 1e6,
         "vocabulary": f"{shape.vocab_size:,}",
-        "shape": described,
+        "shape": described(shape),
         "tokens": training["tokens"] / 1e6,
         "steps": training["steps"],
         "cpu_minutes": training["cpu_minutes"],

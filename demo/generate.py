@@ -43,14 +43,15 @@ def prefill(network: Network, prompts: list[list[int]], max_new: int) -> tuple[l
 
     Returns the caches, the hidden states [B, hidden] after the prompts and their lengths [B].
     """
-    shape, device = network.shape, network.embed_tokens.weight.device
-    longest = max(map(len, prompts))
-    size = (len(prompts), shape.num_key_value_heads, longest + max_new + 1, shape.head_dim)
-    caches = [(torch.zeros(size, device=device), torch.zeros(size, device=device)) for _ in network.layers]
+    device = network.embed_tokens.weight.device
+    caches = network.caches(len(prompts), max(map(len, prompts)) + max_new + 1)
     for row, prompt in enumerate(prompts):
-        network.fill(
-            torch.tensor([prompt], device=device), [(k[row : row + 1], v[row : row + 1]) for k, v in caches]
-        )
+        if len(prompt) > 1:
+            # The last token is left to the step below: a recurrent layer must not see it twice.
+            network.fill(
+                torch.tensor([prompt[:-1]], device=device),
+                [(first[row : row + 1], second[row : row + 1]) for first, second in caches],
+            )
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     last = torch.tensor([prompt[-1] for prompt in prompts], device=device)
     return caches, network.step(last, lengths - 1, caches), lengths

@@ -137,7 +137,7 @@ def parameter_count(head: nn.Module) -> int:
 
 def states(head: Head, found: list[Tensor]) -> Tensor:
     """The states that a head reads [B, T, n * hidden], of the target's streams (transformers' order)."""
-    if isinstance(head, MtpHead):
-        return found[-1]
-    taps = DFLASH_TAPS if isinstance(head, DFlashHead) else EAGLE_TAPS
-    return torch.cat([found[tap] for tap in taps], -1)
+    if isinstance(head, Eagle3Head | DFlashHead):
+        taps = DFLASH_TAPS if isinstance(head, DFlashHead) else EAGLE_TAPS
+        return torch.cat([found[tap] for tap in taps], -1)
+    return found[-1]

@@ -53,16 +53,21 @@ def cut(row: Row) -> Row:
 class Mixture:
     """Mostly the target's answers, with rows of one length together, and some real code."""
 
-    def __init__(self, tokenizer: Tokenizer, rows: list[Row], seed: int) -> None:
-        self.curriculum = Curriculum(tokenizer, seed, STAGES)
+    def __init__(
+        self, tokenizer: Tokenizer, rows: list[Row], seed: int, stages: tuple[Stage, ...] = STAGES
+    ) -> None:
+        self.curriculum = Curriculum(tokenizer, seed, stages)
         self.rows = sorted(rows, key=lambda row: len(row[0]))
 
     def batch(self, progress: float) -> Batch:
         """The next batch: tokens and weights [B, T + 1]."""
-        rng = self.curriculum.rng
-        if rng.random() < REAL_SHARE:
+        if self.curriculum.rng.random() < REAL_SHARE:
             return self.curriculum.batch(progress)
-        first = rng.randrange(len(self.rows))
+        return self.answered()
+
+    def answered(self) -> Batch:
+        """A batch of the target's answers: tokens and weights [B, T + 1]."""
+        first = self.curriculum.rng.randrange(len(self.rows))
         size = -(-(len(self.rows[first][0]) - 1) // ROW_STEP) * ROW_STEP
         count = min(-(-BATCH_TOKENS // size), first + 1)
         # Rows are sorted, so those just before the chosen one fit its length.

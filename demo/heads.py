@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from demo.network import Cache, FeedForward, Linear, Network, RMSNorm, Shape, rope_tables, rotate
+from demo.network import Cache, FeedForward, Linear, Network, RMSNorm, Shape, rotate
 
 # Queries [B, H, T, D], keys and values [B, Hkv, T, D] of the same positions to the outputs [B, H, T, D].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -249,7 +249,7 @@ def streams(target: Network, tokens: Tensor, dtype: torch.dtype) -> list[Tensor]
 
     The order is that of transformers' `hidden_states`.
     """
-    rope = rope_tables(target.shape, torch.arange(tokens.shape[1], device=tokens.device)[None], dtype)
+    rope = target.rope(torch.arange(tokens.shape[1], device=tokens.device)[None], dtype)
     x = target.embed_tokens(tokens).to(dtype)  # [B, T, hidden]
     found = []
     for layer in target.layers:

@@ -101,15 +101,18 @@ class Loop(Generic[Trained]):
                 self._check(task)
         self._check(task)
 
-    def write_summary(self, folder: Path) -> None:
-        """Leave what was spent, and the loss it came to, beside the exported weights."""
-        summary = {
+    def summary(self) -> dict[str, object]:
+        """What was spent, and the loss it came to."""
+        return {
             "steps": self.clock.steps,
             "tokens": self.clock.tokens,
             "cpu_minutes": round(self.clock.spent / 60, 1),
             "loss": round(sum(self.recent) / max(1, len(self.recent)), 4),
         }
-        (folder / "training.json").write_text(json.dumps(summary) + "\n")
+
+    def write_summary(self, folder: Path, **more: object) -> None:
+        """Leave the summary, and what else there is to say, beside the exported weights."""
+        (folder / "training.json").write_text(json.dumps({**self.summary(), **more}) + "\n")
 
     def _step(self, task: Task) -> tuple[float, int]:
         """One update; returns its loss and the length of its rows."""

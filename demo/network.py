@@ -5,6 +5,7 @@ Parameter names are those of transformers' Qwen3ForCausalLM, so a checkpoint is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,11 @@ class Shape:
     head_dim: int
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many dimensions of a head are rotated: the first ones."""
+        return self.head_dim
 
 
 class RMSNorm(nn.Module):
@@ -104,18 +110,20 @@ def write_cache(past: Cache, new: Cache, mask: Tensor) -> Cache:
 
 
 def rope_tables(shape: Shape, positions: Tensor, dtype: torch.dtype) -> Cache:
-    """Cosine and sine tables [B, T, 1, D] of positions [B, T]."""
-    half = torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32)  # [D / 2]
-    angles = positions[..., None].float() * shape.rope_theta ** (-half / shape.head_dim)
-    angles = torch.cat((angles, angles), -1)[:, :, None]  # [B, T, 1, D]
+    """Cosine and sine tables [B, T, 1, R] of positions [B, T], R the rotary dimensions."""
+    half = torch.arange(0, shape.rotary_dim, 2, device=positions.device, dtype=torch.float32)  # [R / 2]
+    angles = positions[..., None].float() * shape.rope_theta ** (-half / shape.rotary_dim)
+    angles = torch.cat((angles, angles), -1)[:, :, None]  # [B, T, 1, R]
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, rope: Cache) -> Tensor:
-    """Apply rotary positions to [B, T, H, D]; the tables are [B or 1, T, 1, D]."""
+    """Apply rotary positions to the first R dimensions of [B, T, H, D]; the tables are [B or 1, T, 1, R]."""
     cos, sin = rope
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat((-right, left), -1) * sin
+    turned, still = x.tensor_split((cos.shape[-1],), -1)
+    left, right = turned.chunk(2, -1)
+    turned = turned * cos + torch.cat((-right, left), -1) * sin
+    return torch.cat((turned, still), -1) if still.shape[-1] else turned
 
 
 class FeedForward(nn.Module):
@@ -158,17 +166,31 @@ class Network(nn.Module):
         torch.manual_seed(seed)
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
-        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.layers = nn.ModuleList(self.build_layers(shape))
+        self.norm = self.build_norm(shape)
         self._initialise()
+
+    def build_layers(self, shape: Shape) -> Iterable[nn.Module]:
+        """The layers, each called as Layer is."""
+        return (Layer(shape) for _ in range(shape.num_hidden_layers))
+
+    def build_norm(self, shape: Shape) -> nn.Module:
+        """The norm after the last layer."""
+        return RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+
+    def caches(self, rows: int, size: int) -> list[Cache]:
+        """One empty cache per layer for `rows` texts of at most `size` tokens."""
+        shape, device = self.shape, self.embed_tokens.weight.device
+        each = (rows, shape.num_key_value_heads, size, shape.head_dim)
+        return [(torch.zeros(each, device=device), torch.zeros(each, device=device)) for _ in self.layers]
 
     def _initialise(self) -> None:
         nn.init.normal_(self.embed_tokens.weight, std=0.04)
         for name, weight in self.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
+            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
                 # Each layer starts as the identity, which lets the high learning rates below hold.
                 nn.init.zeros_(weight)
-            elif name.endswith("_proj.weight"):
+            elif "_proj" in name and weight.ndim == 2:
                 nn.init.normal_(weight, std=0.5 * weight.shape[1] ** -0.5)
 
     def rope(self, positions: Tensor, dtype: torch.dtype) -> Cache:

@@ -52,17 +52,18 @@ def prepare_tokenizer(work: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
+def check_target(network: Network, tokenizer: Tokenizer) -> str:
+    """How a target in training does on a few held-out tasks."""
+    renames = evaluate.rename_tasks(CHECKED_RENAMES)
+    score = evaluate.score_renames(network, tokenizer, renames, CHECKED_TOKENS)
+    continued = evaluate.answer_loss(network, tokenizer, evaluate.loss_tasks("continue")[:CHECKED_LOSSES])
+    return f"rename similarity {score.similarity:.3f}, exact {score.exact}, continue loss {continued:.3f}"
+
+
 def target_task(network: Network, tokenizer: Tokenizer, seed: int) -> Task:
     """Next-token prediction on the curriculum, checked on a few held-out renames."""
-
-    def check() -> str:
-        renames = evaluate.rename_tasks(CHECKED_RENAMES)
-        score = evaluate.score_renames(network, tokenizer, renames, CHECKED_TOKENS)
-        continued = evaluate.answer_loss(network, tokenizer, evaluate.loss_tasks("continue")[:CHECKED_LOSSES])
-        return f"rename similarity {score.similarity:.3f}, exact {score.exact}, continue loss {continued:.3f}"
-
     source = curriculum.Curriculum(tokenizer, seed)
-    return Task(torch.compile(loss_of, dynamic=True), source.batch, check)
+    return Task(torch.compile(loss_of, dynamic=True), source.batch, lambda: check_target(network, tokenizer))
 
 
 def options(description: str | None, minutes: float, out: str) -> argparse.ArgumentParser:

@@ -222,6 +222,15 @@ class EngineStats:
     doubtful_drafters: tuple[str, ...] = ()  # networks whose guesses are hardly ever right
 
 
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """What saving or restoring a slot did."""
+
+    n_tokens: int
+    n_bytes: int  # of the file
+    seconds: float
+
+
 Status = Literal["loading", "ready", "draining", "failed"]
 
 
@@ -259,6 +268,29 @@ class AsyncEngine(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+
+    async def save_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
+        """Write what is cached of a slot's last or running sequence to a file; n_tokens: of whole pages.
+
+        Another tenant's sequences and files are as good as none. Raises `InvalidRequest` for a slot or file name that
+        cannot be, and where there is nothing to save; `Unsupported` where no folder is set (`--slot-save-path`).
+        """
+        ...
+
+    async def restore_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
+        """Put a file's sequence back into the cache, as an idle slot's last one.
+
+        n_tokens: of how many the next request that begins with them is spared, which is less than the file has where
+        room lacks. Raises like `save_slot`, for a busy slot, and `SlotFileRefused`.
+        """
+        ...
+
+    async def erase_slot(self, slot_id: int, tenant: str) -> int:
+        """Forget an idle slot's last sequence and what is cached of it alone; returns the number of those tokens.
+
+        Raises `InvalidRequest` for a slot that is busy or not there.
+        """
+        ...
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests (`EngineStopped`), let running and queued ones finish, fail what is left."""

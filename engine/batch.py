@@ -7,7 +7,7 @@ verification a span of 1 + n_drafts, a prompt chunk a span of many; nothing down
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -88,6 +88,7 @@ class Batch:
     row_offsets: Tensor  # [n_tokens] int64: place of the row within its page
     logit_index: Tensor  # [n_logits] int64: rows whose logits are wanted
     recurrent: RecurrentRows | None = None  # for networks with recurrent layers
+    window: Batch | None = None  # the same rows in the pages of layers that look back over a window
 
     @classmethod
     def build(
@@ -105,9 +106,7 @@ class Batch:
         np.cumsum(lengths, out=starts[1:])
         owner = np.repeat(np.arange(len(spans)), lengths)
         positions = past[owner] + np.arange(starts[-1]) - starts[:-1][owner]
-        table = np.zeros((len(spans), max(len(one) for one in tables)), dtype=np.int32)
-        for i, one in enumerate(tables):
-            table[i, : len(one)] = one
+        table = _joined(tables)
         token_ids = np.concatenate([np.asarray(span.token_ids, dtype=np.int64) for span in spans])
         index = [np.arange(end - span.n_logits, end) for span, end in zip(spans, starts[1:], strict=True)]
 
@@ -126,3 +125,25 @@ class Batch:
             logit_index=up(np.concatenate(index).astype(np.int64)),
             recurrent=recurrent,
         )
+
+    def on_pages(self, tables: Sequence[Sequence[int]], page_size: int) -> Batch:
+        """The same rows in other pages of that size. `tables`: as in `build`."""
+        spans = zip(self.spans, tables, strict=True)
+        pages = [
+            one[position // page_size]
+            for span, one in spans
+            for position in range(span.n_past, span.n_past + len(span.token_ids))
+        ]
+        return replace(
+            self,
+            page_table=upload(_joined(tables), self.positions.device),
+            row_pages=upload(np.array(pages, dtype=np.int64), self.positions.device),
+        )
+
+
+def _joined(tables: Sequence[Sequence[int]]) -> np.ndarray:
+    """[n_spans, n_pages_max] int32."""
+    table = np.zeros((len(tables), max(len(one) for one in tables)), dtype=np.int32)
+    for i, one in enumerate(tables):
+        table[i, : len(one)] = one
+    return table

@@ -6,6 +6,7 @@ The engine knows no HTTP status; `server/errors.py` is the only table that does.
     ├─ RequestError            the caller can fix it
     │  ├─ InvalidRequest
     │  ├─ ContextTooLong
+    │  ├─ SlotFileRefused
     │  └─ Unsupported
     ├─ Overloaded              try again later
     ├─ LoadError               refuses to start
@@ -52,6 +53,14 @@ class ContextTooLong(RequestError):
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx
         self.param = "messages"
+
+
+class SlotFileRefused(RequestError):
+    """A slot's file cannot be restored here: it is another model's, damaged, or not there at all."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"filename: {reason}")
+        self.param = "filename"
 
 
 class Unsupported(RequestError):

@@ -202,6 +202,9 @@ class Settings:
     shutdown_timeout: float = setting(
         30.0, "seconds running requests may take after SIGTERM", least=0, most=3600
     )
+    slot_save_path: str | None = setting(
+        None, "folder for slots saved to files (POST /slots/ID?action=save); they hold the texts' tokens"
+    )
     strict_api: bool = setting(default=False, meaning="answer 400 to request fields that are not known")
     log_level: str = setting("info", "how much to log", choices=("debug", "info", "warning", "error"))
 

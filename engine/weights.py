@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -38,6 +38,24 @@ MEDIA = re.compile(
 )
 # A folder of another model misses every tensor; stop after this many.
 N_MISSING_MAX = 64
+
+
+class TensorSource(Protocol):
+    """What layers are built from: tensors by name, be they a checkpoint's or only their shapes."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor of that name and shape, in `dtype` or the source's."""
+
+    def drop_copy(self, name: str, original: Tensor) -> bool:
+        """Count a tensor as used if it only repeats `original`; whether it does."""
 
 
 class Weights:

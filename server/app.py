@@ -20,6 +20,7 @@ from server.frame import Frame
 from server.gate import Gate
 from server.limits import BodyLimit, HostCheck
 from server.native import routes as native
+from server.native import slots
 from server.openai import routes as openai
 from server.sse import CLIENT_LEFT
 
@@ -31,6 +32,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(openai.routes(gate, settings))
     app.include_router(native.routes(gate, settings))
+    app.include_router(slots.routes(gate, settings))
     app.include_router(status.routes(gate, settings))
     app.include_router(metrics.routes(gate))
     app.include_router(pages.routes())

@@ -22,6 +22,11 @@ def keys_of(settings: Settings) -> tuple[str, ...]:
     return tuple(key for part in (settings.api_key or "").split(",") if (key := part.strip()))
 
 
+def salted(tenant: str, cache_salt: str | None) -> str:
+    """Whose prefix cache a request shares: its API key's, or the part of it that its salt sets apart."""
+    return f"{tenant}:{cache_salt}" if cache_salt else tenant
+
+
 class Auth:
     """ASGI layer that answers 401 unless a key is right, and sets `state["tenant"]`."""
 

@@ -1,4 +1,4 @@
-"""The command `slipstream`: settings from flags, environment, TOML file, defaults, in that order; then serve.
+"""The command `slipstream`: settings from flags, environment, TOML file, defaults, in that order; then serve, or plan.
 
 The only module that reads the environment and the only one that reaches the engine's code.
 """
@@ -6,29 +6,39 @@ The only module that reads the environment and the only one that reaches the eng
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from typing import Any, NoReturn
 
 from engine.api import AsyncEngine
-from engine.errors import SettingError
+from engine.errors import LoadError, SettingError
 from engine.settings import Settings, check
 from server import logs
 from server.flags import OPTIONS, PREFIX, Option, merged
-from server.serve import Load, run
+from server.plan import GPUS, memory_of, table
+from server.serve import EXIT_CANNOT_LOAD, Load, run
 
 CONFIG_ENV = PREFIX + "CONFIG"
 METAVARS = {int: "N", int | None: "N", float: "X", float | None: "X"}
 EXIT_INTERRUPTED = 130
+# The settings that `plan` has flags for: those that decide what is held in memory.
+PLANNED = (
+    *("model", "model_draft", "dtype", "spec_type", "draft_max"),
+    *("ctx_size", "cache_size", "parallel", "batch_size"),
+)
 
 
 def main() -> NoReturn:
     """The console command. Status: 0 stopped in order, 1 failed, 2 bad usage, 3 cannot load, 4 port taken."""
+    if sys.argv[1:2] == ["plan"]:
+        sys.exit(plan(sys.argv[2:], os.environ))
     start(sys.argv[1:], load)
 
 
@@ -56,12 +66,46 @@ def load(settings: Settings) -> AsyncEngine:
     return launch(settings)
 
 
+def plan(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Tell what a server with these settings would take of a GPU. Status: 0 it fits, 3 it would not start.
+
+    The settings are those that a server would find, from the environment too. Exits with status 2 on bad usage.
+    """
+    parser = _plan_parser()
+    _refuse_joined(parser, arguments, [one for one in OPTIONS if one.name in PLANNED])
+    flags = vars(parser.parse_args(arguments))
+    as_json, memory = flags.pop("json"), flags.pop("memory", None)
+    for name in ("model", "model_draft"):
+        if (file := flags.pop(f"{name}_config", None)) is not None:
+            if name in flags:
+                parser.error(f"--{name.replace('_', '-')} and a config file: give one of them")
+            flags[name] = file
+    settings = _settings(parser, flags, environ)
+    try:
+        memory_bytes = None if memory is None else memory_of(memory)
+    except ValueError as error:
+        parser.error(str(error))
+    from engine.service.forecast import forecast
+
+    try:
+        told = asdict(forecast(settings, memory_bytes))
+    except LoadError as error:
+        sys.stderr.write(f"slipstream plan: {error}\n")
+        return EXIT_CANNOT_LOAD
+    sys.stdout.write(json.dumps(told, indent=2) + "\n" if as_json else table(told))
+    return 0 if told["refusal"] is None else EXIT_CANNOT_LOAD
+
+
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Each setting from the first source that has it. Exits with status 2 on anything unknown or wrong."""
     parser = _parser()
     arguments = arguments[1:] if arguments[:1] == ["serve"] else arguments
-    _refuse_joined(parser, arguments)
-    flags = vars(parser.parse_args(arguments))
+    _refuse_joined(parser, arguments, OPTIONS)
+    return _settings(parser, vars(parser.parse_args(arguments)), environ)
+
+
+def _settings(parser: argparse.ArgumentParser, flags: dict[str, Any], environ: Mapping[str, str]) -> Settings:
+    """The settings of these flags and the other sources."""
     # Compose files pass unset variables on as empty strings.
     named = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text}
     config = named.pop(CONFIG_ENV, None)
@@ -84,7 +128,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="slipstream",
-        usage="slipstream [serve] -m MODEL [options]",
+        usage="slipstream [serve] -m MODEL [options]\n       slipstream plan -m MODEL [options]",
         description="An OpenAI-compatible server for language models with lossless speculative decoding.",
         epilog=f"Each setting can also be given as {PREFIX}NAME in the environment, or as name = value in a"
         " TOML file. A flag wins over the environment, the environment over the file.",
@@ -96,6 +140,28 @@ def _parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(name.lower())
         for option in options:
             _add(group, option)
+    return parser
+
+
+def _plan_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="slipstream plan",
+        usage="slipstream plan (-m MODEL | --config FILE) [--memory GiB] [options]",
+        description="What a server with these settings takes of a GPU's memory, from the model's config alone.",
+        epilog="Other settings, and those not given here, come from the environment as for a server.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="figures for machines, in bytes")
+    own = {
+        "--memory": ("memory", "GiB", f"free GPU memory: a number, or one of {', '.join(GPUS)}"),
+        "--config": ("model_config", "FILE", "the model's config.json, instead of -m"),
+        "--draft-config": ("model_draft_config", "FILE", "a draft model's config.json, instead of -md"),
+    }
+    for flag, (name, metavar, told) in own.items():
+        parser.add_argument(flag, dest=name, metavar=metavar, default=argparse.SUPPRESS, help=told)
+    for option in OPTIONS:
+        if option.name in PLANNED:
+            _add(parser, option)
     return parser
 
 
@@ -111,9 +177,11 @@ def _add(group: Any, option: Option) -> None:
     group.add_argument(*option.flags, dest=option.name, default=argparse.SUPPRESS, help=told, **more)
 
 
-def _refuse_joined(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+def _refuse_joined(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], options: Sequence[Option]
+) -> None:
     """`-ngl 5` must be unknown, not `-n gl`: argparse would split any word after a one-letter flag."""
-    known = {flag for option in OPTIONS for flag in option.flags} | {"-h"}
+    known = {flag for option in options for flag in option.flags} | {"-h"}
     for word in arguments:
         if word[:1] == "-" and word[1:2].isalpha() and word.partition("=")[0] not in known:
             parser.error(f"unrecognized arguments: {word}")

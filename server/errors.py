@@ -21,6 +21,7 @@ from engine.errors import (
     InvalidRequest,
     Overloaded,
     RequestError,
+    SlotFileRefused,
     Unsupported,
 )
 
@@ -96,6 +97,12 @@ def not_json() -> Refused:
     return Refused(Problem(415, "invalid_request_error", "unsupported_media_type", message))
 
 
+def not_supported(message: str) -> Refused:
+    """Switched off on this server; another try will not help."""
+    headers = {"x-should-retry": "false"}
+    return Refused(Problem(501, "not_supported_error", "not_supported", message, headers=headers))
+
+
 def unavailable(message: str, code: str) -> Refused:
     headers = {"retry-after": str(RETRY_AFTER_S)}
     return Refused(Problem(503, "unavailable_error", code, message, headers=headers))
@@ -131,6 +138,7 @@ def _stopped(_error: EngineStopped) -> Problem:
 TABLE: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (Refused, lambda error: error.problem),
     (ContextTooLong, _too_long),
+    (SlotFileRefused, _request("slot_file_refused")),
     (Unsupported, _request("unsupported_value")),
     (InvalidRequest, _request("invalid_value")),
     (RequestError, _request("invalid_request")),

@@ -88,7 +88,9 @@ class Cache:
         for name, store in self.stores.items():
             entry.lengths[name] = min(entry.lengths[name], n_tokens)
             if store.windows is not None:
-                entry.lengths[name] = store.windows.adopt(slot, entry.keys[: entry.lengths[name] // size]) * size
+                entry.lengths[name] = (
+                    store.windows.adopt(slot, entry.keys[: entry.lengths[name] // size]) * size
+                )
             if store.parking is not None:
                 self._resume(slot, name)
             n_tokens = entry.lengths[self._primary]  # which comes first, and has the last word

@@ -127,3 +127,6 @@ class WindowKVLayer:
 
     def of_pages(self) -> list[Tensor]:
         return []
+
+    def of_window_pages(self) -> list[Tensor]:
+        return [self.keys, self.values]

@@ -6,24 +6,36 @@ writes those, never a slot. Nothing here touches files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from engine.cache.cache import Cache
-from engine.cache.pages import prefix_keys
+from engine.cache.pages import PagePool, prefix_keys
+from engine.cache.store import Store
+from engine.cache.window import OFFERED
 
 Place = tuple[str, int]  # (store, tokens before the border)
 
 
 @dataclass(frozen=True, slots=True)
+class SavedWindow:
+    """Pages of layers with a window, those that live: page numbers[i] of the prefix is row i of each tensor."""
+
+    numbers: Sequence[int]
+    rows: Sequence[Tensor]  # as `Store.window_tensors`, [len(numbers), ...] each
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
-    """A prefix in host memory."""
+    """A prefix in host memory. Its tensors are not to be written: some are the cache's own."""
 
     tokens: Sequence[int]  # of whole pages
     complete: Mapping[str, int]  # per store: its first pages that are valid for it
-    rows: Mapping[str, Sequence[Tensor]]  # per store, as `Store.read_pages` gives them: [complete, ...] each
+    rows: Mapping[str, Sequence[Tensor]]  # per store, as `Store.page_tensors`: [complete, ...] each
+    windows: Mapping[str, SavedWindow]  # per store that has windows
     states: Mapping[Place, Sequence[Tensor]]  # snapshots, as `Store.snapshot` gives them
 
 
@@ -37,18 +49,31 @@ def save(cache: Cache, tokens: Sequence[int], salt: str) -> Saved:
         keys.append(key)
         page_ids.append(page_id)
     complete = _resumable(cache, keys, page_ids)
-    n_pages = complete[_primary(cache)]
+    states: dict[Place, Sequence[Tensor]] = {}
+    windows: dict[str, SavedWindow] = {}
+    for name, store in cache.stores.items():
+        for n in range(1, complete[name] + 1):
+            found = cache.snapshots.find((name, keys[n - 1]))
+            if found is not None:
+                states[name, n * cache.page_size] = found
+        if store.windows is not None:
+            windows[name] = _save_window(store, store.windows.pool, keys[: complete[name]])
     return Saved(
-        tokens=list(tokens[: n_pages * cache.page_size]),
+        tokens=list(tokens[: complete[_primary(cache)] * cache.page_size]),
         complete=complete,
-        rows={name: store.read_pages(page_ids[: complete[name]]) for name, store in cache.stores.items()},
-        states={
-            (name, n * cache.page_size): states
-            for name in cache.stores
-            for n in range(1, complete[name] + 1)
-            if (states := cache.snapshots.find((name, keys[n - 1]))) is not None
+        rows={
+            name: _read(store.page_tensors, page_ids[: complete[name]])
+            for name, store in cache.stores.items()
         },
+        windows=windows,
+        states=states,
     )
+
+
+def _save_window(store: Store, pool: PagePool, keys: Sequence[bytes]) -> SavedWindow:
+    """All pages that live, not only the last window's: from the others a prompt that ends earlier is resumed."""
+    live = {number: page_id for number, key in enumerate(keys) if (page_id := pool.find(key)) is not None}
+    return SavedWindow(list(live), _read(store.window_tensors, list(live.values())))
 
 
 def _resumable(cache: Cache, keys: Sequence[bytes], page_ids: Sequence[int]) -> dict[str, int]:
@@ -61,6 +86,8 @@ def _resumable(cache: Cache, keys: Sequence[bytes], page_ids: Sequence[int]) -> 
     n_pages = min(complete[name] for name in (_primary(cache), *cache.followers))
     for name, store in cache.stores.items():
         complete[name] = min(complete[name], n_pages)
+        if store.windows is not None:
+            complete[name] = store.windows.n_adoptable(keys[: complete[name]])
         if store.parking is not None:
             stored = [n for n in range(1, complete[name] + 1) if (name, keys[n - 1]) in cache.snapshots]
             complete[name] = max(stored, default=0)
@@ -76,24 +103,35 @@ def _primary(cache: Cache) -> str:
 def fits(cache: Cache, saved: Saved) -> bool:
     """Whether a prefix has the stores, shapes and dtypes of this cache."""
     n_pages, rest = divmod(len(saved.tokens), cache.page_size)
-    if rest or saved.complete.keys() != cache.stores.keys() or saved.rows.keys() != cache.stores.keys():
+    windowed = {name for name, store in cache.stores.items() if store.windows is not None}
+    names = cache.stores.keys()
+    if rest or not names == saved.complete.keys() == saved.rows.keys() or windowed != saved.windows.keys():
         return False
     for name, store in cache.stores.items():
         n = saved.complete[name]
-        wanted = [((n, *one.shape[1:]), one.dtype) for one in store.page_tensors]
-        if not 0 <= n <= n_pages or wanted != _kinds(saved.rows[name]):
+        if not 0 <= n <= n_pages or not _alike(saved.rows[name], store.page_tensors, n):
             return False
-    kinds = {name: _kinds(store.slot_tensors) for name, store in cache.stores.items()}
-    return all(
-        name in kinds
-        and kinds[name] == _kinds(states)
-        and 0 < n <= len(saved.tokens)
-        and n % cache.page_size == 0
-        for (name, n), states in saved.states.items()
-    )
+    for name, window in saved.windows.items():
+        n = saved.complete[name]
+        if not _alike(window.rows, cache.stores[name].window_tensors, len(window.numbers)):
+            return False
+        if list(window.numbers) != sorted({one for one in window.numbers if 0 <= one < n}):
+            return False
+    for (name, n), states in saved.states.items():
+        on_border = 0 < n <= len(saved.tokens) and n % cache.page_size == 0
+        if name not in names or not on_border:
+            return False
+        if _kinds(states) != _kinds(cache.stores[name].slot_tensors):
+            return False
+    return True
 
 
-def _kinds(tensors: Sequence[Tensor]) -> list[tuple[tuple[int, ...], object]]:
+def _alike(rows: Sequence[Tensor], tensors: Sequence[Tensor], n_pages: int) -> bool:
+    """Whether these are the rows of so many pages of the cache's tensors."""
+    return _kinds(rows) == [((n_pages, *one.shape[1:]), one.dtype) for one in tensors]
+
+
+def _kinds(tensors: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
     return [(tuple(one.shape), one.dtype) for one in tensors]
 
 
@@ -103,35 +141,80 @@ def load(cache: Cache, saved: Saved, salt: str) -> None:
     It lies in the prefix cache afterwards, held by nobody, as the one used last. Cached prefixes make room for it,
     pages that slots hold do not.
     """
-    pool = cache.pool
     keys = list(prefix_keys(saved.tokens, cache.page_size, salt))
+    offers = [
+        (key, {name for name in cache.stores if number < saved.complete[name]})
+        for number, key in enumerate(keys)
+    ]
+
+    def write(fresh: Mapping[int, int]) -> None:
+        for name, store in cache.stores.items():
+            mine = {number: one for number, one in fresh.items() if number < saved.complete[name]}
+            _write(store.page_tensors, mine, saved.rows[name])
+
+    n_pages = _publish(cache.pool, offers, write)
+    for name, window in saved.windows.items():
+        _load_window(cache.stores[name], window, keys[:n_pages])
+    for (name, n_tokens), states in sorted(saved.states.items(), key=lambda one: one[0]):
+        if n_tokens <= n_pages * cache.page_size:
+            cache.snapshots.put((name, keys[n_tokens // cache.page_size - 1]), states)
+
+
+def _load_window(store: Store, window: SavedWindow, keys: Sequence[bytes]) -> None:
+    """Publish the pages of a window; the last ones if there is not room for all: those are resumed from."""
+    assert store.windows is not None
+    pool = store.windows.pool
+    rows_of = [row for row, number in enumerate(window.numbers) if number < len(keys)]
+    rows_of = rows_of[max(0, len(rows_of) - pool.n_available) :]
+
+    def write(fresh: Mapping[int, int]) -> None:
+        _write(store.window_tensors, {rows_of[i]: page_id for i, page_id in fresh.items()}, window.rows)
+
+    _publish(pool, [(keys[window.numbers[row]], OFFERED) for row in rows_of], write)
+
+
+def _publish(
+    pool: PagePool, offers: Sequence[tuple[bytes, set[str]]], write: Callable[[Mapping[int, int]], None]
+) -> int:
+    """Make pages live under their keys, each complete for some stores; returns the number of the first that do.
+
+    write: fills the pages that have to be made, given as {number of the offer: page id}. If it raises, nothing has
+    been published.
+    """
     held: list[int] = []  # so that taking the next page does not evict the one before
-    fresh: dict[int, set[str]] = {}  # number of the page in the prefix -> stores whose rows it brings
+    fresh: dict[int, int] = {}
     try:
-        for number, key in enumerate(keys):
-            brings = {name for name in cache.stores if number < saved.complete[name]}
+        for number, (key, complete) in enumerate(offers):
             known = pool.find(key)
-            if known is not None and brings <= pool.pages[known].complete:
+            if known is not None and complete <= pool.pages[known].complete:
                 pool.hold(known)
                 held.append(known)
             elif pool.n_available:
-                held.append(pool.take())
-                fresh[number] = brings
+                fresh[number] = pool.take()
+                held.append(fresh[number])
             else:
                 break
-        for name, store in cache.stores.items():
-            numbers = [number for number in fresh if name in fresh[number]]
-            if numbers:
-                rows = [one[numbers] for one in saved.rows[name]]
-                store.write_pages([held[number] for number in numbers], rows)
-        for number, brings in fresh.items():
-            pool.publish(held[number], keys[number], brings)
+        write(fresh)
+        for number, page_id in fresh.items():
+            pool.publish(page_id, offers[number][0], offers[number][1])
     finally:
         for page_id in reversed(held):  # the last page goes first when cached pages are taken back
             pool.release(page_id)
-    for (name, n_tokens), states in sorted(saved.states.items(), key=lambda one: one[0]):
-        if n_tokens <= len(held) * cache.page_size:
-            cache.snapshots.put((name, keys[n_tokens // cache.page_size - 1]), states)
+    return len(held)
+
+
+def _read(tensors: Sequence[Tensor], page_ids: Sequence[int]) -> list[Tensor]:
+    """Copies of some pages in host memory, [len(page_ids), ...] each."""
+    return [
+        one.index_select(0, torch.tensor(page_ids, device=one.device).long()).to("cpu") for one in tensors
+    ]
+
+
+def _write(tensors: Sequence[Tensor], page_of: Mapping[int, int], rows: Sequence[Tensor]) -> None:
+    """Fill pages: page page_of[i] with row i of each stored tensor."""
+    for tensor, stored in zip(tensors, rows, strict=True):
+        index = torch.tensor(list(page_of.values()), device=tensor.device).long()
+        tensor.index_copy_(0, index, stored[list(page_of)].to(tensor.device))
 
 
 def erase(cache: Cache, tokens: Sequence[int], salt: str) -> int:
@@ -144,6 +227,15 @@ def erase(cache: Cache, tokens: Sequence[int], salt: str) -> int:
         if page_id is not None:
             cache.pool.withdraw(page_id)
             n_pages += 1
-        for name in cache.stores:
+        for name, store in cache.stores.items():
             cache.snapshots.discard((name, key))
+            if store.windows is not None:
+                _withdraw(store.windows.pool, key)
     return n_pages * cache.page_size
+
+
+def _withdraw(pool: PagePool, key: bytes) -> None:
+    """Take out what lies under a key, unless a slot holds it."""
+    page_id = pool.find(key)
+    if page_id is not None and not pool.pages[page_id].n_holders:
+        pool.withdraw(page_id)

@@ -142,17 +142,11 @@ class Store:
         return [tensor for layer in self.layers for tensor in layer.of_pages()]
 
     @property
+    def window_tensors(self) -> list[Tensor]:
+        """What layers with a window keep by page of `windows`, [n_window_pages, ...] each."""
+        return [tensor for layer in self._windowed for tensor in layer.of_window_pages()]
+
+    @property
     def slot_tensors(self) -> list[Tensor]:
-        """What the layers keep by slot, seen for one slot: shapes and dtypes of a snapshot."""
+        """What the layers keep by slot, as seen for one slot: shapes and dtypes of a snapshot."""
         return [view for layer in self.layers for view in layer.of_slot(0)]
-
-    def read_pages(self, page_ids: Sequence[int]) -> list[Tensor]:
-        """Copies in host memory of all layers' rows of some pages, [len(page_ids), ...] each."""
-        index = torch.tensor(page_ids, dtype=torch.int64, device=self.device)
-        return [tensor.index_select(0, index).to("cpu") for tensor in self.page_tensors]
-
-    def write_pages(self, page_ids: Sequence[int], rows: Sequence[Tensor]) -> None:
-        """The opposite of `read_pages`, onto any pages."""
-        index = torch.tensor(page_ids, dtype=torch.int64, device=self.device)
-        for tensor, stored in zip(self.page_tensors, rows, strict=True):
-            tensor.index_copy_(0, index, stored.to(self.device))

@@ -14,7 +14,7 @@ from engine.cache.pages import PagePool
 
 # What a page table says of pages that were given back. Nobody reads it: attention begins at the window.
 _GONE = 0
-_OFFERED = {"window"}  # a page of this pool belongs to one store alone
+OFFERED = {"window"}  # a page of this pool belongs to one store alone
 
 
 @dataclass(slots=True)
@@ -48,19 +48,23 @@ class WindowPages:
         """Pages that the slot keeps from others."""
         return len(self._held[slot].ids)
 
+    def n_adoptable(self, keys: Sequence[bytes]) -> int:
+        """Full pages of the longest prefix whose window lives, maybe 0. keys: as for `adopt`."""
+        n_pages, gap = 0, -1  # gap: the last page so far that is gone
+        for i, key in enumerate(keys):
+            gap = i if self.pool.find(key) is None else gap
+            if gap < self._first_seen((i + 1) * self._size):
+                n_pages = i + 1
+        return n_pages
+
     def adopt(self, slot: int, keys: Sequence[bytes]) -> int:
         """Hold the window before the longest prefix whose pages live; returns its length in full pages, maybe 0.
 
         keys: of the full pages of the slot's tokens. What the slot held before is given back.
         """
-        live = [self.pool.find(key) for key in keys]
-        n_pages, gap = 0, -1  # gap: the last page so far that is gone
-        for i, page_id in enumerate(live):
-            gap = i if page_id is None else gap
-            if gap < self._first_seen((i + 1) * self._size):
-                n_pages = i + 1
+        n_pages = self.n_adoptable(keys)
         first = self._first_seen(n_pages * self._size)
-        adopted = [page_id for page_id in live[first:n_pages] if page_id is not None]
+        adopted = [page_id for key in keys[first:n_pages] if (page_id := self.pool.find(key)) is not None]
         for page_id in adopted:
             self.pool.hold(page_id)
         self.drop(slot)
@@ -94,7 +98,7 @@ class WindowPages:
         for i in range(held.first, length // self._size):
             page_id = held.ids[i - held.first]
             if self.pool.pages[page_id].key is None:
-                self.pool.publish(page_id, keys[i], _OFFERED)
+                self.pool.publish(page_id, keys[i], OFFERED)
         n_behind = self._first_seen(length) - held.first
         if n_behind > 0:
             self._release(held.ids[:n_behind])

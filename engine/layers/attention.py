@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.cache.kv import FullKV, KVLayer
+from engine.cache.kv import FullKV, KVLayer, WindowKV, WindowKVLayer
 from engine.layers.linear import load_linear
 from engine.layers.norm import NormSpec, load_scale
 from engine.layers.rope import RopeSpec
-from engine.weights import Weights
+from engine.weights import TensorSource
 from kernels.attention.op import attention
 from kernels.gated.op import sigmoid_mul
 from kernels.matmul.op import Packed, linear, pack
@@ -31,18 +31,22 @@ class Attention:
     norms: HeadNorms | None
     rope: Rope
     scale: float
-    kv: FullKV
+    kv: FullKV | WindowKV
     gate: Packed | None = None  # of the output, before `out`
 
     @property
-    def need(self) -> FullKV:
+    def need(self) -> FullKV | WindowKV:
         """What the layer needs from a `Store`."""
         return self.kv
 
-    def __call__(self, x: Tensor, batch: Batch, layer: KVLayer) -> Tensor:
+    def __call__(self, x: Tensor, batch: Batch, layer: KVLayer | WindowKVLayer) -> Tensor:
         """x: [n_tokens, d_model]. Writes the rows into the layer's keys and values. Returns x's shape."""
-        q = norm_rope_write(linear(x, self.qkv), self.norms, self.rope, batch, layer.keys, layer.values)
-        mixed = attention(q, layer.keys, layer.values, batch, self.scale)  # [n_tokens, n_heads * d_head]
+        keys, values, window = layer.keys, layer.values, self.kv.window
+        if window is not None:
+            assert batch.window is not None  # the store that has such layers has their pages
+            batch = batch.window
+        q = norm_rope_write(linear(x, self.qkv), self.norms, self.rope, batch, keys, values)
+        mixed = attention(q, keys, values, batch, self.scale, window)  # [n_tokens, n_heads * d_head]
         if self.gate is not None:
             mixed = sigmoid_mul(mixed, linear(x, self.gate))
         return linear(mixed, self.out)
@@ -62,13 +66,17 @@ class AttentionSpec:
     head_norm: NormSpec | None = None  # None: queries and keys are not normalised per head
     gated: bool = False  # q_proj holds, per head, a query and a gate of the head's output
     scale: float | None = None  # of the scores; None: d_head ** -0.5
+    window: int | None = None  # positions a row sees, its own included; None: all before it
+    d_in: int | None = None  # width of the rows it reads, where that is not d_model
 
     @property
-    def need(self) -> FullKV:
+    def need(self) -> FullKV | WindowKV:
         """What the layer needs from a `Store`."""
+        if self.window is not None:
+            return WindowKV(self.n_kv_heads, self.d_head, self.window)
         return FullKV(self.n_kv_heads, self.d_head)
 
-    def load(self, weights: Weights, block: str, ropes: Ropes) -> Attention:
+    def load(self, weights: TensorSource, block: str, ropes: Ropes) -> Attention:
         """The attention of the block whose tensors start with `block`."""
         name = f"{block}.self_attn"
         d_q, d_kv = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
@@ -83,7 +91,8 @@ class AttentionSpec:
         if self.gated:
             qkv, gate = self._split(weights, inputs)
         else:
-            qkv = load_linear(weights, inputs, self.d_model, [d_q, d_kv, d_kv], bias=self.qkv_bias)
+            d_in = self.d_model if self.d_in is None else self.d_in
+            qkv = load_linear(weights, inputs, d_in, [d_q, d_kv, d_kv], bias=self.qkv_bias)
         return Attention(
             qkv=qkv,
             out=load_linear(weights, [f"{name}.o_proj"], d_q, [self.d_model], bias=self.out_bias),
@@ -94,7 +103,7 @@ class AttentionSpec:
             gate=gate,
         )
 
-    def _split(self, weights: Weights, inputs: list[str]) -> tuple[Packed, Packed]:
+    def _split(self, weights: TensorSource, inputs: list[str]) -> tuple[Packed, Packed]:
         """The joined projections and the gate's, whose rows alternate with the query's head by head."""
         d_q, d_kv = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         both = weights.take(f"{inputs[0]}.weight", [2 * d_q, self.d_model])

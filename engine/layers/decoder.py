@@ -17,9 +17,9 @@ from engine.batch import Batch
 from engine.cache.store import Need, Store
 from engine.layers.attention import Ropes
 from engine.layers.embed import Embedding, Head, load_embedding, load_head
-from engine.layers.norm import Norm, NormSpec, load_norm
+from engine.layers.norm import Norm, NormNames, NormSpec, load_norm
 from engine.layers.rope import RopeSpec, rope_tables
-from engine.weights import Weights
+from engine.weights import TensorSource
 from kernels.norm_rope_write.op import Rope
 
 
@@ -40,6 +40,32 @@ class FeedForward(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n_tokens, d_model]. Returns the same shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormedMixer:
+    """A mixer whose output is normed before it is added to the stream."""
+
+    mixer: Mixer
+    norm: Norm
+
+    @property
+    def need(self) -> Need:
+        return self.mixer.need
+
+    def __call__(self, x: Tensor, batch: Batch, layer: Any) -> Tensor:
+        return self.norm(self.mixer(x, batch, layer))
+
+
+@dataclass(frozen=True, slots=True)
+class NormedFeedForward:
+    """The same of a feed-forward layer."""
+
+    ffn: FeedForward
+    norm: Norm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.norm(self.ffn(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +182,9 @@ def logits_of(head: AnyHead, normed: Tensor) -> Tensor:
     return head(normed)
 
 
+LLAMA_NORMS = NormNames()
+
+
 class MixerSpec(Protocol):
     """What distinguishes one mixer from another; it knows the names of its tensors within a block."""
 
@@ -167,14 +196,14 @@ class MixerSpec(Protocol):
     def rope(self) -> RopeSpec | None:
         """The rotary embedding it reads, if any."""
 
-    def load(self, weights: Weights, block: str, ropes: Ropes) -> Mixer:
+    def load(self, weights: TensorSource, block: str, ropes: Ropes) -> Mixer:
         """The layer of the block whose tensors start with `block`."""
 
 
 class FeedForwardSpec(Protocol):
     """The same of a feed-forward layer."""
 
-    def load(self, weights: Weights, name: str) -> FeedForward:
+    def load(self, weights: TensorSource, name: str) -> FeedForward:
         """The layer whose tensors start with `name`."""
 
 
@@ -184,6 +213,7 @@ class BlockSpec:
 
     mixer: MixerSpec
     ffn: FeedForwardSpec
+    norms: NormNames = LLAMA_NORMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,15 +227,18 @@ class DecoderSpec:
     norm: NormSpec
     tied: bool | None  # None: the tensors decide
     blocks: Sequence[BlockSpec]
+    embedding_scale: float | None = None
 
 
-def load_decoder(weights: Weights, spec: DecoderSpec) -> Decoder:
+def load_decoder(weights: TensorSource, spec: DecoderSpec) -> Decoder:
     """Build the decoder from tensors named as Llama names them. `weights.finish` is the caller's."""
     kinds = dict.fromkeys(block.mixer.rope for block in spec.blocks)
     ropes = {
         one: Rope(*rope_tables(one, spec.n_positions, weights.device)) for one in kinds if one is not None
     }
-    embedding = load_embedding(weights, "model.embed_tokens", spec.vocab_rows, spec.d_model)
+    embedding = load_embedding(
+        weights, "model.embed_tokens", spec.vocab_rows, spec.d_model, spec.embedding_scale
+    )
     return Decoder(
         embedding=embedding,
         blocks=[
@@ -218,11 +251,17 @@ def load_decoder(weights: Weights, spec: DecoderSpec) -> Decoder:
     )
 
 
-def load_block(weights: Weights, name: str, block: BlockSpec, spec: DecoderSpec, ropes: Ropes) -> Block:
+def load_block(weights: TensorSource, name: str, block: BlockSpec, spec: DecoderSpec, ropes: Ropes) -> Block:
     """The block whose tensors start with `name`."""
-    return Block(
-        mixer_norm=load_norm(weights, f"{name}.input_layernorm", spec.d_model, spec.norm),
-        mixer=block.mixer.load(weights, name, ropes),
-        ffn_norm=load_norm(weights, f"{name}.post_attention_layernorm", spec.d_model, spec.norm),
-        ffn=block.ffn.load(weights, f"{name}.mlp"),
-    )
+    names = block.norms
+
+    def norm(part: str) -> Norm:
+        return load_norm(weights, f"{name}.{part}", spec.d_model, spec.norm)
+
+    mixer: Mixer = block.mixer.load(weights, name, ropes)
+    ffn: FeedForward = block.ffn.load(weights, f"{name}.mlp")
+    if names.after_mixer is not None:
+        mixer = NormedMixer(mixer, norm(names.after_mixer))
+    if names.after_ffn is not None:
+        ffn = NormedFeedForward(ffn, norm(names.after_ffn))
+    return Block(mixer_norm=norm(names.before_mixer), mixer=mixer, ffn_norm=norm(names.before_ffn), ffn=ffn)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.weights import Weights
+from engine.weights import TensorSource
 from kernels.matmul.op import Packed, linear, pack
 
 
@@ -20,10 +20,12 @@ class Embedding:
     """Rows of the residual stream by token id."""
 
     weight: Tensor  # [vocab_rows, d_model]
+    scale: Tensor | None = None  # [] of the weight's dtype: rows are multiplied by it, and rounded
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """token_ids: [n_tokens] int64. Returns [n_tokens, d_model]."""
-        return self.weight.index_select(0, token_ids)
+        rows = self.weight.index_select(0, token_ids)
+        return rows if self.scale is None else rows * self.scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,16 @@ class Head:
         return linear(x, self.packed, torch.float32)
 
 
-def load_embedding(weights: Weights, name: str, vocab_rows: int, d_model: int) -> Embedding:
-    """The embedding whose matrix is the tensor `name.weight`."""
-    return Embedding(weights.take(f"{name}.weight", [vocab_rows, d_model]))
+def load_embedding(
+    weights: TensorSource, name: str, vocab_rows: int, d_model: int, scale: float | None = None
+) -> Embedding:
+    """The embedding whose matrix is the tensor `name.weight`. scale: of its rows, rounded to their dtype."""
+    weight = weights.take(f"{name}.weight", [vocab_rows, d_model])
+    return Embedding(weight, None if scale is None else weight.new_tensor(scale))
 
 
 def load_head(
-    weights: Weights, name: str, embedding: Embedding, vocab_size: int, *, tied: bool | None
+    weights: TensorSource, name: str, embedding: Embedding, vocab_size: int, *, tied: bool | None
 ) -> Head:
     """The head whose matrix is `name.weight`, or the embedding's if they are tied.
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.weights import Weights
+from engine.weights import TensorSource
 from kernels.matmul.op import Packed, pack
 
 
 def load_linear(
-    weights: Weights, names: Sequence[str], d_in: int, d_outs: Sequence[int], *, bias: bool
+    weights: TensorSource, names: Sequence[str], d_in: int, d_outs: Sequence[int], *, bias: bool
 ) -> Packed:
     """One packed matrix of the projections `name.weight` [d_out, d_in], their outputs side by side."""
     parts = [weights.take(f"{name}.weight", [d_out, d_in]) for name, d_out in zip(names, d_outs, strict=True)]

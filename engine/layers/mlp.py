@@ -1,14 +1,15 @@
-"""The gated feed-forward block: down(silu(gate(x)) * up(x)), gate and up in one product."""
+"""The gated feed-forward block: down(act(gate(x)) * up(x)), gate and up in one product."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from engine.layers.linear import load_linear
-from engine.weights import Weights
-from kernels.gated.op import silu_mul
+from engine.weights import TensorSource
+from kernels.gated.op import gelu_mul, silu_mul
 from kernels.matmul.op import Packed, linear
 
 
@@ -18,10 +19,11 @@ class GatedMLP:
 
     gate_up: Packed
     down: Packed
+    gated: Callable[[Tensor], Tensor] = silu_mul  # [n_rows, 2 * d_ffn] -> [n_rows, d_ffn]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n_rows, d_model]. Returns the same shape."""
-        return linear(silu_mul(linear(x, self.gate_up)), self.down)
+        return linear(self.gated(linear(x, self.gate_up)), self.down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,13 @@ class MLPSpec:
     d_model: int
     d_ffn: int
     bias: bool = False
+    gelu: bool = False  # in its tanh form, in place of silu
 
-    def load(self, weights: Weights, name: str) -> GatedMLP:
+    def load(self, weights: TensorSource, name: str) -> GatedMLP:
         """The layer whose tensors start with `name`."""
         inputs = [f"{name}.gate_proj", f"{name}.up_proj"]
         return GatedMLP(
             gate_up=load_linear(weights, inputs, self.d_model, [self.d_ffn, self.d_ffn], bias=self.bias),
             down=load_linear(weights, [f"{name}.down_proj"], self.d_ffn, [self.d_model], bias=self.bias),
+            gated=gelu_mul if self.gelu else silu_mul,
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.layers.mlp import GatedMLP, MLPSpec
-from engine.weights import Weights
+from engine.weights import TensorSource
 from kernels.gated.op import sigmoid_mul
 from kernels.matmul.op import Packed, linear, pack
 from kernels.moe.op import PackedExperts, Routing, experts, pack_experts, route
@@ -42,7 +42,7 @@ class MoESpec:
     wide_router: bool = False  # the router multiplies in float32 whatever the dtype of the rest
     shared: SharedSpec | None = None
 
-    def load(self, weights: Weights, name: str) -> MoE:
+    def load(self, weights: TensorSource, name: str) -> MoE:
         """The layer whose tensors start with `name`.
 
         With a wide router, `kernels.select` must have run for float32 too. Raises `LoadError` naming a tensor
@@ -96,7 +96,7 @@ class MoE:
         return said + shared
 
 
-def load_experts(weights: Weights, name: str, spec: MoESpec) -> PackedExperts:
+def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:
     """The experts whose tensors start with `name`: all in two tensors, or three matrices each."""
     n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
     if f"{name}.gate_up_proj" in weights:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.weights import Weights
+from engine.weights import TensorSource
 from kernels.norm.op import add_rms_norm, rms_norm
 
 
@@ -34,7 +34,17 @@ class Norm:
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
-def load_scale(weights: Weights, name: str, width: int, spec: NormSpec) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """What a block calls its norms: those before its two halves, and those of what the halves add, if there are any."""
+
+    before_mixer: str = "input_layernorm"
+    before_ffn: str = "post_attention_layernorm"
+    after_mixer: str | None = None
+    after_ffn: str | None = None
+
+
+def load_scale(weights: TensorSource, name: str, width: int, spec: NormSpec) -> Tensor:
     """The scale `name.weight` as the ops take it, [width]."""
     weight = weights.take(f"{name}.weight", [width])
     if not spec.one_plus:
@@ -42,6 +52,6 @@ def load_scale(weights: Weights, name: str, width: int, spec: NormSpec) -> Tenso
     return 1.0 + (weight if weight.dtype.itemsize > 4 else weight.float())
 
 
-def load_norm(weights: Weights, name: str, d_model: int, spec: NormSpec) -> Norm:
+def load_norm(weights: TensorSource, name: str, d_model: int, spec: NormSpec) -> Norm:
     """The norm whose scale is the tensor `name.weight`."""
     return Norm(load_scale(weights, name, d_model, spec), spec.eps)

@@ -24,14 +24,13 @@ from engine.errors import DraftMismatch, UnsupportedModel
 from engine.layers.attention import Attention
 from engine.layers.decoder import AnyHead, Block, logits_of, run_blocks, wanted_rows
 from engine.layers.embed import Embedding
-from engine.layers.norm import Norm
+from engine.layers.norm import Norm, load_norm
 from engine.models.draft_parts import (
     FOREIGN_PARTS,
     check_taps,
     load_any_linear,
     load_draft_block,
     load_draft_ends,
-    load_scale,
     read_plan,
     refuse_tensors,
 )
@@ -173,10 +172,10 @@ def load_block_draft(weights: Weights, target: Network, n_ctx: int, taps: Sequen
         from_anchor=read_from_anchor(fields),
         embedding=embedding,
         fusion=load_fusion(weights, len(resolved), d_model, target),
-        context_norm=load_scale(weights, "hidden_norm", d_model, plan),
+        context_norm=load_norm(weights, "hidden_norm", d_model, plan.norm),
         blocks=[load_draft_block(weights, f"layers.{i}", plan) for i in range(n_layers)],
         context=[load_context(weights, f"layers.{i}.self_attn") for i in range(n_layers)],
-        norm=load_scale(weights, "norm", d_model, plan),
+        norm=load_norm(weights, "norm", d_model, plan.norm),
         head=head,
         n_params=weights.n_params,  # last: all tensors have been taken
     )

@@ -48,7 +48,10 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
 }
 
-# What generation_config.json calls a default -> the request field.
+FULL, SLIDING = "full_attention", "sliding_attention"  # of `layer_types`
+FULL_EVERY = "sliding_window_pattern"  # the key of older files: every so many layers a full one
+GENERATION = "generation_config.json"
+# What it calls a default -> the request field.
 SAMPLING_KEYS = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -72,7 +75,7 @@ class ModelConfig:
     vocab_rows: int  # rows of the embedding; the tokenizer may use fewer
     n_ctx_train: int
     norm_eps: float
-    rope: RopeSpec
+    rope: RopeSpec  # of full layers, where kinds of layers differ
     tied: bool | None  # None: the checkpoint does not say, its tensors decide
     attention_bias: bool
     mlp_bias: bool
@@ -89,6 +92,25 @@ class ModelConfig:
     def norm(self) -> NormSpec:
         """The plain norm, on queries and keys too where a family has them there."""
         return NormSpec(self.norm_eps)
+
+    @property
+    def windows(self) -> list[int | None]:
+        """Per layer, how many positions a row sees, its own included; None: all before it.
+
+        Raises `UnsupportedModel` for kinds of layers that are neither full nor sliding.
+        """
+        fields, n = self.fields, self.n_layers
+        has_window = fields.has("sliding_window") and fields.flag("use_sliding_window", default=True)
+        window = fields.count("sliding_window") if has_window else None
+        if window is None or "layer_types" not in self.heeded:
+            return [None] * n  # `refuse_sliding_window` has seen to the second
+        kinds = fields.values.get("layer_types")
+        if kinds is None:
+            first, every = fields.count("max_window_layers", 0, least=0), fields.count(FULL_EVERY, n + 1)
+            kinds = [SLIDING if i >= first and (i + 1) % every else FULL for i in range(n)]
+        if not isinstance(kinds, list) or len(kinds) != n or not set(kinds) <= {FULL, SLIDING}:
+            raise fields.refuse("layer_types", f"must name {FULL} or {SLIDING} for {n} layers")
+        return [window if kind == SLIDING else None for kind in kinds]
 
     def attention(self, **changes: Any) -> AttentionSpec:
         """Attention of this shape; `changes` are fields of `AttentionSpec` in which a family differs."""
@@ -116,15 +138,22 @@ class ModelConfig:
         )
 
 
-def read_config(folder: Path | str, understood: Mapping[str, Collection[str]] | None = None) -> ModelConfig:
+def read_config(
+    path: Path | str,
+    understood: Mapping[str, Collection[str]] | None = None,
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+) -> ModelConfig:
     """The config of a checkpoint folder. Raises `UnsupportedModel` naming key and value, or `LoadError`.
 
-    understood: per architecture, keys that change the function computed and that its family heeds.
+    path: the folder, or a config file, whose generation_config.json lies beside it if anywhere.
+    understood: per architecture, keys that change the function computed and that its family heeds. defaults: per
+    architecture, values of keys that its checkpoints leave out.
     """
-    folder = Path(folder)
-    outer = Fields.read(folder / "config.json")
+    path = Path(path)
+    file, folder = (path, path.parent) if path.is_file() else (path / "config.json", path)
+    outer = Fields.read(file)
     architecture = read_architecture(outer)
-    fields = text_fields(outer)
+    fields = text_fields(outer).over((defaults or {}).get(architecture, {}))
     heeded = (understood or {}).get(architecture, ())
     refuse_unsupported(fields, heeded)
     refuse_sliding_window(fields, heeded)
@@ -146,12 +175,12 @@ def read_config(folder: Path | str, understood: Mapping[str, Collection[str]] | 
         vocab_rows=fields.count("vocab_size"),
         n_ctx_train=fields.count("max_position_embeddings"),
         norm_eps=fields.positive("rms_norm_eps", 1e-6),
-        rope=read_rope(fields, d_head),
+        rope=read_rope(fields, d_head, FULL if "layer_types" in heeded else None),
         tied=fields.flag("tie_word_embeddings", default=False) if fields.has("tie_word_embeddings") else None,
         attention_bias=fields.flag("attention_bias", default=False),
         mlp_bias=fields.flag("mlp_bias", default=False),
         dtype=read_dtype(fields),
-        eos_ids=stop_ids(folder),
+        eos_ids=stop_ids(file, folder / GENERATION),
         bos_id=read_bos(fields),
         sampling=read_sampling(folder),
         fields=fields,
@@ -235,9 +264,14 @@ def refuse_sliding_window(fields: Fields, understood: Collection[str] = ()) -> N
         raise fields.refuse("sliding_window", "sliding windows are not supported")
 
 
-def read_rope(fields: Fields, d_head: int) -> RopeSpec:
-    """The rotary embedding: `rope_parameters` where present, else the older top-level keys."""
+def read_rope(fields: Fields, d_head: int, kind_of_layer: str | None = None) -> RopeSpec:
+    """The rotary embedding: `rope_parameters` where present, else the older top-level keys.
+
+    kind_of_layer: whose it is where there is one for each; None: kinds that differ are refused.
+    """
     given = fields.child("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    if kind_of_layer is not None and isinstance(given.values.get(kind_of_layer), dict):
+        given = given.child(kind_of_layer)
     if any(isinstance(value, dict) for value in given.values.values()):
         raise UnsupportedModel(
             f"{given.where}: different rotary embeddings per kind of layer are not supported"
@@ -293,7 +327,7 @@ def read_scaling(fields: Fields, given: Fields, plain: RopeSpec) -> RopeSpec:
 
 def read_sampling(folder: Path) -> dict[str, float | int]:
     """Sampling defaults of generation_config.json by request field; empty if the file is not there."""
-    path = folder / "generation_config.json"
+    path = folder / GENERATION
     if not path.exists():
         return {}
     fields = Fields.read(path)

@@ -14,22 +14,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.cache.kv import FullKV
 from engine.errors import DraftMismatch, LoadError, UnsupportedModel
-from engine.layers.attention import Attention
+from engine.layers.attention import Attention, AttentionSpec
 from engine.layers.decoder import AnyHead, Block, FeedForward
 from engine.layers.embed import Embedding, Head, load_embedding
 from engine.layers.linear import load_linear
 from engine.layers.mlp import MLPSpec
 from engine.layers.moe import MoE, MoESpec
-from engine.layers.norm import Norm, NormSpec, load_norm
-from engine.layers.rope import rope_tables
+from engine.layers.norm import NormSpec, load_norm
+from engine.layers.rope import RopeSpec, rope_tables
 from engine.models.config import read_rope, refuse_sliding_window, refuse_unsupported
 from engine.models.fields import Fields
 from engine.models.network import Network
 from engine.weights import Weights
 from kernels.matmul.op import Packed, linear, pack
-from kernels.norm_rope_write.op import HeadNorms, Rope
+from kernels.norm_rope_write.op import Rope
 
 # Parts of a block that only heads of a target with experts have: a piece of a tensor's name -> what it is for.
 EXPERT_PARTS = {
@@ -54,9 +53,9 @@ class BlockPlan:
     d_model: int
     n_heads: int
     d_head: int
-    norm_eps: float
-    rope: Rope
-    one_plus: bool = False  # norms are stored as what is added to 1
+    norm: NormSpec
+    rope: RopeSpec
+    table: Rope  # of `rope`
     moe: MoESpec | None = None  # how the target mixes experts, for blocks that do
 
 
@@ -74,17 +73,23 @@ def read_plan(
     d_q = weights.shape(f"{block}.self_attn.o_proj.weight")[-1]  # q_proj has more rows where there is a gate
     if d_q % n_heads:
         raise LoadError(f"{weights.folder}: tensor {name} has {d_q} rows for {n_heads} query heads")
-    spec = read_rope(fields, d_q // n_heads)
-    rope = target.decoder.ropes.get(spec)
-    if rope is None or n_ctx > target.n_ctx:
-        rope = Rope(*rope_tables(spec, n_ctx, weights.device))
+    rope = read_rope(fields, d_q // n_heads)
     return BlockPlan(
         d_model=d_model,
         n_heads=n_heads,
         d_head=d_q // n_heads,
-        norm_eps=fields.positive("rms_norm_eps", 1e-6),
+        norm=NormSpec(fields.positive("rms_norm_eps", 1e-6)),
         rope=rope,
+        table=rope_table(rope, n_ctx, target),
     )
+
+
+def rope_table(rope: RopeSpec, n_ctx: int, target: Network) -> Rope:
+    """The table of a rotary embedding over n_ctx positions: the target's, if it has it."""
+    table = target.decoder.ropes.get(rope)
+    if table is None or n_ctx > target.n_ctx:
+        table = Rope(*rope_tables(rope, n_ctx, target.device))
+    return table
 
 
 def refuse_tensors(weights: Weights, foreign: Mapping[str, str], prefix: str = "") -> None:
@@ -98,46 +103,33 @@ def refuse_tensors(weights: Weights, foreign: Mapping[str, str], prefix: str = "
                 raise UnsupportedModel(f"{weights.folder}: tensor {name}: {what}, which is not supported")
 
 
-def load_scale(weights: Weights, name: str, d_model: int, plan: BlockPlan) -> Norm:
-    """The norm whose scale is `name.weight`, or one more than it where the plan says so.
+def load_draft_attention(weights: Weights, block: str, plan: BlockPlan, d_in: int) -> Attention:
+    """The attention of the block whose tensors start with `block`, reading rows of width d_in.
 
-    Qwen3-Next multiplies by 1 + w in float32. Here the sum is rounded to the network's dtype once, at load:
-    in bfloat16 a draft may differ by that rounding, which costs agreement at a near tie and nothing else.
+    The number of key heads, biases, head norms and whether the output is gated come from the tensors. Raises
+    `LoadError` or `UnsupportedModel` naming the tensor that does not fit.
     """
-    norm = load_norm(weights, name, d_model, NormSpec(plan.norm_eps))
-    return Norm(norm.weight + 1, norm.eps) if plan.one_plus else norm
-
-
-def load_draft_attention(weights: Weights, name: str, plan: BlockPlan, d_in: int) -> Attention:
-    """The attention whose tensors start with `name`, reading rows of width d_in.
-
-    The number of key heads, biases and head norms come from the tensors. Raises `LoadError` or
-    `UnsupportedModel` naming the tensor that does not fit.
-    """
-    d_q, d_head = plan.n_heads * plan.d_head, plan.d_head
+    name, d_head = f"{block}.self_attn", plan.d_head
     d_kv = weights.shape(f"{name}.k_proj.weight")[0]
-    if weights.shape(f"{name}.q_proj.weight")[0] == 2 * d_q:
-        raise UnsupportedModel(
-            f"{weights.folder}: tensor {name}.q_proj.weight: gated attention, which is not supported"
-        )
     if d_kv % d_head or plan.n_heads % (d_kv // d_head):
         raise LoadError(
             f"{weights.folder}: tensor {name}.k_proj.weight has {d_kv} rows, which do not serve"
             f" {plan.n_heads} query heads of width {d_head}"
         )
-    norms = None
-    if f"{name}.q_norm.weight" in weights or f"{name}.k_norm.weight" in weights:
-        q, k = (load_scale(weights, f"{name}.{part}_norm", d_head, plan).weight for part in ("q", "k"))
-        norms = HeadNorms(q=q, k=k, eps=plan.norm_eps)
-    inputs = [f"{name}.{part}_proj" for part in ("q", "k", "v")]
-    return Attention(
-        qkv=load_linear(weights, inputs, d_in, [d_q, d_kv, d_kv], bias=f"{inputs[0]}.bias" in weights),
-        out=load_any_linear(weights, f"{name}.o_proj", d_q, plan.d_model),
-        norms=norms,
+    has_norms = any(f"{name}.{part}_norm.weight" in weights for part in ("q", "k"))
+    spec = AttentionSpec(
+        d_model=plan.d_model,
+        d_in=d_in,
+        n_heads=plan.n_heads,
+        n_kv_heads=d_kv // d_head,
+        d_head=d_head,
         rope=plan.rope,
-        scale=d_head**-0.5,
-        kv=FullKV(d_kv // d_head, d_head),
+        qkv_bias=f"{name}.q_proj.bias" in weights,
+        out_bias=f"{name}.o_proj.bias" in weights,
+        head_norm=plan.norm if has_norms else None,
+        gated=weights.shape(f"{name}.q_proj.weight")[0] == 2 * plan.n_heads * d_head,
     )
+    return spec.load(weights, block, {plan.rope: plan.table})
 
 
 def load_any_linear(weights: Weights, name: str, d_in: int, d_out: int) -> Packed:
@@ -151,9 +143,9 @@ def load_draft_block(weights: Weights, name: str, plan: BlockPlan) -> Block:
     foreign = FOREIGN_PARTS.keys() - EXPERT_PARTS.keys() if has_experts else FOREIGN_PARTS.keys()
     refuse_tensors(weights, {piece: FOREIGN_PARTS[piece] for piece in foreign}, f"{name}.")
     return Block(
-        mixer_norm=load_scale(weights, f"{name}.input_layernorm", plan.d_model, plan),
-        mixer=load_draft_attention(weights, f"{name}.self_attn", plan, plan.d_model),
-        ffn_norm=load_scale(weights, f"{name}.post_attention_layernorm", plan.d_model, plan),
+        mixer_norm=load_norm(weights, f"{name}.input_layernorm", plan.d_model, plan.norm),
+        mixer=load_draft_attention(weights, name, plan, plan.d_model),
+        ffn_norm=load_norm(weights, f"{name}.post_attention_layernorm", plan.d_model, plan.norm),
         ffn=load_draft_ffn(weights, f"{name}.mlp", plan, plan.moe if has_experts else None),
     )
 

@@ -25,7 +25,7 @@ from engine.layers.attention import Attention
 from engine.layers.decoder import AnyHead, Block, logits_of, run_blocks, wanted_rows
 from engine.layers.embed import Embedding
 from engine.layers.mlp import GatedMLP, MLPSpec
-from engine.layers.norm import Norm
+from engine.layers.norm import Norm, load_norm
 from engine.models.draft_parts import (
     FOREIGN_PARTS,
     BlockPlan,
@@ -34,7 +34,6 @@ from engine.models.draft_parts import (
     load_draft_attention,
     load_draft_block,
     load_draft_ends,
-    load_scale,
     read_plan,
     refuse_tensors,
 )
@@ -181,7 +180,7 @@ def load_eagle3(path: Path | str, target: Network, n_ctx: int, taps: Sequence[in
         fusion=load_fusion(weights, fields, len(resolved), plan, target),
         first=load_first_layer(weights, fields, prefix, plan),
         more=load_more_layers(weights, prefix, plan),
-        norm=load_scale(weights, "norm", d_model, plan),
+        norm=load_norm(weights, "norm", d_model, plan.norm),
         head=head,
         norm_output=option(fields, "norm_output", default=False),
         n_params=weights.n_params,  # last: all tensors have been taken
@@ -242,10 +241,10 @@ def load_fusion(weights: Weights, fields: Fields, n_taps: int, plan: BlockPlan, 
         )
     each: list[Norm] = []
     if "fc_norm.0.weight" in weights or option(fields, "fc_norm", default=False):
-        each = [load_scale(weights, f"fc_norm.{i}", d_target, plan) for i in range(n_taps)]
+        each = [load_norm(weights, f"fc_norm.{i}", d_target, plan.norm) for i in range(n_taps)]
     joint = None
     if "input_norm.weight" in weights or option(fields, "norm_before_fc", default=False):
-        joint = load_scale(weights, "input_norm", d_in, plan)
+        joint = load_norm(weights, "input_norm", d_in, plan.norm)
     return Fusion(each, joint, load_any_linear(weights, "fc", d_in, plan.d_model))
 
 
@@ -255,10 +254,10 @@ def load_first_layer(weights: Weights, fields: Fields, name: str, plan: BlockPla
     d_ffn = weights.shape(f"{gate}.weight")[0]
     by_default = fields.has("speculators_model_type")
     return FirstLayer(
-        token_norm=load_scale(weights, f"{name}.input_layernorm", plan.d_model, plan),
-        hidden_norm=load_scale(weights, f"{name}.hidden_norm", plan.d_model, plan),
-        attention=load_draft_attention(weights, f"{name}.self_attn", plan, 2 * plan.d_model),
-        mlp_norm=load_scale(weights, f"{name}.post_attention_layernorm", plan.d_model, plan),
+        token_norm=load_norm(weights, f"{name}.input_layernorm", plan.d_model, plan.norm),
+        hidden_norm=load_norm(weights, f"{name}.hidden_norm", plan.d_model, plan.norm),
+        attention=load_draft_attention(weights, name, plan, 2 * plan.d_model),
+        mlp_norm=load_norm(weights, f"{name}.post_attention_layernorm", plan.d_model, plan.norm),
         mlp=MLPSpec(plan.d_model, d_ffn, bias=f"{gate}.bias" in weights).load(weights, f"{name}.mlp"),
         norm_before_residual=option(fields, "norm_before_residual", default=by_default),
     )

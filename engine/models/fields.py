@@ -26,6 +26,11 @@ class Fields:
             raise LoadError(f"{path}: no such file")
         return cls(read_object(path), str(path))
 
+    def over(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same with other values for what is absent."""
+        given = {key: value for key, value in self.values.items() if value is not None}
+        return Fields({**self.values, **defaults, **given}, self.where)
+
     def refuse(self, key: str, reason: str) -> UnsupportedModel:
         """The error that names this file, the key and its value."""
         return UnsupportedModel(f"{self.where}: {key} = {json.dumps(self.values.get(key))}: {reason}")

@@ -1,4 +1,4 @@
-"""Llama 3.x, and Mistral without a sliding window: the plain block, with biases only if the config asks."""
+"""Llama 3.x and Mistral: the plain block, with biases only if the config asks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from engine.models.config import ModelConfig
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
     """What a decoder of this family is made of."""
-    attention = config.attention(qkv_bias=config.attention_bias, out_bias=config.attention_bias)
-    block = BlockSpec(attention, MLPSpec(config.d_model, config.d_ffn, config.mlp_bias))
-    return config.decoder([block] * config.n_layers, n_positions, vocab_size)
+    mlp, bias = MLPSpec(config.d_model, config.d_ffn, config.mlp_bias), config.attention_bias
+    blocks = [
+        BlockSpec(config.attention(qkv_bias=bias, out_bias=bias, window=window), mlp)
+        for window in config.windows
+    ]
+    return config.decoder(blocks, n_positions, vocab_size)

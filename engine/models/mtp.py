@@ -21,7 +21,7 @@ from engine.cache.store import Need, Store
 from engine.errors import LoadError, UnsupportedModel
 from engine.layers.decoder import AnyHead, Block, logits_of, run_blocks, wanted_rows
 from engine.layers.embed import Embedding
-from engine.layers.norm import Norm
+from engine.layers.norm import Norm, load_norm
 from engine.models.draft_parts import (
     BlockPlan,
     experts_of,
@@ -29,8 +29,8 @@ from engine.models.draft_parts import (
     load_draft_block,
     load_draft_embedding,
     load_draft_head,
-    load_scale,
     read_plan,
+    rope_table,
 )
 from engine.models.fields import Fields
 from engine.models.network import Network
@@ -214,9 +214,7 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, *, recycle_normed: b
     found = found_layers(weights.names, first)
     check_layers(weights, [names for names, _ in found])
     weights.leave(weights.names - mtp_tensors(weights.names, first))
-    plan = replace(
-        plan_of(weights, found[0][0], target, n_ctx), one_plus=found[0][0].one_plus, moe=experts_of(target)
-    )
+    plan = plan_of(weights, found[0][0], target, n_ctx)
     mtp = Mtp(
         taps=(target.config.n_layers + 1,),
         d_model=plan.d_model,
@@ -247,19 +245,21 @@ def check_layers(weights: Weights, found: Sequence[Names]) -> None:
 
 
 def plan_of(weights: Weights, names: Names, target: Network, n_ctx: int) -> BlockPlan:
-    """The plan of the block: from the folder's config, or the target's where the folder has none."""
+    """The plan of the block: the target's in its own folder or without a config, else from the folder's config."""
     config, path = target.config, weights.folder / "config.json"
-    if path.exists():
-        return read_plan(Fields.read(path), weights, names.block, config.d_model, n_ctx, target)
-    if n_ctx > target.n_ctx:
-        raise LoadError(f"{weights.folder}: {n_ctx} positions for the head, {target.n_ctx} for the target")
-    return BlockPlan(
-        d_model=config.d_model,
-        n_heads=config.n_heads,
-        d_head=config.d_head,
-        norm_eps=config.norm_eps,
-        rope=target.decoder.ropes[config.rope],
-    )
+    if path.exists() and not is_whole_model(weights.names):
+        plan = read_plan(Fields.read(path), weights, names.block, config.d_model, n_ctx, target)
+    else:
+        plan = BlockPlan(
+            d_model=config.d_model,
+            n_heads=config.n_heads,
+            d_head=config.d_head,
+            norm=config.norm,
+            rope=config.rope,
+            table=rope_table(config.rope, n_ctx, target),
+        )
+    norm = replace(plan.norm, one_plus=names.one_plus)
+    return replace(plan, norm=norm, moe=experts_of(target))
 
 
 def load_layer(weights: Weights, names: Names, plan: BlockPlan, target: Network) -> MtpLayer:
@@ -272,12 +272,12 @@ def load_layer(weights: Weights, names: Names, plan: BlockPlan, target: Network)
     if names.head is not None and not repeats_head(weights, f"{names.head}.weight", target):
         own_head = load_draft_head(weights, names.head, d_model, target)
     return MtpLayer(
-        token_norm=load_scale(weights, names.token_norm, d_model, plan),
-        hidden_norm=load_scale(weights, names.hidden_norm, d_model, plan),
+        token_norm=load_norm(weights, names.token_norm, d_model, plan.norm),
+        hidden_norm=load_norm(weights, names.hidden_norm, d_model, plan.norm),
         joint=load_any_linear(weights, names.joint, 2 * d_model, d_model),
         hidden_first=names.hidden_first,
         block=load_draft_block(weights, names.block, plan),
-        norm=load_scale(weights, names.norm, d_model, plan),
+        norm=load_norm(weights, names.norm, d_model, plan.norm),
         embedding=embedding,
         head=own_head,
     )

@@ -9,6 +9,6 @@ from engine.models.config import ModelConfig
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
     """What a decoder of this family is made of."""
-    attention = config.attention(qkv_bias=True)
-    block = BlockSpec(attention, MLPSpec(config.d_model, config.d_ffn))
-    return config.decoder([block] * config.n_layers, n_positions, vocab_size)
+    mlp = MLPSpec(config.d_model, config.d_ffn)
+    blocks = [BlockSpec(config.attention(qkv_bias=True, window=window), mlp) for window in config.windows]
+    return config.decoder(blocks, n_positions, vocab_size)

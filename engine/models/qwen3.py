@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.layers.attention import AttentionSpec
 from engine.layers.decoder import BlockSpec, DecoderSpec
 from engine.layers.mlp import MLPSpec
 from engine.layers.norm import NormSpec
@@ -10,10 +11,12 @@ from engine.models.config import ModelConfig
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
     """What a decoder of this family is made of."""
-    attention = config.attention(
-        qkv_bias=config.attention_bias,
-        out_bias=config.attention_bias,
-        head_norm=NormSpec(config.norm_eps),
-    )
-    block = BlockSpec(attention, MLPSpec(config.d_model, config.d_ffn))
-    return config.decoder([block] * config.n_layers, n_positions, vocab_size)
+    mlp, bias = MLPSpec(config.d_model, config.d_ffn), config.attention_bias
+
+    def attention(window: int | None) -> AttentionSpec:
+        return config.attention(
+            qkv_bias=bias, out_bias=bias, head_norm=NormSpec(config.norm_eps), window=window
+        )
+
+    blocks = [BlockSpec(attention(window), mlp) for window in config.windows]
+    return config.decoder(blocks, n_positions, vocab_size)

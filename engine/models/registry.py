@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from engine.errors import LoadError, UnsupportedModel
 from engine.layers.decoder import DecoderSpec, load_decoder
-from engine.models import glm4_moe, llama, qwen2, qwen3, qwen3_5, qwen3_moe
+from engine.models import gemma3, glm4_moe, llama, qwen2, qwen3, qwen3_5, qwen3_moe
 from engine.models.config import ModelConfig, read_config
 from engine.models.mtp import mtp_tensors
 from engine.models.network import Network
@@ -23,15 +24,24 @@ class Family:
 
     parts: Callable[[ModelConfig, int, int], DecoderSpec]  # of config, positions, vocabulary
     understood: Collection[str] = ()  # config keys it heeds that others would have to refuse
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of config keys that its checkpoints leave out
 
+
+# Of layers with windows; where the config does not say so, Qwen has none.
+WINDOWS = ("layer_types",)
+NO_WINDOW = {"use_sliding_window": False}
 
 FAMILIES: dict[str, Family] = {
+    **{
+        f"Gemma3For{use}": Family(gemma3.parts, gemma3.UNDERSTOOD, gemma3.DEFAULTS)
+        for use in ("CausalLM", "ConditionalGeneration")
+    },
     "Glm4MoeForCausalLM": Family(glm4_moe.parts, glm4_moe.UNDERSTOOD),
     "LlamaForCausalLM": Family(llama.parts),
     "MiMoForCausalLM": Family(qwen2.parts),
-    "MistralForCausalLM": Family(llama.parts),
-    "Qwen2ForCausalLM": Family(qwen2.parts),
-    "Qwen3ForCausalLM": Family(qwen3.parts),
+    "MistralForCausalLM": Family(llama.parts, WINDOWS),
+    "Qwen2ForCausalLM": Family(qwen2.parts, WINDOWS, NO_WINDOW),
+    "Qwen3ForCausalLM": Family(qwen3.parts, WINDOWS, NO_WINDOW),
     "Qwen3NextForCausalLM": Family(qwen3_5.qwen3_next, qwen3_5.UNDERSTOOD),
     **{
         f"Qwen3_5{kind}For{use}": Family(qwen3_5.qwen3_5, qwen3_5.UNDERSTOOD)
@@ -43,8 +53,15 @@ FAMILIES: dict[str, Family] = {
 
 
 def read_model(path: Path | str) -> ModelConfig:
-    """The config of a checkpoint folder of a family that is known. Raises `UnsupportedModel` or `LoadError`."""
-    config = read_config(path, {name: family.understood for name, family in FAMILIES.items()})
+    """The config of a checkpoint folder, or of a config file alone, of a family that is known.
+
+    Raises `UnsupportedModel` or `LoadError`.
+    """
+    config = read_config(
+        path,
+        {name: family.understood for name, family in FAMILIES.items()},
+        {name: family.defaults for name, family in FAMILIES.items()},
+    )
     if config.architecture not in FAMILIES:
         raise UnsupportedModel(
             f"{path}: architecture {config.architecture} is not supported; known: {', '.join(FAMILIES)}"

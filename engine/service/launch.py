@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,14 +18,15 @@ import torch
 from engine.api import ModelInfo
 from engine.core import forward
 from engine.core.engine import Capacity, Engine
-from engine.errors import DraftMismatch, LoadError, SettingError
-from engine.models.config import DTYPES
+from engine.errors import DraftMismatch, SettingError
 from engine.models.network import Network
 from engine.models.registry import load_network, read_model
 from engine.models.translated import TranslatedNetwork, shared_tokens, translate
 from engine.service.drafters import Parts, build, drafter_types
 from engine.service.drafts import DRAFT_MODEL, DraftSource, draft_source, head_token_bytes, load_head
+from engine.service.folder import local_folder, run_dtype
 from engine.service.sizes import PAGE_SIZE, Checkpoint, batch_size, context, make_cache
+from engine.service.slot_files import SlotFiles, state_fingerprint
 from engine.service.thread import Text, ThreadEngine
 from engine.settings import Settings, check
 from engine.speculate import draft_model
@@ -44,13 +46,14 @@ _LEAST_SHARED = 0.5  # of the target's tokens that a draft model must know
 def launch(settings: Settings) -> ThreadEngine:
     """Load everything and start the engine's thread. Raises `LoadError`. Blocks until warm."""
     check(settings)
+    slot_folder = _slot_folder(settings)
     started = time.perf_counter()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     if not settings.model:
         raise SettingError("model", "''", "a model folder or hub name is needed")
     target_from = _checkpoint(settings.model, settings.device, settings.dtype)
-    draft_folder = None if settings.model_draft is None else _folder(settings.model_draft)
+    draft_folder = None if settings.model_draft is None else local_folder(settings.model_draft)
     source = draft_source(draft_folder, target_from)
     types = drafter_types(settings, None if source is None else source.name)
     rates = synthetic_rates(settings, types)
@@ -74,8 +77,20 @@ def launch(settings: Settings) -> ThreadEngine:
     engine.warm_up()
     text = Text(tokenizer, load_chat_template(target_from.path, tokenizer))
     info = _info(settings, target_from, text, engine, types)
+    slot_files = None
+    if slot_folder is not None:
+        folders = [target_from.path] if used is None else [target_from.path, used.path]
+        slot_files = SlotFiles(slot_folder, state_fingerprint(folders, cache), PAGE_SIZE)
     _log_ready(info, time.perf_counter() - started)
-    return ThreadEngine(engine, text, info, settings)
+    return ThreadEngine(engine, text, info, settings, slot_files)
+
+
+def _slot_folder(settings: Settings) -> Path | None:
+    """Where slots are saved, if they can be."""
+    name = settings.slot_save_path
+    if name is not None and (not name or not os.access(name, os.W_OK) or not Path(name).is_dir()):
+        raise SettingError("slot_save_path", name or "''", "must be a folder that can be written to")
+    return None if name is None else Path(name)
 
 
 def _networks(
@@ -116,25 +131,9 @@ def _log_ready(info: ModelInfo, seconds: float) -> None:
 
 
 def _checkpoint(name: str, device: str, dtype: str) -> Checkpoint:
-    path = _folder(name)
+    path = local_folder(name)
     config = read_model(path)
-    where = _device(device)
-    return Checkpoint(path, config, where, config.dtype if dtype == "auto" else DTYPES[dtype])
-
-
-def _folder(name: str) -> Path:
-    """A local folder, or the local copy of a hub repository `org/name`."""
-    path = Path(name)
-    if path.is_dir():
-        return path
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise LoadError(f"{name}: no such folder")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{name}: no such folder, and the hub did not give it: {error}") from error
+    return Checkpoint(path, config, _device(device), run_dtype(config, dtype))
 
 
 def _device(name: str) -> torch.device:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,14 +15,15 @@ from engine.cache.cache import Cache
 from engine.cache.snapshots import Snapshots
 from engine.cache.store import Need, Sizes, Store
 from engine.errors import SettingError
+from engine.models.blueprint import position_bytes
 from engine.models.config import ModelConfig
 from engine.models.network import Network
 from engine.models.registry import decoder_spec
 from engine.settings import Settings
 
 PAGE_SIZE = 64
-_CPU_SHARE = 0.25  # of free host memory for the cache
-_CUDA_SHARE = 0.9  # of device memory left after the weights
+CPU_SHARE = 0.25  # of free host memory for the cache
+CUDA_SHARE = 0.9  # of device memory left after the weights
 _CONTEXT_MOST = 32768  # unless asked for: longer ones are rarely meant and cost every slot its share of pages
 _CONTEXT_LEAST = 512
 _SNAPSHOT_MOST = 8192  # MiB of host memory for snapshots, unless asked for
@@ -29,6 +31,70 @@ _ROWS = {
     "cuda": 2048,
     "cpu": 128,
 }  # on CPU a pass is short, so that a prompt never holds up other streams for long
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the layers of one network ask of the cache."""
+
+    needs: Sequence[Need]
+    dtype: torch.dtype
+    rows: int = _ROWS["cuda"]  # of a pass, unless they are set
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        return sum(need.token_bytes(self.dtype) for need in self.needs)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's recurrent states."""
+        return sum(need.slot_bytes(self.dtype) for need in self.needs)
+
+    @property
+    def parked_bytes(self) -> int:
+        """Bytes of one parked row in all layers."""
+        return sum(need.parked_bytes(self.dtype) for need in self.needs)
+
+    def n_window_pages(self, settings: Settings) -> int:
+        """Pages of layers with a window: what all slots can hold at once, and as much again for prefixes."""
+        windows = [need.window for need in self.needs if need.window is not None]
+        if not windows:
+            return 0
+        # One page more for a window that begins within a page, one for a copied page.
+        n_tokens = max(windows) + (settings.batch_size or self.rows) + settings.draft_max
+        return 2 * settings.parallel * (-(-n_tokens // PAGE_SIZE) + 2)
+
+    def window_bytes(self, settings: Settings) -> int:
+        """Bytes of those pages."""
+        each = PAGE_SIZE * sum(need.window_bytes(self.dtype) for need in self.needs)
+        return each * self.n_window_pages(settings)
+
+    def fixed_bytes(self, settings: Settings) -> int:
+        """Bytes of recurrent states, parked rows and windows of all slots."""
+        states = self.slot_bytes * settings.parallel + self.parked_bytes * n_parked(settings)
+        return states + self.window_bytes(settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of a device: how much is free, and which share of it the cache may take."""
+
+    free: float  # bytes; infinite if there is as much as it takes
+    share: float
+
+    @classmethod
+    def of(cls, device: torch.device) -> Memory:
+        """As it is now."""
+        if device.type == "cuda":
+            return cls(torch.cuda.mem_get_info(device)[0], CUDA_SHARE)
+        return cls(_free_memory(), CPU_SHARE)
+
+    def cache_bytes(self, settings: Settings, other_bytes: int) -> float:
+        """Bytes for all pages: as set, or the share of what is free once `other_bytes` more are taken."""
+        if settings.cache_size is not None:
+            return settings.cache_size * 2.0**20
+        return self.share * (self.free - other_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +107,15 @@ class Checkpoint:
     dtype: torch.dtype
 
     @property
-    def needs(self) -> list[Need]:
-        """What each layer needs from the cache."""
-        return [block.mixer.need for block in decoder_spec(self.config, 1).blocks]
+    def demand(self) -> Demand:
+        """What its layers ask of the cache."""
+        needs = [block.mixer.need for block in decoder_spec(self.config, 1).blocks]
+        return Demand(needs, self.dtype, _ROWS[self.device.type])
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's keys and values in all layers."""
-        return sum(need.token_bytes(self.dtype) for need in self.needs)
-
-    def fixed_bytes(self, settings: Settings) -> int:
-        """Bytes of recurrent states and parked rows of all slots."""
-        return _fixed_bytes(self.needs, self.dtype, settings)
+    def position_bytes(self) -> int:
+        """Bytes of its rotary tables per position of the context."""
+        return position_bytes(decoder_spec(self.config, 1))
 
     @property
     def file_bytes(self) -> int:
@@ -64,18 +127,25 @@ def context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int =
 
     head_bytes: of one token's keys and values in a draft head.
     """
-    most = min(one.config.n_ctx_train for one in sources)
-    if settings.ctx_size is not None:
-        if settings.ctx_size > most:
-            raise SettingError(
-                "ctx_size", settings.ctx_size, f"is more than the {most} positions of the model"
-            )
-        return settings.ctx_size
-    room = _cache_bytes(settings, sources[0].device, sum(one.file_bytes for one in sources))
-    room -= sum(one.fixed_bytes(settings) for one in sources)
-    token_bytes = head_bytes + sum(one.token_bytes for one in sources)
-    n_fitting = int(room / token_bytes) - settings.draft_max - 2 * PAGE_SIZE
-    return min(most, _CONTEXT_MOST, max(n_fitting, _CONTEXT_LEAST))
+    demands = [one.demand for one in sources]
+    room = Memory.of(sources[0].device).cache_bytes(settings, sum(one.file_bytes for one in sources))
+    room -= sum(one.fixed_bytes(settings) for one in demands)
+    each = head_bytes + sum(one.token_bytes for one in demands) + sum(one.position_bytes for one in sources)
+    return longest(settings, min(one.config.n_ctx_train for one in sources), room, each)
+
+
+def longest(settings: Settings, most: int, room: float, token_bytes: int) -> int:
+    """Most tokens of one sequence: as set, or as `room` bytes and the models' positions allow.
+
+    most: positions that all models are made for. token_bytes: of all that one more token takes, its row in rotary
+    tables too. Raises `SettingError` if more is set than there are positions.
+    """
+    if settings.ctx_size is None:
+        n_fitting = room / token_bytes - settings.draft_max - 2 * PAGE_SIZE
+        return int(min(most, _CONTEXT_MOST, max(n_fitting, _CONTEXT_LEAST)))
+    if settings.ctx_size > most:
+        raise SettingError("ctx_size", settings.ctx_size, f"is more than the {most} positions of the model")
+    return settings.ctx_size
 
 
 def batch_size(settings: Settings, device: torch.device) -> int:
@@ -95,9 +165,35 @@ def n_parked(settings: Settings) -> int:
     return settings.parallel * settings.draft_max
 
 
-def _fixed_bytes(needs: Sequence[Need], dtype: torch.dtype, settings: Settings) -> int:
-    slots = sum(need.slot_bytes(dtype) for need in needs) * settings.parallel
-    return slots + sum(need.parked_bytes(dtype) for need in needs) * n_parked(settings)
+def pages_each(settings: Settings, n_ctx: int) -> int:
+    """Pages that one sequence of full length takes with its drafts, and one more for a copied page."""
+    return -(-(n_ctx + settings.draft_max) // PAGE_SIZE) + 1
+
+
+def page_bytes(demands: Iterable[Demand]) -> int:
+    """Bytes of one page in the stores of all networks."""
+    return PAGE_SIZE * sum(one.token_bytes for one in demands)
+
+
+def page_count(settings: Settings, n_ctx: int, demands: Sequence[Demand], memory: Memory) -> int:
+    """Pages for twice all slots at full length, or as many as the memory allows; at least one full sequence.
+
+    memory: as it is once the weights are loaded. Raises `SettingError` if not even one sequence fits.
+    """
+    each, size = pages_each(settings, n_ctx), page_bytes(demands)
+    room = memory.cache_bytes(settings, sum(one.fixed_bytes(settings) for one in demands))
+    # Where all layers have windows, pages are mere numbers.
+    fitting = room / size if size else math.inf if room >= 0 else 0
+    wanted = math.inf if settings.cache_size is not None and size else 2 * each * settings.parallel
+    n_pages = int(min(fitting, wanted))
+    if n_pages < each:
+        raise SettingError(
+            "cache_size",
+            settings.cache_size or "(free memory)",
+            f"gives {max(n_pages, 0)} pages, one sequence of --ctx-size {n_ctx} needs {each};"
+            f" a page has {size / 2**20:.2f} MiB",
+        )
+    return n_pages
 
 
 class HasLayers(Protocol):
@@ -110,7 +206,7 @@ class HasLayers(Protocol):
 def make_cache(
     settings: Settings, networks: Mapping[str, HasLayers], n_ctx: int, followers: Collection[str] = ()
 ) -> Cache:
-    """Pages for twice all slots at full length, or as many as the memory allows; at least one full sequence.
+    """The stores of all networks, with as many pages as `page_count` says.
 
     `networks` by the name of their store, the target's first; their weights are loaded. `followers` are those whose
     rows are made while the target computes.
@@ -121,26 +217,20 @@ def make_cache(
         name: (getattr(one, "dtype", target.dtype), getattr(one, "device", target.device))
         for name, one in networks.items()
     }
-    page_bytes = PAGE_SIZE * sum(
-        need.token_bytes(runs[name][0]) for name, network in networks.items() for need in network.needs
-    )
-    pages_each = -(-(n_ctx + settings.draft_max) // PAGE_SIZE) + 1
-    fixed = sum(_fixed_bytes(network.needs, runs[name][0], settings) for name, network in networks.items())
-    room = _cache_bytes(settings, target.device, fixed)
-    n_pages = int(room // page_bytes)
-    if settings.cache_size is None:
-        n_pages = min(n_pages, 2 * pages_each * settings.parallel)
-    if n_pages < pages_each:
-        raise SettingError(
-            "cache_size",
-            settings.cache_size or "(free memory)",
-            f"gives {n_pages} pages, one sequence of --ctx-size {n_ctx} needs {pages_each};"
-            f" a page has {page_bytes / 2**20:.2f} MiB",
-        )
+    demands = {
+        name: Demand(network.needs, runs[name][0], _ROWS[runs[name][1].type])
+        for name, network in networks.items()
+    }
+    n_pages = page_count(settings, n_ctx, list(demands.values()), Memory.of(target.device))
     sizes = Sizes(
         n_slots=settings.parallel, n_pages=n_pages, page_size=PAGE_SIZE, n_parked=n_parked(settings)
     )
-    stores = {name: Store(network.needs, sizes, *runs[name]) for name, network in networks.items()}
+    stores = {
+        name: Store(
+            network.needs, replace(sizes, n_window_pages=demands[name].n_window_pages(settings)), *runs[name]
+        )
+        for name, network in networks.items()
+    }
     return Cache(
         stores, settings.parallel, n_pages, PAGE_SIZE, followers, Snapshots(snapshot_bytes(settings))
     )
@@ -150,16 +240,7 @@ def snapshot_bytes(settings: Settings) -> int:
     """Most host memory for snapshots of recurrent states: as set, or a share of what is free."""
     if settings.cache_ram is not None:
         return settings.cache_ram * 2**20
-    return min(_SNAPSHOT_MOST * 2**20, int(_CPU_SHARE * _free_memory()))
-
-
-def _cache_bytes(settings: Settings, device: torch.device, other_bytes: int) -> float:
-    """Bytes for all pages: as set, or a share of what is free once `other_bytes` more are taken."""
-    if settings.cache_size is not None:
-        return settings.cache_size * 2.0**20
-    if device.type == "cuda":
-        return _CUDA_SHARE * (torch.cuda.mem_get_info(device)[0] - other_bytes)
-    return _CPU_SHARE * (_free_memory() - other_bytes)
+    return min(_SNAPSHOT_MOST * 2**20, int(CPU_SHARE * _free_memory()))
 
 
 def _free_memory() -> int:

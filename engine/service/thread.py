@@ -12,15 +12,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from engine.api import Chat, Delta, EngineStats, Event, Failed, ModelInfo, Request, Status
+from engine.api import Chat, Delta, EngineStats, Event, Failed, ModelInfo, Request, SlotFile, Status
 from engine.core.engine import Engine
-from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded
+from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded, Unsupported
 from engine.sample.params import resolve_sampling
+from engine.service.slot_files import SlotFiles
 from engine.service.stream import Stream
 from engine.settings import Settings
 from engine.slot import Slot, SlotStats
@@ -32,6 +33,7 @@ from engine.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
+_WATCH_S = 1.0  # between looks whether the engine's thread still lives, of one who waits for it
 
 T = TypeVar("T")
 
@@ -47,7 +49,14 @@ class Text:
 class ThreadEngine:
     """Implements `engine.api.AsyncEngine`."""
 
-    def __init__(self, engine: Engine, text: Text, info: ModelInfo, settings: Settings) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        text: Text,
+        info: ModelInfo,
+        settings: Settings,
+        slot_files: SlotFiles | None = None,
+    ) -> None:
         self._engine = engine
         self._text = text
         self._info = info
@@ -60,6 +69,9 @@ class ThreadEngine:
         self._idle = asyncio.Event()
         self._stats = engine.stats()
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
+        self._slot_files = slot_files
+        # One at a time, so that host memory holds one saved slot.
+        self._filing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slot-files")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -108,6 +120,38 @@ class ThreadEngine:
     async def render(self, chat: Chat) -> str:
         return await self._in_worker(lambda: self._template().render(chat))
 
+    async def save_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
+        files = self._files()
+        path = files.path(filename, tenant)
+
+        def save() -> tuple[int, int]:
+            saved = self._on_thread(lambda: self._engine.save(slot_id, tenant))
+            return len(saved.tokens), files.write(path, saved)
+
+        return await self._filed(save)
+
+    async def restore_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
+        files = self._files()
+        path = files.path(filename, tenant)
+
+        def restore() -> tuple[int, int]:
+            saved, n_bytes = files.read(path)
+            return self._on_thread(lambda: self._engine.restore(slot_id, saved, tenant)), n_bytes
+
+        return await self._filed(restore)
+
+    async def erase_slot(self, slot_id: int, tenant: str) -> int:
+        self._check_open()
+        work = partial(self._on_thread, lambda: self._engine.erase(slot_id, tenant))
+        return await asyncio.get_running_loop().run_in_executor(self._filing, work)
+
+    async def _filed(self, work: Callable[[], tuple[int, int]]) -> SlotFile:
+        """Run work on a file, which returns (tokens, bytes)."""
+        self._check_open()
+        started = time.perf_counter()
+        n_tokens, n_bytes = await asyncio.get_running_loop().run_in_executor(self._filing, work)
+        return SlotFile(n_tokens, n_bytes, time.perf_counter() - started)
+
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the others finish, fail what is left after `timeout_s`."""
         if self._status == "ready":
@@ -127,6 +171,7 @@ class ThreadEngine:
         await asyncio.to_thread(self._thread.join)
         self._engine.close()
         self._workers.shutdown(wait=False)
+        self._filing.shutdown(wait=False)
 
     def _check_open(self) -> None:
         if self._status != "ready":
@@ -138,6 +183,31 @@ class ThreadEngine:
 
     async def _in_worker(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    def _files(self) -> SlotFiles:
+        if self._slot_files is None:
+            raise Unsupported("slot_save_path", "is not set, so slots cannot be saved")
+        return self._slot_files
+
+    def _on_thread(self, work: Callable[[], T]) -> T:
+        """Run work on the engine's thread between two steps, and wait for it on another thread.
+
+        Raises what the work raises, and `EngineStopped` if the thread ends before it gets there.
+        """
+        result: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                result.set_result(work())
+            except Exception as error:  # noqa: BLE001 - whoever waits is told
+                result.set_exception(error)
+
+        self._inbox.put(command)
+        while not wait([result], timeout=_WATCH_S).done and self._thread.is_alive():
+            pass
+        if not result.done():
+            raise EngineStopped("the engine has stopped")
+        return result.result()
 
     def _cancel(self, request_id: str) -> None:
         if self._streams.pop(request_id, None) is not None:

@@ -18,15 +18,15 @@ from engine.text.json_file import read_object
 # A draft may lack or add this many ids at the end: added tokens differ between the sizes of a family.
 
 
-def stop_ids(folder: Path) -> frozenset[int]:
-    """Ids that end a text: the union of config.json's and generation_config.json's `eos_token_id`."""
+def stop_ids(*files: Path) -> frozenset[int]:
+    """Ids that end a text: the union of the files' `eos_token_id`, config.json's and generation_config.json's."""
     found: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        value = read_object(folder / name).get("eos_token_id")
+    for file in files:
+        value = read_object(file).get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         for one in ids:
             if isinstance(one, bool) or not isinstance(one, int) or one < 0:
-                raise LoadError(f"{folder / name}: eos_token_id = {json.dumps(value)}: must be token ids")
+                raise LoadError(f"{file}: eos_token_id = {json.dumps(value)}: must be token ids")
             found.add(one)
     return frozenset(found)
 
@@ -48,7 +48,8 @@ class Tokenizer:
         if self.vocab_size == 0:
             raise LoadError(f"{folder / 'tokenizer.json'}: the vocabulary is empty")
         own = self.special_id("eos_token")
-        self.eos_ids = stop_ids(folder) | (frozenset() if own is None else frozenset({own}))
+        stops = stop_ids(folder / "config.json", folder / "generation_config.json")
+        self.eos_ids = stops | (frozenset() if own is None else frozenset({own}))
         self.bos_id = self.special_id("bos_token")
 
     @staticmethod

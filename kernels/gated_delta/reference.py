@@ -102,13 +102,10 @@ def _heads(
     state: DeltaState,
 ) -> tuple[Tensor, Tensor, Tensor]:  # [n_key_heads, d_key] twice, [n_value_heads, d_value]
     """A row's query and key heads, normalised, and its value heads."""
-    keys, values = state.parked_keys[0], state.parked_deltas[0]
-    q, k, v = torch.split(mixed.to(keys.dtype), [keys.numel(), keys.numel(), values.numel()])
-    q, k = (
-        x.view(keys.shape) * torch.rsqrt(x.view(keys.shape).square().sum(-1, keepdim=True) + EPS)
-        for x in (q, k)
-    )
-    return q * keys.shape[1] ** -0.5, k, v.view(values.shape)
+    keys, values = state.parked_keys.shape[1:], state.parked_deltas.shape[1:]
+    q, k, v = torch.split(mixed.to(state.state.dtype), [keys.numel(), keys.numel(), values.numel()])
+    q, k = (x.view(keys) * torch.rsqrt(x.view(keys).square().sum(-1, keepdim=True) + EPS) for x in (q, k))
+    return q * keys[1] ** -0.5, k, v.view(values)
 
 
 def _decay(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.compiled import float_pointer, inlined, int_pointer, routine, shifted
+from kernels.compiled import float_pointer, inlined, int_pointer, shifted
 from kernels.gated_delta.prepare import copy, decay, fill, multiply, normalise, sigmoid
 from kernels.gated_delta.sweep import COLUMNS, fold, four, put_four, update, weigh
 from kernels.vector import WIDTH, first_lane, load_part, mul, splat, store_part, sub
@@ -46,7 +46,7 @@ def scratch(d_key: int, d_value: int) -> Any:
     return memory, (vectors, betas, shifted(betas, TILE))
 
 
-@routine
+@inlined
 def walk_item(a: Any, span: int, key_head: int, rows: Any, memory: Any) -> None:
     """Do the updates of a span to the states under one key head. rows: (mixed, out), typed."""
     n_history = int_pointer(a[HISTORY_STARTS])[span + 1] - int_pointer(a[HISTORY_STARTS])[span]

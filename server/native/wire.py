@@ -1,4 +1,4 @@
-"""Bodies of the token endpoints, under llama-server's names."""
+"""Bodies of llama-server's own endpoints, under its names."""
 
 from __future__ import annotations
 
@@ -24,3 +24,11 @@ class Tokenize(Wire):
 
 class Detokenize(Wire):
     tokens: Annotated[list[TokenId], FailFast()] = Field(default_factory=list)
+
+
+class EraseSlot(Wire):
+    cache_salt: str | None = Field(None, max_length=256)
+
+
+class SlotFile(EraseSlot):
+    filename: str = Field(max_length=256)  # the engine knows which names can be

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from engine.api import Chat, ModelInfo, Prompt, Request, Sampling, Speculate
 from engine.settings import Settings
+from server.auth import salted
 from server.errors import bad_request
 from server.openai.forms import CHAT, TEXT, Form
 from server.openai.wire import ChatRequest, CompletionRequest, Generate, Message
@@ -181,7 +182,7 @@ def _tenant(wire: Generate, tenant: str, job_id: str) -> str:
     """Prefix-cache salt. A request that wants no cached prompt gets a salt nobody else has."""
     if wire.cache_prompt is False:
         return job_id
-    return f"{tenant}:{wire.cache_salt}" if wire.cache_salt else tenant
+    return salted(tenant, wire.cache_salt)
 
 
 def first(*values: T | None) -> T | None:

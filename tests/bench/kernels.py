@@ -25,8 +25,10 @@ from kernels.edit.op import Entries, Penalties, edit
 from kernels.gated.op import silu_mul
 from kernels.matmul import cpu as onednn
 from kernels.matmul.op import linear, pack
+from kernels.moe.op import Routing, experts, pack_experts, route
 from kernels.norm.op import add_rms_norm
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
+from tests.bench.recurrent import recurrent
 
 N_SETS = 6
 N_HEADS, N_KV_HEADS, D_HEAD, PAGE, VOCAB = 16, 8, 128, 16, 151_936
@@ -179,6 +181,25 @@ def rows(table: Table) -> None:
         table.line(f"silu_mul 2x3072, {n_rows} rows", lambda _, x=gate_up: silu_mul(x))
 
 
+def mixtures(table: Table) -> None:
+    """Bytes are those of the experts that some row asks for; each set asks for others."""
+    n_experts, d_model, d_inner, top_k = 32, 2048, 768, 8
+    say(f"\nmixture of experts, one layer: {n_experts} of {d_model} -> 2 x {d_inner}, {top_k} a row")
+    packed = pack_experts(
+        table.random(n_experts, 2 * d_inner, d_model) / d_model**0.5,
+        table.random(n_experts, d_model, d_inner) / d_inner**0.5,
+    )
+    routing = Routing(top_k=top_k, scores="softmax", normed=True)
+    for n_rows in (1, 2, 4, 9, 17, 128):
+        x, logits = table.random(n_rows, d_model), [table.random(n_rows, n_experts) for _ in range(N_SETS)]
+        table.line(f"route, {n_rows} rows", lambda one, logits=logits: route(logits[one], routing))
+        routed = [route(one, routing) for one in logits]
+        n_touched = sum(len(set(one.expert_ids.flatten().tolist())) for one in routed) / N_SETS
+        n_bytes = n_touched * 3 * d_model * d_inner * table.dtype.itemsize
+        name = f"experts, {n_rows} rows, {n_touched:.0f} touched"
+        table.line(name, lambda one, x=x, routed=routed: experts(x, routed[one], packed), n_bytes)
+
+
 def picks() -> None:
     settings = {
         "T 0": (0.0, 0, 1.0),
@@ -227,8 +248,13 @@ def main(arguments: Sequence[str]) -> None:
     with torch.inference_mode():
         table = Table(limit(dtype), dtype)
         say(f"{options.threads} threads, {options.dtype}; oneDNN reads {table.limit / 1e9:.1f} GB/s")
-        for part in (linears, head, attentions, rows):
+        for part in (linears, head, attentions, rows, mixtures):
             part(table)
+        for n_value_heads, per_key in ((16, False), (32, False), (16, True)):
+            say(
+                f"\nrecurrent ops, one layer: {n_value_heads} value heads{', a decay per key' if per_key else ''}"
+            )
+            recurrent(table.line, table.random, N_SETS, n_value_heads, per_key=per_key)
         picks()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.oracle.lab import Bench, Lab, play
-from tests.oracle.lossless import ROOT, demo_cases
+from tests.oracle.lab import DEMO, Bench, Lab, play
+from tests.oracle.lossless import demo_cases
 
 pytestmark = [
     pytest.mark.gpu,
@@ -16,8 +16,8 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", ["greedy", "warm", "all"])
 def test_cuda_gives_the_tokens_of_the_cpu(name: str) -> None:
-    cpu = Lab(ROOT / "demo" / "target", ROOT / "demo" / "draft", torch.float64)
-    cuda = Lab(ROOT / "demo" / "target", ROOT / "demo" / "draft", torch.float64, device="cuda")
+    cpu = Lab(DEMO, torch.float64)
+    cuda = Lab(DEMO, torch.float64, device="cuda")
     cases = demo_cases(cpu, name, 4)
     expected = play(cpu, Bench(), cases).tokens
     bench = Bench(("ngram-simple", "draft-model"), n_slots=4, n_pages=64)

@@ -26,3 +26,5 @@ def server(shared: Served) -> Iterator[Served]:
     engine.requests.clear()
     engine.streams.clear()
     engine.running.clear()
+    engine.last.clear()
+    engine.files.clear()

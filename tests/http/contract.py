@@ -25,7 +25,7 @@ from engine.api import (
     Sampling,
     Speculate,
 )
-from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, RequestError
+from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, RequestError, SlotFileRefused
 
 Check = Callable[[AsyncEngine], Awaitable[None]]
 LIMIT_S = 60.0
@@ -258,6 +258,76 @@ async def tokens_and_text(engine: AsyncEngine) -> None:
     assert await engine.tokenize("", add_special=False, parse_special=False) == []
 
 
+LONG = "class Stack: def push(self, value): pass " * 12  # more than a page
+
+
+async def slots_are_saved_restored_and_erased(engine: AsyncEngine) -> None:
+    await idle(engine)
+    await outcome(engine, ask("saved", prompt=LONG))
+    saved = await engine.save_slot(0, "contract", "")
+    assert saved.n_tokens > 0
+    assert saved.n_bytes > saved.n_tokens
+    assert saved.seconds >= 0
+    restored = await engine.restore_slot(1, "contract", "")
+    assert (restored.n_tokens, restored.n_bytes) == (saved.n_tokens, saved.n_bytes)
+    again = await engine.save_slot(1, "contract again", "")
+    assert again.n_tokens == saved.n_tokens, "the slot has the sequence now"
+    assert await engine.erase_slot(1, "") >= saved.n_tokens
+    assert await engine.erase_slot(1, "") == 0
+    with pytest.raises(InvalidRequest) as nothing:
+        await engine.save_slot(1, "contract", "")
+    assert nothing.value.param == "id_slot"
+
+
+async def saved_slots_belong_to_their_tenant(engine: AsyncEngine) -> None:
+    await idle(engine)
+    await outcome(engine, ask("mine", prompt=LONG, tenant="me"))
+    with pytest.raises(InvalidRequest) as nothing:
+        await engine.save_slot(0, "theirs", "you")
+    assert nothing.value.param == "id_slot"
+    await engine.save_slot(0, "mine", "me")
+    for tenant in ("you", ""):
+        with pytest.raises(SlotFileRefused) as refused:
+            await engine.restore_slot(1, "mine", tenant)
+        assert refused.value.param == "filename"
+        assert await engine.erase_slot(0, tenant) == 0
+    assert (await engine.restore_slot(0, "mine", "me")).n_tokens > 0
+
+
+async def slots_and_names_that_cannot_be_are_refused(engine: AsyncEngine) -> None:
+    await idle(engine)
+    n_slots = engine.info.n_slots
+    for refused in (
+        engine.save_slot(n_slots, "a", ""),
+        engine.restore_slot(n_slots, "a", ""),
+        engine.erase_slot(n_slots, ""),
+    ):
+        with pytest.raises(RequestError):
+            await refused
+    for name in ("", "..", ".hidden", "a/b", "../a", "/etc/passwd"):
+        for call in (engine.save_slot, engine.restore_slot):
+            with pytest.raises(InvalidRequest) as wrong:
+                await call(0, name, "")
+            assert wrong.value.param == "filename"
+    with pytest.raises(SlotFileRefused):
+        await engine.restore_slot(0, "never saved", "")
+
+
+async def a_busy_slot_is_saved_but_not_replaced(engine: AsyncEngine) -> None:
+    await idle(engine)
+    await outcome(engine, ask("before", prompt=LONG))
+    await engine.save_slot(0, "busy", "")
+    stream = await engine.submit(ask("busy", prompt=LONG, max_tokens=None))
+    await anext(stream)
+    assert (await engine.save_slot(0, "busy", "")).n_tokens > 0
+    for refused in (engine.restore_slot(0, "busy", ""), engine.erase_slot(0, "")):
+        with pytest.raises(InvalidRequest) as busy:
+            await refused
+        assert busy.value.param == "id_slot"
+    await stream.aclose()
+    await idle(engine)
+
+
 async def draining_lets_finish(engine: AsyncEngine) -> None:
     running = asyncio.create_task(events_of(await engine.submit(ask("running"))))
     draining = asyncio.create_task(engine.drain(LIMIT_S))
@@ -309,5 +379,9 @@ CHECKS: tuple[Check, ...] = (
     leaving_disturbs_nobody,
     more_than_slots,
     tokens_and_text,
+    slots_are_saved_restored_and_erased,
+    saved_slots_belong_to_their_tenant,
+    slots_and_names_that_cannot_be_are_refused,
+    a_busy_slot_is_saved_but_not_replaced,
 )
 ENDINGS: tuple[Check, ...] = (draining_lets_finish, draining_fails_what_is_left, closing_ends_streams)

@@ -20,13 +20,21 @@ from engine.api import (
     Failed,
     ModelInfo,
     Request,
+    SlotFile,
     SlotState,
     Speculation,
     Status,
     Timings,
     Usage,
 )
-from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded, Unsupported
+from engine.errors import (
+    ContextTooLong,
+    EngineStopped,
+    InvalidRequest,
+    Overloaded,
+    SlotFileRefused,
+    Unsupported,
+)
 
 Step = Event | float | Exception
 Script = Callable[[Request], Iterable[Step]]
@@ -225,6 +233,8 @@ class FakeEngine:
         self.running: set[FakeStream] = set()
         self.stopped = asyncio.Event()
         self.render_error: Exception | None = None
+        self.last: dict[int, tuple[str, int]] = {}  # slot -> whose sequence it had last, and its tokens
+        self.files: dict[tuple[str, str], int] = {}  # (tenant, file name) -> tokens
         self._ids = count()
 
     async def submit(self, request: Request) -> FakeStream:
@@ -238,6 +248,7 @@ class FakeEngine:
         stream = FakeStream(self, request)
         self.requests.append(request)
         self.streams.append(stream)
+        self.last[min(len(self.running), INFO.n_slots - 1)] = request.tenant, stream.n_prompt
         self.running.add(stream)
         return stream
 
@@ -287,6 +298,42 @@ class FakeEngine:
             n_preempted=0,
             disabled_drafters=(),
         )
+
+    async def save_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
+        self._check_slot(slot_id)
+        self._check_name(filename)
+        whose, n_tokens = self.last.get(slot_id, ("", 0))
+        if whose != tenant or not n_tokens:
+            raise InvalidRequest("id_slot", f"of slot {slot_id} nothing is cached")
+        self.files[tenant, filename] = n_tokens
+        return SlotFile(n_tokens, 100 * n_tokens, 0.0125)
+
+    async def restore_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
+        self._check_slot(slot_id, idle=True)
+        self._check_name(filename)
+        if (tenant, filename) not in self.files:
+            raise SlotFileRefused(f"there is no saved slot {filename}")
+        n_tokens = self.files[tenant, filename]
+        self.last[slot_id] = tenant, n_tokens
+        return SlotFile(n_tokens, 100 * n_tokens, 0.0125)
+
+    async def erase_slot(self, slot_id: int, tenant: str) -> int:
+        self._check_slot(slot_id, idle=True)
+        whose, n_tokens = self.last.get(slot_id, ("", 0))
+        if whose != tenant:
+            return 0
+        self.last.pop(slot_id, None)
+        return n_tokens
+
+    def _check_slot(self, slot_id: int, *, idle: bool = False) -> None:
+        if slot_id >= INFO.n_slots:
+            raise InvalidRequest("id_slot", f"there is no slot {slot_id}")
+        if idle and slot_id < len(self.running):
+            raise InvalidRequest("id_slot", f"slot {slot_id} is busy")
+
+    def _check_name(self, filename: str) -> None:
+        if not filename or "/" in filename or filename.startswith("."):
+            raise InvalidRequest("filename", "is no plain name")
 
     async def drain(self, timeout_s: float) -> None:
         self.status = "draining"

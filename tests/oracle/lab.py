@@ -49,11 +49,27 @@ from kernels import select
 
 EIGHT = Speculate(n_max=8)
 ROOT = Path(__file__).parents[2]
-HEADS: dict[str, tuple[Callable[..., Any], str]] = {
-    "draft-eagle3": (load_eagle3, "eagle3"),
-    "draft-mtp": (load_mtp, "mtp"),
-    "draft-dflash": (load_dflash, "dflash"),
+LOADERS: Mapping[str, Callable[..., Any]] = {
+    "draft-eagle3": load_eagle3,
+    "draft-mtp": load_mtp,
+    "draft-dflash": load_dflash,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where a target and what drafts for it lie."""
+
+    target: Path
+    draft: Path
+    heads: Mapping[str, Path] = field(default_factory=dict)  # by drafter
+
+
+DEMO = Folders(
+    ROOT / "demo" / "target",
+    ROOT / "demo" / "draft",
+    {name: ROOT / "demo" / name.removeprefix("draft-") for name in LOADERS},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +96,7 @@ class Bench:
     by_value: bool = True
     shares: bool = False  # finished outputs are drafted from
     n_parked: int = 64  # rows of drafts that recurrent layers can keep
+    n_window_pages: int = 128  # of layers with a window, in each store
     snapshot_bytes: int = 2**26
     draft_max: int = 24
 
@@ -98,34 +115,33 @@ class Played:
 
 
 class Lab:
-    """A target and a draft of one dtype, loaded once."""
+    """A target and its drafts in one dtype, loaded once."""
 
-    def __init__(
-        self, target: Path, draft: Path, dtype: torch.dtype, n_ctx: int = 1024, device: str = "cpu"
-    ) -> None:
+    def __init__(self, folders: Folders, dtype: torch.dtype, n_ctx: int = 1024, device: str = "cpu") -> None:
         where = torch.device(device)
         select(where, dtype)
-        self.tokenizer = Tokenizer(target)
+        self.folders = folders
+        self.tokenizer = Tokenizer(folders.target)
         self.n_ctx = n_ctx
-        self.target = load_network(target, dtype, where, n_ctx, self.tokenizer.vocab_size)
-        self.draft = load_network(draft, dtype, where, n_ctx + 64, self.tokenizer.vocab_size)
+        self.target = load_network(folders.target, dtype, where, n_ctx, self.tokenizer.vocab_size)
+        self.draft = load_network(folders.draft, dtype, where, n_ctx + 64, self.tokenizer.vocab_size)
         self._heads: dict[str, Any] = {}
 
     def head(self, name: str) -> Any:
-        """The demo's head for a drafter, loaded once."""
+        """The head for a drafter, loaded once."""
         if name not in self._heads:
-            load, folder = HEADS[name]
-            self._heads[name] = load(ROOT / "demo" / folder, self.target, self.n_ctx + 64)
+            self._heads[name] = LOADERS[name](self.folders.heads[name], self.target, self.n_ctx + 64)
         return self._heads[name]
 
     def engine(self, bench: Bench, future: Callable[[Slot], Sequence[int]] | None = None) -> Engine:
         """A cold engine. `future` is what the scripted drafter knows."""
-        heads = {name: self.head(name) for name in bench.types if name in HEADS}
+        heads = {name: self.head(name) for name in bench.types if name in LOADERS}
         sizes = Sizes(
             n_slots=bench.n_slots,
             n_pages=bench.n_pages,
             page_size=bench.page_size,
             n_parked=bench.n_parked,
+            n_window_pages=bench.n_window_pages,
         )
         stores = {
             name: Store(network.needs, sizes, self.target.dtype, self.target.device)

@@ -21,7 +21,7 @@ import torch
 
 from engine.api import Chat, Sampling, Speculate
 from engine.text.chat import load_chat_template
-from tests.oracle.lab import HEADS, Bench, Case, Lab, Trouble, differences, play
+from tests.oracle.lab import DEMO, LOADERS, Bench, Case, Lab, Trouble, differences, play
 
 ROOT = Path(__file__).parents[2]
 SAMPLINGS: Mapping[str, Sampling] = {
@@ -41,7 +41,7 @@ SAMPLINGS: Mapping[str, Sampling] = {
 TROUBLE = Trouble(cancel_share=0.4, cut_share=0.03)
 TEXT_DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
 AUTO = ("prediction", "suffix", "draft-model")
-ALL = ("prediction", *TEXT_DRAFTERS, "draft-model", *HEADS, "garbage", "scripted")
+ALL = ("prediction", *TEXT_DRAFTERS, "draft-model", *LOADERS, "garbage", "scripted")
 CHAINS: Sequence[tuple[str, ...]] = (
     (),
     *((name,) for name in ALL),
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
     by_chain: dict[str, Tally] = {}
     started = time.perf_counter()
     for dtype, name, seed in itertools.product(options.dtype, SAMPLINGS, range(options.rounds)):
-        lab = Lab(ROOT / "demo" / "target", ROOT / "demo" / "draft", getattr(torch, dtype))
+        lab = Lab(DEMO, getattr(torch, dtype))
         for bench, found in compare(lab, name, options.cases, seed):
             by_chain.setdefault("+".join(bench.types) or "plain", Tally()).add(found)
         sys.stdout.write(f"{dtype} {name} {seed}: {time.perf_counter() - started:.0f} s\n")

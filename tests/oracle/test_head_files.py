@@ -209,11 +209,6 @@ QWEN_MTP: Case = (load_mtp, made.mtp_qwen(1, d_head=32), None)
 ONE = {"x": torch.ones(1)}
 
 
-def gated(tensors: made.Tensors, name: str) -> made.Tensors:
-    """A query projection with a gate beside every query."""
-    return {name: torch.cat((tensors[name], tensors[name]))}
-
-
 @pytest.mark.parametrize(
     ("case", "without", "extra", "error", "message"),
     [
@@ -245,13 +240,6 @@ def gated(tensors: made.Tensors, name: str) -> made.Tensors:
         (MTP, "", {"model.mtp.layers.0.eh_proj.weight": torch.ones(1)}, UnsupportedModel, "MiMo-V2"),
         (MTP, "", QWEN_MTP[1], UnsupportedModel, "not of one kind"),
         (QWEN_MTP, "", {"mtp.layers.1.x": torch.ones(1)}, CheckpointMismatch, r"unused: mtp\.layers\.1\.x"),
-        (
-            QWEN_MTP,
-            "",
-            gated(QWEN_MTP[1], "mtp.layers.0.self_attn.q_proj.weight"),
-            UnsupportedModel,
-            r"mtp\.layers\.0\.self_attn\.q_proj\.weight: gated attention",
-        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(

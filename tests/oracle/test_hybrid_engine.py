@@ -15,7 +15,7 @@ from engine.cache.cache import Cache
 from engine.cache.parking import Parking
 from engine.layers.gated_delta import GatedDelta
 from tests.checkpoints import noised_copy, tiny_checkpoint
-from tests.oracle.lab import Bench, Case, Lab, Trouble, play
+from tests.oracle.lab import Bench, Case, Folders, Lab, Trouble, play
 from tests.oracle.lossless import SAMPLINGS, benches, demo_cases, disturbed, narrowed
 
 CHAINS: Sequence[tuple[str, ...]] = (
@@ -32,7 +32,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     target, draft = (tmp_path_factory.mktemp(name) for name in ("target", "draft"))
     tiny_checkpoint("qwen3_5", target, changes={"max_position_embeddings": 2048})
     noised_copy(target, draft, 0.02)
-    return Lab(target, draft, torch.float32)
+    return Lab(Folders(target, draft), torch.float32)
 
 
 def cases_of(lab: Lab, name: str, n_cases: int = 6) -> list[Case]:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels.gated_norm.op import gated_norm
+from kernels.gated_delta.op import DeltaState
+from kernels.gated_norm.op import Activation, gated_norm
+from kernels.short_conv.op import ConvState
 from tests.oracle.recurrent import N_TOKENS, Layer, Sizes, Span, Tokens, recurrence
 
 FAST = (torch.float32, torch.bfloat16)
@@ -58,6 +60,10 @@ def assert_near(got: Tensor, meant: Tensor, dtype: torch.dtype) -> None:
     worst = (got.double() - meant.double()).abs().max().item()
     assert got.shape == meant.shape
     assert worst <= SHARE[dtype] * max(1.0, meant.abs().max().item()), worst
+
+
+def parked_parts(state: DeltaState) -> tuple[Tensor, Tensor, Tensor]:
+    return state.parked_keys, state.parked_deltas, state.parked_decays
 
 
 def assert_same(got: tuple[Tensor, ...], meant: tuple[Tensor, ...]) -> None:
@@ -187,7 +193,8 @@ def test_any_schedule(implementation: str, dtype: torch.dtype, seed: int) -> Non
     random, sizes = randoms.Random(seed), SIZES[seed % 2]
     layer = Layer(sizes, dtype).begin(0, 1, 2, 3)
     texts = {slot: [random.randrange(N_TOKENS) for _ in range(40)] for slot in range(4)}
-    done, kept = dict.fromkeys(texts, 0), {slot: [] for slot in texts}
+    done = dict.fromkeys(texts, 0)
+    kept: dict[int, list[int]] = {slot: [] for slot in texts}
     outputs: dict[int, list[tuple[Tensor, Tensor]]] = {slot: [] for slot in texts}
     while min(done.values()) < 40:
         unfinished = [slot for slot in texts if done[slot] < 40]
@@ -250,6 +257,16 @@ def test_width_is_not_seen(dtype: torch.dtype, sizes: Sizes, n_threads: int) -> 
 
 
 @each_case
+def test_no_room_to_park(implementation: str, dtype: torch.dtype) -> None:
+    layer = Layer(SIZES[1], dtype).begin(0)
+    layer.delta = DeltaState(layer.delta.state, *(x[:0] for x in parked_parts(layer.delta)))
+    layer.conv = ConvState(layer.conv.window, layer.conv.parked[:0])
+    assert_row_follows(layer, layer.feed(Span(0, range(6), n_settled=6))[0], list(range(6)))
+    layer.settle(Span(0))
+    assert_follows(layer, 0, list(range(6)))
+
+
+@each_case
 def test_nan_stays_in_its_slot(implementation: str, dtype: torch.dtype) -> None:
     sizes = SIZES[1]
     clean, spoilt = Layer(sizes, dtype).begin(0, 1), Layer(sizes, dtype).begin(0, 1)
@@ -302,7 +319,9 @@ def test_settling_takes_float64_where_float32_was_selected() -> None:
 @each_case
 @pytest.mark.parametrize("activation", ["silu", "sigmoid"])
 @pytest.mark.parametrize("weight_is_wide", [False, True])
-def test_gated_norm(implementation: str, dtype: torch.dtype, activation: str, weight_is_wide: bool) -> None:
+def test_gated_norm(
+    implementation: str, dtype: torch.dtype, activation: Activation, weight_is_wide: bool
+) -> None:
     generator = torch.Generator().manual_seed(3)
     n_rows, n_heads, d = 7, 3, 37
     x = torch.randn(n_rows, n_heads, d, generator=generator).to(dtype)

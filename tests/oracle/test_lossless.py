@@ -19,15 +19,15 @@ from engine.slot import Slot
 from engine.speculate.acceptance import Acceptance
 from engine.speculate.drafter import Draft
 from engine.speculate.verify import Verdict, verify
-from tests.oracle.lab import Bench, Lab, Trouble, play
-from tests.oracle.lossless import ALL, CHAINS, ROOT, SAMPLINGS, benches, demo_cases, disturbed
+from tests.oracle.lab import DEMO, Bench, Lab, Trouble, play
+from tests.oracle.lossless import ALL, CHAINS, SAMPLINGS, benches, demo_cases, disturbed
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 @pytest.fixture(scope="module", params=DTYPES, ids=str)
 def lab(request: pytest.FixtureRequest) -> Lab:
-    return Lab(ROOT / "demo" / "target", ROOT / "demo" / "draft", request.param)
+    return Lab(DEMO, request.param)
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)

@@ -88,7 +88,7 @@ class Runner:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        sizes = Sizes(n_slots=N_SLOTS, n_pages=N_PAGES, page_size=PAGE, n_parked=64)
+        sizes = Sizes(n_slots=N_SLOTS, n_pages=N_PAGES, page_size=PAGE, n_parked=64, n_window_pages=N_PAGES)
         store = Store(network.needs, sizes, network.dtype, CPU)
         self.cache = Cache({"target": store}, N_SLOTS, N_PAGES, PAGE)
 

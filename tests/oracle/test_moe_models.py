@@ -28,7 +28,7 @@ from kernels.moe.op import Routing, route
 from tests.checkpoints import noised_copy, tiny_checkpoint
 from tests.head_checkpoints import mtp_deepseek, write
 from tests.oracle.head_rounds import Pages, streams_of, text
-from tests.oracle.lab import Bench, Case, Lab, Trouble, play
+from tests.oracle.lab import Bench, Case, Folders, Lab, Trouble, play
 from tests.oracle.test_models import (
     CPU,
     N_CTX,
@@ -333,7 +333,7 @@ def test_the_text_is_that_of_plain_decoding(
 ) -> None:
     """Through the engine, with a draft network that is right in part, cancels, cuts and preemptions."""
     folder, prompt, _ = oracle(variant)
-    lab = Lab(folder, noised_copy(folder, tmp_path, 0.05), dtype, n_ctx=N_CTX)
+    lab = Lab(Folders(folder, noised_copy(folder, tmp_path, 0.05)), dtype, n_ctx=N_CTX)
     ids = prompt.tolist()
     cases = [
         Case(tuple(ids[: 20 + 9 * i]), Sampling(seed=i, temperature=0.7 * (i % 2)), max_tokens=32)
@@ -349,11 +349,8 @@ def test_the_text_is_that_of_plain_decoding(
     assert 0 < n_accepted < n_drafted
 
 
-@pytest.mark.usefixtures("ops")
-def test_the_mtp_layer_of_glm(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
-    """The layer after the target's last, with experts of its own, against transformers' MtpModel."""
-    folder, _, _ = oracle("glm4_moe")
-    model = theirs(folder)
+def glm_head(model: Any) -> tuple[MtpModel, Tensors]:
+    """transformers' head of one layer, random, and its tensors as a checkpoint has them after those of four layers."""
     torch.manual_seed(0)
     head = MtpModel(model, 1).eval()
     tensors: Tensors = {}
@@ -365,6 +362,15 @@ def test_the_mtp_layer_of_glm(oracle: Callable[[str], Oracle], tmp_path: Path) -
             one.copy_(mean + scale * torch.randn_like(one))
             rest = name.partition(".")[2].replace("mtp_block.", "").replace("post_norm", "shared_head.norm")
             tensors[f"model.layers.4.{rest}"] = one.detach().clone()
+    return head, tensors
+
+
+@pytest.mark.usefixtures("ops")
+def test_the_mtp_layer_of_glm(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    """The layer after the target's last, with experts of its own, against transformers' MtpModel."""
+    folder, _, _ = oracle("glm4_moe")
+    model = theirs(folder)
+    head, tensors = glm_head(model)
     assert "model.layers.4.mlp.gate.e_score_correction_bias" in tensors
     copy = edited(folder, tmp_path / "copy", lambda all: all.update(tensors))
     target = loaded(copy)
@@ -384,6 +390,21 @@ def test_the_mtp_layer_of_glm(oracle: Callable[[str], Oracle], tmp_path: Path) -
     without = edited(copy, tmp_path / "without", lambda all: all.pop("model.layers.4.mlp.experts.down_proj"))
     with pytest.raises(CheckpointMismatch, match=r"missing: model\.layers\.4\.mlp\.experts\.down_proj"):
         load_mtp(without, target, N_CTX)
+
+
+def test_text_drafted_by_the_mtp_layer_of_glm(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    folder, prompt, _ = oracle("glm4_moe")
+    _, tensors = glm_head(theirs(folder))
+    copy = edited(folder, tmp_path / "copy", lambda all: all.update(tensors))
+    lab = Lab(Folders(copy, folder, {"draft-mtp": copy}), torch.float32, n_ctx=N_CTX)
+    cases = [
+        Case(tuple(prompt[: 20 + 30 * i].tolist()), Sampling(seed=i, temperature=0.7 * i), max_tokens=24)
+        for i in range(2)
+    ]
+    expected = play(lab, Bench(), cases).tokens
+    played = play(lab, Bench(("draft-mtp",), n_slots=2, adaptive=False), cases)
+    assert played.tokens == expected
+    assert all(one.speculation.n_drafted > 0 for one in played.done.values())
 
 
 def test_a_head_with_experts_needs_a_target_with_experts(

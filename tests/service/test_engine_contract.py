@@ -19,7 +19,7 @@ Start = Callable[[], ThreadEngine]
 
 
 @pytest.fixture(scope="module")
-def start() -> Start:
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     """A fresh engine on the demo pair; small, so that requests wait and pages run short."""
 
     def fresh() -> ThreadEngine:
@@ -31,10 +31,12 @@ def start() -> Start:
                 parallel=2,
                 spec_type="prediction,suffix,ngram-simple,draft-model",
                 spec_ngram_simple_size_n=3,
+                slot_save_path=str(slots),
                 threads=1,
             )
         )
 
+    slots = tmp_path_factory.mktemp("slots")
     return fresh
 
 

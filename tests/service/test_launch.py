@@ -104,5 +104,5 @@ def test_the_context_is_what_fits_the_cache_unless_it_is_set() -> None:
     assert (
         512 <= small < context(Settings(model=TARGET, cache_size=4000), [source]) == source.config.n_ctx_train
     )
-    assert small * source.token_bytes <= 4 * 2**20
+    assert small * source.demand.token_bytes <= 4 * 2**20
     assert context(Settings(model=TARGET, cache_size=4, ctx_size=2048), [source]) == 2048

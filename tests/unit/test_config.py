@@ -186,3 +186,12 @@ def test_broken_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="no such file"):
         read_config(tmp_path)
+
+
+def test_a_file_alone_reads_as_its_folder_does(tmp_path: Path) -> None:
+    generation = {"temperature": 0.5, "eos_token_id": [7]}
+    config = read(tmp_path, generation, eos_token_id=3)
+    assert config.eos_ids == {3, 7}
+    assert read_config(tmp_path / "config.json") == config
+    (tmp_path / "config.json").rename(tmp_path / "other.json")
+    assert read_config(tmp_path / "other.json") == config

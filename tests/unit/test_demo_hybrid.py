@@ -290,11 +290,11 @@ def test_the_checkpoints_have_the_published_names_and_shapes(name: str, shape: H
     assert checkpoint.load_shape(DEMO / name) == shape
 
 
-@pytest.mark.parametrize(("name", "most"), [("hybrid", 6.0), ("hybrid-draft", 1.5)])
-def test_the_checkpoints_are_small(name: str, most: float) -> None:
+@pytest.mark.parametrize(("name", "most", "folder"), [("hybrid", 6.0, 12.0), ("hybrid-draft", 1.5, 3.3)])
+def test_the_checkpoints_are_small(name: str, most: float, folder: float) -> None:
     held = load_file(str(DEMO / name / "model.safetensors"))
     assert sum(value.numel() for value in held.values()) <= most * MB
-    assert sum(file.stat().st_size for file in (DEMO / name).iterdir()) <= 2 * most * MB
+    assert sum(file.stat().st_size for file in (DEMO / name).iterdir()) <= folder * MB
 
 
 @pytest.mark.parametrize("name", ["hybrid", "hybrid-draft"])

@@ -34,6 +34,7 @@ class Remembering:
     """The need of the toy layer. Its snapshots are due at every page: a slot's state costs as much as many tokens."""
 
     is_recurrent = True
+    window = None
 
     def token_bytes(self, dtype: torch.dtype) -> int:
         return 2
@@ -43,6 +44,9 @@ class Remembering:
 
     def parked_bytes(self, dtype: torch.dtype) -> int:
         return 8
+
+    def window_bytes(self, dtype: torch.dtype) -> int:
+        return 0
 
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Memory:
         return Memory(torch.zeros(sizes.n_slots, dtype=torch.int64), torch.full((sizes.n_parked,), -7))

@@ -1,0 +1,118 @@
+"""Networks without weights: what a config's decoder would hold, from tensors that have shapes and no memory.
+
+The loaders themselves run, over tensors of torch's meta device, so nothing here knows what a layer is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.cache.store import Need
+from engine.errors import UnsupportedModel
+from engine.layers.decoder import DecoderSpec, load_block, load_decoder
+from engine.layers.linear import load_linear
+from engine.layers.norm import load_norm
+from engine.layers.rope import rope_tables
+from engine.models.config import ModelConfig
+from engine.models.registry import decoder_spec
+from kernels import select
+from kernels.norm_rope_write.op import Rope
+
+META = torch.device("meta")
+# What configs call the number of layers of multi-token prediction; each has one of these keys, or none.
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+
+
+class Blueprint:
+    """A source that has every tensor it is asked for, and counts what it hands out.
+
+    As every name is there, experts come fused, and an embedding that its config does not call tied has a head.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.device = META
+        self.n_params = 0
+        self.n_bytes = 0
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor of that shape without memory, in `dtype` or the blueprint's."""
+        tensor = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=META)
+        self.n_params += tensor.numel()
+        self.n_bytes += tensor.nbytes
+        return tensor
+
+    def drop_copy(self, name: str, original: Tensor) -> bool:
+        """A tied head needs no tensor of its own, so there is nothing to count."""
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What one network takes of memory."""
+
+    n_params: int
+    weight_bytes: int
+    position_bytes: int  # of its rotary tables, per position that they cover
+    needs: list[Need]  # of each layer, from the cache
+
+
+def draw(config: ModelConfig, dtype: torch.dtype) -> Outline:
+    """The outline of a whole network. Raises `UnsupportedModel` naming key and value."""
+    _select_ops(dtype)
+    spec, weights = decoder_spec(config, 1), Blueprint(dtype)
+    decoder = load_decoder(weights, spec)
+    return Outline(
+        n_params=weights.n_params,
+        weight_bytes=weights.n_bytes,
+        position_bytes=position_bytes(spec),
+        needs=[block.mixer.need for block in decoder.blocks],
+    )
+
+
+def draw_mtp(config: ModelConfig, dtype: torch.dtype, n_layers: int) -> Outline:
+    """The outline of a target's MTP layers. Raises `UnsupportedModel` for a target without attention.
+
+    Such a layer is the last of the target's blocks that has no recurrent state, once more, behind two norms and
+    the matrix that joins token and hidden state, and before a norm of its own (DeepSeek-V3, arXiv 2412.19437, 2.2).
+    Embedding, head and rotary tables are the target's.
+    """
+    _select_ops(dtype)
+    spec, weights = decoder_spec(config, 1), Blueprint(dtype)
+    needs = [_draw_mtp_layer(weights, spec, config) for _ in range(n_layers)]
+    return Outline(n_params=weights.n_params, weight_bytes=weights.n_bytes, position_bytes=0, needs=needs)
+
+
+def mtp_layers(config: ModelConfig) -> int:
+    """How many MTP layers a config speaks of. Some checkpoints bring one without a word of it."""
+    return sum(config.fields.count(key, 0, least=0) for key in MTP_KEYS)
+
+
+def position_bytes(spec: DecoderSpec) -> int:
+    """Bytes of a network's rotary tables per position that they cover."""
+    kinds = dict.fromkeys(block.mixer.rope for block in spec.blocks)
+    return sum(table.nbytes for kind in kinds if kind is not None for table in rope_tables(kind, 1, META))
+
+
+def _draw_mtp_layer(weights: Blueprint, spec: DecoderSpec, config: ModelConfig) -> Need:
+    """What one layer needs from the cache; its tensors are counted."""
+    cached = [block for block in spec.blocks if not block.mixer.need.is_recurrent]
+    if not cached or (kind := cached[-1].mixer.rope) is None:
+        raise UnsupportedModel(f"{config.fields.where}: MTP layers beside a target without attention")
+    ropes = {kind: Rope(*rope_tables(kind, 1, META))}
+    for name in ("token_norm", "hidden_norm", "norm"):
+        load_norm(weights, name, spec.d_model, spec.norm)
+    load_linear(weights, ["joint"], 2 * spec.d_model, [spec.d_model], bias=False)
+    return load_block(weights, "block", cached[-1], spec, ropes).mixer.need
+
+
+def _select_ops(dtype: torch.dtype) -> None:
+    for one in dict.fromkeys((dtype, torch.float32)):  # some layers compute in float32
+        select(META, one)

@@ -1,0 +1,270 @@
+"""Networks with sliding windows against transformers, in pages that are taken away as soon as they may be."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engine.batch import Span
+from engine.cache.cache import Cache
+from engine.cache.store import Sizes, Store
+from engine.errors import CheckpointMismatch, UnsupportedModel
+from engine.models.network import Network
+from tests.checkpoints import tiny_checkpoint
+from tests.oracle.test_models import (
+    CPU,
+    N_PAGES,
+    N_PROMPT,
+    N_SLOTS,
+    Oracle,
+    Runner,
+    difference,
+    edited,
+    loaded,
+    rows,
+    theirs,
+)
+
+WINDOW, PAGE = 16, 8
+SOME = {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 2}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("gemma3", {}),
+    "gemma3, biases": ("gemma3", {"attention_bias": True, "query_pre_attn_scalar": 16}),
+    "mistral": ("mistral", {"sliding_window": WINDOW}),
+    "qwen2": ("qwen2", SOME),
+    "qwen3": ("qwen3", {**SOME, "sliding_window": 13}),
+}
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracle]:
+    """Checkpoint, prompt and expected logits of a variant, made once."""
+    made: dict[str, Oracle] = {}
+
+    def get(variant: str) -> Oracle:
+        if variant not in made:
+            family, changes = VARIANTS[variant]
+            folder = tiny_checkpoint(family, tmp_path_factory.mktemp("window"), changes=changes)
+            prompt = torch.randint(384, (N_PROMPT,), generator=torch.Generator().manual_seed(1))
+            with torch.inference_mode():
+                made[variant] = folder, prompt, theirs(folder)(prompt[None]).logits[0]
+        return made[variant]
+
+    return get
+
+
+@pytest.fixture(autouse=True)
+def _selected_here(_selected: None) -> None:
+    """The ops of this machine, chosen for the dtypes that the tests use."""
+
+
+class Windowed(Runner):
+    """A runner whose sequences are published, so that windows move on; pages that nobody holds are NaN."""
+
+    def __init__(self, network: Network, n_window_pages: int = N_PAGES) -> None:
+        self.network = network
+        sizes = Sizes(n_slots=N_SLOTS, n_pages=2 * N_PAGES, page_size=PAGE, n_window_pages=n_window_pages)
+        self.store = Store(network.needs, sizes, network.dtype, CPU)
+        self.cache = Cache({"target": self.store}, N_SLOTS, 2 * N_PAGES, PAGE)
+        self.tokens: dict[int, list[int]] = {}
+        self.poison()
+
+    def feed(self, *spans: Span, n_kept: Sequence[int] = ()) -> Tensor:
+        logits = super().feed(*spans, n_kept=n_kept)
+        for span in spans:
+            tokens = self.tokens.setdefault(span.slot, [])
+            tokens[span.n_past :] = span.token_ids
+            del tokens[self.cache.length(span.slot, "target") :]
+            self.cache.publish(span.slot, tokens, len(tokens))
+        self.poison()
+        return logits
+
+    def poison(self) -> None:
+        windows = self.store.windows
+        assert windows is not None
+        idle = [i for i, page in enumerate(windows.pool.pages) if page.n_holders == 0]
+        for need, layer in zip(self.network.needs, self.store.layers, strict=True):
+            if need.window is not None:
+                layer.keys[idle] = layer.values[idle] = torch.nan
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracle], variant: str) -> None:
+    folder, prompt, expected = oracle(variant)
+    assert expected.std() > 0.3, "logits must be large enough to show a difference"
+    ids, runner = prompt.tolist(), Windowed(loaded(folder))
+    assert difference(runner.feed_chunks(0, ids, [N_PROMPT]), expected) < 1e-4
+    assert difference(runner.feed_chunks(1, ids, [33, 1, 15, 2, 49]), expected) < 1e-4
+    assert difference(runner.feed_chunks(2, ids, [1] * N_PROMPT), expected) < 1e-4
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_ragged_spans_with_drafts_of_which_some_are_kept(
+    oracle: Callable[[str], Oracle], variant: str
+) -> None:
+    """Five slots go over the same text, guessing some tokens right and the rest wrong, beside chunks."""
+    folder, prompt, expected = oracle(variant)
+    ids, runner, rng = prompt.tolist(), Windowed(loaded(folder)), random.Random(2)
+    n_past = [0] * N_SLOTS
+    n_checked = n_rejected = 0
+    while min(n_past) < N_PROMPT:
+        spans, kept, wanted = [], [], []
+        for slot in rng.sample(range(N_SLOTS), N_SLOTS):
+            left = N_PROMPT - n_past[slot]
+            if left == 0 or rng.random() < 0.2:
+                continue
+            start, n_certain = n_past[slot], min(rng.choice([1, 1, 1, 2, 17]), left)
+            n_right = min(rng.choice([0, 1, 3, 7]), left - n_certain)
+            wrong = [rng.randrange(384) for _ in range(rng.choice([0, 1, 4, 20]))]
+            tokens = [*ids[start : start + n_certain + n_right], *wrong]
+            spans.append(Span(slot, tokens, start, n_right + len(wrong), len(tokens)))
+            kept.append(n_right)
+            n_past[slot] += n_certain + n_right
+            wanted += [*range(start, n_past[slot]), *[-1] * len(wrong)]
+            n_rejected += len(wrong)
+        if spans:
+            logits = runner.feed(*spans, n_kept=kept)
+            places = torch.tensor(wanted)
+            assert difference(logits[places >= 0], expected[places[places >= 0]]) < 1e-4
+            n_checked += int((places >= 0).sum())
+    assert n_checked == N_SLOTS * N_PROMPT
+    assert n_rejected > 50
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_cut_gives_the_same_bits(oracle: Callable[[str], Oracle], dtype: torch.dtype) -> None:
+    folder, prompt, _ = oracle("gemma3")
+    ids, runner = prompt.tolist(), Windowed(loaded(folder, dtype))
+    whole = runner.feed_chunks(0, ids, [N_PROMPT])
+    assert torch.equal(runner.feed_chunks(1, ids, [33, 1, 15, 2, 49]), whole)
+    for start in range(0, N_PROMPT, 5):  # one certain token, four drafts that are kept, one that is not
+        logits = runner.feed(Span(2, [*ids[start : start + 5], 7], start, 5, 6), n_kept=[4])
+        assert torch.equal(logits[:5], whole[start : start + 5])
+
+
+def test_a_long_text_takes_the_pages_of_a_window(oracle: Callable[[str], Oracle]) -> None:
+    """A window of 16 is at most three pages of 8; drafts of 5 and the page border add two."""
+    folder, prompt, expected = oracle("gemma3")
+    ids, runner = prompt.tolist(), Windowed(loaded(folder), n_window_pages=5)
+    for start in range(0, N_PROMPT, 2):
+        logits = runner.feed(Span(0, [*ids[start : start + 2], 1, 2, 3, 4], start, 5, 6), n_kept=[1])
+        assert difference(logits[:2], expected[start : start + 2]) < 1e-4
+        assert runner.store.windows is not None
+        assert runner.store.windows.n_held(0) <= 4
+
+
+def test_a_prefix_is_resumed_where_its_window_lives(oracle: Callable[[str], Oracle]) -> None:
+    folder, prompt, expected = oracle("gemma3")
+    ids, runner = prompt.tolist(), Windowed(loaded(folder), n_window_pages=20)
+    runner.poison = lambda: None  # type: ignore[method-assign]
+    runner.feed_chunks(0, ids[:90], [40, 50])
+    for slot, n_shared in ((1, 41), (2, 90)):
+        start = runner.cache.begin(slot, [*ids[:n_shared], 5, 6], "")
+        assert start == n_shared // PAGE * PAGE
+        runner.tokens[slot] = ids[:start]
+        assert difference(runner.feed(rows(slot, ids, start, 10)), expected[start : start + 10]) < 1e-4
+
+
+def test_greedy_text(oracle: Callable[[str], Oracle]) -> None:
+    folder, prompt, _ = oracle("gemma3")
+    prompt, n_new = prompt[:30], 72
+    expected = theirs(folder).generate(prompt[None], max_new_tokens=n_new, do_sample=False, eos_token_id=None)
+    ids, runner = prompt.tolist(), Windowed(loaded(folder))
+    n_past = 0
+    for _ in range(n_new):
+        logits = runner.feed(Span(0, ids[n_past:], n_past, 0, 1))
+        n_past = len(ids)
+        ids.append(int(logits.argmax()))
+    assert ids == expected[0].tolist()
+
+
+def test_bfloat16_is_near(oracle: Callable[[str], Oracle]) -> None:
+    folder, prompt, expected = oracle("gemma3")
+    coarse = Windowed(loaded(folder, torch.bfloat16)).feed_chunks(0, prompt.tolist(), [N_PROMPT])
+    error = (coarse - expected).abs()
+    assert error.mean() < 0.1 * expected.std()
+
+
+def with_config(folder: Path, target: Path, **changes: Any) -> Path:
+    """A copy of a checkpoint with other config fields; None takes one away."""
+    copy = edited(folder, target, lambda all: None)
+    config = {**json.loads((copy / "config.json").read_text()), **changes}
+    (copy / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return copy
+
+
+OLD_KEYS: dict[str, Any] = {
+    "rope_parameters": None,
+    "rope_theta": 1e6,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "rope_local_base_freq": 1e4,
+    "layer_types": None,
+    "_sliding_window_pattern": None,
+    "sliding_window_pattern": 6,
+}
+
+
+def test_older_config(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    folder, prompt, expected = oracle("gemma3")
+    copy = with_config(folder, tmp_path / "old", **OLD_KEYS)
+    assert difference(Windowed(loaded(copy)).feed(rows(0, prompt.tolist(), 0, N_PROMPT)), expected) < 1e-4
+
+
+def test_wrapper_checkpoint(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    """The released files: sparse keys under `text_config`, other names, a vision tower that is left alone."""
+    folder, prompt, expected = oracle("gemma3")
+    copy = with_config(folder, tmp_path / "wrapper", **OLD_KEYS)
+    text = json.loads((copy / "config.json").read_text())
+    for key in (
+        "architectures",
+        "rope_theta",
+        "rope_local_base_freq",
+        "sliding_window_pattern",
+        "tie_word_embeddings",
+    ):
+        text.pop(key, None)  # what the released ones leave to be assumed
+    outer = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text,
+        "eos_token_id": [1, 106],
+    }
+    (copy / "config.json").write_text(json.dumps(outer))
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    renamed["vision_tower.vision_model.x.weight"] = torch.ones(3)
+    renamed["multi_modal_projector.x.weight"] = torch.ones(3)
+    save_file(renamed, copy / "model.safetensors")
+    network = loaded(copy)
+    assert network.config.eos_ids >= {1, 106}
+    assert difference(Windowed(network).feed(rows(0, prompt.tolist(), 0, N_PROMPT)), expected) < 1e-4
+
+
+def test_what_does_not_fit_is_refused(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    folder, _, _ = oracle("gemma3")
+    wrong: dict[str, Any] = {
+        "hidden_activation": "silu",
+        "use_bidirectional_attention": True,
+        "layer_types": ["chunked_attention"] * 6,
+        "query_pre_attn_scalar": 0,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    }
+    for key, value in wrong.items():
+        with pytest.raises(UnsupportedModel, match=key):
+            loaded(with_config(folder, tmp_path / key, **{key: value}))
+    name = "model.layers.0.pre_feedforward_layernorm.weight"
+    with pytest.raises(CheckpointMismatch, match="missing: " + name.replace(".", r"\.")):
+        loaded(edited(folder, tmp_path / "norm", lambda all: all.pop(name)))
+    llama = tiny_checkpoint("llama", tmp_path / "llama")
+    with pytest.raises(UnsupportedModel, match="sliding windows are not supported"):
+        loaded(with_config(llama, tmp_path / "other", sliding_window=16))

@@ -1,0 +1,209 @@
+"""Configs of public checkpoints, as far as they shape a network, and how many parameters the published files hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Config = Mapping[str, Any]
+
+
+def config(architecture: str, shape: str, **more: Any) -> Config:
+    """shape: width, feed-forward width, layers, heads, K/V heads, words, positions."""
+    names = (
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "vocab_size", "max_position_embeddings"),
+    )
+    sizes = dict(zip(names, map(int, shape.split()), strict=True))
+    return {"architectures": [architecture], "torch_dtype": "bfloat16", **sizes, **more}
+
+
+def wrapper(architecture: str, shape: str, *, tied: bool, **more: Any) -> Config:
+    """The same text model within a model of several media."""
+    inner = {key: value for key, value in config("", shape, **more).items() if key != "architectures"}
+    return {
+        "architectures": [architecture],
+        "tie_word_embeddings": tied,
+        "text_config": inner,
+        "vision_config": {"depth": 27, "hidden_size": 1152},
+    }
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+GLM: Config = {
+    "head_dim": 128,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-5,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "num_nextn_predict_layers": 1,
+    "tie_word_embeddings": False,
+}
+DELTA: Config = {
+    "head_dim": 256,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+}
+QWEN35: Config = {
+    **DELTA,
+    "attn_output_gate": True,
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e7,
+        "partial_rotary_factor": 0.25,
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+    },
+}
+GEMMA: Config = {"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256}
+
+CONFIGS: Mapping[str, Config] = {
+    "Llama-3.1-8B": config(
+        *("LlamaForCausalLM", "4096 14336 32 32 8 128256 131072"),
+        rope_theta=5e5,
+        rope_scaling=LLAMA3,
+        tie_word_embeddings=False,
+    ),
+    "Llama-3.2-1B": config(
+        *("LlamaForCausalLM", "2048 8192 16 32 8 128256 131072"),
+        head_dim=64,
+        rope_theta=5e5,
+        rope_scaling={**LLAMA3, "factor": 32.0},
+        tie_word_embeddings=True,
+    ),
+    "Mistral-7B-v0.3": config(
+        "MistralForCausalLM",
+        "4096 14336 32 32 8 32768 32768",
+        sliding_window=None,
+        tie_word_embeddings=False,
+    ),
+    "Qwen2.5-0.5B": config("Qwen2ForCausalLM", "896 4864 24 14 2 151936 32768", tie_word_embeddings=True),
+    "Qwen2.5-7B": config(
+        *("Qwen2ForCausalLM", "3584 18944 28 28 4 152064 32768"),
+        use_sliding_window=False,
+        sliding_window=131072,
+        max_window_layers=28,
+        tie_word_embeddings=False,
+    ),
+    "MiMo-7B": config(
+        "MiMoForCausalLM",
+        "4096 11008 36 32 8 151680 32768",
+        num_nextn_predict_layers=1,
+        tie_word_embeddings=False,
+    ),
+    "Qwen3-0.6B": config(
+        "Qwen3ForCausalLM", "1024 3072 28 16 8 151936 40960", head_dim=128, tie_word_embeddings=True
+    ),
+    "Qwen3-8B": config(
+        "Qwen3ForCausalLM", "4096 12288 36 32 8 151936 40960", head_dim=128, tie_word_embeddings=False
+    ),
+    "Qwen3-30B-A3B": config(
+        *("Qwen3MoeForCausalLM", "2048 6144 48 32 4 151936 40960"),
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        tie_word_embeddings=False,
+    ),
+    "Qwen3-Next-80B-A3B": config(
+        *("Qwen3NextForCausalLM", "2048 5120 48 16 2 151936 262144"),
+        **DELTA,
+        partial_rotary_factor=0.25,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        num_experts=512,
+        num_experts_per_tok=10,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        tie_word_embeddings=False,
+    ),
+    "Qwen3.5-0.8B": wrapper(
+        *("Qwen3_5ForConditionalGeneration", "1024 3584 24 8 2 248320 262144"),
+        tied=True,
+        **QWEN35,
+        linear_num_key_heads=16,
+        linear_num_value_heads=16,
+    ),
+    "Qwen3.5-27B": wrapper(
+        *("Qwen3_5ForConditionalGeneration", "5120 17408 64 24 4 248320 262144"),
+        tied=False,
+        **QWEN35,
+        linear_num_key_heads=16,
+        linear_num_value_heads=48,
+    ),
+    "Qwen3.5-35B-A3B": wrapper(
+        *("Qwen3_5MoeForConditionalGeneration", "2048 512 40 16 2 248320 262144"),
+        tied=False,
+        **QWEN35,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        num_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+    ),
+    "GLM-4.5-Air": config(
+        *("Glm4MoeForCausalLM", "4096 10944 46 96 8 151552 131072"),
+        **GLM,
+        n_routed_experts=128,
+        moe_intermediate_size=1408,
+        first_k_dense_replace=1,
+        use_qk_norm=False,
+        routed_scaling_factor=1.0,
+    ),
+    "GLM-4.5": config(
+        *("Glm4MoeForCausalLM", "5120 12288 92 96 8 151552 131072"),
+        **GLM,
+        n_routed_experts=160,
+        moe_intermediate_size=1536,
+        first_k_dense_replace=3,
+        use_qk_norm=True,
+        routed_scaling_factor=2.5,
+    ),
+    "Gemma-3-1B": config(
+        *("Gemma3ForCausalLM", "1152 6912 26 4 1 262144 32768"),
+        **GEMMA,
+        sliding_window=512,
+        sliding_window_pattern=6,
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+    ),
+}
+# Of all tensors in the published files, with MTP layers, of those without a vision tower.
+PARAMETERS: Mapping[str, int] = {
+    "Llama-3.1-8B": 8_030_261_248,
+    "Llama-3.2-1B": 1_235_814_400,
+    "Mistral-7B-v0.3": 7_248_023_552,
+    "Qwen2.5-0.5B": 494_032_768,
+    "Qwen2.5-7B": 7_615_616_512,
+    "MiMo-7B": 7_833_409_536,
+    "Qwen3-0.6B": 596_049_920,
+    "Qwen3-8B": 8_190_735_360,
+    "Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen3-Next-80B-A3B": 81_324_862_720,
+    "GLM-4.5-Air": 110_468_824_832,
+    "GLM-4.5": 358_337_791_296,
+    "Gemma-3-1B": 999_885_952,
+}
+# Those among them that repeat embedding and head beside an MTP layer, and are shared here.
+COPIES: Mapping[str, int] = {"GLM-4.5-Air": 2 * 151_552 * 4096, "GLM-4.5": 2 * 151_552 * 5120}
+# Layers that the files hold without a word of it in the config.
+SILENT_MTP: Mapping[str, int] = {"Qwen3-Next-80B-A3B": 1}

@@ -1,0 +1,236 @@
+"""What a config says of memory: public models' figures, what stores really allocate, and the edge of what fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cache.store import Sizes, Store
+from engine.errors import LoadError, SettingError, UnsupportedModel
+from engine.models.blueprint import META, draw, draw_mtp
+from engine.models.registry import read_model
+from engine.service.forecast import Forecast, forecast
+from engine.service.sizes import PAGE_SIZE, Demand, n_parked
+from engine.settings import Settings
+from tests.public_configs import CONFIGS, COPIES, PARAMETERS, SILENT_MTP
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+HYBRID = "Qwen3.5-27B"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., str]:
+    """A public model's config, with changes, as a file alone."""
+
+    def write(name: str, **changes: Any) -> str:
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({**CONFIGS[name], **changes}))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def of(written: Callable[..., str]) -> Callable[..., Forecast]:
+    """The forecast of a public model. memory: GiB."""
+
+    def get(name: str, memory: float | None = None, **settings: Any) -> Forecast:
+        given = None if memory is None else int(memory * GIB)
+        return forecast(Settings(model=written(name), **settings), given)
+
+    return get
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_those_of_the_published_files(
+    of: Callable[..., Forecast], written: Callable[..., str], name: str
+) -> None:
+    n_params = sum(one.n_params for one in of(name).networks.values())
+    if name in SILENT_MTP:
+        n_params += draw_mtp(read_model(written(name)), torch.bfloat16, SILENT_MTP[name]).n_params
+    assert n_params == PARAMETERS[name] - COPIES.get(name, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("Qwen3.5-27B", 26.9), ("Qwen3.5-35B-A3B", 34.66), ("Qwen3.5-0.8B", 0.752)]
+)
+def test_text_models_within_wrappers(of: Callable[..., Forecast], name: str, billions: float) -> None:
+    told = of(name).networks
+    assert told["target"].n_params == pytest.approx(billions * 1e9, rel=1e-3)
+    assert told["draft-mtp"].n_params < 0.03 * told["target"].n_params
+
+
+@pytest.mark.parametrize(
+    ("name", "token_kib", "state_mib", "conv_mb"),
+    [
+        ("Llama-3.1-8B", 128, 0, 0),
+        ("Qwen3-8B", 144, 0, 0),
+        ("Qwen3.5-27B", 64, 144, 2.95),
+        ("Qwen3-Next-80B-A3B", 24, 72, 1.77),
+        ("Qwen3.5-35B-A3B", 20, 60, 1.47),
+        ("Qwen3.5-0.8B", 12, 18, 0.66),
+    ],
+)
+def test_cache_of_a_token_and_of_a_slot(
+    of: Callable[..., Forecast], name: str, token_kib: int, state_mib: int, conv_mb: float
+) -> None:
+    told = of(name, dtype="bfloat16").networks["target"]
+    assert told.token_bytes == token_kib * KIB
+    assert (told.slot_bytes - state_mib * MIB) / 1e6 == pytest.approx(conv_mb, abs=0.005)
+    wide = of(name, dtype="float32").networks["target"]
+    assert wide.token_bytes == 2 * told.token_bytes
+    assert wide.weight_bytes == pytest.approx(2 * told.weight_bytes, rel=1e-3)
+    assert wide.slot_bytes - state_mib * MIB == 2 * (
+        told.slot_bytes - state_mib * MIB
+    )  # the state is float32
+
+
+@pytest.mark.parametrize("name", ["Qwen3-0.6B", "Qwen3.5-0.8B", "Gemma-3-1B"])
+def test_the_figures_are_what_stores_allocate(of: Callable[..., Forecast], written: Any, name: str) -> None:
+    settings = Settings(parallel=3, draft_max=5, ctx_size=1000, spec_type="none")
+    told = of(name, parallel=3, draft_max=5, ctx_size=1000, spec_type="none")
+    config = read_model(written(name))
+    demand = Demand(draw(config, config.dtype).needs, config.dtype)
+    sizes = Sizes(
+        n_slots=3,
+        n_pages=told.n_pages,
+        page_size=PAGE_SIZE,
+        n_parked=n_parked(settings),
+        n_window_pages=demand.n_window_pages(settings),
+    )
+    store = Store(demand.needs, sizes, config.dtype, META)
+    held = sum(tensor.nbytes for layer in store.layers for tensor in tensors_of(layer))
+    taken = told.taken
+    assert held == taken.states + taken.parked + taken.windows + taken.pages
+    assert (taken.states > 0, taken.windows > 0) == (name == "Qwen3.5-0.8B", name == "Gemma-3-1B")
+
+
+def tensors_of(layer: Any) -> list[Tensor]:
+    """All tensors in the fields of a dataclass and of those within it."""
+    values = [getattr(layer, name) for name in layer.__dataclass_fields__]
+    return [tensor for one in values for tensor in ([one] if isinstance(one, Tensor) else tensors_of(one))]
+
+
+@pytest.mark.parametrize("name", ["Llama-3.2-1B", "Qwen3.5-0.8B", "Gemma-3-1B"])
+def test_the_memory_that_is_needed_is_just_enough(written: Callable[..., str], name: str) -> None:
+    settings = Settings(model=written(name), ctx_size=5000)
+    free = forecast(settings)
+    assert free.needed_one is not None
+    assert free.needed_all is not None
+    for needed, n in ((free.needed_one, 1), (free.needed_all, 4)):
+        enough = forecast(settings, needed)
+        assert enough.refusal is None
+        assert enough.n_pages == n * free.pages_each
+        assert enough.total_bytes < needed
+        less = forecast(settings, needed - 64)
+        assert less.n_pages == (0 if n == 1 else n * free.pages_each - 1)
+        assert (less.refusal is None) == (n > 1)
+
+
+@pytest.mark.parametrize("name", ["Llama-3.2-1B", "Qwen3.5-0.8B", "Gemma-3-1B"])
+def test_the_longest_context_is_the_longest(written: Callable[..., str], name: str) -> None:
+    settings = Settings(model=written(name))
+    memory = int(3.5 * GIB)
+    told = forecast(settings, memory)
+    assert 0 < told.longest_all <= told.longest_one <= told.n_ctx_train
+    at_most = forecast(replace(settings, ctx_size=told.longest_one), memory)
+    assert at_most.refusal is None
+    if told.longest_one < told.n_ctx_train:
+        assert forecast(replace(settings, ctx_size=told.longest_one + 1), memory).refusal is not None
+    both = forecast(replace(settings, ctx_size=told.longest_all), memory)
+    assert both.n_pages >= 4 * both.pages_each
+
+
+@pytest.mark.parametrize("memory", [1.75, 1.8, 2.0, 2.5, 3.0, 4.0])
+def test_a_context_that_is_left_to_the_server_fits(of: Callable[..., Forecast], memory: float) -> None:
+    """The rotary tables grow with the context, and with few bytes to a token they matter."""
+    told = of("Qwen3.5-0.8B", memory, parallel=1)
+    assert told.refusal is None
+    assert told.n_pages >= told.pages_each
+    assert told.n_ctx > 512
+
+
+def test_what_does_not_fit_says_why(of: Callable[..., Forecast]) -> None:
+    large = of(HYBRID, 48)
+    assert large.refusal is not None
+    assert "there are 48.00 GiB" in large.refusal
+    assert (large.n_pages, large.longest_one, large.n_ctx) == (0, 0, 32768)
+    few = of(HYBRID, 53, ctx_size=100_000)
+    assert few.refusal is not None
+    assert "one sequence of --ctx-size 100000 needs" in few.refusal
+    assert 0 < few.longest_one < 100_000
+    much = of("Qwen3-0.6B", 8, cache_size=8000)
+    assert much.refusal is not None
+    assert "--cache-size 8000" in much.refusal
+    assert of("Qwen3-0.6B", 8, cache_size=4000).taken.pages == pytest.approx(4000 * MIB, rel=0.01)
+
+
+def test_drafts(of: Callable[..., Forecast], written: Callable[..., str]) -> None:
+    own = of(HYBRID)
+    assert own.drafters == ("prediction", "suffix", "draft-mtp")
+    assert (
+        own.networks["draft-mtp"].token_bytes == own.networks["target"].token_bytes // 16
+    )  # one layer of 16
+    assert own.networks["draft-mtp"].slot_bytes == 0
+    assert own.taken.parked == 4 * 16 * own.networks["target"].parked_bytes
+    assert of(HYBRID, draft_max=4).taken.parked == own.taken.parked // 4
+    plain = of(HYBRID, spec_type="suffix")
+    assert list(plain.networks) == ["target"]
+    both = of(HYBRID, model_draft=written("Qwen3.5-0.8B"))
+    assert both.drafters == ("prediction", "suffix", "draft-model")
+    target, draft = both.networks.values()
+    assert draft.n_params == of("Qwen3.5-0.8B").networks["target"].n_params
+    assert both.page_bytes == PAGE_SIZE * (target.token_bytes + draft.token_bytes)
+    assert both.taken.states == 4 * (target.slot_bytes + draft.slot_bytes)
+    assert both.taken.weights == target.weight_bytes + draft.weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ({"ctx_size": 50_000}, "ctx_size"),
+        ({"parallel": 64, "batch_size": 64}, "parallel"),
+        ({"spec_type": "draft-mtp"}, "spec_type"),
+        ({"spec_type": "none", "model_draft": "x"}, "model_draft"),
+        ({"dtype": "int4"}, "dtype"),
+    ],
+)
+def test_settings_that_a_start_would_refuse(
+    of: Callable[..., Forecast], settings: dict[str, Any], setting: str
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        of("Qwen3-8B", **settings)
+    assert caught.value.setting == setting
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM is not supported"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers"),
+        ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers"),
+    ],
+)
+def test_configs_that_cannot_be_served(written: Any, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(UnsupportedModel, match=told):
+        forecast(Settings(model=written("Qwen3-8B", **changes)))
+
+
+def test_heads_are_refused_as_draft_models(of: Callable[..., Forecast], written: Any) -> None:
+    head = written("Llama-3.2-1B", draft_vocab_size=32000)
+    with pytest.raises(UnsupportedModel, match="draft_vocab_size = 32000: the config of a draft head"):
+        of("Llama-3.1-8B", model_draft=head)
+    with pytest.raises(LoadError, match="no such folder"):
+        of("Llama-3.1-8B", model_draft="./nowhere.json")
+
+
+def test_nothing_is_allocated(of: Callable[..., Forecast]) -> None:
+    assert of("GLM-4.5").taken.weights > 700e9, "more than any machine of ours has"
