@@ -118,6 +118,11 @@ class Eagle3:
     norm_output: bool  # what is returned for the next step is taken after the final norm
 
     @property
+    def modules(self) -> Sequence[Eagle3]:
+        """What makes the guesses, one after another; the last one goes on by itself. Here it is this network alone."""
+        return (self,)
+
+    @property
     def kv_layers(self) -> list[FullKV]:
         """What each layer needs from a `KVStore`."""
         return [self.first.attention.kv, *(block.attention.kv for block in self.more)]
