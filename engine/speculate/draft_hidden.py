@@ -42,7 +42,7 @@ from engine.cache.cache import Cache
 from engine.cache.kv import KVStore
 from engine.slot import Slot
 from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
-from engine.speculate.follower import Fed, Follower
+from engine.speculate.follower import Follower
 from engine.speculate.unroll import UNREAD, Going, Rows, Unrolled
 
 
@@ -92,21 +92,26 @@ class _Lane:
     slot: Slot
     token_ids: Sequence[int]  # of an accept; the module at hand reads the last of them
     first: int  # position of the first row
-    states: Tensor  # [n_rows, d_model]: what the rows read
+    n_rows: int
     end: _End | None  # of the accept before; None: this is the first
+    drafts: bool  # whether a draft may be asked for before the next accept
     said: Tensor | None = None
     carries: list[Tensor] = field(default_factory=list)
 
     def span(self, n_logits: int) -> Span:
-        n_rows = len(self.states)
-        return Span(self.slot.id, self.token_ids[len(self.token_ids) - n_rows :], self.first, 0, n_logits)
+        return Span(
+            self.slot.id, self.token_ids[len(self.token_ids) - self.n_rows :], self.first, 0, n_logits
+        )
 
-    def rise(self, states: Tensor) -> None:
-        """On to the next module, which starts with the row it lacked and lacks the last. states: [n_rows, d_model]."""
-        before = states[:0] if self.end is None else self.end.behind(len(self.carries))
-        self.carries.append(states[-1:].clone())  # a view would keep all rows alive
-        self.states = torch.cat((before, states[:-1]))
+    def rise(self, k: int, states: Tensor) -> Tensor:
+        """On to module k, which starts with the row that it lacked and lacks the last one.
+
+        states: [n_rows, d_model], of the module before -> what module k reads, [n_rows, d_model].
+        """
+        before = states[:0] if self.end is None else self.end.behind(k - 1)
         self.first -= len(before)
+        self.n_rows += len(before) - 1
+        return torch.cat((before, states[:-1]))
 
 
 class _Ahead:
@@ -187,8 +192,12 @@ class DraftHidden(Drafter):
         fed = self._follower.take([one for one in kept if self._goes_on(one, ends[one.slot.id])])
         if fed is None:
             return
-        lanes = self._lanes(fed, ends)
-        self._feed(lanes)
+        lanes = []
+        for one in fed.kept:
+            slot = one.slot
+            successors, n_rows = slot.tokens[one.start + 1 : slot.n_past + 1], slot.n_past - one.start
+            lanes.append(_Lane(slot, successors, one.start, n_rows, ends[slot.id], self._may_draft(slot)))
+        self._feed(lanes, self._head.fuse(fed.streams))
         for lane in lanes:
             self._ends[lane.slot.id] = _End(lane.slot.n_past, lane.said, lane.carries)
         self._follower.commit(fed)
@@ -197,35 +206,27 @@ class DraftHidden(Drafter):
         """Whether no row is missing between what was fed and what was kept."""
         return one.start == (self._follower.length(one.slot) if end is None else end.n_past)
 
-    def _lanes(self, fed: Fed, ends: dict[int, _End | None]) -> list[_Lane]:
-        states = self._head.fuse(fed.streams).split_with_sizes(
-            [one.slot.n_past - one.start for one in fed.kept]
-        )
-        lanes = []
-        for one, rows in zip(fed.kept, states, strict=True):
-            successors = one.slot.tokens[one.start + 1 : one.slot.n_past + 1]
-            lanes.append(_Lane(one.slot, successors, one.start, rows, ends[one.slot.id]))
-        return lanes
+    def _feed(self, lanes: Sequence[_Lane], hidden: Tensor) -> None:
+        """Run the modules over the lanes. hidden: [rows of all lanes, d_model], of the target.
 
-    def _feed(self, lanes: Sequence[_Lane]) -> None:
-        """Run the modules. Each reads the states of all rows of the one before, whether a draft is wanted or not."""
+        A module needs the states of all rows of the one before, whether a draft is wanted or not.
+        """
         last = len(self._head.modules) - 1
         for k in range(last + 1):
-            wide = [lane for lane in lanes if len(lane.states)]
-            if not wide:
-                break
-            only = int(last == 0)
-            counts = [len(lane.states) if k < last else only * self._may_draft(lane.slot) for lane in wide]
-            spans = [lane.span(n) for lane, n in zip(wide, counts, strict=True)]
-            said, states = self._run(k, spans, torch.cat([lane.states for lane in wide]))
-            if k == last and not only:
-                break
-            for lane, words, rows in zip(
-                wide, said.split_with_sizes(counts), states.split_with_sizes(counts), strict=True
-            ):
-                if k == 0 and self._may_draft(lane.slot):
-                    lane.said = words[-1].clone()
-                lane.rise(rows)
+            counts = [lane.n_rows if k < last else int(k == 0 and lane.drafts) for lane in lanes]
+            spans = [lane.span(n) for lane, n in zip(lanes, counts, strict=True)]
+            said, states = self._run(k, spans, hidden)
+            if not any(counts):
+                return
+            rows = states.split_with_sizes(counts)
+            for lane, words, own in zip(lanes, said.split_with_sizes(counts), rows, strict=True):
+                lane.said = words[-1].clone() if k == 0 and lane.drafts else lane.said
+                lane.carries.append(own[-1:].clone())  # a view would keep all rows alive
+            if k < last:
+                risen = [lane.rise(k + 1, own) for lane, own in zip(lanes, rows, strict=True)]
+                lanes, hidden = [lane for lane in lanes if lane.n_rows], torch.cat(risen)
+            if not lanes:
+                return
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
         able, ends, said = [], [], []
