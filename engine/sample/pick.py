@@ -33,7 +33,7 @@ class Row:
 def pick(
     logits: Tensor, rows: Sequence[Row], *, params: RowParams | None = None, want_probability: bool = False
 ) -> Choice:
-    """Pick one token per row. Reads nothing back from the device.
+    """Pick one token per row.
 
     logits: [n_rows, vocab] float32, edited in place where a row has bias or penalties. params: those of the rows, if
     they are at hand; where they count drafts by their positions, the rows of sequences whose `counts_drafts` is false

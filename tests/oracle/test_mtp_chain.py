@@ -218,9 +218,12 @@ def test_after_an_adopted_prefix_guesses_are_those_of_a_cold_run(
     if n_modules < 3:
         stage.begin(reader)
         assert reader.n_past == 2 * PAGE
+    adopted = reader.n_past
     for n in (1, 1, 3, 39 - reader.n_past - 5):
         if n > 0:
             stage.accept({reader.id: n})
+            length = stage.cache.length(reader.id, NAME)
+            assert length == max(adopted, reader.n_past - (n_modules - 1)), "adopted rows stay complete"
     stage.draft({reader.id: 5}, monkeypatch)
     assert stage.worst < TOLERANCE
 
@@ -234,6 +237,7 @@ def test_a_row_missed_silences_the_slot_until_it_starts_over(
     slot.n_past = 1  # a pass that the drafter was not told of
     stage.accept({slot.id: 10})
     assert not stage.drafter.draft([Want(slot, 3)])[0].token_ids
+    assert stage.cache.length(slot.id, NAME) == 0, "nothing was taken in behind the gap"
     stage.begin(slot)
     assert slot.n_past == 0
     stage.accept({slot.id: 11})
