@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from engine.batch import Batch, Span
 from engine.cache.pages import PagePool, prefix_keys
 from engine.cache.snapshots import Snapshots
@@ -105,8 +107,11 @@ class Cache:
         """The slot's page ids in order of position."""
         return self._entries[slot].table
 
-    def batch(self, store: str, spans: Sequence[Span]) -> Batch:
-        """The pass over these spans, which is about to run on the store; its rows have been reserved."""
+    def batch(self, store: str, spans: Sequence[Span], token_ids: Tensor | None = None) -> Batch:
+        """The pass over these spans, which is about to run on the store; its rows have been reserved.
+
+        token_ids: [n_tokens] int64, if only the device knows them.
+        """
         where = self.stores[store]
         recurrent = None
         if where.parking is not None:
@@ -114,6 +119,8 @@ class Cache:
             recurrent = where.parking.rows(spans, lengths, where.device)
         tables = [self._entries[span.slot].table for span in spans]
         batch = Batch.build(spans, tables, self.page_size, where.device, recurrent)
+        if token_ids is not None:
+            batch = replace(batch, token_ids=token_ids)
         if where.windows is None:
             return batch
         tables = [where.windows.table(span.slot) for span in spans]

@@ -118,6 +118,11 @@ class Eagle3:
     norm_output: bool  # what is returned for the next step is taken after the final norm
 
     @property
+    def modules(self) -> Sequence[Eagle3]:
+        """What makes the guesses, one after another; the last one goes on by itself. Here it is this network alone."""
+        return (self,)
+
+    @property
     def needs(self) -> list[Need]:
         """What each layer needs from a `Store`."""
         return [self.first.attention.need, *(block.mixer.need for block in self.more)]

@@ -88,10 +88,11 @@ EMBEDDING = "model.embed_tokens.weight"
 MIMO_V2 = re.compile(r"model\.mtp\.layers\.(\d+)\.eh_proj\.weight")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MtpLayer:
     """One layer with what leads into it and out of it."""
 
+    place: int  # among the head's layers, and of its keys and values in the store
     token_norm: Norm
     hidden_norm: Norm
     joint: Packed  # [d_model, 2 * d_model]
@@ -100,6 +101,7 @@ class MtpLayer:
     norm: Norm
     embedding: Embedding
     head: AnyHead
+    recycle_normed: bool
 
     def join(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
         """token_ids: [n_rows]. hidden: [n_rows, d_model]. Returns what enters the block, [n_rows, d_model]."""
@@ -108,10 +110,30 @@ class MtpLayer:
         halves = (state, token) if self.hidden_first else (token, state)
         return linear(torch.cat(halves, -1), self.joint)
 
+    def run(self, batch: Batch, hidden: Tensor, store: Store) -> tuple[Tensor, Tensor]:
+        """What `logits` reads and the recurrence of the wanted rows, [n_logits, d_model] each.
+
+        batch: token x_{p+1+place} at position p. hidden: [n_tokens, d_model] in the target's dtype: of the first
+        layer the target's state at p after its final norm, of any other the recurrence at p of the layer before it;
+        where a layer is looped, the recurrence of the row that guessed the token. Writes its keys and values of all
+        rows. Runs under `torch.inference_mode`.
+        """
+        joined = self.join(batch.token_ids, hidden)  # [n_tokens, d_model]
+        x, added = run_blocks(
+            [self.block], joined, None, batch, [store.layers[self.place]]
+        )  # [n_tokens, d_model] each
+        assert added is not None  # there is one block
+        normed, x = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model] each
+        return normed, normed if self.recycle_normed else x
+
+    def logits(self, said: Tensor) -> Tensor:
+        """[n_rows, d_model] -> [n_rows, vocab] float32."""
+        return logits_of(self.head, said)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mtp:
-    """The head as a network. It holds no state of any sequence; its store holds one entry per position p.
+    """The head as a network. It holds no state of any sequence; its store holds one entry per layer and position p.
 
     Most checkpoints have one layer, trained for the first guess and looped for more. Where there are several,
     layer i was trained for guess i + 1 and has keys and values of its own, which the whole text must have been
@@ -122,7 +144,6 @@ class Mtp:
     d_model: int
     n_params: int  # without what it shares with the target
     layers: Sequence[MtpLayer]
-    recycle_normed: bool
 
     @property
     def n_layers(self) -> int:
@@ -130,38 +151,24 @@ class Mtp:
         return len(self.layers)
 
     @property
+    def modules(self) -> Sequence[MtpLayer]:
+        """What makes the guesses, one after another; the last one goes on by itself."""
+        return self.layers
+
+    @property
     def needs(self) -> list[Need]:
         """What each layer needs from a `Store`."""
         return [layer.block.mixer.need for layer in self.layers]
 
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
-        """The streams `self.taps`, [n_rows, d_model] each -> what `forward` takes, [n_rows, d_model]."""
+        """The streams `self.taps`, [n_rows, d_model] each -> what the first layer reads, [n_rows, d_model]."""
         (hidden,) = taps
         return hidden
 
     def forward(self, batch: Batch, hidden: Tensor, store: Store, layer: int = 0) -> tuple[Tensor, Tensor]:
-        """`run`, with the `logits` of what it says: [n_logits, vocab] float32 and recurrence [n_logits, d_model]."""
-        said, recurrence = self.run(batch, hidden, store, layer)
-        return self.logits(said, layer), recurrence
-
-    def logits(self, said: Tensor, layer: int = 0) -> Tensor:
-        """[n_rows, d_model] -> [n_rows, vocab] float32."""
-        return logits_of(self.layers[layer].head, said)
-
-    def run(self, batch: Batch, hidden: Tensor, store: Store, layer: int = 0) -> tuple[Tensor, Tensor]:
-        """What `logits` reads and the recurrence of the wanted rows, [n_logits, d_model] each.
-
-        batch: token x_{p+1} at position p. hidden: [n_tokens, d_model] in the target's dtype, the target's
-        state at p after its final norm or the recurrence of the row that guessed x_{p+1}. layer: which one to
-        run; 0 again and again where there is one. Writes its keys and values of all rows. Runs under
-        `torch.inference_mode`.
-        """
-        this, state = self.layers[layer], store.layers[layer]
-        joined = this.join(batch.token_ids, hidden)  # [n_tokens, d_model]
-        x, added = run_blocks([this.block], joined, None, batch, [state])  # [n_tokens, d_model] each
-        assert added is not None  # there is one block
-        normed, x = this.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model] each
-        return normed, normed if self.recycle_normed else x
+        """`MtpLayer.run` and `logits` of a layer: [n_logits, vocab] float32 and recurrence [n_logits, d_model]."""
+        said, recurrence = self.layers[layer].run(batch, hidden, store)
+        return self.layers[layer].logits(said), recurrence
 
 
 def mtp_tensors(names: Collection[str], n_layers: int) -> frozenset[str]:
@@ -218,8 +225,10 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, *, recycle_normed: b
     mtp = Mtp(
         taps=(target.config.n_layers + 1,),
         d_model=plan.d_model,
-        layers=[load_layer(weights, names, plan, target) for names, _ in found],
-        recycle_normed=recycle_normed,
+        layers=[
+            load_layer(weights, names, plan, target, place, recycle_normed=recycle_normed)
+            for place, (names, _) in enumerate(found)
+        ],
         n_params=weights.n_params,  # last: all tensors have been taken
     )
     weights.finish()
@@ -262,8 +271,10 @@ def plan_of(weights: Weights, names: Names, target: Network, n_ctx: int) -> Bloc
     return replace(plan, norm=norm, moe=experts_of(target))
 
 
-def load_layer(weights: Weights, names: Names, plan: BlockPlan, target: Network) -> MtpLayer:
-    """One layer. Its embedding and head are the target's unless it has others of its own."""
+def load_layer(
+    weights: Weights, names: Names, plan: BlockPlan, target: Network, place: int, *, recycle_normed: bool
+) -> MtpLayer:
+    """The layer in a place of the head. Its embedding and head are the target's unless it has others of its own."""
     d_model = plan.d_model
     embedding, head = target.decoder.embedding, target.decoder.head
     own_head: AnyHead = head
@@ -272,6 +283,7 @@ def load_layer(weights: Weights, names: Names, plan: BlockPlan, target: Network)
     if names.head is not None and not repeats_head(weights, f"{names.head}.weight", target):
         own_head = load_draft_head(weights, names.head, d_model, target)
     return MtpLayer(
+        place=place,
         token_norm=load_norm(weights, names.token_norm, d_model, plan.norm),
         hidden_norm=load_norm(weights, names.hidden_norm, d_model, plan.norm),
         joint=load_any_linear(weights, names.joint, 2 * d_model, d_model),
@@ -280,6 +292,7 @@ def load_layer(weights: Weights, names: Names, plan: BlockPlan, target: Network)
         norm=load_norm(weights, names.norm, d_model, plan.norm),
         embedding=embedding,
         head=own_head,
+        recycle_normed=recycle_normed,
     )
 
 

@@ -60,9 +60,14 @@ class SamplingParams:
         return self.repeat_penalty != 1.0 and self.repeat_last_n > 0
 
     @property
+    def counts_drafts(self) -> bool:
+        """Whether a row's logits depend on which tokens were drafted before it."""
+        return self.counts_output or self.repeats
+
+    @property
     def edits(self) -> bool:
         """Whether logits change before truncation."""
-        return bool(self.bias) or self.counts_output or self.repeats
+        return bool(self.bias) or self.counts_drafts
 
 
 def resolve_sampling(

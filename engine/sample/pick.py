@@ -30,18 +30,25 @@ class Row:
     drafts: Sequence[int] = ()
 
 
-def pick(logits: Tensor, rows: Sequence[Row], *, want_probability: bool = False) -> Choice:
+def pick(
+    logits: Tensor, rows: Sequence[Row], *, params: RowParams | None = None, want_probability: bool = False
+) -> Choice:
     """Pick one token per row.
 
-    logits: [n_rows, vocab] float32, edited in place where a row has bias or penalties. An id of -1 marks a row
-    with NaN.
+    logits: [n_rows, vocab] float32, edited in place where a row has bias or penalties. params: those of the rows, if
+    they are at hand; where they count drafts by their positions, the rows of sequences whose `counts_drafts` is false
+    need not name them. An id of -1 marks a row with NaN.
     """
     if any(row.params.edits for row in rows):
         edit(logits, _entries(rows, logits), _penalties(rows, logits.device))
-    return choose(logits, _row_params(rows, logits.device), want_probability=want_probability)
+    if params is None:
+        params = row_params(rows, logits.device)
+    return choose(logits, params, want_probability=want_probability)
 
 
-def _row_params(rows: Sequence[Row], device: torch.device) -> RowParams:
+def row_params(rows: Sequence[Row], device: torch.device) -> RowParams:
+    """How each row is picked, as far as `choose` needs it."""
+
     def column(values: Sequence[float | int], dtype: type[np.generic]) -> Tensor:  # [n_rows]
         return torch.from_numpy(np.array(values, dtype=dtype)).to(device)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,8 +20,6 @@ from engine.service.sizes import Checkpoint
 from engine.weights import Weights
 
 DRAFT_MODEL, DRAFT_MTP = "draft-model", "draft-mtp"
-
-log = logging.getLogger(__name__)
 
 _KEYS = ".self_attn.k_proj.weight"
 _BLOCK_MOST = 128  # rows of a draft block, the last of which may stand past the context
@@ -80,10 +77,7 @@ def load_head(source: DraftSource, target: Network, n_ctx: int, taps: str | None
             raise SettingError(
                 "draft_taps", taps, "has no use with draft-mtp, which reads the target's last state"
             )
-        mtp = load_mtp(source.path, target, n_ctx)
-        if mtp.n_layers > 1:
-            log.warning("%s: of %d MTP layers the first is used, again and again", source.path, mtp.n_layers)
-        return mtp
+        return load_mtp(source.path, target, n_ctx)
     if source.name == "draft-eagle3":
         return load_eagle3(source.path, target, n_ctx, chosen)
     load = load_dflash if source.name == "draft-dflash" else load_dspark

@@ -11,7 +11,7 @@ from engine.errors import LoadError
 from engine.models.config import DTYPES, ModelConfig
 
 CHECKPOINT = ("*.json", "*.safetensors", "*.jinja")
-CONFIGS = ("*.json",)
+CONFIGS = ("config.json", "generation_config.json")
 
 
 def local_folder(name: str, patterns: Sequence[str] = CHECKPOINT) -> Path:

@@ -20,7 +20,7 @@ from engine.cache.store import Store
 from engine.slot import Slot
 from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
 from engine.speculate.follower import Follower
-from engine.speculate.unroll import Rows, Unrolled
+from engine.speculate.unroll import Going, Rows, Unrolled
 
 
 class BlockHead(Protocol):
@@ -86,18 +86,21 @@ class DraftBlock(Drafter):
         device = self._follower.store.device
         spans = [self._block(wants[i].slot) for i in able]
         logits, hidden = self._head.run(self._follower.batch(spans), self._follower.store)
-        starts = {i: nth * self._head.n_drafts for nth, i in enumerate(able)}  # first rows in `logits`
-        unrolled = Unrolled(wants)
+        firsts = [nth * self._head.n_drafts for nth in range(len(able))]
+        places = torch.tensor(firsts, dtype=torch.int64, device=device)  # [n_active]: rows of `logits`
+        anchors = torch.tensor([span.token_ids[0] for span in spans], dtype=torch.int64, device=device)
 
-        def step(going_on: Sequence[int], rows: Sequence[int] = ()) -> Rows:
-            chosen = [starts[i] + len(unrolled.tokens[i]) for i in going_on]
-            before = [(unrolled.tokens[i] or wants[i].slot.tokens)[-1] for i in going_on]
-            index = torch.tensor(chosen, dtype=torch.int64, device=device)
-            previous = torch.tensor(before, dtype=torch.int64, device=device)
-            corrected = self._head.correct(logits.index_select(0, index), previous)
-            return corrected, self._head.confidence(hidden.index_select(0, index), previous)
+        def corrected(previous: Tensor) -> Rows:
+            """previous: [n_active] int64, the tokens before."""
+            rows = self._head.correct(logits.index_select(0, places), previous)  # [n_active, vocab]
+            return rows, self._head.confidence(hidden.index_select(0, places), previous)
 
-        return unrolled.run(able, step(able), step)
+        def step(going: Going) -> Rows:
+            nonlocal places
+            places = going.of(places) + 1
+            return corrected(going.token_ids)
+
+        return Unrolled(wants).run(able, corrected(anchors), step)
 
     def _block(self, slot: Slot) -> Span:
         """The last token, and masks for what follows it."""

@@ -15,7 +15,7 @@ from engine.cache.cache import Cache
 from engine.models.network import Network
 from engine.slot import Slot
 from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
-from engine.speculate.unroll import Rows, Unrolled
+from engine.speculate.unroll import UNREAD, Going, Rows, Unrolled
 
 STORE = "draft"
 
@@ -31,7 +31,7 @@ class DraftModel(Drafter):
         self._network = network
         self._cache = cache
         self._chunk = chunk
-        # Guesses whose rows are in the store past its length, per slot id.
+        # Picks whose rows are in the store past its length, per slot id.
         self._fed: dict[int, list[int]] = {}
 
     def begin(self, slot: Slot) -> None:
@@ -56,20 +56,20 @@ class DraftModel(Drafter):
             and self._reserve(want.slot, want.n_max)
         ]
         self._feed([want.slot for i, want in enumerate(wants) if i not in able])
-        unrolled = Unrolled(wants)
-
-        def step(going_on: Sequence[int], rows: Sequence[int]) -> Rows:
-            spans = []
-            for i in going_on:
-                slot, guesses = wants[i].slot, unrolled.tokens[i]
-                self._fed[slot.id].append(guesses[-1])
-                n_past = len(slot.tokens) + len(guesses) - 1
-                spans.append(Span(slot.id, guesses[-1:], n_past, 1, 1))
-            return self._forward(spans), None
-
         if not able:
             return [NO_GUESS] * len(wants)
-        return unrolled.run(able, (self._caught_up([wants[i].slot for i in able]), None), step)
+        unrolled = Unrolled(wants)
+
+        def step(going: Going) -> Rows:
+            slots = [wants[i].slot for i in going.wants]
+            spans = [Span(slot.id, (UNREAD,), len(slot.tokens) + going.n_made - 1, 1, 1) for slot in slots]
+            return self._forward(spans, going.token_ids), None
+
+        first = self._caught_up([wants[i].slot for i in able])  # [n_able, vocab] float32
+        guesses = unrolled.run(able, (first, None), step)
+        for i in able:
+            self._fed[wants[i].slot.id] = unrolled.picked[i][:-1]
+        return guesses
 
     def _caught_up(self, slots: Sequence[Slot]) -> Tensor:  # [n_slots, vocab] float32
         """Feed what each slot has gained; the logits after its last token."""
@@ -80,11 +80,12 @@ class DraftModel(Drafter):
         logits = self._forward(spans)
         for slot in slots:
             self._cache.commit(slot.id, STORE, len(slot.tokens))
-            self._fed[slot.id] = []
+            self._fed.pop(slot.id, None)
         return logits
 
-    def _forward(self, spans: Sequence[Span]) -> Tensor:  # [n_logits, vocab] float32
-        return self._network.forward(self._cache.batch(STORE, spans), self._cache.stores[STORE])
+    def _forward(self, spans: Sequence[Span], token_ids: Tensor | None = None) -> Tensor:
+        """[n_logits, vocab] float32. token_ids: [n_tokens] int64, if only the device knows them."""
+        return self._network.forward(self._cache.batch(STORE, spans, token_ids), self._cache.stores[STORE])
 
     def _feed(self, slots: Sequence[Slot]) -> None:
         """Bring slots closer to their last token, one chunk each in one pass, wanting no logits."""

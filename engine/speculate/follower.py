@@ -30,10 +30,15 @@ class Follower:
     nothing can be drafted for it any more.
     """
 
-    def __init__(self, name: str, taps: tuple[int, ...], cache: Cache) -> None:
+    def __init__(self, name: str, taps: tuple[int, ...], cache: Cache, n_behind: int = 0) -> None:
+        """n_behind: rows at a sequence's end that not all layers have yet. They count as scratch.
+
+        The store's length is then that of the shortest layer, so a prefix is shared as far as all layers have it.
+        """
         self.name = name
         self.taps = taps
         self._cache = cache
+        self._n_behind = n_behind
 
     @property
     def store(self) -> Store:
@@ -53,25 +58,30 @@ class Follower:
         return Fed(fed, [one.index_select(0, index) for one in streams])
 
     def _fits(self, one: Kept) -> bool:
-        slot = one.slot
-        return (
-            slot.n_past > one.start
-            and self._cache.length(slot.id, self.name) == one.start
-            and self._cache.reserve(slot.id, self.name, one.start, slot.n_past)
-        )
+        return one.slot.n_past > one.start and self._reserve(one.slot, one.start, one.slot.n_past)
 
     def commit(self, fed: Fed) -> None:
         """The rows have been written."""
         for one in fed.kept:
-            self._cache.commit(one.slot.id, self.name, one.slot.n_past)
+            # An adopted prefix has all its rows, so the first rows after it leave the length where it is.
+            length = max(self.length(one.slot), one.slot.n_past - self._n_behind)
+            self._cache.commit(one.slot.id, self.name, length)
+
+    def length(self, slot: Slot) -> int:
+        """Rows of the slot that all layers have."""
+        return self._cache.length(slot.id, self.name)
 
     def has_room(self, slot: Slot, n_drafts: int) -> bool:
         """Whether the slot's rows are complete and scratch rows for drafts can be had."""
-        n_past = slot.n_past
-        return self._cache.length(slot.id, self.name) == n_past and self._cache.reserve(
-            slot.id, self.name, n_past, n_past + n_drafts
+        return self._reserve(slot, slot.n_past, slot.n_past + n_drafts)
+
+    def _reserve(self, slot: Slot, n_past: int, end: int) -> bool:
+        """Make writable what is not complete before `end`, if the rows before n_past have no gap."""
+        length = self.length(slot)
+        return n_past - self._n_behind <= length <= n_past and self._cache.reserve(
+            slot.id, self.name, length, end
         )
 
-    def batch(self, spans: Sequence[Span]) -> Batch:
-        """The spans over their slots' pages."""
-        return self._cache.batch(self.name, spans)
+    def batch(self, spans: Sequence[Span], token_ids: Tensor | None = None) -> Batch:
+        """The spans over their slots' pages. token_ids: [n_tokens] int64, if only the device knows them."""
+        return self._cache.batch(self.name, spans, token_ids)

@@ -1,54 +1,139 @@
-"""Guessing token by token with a network, for all slots at once: what every recurrent drafter does."""
+"""Guessing token by token with a network, for all slots at once: what every recurrent drafter does.
+
+A device works ahead of the program that feeds it; every value read back would make it wait. So a guess goes into the
+next pass as it lies on the device, and all guesses are read once at the end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 
+import torch
 from torch import Tensor
 
-from engine.sample.pick import pick
+from engine.sample.pick import pick, row_params
 from engine.speculate.drafter import Guess, Want
+from kernels.choose.op import RowParams
 
 # Logits [n_active, vocab] float32 of the next guesses; and how likely each guess is to be accepted, [n_active], where
 # the network has an estimate of its own.
 Rows = tuple[Tensor, Tensor | None]
-# (which wants go on, their last guesses' rows in the logits before) -> rows of what follows
-Step = Callable[[Sequence[int], Sequence[int]], Rows]
+UNREAD = 0  # stands in a span for a token that only the device knows
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """The slots that are to guess once more."""
+
+    wants: Sequence[int]  # which wants
+    rows: Sequence[int]  # where each of them was among the slots of the guess before
+    n_made: int  # guesses that each of them has
+    token_ids: Tensor  # [n_going] int64: the last of these
+    _index: Tensor | None  # [n_going] int64: `rows`; None: all that there were, in order
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nobody stopped."""
+        return self._index is None
+
+    def of(self, values: Tensor) -> Tensor:
+        """values: [n_before, …], one for each slot of the guess before -> [n_going, …]."""
+        return values if self._index is None else values.index_select(0, self._index)
+
+
+Step = Callable[[Going], Rows]
 
 
 class Unrolled:
-    """The guesses of a call while they grow; `tokens[i]` are those for want i."""
+    """The guesses of a call while they grow.
+
+    A slot stops, without stopping others, at its `n_max`, or where the probability of its guess is below `p_min`: that
+    guess is not made. As a rule the second is found out at the end, and what was computed behind it is thrown away.
+    Values are looked at on the way only where that costs nothing and may save a pass, on the CPU, and where a slot's
+    penalties count the guesses before.
+    """
 
     def __init__(self, wants: Sequence[Want]) -> None:
-        self.tokens: list[list[int]] = [[] for _ in wants]
-        self._survival: list[list[float]] = [[] for _ in wants]
+        # Per want: its picks as far as they have been read, those behind its last guess too; -1 where a row had NaN.
+        self.picked: list[list[int]] = [[] for _ in wants]
+        self._sure: list[list[float]] = [[] for _ in wants]
+        self._unread: list[
+            tuple[Sequence[int], Tensor, Tensor]
+        ] = []  # wants, their picks, how sure: [n_active] each
         self._wants = wants
 
     def run(self, able: Sequence[int], first: Rows, step: Step) -> list[Guess]:
-        """Guess until every slot has what it wants or is no longer sure.
+        """Guess until every slot has what it wants. A pick uses the target's noise and processing.
 
-        able: the wants that can draft; first: their rows, edited in place. A pick uses the target's noise and
-        processing. A slot stops, without stopping others, at its `n_max`, or where the probability of its guess is
-        below `p_min`: that guess is not made.
+        able: the wants that can draft; first: their rows, edited in place.
         """
-        active, (logits, confidence) = list(able), first
+        active, (logits, confidence), n_made = list(able), first, 0
+        looks = self._looks(able, logits.device)
+        params = row_params([self._wants[i].slot.row() for i in able], logits.device)
         while active:
-            rows = [self._wants[i].slot.row(self.tokens[i]) for i in active]
-            choice = pick(logits, rows, want_probability=confidence is None)
-            sure = choice.probability if confidence is None else confidence
+            rows = [self._wants[i].slot.row(self.picked[i]) for i in active]
+            choice = pick(logits, rows, params=params, want_probability=confidence is None)
+            sure = choice.probability if confidence is None else confidence  # [n_active]
             assert sure is not None
-            going_on, from_rows = [], []
-            found = zip(active, choice.token_ids.tolist(), sure.tolist(), strict=True)
-            for row, (i, token_id, probability) in enumerate(found):
-                want = self._wants[i]
-                if token_id < 0 or probability < want.slot.speculate.p_min:
-                    continue
-                self.tokens[i].append(token_id)
-                self._survival[i].append(probability)
-                if len(self.tokens[i]) < want.n_max:
-                    going_on.append(i)
-                    from_rows.append(row)
-            active = going_on
+            self._unread.append((active, choice.token_ids, sure))
+            n_made += 1
+            if looks:
+                self._read()
+            going = self._going(active, n_made, choice.token_ids)
+            active = list(going.wants)
             if active:
-                logits, confidence = step(active, from_rows)
-        return [Guess(*one) for one in zip(self.tokens, self._survival, strict=True)]
+                params = _next(params, going)
+                logits, confidence = step(going)
+        self._read()
+        return [self._guess(i) for i in range(len(self._wants))]
+
+    def _looks(self, able: Sequence[int], device: torch.device) -> bool:
+        slots = [self._wants[i].slot for i in able]
+        free = device.type == "cpu" and any(slot.speculate.p_min > 0 for slot in slots)
+        return free or any(slot.sampling.counts_drafts for slot in slots)
+
+    def _going(self, active: Sequence[int], n_made: int, token_ids: Tensor) -> Going:
+        """Who goes on after a pick. token_ids: [n_active] int64."""
+        rows = [
+            row
+            for row, i in enumerate(active)
+            if n_made < self._wants[i].n_max and self._n_sure(i) == len(self.picked[i])
+        ]
+        index = None
+        if rows and len(rows) < len(active):
+            index = torch.tensor(rows, dtype=torch.int64, device=token_ids.device)
+            token_ids = token_ids.index_select(0, index)
+        # A row of NaN has no token; what it leads to will not be used, but must be a token.
+        return Going([active[row] for row in rows], rows, n_made, token_ids.clamp_min(0), index)
+
+    def _read(self) -> None:
+        """Wait for the device, and take in what it has picked since."""
+        if not self._unread:
+            return
+        owners = [i for active, _, _ in self._unread for i in active]
+        token_ids = torch.cat([one for _, one, _ in self._unread]).tolist()
+        sure = torch.cat([one for _, _, one in self._unread]).tolist()
+        for i, token_id, probability in zip(owners, token_ids, sure, strict=True):
+            self.picked[i].append(token_id)
+            self._sure[i].append(probability)
+        self._unread.clear()
+
+    def _n_sure(self, i: int) -> int:
+        """How many of a want's picks, as far as read, are guesses."""
+        p_min = self._wants[i].slot.speculate.p_min
+        for n, (token_id, probability) in enumerate(zip(self.picked[i], self._sure[i], strict=True)):
+            if token_id < 0 or probability < p_min:
+                return n
+        return len(self.picked[i])
+
+    def _guess(self, i: int) -> Guess:
+        n = self._n_sure(i)
+        return Guess(self.picked[i][:n], self._sure[i][:n])
+
+
+def _next(params: RowParams, going: Going) -> RowParams:
+    """The same for the next position of the slots that go on."""
+    if not going.is_all:
+        params = RowParams(*(going.of(getattr(params, field.name)) for field in fields(params)))
+    return replace(params, position=params.position + 1)

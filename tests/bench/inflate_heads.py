@@ -6,7 +6,7 @@
 Works for EAGLE-3 as SafeAILab and SpecForge write it, with a head of its own; for one MTP layer in MiMo's names;
 and for DFlash as z-lab writes it. The head gets the hidden width of the target and, unless told otherwise, its
 feed-forward width, heads and head width; where the head has more of something already, or its heads cannot become
-as wide, it keeps what it has. Blocks grow as `tests.bench.inflate` describes. Beyond them:
+as wide, it keeps what it has. Blocks grow as `tests.bench.inflate_dense` describes. Beyond them:
 
 - A matrix that reads several vectors side by side finds the old channels at the start of each of the wider ones,
   and reads zeros elsewhere: `fc`, `input_proj`, and the first projections of EAGLE-3.
@@ -39,15 +39,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.models.kinds import kind_of
-from tests.bench.inflate import (
-    LAST_NORM_GAIN,
-    Entry,
-    Inflation,
-    Shape,
-    power_of_4,
-    shape_of,
-    write_safetensors,
-)
+from tests.bench.inflate import write_safetensors
+from tests.bench.inflate_dense import LAST_NORM_GAIN, Entry, Inflation, Shape, power_of_4, shape_of
 
 INNER = "model.layers."  # how `Inflation` calls what belongs to a layer
 WIDTHS = ("ffn", "heads", "kv_heads", "head_dim")

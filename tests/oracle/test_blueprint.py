@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine.models.blueprint import draw, draw_mtp, mtp_layers
-from engine.models.mtp import load_mtp
+from engine.models.mtp import DEEPSEEK, MIMO, QWEN, Names, load_mtp
 from engine.models.registry import load_network, read_model
-from tests import head_checkpoints as heads
 from tests.checkpoints import FAMILIES, tiny_checkpoint
+from tests.head_checkpoints import add_tensors
 
 CPU = torch.device("cpu")
 
@@ -35,16 +35,37 @@ def test_every_family(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     assert 100 * drawn.position_bytes == sum(table.nbytes for table in tables)
 
 
-@pytest.mark.parametrize(
-    ("family", "head", "changes"),
-    [
-        ("qwen3", heads.mtp_deepseek("model.layers.4.", 1, head_norms=True, d_head=32), {}),
-        ("qwen2", heads.mtp_mimo(1), {}),
-    ],
-)
-def test_mtp_layers(tmp_path: Path, family: str, head: heads.Tensors, changes: dict[str, Any]) -> None:
-    shape = {"intermediate_size": heads.D_FFN, **changes}
-    folder = heads.add_tensors(tiny_checkpoint(family, tmp_path, changes=shape), head)
+# Where a family's head lies, and which of the target's blocks is of its kind.
+HEADS = {
+    "qwen3": (DEEPSEEK, 3),
+    "glm4_moe": (DEEPSEEK, 3),
+    "qwen2": (MIMO, 3),
+    "qwen3_5": (QWEN, 2),
+    "qwen3_5_moe": (QWEN, 2),
+    "qwen3_next": (QWEN, 2),
+}
+
+
+def add_head(folder: Path, names: Names, like: int) -> None:
+    """Add an MTP layer whose block repeats block `like` of the target."""
+    tensors = load_file(folder / "model.safetensors")
+    prefix, block = f"model.layers.{like}.", names.block.replace("{i}", "4")
+    head = {
+        f"{block}.{name.removeprefix(prefix)}": tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+    for norm in (names.token_norm, names.hidden_norm, names.norm):
+        head[f"{norm.replace('{i}', '4')}.weight"] = torch.ones(64)
+    head[f"{names.joint.replace('{i}', '4')}.weight"] = torch.ones(64, 128)
+    add_tensors(folder, head)
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_mtp_layers(tmp_path: Path, family: str) -> None:
+    names, like = HEADS[family]
+    folder = tiny_checkpoint(family, tmp_path)
+    add_head(folder, names, like)
     target = load_network(folder, torch.float32, CPU, 100)
     loaded, drawn = load_mtp(folder, target, 100), draw_mtp(read_model(folder), torch.float32, 1)
     assert drawn.n_params == loaded.n_params

@@ -28,7 +28,6 @@ from tests.oracle.test_models import (
     theirs,
 )
 
-
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5", {}),
     "qwen3_5, tied": ("qwen3_5", {"tie_word_embeddings": True, "linear_conv_kernel_dim": 3}),

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.models.config import read_config
 from engine.text.tokenizer import Tokenizer
-from tests.bench.inflate import Shape, inflate
+from tests.bench.inflate import inflate
+from tests.bench.inflate_dense import Shape
 from tests.checkpoints import tiny_checkpoint
 
 DEMO = Path("demo/target")

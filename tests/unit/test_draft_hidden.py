@@ -13,7 +13,8 @@ from torch import Tensor
 from engine.api import Delta, Done
 from engine.batch import Batch
 from engine.cache.cache import Cache
-from engine.cache.store import Store
+from engine.cache.kv import FullKV
+from engine.cache.store import Sizes, Store
 from engine.speculate.draft_hidden import DraftHidden
 from engine.speculate.drafter import Drafter
 from tests.unit.toy import CPU, ToyNetwork, toy_engine, toy_slot
@@ -23,35 +24,50 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 
 @dataclass
 class ToyHead:
-    """Agrees with the toy target if, and only if, every row pairs the token at p + 1 with the state at p.
+    """Agrees with the toy target if, and only if, every row pairs the token at p + 1 + k with module k's state at p.
 
-    The target's state at p is the token at p; the head's own after the token at p + 1 is that token. What the head has
-    seen it reads back from its store: the token at p + 1 lies at position p, the first token beside position 0.
+    The target's state at p is the token at p; a module's own after a token is that token. What the head has seen it
+    reads back from its store: module k's token lies at position p, the text's first one beside position 0.
     """
 
     target: ToyNetwork
+    n_modules: int = 1
     taps: tuple[int, ...] = (0,)
     device: torch.device = CPU
     n_rows: int = 0
     n_logits: int = 0
     widths: list[int] = field(default_factory=list)
 
+    @property
+    def modules(self) -> list[ToyModule]:
+        return [ToyModule(self, k) for k in range(self.n_modules)]
+
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         (stream,) = taps
         return stream
 
+
+@dataclass
+class ToyModule:
+    """Module k of the head."""
+
+    head: ToyHead
+    k: int
+
     def logits(self, said: Tensor) -> Tensor:
-        self.n_logits += len(said)
+        self.head.n_logits += len(said)
         return said.clone()
 
     def run(self, batch: Batch, hidden: Tensor, store: Store) -> tuple[Tensor, Tensor]:
         """What it says is its logits already."""
-        self.n_rows += len(batch.token_ids)
-        self.widths.append(len(batch.token_ids))
+        head = self.head
+        head.n_rows += len(batch.token_ids)
+        head.widths.append(len(batch.token_ids))
         cells, firsts = (
-            store.layers[0].keys[:, 0, :, 0],
+            store.layers[self.k].keys[:, 0, :, 0],
             store.layers[0].values[:, 0, :, 0],
         )  # [n_pages, page_size] each
+        earliest = store.layers[0].keys[:, 0, :, 0]  # [n_pages, page_size]
         size = cells.shape[1]
         cells[batch.row_pages, batch.row_offsets] = batch.token_ids.float()
         logits = []
@@ -59,25 +75,33 @@ class ToyHead:
             span = int(torch.searchsorted(batch.span_starts, row, right=True)) - 1
             position = int(batch.positions[row])
             pages = batch.page_table[span].long()
-            before = torch.arange(position)
-            if position == 0:
-                firsts[pages[0], 0] = hidden[row, 0]
-            else:
+            before, missing = torch.arange(position), torch.arange(self.k)
+            if position > 0:
                 at = position - 1
                 assert hidden[row, 0] == cells[pages[at // size], at % size], (
                     "the state is of another position"
                 )
+            elif self.k == 0:
+                firsts[pages[0], 0] = hidden[row, 0]
             if row in batch.logit_index.tolist():
-                seen = cells[pages[before // size], before % size].numpy()
-                tokens = np.concatenate(([firsts[pages[0], 0]], seen, [float(batch.token_ids[row])]))
-                logits.append(self.target._logits(tokens.astype(np.int64)))
-        out = torch.from_numpy(np.array(logits, dtype=np.float32).reshape(-1, self.target.vocab_size))
+                parts = [
+                    firsts[pages[0], :1],
+                    earliest[pages[missing // size], missing % size],
+                    cells[pages[before // size], before % size],
+                    batch.token_ids[row : row + 1],
+                ]
+                logits.append(head.target._logits(torch.cat(parts).numpy().astype(np.int64)))
+        out = torch.from_numpy(np.array(logits, dtype=np.float32).reshape(-1, head.target.vocab_size))
         return out, batch.token_ids[batch.logit_index].float()[:, None]
 
 
 def engine_with(head: ToyHead, **options: int) -> tuple:
     def drafters(cache: Cache) -> list[Drafter]:
-        cache._followers = frozenset({"draft"})
+        cache.followers = ("draft",)
+        layers = [FullKV(1, 1)] * head.n_modules
+        cache.stores["draft"] = Store(
+            layers, Sizes(n_slots=4, n_pages=len(cache.pool.pages), page_size=4), torch.float32, CPU
+        )
         return [DraftHidden("draft", head, cache)]
 
     return toy_engine(drafters, **options), head
@@ -109,21 +133,44 @@ def test_a_head_that_knows_the_text_is_always_right(plain: list[int]) -> None:
     assert head.widths[:2] == [11, 1], "the prompt at once, then one row per guess but the last"
 
 
+@pytest.mark.parametrize("n_modules", [2, 3, 5])
+@pytest.mark.parametrize("n_max", [1, 4])
+def test_modules_that_know_the_text_are_always_right(n_modules: int, n_max: int, plain: list[int]) -> None:
+    """Each guess is its own module's, and the last module's from there on."""
+    toy, head = engine_with(ToyHead(ToyNetwork(), n_modules), n_slots=1)
+    tokens, done = play(toy, "a", types=("draft",), n_max=n_max)
+    assert tokens == plain
+    count = done.speculation.drafters["draft"]
+    assert count.n_accepted == count.n_drafted > 8
+    assert head.widths[:n_modules] == [11 - k for k in range(n_modules)], "each module lacks one token more"
+    climbs = range(1, min(n_max, n_modules))
+    goes_on = [1] * (n_max - 1 - len(climbs))
+    assert head.widths[n_modules : n_modules + n_max - 1] == [*climbs, *goes_on]
+
+
+@pytest.mark.parametrize("n_modules", [1, 2, 4])
 @pytest.mark.parametrize("agreement", [0.8, 0.3])
 def test_what_was_guessed_wrong_is_computed_again_with_the_targets_states(
-    agreement: float, plain: list[int]
+    agreement: float, n_modules: int, plain: list[int]
 ) -> None:
     """The head asserts on every row that it is paired with the right state."""
-    toy, _ = engine_with(ToyHead(ToyNetwork(agreement=agreement)), n_slots=1, batch_size=8)
+    toy, _ = engine_with(ToyHead(ToyNetwork(agreement=agreement), n_modules), n_slots=1, batch_size=8)
     tokens, done = play(toy, "a", types=("draft",), n_max=4)
     assert tokens == plain
     assert done.speculation.n_drafted > done.speculation.n_accepted > 0
 
 
-def test_slots_with_other_lengths_and_chunked_prompts_do_not_disturb_each_other() -> None:
-    prompts = {"a": PROMPT, "b": [7, 7], "c": list(range(1, 30)), "d": [2, 3, 5]}
+@pytest.mark.parametrize("n_modules", [1, 3])
+@pytest.mark.parametrize("n_pages", [40, 18])
+def test_slots_with_other_lengths_and_chunked_prompts_do_not_disturb_each_other(
+    n_modules: int, n_pages: int
+) -> None:
+    """With few pages slots are preempted and start over from prefixes."""
+    prompts = {"a": PROMPT, "b": [7, 7, 1, 2], "c": list(range(1, 30)), "d": [2, 3, 5, 1]}
     expected = {name: play(toy_engine(n_slots=1), name, prompt)[0] for name, prompt in prompts.items()}
-    toy, _ = engine_with(ToyHead(ToyNetwork(agreement=0.7)), n_slots=3, batch_size=10, n_pages=40)
+    toy, _ = engine_with(
+        ToyHead(ToyNetwork(agreement=0.7), n_modules), n_slots=3, batch_size=10, n_pages=n_pages
+    )
     tokens: dict[str, list[int]] = {name: [] for name in prompts}
     for i, (name, prompt) in enumerate(prompts.items()):
         toy.engine.add(
@@ -137,13 +184,16 @@ def test_slots_with_other_lengths_and_chunked_prompts_do_not_disturb_each_other(
             if isinstance(event, Delta):
                 tokens[name] += event.token_ids
     assert tokens == expected
+    assert (toy.engine.stats().n_preempted > 0) == (n_pages == 18)
+    assert toy.engine.stats().disabled_drafters == ()
     assert toy.engine.stats().drafters["draft"].n_drafted > 30, (
         "it never failed, or it would have been silenced"
     )
 
 
-def test_a_prefix_made_with_drafting_off_serves_the_head_as_well(plain: list[int]) -> None:
-    toy, head = engine_with(ToyHead(ToyNetwork()), n_slots=1)
+@pytest.mark.parametrize("n_modules", [1, 2, 4])
+def test_a_prefix_made_with_drafting_off_serves_the_head_as_well(n_modules: int, plain: list[int]) -> None:
+    toy, head = engine_with(ToyHead(ToyNetwork(), n_modules), n_slots=1)
     play(toy, "off", types=(), n_max=0)
     n_rows = head.n_rows
     assert n_rows >= len(PROMPT)
@@ -151,9 +201,10 @@ def test_a_prefix_made_with_drafting_off_serves_the_head_as_well(plain: list[int
     tokens, done = play(toy, "on", types=("draft",), n_max=4)
     assert tokens == plain
     assert done.usage.n_cached == 8
-    # The last shared row pairs with the next token of whoever made it; here that is the same.
+    # The last shared rows pair with the next tokens of whoever made them; here these are the same.
     assert done.speculation.n_accepted == done.speculation.n_drafted > 0
-    assert head.n_rows - n_rows < n_rows + 8
+    if n_modules == 1:
+        assert head.n_rows - n_rows < n_rows + 8
 
 
 def test_a_prefix_without_the_heads_rows_is_computed_again(plain: list[int]) -> None:
@@ -203,3 +254,26 @@ def test_a_guess_below_p_min_stops_its_slot_alone() -> None:
         ends |= dict(toy.engine.step())
     assert ends["sure"].speculation.n_drafted < ends["any"].speculation.n_drafted
     assert ends["any"].speculation.histogram[4] > 0
+
+
+@pytest.mark.parametrize("n_modules", [1, 2, 3])
+@pytest.mark.parametrize("n_cut", [1, 2, 3])
+def test_a_sequence_that_was_cut_back_writes_the_same_again(
+    n_modules: int, n_cut: int, plain: list[int]
+) -> None:
+    """Cut by fewer tokens than modules are behind the first, it has lost rows, and drafts no more."""
+    toy, _ = engine_with(ToyHead(ToyNetwork(), n_modules), n_slots=1)
+    toy.engine.add("a", lambda slot_id: toy_slot(slot_id, "a", PROMPT, types=("draft",), n_max=4))
+    tokens: list[int] = []
+    n_drafted = 0
+    while toy.engine.busy:
+        for _, event in toy.engine.step():
+            tokens += event.token_ids if isinstance(event, Delta) else ()
+        if n_drafted == 0 and len(tokens) > 8:
+            n_drafted = toy.engine.stats().drafters["draft"].n_drafted
+            toy.engine.rollback("a", len(PROMPT) + len(tokens) - n_cut)
+            del tokens[-n_cut:]
+    assert tokens == plain
+    count = toy.engine.stats().drafters["draft"]
+    assert count.n_accepted == count.n_drafted
+    assert (count.n_drafted > n_drafted) == (n_cut >= n_modules - 1)

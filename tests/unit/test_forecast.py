@@ -157,6 +157,11 @@ def test_a_context_that_is_left_to_the_server_fits(of: Callable[..., Forecast], 
     assert told.n_ctx > 512
 
 
+def test_a_head_that_the_config_does_not_call_tied_is_counted(written: Callable[..., str]) -> None:
+    silent = written("Qwen3-8B", tie_word_embeddings=None)
+    assert forecast(Settings(model=silent)).networks["target"].n_params == PARAMETERS["Qwen3-8B"]
+
+
 def test_what_does_not_fit_says_why(of: Callable[..., Forecast]) -> None:
     large = of(HYBRID, 48)
     assert large.refusal is not None

@@ -80,11 +80,11 @@ def test_what_is_written_is_read(files: SlotFiles, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", ".", "..", ".hidden", "a/b", "/a", "a\\b", "../a", "a\0", "a\nb", "\u202ea", "C:", "a.", " a", "a "]
-    + ["a*", "a?", '"', "<a", "a|b", "ä" * 101, "a/../b", "..\\a"],
-)
+OTHER_FOLDERS = ["", ".", "..", "a/b", "/a", "a\\b", "../a", "a/../b", "..\\a", "C:"]
+ODD = [".hidden", "a\0", "a\nb", "\u202ea", "a.", " a", "a ", "a*", "a?", '"', "<a", "a|b", "ä" * 101]
+
+
+@pytest.mark.parametrize("name", [*OTHER_FOLDERS, *ODD])
 def test_names_that_lead_elsewhere(files: SlotFiles, name: str) -> None:
     with pytest.raises(InvalidRequest) as wrong:
         files.path(name, "tenant")

@@ -154,6 +154,23 @@ def test_rewritten_pages_are_no_longer_offered() -> None:
     assert cache.begin(1, [*tokens, 50], "") == 8
 
 
+def test_a_rewritten_page_makes_way_for_another_of_its_key() -> None:
+    cache, tokens = make_cache(), list(range(1, 17))
+    for slot in (0, 1):  # neither knows of the other yet, so each has pages of its own
+        cache.begin(slot, tokens, "")
+    for slot in (0, 1):
+        assert write(cache, slot, "target", tokens, 0, 12)
+        cache.commit(slot, "target", 12)
+        cache.publish(slot, tokens, 12)
+    assert cache.rollback(0, 10) == 10
+    assert write(cache, 0, "target", [*tokens[:10], 99, 98], 10, 12)
+    assert write(cache, 1, "target", tokens, 12, 16)
+    cache.commit(1, "target", 16)
+    cache.publish(1, tokens, 16)
+    assert cache.begin(2, [*tokens[:12], 50], "") == 12
+    assert seen(cache, 2, "target") == tokens[7:12]
+
+
 def test_a_rollback_behind_the_window_goes_to_where_another_one_lives() -> None:
     tokens = list(range(1, 31))
     cache = make_cache(n_window_pages=12)

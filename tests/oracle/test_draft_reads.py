@@ -1,0 +1,111 @@
+"""Every drafting network drafts without waiting for its device between two tokens, real networks and ops included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.api import Delta
+from engine.cache.cache import Cache
+from engine.cache.store import Sizes, Store
+from engine.core.engine import Capacity, Engine
+from engine.models.dspark import load_dspark
+from engine.models.eagle3 import load_eagle3
+from engine.models.mtp import load_mtp
+from engine.models.network import Network
+from engine.models.registry import load_network
+from engine.speculate.chain import Chain
+from engine.speculate.draft_block import DraftBlock
+from engine.speculate.draft_hidden import DraftHidden
+from engine.speculate.draft_model import STORE, DraftModel
+from engine.speculate.drafter import Drafter, Guess, Want
+from engine.speculate.length import Lengths
+from tests import head_checkpoints as made
+from tests.oracle.head_rounds import CPU, N_CTX, PAGE, VOCAB, text
+from tests.unit.test_unroll import reads
+from tests.unit.toy import toy_slot
+
+pytestmark = pytest.mark.usefixtures("_selected")
+Folders = Callable[[str], Path]
+
+SIZES = Sizes(n_slots=2, n_pages=64, page_size=PAGE)
+
+
+def eagle3(folder: Path, target: Network, cache: Cache) -> Drafter:
+    case = made.EAGLE3["SpecForge"]
+    head = load_eagle3(made.write(folder, made.eagle3_tensors(case), case["config"]), target, N_CTX)
+    return DraftHidden(STORE, head, cache)
+
+
+def mtp(n_layers: int) -> Callable[[Path, Network, Cache], Drafter]:
+    def make(folder: Path, target: Network, cache: Cache) -> Drafter:
+        tensors: made.Tensors = {}
+        for i in range(n_layers):
+            tensors |= made.mtp_deepseek(f"model.layers.{6 + i}.", 4 + i)
+        return DraftHidden(STORE, load_mtp(made.write(folder, tensors, None), target, N_CTX), cache)
+
+    return make
+
+
+def dspark(folder: Path, target: Network, cache: Cache) -> Drafter:
+    config = {**made.DSPARK_CONFIG, "block_size": 16}
+    head = load_dspark(
+        made.write(folder, made.dspark(31, n_layers=2, n_taps=2, rank=12), config), target, N_CTX
+    )
+    return DraftBlock(STORE, head, cache)
+
+
+def draft_model(folder: Path, target: Network, cache: Cache) -> Drafter:
+    return DraftModel(target, cache, 64)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [draft_model, eagle3, mtp(1), mtp(3), dspark],
+    ids=["draft-model", "eagle3", "mtp", "mtp of three", "dspark"],
+)
+def test_reads_of_a_draft_do_not_grow_with_it(
+    make: Callable[[Path, Network, Cache], Drafter],
+    folder_of: Folders,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = load_network(folder_of("llama"), torch.float32, CPU, N_CTX, VOCAB)
+    stores = {"target": Store(target.needs, SIZES, torch.float32, CPU)}
+    cache = Cache(stores, 2, 64, PAGE)
+    drafter = make(tmp_path, target, cache)
+    network = target if isinstance(drafter, DraftModel) else drafter._head
+    cache.stores[STORE] = Store(network.needs, SIZES, torch.float32, CPU)
+    cache._strides[STORE] = None
+    for entry in cache._entries:
+        entry.lengths[STORE] = 0
+    capacity = Capacity(n_slots=2, n_ctx=N_CTX, batch_size=64, eos_ids=frozenset())
+    engine = Engine(target, cache, Chain([drafter], Lengths(adaptive=False)), capacity)
+    counts: dict[int, list[int]] = {2: [], 16: []}
+
+    def draft(wants: list[Want]) -> list[Guess]:
+        with reads(monkeypatch) as found:
+            guesses = original(wants)
+        (n,) = {want.n_max for want in wants}
+        assert [len(one) for one in guesses] == [n] * len(wants)
+        counts[n].append(len(found))
+        return guesses
+
+    original = drafter.draft
+    drafter.draft = draft  # type: ignore[method-assign, assignment]
+    for n_max in counts:
+        for i in range(2):
+            slot = lambda slot_id, i=i, n=n_max: toy_slot(  # noqa: E731
+                slot_id, f"{i}", text(i, 9), types=(drafter.name,), n_max=n, max_tokens=90
+            )
+            engine.add(f"{i}", slot)
+        for _ in range(4):
+            assert all(isinstance(event, Delta) for _, event in engine.step())
+        for i in range(2):
+            engine.cancel(f"{i}")
+    assert engine.stats().disabled_drafters == ()
+    assert all(n == counts[2][0] <= 4 for n in counts[2] + counts[16])
+    assert len(counts[2]) == len(counts[16]) == 3

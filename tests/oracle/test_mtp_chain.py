@@ -1,0 +1,245 @@
+"""Chained MTP modules against the published formula: drafts over rounds of partial acceptance, slots side by side.
+
+The formula knows no deferred rows and no caches: a module's rows are those of the whole text, guesses for tokens that
+are not there yet, each row read with the state of the module before at the same position.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.api import Request, Sampling
+from engine.cache.cache import Cache
+from engine.cache.store import Sizes, Store
+from engine.layers.decoder import Taps
+from engine.models.mtp import Mtp, load_mtp
+from engine.models.network import Network
+from engine.models.registry import load_network
+from engine.sample.params import resolve_sampling
+from engine.slot import Slot, SpeculateParams
+from engine.speculate import unroll
+from engine.speculate.draft_hidden import DraftHidden
+from engine.speculate.drafter import NO_DRAFT, Kept, Streams, Want
+from tests import head_checkpoints as made
+from tests.oracle import head_formulas as formulas
+from tests.oracle.head_formulas import Formula, MtpNames
+from tests.oracle.head_rounds import CPU, N_CTX, PAGE, TOLERANCE, VOCAB, streams_of, text, worst
+
+pytestmark = pytest.mark.usefixtures("_selected")
+NAME = "draft-mtp"
+
+
+def names_of(i: int) -> MtpNames:
+    layer = f"model.layers.{6 + i}"
+    return MtpNames(
+        f"{layer}.enorm", f"{layer}.hnorm", f"{layer}.eh_proj", layer, f"{layer}.shared_head.norm"
+    )
+
+
+@dataclass
+class Oracle:
+    """The formula over a whole text."""
+
+    formula: Formula
+    n_modules: int
+    matrix: Tensor  # [vocab, d_model]: embedding and head of the target
+
+    def logits(self, ids: Sequence[int], guesses: Sequence[int], hidden: Tensor) -> list[Tensor]:
+        """Of each guess, [vocab]. ids: x_0 … x_n; hidden: the target's states at 0 … n - 1, [n, d_model]."""
+        whole, n, last = [*ids, *guesses], len(hidden), self.n_modules - 1
+        states, found = hidden, []
+        for k in range(self.n_modules):
+            reads = states
+            states = self.module(k, whole, reads)
+            found.append(self.matrix @ states[n - 1])
+        while len(found) < len(guesses):  # the last module, with its own states in place of the one before
+            reads = torch.cat((reads, states[-1:]))
+            states = self.module(last, whole, reads)
+            found.append(self.matrix @ states[-1])
+        return found[: len(guesses)]
+
+    def module(self, k: int, whole: Sequence[int], hidden: Tensor) -> Tensor:
+        shifted = torch.tensor(whole[1 + k : 1 + k + len(hidden)])
+        padding = torch.zeros(
+            len(hidden) - len(shifted), dtype=torch.int64
+        )  # read by modules without a guess
+        return formulas.mtp(self.formula, names_of(k), self.matrix[torch.cat((shifted, padding))], hidden)
+
+
+@dataclass
+class Stage:
+    """A drafter over a head, and slots whose target is run on whole texts."""
+
+    head: Mtp
+    target: Network
+    oracle: Oracle
+    worst: float = 0.0
+    n_compared: int = 0
+    slots: list[Slot] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        stores = {
+            name: Store(needs, Sizes(n_slots=4, n_pages=64, page_size=PAGE), torch.float32, CPU)
+            for name, needs in (("target", self.target.needs), (NAME, self.head.needs))
+        }
+        for tensor in (t for layer in stores[NAME].layers for t in (layer.keys, layer.values)):
+            tensor.fill_(float("nan"))  # what nobody wrote must not be read
+        self.cache = Cache(stores, 4, 64, PAGE, {NAME})
+        self.drafter = DraftHidden(NAME, self.head, self.cache)
+
+    def add(self, ids: Sequence[int]) -> Slot:
+        sampling = resolve_sampling(Sampling(temperature=0.8, seed=len(ids)), {}, [], VOCAB)
+        slot = Slot(
+            len(self.slots),
+            Request(id=str(len(self.slots)), prompt=tuple(ids)),
+            list(ids),
+            len(ids),
+            N_CTX,
+            sampling,
+            SpeculateParams(types=(NAME,), n_max=5, n_min=0, p_min=0.0),
+            None,  # type: ignore[arg-type]
+        )
+        self.slots.append(slot)
+        self.begin(slot)
+        return slot
+
+    def begin(self, slot: Slot) -> None:
+        slot.n_past = self.cache.begin(slot.id, slot.tokens, "")
+        self.drafter.begin(slot)
+
+    def accept(self, gains: dict[int, int]) -> None:
+        """One pass of the target over the next tokens of each slot, all of them kept. gains: tokens by slot id."""
+        taps, kept, parts = Taps((7,)), [], []
+        for slot in (self.slots[i] for i in gains):
+            start, slot.n_past = slot.n_past, slot.n_past + gains[slot.id]
+            assert self.cache.reserve(slot.id, "target", start, slot.n_past)
+            self.cache.commit(slot.id, "target", slot.n_past)
+            kept.append(Kept(slot, NO_DRAFT, 0, start, Streams(taps, sum(map(len, parts)))))
+            parts.append(self.states(slot)[start:])
+        taps.put(7, torch.cat(parts))
+        with torch.inference_mode():
+            self.drafter.accept(kept)
+        for slot in (self.slots[i] for i in gains):
+            self.cache.publish(slot.id, slot.tokens, slot.n_prompt)
+
+    def states(self, slot: Slot) -> Tensor:
+        return streams_of(self.target, slot.tokens[: slot.n_past], (7,))[0]
+
+    def draft(self, depths: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> dict[int, Sequence[int]]:
+        """Drafts of some slots, every row of logits compared with the formula. depths: tokens by slot id."""
+        seen: list[Tensor] = []
+
+        def pick(logits: Tensor, rows: Sequence, **options: object) -> object:
+            seen.append(logits.clone())
+            return original(logits, rows, **options)  # type: ignore[arg-type]
+
+        original = unroll.pick
+        with monkeypatch.context() as patch, torch.inference_mode():
+            patch.setattr(unroll, "pick", pick)
+            made_now = self.drafter.draft([Want(self.slots[i], depth) for i, depth in depths.items()])
+        row = Counter[int]()
+        for (i, depth), guess in zip(depths.items(), made_now, strict=True):
+            assert len(guess) == depth
+            slot = self.slots[i]
+            expected = self.oracle.logits(slot.tokens, guess.token_ids, self.states(slot))
+            for j, theirs in enumerate(expected):
+                assert theirs.std() > 0.3, "logits must be large enough to show a difference"
+                self.worst = max(self.worst, worst(seen[j][row[j]], theirs))
+                row[j] += 1
+                self.n_compared += 1
+        return {i: guess.token_ids for i, guess in zip(depths, made_now, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def stage_of(
+    folder_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], Stage]:
+    target = load_network(folder_of("qwen3"), torch.float32, CPU, N_CTX, VOCAB)
+
+    def make(n_modules: int) -> Stage:
+        tensors: made.Tensors = {}
+        for i in range(n_modules):
+            tensors |= made.mtp_deepseek(f"model.layers.{6 + i}.", 4 + i, head_norms=True, d_head=32)
+        folder = made.write(tmp_path_factory.mktemp("mtp"), tensors, None)
+        head = load_mtp(folder, target, N_CTX)
+        assert len(head.modules) == n_modules
+        oracle = Oracle(Formula(tensors, 1e6, 1e-6, 32), n_modules, target.decoder.embedding.weight)
+        return Stage(head, target, oracle)
+
+    return make
+
+
+@pytest.mark.parametrize("n_modules", [1, 2, 3])
+def test_guesses_are_those_of_the_published_formula(
+    stage_of: Callable[[int], Stage], n_modules: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts in chunks, one of a single token; drafts of other depths, of which any number is kept."""
+    stage, rng = stage_of(n_modules), random.Random(n_modules)
+    long, one, short = stage.add(text(1, 24)), stage.add(text(2, 2)), stage.add(text(3, 9))
+    stage.accept({long.id: 1, short.id: 3})
+    stage.accept({one.id: 1, long.id: 15, short.id: 2})
+    stage.accept({long.id: 7, short.id: 3})
+    for step in range(7):
+        order = rng.sample([0, 1, 2], 3)
+        drafts = stage.draft({i: rng.randint(1, 5) for i in order[: 3 - step % 2]}, monkeypatch)
+        gains = {}
+        for slot in (stage.slots[i] for i in rng.sample(order, 3 - (step == 3))):
+            draft = drafts.get(slot.id, ())
+            n_accepted = rng.randint(0, len(draft))
+            slot.tokens += [*draft[:n_accepted], rng.randrange(VOCAB)]
+            gains[slot.id] = 1 + n_accepted
+        stage.accept(gains)
+    assert stage.n_compared > 40
+    assert stage.worst < TOLERANCE
+
+
+@pytest.mark.parametrize("n_modules", [1, 2, 3])
+def test_after_an_adopted_prefix_guesses_are_those_of_a_cold_run(
+    stage_of: Callable[[int], Stage], n_modules: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the text goes on as its maker's did; the prefix ends where all modules have their rows."""
+    stage, ids = stage_of(n_modules), text(5, 40)
+    maker, reader = stage.add(ids[: 2 * PAGE + 2]), stage.add(ids[:2])
+    stage.accept({maker.id: 2 * PAGE})
+    complete = stage.cache.length(maker.id, NAME)
+    assert complete == 2 * PAGE - (n_modules - 1)
+    reader.tokens[:] = ids
+    stage.begin(reader)
+    assert reader.n_past == complete // PAGE * PAGE
+    stage.accept({maker.id: 1})
+    if n_modules < 3:
+        stage.begin(reader)
+        assert reader.n_past == 2 * PAGE
+    adopted = reader.n_past
+    for n in (1, 1, 3, 39 - reader.n_past - 5):
+        if n > 0:
+            stage.accept({reader.id: n})
+            length = stage.cache.length(reader.id, NAME)
+            assert length == max(adopted, reader.n_past - (n_modules - 1)), "adopted rows stay complete"
+    stage.draft({reader.id: 5}, monkeypatch)
+    assert stage.worst < TOLERANCE
+
+
+@pytest.mark.parametrize("n_modules", [1, 3])
+def test_a_row_missed_silences_the_slot_until_it_starts_over(
+    stage_of: Callable[[int], Stage], n_modules: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = stage_of(n_modules)
+    slot = stage.add(text(6, 12))
+    slot.n_past = 1  # a pass that the drafter was not told of
+    stage.accept({slot.id: 10})
+    assert not stage.drafter.draft([Want(slot, 3)])[0].token_ids
+    assert stage.cache.length(slot.id, NAME) == 0, "nothing was taken in behind the gap"
+    stage.begin(slot)
+    assert slot.n_past == 0
+    stage.accept({slot.id: 11})
+    stage.draft({slot.id: 5}, monkeypatch)
+    assert stage.worst < TOLERANCE
