@@ -6,6 +6,7 @@ Nothing is ever unpickled: `.bin` and `.pt` checkpoints are refused with a hint 
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Iterable, Sequence
@@ -98,9 +99,17 @@ class Weights:
         tensor = stored.to(
             device=self.device, dtype=dtype or self.dtype, copy=True
         )  # the file may change under a mapping
-        if tensor.dtype == torch.float16 and not bool(torch.isfinite(tensor).all()):
-            raise LoadError(f"{self.folder / file}: tensor {name} does not fit float16; use another --dtype")
+        self._refuse_broken(file, name, tensor)
         return tensor
+
+    def _refuse_broken(self, file: str, name: str, tensor: Tensor) -> None:
+        """Raise `LoadError` for a tensor that holds what is no number: every reply would be noise."""
+        if tensor.numel() == 0 or all(math.isfinite(one) for one in torch.stack(torch.aminmax(tensor)).tolist()):
+            return
+        where = f"{self.folder / file}: tensor {name}"
+        if tensor.dtype == torch.float16 and bool(torch.isfinite(self._read(file, name, tensor.shape)).all()):
+            raise LoadError(f"{where} does not fit float16; use another --dtype")
+        raise LoadError(f"{where} holds values that are not finite; the file is damaged")
 
     def take_again(self, name: str) -> Tensor:
         """Another copy of a tensor taken before, for a matrix that is packed in two ways."""

@@ -120,6 +120,41 @@ def test_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
         weights.take("big", [2])
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_that_are_no_numbers_are_refused(tmp_path: Path, value: float, dtype: torch.dtype) -> None:
+    weights = Weights(written(tmp_path, {"broken": torch.tensor([1.0, value, 2.0])}), dtype, CPU)
+    with pytest.raises(LoadError, match="tensor broken holds values that are not finite"):
+        weights.take("broken", [3])
+
+
+def test_wrappers_for_several_media_are_read_as_their_text_model(tmp_path: Path) -> None:
+    """Under one canonical name each; towers for images and sound are left alone, anything else is not."""
+    tensors = {
+        "model.language_model.norm.weight": torch.ones(1),
+        "language_model.model.layers.0.x": torch.ones(2),
+        "language_model.lm_head.weight": torch.ones(3),
+        "model.visual.blocks.0.weight": torch.ones(4),
+        "vision_tower.a": torch.ones(5),
+        "multi_modal_projector.b": torch.ones(6),
+    }
+    weights = Weights(written(tmp_path, tensors), torch.float32, CPU)
+    assert "model.norm.weight" in weights
+    assert weights.shape("model.layers.0.x") == (2,)
+    for i, name in enumerate(("model.norm.weight", "model.layers.0.x", "lm_head.weight")):
+        weights.take(name, [i + 1])
+    weights.finish()
+    weights = Weights(written(tmp_path, {**tensors, "visualised": torch.ones(1)}), torch.float32, CPU)
+    with pytest.raises(CheckpointMismatch, match=r"unused: .*visualised"):
+        weights.finish()
+
+
+def test_a_text_model_under_two_prefixes_is_refused(tmp_path: Path) -> None:
+    twice = {"model.norm.weight": torch.ones(1), "language_model.model.norm.weight": torch.ones(1)}
+    with pytest.raises(LoadError, match="twice"):
+        Weights(written(tmp_path, twice), torch.float32, CPU)
+
+
 @pytest.mark.parametrize(
     "file",
     [
