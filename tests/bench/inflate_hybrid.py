@@ -10,11 +10,12 @@ Heads, neurons, layers and the constant channel of a new vocabulary are as in `i
 - Old layers go to places of their own kind in the pattern of one full layer in so many, and keep their order.
 - A value head goes with the key head of its group, which is repeated if the new groups are smaller, with its channels
   of the convolution. New heads take decays and time steps from trained ones, with noise, so their states stay bounded.
-- The constant channel has weight -1 in a norm's tensor, which makes 0, and 0 in the last norms, which makes 1: the new
-  rows of the head read it with -2^17 / c. The mean square of what the MTP layer reads is thus not disturbed. It
-  takes the channel from the embedding's half of `mtp.fc` to its own last norm, about as large as it was.
+- Norms do with the constant channel what they do with others: nothing old reads it, and what is new writes nothing.
+  All of a new token's distance is in the rows of the head, which read -2^17 / c. So the channel stays small where
+  the MTP layer reads it, whose mean squares it does not change either. There it goes from the embedding's half of
+  `mtp.fc` to the last norm, about as large as it was.
 
-New outputs are zero in o_proj, out_proj and down_proj.
+o_proj, out_proj and down_proj are zero where they are new.
 """
 
 from __future__ import annotations
@@ -55,15 +56,14 @@ AXES: dict[str, tuple[str, ...]] = {
     "mlp.gate_proj.weight": ("ffn", "hidden"),
     "mlp.up_proj.weight": ("ffn", "hidden"),
     "mlp.down_proj.weight": ("hidden", "ffn"),
+    "model.norm.weight": ("hidden",),
     "mtp.fc.weight": ("hidden", "token and state"),
     "mtp.pre_fc_norm_embedding.weight": ("hidden",),
     "mtp.pre_fc_norm_hidden.weight": ("hidden",),
     "mtp.norm.weight": ("hidden",),
 }
-ENDS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 IN_LAYER = re.compile(r"(?:model\.layers\.\d+|mtp\.layers\.0)\.")
-# Norms that let the constant channel through.
-PASSING = ("mtp.pre_fc_norm_embedding.weight", "mtp.norm.weight")
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,12 @@ def crossed(indices: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(index.view(-1, *[1] * (len(indices) - 1 - i)) for i, index in enumerate(indices))
 
 
+def pattern(config: dict[str, Any], n_layers: int) -> list[str]:
+    """The kind of each layer: every so many a full one."""
+    interval = config.get("full_attention_interval", 4)
+    return [LINEAR if (place + 1) % interval else FULL for place in range(n_layers)]
+
+
 def place_layers(old: Sequence[str], new: Sequence[str]) -> list[int]:
     """New place of each old layer: one of its kind, in order, spread evenly as far as that goes."""
     latest: list[int] = []
@@ -150,8 +156,8 @@ class HybridInflation(Inflation):
     ) -> None:
         """Raises ValueError for sizes that cannot compute the same function and for unknown tensors."""
         super().__init__(config, weights, new, seed)
-        self.kinds: list[str] = config["layer_types"]
-        self.new_kinds = self._new_kinds()
+        self.kinds: list[str] = config.get("layer_types") or pattern(config, self.old.layers)
+        self.new_kinds = self.kinds if new.layers == self.old.layers else pattern(config, new.layers)
         self.layer_places = place_layers(self.kinds, self.new_kinds)
         if not {*self.new_kinds} <= {*self.kinds}:
             raise ValueError(f"there is no {' and no '.join({*self.new_kinds} - {*self.kinds})} to copy")
@@ -168,15 +174,8 @@ class HybridInflation(Inflation):
                 f"{new.linear_value_heads} value heads are no multiple of {new.linear_key_heads} key heads"
             )
         for name in self.weights:
-            if name not in ENDS and IN_LAYER.sub("", name) not in AXES:
+            if name not in VOCABULARY and IN_LAYER.sub("", name) not in AXES:
                 raise ValueError(f"{name} is not known")
-
-    def _new_kinds(self) -> list[str]:
-        """The kind of each new layer: as they were, or by the interval if there are more."""
-        if self.new.layers == self.old.layers:
-            return self.kinds
-        interval = self.config.get("full_attention_interval", 4)
-        return [LINEAR if (place + 1) % interval else FULL for place in range(self.new.layers)]
 
     def _axes(self) -> dict[str, Axis]:
         """What becomes of each kind of axis."""
@@ -254,11 +253,7 @@ class HybridInflation(Inflation):
     def fresh(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor of which nothing is old."""
         kinds = AXES[name]
-        if kinds == ("hidden",):
-            made = self.random(shape, 0.1)
-            made[self.old.hidden : self.old.hidden + 1] = 0.0 if name in PASSING else -1.0
-            return made
-        if kinds == ("head_dim",):
+        if kinds in (("hidden",), ("head_dim",)):
             return self.random(shape, 0.1)
         if kinds == ("value_dim",):
             return self.random_norm(shape[0])
@@ -298,11 +293,8 @@ class HybridInflation(Inflation):
         return made
 
     def last_norm(self) -> Tensor:
-        """The final norm's weights; the constant channel passes."""
-        made = self.random((self.new.hidden,), 0.1)
-        made[: self.old.hidden] = self.weights["model.norm.weight"].float()
-        made[self.old.hidden : self.old.hidden + 1] = 0.0
-        return made
+        """The final norm's weights."""
+        return self.block_tensor("model.norm.weight", (self.new.hidden,), self.weights["model.norm.weight"])
 
     def new_config(self) -> dict[str, Any]:
         """config.json of the new checkpoint."""

@@ -1,8 +1,8 @@
 """The losslessness suite: the same tokens as plain decoding, over drafters, sampling, slots and disturbances.
 
-    python -m tests.oracle.lossless [--dtype float32] [--rounds 3]
+    python -m tests.oracle.lossless [--cache full window hybrid] [--dtype float32] [--rounds 3]
 
-runs it whole and prints a table; `test_lossless.py` runs a sample of it.
+runs it whole, over networks with each kind of cache, and prints a table; `test_lossless.py` runs a sample of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -21,9 +23,8 @@ import torch
 
 from engine.api import Chat, Sampling, Speculate
 from engine.text.chat import load_chat_template
-from tests.oracle.lab import DEMO, LOADERS, Bench, Case, Lab, Trouble, differences, play
+from tests.oracle.lab import DEMO, LOADERS, ROOT, Bench, Case, Folders, Lab, Trouble, differences, play
 
-ROOT = Path(__file__).parents[2]
 SAMPLINGS: Mapping[str, Sampling] = {
     "greedy": Sampling(temperature=0.0, top_p=1.0, top_k=0),
     "warm": Sampling(temperature=0.8, top_p=1.0, top_k=0),
@@ -42,12 +43,11 @@ TROUBLE = Trouble(cancel_share=0.4, cut_share=0.03)
 TEXT_DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
 AUTO = ("prediction", "suffix", "draft-model")
 ALL = ("prediction", *TEXT_DRAFTERS, "draft-model", *LOADERS, "garbage", "scripted")
-CHAINS: Sequence[tuple[str, ...]] = (
-    (),
-    *((name,) for name in ALL),
-    AUTO,
-    ALL,
+HYBRID = Folders(
+    ROOT / "demo" / "hybrid", ROOT / "demo" / "hybrid-draft", {"draft-mtp": ROOT / "demo" / "hybrid"}
 )
+KINDS = ("full", "window", "hybrid")
+WINDOW = 128  # tokens; less than most prompts of the suite
 # What requests ask for themselves; `types` is drawn from the chain.
 OVERRIDES: Sequence[Speculate] = (
     Speculate(),
@@ -58,6 +58,30 @@ OVERRIDES: Sequence[Speculate] = (
     Speculate(n_max=8, ngram_size_n=1),
     Speculate(n_max=0),
 )
+
+
+def folders_of(kind: str, scratch: Path) -> Folders:
+    """The demo with one kind of cache. For windows its target and draft are told to look back less far."""
+    if kind == "window":
+        return Folders(*(_windowed(folder, scratch) for folder in (DEMO.target, DEMO.draft)))
+    return HYBRID if kind == "hybrid" else DEMO
+
+
+def _windowed(folder: Path, scratch: Path) -> Path:
+    """A copy of a checkpoint of which every second layer sees a window only; its text is poorer for it."""
+    copy = scratch / folder.name
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    config = json.loads((copy / "config.json").read_text())
+    kinds = [("sliding_attention", "full_attention")[i % 2] for i in range(config["num_hidden_layers"])]
+    told = {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": kinds}
+    (copy / "config.json").write_text(json.dumps({**config, **told}))
+    return copy
+
+
+def chains(folders: Folders) -> list[tuple[str, ...]]:
+    """Nothing, every drafter that the folders have a network for, the default, and all at once."""
+    held = tuple(name for name in ALL if name not in LOADERS or name in folders.heads)
+    return [(), *((name,) for name in held), AUTO, held]
 
 
 def demo_cases(lab: Lab, name: str, n_cases: int, seed: int = 0) -> list[Case]:
@@ -120,7 +144,7 @@ def compare(lab: Lab, name: str, n_cases: int, seed: int) -> Iterator[tuple[Benc
     """Every chain on every bench."""
     cases = demo_cases(lab, name, n_cases, seed)
     expected = play(lab, Bench(), cases, seed=seed).tokens
-    for i, bench in enumerate(bench for chain in CHAINS for bench in benches(chain)):
+    for i, bench in enumerate(bench for chain in chains(lab.folders) for bench in benches(chain)):
         yield bench, disturbed(lab, bench, cases, expected, 100 * seed + i)
 
 
@@ -144,24 +168,35 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--cache", nargs="*", default=KINDS, choices=KINDS)
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--cases", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args(arguments)
-    by_chain: dict[str, Tally] = {}
     started = time.perf_counter()
-    for dtype, name, seed in itertools.product(options.dtype, SAMPLINGS, range(options.rounds)):
-        lab = Lab(DEMO, getattr(torch, dtype))
-        for bench, found in compare(lab, name, options.cases, seed):
-            by_chain.setdefault("+".join(bench.types) or "plain", Tally()).add(found)
-        sys.stdout.write(f"{dtype} {name} {seed}: {time.perf_counter() - started:.0f} s\n")
-        sys.stdout.flush()
     total = Tally()
-    for chain, tally in by_chain.items():
-        total.add(tally)
-        sys.stdout.write(f"{_line(tally)}  {chain}\n")
-    sys.stdout.write(f"{_line(total)}  total, {time.perf_counter() - started:.0f} s\n")
+    for kind in options.cache:
+        of_kind = Tally()
+        for chain, tally in _of_kind(kind, options).items():
+            of_kind.add(tally)
+            sys.stdout.write(f"{_line(tally)}  {kind}: {chain}\n")
+        sys.stdout.write(f"{_line(of_kind)}  {kind}, {time.perf_counter() - started:.0f} s\n")
+        sys.stdout.flush()
+        total.add(of_kind)
+    sys.stdout.write(f"{_line(total)}  total\n")
     return 1 if total.n_wrong else 0
+
+
+def _of_kind(kind: str, options: argparse.Namespace) -> dict[str, Tally]:
+    """What was found with one kind of cache, by chain."""
+    by_chain: dict[str, Tally] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = folders_of(kind, Path(scratch))
+        for dtype, name, seed in itertools.product(options.dtype, SAMPLINGS, range(options.rounds)):
+            lab = Lab(folders, getattr(torch, dtype))
+            for bench, found in compare(lab, name, options.cases, seed):
+                by_chain.setdefault("+".join(bench.types) or "plain", Tally()).add(found)
+    return by_chain
 
 
 def _line(tally: Tally) -> str:

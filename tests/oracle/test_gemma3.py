@@ -11,13 +11,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
+from engine.api import Chat
 from engine.batch import Span
 from engine.cache.cache import Cache
 from engine.cache.store import Sizes, Store
 from engine.errors import CheckpointMismatch, UnsupportedModel
 from engine.models.network import Network
+from engine.text.chat import load_chat_template
+from engine.text.tokenizer import Tokenizer
 from tests.checkpoints import tiny_checkpoint
 from tests.oracle.test_models import (
     CPU,
@@ -247,6 +252,28 @@ def test_wrapper_checkpoint(oracle: Callable[[str], Oracle], tmp_path: Path) -> 
     network = loaded(copy)
     assert network.config.eos_ids >= {1, 106}
     assert difference(Windowed(network).feed(rows(0, prompt.tolist(), 0, N_PROMPT)), expected) < 1e-4
+
+
+def test_the_begin_token_is_written_once(tmp_path: Path) -> None:
+    """Gemma's tokenizer adds it to a plain text, its template writes it itself."""
+    folder = tiny_checkpoint("gemma3", tmp_path)
+    tokenizer = HFTokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    template = "{{ bos_token }}" + config["chat_template"]
+    path.write_text(json.dumps({**config, "bos_token": "<|endoftext|>", "chat_template": template}))
+    ours = Tokenizer(folder)
+    plain = ours.encode("What is the answer?")
+    assert plain[0] == ours.bos_id == 0
+    chat = load_chat_template(folder, ours)
+    assert chat is not None
+    ids = chat.encode(Chat([{"role": "user", "content": "What is the answer?"}]))
+    assert ids.count(0) == plain.count(0) == 1
+    assert ids[0] == 0
 
 
 def test_what_does_not_fit_is_refused(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
     "vocab": ("qwen2", {"hidden": 256, "vocab": 5000}, {}),
     "llama": ("llama", {**BIG, "head_dim": 64}, {}),
     "llama with biases": ("llama", BIG, {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", BIG, {}),
     "qwen2": ("qwen2", BIG, {}),
     "qwen3": ("qwen3", {**BIG, "head_dim": 128}, {}),
     "qwen3 with a large eps": ("qwen3", BIG, {"rms_norm_eps": 0.05}),

@@ -20,7 +20,7 @@ from engine.speculate.acceptance import Acceptance
 from engine.speculate.drafter import Draft
 from engine.speculate.verify import Verdict, verify
 from tests.oracle.lab import DEMO, Bench, Lab, Trouble, play
-from tests.oracle.lossless import ALL, CHAINS, SAMPLINGS, benches, demo_cases, disturbed
+from tests.oracle.lossless import ALL, SAMPLINGS, benches, chains, demo_cases, disturbed
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -34,7 +34,7 @@ def lab(request: pytest.FixtureRequest) -> Lab:
 def test_text_is_that_of_plain_decoding(lab: Lab, name: str) -> None:
     cases = demo_cases(lab, name, 6)
     expected = play(lab, Bench(), cases).tokens
-    for i, chain in enumerate(CHAINS):
+    for i, chain in enumerate(chains(lab.folders)):
         bench = list(benches(chain))[i % 3]  # pairwise; `make lossless` runs them all
         found = disturbed(lab, bench, cases, expected, seed=i)
         assert found.n_tokens > 0

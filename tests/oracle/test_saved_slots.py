@@ -12,6 +12,7 @@ import torch
 from engine.api import Delta, Done, Sampling
 from engine.cache.cache import Cache
 from engine.core.engine import Engine
+from engine.errors import InvalidRequest
 from engine.service.slot_files import SlotFiles
 from engine.slot import Slot
 from tests.checkpoints import noised_copy, tiny_checkpoint
@@ -192,7 +193,12 @@ def test_erase_lets_the_next_request_start_from_nothing(lab: Lab) -> None:
 
 def test_tenants_never_meet(lab: Lab, files: SlotFiles) -> None:
     old, new = lab.engine(DRAFTS), lab.engine(DRAFTS)
+    say(lab, old, PROMPT, tenant="bob")
     say(lab, old, PROMPT, tenant="alice")
+    with pytest.raises(InvalidRequest):
+        old.save(
+            0, "bob"
+        )  # although the same tokens are cached for him: he would learn that they are hers too
     assert old.erase(0, "bob") == 0
     assert carry(files, old, new, "alice") >= 144
     assert say(lab, new, PROMPT, tenant="bob")[1].usage.n_cached == 0

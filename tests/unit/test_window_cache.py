@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,22 +14,27 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from engine.batch import Span
 from engine.cache.cache import Cache
 from engine.cache.kv import FullKV, WindowKV
+from engine.cache.pages import prefix_keys
 from engine.cache.recurrent import Recurrent
 from engine.cache.store import Sizes, Store
 from engine.cache.window import WindowPages
+from engine.errors import SettingError
+from engine.service import sizes
+from engine.settings import Settings
 
 SIZE, WINDOW = 4, 6
 CPU = torch.device("cpu")
 
 
 def make_cache(
-    n_slots: int = 3, n_pages: int = 40, n_window_pages: int = 12, followers: tuple[str, ...] = ()
+    n_slots: int = 3, n_window_pages: int = 12, n_draft_pages: int | None = None, *, follows: bool = False
 ) -> Cache:
-    """A target with a full and a sliding layer, a draft with a sliding one alone, whose window is narrower."""
-    sizes = Sizes(n_slots=n_slots, n_pages=n_pages, page_size=SIZE, n_window_pages=n_window_pages)
-    target = Store([FullKV(1, 2), WindowKV(1, 2, WINDOW), WindowKV(1, 2, 2)], sizes, torch.float32, CPU)
-    draft = Store([WindowKV(1, 2, 3)], sizes, torch.float32, CPU)
-    return Cache({"target": target, "draft": draft}, n_slots, n_pages, SIZE, followers)
+    """A target with a full and two sliding layers, a draft with a sliding one alone, whose window is narrower."""
+    room = Sizes(n_slots=n_slots, n_pages=40, page_size=SIZE, n_window_pages=n_window_pages)
+    target = Store([FullKV(1, 2), WindowKV(1, 2, WINDOW), WindowKV(1, 2, 2)], room, torch.float32, CPU)
+    room = replace(room, n_window_pages=n_draft_pages or n_window_pages)
+    draft = Store([WindowKV(1, 2, 3)], room, torch.float32, CPU)
+    return Cache({"target": target, "draft": draft}, n_slots, 40, SIZE, ["draft"] if follows else [])
 
 
 def pages_of(cache: Cache, store: str = "target") -> WindowPages:
@@ -111,16 +118,14 @@ def test_a_prefix_serves_while_the_pages_of_its_window_live() -> None:
     other = [-token for token in tokens]
     assert run(cache, 0, other, chunk=20) == 0  # takes pages back, the oldest prefix' first
     cache.drop(0)
-    live = [pages_of(cache).pool.find(key) is not None for key in keys_of(cache, tokens)]
+    live = [pages_of(cache).pool.find(key) is not None for key in keys_of(tokens)]
     assert 0 < sum(live) < 5
     start = cache.begin(1, tokens, "")
     assert start < 20 or all(live[3:])
     assert seen(cache, 1, "target") == tokens[max(0, start - WINDOW + 1) : start]
 
 
-def keys_of(cache: Cache, tokens: list[int]) -> list[bytes]:
-    from engine.cache.pages import prefix_keys
-
+def keys_of(tokens: list[int]) -> list[bytes]:
     return list(prefix_keys(tokens, SIZE, ""))
 
 
@@ -199,23 +204,49 @@ def test_stores_have_windows_of_their_own() -> None:
 
 
 def test_followers_go_back_with_the_target() -> None:
-    cache, tokens = make_cache(n_window_pages=5, followers=("draft",)), list(range(1, 31))
+    cache, tokens = make_cache(n_window_pages=5, n_draft_pages=20, follows=True), list(range(1, 31))
     cache.begin(0, tokens, "")
     for start in range(0, 30, 5):
         for store in ("target", "draft"):
             assert write(cache, 0, store, tokens, start, start + 5)
             cache.commit(0, store, start + 5)
         cache.publish(0, tokens[: start + 5], 30)
-    assert cache.rollback(0, 7) == 0
+    assert cache.rollback(0, 9) == 0  # the draft alone could go on from 8
     assert cache.length(0, "draft") == 0
+    assert pages_of(cache, "draft").n_held(0) == 0
     assert write(cache, 0, "draft", tokens, 0, 5)
 
 
 def test_recurrent_layers_beside_windows_are_refused() -> None:
     recurrent = Recurrent(n_key_heads=1, n_value_heads=1, d_key=2, d_value=2, conv_width=4)
-    sizes = Sizes(n_slots=1, n_pages=2, page_size=SIZE, n_window_pages=2)
+    room = Sizes(n_slots=1, n_pages=2, page_size=SIZE, n_window_pages=2)
     with pytest.raises(ValueError, match="not supported"):
-        Store([recurrent, WindowKV(1, 2, WINDOW)], sizes, torch.float32, CPU)
+        Store([recurrent, WindowKV(1, 2, WINDOW)], room, torch.float32, CPU)
+
+
+def test_there_are_pages_for_all_slots_at_once() -> None:
+    """Half of what a server makes holds every slot's window and a whole pass of each; the rest keeps prefixes."""
+    chosen = Settings(parallel=3, batch_size=70, draft_max=16)
+    window, size = 100, sizes.PAGE_SIZE
+    n_pages = sizes.Demand([WindowKV(1, 2, window)], torch.float32).n_window_pages(chosen) // 2
+    pages = WindowPages(3, n_pages, size, window)
+    for start in range(0, 1000, 37):
+        for slot in range(3):
+            assert pages.reserve(slot, start, start + 70 + 16, lambda source, target: None)
+        for slot in range(3):
+            pages.publish(slot, [bytes([slot, i]) for i in range(20)], start + 37)
+    assert sizes.Demand([FullKV(1, 2)], torch.float32).n_window_pages(chosen) == 0
+
+
+def test_layers_with_windows_take_memory_once_and_none_per_token() -> None:
+    chosen = Settings(parallel=3)
+    demands = [sizes.Demand([WindowKV(1, 2, 100)] * 4, torch.float32)]
+    taken = demands[0].window_bytes(chosen)
+    assert taken == demands[0].n_window_pages(chosen) * sizes.PAGE_SIZE * 4 * 2 * 2 * 4
+    each = sizes.pages_each(chosen, 1000)
+    assert sizes.page_count(chosen, 1000, demands, sizes.Memory(taken, 1.0)) == 2 * 3 * each
+    with pytest.raises(SettingError, match="gives 0 pages"):
+        sizes.page_count(chosen, 1000, demands, sizes.Memory(taken - 1, 1.0))
 
 
 class Lives(RuleBasedStateMachine):
@@ -226,7 +257,7 @@ class Lives(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = make_cache(n_slots=3, n_pages=40, n_window_pages=9)
+        self.cache = make_cache(n_window_pages=9)
         self.tokens: dict[int, list[int]] = {}
 
     def go_on(self, slot: int, drafts: list[int], n_kept: int) -> None:
