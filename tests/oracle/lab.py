@@ -20,6 +20,7 @@ from engine.cache.cache import Cache
 from engine.cache.snapshots import Snapshots
 from engine.cache.store import Sizes, Store
 from engine.core.engine import Capacity, Engine
+from engine.errors import InvalidRequest
 from engine.models.dflash import load_dflash
 from engine.models.eagle3 import load_eagle3
 from engine.models.mtp import load_mtp
@@ -112,6 +113,7 @@ class Played:
     stats: EngineStats | None = None
     n_cached: int = 0
     n_cut: int = 0  # tokens taken back and written again
+    n_restored: int = 0  # tokens of slots that were saved, erased and restored
 
 
 class Lab:
@@ -215,6 +217,7 @@ class Trouble:
 
     cancel_share: float = 0.0  # of the cases is cancelled once and sent again
     cut_share: float = 0.0  # of the steps after which a running sequence is cut back
+    save_share: float = 0.0  # of the steps after which an idle slot is saved, erased and restored
 
 
 CALM = Trouble()
@@ -264,6 +267,8 @@ class _Run:
             self.cancel(doomed)
             if self.current and random.random() < trouble.cut_share:
                 self.cut(str(random.choice(sorted(self.current))))
+            if random.random() < trouble.save_share:
+                self.move(int(random.integers(self.bench.n_slots)))
         self.played.stats = engine.stats()
         return self.played
 
@@ -301,6 +306,15 @@ class _Run:
                 self.engine.cancel(request_id)
                 self.played.partial.append((index, self.current.pop(request_id)))
                 self.send(index, 1)
+
+    def move(self, slot_id: int) -> None:
+        """Take what is cached of an idle slot's last sequence out of the cache, and put it back."""
+        try:
+            saved = self.engine.save(slot_id, "")
+            self.engine.erase(slot_id, "")
+            self.played.n_restored += self.engine.restore(slot_id, saved, "")
+        except InvalidRequest:
+            return  # busy, or nothing of it is cached any more
 
     def cut(self, request_id: str) -> None:
         tokens = self.current[request_id]

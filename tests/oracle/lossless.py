@@ -39,7 +39,7 @@ SAMPLINGS: Mapping[str, Sampling] = {
         logit_bias=((20, 1.5), (30, -2.0)),
     ),
 }
-TROUBLE = Trouble(cancel_share=0.4, cut_share=0.03)
+TROUBLE = Trouble(cancel_share=0.4, cut_share=0.03, save_share=0.05)
 TEXT_DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
 AUTO = ("prediction", "suffix", "draft-model")
 ALL = ("prediction", *TEXT_DRAFTERS, "draft-model", *LOADERS, "garbage", "scripted")
@@ -56,6 +56,7 @@ OVERRIDES: Sequence[Speculate] = (
     Speculate(n_max=3, p_min=0.6),
     Speculate(n_max=24, ngram_size_n=2, ngram_size_m=5, ngram_min_hits=2),
     Speculate(n_max=8, ngram_size_n=1),
+    Speculate(n_max=64),
     Speculate(n_max=0),
 )
 
@@ -118,10 +119,11 @@ def narrowed(cases: Sequence[Case], chain: tuple[str, ...], seed: int) -> list[C
 
 
 def benches(chain: tuple[str, ...]) -> Iterator[Bench]:
-    """One slot; four with few pages, so that slots are preempted; eight with a small row budget."""
+    """One slot; four with few pages, so that slots are preempted; eight with few rows; drafts of 64 tokens."""
     yield Bench(chain, n_slots=1, batch_size=32, adaptive=False, shares=True)
     yield Bench(chain, n_slots=4, n_pages=26)
     yield Bench(chain, n_slots=8, n_pages=512, batch_size=48, page_size=8, adaptive=False, by_value=False)
+    yield Bench(chain, n_slots=3, batch_size=96, adaptive=False, draft_max=64, n_parked=150)
 
 
 @dataclass(slots=True)
@@ -134,6 +136,7 @@ class Tally:
     n_preempted: int = 0
     n_cut: int = 0  # tokens taken back from outside
     n_cached: int = 0  # prompt tokens from the prefix cache
+    n_restored: int = 0  # tokens of slots that were saved, erased and restored
 
     def add(self, other: Tally) -> None:
         for one in fields(self):
@@ -161,7 +164,15 @@ def disturbed(
     assert not played.stats.disabled_drafters
     n_tokens, n_wrong = differences(played, expected)
     n_accepted = sum(one.n_accepted for one in played.stats.drafters.values())
-    return Tally(n_tokens, n_wrong, n_accepted, played.stats.n_preempted, played.n_cut, played.n_cached)
+    return Tally(
+        n_tokens,
+        n_wrong,
+        n_accepted,
+        played.stats.n_preempted,
+        played.n_cut,
+        played.n_cached,
+        played.n_restored,
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -202,7 +213,8 @@ def _of_kind(kind: str, options: argparse.Namespace) -> dict[str, Tally]:
 def _line(tally: Tally) -> str:
     return (
         f"{tally.n_tokens:8} tokens, {tally.n_wrong} requests differ, {tally.n_accepted} drafts accepted,"
-        f" {tally.n_preempted} preempted, {tally.n_cut} cut back, {tally.n_cached} prompt tokens from the cache"
+        f" {tally.n_preempted} preempted, {tally.n_cut} cut back, {tally.n_cached} prompt tokens from the cache,"
+        f" {tally.n_restored} restored"
     )
 
 
