@@ -273,10 +273,11 @@ class Cache:
         store, entry = self.stores[name], self._entries[slot]
         if store.parking is None or self._strides[name] is None:
             return
-        start = max(0, store.parking.length(slot) - 1)  # the state may stand on a border
-        while (border := self.next_border(name, start, n_prompt)) is not None and border <= entry.lengths[
-            name
-        ]:
+        start, end = (
+            max(0, store.parking.length(slot) - 1),
+            entry.lengths[name],
+        )  # the state may stand on a border
+        while (border := self.next_border(name, start, n_prompt)) is not None and border <= end:
             key = (name, entry.keys[border // self.page_size - 1])
             if key not in self.snapshots:
                 store.settle(slot, border)
