@@ -77,6 +77,24 @@ def reference_length(target: Network, head: ChainHead, tokenizer: Tokenizer, kin
     return tokens / max(1, n_passes)
 
 
+def substitutions(network: Network, tokenizer: Tokenizer) -> dict[str, float]:
+    """What the similarity of renames hides: how close a copy without any renaming is, and the names replaced.
+
+    A new name counts as often as the answer has it, at most as often as the reference has.
+    """
+    asked = evaluate.rename_tasks(evaluate.RENAME_COUNT)
+    wanted = written = 0
+    copies = []
+    for task, answer in zip(asked, evaluate.answers(network, tokenizer, asked), strict=True):
+        request, source = task.prompt_messages[-1]["content"].split("\n", 1)
+        copies.append(evaluate.similarity(source, task.reference))
+        name = tasks.word(request.split("`")[3])
+        n_wanted = len(name.findall(task.reference))
+        wanted += n_wanted
+        written += min(n_wanted, len(name.findall(answer)))
+    return {"copy_similarity": sum(copies) / len(copies), "names_written": written, "names_wanted": wanted}
+
+
 def add_figures(folder: Path, figures: dict[str, dict[str, float]]) -> None:
     """Keep acceptance lengths beside what the training cost."""
     summary = json.loads((folder / "training.json").read_text())
@@ -90,7 +108,7 @@ def add_figures(folder: Path, figures: dict[str, dict[str, float]]) -> None:
 def measure_target(folder: Path, target: Network, tokenizer: Tokenizer) -> dict[str, dict[str, float]]:
     """The hybrid and its prediction layer: figures, card, and the layer's acceptance lengths."""
     mtp = hybrid_mtp.load(folder)
-    figures = evaluate.measure(target, tokenizer)
+    figures = evaluate.measure(target, tokenizer) | substitutions(target, tokenizer)
     kinds = get_args(tasks.Kind)
     found: dict[str, Found] = {kind: evaluate_heads.measure(target, mtp, tokenizer, kind) for kind in kinds}
     along = {kind: reference_length(target, mtp, tokenizer, kind) for kind in kinds}

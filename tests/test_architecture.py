@@ -125,4 +125,4 @@ def test_the_readme_table_of_flags_is_fresh() -> None:
 
 
 def test_weights_stay_small() -> None:
-    assert sum(path.stat().st_size for path in (ROOT / "demo").rglob("*.safetensors")) <= 34 * 2**20
+    assert sum(path.stat().st_size for path in (ROOT / "demo").rglob("*.safetensors")) <= 35 * 2**20

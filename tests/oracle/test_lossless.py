@@ -81,8 +81,8 @@ def _plant_blind_penalties(patch: pytest.MonkeyPatch) -> None:
 
 
 def _plant_wrong_position(patch: pytest.MonkeyPatch) -> None:
-    params = picking._row_params
-    patch.setattr(picking, "_row_params", lambda rows, device: params([_blind(row) for row in rows], device))
+    params = picking.row_params
+    patch.setattr(picking, "row_params", lambda rows, device: params([_blind(row) for row in rows], device))
 
 
 def _plant_commit_too_far(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,15 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from demo import checkpoint, evaluate_hybrid, head_training, hybrid_mtp, hybrid_network  # noqa: E402
+from demo import (  # noqa: E402
+    checkpoint,
+    evaluate,
+    evaluate_hybrid,
+    head_training,
+    hybrid_mtp,
+    hybrid_network,
+    tasks,
+)
 from demo.distill_hybrid import DRAFT_SHAPE  # noqa: E402
 from demo.drafting import ChainDrafter  # noqa: E402
 from demo.generate import generate, prefill  # noqa: E402
@@ -234,6 +242,18 @@ def test_the_prediction_layer_is_a_layer_of_transformers(mtp: HybridMtp) -> None
     found, carried = mtp(state, embedded, rope, hybrid_network.causal)
     torch.testing.assert_close(found, normed(out, held["norm.weight"]), rtol=1e-4, atol=1e-5)
     assert carried is found
+
+
+def test_a_copy_is_told_from_a_rename(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [tasks.rename_text(f"{name} = {name} + 1", name, "fresh") for name in ("old", "last")]
+    monkeypatch.setattr(evaluate, "rename_tasks", lambda _: made)
+    # The first answer replaces one name of two; the second repeats the new one more often than it is wanted.
+    given = ["fresh = old + 1", "fresh = fresh + fresh"]
+    monkeypatch.setattr(evaluate, "answers", lambda *_: given)
+    found = evaluate_hybrid.substitutions(None, None)
+    assert (found["names_written"], found["names_wanted"]) == (3, 4)
+    ratios = [evaluate.similarity(f"{name} = {name} + 1", "fresh = fresh + 1") for name in ("old", "last")]
+    assert found["copy_similarity"] == pytest.approx(sum(ratios) / 2)
 
 
 def expected_layout(shape: HybridShape, *, with_mtp: bool) -> dict[str, list[int]]:
