@@ -32,7 +32,8 @@ from kernels.matmul.packed import Packed
 from kernels.vector import WIDTH, add_pairs, fma, load, splat, store, store_part
 
 PANEL = 64  # outputs computed at a time: four vectors
-STEPS = 128  # steps of the sums taken with all rows before the next: 32 KiB of weights, which the first cache holds
+STEPS = 32  # steps of the sums taken with all rows before the next: 8 KiB of weights, so that memory is asked steadily
+AHEAD = 64  # steps between the weights in use and those that are being fetched
 SERIAL_BELOW = 2_000_000  # multiply-adds; less is done before a second thread has woken
 FEATURES = {torch.float32: "avx512f", torch.bfloat16: "avx512bf16"}
 X, WEIGHT, BIAS, OUT, N_ROWS, N_STEPS, N_OUT, NEXT = range(8)
@@ -135,20 +136,30 @@ def _all_rows(x: Any, shape: Any, weight: Any, span: Any, work: Any) -> None:
     """64 outputs of all rows, steps begin … end - 1. work: (totals, multiply)."""
     n_rows, n_steps = shape
     totals, multiply = work
+    n_fours = (n_rows + 2) // 4
     for row in range(0, n_rows, 4):
         left, start, sums = n_rows - row, shifted(x, row * n_steps), shifted(totals, row * PANEL)
         if left > 1:
             # of two or three rows the last is done twice: cheaper than reading the weights twice
             rows = n_steps, min(2, left - 1) * n_steps, min(3, left - 1) * n_steps
-            _four(start, rows, weight, span, (sums, multiply))
+            # Every four rows fetch a share of the next weights, so that memory is neither idle nor in a rush.
+            ahead = shifted(weight, AHEAD * PANEL)
+            lines = (
+                shifted(ahead, row // n_fours * WIDTH),
+                shifted(ahead, (row + 1) // n_fours * WIDTH),
+                shifted(ahead, (row + 2) // n_fours * WIDTH),
+                shifted(ahead, (row + 3) // n_fours * WIDTH),
+            )
+            _four(start, rows, weight, span, (sums, lines, multiply))
         else:
             _one(start, weight, span, sums, multiply)
 
 
 @inlined
 def _four(x: Any, rows: Any, weight: Any, span: Any, work: Any) -> None:
-    """The same for four rows; rows: where the last three start."""
-    totals, multiply = work
+    """The same for four rows; rows: where the last three start; work: (totals, what to fetch meanwhile, multiply)."""
+    totals, lines, multiply = work
+    next0, next1, next2, next3 = lines
     second, third, fourth = rows
     a0, a1, a2, a3 = load(totals, 0), load(totals, 16), load(totals, 32), load(totals, 48)
     b0, b1, b2, b3 = load(totals, 64), load(totals, 80), load(totals, 96), load(totals, 112)
@@ -156,8 +167,10 @@ def _four(x: Any, rows: Any, weight: Any, span: Any, work: Any) -> None:
     d0, d1, d2, d3 = load(totals, 192), load(totals, 208), load(totals, 224), load(totals, 240)
     for k in range(span[0], span[1]):
         at = k * PANEL
-        for line in range(0, PANEL, WIDTH):
-            prefetch(address_of(shifted(weight, at + STEPS * PANEL + line)))
+        prefetch(address_of(shifted(next0, at)))
+        prefetch(address_of(shifted(next1, at)))
+        prefetch(address_of(shifted(next2, at)))
+        prefetch(address_of(shifted(next3, at)))
         w0, w1, w2, w3 = load(weight, at), load(weight, at + 16), load(weight, at + 32), load(weight, at + 48)
         a, b, c, d = splat(x[k]), splat(x[second + k]), splat(x[third + k]), splat(x[fourth + k])
         a0, a1, a2, a3 = multiply(a0, a, w0), multiply(a1, a, w1), multiply(a2, a, w2), multiply(a3, a, w3)
