@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= demo/target
-# The demo brings its own draft model.
-DEMO := $(filter demo/target,$(MODEL))
-DRAFT ?= $(if $(DEMO),demo/draft)
+# The demo brings its own draft model; the hybrid one drafts with its own prediction layer.
+DEMO := $(filter demo/target demo/hybrid,$(MODEL))
+DRAFT ?= $(if $(filter demo/target,$(MODEL)),demo/draft)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # A test process uses one thread, so that two of them share two cores.

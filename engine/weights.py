@@ -104,7 +104,9 @@ class Weights:
 
     def _refuse_broken(self, file: str, name: str, tensor: Tensor) -> None:
         """Raise `LoadError` for a tensor that holds what is no number: every reply would be noise."""
-        if tensor.numel() == 0 or all(math.isfinite(one) for one in torch.stack(torch.aminmax(tensor)).tolist()):
+        if tensor.numel() == 0 or all(
+            math.isfinite(one) for one in torch.stack(torch.aminmax(tensor)).tolist()
+        ):
             return
         where = f"{self.folder / file}: tensor {name}"
         if tensor.dtype == torch.float16 and bool(torch.isfinite(self._read(file, name, tensor.shape)).all()):

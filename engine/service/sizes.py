@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,6 +21,8 @@ from engine.models.config import ModelConfig
 from engine.models.network import Network
 from engine.models.registry import decoder_spec
 from engine.settings import Settings
+
+log = logging.getLogger(__name__)
 
 PAGE_SIZE = 64
 CPU_SHARE = 0.25  # of free host memory for the cache
@@ -231,8 +234,24 @@ def make_cache(
         )
         for name, network in networks.items()
     }
-    return Cache(
-        stores, settings.parallel, n_pages, PAGE_SIZE, followers, Snapshots(snapshot_bytes(settings))
+    if settings.cache_ram is not None and not any(store.parking for store in stores.values()):
+        raise SettingError("cache_ram", settings.cache_ram, "has no use with models without recurrent layers")
+    snapshots = Snapshots(snapshot_bytes(settings))
+    for name, one in demands.items():
+        _log_store(name, one, settings)
+    return Cache(stores, settings.parallel, n_pages, PAGE_SIZE, followers, snapshots)
+
+
+def _log_store(name: str, demand: Demand, settings: Settings) -> None:
+    """What a network's layers take: per token, per slot, per parked row, of windows."""
+    log.info(
+        "event=store network=%s token_bytes=%d slot_bytes=%d parked_row_bytes=%d n_parked=%d window_bytes=%d",
+        name,
+        demand.token_bytes,
+        demand.slot_bytes,
+        demand.parked_bytes,
+        n_parked(settings) if demand.parked_bytes else 0,
+        demand.window_bytes(settings),
     )
 
 

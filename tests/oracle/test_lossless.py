@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,16 @@ from engine.speculate.acceptance import Acceptance
 from engine.speculate.drafter import Draft
 from engine.speculate.verify import Verdict, verify
 from tests.oracle.lab import DEMO, Bench, Lab, Trouble, play
-from tests.oracle.lossless import ALL, SAMPLINGS, benches, chains, demo_cases, disturbed
+from tests.oracle.lossless import (
+    ALL,
+    SAMPLINGS,
+    TEXT_DRAFTERS,
+    benches,
+    chains,
+    demo_cases,
+    disturbed,
+    folders_of,
+)
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -39,6 +49,16 @@ def test_text_is_that_of_plain_decoding(lab: Lab, name: str) -> None:
         found = disturbed(lab, bench, cases, expected, seed=i)
         assert found.n_tokens > 0
         assert found.n_wrong == 0, bench
+
+
+@pytest.mark.parametrize("kind", ["window", "hybrid"])
+def test_text_is_that_of_plain_decoding_with_other_caches(kind: str, tmp_path: Path) -> None:
+    lab = Lab(folders_of(kind, tmp_path), torch.bfloat16)
+    cases = demo_cases(lab, "all", 4)
+    expected = play(lab, Bench(snapshot_bytes=0), cases).tokens
+    for i, chain in enumerate(one for one in chains(lab.folders) if not one or one[0] not in TEXT_DRAFTERS):
+        bench = list(benches(chain))[i % 4]
+        assert disturbed(lab, bench, cases, expected, seed=i).n_wrong == 0, bench
 
 
 def test_preemption_cuts_and_prefix_hits_happen(lab: Lab) -> None:

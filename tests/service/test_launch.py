@@ -14,6 +14,7 @@ from engine.service.drafters import drafter_types
 from engine.service.launch import launch
 from engine.service.sizes import Checkpoint, context
 from engine.settings import Settings
+from tests.checkpoints import tiny_checkpoint
 
 DEMO = Path(__file__).parents[2] / "demo"
 TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
@@ -106,3 +107,18 @@ def test_the_context_is_what_fits_the_cache_unless_it_is_set() -> None:
     )
     assert small * source.demand.token_bytes <= 4 * 2**20
     assert context(Settings(model=TARGET, cache_size=4, ctx_size=2048), [source]) == 2048
+
+
+async def test_memory_of_states_is_told_and_a_size_without_use_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hybrid = tiny_checkpoint("qwen3_5", tmp_path / "hybrid")
+    base = Settings(model=str(hybrid), ctx_size=256, parallel=2, draft_max=3)
+    with caplog.at_level("INFO", logger="engine.service.sizes"):
+        await launch(replace(base, cache_ram=1)).close()
+    # Three layers: 4 heads of 16 x 16 in float32 and three inputs of 128 channels; a row's record beside its input.
+    state, row = 3 * (4 * 16 * 16 * 4 + 3 * 128 * 4), 3 * ((2 * 16 + 4 * 17) * 4 + 128 * 4)
+    assert f"slot_bytes={state} parked_row_bytes={row} n_parked=6" in caplog.text
+    dense = tiny_checkpoint("qwen3", tmp_path / "dense")
+    with pytest.raises(SettingError, match=r"cache.ram.*no use"):
+        launch(replace(base, model=str(dense), cache_ram=1))
