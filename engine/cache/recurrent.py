@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from engine.batch import RecurrentRows
-from engine.cache.store import Sizes
+from engine.cache.store import LayerState, Need, Sizes
 from kernels.gated_delta.op import DeltaState, settle
 from kernels.short_conv.op import ConvState, settle_window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recurrent:
+class Recurrent(Need):
     """What a gated-delta layer needs from the cache, as data."""
 
     n_key_heads: int
@@ -28,16 +28,9 @@ class Recurrent:
         return True
 
     @property
-    def window(self) -> int | None:
-        return None
-
-    @property
     def n_channels(self) -> int:
         """Channels of the convolution: all queries, all keys, all values."""
         return 2 * self.n_key_heads * self.d_key + self.n_value_heads * self.d_value
-
-    def token_bytes(self, dtype: torch.dtype) -> int:
-        return 0
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of a slot's state, which is float32, and of its window."""
@@ -48,9 +41,6 @@ class Recurrent:
         """Bytes of one row's record: key, correction and decay in float32, and its convolution input."""
         record = self.n_key_heads * self.d_key + self.n_value_heads * (self.d_value + 1)
         return record * torch.float32.itemsize + self.n_channels * dtype.itemsize
-
-    def window_bytes(self, dtype: torch.dtype) -> int:
-        return 0
 
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> RecurrentLayer:
         wide = torch.promote_types(dtype, torch.float32)
@@ -74,14 +64,11 @@ class Recurrent:
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrentLayer:
+class RecurrentLayer(LayerState):
     """The memory of one recurrent layer."""
 
     delta: DeltaState
     conv: ConvState
-
-    def copy_page(self, source: int, target: int) -> None:
-        """Nothing here belongs to a page."""
 
     def reset(self, slot: int) -> None:
         for view in self.of_slot(slot):
@@ -93,6 +80,3 @@ class RecurrentLayer:
 
     def of_slot(self, slot: int) -> list[Tensor]:
         return [self.delta.state[slot], self.conv.window[slot]]
-
-    def of_pages(self) -> list[Tensor]:
-        return []

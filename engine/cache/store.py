@@ -6,9 +6,10 @@ state by slot with a pool of parked rows beside it. Layers that look back over a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,48 +30,68 @@ class Sizes:
     n_window_pages: int = 0  # of layers that look back over a window; no layer needs them if 0
 
 
-class LayerState(Protocol):
-    """One layer's share of a store."""
+class LayerState:
+    """One layer's share of a store. What a kind of layer does not have, its verbs need not do."""
+
+    __slots__ = ()
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the rows of one page onto another."""
 
+    def copy_window_page(self, source: int, target: int) -> None:
+        """The same for pages of `WindowPages`."""
+
     def reset(self, slot: int) -> None:
-        """Back to the state before any token."""
+        """Back to the state before any token. Rows past a length are scratch, so of pages there is nothing to do."""
 
     def settle(self, rows: RecurrentRows) -> None:
         """Fold parked rows into the state, with no row of a pass behind them."""
 
     def of_slot(self, slot: int) -> list[Tensor]:
         """Views of all that is the slot's own and no page's."""
+        return []
 
     def of_pages(self) -> list[Tensor]:
         """All that belongs to pages: tensors whose first dimension is the page id."""
+        return []
+
+    def of_window_pages(self) -> list[Tensor]:
+        """The same for pages of `WindowPages`."""
+        return []
 
 
-class Need(Protocol):
+class Need(ABC):
     """What a layer needs from the cache, as data."""
+
+    __slots__ = ()
 
     @property
     def is_recurrent(self) -> bool:
         """Whether the layer keeps a state that cannot be cut back."""
+        return False
 
     @property
     def window(self) -> int | None:
         """Positions that a row sees, its own included; None if it sees them all."""
+        return None
 
     def token_bytes(self, dtype: torch.dtype) -> int:
         """Bytes that one more token of a sequence takes."""
+        return 0
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
         """Bytes that a slot takes however long its sequence is."""
+        return 0
 
     def parked_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of one parked row."""
+        return 0
 
     def window_bytes(self, dtype: torch.dtype) -> int:
         """Bytes that a position takes while it lies within the window."""
+        return 0
 
+    @abstractmethod
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> LayerState:
         """The memory, zeroed."""
 

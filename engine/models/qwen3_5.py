@@ -12,10 +12,10 @@ from engine.cache.recurrent import Recurrent
 from engine.layers.decoder import BlockSpec, DecoderSpec, FeedForwardSpec, MixerSpec
 from engine.layers.gated_delta import GatedDeltaSpec
 from engine.layers.mlp import MLPSpec
-from engine.layers.moe import MoESpec, SharedSpec
+from engine.layers.moe import SharedSpec
 from engine.layers.norm import NormSpec
 from engine.models.config import ModelConfig
-from kernels.moe.op import Routing
+from engine.models.softmax_experts import read_experts, sparse_layers
 
 # Config keys that other families must refuse.
 UNDERSTOOD = ("layer_types", "num_experts", "attn_output_gate")
@@ -35,13 +35,8 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int, *, grouped: bo
             d_model=config.d_model, state=read_state(config), eps=config.norm_eps, grouped=grouped
         ),
     }
-    kinds = layer_kinds(config)
-    dense = dense_layers(config)
-    experts = read_experts(config) if fields.has("num_experts") and fields.values["num_experts"] else None
-    blocks = []
-    for i, kind in enumerate(kinds):
-        mlp: FeedForwardSpec = MLPSpec(config.d_model, config.d_ffn)
-        blocks.append(BlockSpec(mixers[kind], mlp if experts is None or i in dense else experts))
+    ffns = feed_forwards(config)
+    blocks = [BlockSpec(mixers[kind], ffn) for kind, ffn in zip(layer_kinds(config), ffns, strict=True)]
     return config.decoder(blocks, n_positions, vocab_size, norm)
 
 
@@ -64,14 +59,16 @@ def layer_kinds(config: ModelConfig) -> list[str]:
     return kinds
 
 
-def dense_layers(config: ModelConfig) -> frozenset[int]:
-    """Layers without experts in a network that has some."""
+def feed_forwards(config: ModelConfig) -> list[FeedForwardSpec]:
+    """One per layer: dense, or experts beside a shared one. Raises `UnsupportedModel` naming key and value."""
     fields = config.fields
-    listed = fields.values.get("mlp_only_layers") or []
-    if not isinstance(listed, list) or not all(type(one) is int for one in listed):
-        raise fields.refuse("mlp_only_layers", "must be a list of layers")
-    step = fields.count("decoder_sparse_step", 1)
-    return frozenset([*listed, *(i for i in range(config.n_layers) if (i + 1) % step)])
+    dense = MLPSpec(config.d_model, config.d_ffn)
+    if not fields.values.get("num_experts"):
+        return [dense] * config.n_layers
+    d_shared = fields.count("shared_expert_intermediate_size")
+    shared = SharedSpec(name="shared_expert", d_ffn=d_shared, gated=True)
+    sparse = read_experts(config, normed=True, shared=shared)
+    return [sparse if here else dense for here in sparse_layers(config)]
 
 
 def read_state(config: ModelConfig) -> Recurrent:
@@ -88,21 +85,4 @@ def read_state(config: ModelConfig) -> Recurrent:
         d_key=fields.count("linear_key_head_dim"),
         d_value=fields.count("linear_value_head_dim"),
         conv_width=fields.count("linear_conv_kernel_dim", 4, least=2),
-    )
-
-
-def read_experts(config: ModelConfig) -> MoESpec:
-    """The mixture of experts beside the shared one. Raises `UnsupportedModel` naming key and value."""
-    fields = config.fields
-    n_experts, top_k = fields.count("num_experts"), fields.count("num_experts_per_tok")
-    if top_k > n_experts:
-        raise fields.refuse("num_experts_per_tok", f"must be at most the number of experts, {n_experts}")
-    return MoESpec(
-        d_model=config.d_model,
-        d_ffn=fields.count("moe_intermediate_size"),
-        n_experts=n_experts,
-        routing=Routing(top_k=top_k, scores="softmax", normed=fields.flag("norm_topk_prob", default=True)),
-        shared=SharedSpec(
-            name="shared_expert", d_ffn=fields.count("shared_expert_intermediate_size"), gated=True
-        ),
     )
