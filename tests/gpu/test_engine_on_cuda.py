@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from tests.oracle.lab import DEMO, Bench, Lab, play
-from tests.oracle.lossless import demo_cases
+from tests.oracle.lab import Bench, Lab, play
+from tests.oracle.lossless import KINDS, demo_cases, folders_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -14,10 +16,12 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["greedy", "warm", "all"])
-def test_cuda_gives_the_tokens_of_the_cpu(name: str) -> None:
-    cpu = Lab(DEMO, torch.float64)
-    cuda = Lab(DEMO, torch.float64, device="cuda")
+def test_cuda_gives_the_tokens_of_the_cpu(name: str, kind: str, tmp_path: Path) -> None:
+    folders = folders_of(kind, tmp_path)
+    cpu = Lab(folders, torch.float64)
+    cuda = Lab(folders, torch.float64, device="cuda")
     cases = demo_cases(cpu, name, 4)
     expected = play(cpu, Bench(), cases).tokens
     bench = Bench(("ngram-simple", "draft-model"), n_slots=4, n_pages=64)
