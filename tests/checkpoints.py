@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -223,3 +224,14 @@ def noised_copy(path: Path, folder: Path, sigma: float, *, seed: int = 1) -> Pat
             weights[name] = (weight.float() + sigma * noise).to(weight.dtype)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+N_PROMPT = 100  # past the original context of 64 of the scaled rotary embeddings
+Oracle = tuple[Path, Tensor, Tensor]  # folder, prompt [N_PROMPT] int64, its logits [N_PROMPT, vocab] float32
+
+
+def theirs(folder: Path) -> Any:
+    """The checkpoint in transformers, float32."""
+    return AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()

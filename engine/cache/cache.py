@@ -57,7 +57,7 @@ class Cache:
         self.page_size = page_size
         self.pool = PagePool(n_pages)
         self.snapshots = snapshots if snapshots is not None else Snapshots(0)
-        self._primary = next(iter(self.stores))
+        self.primary = next(iter(self.stores))
         self.followers = tuple(followers)
         self._strides = {name: self._stride(store) for name, store in self.stores.items()}
         self._entries = [_Entry(lengths=dict.fromkeys(self.stores, 0)) for _ in range(n_slots)]
@@ -82,22 +82,32 @@ class Cache:
             self.pool.hold(page_id)
             entry.table.append(page_id)
             entry.keys.append(key)
-        for name in self.stores:
-            pages = [name in self.pool.pages[page_id].complete for page_id in entry.table]
-            n_complete = pages.index(False) if False in pages else len(pages)
-            entry.lengths[name] = n_complete * size
-        n_tokens = min(entry.lengths[name] for name in (self._primary, *self.followers))
-        for name, store in self.stores.items():
-            entry.lengths[name] = min(entry.lengths[name], n_tokens)
+        for name, n_pages in self.resumable(entry.keys, entry.table).items():
+            store, entry.lengths[name] = self.stores[name], n_pages * size
             if store.windows is not None:
-                entry.lengths[name] = (
-                    store.windows.adopt(slot, entry.keys[: entry.lengths[name] // size]) * size
-                )
+                store.windows.adopt(slot, entry.keys[:n_pages])
             if store.parking is not None:
                 self._resume(slot, name)
-            n_tokens = entry.lengths[self._primary]  # which comes first, and has the last word
-        self._trim(entry, n_tokens)
-        return n_tokens
+        self._trim(entry, entry.lengths[self.primary])
+        return entry.lengths[self.primary]
+
+    def resumable(self, keys: Sequence[bytes], page_ids: Sequence[int]) -> dict[str, int]:
+        """Per store, how many of these published pages a sequence can go on from. keys: the pages' own."""
+        known = [self.pool.pages[page_id].complete for page_id in page_ids]
+        complete = {}
+        for name in self.stores:
+            gaps = (n for n, stores in enumerate(known) if name not in stores)
+            complete[name] = next(gaps, len(known))
+        n_pages = min(complete[name] for name in (self.primary, *self.followers))
+        for name, store in self.stores.items():
+            n = min(complete[name], n_pages)
+            if store.windows is not None:
+                n = store.windows.n_adoptable(keys[:n])
+            if store.parking is not None:
+                n = next((i for i in range(n, 0, -1) if (name, keys[i - 1]) in self.snapshots), 0)
+            complete[name] = n
+            n_pages = complete[self.primary]  # which comes first, and has the last word
+        return complete
 
     def length(self, slot: int, store: str) -> int:
         """Tokens of the slot whose rows in the store are valid."""
@@ -173,7 +183,7 @@ class Cache:
             self._cut(slot, name, n_tokens)
         self._follow(slot)
         self._trim(entry, n_tokens)
-        return entry.lengths[self._primary]
+        return entry.lengths[self.primary]
 
     def _cut(self, slot: int, name: str, n_tokens: int) -> None:
         """Shorten one store to at most `n_tokens`."""
@@ -192,13 +202,13 @@ class Cache:
     def recover(self, slot: int) -> int:
         """A pass of the target broke off: recurrent states may have moved in some layers and not in others.
 
-        Returns the target's length, which is what it was unless there is such state.
+        Returns the target's length, which is what it was unless there is such state. Other stores stay as they are:
+        what they hold is of the same tokens, and the target will be fed these again before it goes on.
         """
         entry = self._entries[slot]
-        if self.stores[self._primary].parking is not None:
-            self._resume(slot, self._primary)
-            self._follow(slot)
-        return entry.lengths[self._primary]
+        if self.stores[self.primary].parking is not None:
+            self._resume(slot, self.primary)
+        return entry.lengths[self.primary]
 
     def _resume(self, slot: int, name: str) -> None:
         """Set a recurrent store to the last snapshot of the slot's tokens within its length, or to nothing."""
@@ -215,7 +225,7 @@ class Cache:
     def _follow(self, slot: int) -> None:
         """Stores that are fed with the target's passes go back as far as the target did."""
         for name in self.followers:
-            self._cut(slot, name, self._entries[slot].lengths[self._primary])
+            self._cut(slot, name, self._entries[slot].lengths[self.primary])
 
     def _trim(self, entry: _Entry, n_tokens: int) -> None:
         """Give back the pages behind `n_tokens`."""
@@ -255,7 +265,7 @@ class Cache:
             parent = entry.keys[-1] if entry.keys else None
             fresh = tokens[len(entry.keys) * size : n_full * size]
             entry.keys.extend(prefix_keys(fresh, size, entry.salt, parent))
-        for i in range(entry.lengths[self._primary] // size):
+        for i in range(entry.lengths[self.primary] // size):
             page = self.pool.pages[entry.table[i]]
             complete = {name for name, length in entry.lengths.items() if length >= (i + 1) * size}
             if page.key is None or not complete <= page.complete:

@@ -48,7 +48,7 @@ def save(cache: Cache, tokens: Sequence[int], salt: str) -> Saved:
             break
         keys.append(key)
         page_ids.append(page_id)
-    complete = _resumable(cache, keys, page_ids)
+    complete = cache.resumable(keys, page_ids)
     states: dict[Place, Sequence[Tensor]] = {}
     windows: dict[str, SavedWindow] = {}
     for name, store in cache.stores.items():
@@ -59,7 +59,7 @@ def save(cache: Cache, tokens: Sequence[int], salt: str) -> Saved:
         if store.windows is not None:
             windows[name] = _save_window(store, store.windows.pool, keys[: complete[name]])
     return Saved(
-        tokens=list(tokens[: complete[_primary(cache)] * cache.page_size]),
+        tokens=list(tokens[: complete[cache.primary] * cache.page_size]),
         complete=complete,
         rows={
             name: _read(store.page_tensors, page_ids[: complete[name]])
@@ -74,30 +74,6 @@ def _save_window(store: Store, pool: PagePool, keys: Sequence[bytes]) -> SavedWi
     """All pages that live, not only the last window's: from the others a prompt that ends earlier is resumed."""
     live = {number: page_id for number, key in enumerate(keys) if (page_id := pool.find(key)) is not None}
     return SavedWindow(list(live), _read(store.window_tensors, list(live.values())))
-
-
-def _resumable(cache: Cache, keys: Sequence[bytes], page_ids: Sequence[int]) -> dict[str, int]:
-    """Per store the pages that `Cache.begin` would adopt of these."""
-    known = [cache.pool.pages[page_id].complete for page_id in page_ids]
-    complete = {}
-    for name in cache.stores:
-        gaps = (n for n, stores in enumerate(known) if name not in stores)
-        complete[name] = next(gaps, len(known))
-    n_pages = min(complete[name] for name in (_primary(cache), *cache.followers))
-    for name, store in cache.stores.items():
-        complete[name] = min(complete[name], n_pages)
-        if store.windows is not None:
-            complete[name] = store.windows.n_adoptable(keys[: complete[name]])
-        if store.parking is not None:
-            stored = [n for n in range(1, complete[name] + 1) if (name, keys[n - 1]) in cache.snapshots]
-            complete[name] = max(stored, default=0)
-        n_pages = complete[_primary(cache)]  # which comes first, and has the last word
-    return complete
-
-
-def _primary(cache: Cache) -> str:
-    """The target's store."""
-    return next(iter(cache.stores))
 
 
 def fits(cache: Cache, saved: Saved) -> bool:

@@ -65,17 +65,12 @@ async def rejected(engine: ThreadEngine, n_pairs: int, name: str) -> None:
 async def prefixes(engine: ThreadEngine, n_pairs: int, n_prompt: int) -> None:
     """Time to the first token of a prompt that shares 90 % of its tokens with an earlier one, against a new one."""
     found = []
-    for i, ask in enumerate(random_asks(VOCABULARY, 2 * n_pairs, 0.0, 4)):
-        if i % 2:
-            continue
-        other = random_asks(VOCABULARY, 2 * n_pairs, 0.0, 4)[i + 1]
-        first = _prompt(ask, n_prompt, i)
-        assert not isinstance(first.prompt, str)
-        shared = tuple(first.prompt)[: n_prompt * 9 // 10]
-        second = replace(other, prompt=shared + _prompt(other, n_prompt, i + 1).prompt[len(shared) :])
+    for i in range(n_pairs):
+        first, other = _tokens(n_prompt, 2 * i), _tokens(n_prompt, 2 * i + 1)
+        shared = n_prompt * 9 // 10
         tenant = f"prefix-{i}"
-        cold = await play(engine, first, PLAIN, tenant)
-        hit = await play(engine, second, PLAIN, tenant)
+        cold = await play(engine, Ask("random", first, 4), PLAIN, tenant)
+        hit = await play(engine, Ask("random", first[:shared] + other[shared:], 4), PLAIN, tenant)
         assert hit.done is not None
         found.append((cold.ttft_s, hit.ttft_s, cold.ttft_s / hit.ttft_s, hit.done.usage.n_cached))
     cold_s, hit_s, ratio, cached = (statistics.median(column) for column in zip(*found, strict=True))
@@ -85,9 +80,9 @@ async def prefixes(engine: ThreadEngine, n_pairs: int, n_prompt: int) -> None:
     )
 
 
-def _prompt(ask: Ask, n_tokens: int, seed: int) -> Ask:
+def _tokens(n: int, seed: int) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(seed)
-    return replace(ask, prompt=tuple(torch.randint(4, VOCABULARY, (n_tokens,), generator=generator).tolist()))
+    return tuple(torch.randint(4, VOCABULARY, (n,), generator=generator).tolist())
 
 
 async def speed(engine: ThreadEngine, n_pairs: int) -> None:

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import kernels
-from tests.checkpoints import tiny_checkpoint
+from tests.checkpoints import N_PROMPT, Oracle, theirs, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
 def _selected() -> None:
     """Ops chosen for this machine, one thread."""
     torch.set_num_threads(1)
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
         kernels.select(torch.device("cpu"), dtype)
 
 
@@ -38,5 +38,27 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
             changes = {"num_hidden_layers": 6}
             folders[family] = tiny_checkpoint(family, tmp_path_factory.mktemp(family), changes=changes)
         return folders[family]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def oracle(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Oracle]:
+    """Checkpoint, prompt and transformers' logits of one of the module's VARIANTS, made once.
+
+    VARIANTS: name -> (family, what to change in its config).
+    """
+    made: dict[str, Oracle] = {}
+
+    def get(variant: str) -> Oracle:
+        if variant not in made:
+            family, changes = request.module.VARIANTS[variant]
+            folder = tiny_checkpoint(family, tmp_path_factory.mktemp("oracle"), changes=changes)
+            prompt = torch.randint(384, (N_PROMPT,), generator=torch.Generator().manual_seed(1))
+            with torch.inference_mode():
+                made[variant] = folder, prompt, theirs(folder)(prompt[None]).logits[0]
+        return made[variant]
 
     return get

@@ -40,6 +40,7 @@ from tests.oracle.test_models import (
 
 WINDOW, PAGE = 16, 8
 SOME = {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 2}
+pytestmark = pytest.mark.usefixtures("_selected")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", {}),
     "gemma3, biases": ("gemma3", {"attention_bias": True, "query_pre_attn_scalar": 16}),
@@ -47,28 +48,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", SOME),
     "qwen3": ("qwen3", {**SOME, "sliding_window": 13}),
 }
-
-
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracle]:
-    """Checkpoint, prompt and expected logits of a variant, made once."""
-    made: dict[str, Oracle] = {}
-
-    def get(variant: str) -> Oracle:
-        if variant not in made:
-            family, changes = VARIANTS[variant]
-            folder = tiny_checkpoint(family, tmp_path_factory.mktemp("window"), changes=changes)
-            prompt = torch.randint(384, (N_PROMPT,), generator=torch.Generator().manual_seed(1))
-            with torch.inference_mode():
-                made[variant] = folder, prompt, theirs(folder)(prompt[None]).logits[0]
-        return made[variant]
-
-    return get
-
-
-@pytest.fixture(autouse=True)
-def _selected_here(_selected: None) -> None:
-    """The ops of this machine, chosen for the dtypes that the tests use."""
 
 
 class Windowed(Runner):

@@ -16,7 +16,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from engine.batch import Span
 from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
-from tests.checkpoints import tiny_checkpoint, write_tokenizer
+from tests.checkpoints import write_tokenizer
 from tests.oracle.test_models import (
     N_PROMPT,
     Oracle,
@@ -28,6 +28,7 @@ from tests.oracle.test_models import (
     theirs,
 )
 
+pytestmark = pytest.mark.usefixtures("_selected")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5", {}),
     "qwen3_5, tied": ("qwen3_5", {"tie_word_embeddings": True, "linear_conv_kernel_dim": 3}),
@@ -36,28 +37,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", {}),
     "qwen3_next, some dense": ("qwen3_next", {"mlp_only_layers": [1], "norm_topk_prob": False}),
 }
-
-
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracle]:
-    """Checkpoint, prompt and expected logits of a variant, made once."""
-    made: dict[str, Oracle] = {}
-
-    def get(variant: str) -> Oracle:
-        if variant not in made:
-            family, changes = VARIANTS[variant]
-            folder = tiny_checkpoint(family, tmp_path_factory.mktemp("hybrid"), changes=changes)
-            prompt = torch.randint(384, (N_PROMPT,), generator=torch.Generator().manual_seed(1))
-            with torch.inference_mode():
-                made[variant] = folder, prompt, theirs(folder)(prompt[None]).logits[0]
-        return made[variant]
-
-    return get
-
-
-@pytest.fixture(autouse=True)
-def _selected_here(_selected: None) -> None:
-    """The ops of this machine, chosen for the dtypes that the tests use."""
 
 
 @pytest.mark.usefixtures("ops")

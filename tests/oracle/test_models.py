@@ -6,8 +6,7 @@ import itertools
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-import kernels
 from engine.batch import Span
 from engine.cache.cache import Cache
 from engine.cache.store import Sizes, Store
 from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from engine.models.network import Network
 from engine.models.registry import load_network
-from tests.checkpoints import noised_copy, tiny_checkpoint
+from tests.checkpoints import N_PROMPT, Oracle, noised_copy, theirs, tiny_checkpoint
 
 CPU = torch.device("cpu")
 N_CTX, PAGE, N_PAGES, N_SLOTS = 256, 16, 80, 5
-N_PROMPT = 100  # past the original context of 64 of the scaled rotary embeddings
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -41,46 +38,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": ("qwen3", {"rope_parameters": {**YARN, "truncate": False, "beta_fast": 16.0}}),
     "qwen3-biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": False}),
 }
-Oracle = tuple[Path, Tensor, Tensor]  # folder, prompt [N_PROMPT] int64, its logits [N_PROMPT, vocab] float32
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _selected() -> None:
-    torch.set_num_threads(1)
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        kernels.select(CPU, dtype)
-
-
-@pytest.fixture(params=["reference", "selected"])
-def ops(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run a test once on the definitions of the ops and once on what this machine would select."""
-    with kernels.use("reference") if request.param == "reference" else nullcontext():
-        yield
-
-
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracle]:
-    """Checkpoint, prompt and expected logits of a variant, made once."""
-    made: dict[str, Oracle] = {}
-
-    def get(variant: str) -> Oracle:
-        if variant not in made:
-            family, changes = VARIANTS[variant]
-            folder = tiny_checkpoint(family, tmp_path_factory.mktemp(variant), changes=changes)
-            prompt = torch.randint(384, (N_PROMPT,), generator=torch.Generator().manual_seed(1))
-            with torch.inference_mode():
-                logits = theirs(folder)(prompt[None]).logits[0]
-            made[variant] = (folder, prompt, logits)
-        return made[variant]
-
-    return get
-
-
-def theirs(folder: Path) -> Any:
-    """The checkpoint in transformers, float32."""
-    return AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
-    ).eval()
+pytestmark = pytest.mark.usefixtures("_selected")
 
 
 class Runner:

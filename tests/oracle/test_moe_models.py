@@ -16,7 +16,6 @@ from transformers import Qwen3NextConfig
 from transformers.modeling_layers import MtpModel
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
 
-import kernels
 from engine.api import Sampling
 from engine.batch import Span
 from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
@@ -42,6 +41,7 @@ from tests.oracle.test_models import (
     theirs,
 )
 
+pytestmark = pytest.mark.usefixtures("_selected")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe, not normed": ("qwen3_moe", {"norm_topk_prob": False, "attention_bias": True}),
@@ -55,28 +55,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 Tensors = dict[str, Tensor]
-
-
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracle]:
-    """Checkpoint, prompt and expected logits of a variant, made once."""
-    made: dict[str, Oracle] = {}
-
-    def get(variant: str) -> Oracle:
-        if variant not in made:
-            family, changes = VARIANTS[variant]
-            folder = tiny_checkpoint(family, tmp_path_factory.mktemp("moe"), changes=changes)
-            prompt = torch.randint(384, (N_PROMPT,), generator=torch.Generator().manual_seed(1))
-            with torch.inference_mode():
-                made[variant] = folder, prompt, theirs(folder)(prompt[None]).logits[0]
-        return made[variant]
-
-    return get
-
-
-@pytest.fixture(autouse=True)
-def _selected_here(_selected: None) -> None:
-    kernels.select(CPU, torch.float64)
 
 
 @pytest.mark.usefixtures("ops")

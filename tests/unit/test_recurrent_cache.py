@@ -263,6 +263,23 @@ def test_after_a_pass_that_broke_off_nothing_of_it_is_left() -> None:
     assert state_of(cache, 0) == after(truth(tokens[:8]), 0)
 
 
+def test_a_store_fed_by_the_target_keeps_its_rows_while_the_target_recovers() -> None:
+    """Otherwise it would have a gap, and its head would be silent until the request is over."""
+    sizes = Sizes(n_slots=1, n_pages=8, page_size=SIZE, n_parked=4)
+    needs: list[Any] = [FullKV(1, 2), Remembering()]
+    stores = {
+        "target": Store(needs, sizes, torch.float32, CPU),
+        "head": Store(needs[:1], sizes, torch.float32, CPU),
+    }
+    cache = Cache(stores, 1, 8, SIZE, ("head",), Snapshots(1000))
+    run(cache, 0, list(range(11)))
+    cache.commit(0, "head", 10)
+    assert cache.recover(0) == 8
+    assert cache.length(0, "head") == 10
+    assert cache.rollback(0, 6) == 4  # cut from outside: what follows may be other tokens
+    assert cache.length(0, "head") == 4
+
+
 class Lives(RuleBasedStateMachine):
     """Slots that begin, draft, keep some, roll back, break off and end at random, on too few rows and snapshots."""
 
