@@ -23,7 +23,33 @@ class Chat:
     continue_final_message: bool = False
 
 
-Prompt = Chat | str | tuple[int, ...]
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """Text between two others, for models whose tokenizer has fill-in-the-middle tokens."""
+
+    prefix: str
+    suffix: str
+
+
+Prompt = Chat | Infill | str | tuple[int, ...]
+
+
+# How JSON is written under a grammar (llguidance's options): as models write it by themselves, and with no other white
+# space, so that names and punctuation are forced and cost next to nothing.
+JSON_STYLE: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the reply must be, from its first character to its last.
+
+    `reasoning`: markers of a thinking part that may come before and is free; the grammar begins behind its end.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str  # a JSON schema as JSON text, a regular expression, or a grammar in llguidance's Lark dialect
+    reasoning: tuple[str, str] | None = None  # as in ("<think>", "</think>")
+    param: str = "response_format"  # the field that errors are told about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +91,39 @@ class Request:
     sampling: Sampling = Sampling()
     speculate: Speculate = Speculate()
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # they end the reply like the model's own end tokens
     max_tokens: int | None = None  # None: until the end token or the context's end
+    min_tokens: int = 0  # no end token, stop token or stop string ends the reply before
+    logprobs: int | None = None  # alternatives told per token, 0 … MOST_LOGPROBS; None: nothing is told
+    echo: bool = False  # the prompt is told first, with its log-probabilities if those are asked for
+    grammar: Grammar | None = None
+    skip_special: bool = True  # leave control tokens out of the text
     prediction: str | None = None  # text the reply is expected to resemble; the draft source of highest prior
     tenant: str = ""  # salts prefix keys, so that one API key never hits another's cached prompt
+
+
+MOST_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its log-probability: of the model's own row, before bias, penalties, grammar and temperature."""
+
+    token_id: int
+    data: bytes  # what the token writes; not always whole characters
+    logprob: float  # finite
+    top: tuple[
+        TokenLogprob, ...
+    ] = ()  # the likeliest tokens, falling; the picked one only if it is among them
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt told back: the first event of a request with `echo`."""
+
+    token_ids: tuple[int, ...]
+    pieces: tuple[str, ...]  # text of each token; joined they are the prompt's
+    logprobs: tuple[TokenLogprob | None, ...] = ()  # None for the first token; empty unless asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +134,7 @@ class Delta:
     token_ids: tuple[int, ...]
     sources: tuple[str | None, ...]
     pieces: tuple[str, ...] = ()  # visible text each token added; joined they are `text`
+    logprobs: tuple[TokenLogprob, ...] = ()  # of each token, if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +207,7 @@ class Done:
     timings: Timings
     speculation: Speculation
     seed: int
+    stop_token: int | None = None  # the token of `stop_token_ids` that ended it, if one did
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +217,7 @@ class Failed:
     error: EngineError
 
 
-Event = Delta | Done | Failed
+Event = Echo | Delta | Done | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +245,8 @@ class ModelInfo:
     fingerprint: str  # changes with version, weights, dtype, drafters
     created: int  # Unix seconds
     sampling_defaults: Mapping[str, float | int]
+    # Tokens beside the vocabulary proper, by their text; true: a control token, left out of replies.
+    added_tokens: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +295,10 @@ Status = Literal["loading", "ready", "draining", "failed"]
 
 
 class EventStream(Protocol):
-    """The events of one request. `n_prompt` is known at once; `aclose` cancels what is not finished."""
+    """The events of one request. What concerns the prompt is known at once; `aclose` cancels what is not finished."""
 
-    n_prompt: int
+    prompt_ids: Sequence[int]
+    prompt_tail: str  # the prompt's last 64 tokens as text, control tokens included
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
@@ -257,6 +318,10 @@ class AsyncEngine(Protocol):
 
     async def submit(self, request: Request) -> EventStream:
         """Check and admit a request. Raises `RequestError`, `Overloaded` or `EngineStopped` before any event."""
+        ...
+
+    async def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt, as `submit` would make them. Raises `RequestError`."""
         ...
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...

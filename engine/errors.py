@@ -9,6 +9,7 @@ The engine knows no HTTP status; `server/errors.py` is the only table that does.
     │  ├─ SlotFileRefused
     │  └─ Unsupported
     ├─ Overloaded              try again later
+    ├─ TimedOut                the request took longer than it may
     ├─ LoadError               refuses to start
     │  ├─ UnsupportedModel
     │  ├─ CheckpointMismatch
@@ -74,9 +75,18 @@ class Unsupported(RequestError):
 class Overloaded(EngineError):
     """The queue is full."""
 
-    def __init__(self, n_waiting: int, retry_after_s: float) -> None:
-        super().__init__(f"{n_waiting} requests are waiting already; --max-queue sets the limit")
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason)
         self.retry_after_s = retry_after_s
+
+
+class TimedOut(EngineError):
+    """The request took longer than the server allows."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            f"the request was not finished within {limit_s:g} s; --request-timeout sets the limit"
+        )
 
 
 class LoadError(EngineError):

@@ -195,10 +195,35 @@ class Settings:
     min_p: float | None = setting(None, "default min_p; 0 is off", least=0.0, most=1.0)
 
     # server
-    host: str = setting("127.0.0.1", "address to listen on")
+    host: str = setting(
+        "127.0.0.1", "address to listen on; a path that ends in .sock, or unix:PATH, is a unix socket"
+    )
     port: int = setting(8080, "port to listen on; 0 takes a free one", least=0, most=65535)
+    api_prefix: str = setting("", "path in front of every route, as in /llm")
     api_key: str | None = setting(None, "comma list of accepted keys; none means no check")
+    api_key_file: str | None = setting(
+        None, "file of further accepted keys, one a line; lines that begin with # are comments"
+    )
+    ssl_key_file: str | None = setting(None, "private key for https, PEM")
+    ssl_cert_file: str | None = setting(None, "certificate for https, PEM, with its chain")
+    cors_origins: str | None = setting(
+        None,
+        "comma list of origins whose pages may use the server, as in https://my.example; none by default",
+    )
     max_body: int = setting(16, "MiB a request body may have", least=1, most=1024)
+    max_queue_wait: float = setting(
+        0.0, "seconds a request may wait for a slot, else 429; 0 is no limit", least=0, most=86400
+    )
+    request_timeout: float = setting(
+        0.0, "seconds a request may take from its arrival, else 504; 0 is no limit", least=0, most=86400
+    )
+    timeout: float = setting(
+        60.0,
+        "seconds a client may take to send its request, or leave its reply unread, before it is cut off",
+        "-to",
+        least=0.1,
+        most=86400,
+    )
     shutdown_timeout: float = setting(
         30.0, "seconds running requests may take after SIGTERM", least=0, most=3600
     )
@@ -207,6 +232,16 @@ class Settings:
     )
     strict_api: bool = setting(default=False, meaning="answer 400 to request fields that are not known")
     log_level: str = setting("info", "how much to log", choices=("debug", "info", "warning", "error"))
+    log_format: str = setting(
+        "auto",
+        "lines of JSON or readable text; auto: text on a terminal, else JSON",
+        choices=("auto", "json", "text"),
+    )
+    otlp_endpoint: str | None = setting(
+        None,
+        "OpenTelemetry collector (OTLP over http, as in http://localhost:4318) that is sent one span per request;"
+        " OTEL_EXPORTER_OTLP_ENDPOINT is read too; needs the extra [otel]",
+    )
 
 
 def check(settings: Settings) -> None:

@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.api import DrafterCount, Request
+from engine.sample.logprobs import Logprob
 from engine.sample.params import SamplingParams
 from engine.sample.pick import Row
+from engine.text.grammar import Constraint
 from engine.text.stream import TextStream
 
 
@@ -111,12 +113,26 @@ class Slot:
     stats: SlotStats = field(default_factory=SlotStats)
     silenced: set[str] = field(default_factory=set)  # drafters that failed on this request
     prediction: tuple[int, ...] = ()  # tokens of the text the caller expects
+    constraint: Constraint | None = None  # what the reply may be; it has seen the reply's tokens
+    # Of the prompt's tokens from the second on, as far as computed; None where nobody asks, or once they are told.
+    prompt_logprobs: list[Logprob] | None = None
+    echoes: bool = False  # whether the prompt is still to be told
     _mirror: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
     _n_mirrored: int = 0
 
     @property
     def n_decoded(self) -> int:
         return len(self.tokens) - self.n_prompt
+
+    @property
+    def salt(self) -> str:
+        """Whose cached prompts the request may use. Where all rows of its prompt are wanted it is nobody's."""
+        return self.request.tenant if self.prompt_logprobs is None else self.request.id
+
+    @property
+    def reads_drafts(self) -> bool:
+        """Whether a row's logits depend on the tokens drafted before it."""
+        return self.sampling.counts_drafts or self.constraint is not None
 
     @property
     def n_gap(self) -> int:
@@ -147,16 +163,34 @@ class Slot:
         for token_id in self.tokens[n_tokens:]:
             if self.sampling.counts_output:
                 self.counts[token_id] -= 1
+        if self.constraint is not None:
+            self.constraint.pop(len(self.tokens) - n_tokens)
         del self.tokens[n_tokens:]
-        self.text = self.text.restarted(self.tokens[: self.n_prompt], self.tokens[self.n_prompt :])
+        self.text = self.text.restarted(
+            self.tokens[: self.n_prompt], self.tokens[self.n_prompt :], self.request.min_tokens
+        )
         self._n_mirrored = min(self._n_mirrored, n_tokens)
 
     def append(self, token_id: int) -> None:
         """Add a kept token to the sequence."""
         self.tokens.append(token_id)
+        if self.constraint is not None:
+            self.constraint.push(token_id)
         if self.sampling.counts_output:
             self.counts[token_id] += 1
 
     def row(self, drafts: Sequence[int] = ()) -> Row:
         """The logits row that follows `tokens + drafts`."""
-        return Row(self.sampling, self.tokens, self.n_prompt, self.counts, drafts)
+        allowed = None
+        if self.constraint is not None:
+            allowed = self.constraint.masks(drafts)[-1]
+        return Row(self.sampling, self.tokens, self.n_prompt, self.counts, drafts, allowed)
+
+    def rows(self, drafts: Sequence[int]) -> list[Row]:
+        """The logits rows that follow `tokens` and 0, 1, … of the drafts."""
+        prefixes = [drafts[:j] for j in range(len(drafts) + 1)]
+        masks = [None] * len(prefixes) if self.constraint is None else self.constraint.masks(drafts)
+        return [
+            Row(self.sampling, self.tokens, self.n_prompt, self.counts, one, allowed)
+            for one, allowed in zip(prefixes, masks, strict=True)
+        ]

@@ -25,6 +25,7 @@ OPS = (
     "gated_norm",
     "choose",
     "edit",
+    "mask",
 )
 
 

@@ -19,10 +19,10 @@ from engine.batch import Span
 from engine.cache.cache import Cache
 from engine.cache.saved import Saved
 from engine.core import forward, plan
-from engine.core.finish import Ending, done, keep
+from engine.core.finish import Ending, done, echo, keep
 from engine.core.plan import Work
 from engine.core.remembered import SLOT, Remembered
-from engine.errors import EngineError, InvalidRequest, StepFailed
+from engine.errors import EngineError, InvalidRequest, Overloaded, StepFailed, TimedOut
 from engine.models.network import Network
 from engine.sample.params import resolve_sampling
 from engine.sample.pick import Row, pick
@@ -53,6 +53,17 @@ class Capacity:
     n_ctx: int
     batch_size: int  # rows of one pass
     eos_ids: frozenset[int]
+    queue_s: float = 0.0  # a request may wait so long for a slot; 0: for ever
+    request_s: float = 0.0  # … and take so long in all
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A request without a slot."""
+
+    request_id: str
+    new_slot: NewSlot
+    since_s: float  # `time.perf_counter`
 
 
 @dataclass(slots=True)
@@ -82,7 +93,7 @@ class Engine:
         self._slots: list[Slot | None] = [None] * capacity.n_slots
         self._running: list[Slot] = []  # oldest first
         self._preempted: list[Slot] = []  # without cached state, waiting for pages; oldest first
-        self._waiting: deque[tuple[str, NewSlot]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._remembered = Remembered(cache, capacity.n_slots)
         self._totals = _Totals()
 
@@ -93,11 +104,11 @@ class Engine:
 
     def add(self, request_id: str, new_slot: NewSlot) -> None:
         """Queue a request; it takes the next slot that becomes free."""
-        self._waiting.append((request_id, new_slot))
+        self._waiting.append(_Waiting(request_id, new_slot, time.perf_counter()))
 
     def cancel(self, request_id: str) -> None:
         """Forget a request wherever it is. Unknown ids are requests that have just ended."""
-        self._waiting = deque(one for one in self._waiting if one[0] != request_id)
+        self._waiting = deque(one for one in self._waiting if one.request_id != request_id)
         for slot in (*self._running, *self._preempted):
             if slot.request.id == request_id:
                 self._free(slot)
@@ -154,6 +165,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[tuple[str, Event]]:
         """One turn of the loop: every running slot moves on. Returns events with their request's id."""
+        expired = self._expired()
         self._fill_slots()
         wants = plan.wants(self._running, self.capacity.batch_size)
         made = self._chain.draft(wants, plan.without_drafts(self._running, self.capacity.batch_size))
@@ -163,12 +175,34 @@ class Engine:
         )
         works = self._reserve(works)
         if not works:
-            return []
+            return expired
         started = time.perf_counter()
         outcomes = forward.run(self._target, self._cache, works)
         self._chain.lengths.pass_cost.observe(sum(one.n_rows for one in works), time.perf_counter() - started)
         self._totals.n_steps += 1
-        return self._settle(outcomes)
+        return expired + self._settle(outcomes)
+
+    def _expired(self) -> list[tuple[str, Event]]:
+        """End the requests whose time is up."""
+        now, capacity = time.perf_counter(), self.capacity
+        events: list[tuple[str, Event]] = []
+        if capacity.queue_s:
+            while self._waiting and now - self._waiting[0].since_s > capacity.queue_s:
+                reason = f"no slot became free within {capacity.queue_s:g} s; --max-queue-wait sets the limit"
+                events.append(
+                    (self._waiting.popleft().request_id, Failed(Overloaded(reason, capacity.queue_s)))
+                )
+        if capacity.request_s:
+            late = [one.request_id for one in self._waiting if now - one.since_s > capacity.request_s]
+            late += [
+                slot.request.id
+                for slot in (*self._running, *self._preempted)
+                if now - slot.stats.admitted_s > capacity.request_s
+            ]
+            for request_id in late:
+                self.cancel(request_id)
+                events.append((request_id, Failed(TimedOut(capacity.request_s))))
+        return events
 
     def _next_border(self, slot: Slot) -> int | None:
         return self._cache.next_border(forward.STORE, slot.n_past, slot.n_prompt)
@@ -182,8 +216,7 @@ class Engine:
                 return
             self._begin(self._preempted.pop(0))
         while self._waiting and None in self._slots:
-            _, new_slot = self._waiting.popleft()
-            slot = new_slot(self._slots.index(None))
+            slot = self._waiting.popleft().new_slot(self._slots.index(None))
             self._slots[slot.id] = slot
             self._remembered.put(slot.id, slot.tokens, slot.request.tenant)
             slot.stats.started_s = time.perf_counter()
@@ -191,7 +224,7 @@ class Engine:
             slot.stats.n_cached = slot.n_past
 
     def _begin(self, slot: Slot) -> None:
-        slot.n_past = self._cache.begin(slot.id, slot.tokens, slot.request.tenant)
+        slot.n_past = self._cache.begin(slot.id, slot.tokens, slot.salt)
         self._chain.begin(slot)
         self._running.append(slot)
         self._running.sort(key=lambda one: one.stats.started_s)
@@ -239,17 +272,16 @@ class Engine:
                 continue
             n_past = one.start + one.n_certain + outcome.n_accepted
             self._totals.n_prompt += max(0, min(slot.n_prompt, n_past) - one.start)
+            events += self._told_of_prompt(one, outcome)
             delta, ending = keep(slot, one.draft, outcome, self.capacity.eos_ids)
             slot.n_past = min(n_past, len(slot.tokens) - 1)
             if ending is not Ending.BROKEN:
                 self._cache.commit(slot.id, forward.STORE, slot.n_past)
-            if one.n_logits:
+            if one.n_picks:
                 self._count(slot, one, delta)
                 events.append((slot.request.id, delta))
             if ending is Ending.BROKEN:
-                ended.append(
-                    (slot, Failed(StepFailed("the model's output is not a number for this request")))
-                )
+                ended.append((slot, Failed(StepFailed(_why_broken(slot)))))
             elif ending is not None:
                 synthetic = self._target.acceptance is not coupled
                 ended.append((slot, done(slot, ending, synthetic=synthetic)))
@@ -261,6 +293,18 @@ class Engine:
             events.append((slot.request.id, event))
             self._free(slot)
         return events
+
+    def _told_of_prompt(self, work: Work, verdict: Verdict) -> list[tuple[str, Event]]:
+        """Take in what a pass says of the prompt's tokens; tell the prompt, once it is complete, if that is asked."""
+        slot = work.slot
+        if slot.prompt_logprobs is not None:
+            # A slot that started over is told again of tokens it knows about.
+            slot.prompt_logprobs += verdict.prompt_logprobs[len(slot.prompt_logprobs) - work.start :]
+        if not slot.echoes or not work.n_picks:
+            return []
+        told = echo(slot)
+        slot.echoes, slot.prompt_logprobs = False, None
+        return [(slot.request.id, told)]
 
     def _count(self, slot: Slot, work: Work, delta: Delta) -> None:
         """Credit a round. Accepted drafts behind an end token or stop string are not in the text and not counted."""
@@ -319,6 +363,13 @@ class Engine:
             disabled_drafters=self._chain.disabled,
             doubtful_drafters=self._chain.doubtful,
         )
+
+
+def _why_broken(slot: Slot) -> str:
+    """What is wrong where no token could be picked."""
+    if slot.constraint is not None and slot.constraint.failure is not None:
+        return f"the grammar could not be followed any further: {slot.constraint.failure}"
+    return "the model's output is not a number for this request"
 
 
 def _state(slot_id: int, slot: Slot | None) -> SlotState:

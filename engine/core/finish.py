@@ -10,7 +10,8 @@ import time
 from collections.abc import Set
 from enum import Enum
 
-from engine.api import Delta, Done, Speculation, Timings, Usage
+from engine.api import Delta, Done, Echo, Speculation, Timings, TokenLogprob, Usage
+from engine.sample.logprobs import Logprob
 from engine.slot import Slot
 from engine.speculate.drafter import Draft
 from engine.speculate.verify import Verdict
@@ -21,6 +22,7 @@ class Ending(Enum):
 
     END_TOKEN = "end token"
     STOP_STRING = "stop string"
+    COMPLETE = "complete"  # the grammar allows nothing more
     LIMIT = "limit"
     BROKEN = "broken"  # NaN in the row
 
@@ -36,8 +38,10 @@ def keep(slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int]) -> tuple
             break
         slot.append(token_id)
         token_ids.append(token_id)
-        pieces.append("" if token_id in eos_ids else slot.text.push(token_id))
-        ending = _ending(slot, token_id, eos_ids)
+        ends = token_id in eos_ids or token_id in slot.request.stop_token_ids
+        may_stop = slot.n_decoded > slot.request.min_tokens
+        pieces.append("" if ends else slot.text.push(token_id, may_stop=may_stop))
+        ending = Ending.END_TOKEN if ends else _ending(slot)
         if ending is not None:
             break
     if token_ids:
@@ -46,18 +50,35 @@ def keep(slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int]) -> tuple
         slot.stats.last_token_s = now
     if ending is not None and pieces:
         pieces[-1] += slot.text.flush()
-    sources = tuple(draft.sources[i] if i < verdict.n_accepted else None for i in range(len(token_ids)))
-    return Delta("".join(pieces), tuple(token_ids), sources, tuple(pieces)), ending
+    n = len(token_ids)
+    sources = tuple(draft.sources[i] if i < verdict.n_accepted else None for i in range(n))
+    told = tuple(_told(slot, one) for one in verdict.logprobs[:n])
+    return Delta("".join(pieces), tuple(token_ids), sources, tuple(pieces), told), ending
 
 
-def _ending(slot: Slot, token_id: int, eos_ids: Set[int]) -> Ending | None:
-    if token_id in eos_ids:
-        return Ending.END_TOKEN
+def _ending(slot: Slot) -> Ending | None:
     if slot.text.stopped is not None:
         return Ending.STOP_STRING
+    if slot.constraint is not None and slot.constraint.complete:
+        return Ending.COMPLETE
     if len(slot.tokens) >= slot.n_limit:
         return Ending.LIMIT
     return None
+
+
+def _told(slot: Slot, one: Logprob) -> TokenLogprob:
+    """A log-probability as the client reads it."""
+    data = slot.text.token_bytes
+    top = tuple(TokenLogprob(token_id, data(token_id), value) for token_id, value in one.top)
+    return TokenLogprob(one.token_id, data(one.token_id), one.logprob, top)
+
+
+def echo(slot: Slot) -> Echo:
+    """The prompt told back, with what the model said of it; only once all of it is computed."""
+    prompt = slot.tokens[: slot.n_prompt]
+    judged = slot.prompt_logprobs
+    told = () if judged is None else (None, *(_told(slot, one) for one in judged))
+    return Echo(tuple(prompt), tuple(slot.text.pieces(prompt)), told)
 
 
 def done(slot: Slot, ending: Ending, *, synthetic: bool = False) -> Done:
@@ -66,6 +87,7 @@ def done(slot: Slot, ending: Ending, *, synthetic: bool = False) -> Done:
     return Done(
         reason="length" if ending is Ending.LIMIT else "stop",
         stop_string=slot.text.stopped if ending is Ending.STOP_STRING else None,
+        stop_token=slot.tokens[-1] if slot.tokens[-1] in slot.request.stop_token_ids else None,
         usage=Usage(slot.n_prompt, stats.n_cached, slot.n_decoded),
         timings=Timings(
             queue_s=stats.started_s - stats.admitted_s,

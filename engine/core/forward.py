@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from engine.batch import Span
 from engine.cache.cache import Cache
@@ -19,6 +21,7 @@ from engine.core.plan import Work
 from engine.errors import EngineError, StepFailed
 from engine.layers.decoder import Taps
 from engine.models.network import Network
+from engine.sample.logprobs import Logprob, logprobs
 from engine.speculate.acceptance import Acceptance, coupled
 from engine.speculate.drafter import Streams
 from engine.speculate.verify import Verdict, verify
@@ -89,14 +92,37 @@ def _pass(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Wor
     batch = cache.batch(STORE, [one.span for one in works])
     taps = Taps(target.taps) if target.taps else None
     logits = target.network.forward(batch, cache.stores[STORE], taps)  # [n_logits, vocab] float32
-    judged = [one for one in works if one.n_logits]
-    spans = [(one.slot, one.draft) for one in judged]
-    verdicts = verify(logits, spans, target.acceptance) if judged else []
-    found = {id(one): verdict for one, verdict in zip(judged, verdicts, strict=True)}
+    picked, prompts = _split(works, logits)
+    verdicts = verify(picked, [(one.slot, one.draft) for one in works if one.n_picks], target.acceptance)
+    found = iter(verdicts)
     outcomes: list[tuple[Work, Outcome]] = []
     first = 0
-    for one in works:
-        verdict = found.get(id(one), Verdict((), 0))
-        outcomes.append((one, replace(verdict, streams=Streams(taps, first)) if taps else verdict))
+    for one, prompt in zip(works, prompts, strict=True):
+        verdict = next(found) if one.n_picks else Verdict((), 0)
+        streams = Streams(taps, first) if taps else None
+        outcomes.append((one, replace(verdict, streams=streams, prompt_logprobs=prompt)))
         first += one.n_rows
     return outcomes
+
+
+def _split(works: Sequence[Work], logits: Tensor) -> tuple[Tensor, list[Sequence[Logprob]]]:
+    """(rows that need a pick, [n_picks, vocab]; what the other rows say of each work's prompt).
+
+    logits: [n_logits, vocab] float32, work by work.
+    """
+    if all(one.n_logits == one.n_picks for one in works):
+        return logits, [()] * len(works)
+    picked: list[Tensor] = []
+    prompts: list[Sequence[Logprob]] = []
+    ends = accumulate(one.n_logits for one in works)
+    for one, end in zip(works, ends, strict=True):
+        rows = logits[end - one.n_logits : end]  # [n_logits of the work, vocab]
+        picked.append(rows[one.n_logits - one.n_picks :])
+        slot, n_top = one.slot, one.slot.request.logprobs
+        if slot.prompt_logprobs is None or n_top is None:
+            prompts.append(())
+            continue
+        # The row at position p speaks of the token at p + 1.
+        successors = slot.tokens[one.start + 1 : min(one.end + 1, slot.n_prompt)]
+        prompts.append(logprobs(rows[: len(successors)], successors, n_top))
+    return torch.cat(picked), prompts

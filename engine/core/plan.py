@@ -14,6 +14,8 @@ from engine.slot import Slot
 from engine.speculate.drafter import NO_DRAFT, Draft, Want
 from engine.speculate.length import Pass
 
+_MOST_JUDGED = 128  # rows of a prompt whose logits are held at once: each is as wide as the vocabulary
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -40,7 +42,12 @@ class Work:
 
     @property
     def n_logits(self) -> int:
-        """Rows that need a pick: none while known tokens are left over."""
+        """Trailing rows whose logits are wanted: those that need a pick, and all of a prompt that is judged too."""
+        return self.n_rows if self.slot.prompt_logprobs is not None else self.n_picks
+
+    @property
+    def n_picks(self) -> int:
+        """Trailing rows that need a pick: none while known tokens are left over."""
         reaches_end = self.start + self.n_certain == self.n_total
         return 1 + len(self.draft) if reaches_end else 0
 
@@ -99,6 +106,8 @@ def work(
             continue
         border = next_border(slot)
         n_certain = min(slot.n_gap, left, slot.n_gap if border is None else border - slot.n_past)
+        if slot.prompt_logprobs is not None:
+            n_certain = min(n_certain, _MOST_JUDGED)
         if n_certain < slot.n_gap:
             aligned = (slot.n_past + n_certain) // page_size * page_size - slot.n_past
             n_certain = aligned if aligned > 0 else n_certain

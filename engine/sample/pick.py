@@ -1,4 +1,4 @@
-"""The pick of every logits row: bias, penalties, truncation, temperature, noise, argmax, in that order.
+"""The pick of every logits row: bias, penalties, grammar, truncation, temperature, noise, argmax, in that order.
 
 Target and draft networks call the same function. A row is scored as if the drafts before it had been
 accepted, so penalties count them and the noise is that of the position the pick would take.
@@ -6,17 +6,21 @@ accepted, so penalties count them and the noise is that of the position the pick
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.batch import upload
 from engine.sample.params import SamplingParams
 from kernels.choose.op import Choice, RowParams, choose
 from kernels.edit.op import Entries, Penalties, edit
+from kernels.mask.op import mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,7 @@ class Row:
     n_prompt: int
     counts: Counter[int]  # of output tokens in `tokens`; filled only if the penalties need it
     drafts: Sequence[int] = ()
+    allowed: NDArray[np.int32] | None = None  # [n_words]: bits of the tokens that a grammar allows; None: all
 
 
 def pick(
@@ -35,12 +40,16 @@ def pick(
 ) -> Choice:
     """Pick one token per row.
 
-    logits: [n_rows, vocab] float32, edited in place where a row has bias or penalties. params: those of the rows, if
-    they are at hand; where they count drafts by their positions, the rows of sequences whose `counts_drafts` is false
-    need not name them. An id of -1 marks a row with NaN.
+    logits: [n_rows, vocab] float32, edited in place where a row has bias, penalties or a grammar. params: those of the
+    rows, if they are at hand; where they count drafts by their positions, the rows of sequences whose `counts_drafts`
+    is false need not name them. An id of -1 marks a row with NaN, or one whose grammar allows nothing.
     """
     if any(row.params.edits for row in rows):
         edit(logits, _entries(rows, logits), _penalties(rows, logits.device))
+    ruled = [(i, row.allowed) for i, row in enumerate(rows) if row.allowed is not None]
+    if ruled:
+        places, words = zip(*ruled, strict=True)
+        mask(logits, torch.tensor(places, device=logits.device), upload(np.stack(words), logits.device))
     if params is None:
         params = row_params(rows, logits.device)
     return choose(logits, params, want_probability=want_probability)
@@ -98,5 +107,8 @@ def _row_entries(row: Row) -> Iterator[tuple[int, float, int, bool]]:
         n_old = max(0, params.repeat_last_n - len(row.drafts))
         old = row.tokens[max(0, len(row.tokens) - n_old) :]
         window = {*old, *row.drafts[max(0, len(row.drafts) - params.repeat_last_n) :]}
-    for token_id in {*params.bias, *counts, *window}:
-        yield token_id, params.bias.get(token_id, 0.0), counts[token_id], token_id in window
+    bias = params.bias
+    if len(row.tokens) - row.n_prompt + len(row.drafts) < params.n_min:
+        bias = {**bias, **dict.fromkeys(params.end_ids, -math.inf)}
+    for token_id in {*bias, *counts, *window}:
+        yield token_id, bias.get(token_id, 0.0), counts[token_id], token_id in window

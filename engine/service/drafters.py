@@ -16,6 +16,7 @@ from engine.speculate.draft_block import DraftBlock
 from engine.speculate.draft_hidden import DraftHidden
 from engine.speculate.draft_model import STORE, DraftModel
 from engine.speculate.drafter import Drafter
+from engine.speculate.forced import Forced
 from engine.speculate.garbage import Garbage
 from engine.speculate.ngram_cache import NgramCache
 from engine.speculate.ngram_map import NgramMapK, NgramMapK4V
@@ -83,6 +84,7 @@ def _block(name: str, parts: Parts) -> Drafter:
 
 # In the order in which `--spec-order fixed` asks them.
 _BUILDERS: Mapping[str, Callable[[Parts], Drafter]] = {
+    Forced.name: lambda parts: Forced(),
     Prediction.name: lambda parts: Prediction(parts.n_slots),
     NgramSimple.name: lambda parts: NgramSimple(*parts.ngram("spec_ngram_simple_"), parts.n_slots),
     NgramMapK.name: lambda parts: NgramMapK(*parts.ngram("spec_ngram_map_k_"), parts.n_slots),
@@ -172,8 +174,8 @@ def _names(settings: Settings, network: str | None) -> tuple[str, ...]:
         return ()
     if ALL_DRAFTERS in asked:
         asked += _worth_their_time(settings, network)
-    # A prediction costs nothing until a request brings one, so every server that drafts knows it.
-    return tuple(name for name in KNOWN if name in (Prediction.name, *asked))
+    # Predictions and grammars cost nothing until a request brings one, so every server that drafts knows them.
+    return tuple(name for name in KNOWN if name in (Forced.name, Prediction.name, *asked))
 
 
 def _worth_their_time(settings: Settings, network: str | None) -> list[str]:

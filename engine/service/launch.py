@@ -35,6 +35,7 @@ from engine.speculate.chain import Chain
 from engine.speculate.length import Lengths
 from engine.speculate.resolve import NO_DRAFTER
 from engine.text.chat import load_chat_template
+from engine.text.grammar import Grammars
 from engine.text.tokenizer import Tokenizer, by_id, same_vocabulary
 from kernels import select
 
@@ -66,6 +67,8 @@ def launch(settings: Settings) -> ThreadEngine:
         n_ctx=n_ctx,
         batch_size=batch_size(settings, target.device),
         eos_ids=tokenizer.eos_ids,
+        queue_s=settings.max_queue_wait,
+        request_s=settings.request_timeout,
     )
     followers = [name for name in networks if name in types]
     cache = make_cache(settings, networks, n_ctx, followers)
@@ -75,7 +78,8 @@ def launch(settings: Settings) -> ThreadEngine:
     acceptance = SyntheticAcceptance(rates, tokenizer.eos_ids) if rates else coupled
     engine = Engine(target, cache, chain, capacity, acceptance)
     engine.warm_up()
-    text = Text(tokenizer, load_chat_template(target_from.path, tokenizer))
+    template = load_chat_template(target_from.path, tokenizer)
+    text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size))
     info = _info(settings, target_from, text, engine, types)
     slot_files = None
     if slot_folder is not None:
@@ -212,6 +216,7 @@ def _info(
         fingerprint=_fingerprint(source.path, settings, types),
         created=int(time.time()),
         sampling_defaults=defaults,
+        added_tokens=tokenizer.added_tokens,
     )
 
 

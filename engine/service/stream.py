@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from engine.api import Delta, Done, Event, Failed
 
@@ -14,8 +14,9 @@ _MOST_WAITING = 256  # deltas a slow reader may leave; more are joined, so memor
 class Stream:
     """Implements `engine.api.EventStream`. Used on the event loop alone."""
 
-    def __init__(self, n_prompt: int, cancel: Callable[[], None]) -> None:
-        self.n_prompt = n_prompt
+    def __init__(self, prompt_ids: Sequence[int], prompt_tail: str, cancel: Callable[[], None]) -> None:
+        self.prompt_ids = prompt_ids
+        self.prompt_tail = prompt_tail
         self._cancel = cancel
         self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
@@ -56,4 +57,5 @@ def _join(first: Delta, second: Delta) -> Delta:
         first.token_ids + second.token_ids,
         first.sources + second.sources,
         first.pieces + second.pieces,
+        first.logprobs + second.logprobs,
     )

@@ -13,26 +13,41 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from engine.api import Chat, Delta, EngineStats, Event, Failed, ModelInfo, Request, SlotFile, Status
+from engine.api import (
+    Chat,
+    Delta,
+    Echo,
+    EngineStats,
+    Event,
+    Failed,
+    Infill,
+    ModelInfo,
+    Prompt,
+    Request,
+    SlotFile,
+    Status,
+)
 from engine.core.engine import Engine
 from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded, Unsupported
-from engine.sample.params import resolve_sampling
+from engine.sample.params import check_request, resolve_sampling
 from engine.service.slot_files import SlotFiles
 from engine.service.stream import Stream
 from engine.settings import Settings
 from engine.slot import Slot, SlotStats
 from engine.speculate.resolve import PREDICTION, resolve_speculate
 from engine.text.chat import ChatTemplate
+from engine.text.grammar import Constraint, Grammars
 from engine.text.stream import TextStream
 from engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
+_N_TAIL = 64  # tokens of a prompt that say how it ends
 _WATCH_S = 1.0  # between looks whether the engine's thread still lives, of one who waits for it
 
 T = TypeVar("T")
@@ -44,6 +59,17 @@ class Text:
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    grammars: Grammars
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a request's texts are to the engine."""
+
+    token_ids: list[int]
+    tail: str  # the prompt's end as text
+    prediction: tuple[int, ...]
+    constraint: Constraint | None
 
 
 class ThreadEngine:
@@ -93,21 +119,26 @@ class ThreadEngine:
         self._check_open()
         n_open = len(self._streams) + self._n_preparing
         if n_open >= self._info.n_slots + self._settings.max_queue:
-            raise Overloaded(n_open - self._info.n_slots, _RETRY_AFTER_S)
+            raise Overloaded(
+                f"{n_open - self._info.n_slots} requests are waiting already; --max-queue sets the limit",
+                _RETRY_AFTER_S,
+            )
         self._loop = asyncio.get_running_loop()
         self._n_preparing += 1
         try:
             admitted_s = time.perf_counter()
-            token_ids = await self._in_worker(lambda: self._prompt_ids(request))
-            prediction = await self._in_worker(lambda: self._prediction_ids(request))
-            new_slot = self._new_slot(request, token_ids, prediction, admitted_s)
+            prepared = await self._in_worker(lambda: self._prepare(request))
+            new_slot = self._new_slot(request, prepared, admitted_s)
         finally:
             self._n_preparing -= 1
         self._check_open()
-        stream = Stream(len(token_ids), lambda: self._cancel(request.id))
+        stream = Stream(prepared.token_ids, prepared.tail, lambda: self._cancel(request.id))
         self._streams[request.id] = stream
         self._inbox.put(lambda: self._engine.add(request.id, new_slot))
         return stream
+
+    async def prompt_ids(self, prompt: Prompt) -> list[int]:
+        return await self._in_worker(lambda: self._prompt_ids(prompt))
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         return await self._in_worker(
@@ -230,7 +261,7 @@ class ThreadEngine:
             if stream is None:
                 continue
             stream.push(event)
-            if not isinstance(event, Delta):
+            if not isinstance(event, Delta | Echo):
                 del self._streams[request_id]
         self._note_idle()
 
@@ -245,10 +276,20 @@ class ThreadEngine:
             raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
         return self._text.template
 
-    def _prompt_ids(self, request: Request) -> list[int]:
-        prompt, tokenizer = request.prompt, self._text.tokenizer
+    def _prepare(self, request: Request) -> _Prepared:
+        token_ids = self._prompt_ids(request.prompt)
+        tail = self._text.tokenizer.decode(token_ids[-_N_TAIL:], skip_special=False)
+        constraint = None
+        if request.grammar is not None:
+            constraint = self._text.grammars.constraint(request.grammar, tail)
+        return _Prepared(token_ids, tail, self._prediction_ids(request), constraint)
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        tokenizer = self._text.tokenizer
         if isinstance(prompt, Chat):
             token_ids = self._template().encode(prompt)
+        elif isinstance(prompt, Infill):
+            token_ids = tokenizer.infill(prompt.prefix, prompt.suffix)
         elif isinstance(prompt, str):
             token_ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
         else:
@@ -276,25 +317,27 @@ class ThreadEngine:
             )
         return tuple(token_ids)
 
-    def _new_slot(
-        self, request: Request, token_ids: list[int], prediction: tuple[int, ...], admitted_s: float
-    ) -> Callable[[int], Slot]:
+    def _new_slot(self, request: Request, prepared: _Prepared, admitted_s: float) -> Callable[[int], Slot]:
         """Resolve the request's parameters now, so that a bad one is refused before it waits."""
-        tokenizer, n_ctx = self._text.tokenizer, self._info.n_ctx
-        if request.max_tokens is not None and request.max_tokens < 1:
-            raise InvalidRequest("max_tokens", f"{request.max_tokens} is less than 1")
+        check_request(request, self._info)
+        tokenizer, token_ids, n_ctx = self._text.tokenizer, prepared.token_ids, self._info.n_ctx
         defaults: Mapping[str, float | int] = self._info.sampling_defaults
         sampling = resolve_sampling(
             request.sampling, defaults, sorted(tokenizer.eos_ids), self._info.vocab_size
         )
+        end_ids = tokenizer.eos_ids | frozenset(request.stop_token_ids)
+        if request.min_tokens:
+            sampling = replace(sampling, n_min=request.min_tokens, end_ids=tuple(sorted(end_ids)))
         speculate = resolve_speculate(
-            self._settings, self._info.drafters, request.speculate, predicts=bool(prediction)
+            self._settings,
+            self._info.drafters,
+            request.speculate,
+            predicts=bool(prepared.prediction),
+            constrained=prepared.constraint is not None,
         )
         n_limit = n_ctx if request.max_tokens is None else min(n_ctx, len(token_ids) + request.max_tokens)
 
         def new_slot(slot_id: int) -> Slot:
-            text = TextStream(tokenizer, token_ids, request.stop)
-            stats = SlotStats(admitted_s=admitted_s, histogram=[0] * (speculate.n_max + 1))
             return Slot(
                 slot_id,
                 request,
@@ -303,9 +346,12 @@ class ThreadEngine:
                 n_limit,
                 sampling,
                 speculate,
-                text,
-                stats=stats,
-                prediction=prediction,
+                TextStream(tokenizer, token_ids, request.stop, skip_special=request.skip_special),
+                stats=SlotStats(admitted_s=admitted_s, histogram=[0] * (speculate.n_max + 1)),
+                prediction=prepared.prediction,
+                constraint=prepared.constraint,
+                prompt_logprobs=[] if request.echo and request.logprobs is not None else None,
+                echoes=request.echo,
             )
 
         return new_slot

@@ -195,6 +195,9 @@ class Chain:
 
     def _offer(self, name: str, want: Want, guess: Guess) -> Offer:
         token_ids = tuple(guess.token_ids[: want.n_max])
+        constraint = want.slot.constraint
+        if constraint is not None:
+            token_ids = token_ids[: constraint.n_legal(want.after, token_ids)]
         if not token_ids:
             return NO_OFFER
         grade = grades(guess.survival, len(token_ids))

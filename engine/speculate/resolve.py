@@ -11,6 +11,7 @@ from engine.slot import SpeculateParams
 
 NO_DRAFTER = "none"
 PREDICTION = "prediction"
+FORCED = "forced"
 ALL_DRAFTERS = "auto"
 ALIASES = {"draft-simple": "draft-model"}
 
@@ -19,19 +20,26 @@ _SIZED = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")  # whose sizes a reque
 
 
 def resolve_speculate(
-    settings: Settings, loaded: Sequence[str], asked: Speculate, *, predicts: bool = False
+    settings: Settings,
+    loaded: Sequence[str],
+    asked: Speculate,
+    *,
+    predicts: bool = False,
+    constrained: bool = False,
 ) -> SpeculateParams:
     """The request's speculation. `n_max` above the server's is lowered; everything else is honoured or refused.
 
-    predicts: the request brings a predicted text, which is used beside whatever types it names.
+    predicts, constrained: the request brings a predicted text, a grammar; they are drafted from beside whatever types
+    it names.
 
     Raises `InvalidRequest` for values out of range and `Unsupported` for drafters that are not loaded.
     """
     types = tuple(loaded) if asked.types is None else _types(asked.types, loaded)
     if predicts and PREDICTION not in loaded:
         raise Unsupported(PREDICTION, "this server drafts nothing (--spec-type none)")
-    if predicts and types:
-        types = tuple(name for name in loaded if name in (PREDICTION, *types))
+    brought = (*([PREDICTION] if predicts else []), *([FORCED] if constrained else []))
+    if brought and types:
+        types = tuple(name for name in loaded if name in (*brought, *types))
     n_max = settings.draft_max if asked.n_max is None else asked.n_max
     n_min = settings.draft_min if asked.n_min is None else asked.n_min
     p_min = settings.draft_p_min if asked.p_min is None else asked.p_min

@@ -51,7 +51,7 @@ class Unrolled:
     A slot stops, without stopping others, at its `n_max`, or where the probability of its guess is below `p_min`: that
     guess is not made. As a rule the second is found out at the end, and what was computed behind it is thrown away.
     Values are looked at on the way only where that costs nothing and may save a pass, on the CPU, and where a slot's
-    penalties count the guesses before.
+    penalties or grammar depend on the guesses before.
     """
 
     def __init__(self, wants: Sequence[Want]) -> None:
@@ -91,7 +91,7 @@ class Unrolled:
     def _looks(self, able: Sequence[int], device: torch.device) -> bool:
         slots = [self._wants[i].slot for i in able]
         free = device.type == "cpu" and any(slot.speculate.p_min > 0 for slot in slots)
-        return free or any(slot.sampling.counts_drafts for slot in slots)
+        return free or any(slot.reads_drafts for slot in slots)
 
     def _going(self, active: Sequence[int], n_made: int, token_ids: Tensor) -> Going:
         """Who goes on after a pick. token_ids: [n_active] int64."""

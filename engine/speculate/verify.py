@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import Tensor
 
-from engine.sample.pick import Row, pick
+from engine.sample.logprobs import Logprob, logprobs
+from engine.sample.pick import pick
 from engine.slot import Slot
 from engine.speculate.acceptance import Acceptance, coupled
 from engine.speculate.drafter import Draft, Streams
@@ -24,6 +26,8 @@ class Verdict:
     token_ids: Sequence[int]  # accepted drafts, then the target's own token; -1 marks a row with NaN
     n_accepted: int
     streams: Streams | None = None  # what drafters read of the target's pass
+    logprobs: Sequence[Logprob] = ()  # of those tokens, if the request asks
+    prompt_logprobs: Sequence[Logprob] = ()  # of the prompt's tokens behind the span's rows, if it asks
 
 
 def verify(
@@ -33,15 +37,26 @@ def verify(
 
     logits: [sum of 1 + n_drafts, vocab] float32, in the order of `drafts`. Waits for the device.
     """
-    rows: list[Row] = []
-    for slot, draft in drafts:
-        rows.extend(slot.row(draft.token_ids[:j]) for j in range(len(draft) + 1))
+    if not drafts:
+        return []
+    rows = [row for slot, draft in drafts for row in slot.rows(draft.token_ids)]
+    lengths = [len(draft) + 1 for _, draft in drafts]
+    starts = list(accumulate(lengths, initial=0))
+    # Logits are edited in place, and log-probabilities are told of what they were before.
+    raw = {
+        start: logits[start : start + n].clone()  # [1 + n_drafts, vocab]
+        for (slot, _), start, n in zip(drafts, starts, lengths, strict=False)
+        if slot.request.logprobs is not None
+    }
     picks: list[int] = pick(logits, rows).token_ids.tolist()
     verdicts = []
-    start = 0
-    for slot, draft in drafts:
-        own = picks[start : start + len(draft) + 1]
+    for (slot, draft), start, n in zip(drafts, starts, lengths, strict=False):
+        own = picks[start : start + n]
         n_accepted = acceptance(slot, draft.token_ids, own)
-        verdicts.append(Verdict([*draft.token_ids[:n_accepted], own[n_accepted]], n_accepted))
-        start += len(own)
+        kept = [*draft.token_ids[:n_accepted], own[n_accepted]]
+        told: Sequence[Logprob] = ()
+        if slot.request.logprobs is not None:
+            picked = kept if kept[-1] >= 0 else kept[:-1]
+            told = logprobs(raw[start][: len(picked)], picked, slot.request.logprobs)
+        verdicts.append(Verdict(kept, n_accepted, logprobs=told))
     return verdicts

@@ -7,15 +7,35 @@ the whole object, and requests are tokenised on several threads at once.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from engine.errors import InvalidRequest, LoadError
+from engine.errors import InvalidRequest, LoadError, Unsupported
 from engine.text.json_file import read_object
 
-# A draft may lack or add this many ids at the end: added tokens differ between the sizes of a family.
+# Tokens around prefix and suffix when the text between them is asked for: Qwen, StarCoder, DeepSeek, CodeLlama.
+INFILL = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # how sentencepiece vocabularies write a byte
+
+
+def _byte_alphabet() -> dict[str, bytes]:
+    """Byte-level vocabularies write each byte as a character: itself if printable, else one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): bytes([byte]) for byte in printable} | {
+        chr(256 + i): bytes([byte]) for i, byte in enumerate(others)
+    }
+
+
+_BYTE_OF = _byte_alphabet()
 
 
 def stop_ids(*files: Path) -> frozenset[int]:
@@ -43,6 +63,8 @@ class Tokenizer:
         self.special_tokens = read_special_tokens(folder)  # name, as in "eos_token" -> text
         added = self.backend.get_added_tokens_decoder()
         self.control_ids: Mapping[str, int] = {one.content: i for i, one in added.items() if one.special}
+        self.added_tokens: Mapping[str, bool] = {one.content: one.special for one in added.values()}
+        self._is_byte_level = "ByteLevel" in str(self.backend.decoder)
         ids = self.backend.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1  # ids the tokenizer can produce are below it
         if self.vocab_size == 0:
@@ -91,6 +113,29 @@ class Tokenizer:
     def token(self, token_id: int) -> str | None:
         """How the vocabulary writes one token, or None if there is no such id."""
         return self.backend.id_to_token(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token writes: not always whole characters. Control tokens write their names."""
+        token = self.token(token_id)
+        if token is None:
+            return b""
+        if token in self.added_tokens:
+            return token.encode()
+        if self._is_byte_level:
+            return b"".join(_BYTE_OF.get(char) or char.encode() for char in token)
+        if _BYTE.fullmatch(token):
+            return bytes([int(token[3:5], 16)])
+        return token.replace("\u2581", " ").encode()
+
+    def infill(self, prefix: str, suffix: str) -> list[int]:
+        """A prompt that asks for the text between two others. Raises `Unsupported` if the vocabulary cannot say so."""
+        for names in INFILL:
+            marks = [i for name in names if (i := self.backend.token_to_id(name)) is not None]
+            if len(marks) == len(names):
+                before, middle, after = marks
+                texts = [self.encode(one, add_special=False, parse_special=False) for one in (prefix, suffix)]
+                return [*self.encode(""), before, *texts[0], middle, *texts[1], after]
+        raise Unsupported("suffix", "this model's tokenizer has no tokens to fill in the middle")
 
     def special_id(self, name: str) -> int | None:
         """The id of a named special token, as in "bos_token", or None."""

@@ -8,14 +8,14 @@ happens, a request's tokens must be those of plain decoding alone in one slot.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from engine.api import Delta, Done, EngineStats, Event, Failed, Request, Sampling, Speculate
+from engine.api import Delta, Done, Echo, EngineStats, Event, Failed, Request, Sampling, Speculate, TokenLogprob
 from engine.cache.cache import Cache
 from engine.cache.snapshots import Snapshots
 from engine.cache.store import Sizes, Store
@@ -33,6 +33,7 @@ from engine.speculate.draft_block import DraftBlock
 from engine.speculate.draft_hidden import DraftHidden
 from engine.speculate.draft_model import DraftModel
 from engine.speculate.drafter import Drafter
+from engine.speculate.forced import Forced
 from engine.speculate.garbage import Garbage
 from engine.speculate.length import Lengths
 from engine.speculate.ngram_cache import NgramCache
@@ -44,6 +45,7 @@ from engine.speculate.resolve import resolve_speculate
 from engine.speculate.scripted import Scripted
 from engine.speculate.shared_history import SharedHistory
 from engine.speculate.suffix import Suffix
+from engine.text.grammar import Grammars
 from engine.text.stream import TextStream
 from engine.text.tokenizer import Tokenizer
 from kernels import select
@@ -82,6 +84,7 @@ class Case:
     speculate: Speculate = EIGHT
     max_tokens: int = 48
     n_edits: int | None = None  # tokens changed in the prediction the request brings; None: it brings none
+    asks: Request = Request(id="", prompt="")  # what else it wants: a grammar, log-probabilities, …
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,8 @@ class Played:
     """What came out of a run."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)  # per case, of the attempt that finished
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)  # of the same, where they are asked for
+    echoes: dict[int, Echo] = field(default_factory=dict)
     partial: list[tuple[int, list[int]]] = field(default_factory=list)  # of cancelled attempts
     done: dict[int, Done] = field(default_factory=dict)
     failed: dict[int, Failed] = field(default_factory=dict)
@@ -126,6 +131,7 @@ class Lab:
         self.tokenizer = Tokenizer(folders.target)
         self.n_ctx = n_ctx
         self.target = load_network(folders.target, dtype, where, n_ctx, self.tokenizer.vocab_size)
+        self.grammars = Grammars(self.tokenizer, self.target.vocab_size)
         self.draft = load_network(folders.draft, dtype, where, n_ctx + 64, self.tokenizer.vocab_size)
         self._heads: dict[str, Any] = {}
 
@@ -167,6 +173,7 @@ class Lab:
     ) -> Drafter:
         n_slots, vocab_size = bench.n_slots, self.target.vocab_size
         drafters: dict[str, Callable[[], Drafter]] = {
+            "forced": Forced,
             "prediction": lambda: Prediction(n_slots),
             "ngram-simple": lambda: NgramSimple(3, 16, 1, n_slots),
             "ngram-map-k": lambda: NgramMapK(3, 16, 1, n_slots),
@@ -189,13 +196,16 @@ class Lab:
     ) -> Slot:
         """The slot state the service would make for this case."""
         sampling = resolve_sampling(case.sampling, {}, sorted(self.tokenizer.eos_ids), self.target.vocab_size)
-        request = Request(id=request_id, prompt=case.prompt, sampling=case.sampling)
+        request = replace(case.asks, id=request_id, prompt=case.prompt, sampling=case.sampling)
+        end_ids = tuple(sorted({*self.tokenizer.eos_ids, *request.stop_token_ids}))
+        sampling = replace(sampling, n_min=request.min_tokens, end_ids=end_ids)
         n_limit = min(self.n_ctx, len(case.prompt) + case.max_tokens)
         speculate = resolve_speculate(
             Settings(draft_max=bench.draft_max),
             bench.types,
             case.speculate,
             predicts=bool(prediction) and bool(bench.types),
+            constrained=request.grammar is not None,
         )
         return Slot(
             slot_id,
@@ -205,9 +215,12 @@ class Lab:
             n_limit,
             sampling,
             speculate,
-            TextStream(self.tokenizer, case.prompt),
+            TextStream(self.tokenizer, case.prompt, request.stop),
             stats=SlotStats(histogram=[0] * (speculate.n_max + 1)),
             prediction=tuple(prediction),
+            constraint=request.grammar and self.grammars.constraint(request.grammar, ""),
+            prompt_logprobs=[] if request.echo and request.logprobs is not None else None,
+            echoes=request.echo,
         )
 
 
@@ -254,6 +267,7 @@ class _Run:
         self.engine = lab.engine(bench, lambda slot: known[_case(slot.request.id)][slot.n_decoded :])
         self.played = Played()
         self.current: dict[str, list[int]] = {}
+        self.told: dict[str, list[TokenLogprob]] = {}
 
     def play(self, trouble: Trouble) -> Played:
         random, engine = self.random, self.engine
@@ -274,7 +288,7 @@ class _Run:
 
     def send(self, index: int, attempt: int) -> None:
         request_id, case, prediction = f"{index}#{attempt}", self.cases[index], self.predicted(index)
-        self.current[request_id] = []
+        self.current[request_id], self.told[request_id] = [], []
         self.engine.add(
             request_id, lambda slot_id: self.lab.slot(slot_id, request_id, case, self.bench, prediction)
         )
@@ -291,8 +305,13 @@ class _Run:
         index, played = _case(request_id), self.played
         if isinstance(event, Delta):
             self.current[request_id].extend(event.token_ids)
+            self.told[request_id].extend(event.logprobs)
+        elif isinstance(event, Echo):
+            assert index not in played.echoes or event == played.echoes[index]
+            played.echoes[index] = event
         elif isinstance(event, Done):
             played.tokens[index] = self.current.pop(request_id)
+            played.logprobs[index] = self.told.pop(request_id)
             played.done[index] = event
             played.n_cached += event.usage.n_cached
         else:
@@ -320,7 +339,7 @@ class _Run:
         tokens = self.current[request_id]
         n_kept = int(self.random.integers(0, len(tokens) + 1))
         self.played.n_cut += len(tokens) - n_kept
-        del tokens[n_kept:]
+        del tokens[n_kept:], self.told[request_id][n_kept:]
         self.engine.rollback(request_id, len(self.cases[_case(request_id)].prompt) + n_kept)
 
 
@@ -328,11 +347,15 @@ def _case(request_id: str) -> int:
     return int(request_id.split("#")[0])
 
 
-def differences(played: Played, expected: Mapping[int, Sequence[int]]) -> tuple[int, int]:
-    """(tokens compared, requests that differ anywhere)."""
+def differences(played: Played, expected: Played) -> tuple[int, int]:
+    """(tokens compared, requests that differ anywhere: in tokens, in bits of a log-probability, in the echo)."""
     n_tokens = sum(len(tokens) for tokens in played.tokens.values())
-    n_wrong = sum(list(tokens) != list(expected[i]) for i, tokens in played.tokens.items())
+    n_wrong = sum(
+        (tokens, played.logprobs[i], played.echoes.get(i))
+        != (expected.tokens[i], expected.logprobs[i], expected.echoes.get(i))
+        for i, tokens in played.tokens.items()
+    )
     for i, tokens in played.partial:
         n_tokens += len(tokens)
-        n_wrong += list(tokens) != list(expected[i][: len(tokens)])
+        n_wrong += tokens != expected.tokens[i][: len(tokens)]
     return n_tokens, n_wrong

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.api import Chat, Sampling, Speculate
+from engine.api import Chat, Grammar, Request, Sampling, Speculate
 from engine.text.chat import load_chat_template
-from tests.oracle.lab import DEMO, LOADERS, ROOT, Bench, Case, Folders, Lab, Trouble, differences, play
+from tests.oracle.lab import DEMO, LOADERS, ROOT, Bench, Case, Folders, Lab, Played, Trouble, differences, play
 
 SAMPLINGS: Mapping[str, Sampling] = {
     "greedy": Sampling(temperature=0.0, top_p=1.0, top_k=0),
@@ -38,11 +38,32 @@ SAMPLINGS: Mapping[str, Sampling] = {
         frequency_penalty=0.4,
         logit_bias=((20, 1.5), (30, -2.0)),
     ),
+    "ruled": Sampling(temperature=0.9, top_p=0.98, frequency_penalty=0.2),
 }
+_PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "kind": {"enum": ["animal", "vegetable", "mineral"]},
+        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 5},
+        "parent": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+    },
+    "required": ["name", "kind", "sizes", "parent"],
+    "additionalProperties": False,
+}
+_ASKS = Request(id="", prompt="")
+# What the cases of "ruled" ask for: grammars, log-probabilities, the prompt's too, other ways to end.
+RULED = (
+    replace(_ASKS, grammar=Grammar("json_schema", json.dumps(_PERSON)), logprobs=2),
+    replace(_ASKS, grammar=Grammar("regex", "(def|class) [a-z]{3,12}\\(self(, [a-z]{2,6}){0,3}\\):"), min_tokens=9),
+    replace(_ASKS, echo=True, logprobs=1, min_tokens=20, stop_token_ids=(300, 301)),
+    replace(_ASKS, grammar=Grammar("lark", 'start: ("yes" | "no, because " /[a-z ]{10,60}/) "."'), echo=True),
+    replace(_ASKS, grammar=Grammar("json_schema", '{"type": "object"}'), logprobs=0),
+)
 TROUBLE = Trouble(cancel_share=0.4, cut_share=0.03, save_share=0.05)
 TEXT_DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
-AUTO = ("prediction", "suffix", "draft-model")
-ALL = ("prediction", *TEXT_DRAFTERS, "draft-model", *LOADERS, "garbage", "scripted")
+AUTO = ("forced", "prediction", "suffix", "draft-model")
+ALL = ("forced", "prediction", *TEXT_DRAFTERS, "draft-model", *LOADERS, "garbage", "scripted")
 HYBRID = Folders(
     ROOT / "demo" / "hybrid", ROOT / "demo" / "hybrid-draft", {"draft-mtp": ROOT / "demo" / "hybrid"}
 )
@@ -101,7 +122,8 @@ def demo_cases(lab: Lab, name: str, n_cases: int, seed: int = 0) -> list[Case]:
         base = SAMPLINGS[name]
         sampling = replace(base, seed=1000 * seed + i, ignore_eos=i % 3 > 0)
         speculate = OVERRIDES[(seed + i) % len(OVERRIDES)]
-        cases.append(Case(prompt, sampling, speculate, 40 + 8 * (i % 3), (None, 0, 4)[i % 3]))
+        asks = RULED[i % len(RULED)] if name == "ruled" else _ASKS
+        cases.append(Case(prompt, sampling, speculate, 40 + 8 * (i % 3), (None, 0, 4)[i % 3], asks))
     return cases
 
 
@@ -146,19 +168,19 @@ class Tally:
 def compare(lab: Lab, name: str, n_cases: int, seed: int) -> Iterator[tuple[Bench, Tally]]:
     """Every chain on every bench."""
     cases = demo_cases(lab, name, n_cases, seed)
-    expected = play(lab, Bench(), cases, seed=seed).tokens
+    expected = play(lab, Bench(), cases, seed=seed)
     for i, bench in enumerate(bench for chain in chains(lab.folders) for bench in benches(chain)):
         yield bench, disturbed(lab, bench, cases, expected, 100 * seed + i)
 
 
 def disturbed(
-    lab: Lab, bench: Bench, cases: Sequence[Case], expected: Mapping[int, Sequence[int]], seed: int
+    lab: Lab, bench: Bench, cases: Sequence[Case], expected: Played, seed: int
 ) -> Tally:
     """One engine under random arrivals, cancels, cuts and overrides against the expected tokens."""
     asked = narrowed(cases, bench.types, seed)
-    played = play(lab, bench, asked, seed=seed + 1, trouble=TROUBLE, known=expected)
+    played = play(lab, bench, asked, seed=seed + 1, trouble=TROUBLE, known=expected.tokens)
     assert not played.failed
-    assert set(played.tokens) == set(expected)
+    assert set(played.tokens) == set(expected.tokens)
     assert played.stats is not None
     assert played.stats.n_pages_held == 0
     assert not played.stats.disabled_drafters

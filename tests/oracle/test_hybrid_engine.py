@@ -42,7 +42,7 @@ def cases_of(lab: Lab, name: str, n_cases: int = 6) -> list[Case]:
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_text_is_that_of_plain_decoding(lab: Lab, name: str) -> None:
     cases = cases_of(lab, name)
-    expected = play(lab, Bench(snapshot_bytes=0), cases).tokens
+    expected = play(lab, Bench(snapshot_bytes=0), cases)
     for i, chain in enumerate(CHAINS):
         for bench in list(benches(chain))[i % 2 :: 2]:
             found = disturbed(lab, bench, cases, expected, seed=i)
@@ -53,12 +53,12 @@ def test_text_is_that_of_plain_decoding(lab: Lab, name: str) -> None:
 def test_prefixes_are_resumed_and_slots_preempted(lab: Lab) -> None:
     """The disturbances are real; with less room for snapshots and parked rows than would be wanted."""
     cases = cases_of(lab, "warm", 12)
-    expected = play(lab, Bench(snapshot_bytes=0), cases).tokens
+    expected = play(lab, Bench(snapshot_bytes=0), cases)
     for room in (0, 200_000, 2**26):
         bench = Bench(("scripted",), n_slots=4, n_pages=30, n_parked=5, snapshot_bytes=room, adaptive=False)
         asked = narrowed(cases, bench.types, 0)
-        played = play(lab, bench, asked, known=expected, trouble=Trouble(0.5, 0.05))
-        assert played.tokens == expected
+        played = play(lab, bench, asked, known=expected.tokens, trouble=Trouble(0.5, 0.05))
+        assert played.tokens == expected.tokens
         assert played.stats is not None
         assert played.stats.n_preempted > 0
         assert (played.n_cached > 0) == (room > 0)
@@ -67,12 +67,12 @@ def test_prefixes_are_resumed_and_slots_preempted(lab: Lab) -> None:
 def test_long_drafts_beside_prompts_in_chunks(lab: Lab) -> None:
     long = Speculate(n_max=64)
     cases = [replace(one, speculate=long, max_tokens=150) for one in cases_of(lab, "greedy", 6)]
-    expected = play(lab, Bench(), cases).tokens
+    expected = play(lab, Bench(), cases)
     bench = Bench(
         ("scripted",), n_slots=4, n_parked=256, draft_max=64, batch_size=96, adaptive=False, n_pages=400
     )
-    played = play(lab, bench, cases, known=expected)
-    assert played.tokens == expected
+    played = play(lab, bench, cases, known=expected.tokens)
+    assert played.tokens == expected.tokens
     assert max(len(one.speculation.histogram) for one in played.done.values()) == 65
     assert any(sum(one.speculation.histogram[17:]) for one in played.done.values())
 
@@ -99,12 +99,12 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_pass_that_breaks_off_leaves_no_trace(lab: Lab, breaking: list[int]) -> None:
     cases = cases_of(lab, "warm")
     counts, breaking[0] = breaking[0], -(10**9)
-    expected = play(lab, Bench(), cases).tokens
+    expected = play(lab, Bench(), cases)
     breaking[0] = counts
     bench = Bench(("scripted",), n_slots=3, adaptive=False)
-    played = play(lab, bench, narrowed(cases, bench.types, 0), known=expected)
+    played = play(lab, bench, narrowed(cases, bench.types, 0), known=expected.tokens)
     assert breaking[1] > 5
-    assert played.tokens == expected
+    assert played.tokens == expected.tokens
 
 
 def _plant_commit_one_more(patch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_planted_fault_is_seen(
     lab: Lab, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = [replace(one, speculate=Speculate(n_max=8)) for one in cases_of(lab, "warm", 8)]
-    expected = play(lab, Bench(snapshot_bytes=0), cases).tokens
+    expected = play(lab, Bench(snapshot_bytes=0), cases)
     bench = Bench(("scripted",), n_slots=2, adaptive=False, snapshot_bytes=0)
     assert disturbed(lab, bench, cases, expected, seed=0).n_wrong == 0
     plant(monkeypatch)

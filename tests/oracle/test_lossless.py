@@ -43,7 +43,7 @@ def lab(request: pytest.FixtureRequest) -> Lab:
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_text_is_that_of_plain_decoding(lab: Lab, name: str) -> None:
     cases = demo_cases(lab, name, 6)
-    expected = play(lab, Bench(), cases).tokens
+    expected = play(lab, Bench(), cases)
     for i, chain in enumerate(chains(lab.folders)):
         bench = list(benches(chain))[i % 4]  # pairwise; `make lossless` runs them all
         found = disturbed(lab, bench, cases, expected, seed=i)
@@ -55,7 +55,7 @@ def test_text_is_that_of_plain_decoding(lab: Lab, name: str) -> None:
 def test_text_is_that_of_plain_decoding_with_other_caches(kind: str, tmp_path: Path) -> None:
     lab = Lab(folders_of(kind, tmp_path), torch.bfloat16)
     cases = demo_cases(lab, "all", 4)
-    expected = play(lab, Bench(snapshot_bytes=0), cases).tokens
+    expected = play(lab, Bench(snapshot_bytes=0), cases)
     for i, chain in enumerate(one for one in chains(lab.folders) if not one or one[0] not in TEXT_DRAFTERS):
         bench = list(benches(chain))[i % 4]
         assert disturbed(lab, bench, cases, expected, seed=i).n_wrong == 0, bench
@@ -64,9 +64,9 @@ def test_text_is_that_of_plain_decoding_with_other_caches(kind: str, tmp_path: P
 def test_preemption_cuts_and_prefix_hits_happen(lab: Lab) -> None:
     """The suite's disturbances are real: otherwise it would prove less than it says."""
     cases = demo_cases(lab, "warm", 10)
-    expected = play(lab, Bench(), cases).tokens
+    expected = play(lab, Bench(), cases)
     bench = Bench(ALL, n_slots=4, n_pages=26)
-    played = play(lab, bench, cases, known=expected, trouble=Trouble(0.5, 0.05, 0.3))
+    played = play(lab, bench, cases, known=expected.tokens, trouble=Trouble(0.5, 0.05, 0.3))
     assert played.stats is not None
     assert played.stats.n_preempted > 0
     assert played.n_cached > 0
@@ -79,8 +79,8 @@ def test_preemption_cuts_and_prefix_hits_happen(lab: Lab) -> None:
 @pytest.mark.parametrize("name", [name for name in ALL if name != "garbage"])
 def test_every_drafter_has_drafts_accepted(lab: Lab, name: str) -> None:
     """Otherwise its losslessness would be that of plain decoding."""
-    cases = demo_cases(lab, "greedy", 8)
-    expected = play(lab, Bench(), cases).tokens
+    cases = demo_cases(lab, "ruled" if name == "forced" else "greedy", 8)
+    expected = play(lab, Bench(), cases)
     found = disturbed(lab, Bench((name,), n_slots=2, adaptive=False), cases, expected, seed=0)
     assert found.n_accepted > 0
     assert found.n_wrong == 0
@@ -141,7 +141,7 @@ def test_a_planted_fault_is_seen(
 ) -> None:
     speculate = Speculate(n_max=16)
     cases = [replace(one, speculate=speculate, sampling=HARSH) for one in demo_cases(lab, "all", 9)]
-    expected = play(lab, Bench(batch_size=512), cases).tokens
+    expected = play(lab, Bench(batch_size=512), cases)
     bench = Bench(("scripted",), n_slots=4, adaptive=False)
     assert disturbed(lab, bench, cases, expected, seed=0).n_wrong == 0
     plant(monkeypatch)

@@ -38,12 +38,18 @@ class Words:
         self.stopped: str | None = None
         self._stop = stop
 
-    def restarted(self, prompt_ids: list[int], token_ids: list[int]) -> Words:
+    def restarted(self, prompt_ids: list[int], token_ids: list[int], n_min: int = 0) -> Words:
         return Words(self._stop)
 
-    def push(self, token_id: int) -> str:
+    def token_bytes(self, token_id: int) -> bytes:
+        return f"w{token_id} ".encode()
+
+    def pieces(self, token_ids: list[int]) -> list[str]:
+        return [f"w{token_id} " for token_id in token_ids]
+
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
         word = f"w{token_id} "
-        if self._stop == word:
+        if may_stop and self._stop == word:
             self.stopped = word
             return ""
         return word

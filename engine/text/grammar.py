@@ -1,0 +1,258 @@
+"""Grammars for replies: which tokens may come next, whatever was drafted before them.
+
+llguidance parses; this file says what a slot does with it. A constraint is a cache of the reply's tokens like
+everything else: they can be pushed and popped, so drafts are checked on the very matcher that the reply moves.
+
+Where a grammar forces text, only the canonical next token is allowed, drafts or not. The mask is then a function of the
+tokens before it alone, and forced text can be drafted with certainty.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.api import JSON_STYLE, Grammar
+from engine.errors import InvalidRequest, Unsupported
+from engine.text.tokenizer import Tokenizer
+
+Words = NDArray[np.int32]  # a mask: bit i of word w allows token 32 * w + i
+
+_MOST_KEPT = 64  # compiled grammars
+_MOST_STATES = 50_000  # of a lexer; one takes 1 to 2 kB
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """A part of the reply that comes first and is free."""
+
+    start: int | None  # the token that opens it, if the reply may do that; None: the prompt has opened it
+    end: bytes
+
+
+class Grammars:
+    """Compiles the grammars of one tokenizer, and keeps those used last. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """vocab_size: tokens that a logits row has, which may be more than the tokenizer knows."""
+        self._text = tokenizer
+        self._vocab_size = vocab_size
+        self._tokenizer: Any = None
+        self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def constraint(self, grammar: Grammar, prompt_tail: str) -> Constraint:
+        """A fresh constraint for one reply. Raises `InvalidRequest` for a grammar that cannot be, `Unsupported`."""
+        with self._lock:
+            matcher = self._compiled(grammar)
+        return Constraint(matcher, self, self._thinking(grammar, prompt_tail))
+
+    def _compiled(self, grammar: Grammar) -> Any:
+        """The matcher in its first state; it is never moved, only copied."""
+        key = (grammar.kind, grammar.source)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        try:
+            from llguidance import LLMatcher, LLParserLimits
+        except ImportError:
+            raise Unsupported(grammar.param, "needs the package llguidance, which is not installed") from None
+        limits = LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
+        try:
+            source = _source(grammar, LLMatcher)
+        except ValueError as error:
+            raise InvalidRequest(grammar.param, f"not a usable grammar: {first_line(str(error))}") from None
+        matcher = LLMatcher(self._opened(grammar.param), source, log_level=0, limits=limits)
+        probe = matcher.deep_copy()
+        allowed = probe.compute_bitmask()  # some faults show only here
+        if probe.is_error() or not any(allowed):
+            reason = first_line(probe.get_error()) if probe.is_error() else "nothing can satisfy it"
+            raise InvalidRequest(grammar.param, f"not a usable grammar: {reason}")
+        self._kept[key] = matcher
+        if len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+        return matcher
+
+    def _opened(self, param: str) -> Any:
+        """llguidance's view of the vocabulary; made at first use, as it takes a second for a large one."""
+        if self._tokenizer is None:
+            from llguidance import LLTokenizer
+
+            try:
+                self._tokenizer = LLTokenizer(
+                    self._text.backend.to_str(),
+                    n_vocab=self._vocab_size,
+                    eos_token=sorted(self._text.eos_ids) or None,
+                )
+            except Exception as error:  # noqa: BLE001 - all it raises: kinds of tokenizers it cannot read
+                raise Unsupported(
+                    param, f"this model's tokenizer cannot be used with grammars ({first_line(str(error))})"
+                ) from None
+        return self._tokenizer
+
+    def _thinking(self, grammar: Grammar, prompt_tail: str) -> Thinking | None:
+        """How the reply may think before the grammar begins; None if it begins at once."""
+        if grammar.reasoning is None:
+            return None
+        start, end = grammar.reasoning
+        if prompt_tail.rfind(start) > prompt_tail.rfind(end):
+            return Thinking(None, end.encode())
+        # A template that writes an empty thinking part itself has ruled thinking out.
+        opener = None if end in prompt_tail else self._text.backend.token_to_id(start)
+        return None if opener is None else Thinking(opener, end.encode())
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token writes."""
+        return self._text.token_bytes(token_id)
+
+
+class Constraint:
+    """What one reply may still be. Used by the engine's thread alone once it has a slot.
+
+    While the reply thinks it is free; from the token behind the end of thinking on, the grammar rules.
+    """
+
+    def __init__(self, first: Any, grammars: Grammars, thinking: Thinking | None) -> None:
+        self.failure: str | None = None  # why the grammar could not be followed any more
+        self._first = first  # the matcher in its first state
+        self._grammars = grammars
+        self._thinking = thinking
+        self._matcher = first.deep_copy()
+        self._tokens: list[int] = []  # of the reply
+        self._n_free = 0 if thinking is None else None  # tokens before the grammar; None: not known yet
+
+    @property
+    def complete(self) -> bool:
+        """Whether the reply is all that the grammar allows: nothing but an end token can follow."""
+        return self._n_free is not None and self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def push(self, token_id: int) -> bool:
+        """One more token of the reply; False, and nothing happens, if the grammar forbids it."""
+        n_free = self._n_free
+        if n_free is None and self._decides(token_id):
+            n_free = 0
+        if n_free is not None and not self._matcher.try_consume_tokens([token_id]):
+            return False
+        self._tokens.append(token_id)
+        self._n_free = len(self._tokens) if n_free is None and self._thought() else n_free
+        return True
+
+    def pop(self, n_tokens: int) -> None:
+        """Take back the last tokens."""
+        before = self._n_ruled
+        del self._tokens[len(self._tokens) - n_tokens :]
+        n_left = len(self._tokens)
+        if self._thinking is not None and (n_left < (self._n_free or 0) or not n_left):
+            self._n_free = None
+        if self._matcher.is_error() or not self._matcher.rollback(before - self._n_ruled):
+            self._matcher = self._first.deep_copy()
+            self._matcher.consume_tokens(self._tokens[n_left - self._n_ruled :])
+
+    def masks(self, drafts: Sequence[int] = ()) -> list[Words | None]:
+        """What may follow after 0, 1, … drafts: [1 + n_drafts]; None where everything may.
+
+        Behind a draft that is forbidden there is nothing to say, as no pick can accept it.
+        """
+        found = [self._mask()]
+        n_pushed = 0
+        for token_id in drafts:
+            if not self.push(token_id):
+                break
+            n_pushed += 1
+            found.append(self._mask())
+        if n_pushed:
+            self.pop(n_pushed)
+        return found + [None] * (1 + len(drafts) - len(found))
+
+    def n_legal(self, after: Sequence[int], drafts: Sequence[int]) -> int:
+        """How many of the drafts, behind those of `after`, may come."""
+        n_pushed = n_legal = 0
+        for token_id in (*after, *drafts):
+            only = self._forced()
+            if (only and only[0] != token_id) or not self.push(token_id):
+                break
+            n_pushed += 1
+            n_legal += n_pushed > len(after)
+        if n_pushed:
+            self.pop(n_pushed)
+        return n_legal
+
+    def forced(self, after: Sequence[int], n_max: int) -> list[int]:
+        """The tokens that must come behind the drafts of `after`, as far as they are known now."""
+        n_pushed = 0
+        while n_pushed < len(after) and self.push(after[n_pushed]):
+            n_pushed += 1
+        found = self._forced()[:n_max] if n_pushed == len(after) else []
+        if n_pushed:
+            self.pop(n_pushed)
+        return found
+
+    @property
+    def _n_ruled(self) -> int:
+        """Tokens that the matcher has seen."""
+        return 0 if self._n_free is None else len(self._tokens) - self._n_free
+
+    def _decides(self, token_id: int) -> bool:
+        """Whether this token, the reply's first, says that there will be no thinking."""
+        assert self._thinking is not None
+        return not self._tokens and self._thinking.start not in (None, token_id)
+
+    def _thought(self) -> bool:
+        """Whether the last token has completed the marker that ends the thinking."""
+        assert self._thinking is not None
+        end, tail = self._thinking.end, b""
+        for token_id in reversed(self._tokens):
+            piece = self._grammars.token_bytes(token_id)
+            tail = piece + tail
+            if len(tail) >= len(end) + len(piece):
+                break
+        last = self._grammars.token_bytes(self._tokens[-1])
+        return end in tail[-(len(end) + len(last) - 1) :] if last else False
+
+    def _forced(self) -> list[int]:
+        """The canonical tokens of the text that must come."""
+        if self._n_free is None:
+            return []
+        found: list[int] = self._matcher.compute_ff_tokens()
+        return found
+
+    def _mask(self) -> Words | None:
+        opener = None if self._thinking is None or self._tokens else self._thinking.start
+        if self._n_free is None and opener is None:
+            return None
+        only = self._forced()[:1]
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)  # [n_words]
+        if self._matcher.is_error():
+            self.failure = first_line(self._matcher.get_error())
+            return np.zeros_like(words)
+        if only:
+            words = np.zeros_like(words)
+        elif self._n_free is None and opener is not None:
+            words = words.copy()
+            only = [opener]
+        for token_id in only:
+            words[token_id >> 5] |= np.int32(np.uint32(1 << (token_id & 31)).view(np.int32))
+        return words
+
+
+def _source(grammar: Grammar, matcher: Any) -> str:
+    """The grammar as llguidance takes it. Raises ValueError."""
+    made: str
+    if grammar.kind == "json_schema":
+        made = matcher.grammar_from_json_schema(grammar.source, overrides=dict(JSON_STYLE))
+    elif grammar.kind == "regex":
+        made = matcher.grammar_from_regex(grammar.source)
+    else:
+        made = matcher.grammar_from_lark(grammar.source)
+    return made
+
+
+def first_line(text: str) -> str:
+    """The first line of a message, not too long: the rest may repeat the whole grammar."""
+    return (text.strip().splitlines() or ["no reason given"])[0][:200]
