@@ -44,6 +44,7 @@ class Grammars:
         self._text = tokenizer
         self._vocab_size = vocab_size
         self._tokenizer: Any = None
+        self.n_words = 0  # of a mask; llguidance's own count, known once something is compiled
         self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -74,6 +75,7 @@ class Grammars:
         if probe.is_error() or not any(allowed):
             reason = first_line(probe.get_error()) if probe.is_error() else "nothing can satisfy it"
             raise InvalidRequest(grammar.param, f"not a usable grammar: {reason}")
+        self.n_words = len(allowed) // 4
         self._kept[key] = matcher
         if len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
@@ -104,7 +106,7 @@ class Grammars:
         if prompt_tail.rfind(start) > prompt_tail.rfind(end):
             return Thinking(None, end.encode())
         # A template that writes an empty thinking part itself has ruled thinking out.
-        opener = None if end in prompt_tail else self._text.backend.token_to_id(start)
+        opener = None if prompt_tail.rstrip().endswith(end) else self._text.backend.token_to_id(start)
         return None if opener is None else Thinking(opener, end.encode())
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -227,18 +229,19 @@ class Constraint:
         if self._n_free is None and opener is None:
             return None
         only = self._forced()[:1]
+        if only:
+            return _with(np.zeros(self._grammars.n_words, np.int32), only[0])
         words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)  # [n_words]
         if self._matcher.is_error():
             self.failure = first_line(self._matcher.get_error())
             return np.zeros_like(words)
-        if only:
-            words = np.zeros_like(words)
-        elif self._n_free is None and opener is not None:
-            words = words.copy()
-            only = [opener]
-        for token_id in only:
-            words[token_id >> 5] |= np.int32(np.uint32(1 << (token_id & 31)).view(np.int32))
-        return words
+        return words if self._n_free is not None or opener is None else _with(words.copy(), opener)
+
+
+def _with(words: Words, token_id: int) -> Words:
+    """The mask with one more token allowed, in place."""
+    words[token_id >> 5] |= np.uint32(1 << (token_id & 31)).astype(np.int32)
+    return words
 
 
 def _source(grammar: Grammar, matcher: Any) -> str:

@@ -15,7 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.api import Delta, Done, Echo, EngineStats, Event, Failed, Request, Sampling, Speculate, TokenLogprob
+from engine.api import (
+    Delta,
+    Done,
+    Echo,
+    EngineStats,
+    Event,
+    Failed,
+    Request,
+    Sampling,
+    Speculate,
+    TokenLogprob,
+)
 from engine.cache.cache import Cache
 from engine.cache.snapshots import Snapshots
 from engine.cache.store import Sizes, Store
@@ -51,6 +62,7 @@ from engine.text.tokenizer import Tokenizer
 from kernels import select
 
 EIGHT = Speculate(n_max=8)
+ASKS = Request(id="", prompt="")
 ROOT = Path(__file__).parents[2]
 LOADERS: Mapping[str, Callable[..., Any]] = {
     "draft-eagle3": load_eagle3,
@@ -84,7 +96,7 @@ class Case:
     speculate: Speculate = EIGHT
     max_tokens: int = 48
     n_edits: int | None = None  # tokens changed in the prediction the request brings; None: it brings none
-    asks: Request = Request(id="", prompt="")  # what else it wants: a grammar, log-probabilities, …
+    asks: Request = ASKS  # what else it wants: a grammar, log-probabilities, …
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +122,9 @@ class Played:
     """What came out of a run."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)  # per case, of the attempt that finished
-    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)  # of the same, where they are asked for
+    logprobs: dict[int, list[TokenLogprob]] = field(
+        default_factory=dict
+    )  # of the same, where they are asked for
     echoes: dict[int, Echo] = field(default_factory=dict)
     partial: list[tuple[int, list[int]]] = field(default_factory=list)  # of cancelled attempts
     done: dict[int, Done] = field(default_factory=dict)

@@ -21,9 +21,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.api import Chat, Grammar, Request, Sampling, Speculate
+from engine.api import Chat, Grammar, Sampling, Speculate
 from engine.text.chat import load_chat_template
-from tests.oracle.lab import DEMO, LOADERS, ROOT, Bench, Case, Folders, Lab, Played, Trouble, differences, play
+from tests.oracle.lab import (
+    ASKS,
+    DEMO,
+    LOADERS,
+    ROOT,
+    Bench,
+    Case,
+    Folders,
+    Lab,
+    Played,
+    Trouble,
+    differences,
+    play,
+)
 
 SAMPLINGS: Mapping[str, Sampling] = {
     "greedy": Sampling(temperature=0.0, top_p=1.0, top_k=0),
@@ -51,14 +64,15 @@ _PERSON = {
     "required": ["name", "kind", "sizes", "parent"],
     "additionalProperties": False,
 }
-_ASKS = Request(id="", prompt="")
 # What the cases of "ruled" ask for: grammars, log-probabilities, the prompt's too, other ways to end.
 RULED = (
-    replace(_ASKS, grammar=Grammar("json_schema", json.dumps(_PERSON)), logprobs=2),
-    replace(_ASKS, grammar=Grammar("regex", "(def|class) [a-z]{3,12}\\(self(, [a-z]{2,6}){0,3}\\):"), min_tokens=9),
-    replace(_ASKS, echo=True, logprobs=1, min_tokens=20, stop_token_ids=(300, 301)),
-    replace(_ASKS, grammar=Grammar("lark", 'start: ("yes" | "no, because " /[a-z ]{10,60}/) "."'), echo=True),
-    replace(_ASKS, grammar=Grammar("json_schema", '{"type": "object"}'), logprobs=0),
+    replace(ASKS, grammar=Grammar("json_schema", json.dumps(_PERSON)), logprobs=2),
+    replace(
+        ASKS, grammar=Grammar("regex", "(def|class) [a-z]{3,12}\\(self(, [a-z]{2,6}){0,3}\\):"), min_tokens=9
+    ),
+    replace(ASKS, echo=True, logprobs=1, min_tokens=20, stop_token_ids=(300, 301)),
+    replace(ASKS, grammar=Grammar("lark", 'start: ("yes" | "no, because " /[a-z ]{10,60}/) "."'), echo=True),
+    replace(ASKS, grammar=Grammar("json_schema", '{"type": "object"}'), logprobs=0),
 )
 TROUBLE = Trouble(cancel_share=0.4, cut_share=0.03, save_share=0.05)
 TEXT_DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
@@ -122,7 +136,7 @@ def demo_cases(lab: Lab, name: str, n_cases: int, seed: int = 0) -> list[Case]:
         base = SAMPLINGS[name]
         sampling = replace(base, seed=1000 * seed + i, ignore_eos=i % 3 > 0)
         speculate = OVERRIDES[(seed + i) % len(OVERRIDES)]
-        asks = RULED[i % len(RULED)] if name == "ruled" else _ASKS
+        asks = RULED[i % len(RULED)] if name == "ruled" else ASKS
         cases.append(Case(prompt, sampling, speculate, 40 + 8 * (i % 3), (None, 0, 4)[i % 3], asks))
     return cases
 
@@ -173,9 +187,7 @@ def compare(lab: Lab, name: str, n_cases: int, seed: int) -> Iterator[tuple[Benc
         yield bench, disturbed(lab, bench, cases, expected, 100 * seed + i)
 
 
-def disturbed(
-    lab: Lab, bench: Bench, cases: Sequence[Case], expected: Played, seed: int
-) -> Tally:
+def disturbed(lab: Lab, bench: Bench, cases: Sequence[Case], expected: Played, seed: int) -> Tally:
     """One engine under random arrivals, cancels, cuts and overrides against the expected tokens."""
     asked = narrowed(cases, bench.types, seed)
     played = play(lab, bench, asked, seed=seed + 1, trouble=TROUBLE, known=expected.tokens)

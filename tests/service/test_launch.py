@@ -23,12 +23,12 @@ TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
 @pytest.mark.parametrize(
     ("spec_type", "draft", "expected"),
     [
-        ("auto", None, ("prediction", "suffix")),
-        ("auto", DRAFT, ("prediction", "suffix", "draft-model")),
-        ("auto,ngram-map-k", None, ("prediction", "ngram-map-k", "suffix")),
-        ("draft-simple", DRAFT, ("prediction", "draft-model")),
-        ("draft-model, ngram-simple", DRAFT, ("prediction", "ngram-simple", "draft-model")),
-        ("prediction", None, ("prediction",)),
+        ("auto", None, ("forced", "prediction", "suffix")),
+        ("auto", DRAFT, ("forced", "prediction", "suffix", "draft-model")),
+        ("auto,ngram-map-k", None, ("forced", "prediction", "ngram-map-k", "suffix")),
+        ("draft-simple", DRAFT, ("forced", "prediction", "draft-model")),
+        ("draft-model, ngram-simple", DRAFT, ("forced", "prediction", "ngram-simple", "draft-model")),
+        ("prediction", None, ("forced", "prediction")),
         ("none", None, ()),
     ],
 )
@@ -42,15 +42,15 @@ def test_types(spec_type: str, draft: str | None, expected: tuple[str, ...]) -> 
 )
 def test_the_network_that_is_there_is_used(network: str) -> None:
     settings = Settings(model=TARGET, model_draft=DRAFT)
-    assert drafter_types(settings, network) == ("prediction", "suffix", network)
+    assert drafter_types(settings, network) == ("forced", "prediction", "suffix", network)
     other = "draft-mtp" if network != "draft-mtp" else "draft-model"
     with pytest.raises(SettingError, match=f"what was given is a {network}"):
         drafter_types(replace(settings, spec_type=other), network)
 
 
 def test_the_targets_own_layers_need_no_flag() -> None:
-    assert drafter_types(Settings(model=TARGET), "draft-mtp") == ("prediction", "suffix", "draft-mtp")
-    assert drafter_types(Settings(model=TARGET, spec_type="suffix"), "draft-mtp") == ("prediction", "suffix")
+    assert drafter_types(Settings(model=TARGET), "draft-mtp") == ("forced", "prediction", "suffix", "draft-mtp")
+    assert drafter_types(Settings(model=TARGET, spec_type="suffix"), "draft-mtp") == ("forced", "prediction", "suffix")
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_what_does_not_fit_says_why(of: Callable[..., Forecast]) -> None:
 
 def test_drafts(of: Callable[..., Forecast], written: Callable[..., str]) -> None:
     own = of(HYBRID)
-    assert own.drafters == ("prediction", "suffix", "draft-mtp")
+    assert own.drafters == ("forced", "prediction", "suffix", "draft-mtp")
     assert (
         own.networks["draft-mtp"].token_bytes == own.networks["target"].token_bytes // 16
     )  # one layer of 16
@@ -189,7 +189,7 @@ def test_drafts(of: Callable[..., Forecast], written: Callable[..., str]) -> Non
     plain = of(HYBRID, spec_type="suffix")
     assert list(plain.networks) == ["target"]
     both = of(HYBRID, model_draft=written("Qwen3.5-0.8B"))
-    assert both.drafters == ("prediction", "suffix", "draft-model")
+    assert both.drafters == ("forced", "prediction", "suffix", "draft-model")
     target, draft = both.networks.values()
     assert draft.n_params == of("Qwen3.5-0.8B").networks["target"].n_params
     assert both.page_bytes == PAGE_SIZE * (target.token_bytes + draft.token_bytes)

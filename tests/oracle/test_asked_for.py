@@ -1,0 +1,213 @@
+"""What requests ask for besides text, on the demo model: log-probabilities, the prompt's too, other ways to end."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.api import Delta, Done, Failed, Grammar, Infill, Request, Sampling, Speculate
+from engine.errors import Overloaded, TimedOut, Unsupported
+from engine.sample.logprobs import logprobs
+from tests.oracle.lab import ASKS, DEMO, Bench, Case, Lab, play
+
+GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, ignore_eos=True)
+TEXT = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Lab:
+    return Lab(DEMO, torch.float32)
+
+
+def case(lab: Lab, asks: Request, sampling: Sampling = GREEDY, max_tokens: int = 24) -> Case:
+    return Case(tuple(lab.tokenizer.encode(TEXT)), sampling, Speculate(n_max=8), max_tokens, asks=asks)
+
+
+@pytest.fixture(scope="module")
+def theirs(lab: Lab) -> torch.Tensor:
+    """transformers' log-probabilities of prompt and greedy reply: [n_tokens, vocab]."""
+    reply = play(lab, Bench(), [case(lab, ASKS)]).tokens[0]
+    ids = [*lab.tokenizer.encode(TEXT), *reply]
+    model = AutoModelForCausalLM.from_pretrained(DEMO.target, dtype=torch.float32)
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).logits[0].log_softmax(-1)
+
+
+def test_logprobs_are_those_of_the_raw_rows(lab: Lab, theirs: torch.Tensor) -> None:
+    """Bias, penalties and temperature change what is picked, not what is told."""
+    n_prompt = len(lab.tokenizer.encode(TEXT))
+    asks = replace(ASKS, logprobs=3)
+    plain = play(lab, Bench(("scripted",)), [case(lab, asks)])
+    for i, one in enumerate(plain.logprobs[0]):
+        row = theirs[n_prompt - 1 + i]
+        assert one.token_id == plain.tokens[0][i]
+        assert one.logprob == pytest.approx(row[one.token_id].item(), abs=1e-3)
+        assert [top.logprob for top in one.top] == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
+        assert one.top[0].token_id == one.token_id, "greedy"
+        assert one.data == lab.tokenizer.token_bytes(one.token_id)
+    banned = plain.tokens[0][0]
+    edited = replace(GREEDY, logit_bias=((banned, -100.0),), temperature=0.7, seed=1)
+    other = play(lab, Bench(), [case(lab, asks, edited)])
+    assert other.tokens[0][0] != banned
+    first = other.logprobs[0][0]
+    assert first.top == plain.logprobs[0][0].top
+    assert first.logprob == pytest.approx(theirs[n_prompt - 1][first.token_id].item(), abs=1e-3)
+
+
+def test_an_echo_tells_what_the_model_says_of_the_prompt(lab: Lab, theirs: torch.Tensor) -> None:
+    ids = lab.tokenizer.encode(TEXT)
+    for bench in (Bench(), Bench(batch_size=16), Bench(("draft-model",), n_slots=3)):
+        # A second request for the same prompt must not be spared any of its rows.
+        played = play(lab, bench, [case(lab, replace(ASKS, echo=True, logprobs=1))] * 3)
+        echo = played.echoes[0]
+        assert list(played.echoes.values()) == [echo] * 3
+        assert list(echo.token_ids) == ids
+        assert "".join(echo.pieces) == TEXT
+        assert len(echo.logprobs) == len(ids)
+        assert echo.logprobs[0] is None
+        for i, one in enumerate(echo.logprobs[1:]):
+            assert one is not None
+            assert one.token_id == ids[i + 1]
+            assert one.logprob == pytest.approx(theirs[i][one.token_id].item(), abs=1e-3)
+            assert one.top[0].logprob == pytest.approx(theirs[i].max().item(), abs=1e-3)
+        assert played.n_cached == 0
+
+
+def test_an_echo_without_logprobs_costs_no_rows(lab: Lab) -> None:
+    played = play(lab, Bench(n_slots=2), [case(lab, replace(ASKS, echo=True))] * 2)
+    assert all(one.logprobs == () and "".join(one.pieces) == TEXT for one in played.echoes.values())
+    again = play(lab, Bench(), [case(lab, replace(ASKS, echo=True))] * 2)
+    assert again.n_cached > 0
+
+
+def test_logprobs_are_finite_and_ties_fall_to_the_lower_id() -> None:
+    rows = torch.tensor([[0.0, 5.0, 5.0, -math.inf]])
+    (one,) = logprobs(rows, [3], 3)
+    assert one.logprob == -9999.0
+    assert [token_id for token_id, _ in one.top] == [1, 2, 0]
+    assert logprobs(rows[:0], [], 3) == []
+    assert logprobs(rows, [1], 0)[0].top == ()
+
+
+def test_nothing_ends_a_reply_before_its_least_length(lab: Lab) -> None:
+    free = play(lab, Bench(), [case(lab, ASKS)]).tokens[0]
+    stop = free[3]
+    for bench in (Bench(), Bench(("scripted",), adaptive=False)):
+        early = replace(ASKS, stop_token_ids=(stop,))
+        ended = play(lab, bench, [case(lab, early)], known={0: free})
+        assert ended.tokens[0] == free[: free.index(stop) + 1]
+        assert (ended.done[0].reason, ended.done[0].stop_token) == ("stop", stop)
+        assert ended.done[0].stop_string is None
+        late = play(lab, bench, [case(lab, replace(early, min_tokens=12))], known={0: free})
+        assert len(late.tokens[0]) > 12
+        assert stop not in late.tokens[0][:12]
+
+
+def test_a_stop_string_before_the_least_length_is_text(lab: Lab) -> None:
+    free = play(lab, Bench(), [case(lab, ASKS)]).tokens[0]
+    word = lab.tokenizer.decode(free[2:3])
+    assert word
+    asks = replace(ASKS, stop=(word,))
+    ended = play(lab, Bench(("scripted",)), [case(lab, asks)], known={0: free})
+    assert ended.done[0].stop_string == word
+    assert len(ended.tokens[0]) <= 3
+    late = play(lab, Bench(("scripted",)), [case(lab, replace(asks, min_tokens=20))], known={0: free})
+    assert len(late.tokens[0]) >= 20
+    assert late.tokens[0][:20] == free[:20]
+
+
+def test_a_reply_ends_where_its_grammar_does(lab: Lab) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}}
+    schema |= {"required": ["a"], "additionalProperties": False}
+    asks = replace(ASKS, grammar=Grammar("json_schema", json.dumps(schema)))
+    played = play(lab, Bench(("forced", "draft-model")), [case(lab, asks)])
+    made = json.loads(lab.tokenizer.decode(played.tokens[0]))
+    assert set(made) == {"a"}
+    done = played.done[0]
+    assert done.reason == "stop"
+    assert done.speculation.drafters["forced"].n_accepted == done.speculation.drafters["forced"].n_drafted > 0
+    assert done.speculation.n_steps < done.usage.n_completion
+
+
+def test_a_grammar_too_complex_to_follow_ends_its_request_alone(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = replace(ASKS, grammar=Grammar("regex", "[a-z ]{200}"))
+    cases = [case(lab, asks), case(lab, ASKS)]
+    expected = play(lab, Bench(), cases[1:]).tokens[0]
+    from engine.text.grammar import Constraint
+
+    honest = Constraint._mask
+
+    def fails(self: Constraint) -> object:
+        if len(self._tokens) < 7:
+            return honest(self)
+        self.failure = "too complex"
+        words = honest(self)
+        assert words is not None
+        return words * 0
+
+    monkeypatch.setattr(Constraint, "_mask", fails)
+    played = play(lab, Bench(("scripted",), n_slots=2), cases, known={0: [], 1: expected})
+    assert str(played.failed[0].error) == "the grammar could not be followed any further: too complex"
+    assert played.tokens[1] == expected
+
+
+# --- time limits ---
+
+
+def test_requests_that_wait_or_take_too_long_are_told(lab: Lab) -> None:
+    engine = lab.engine(Bench(n_slots=1))
+    one = case(lab, ASKS, max_tokens=400)
+    for name in ("first", "second"):
+        engine.add(name, lambda slot_id, name=name: lab.slot(slot_id, name, one, Bench()))  # type: ignore[misc]
+    engine.step()
+    engine.capacity = replace(engine.capacity, queue_s=1e-6)
+    (request_id, event), *others = engine.step()
+    assert request_id == "second"
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, Overloaded)
+    assert "--max-queue-wait" in str(event.error)
+    assert [name for name, _ in others] == ["first"], "the running request goes on"
+    engine.capacity = replace(engine.capacity, request_s=1e-6)
+    ((request_id, event),) = engine.step()
+    assert request_id == "first"
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, TimedOut)
+    assert "--request-timeout" in str(event.error)
+    assert not engine.busy
+    assert engine.stats().n_pages_held == 0
+
+
+# --- text ---
+
+
+def test_bytes_of_tokens_are_the_texts_bytes(lab: Lab) -> None:
+    for text in (TEXT, "größer ≥ 😀\t\x00 ", "日本語のテキスト"):
+        ids = lab.tokenizer.encode(text, add_special=False)
+        assert b"".join(map(lab.tokenizer.token_bytes, ids)) == text.encode()
+    assert lab.tokenizer.token_bytes(2) == b"<|im_end|>"
+    assert lab.tokenizer.token_bytes(10**6) == b""
+
+
+def test_a_vocabulary_without_infill_tokens_says_so(lab: Lab) -> None:
+    with pytest.raises(
+        Unsupported, match="suffix: this model's tokenizer has no tokens to fill in the middle"
+    ):
+        lab.tokenizer.infill("a", "b")
+    assert Infill("a", "b").prefix == "a"
+
+
+def test_deltas_carry_as_many_logprobs_as_tokens(lab: Lab) -> None:
+    engine = lab.engine(Bench(("scripted",)), lambda slot: [])
+    one = case(lab, replace(ASKS, logprobs=0))
+    engine.add("r", lambda slot_id: lab.slot(slot_id, "r", one, Bench(("scripted",))))
+    deltas = []
+    while engine.busy:
+        deltas += [event for _, event in engine.step() if isinstance(event, Delta | Done)]
+    assert all(len(event.logprobs) == len(event.token_ids) for event in deltas if isinstance(event, Delta))
