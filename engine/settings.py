@@ -57,8 +57,8 @@ class Settings:
     # speculation
     spec_type: str = setting(
         "auto",
-        "comma list of drafters: forced and prediction (in every list), ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod,"
-        " ngram-cache, suffix, draft-model, draft-eagle3, draft-mtp, draft-dflash, draft-dspark; none: plain decoding;"
+        "comma list of drafters: forced and prediction (in every list), ngram-simple, ngram-map-k, ngram-map-k4v,"
+        " ngram-mod, ngram-cache, suffix, draft-model, draft-eagle3, draft-mtp, draft-dflash, draft-dspark; none: plain decoding;"
         " auto: suffix, ngram-cache where -lcs or -lcd is given, and the network given or in the model's own folder",
     )
     spec_order: str = setting(
@@ -229,6 +229,19 @@ class Settings:
     )
     slot_save_path: str | None = setting(
         None, "folder for slots saved to files (POST /slots/ID?action=save); they hold the texts' tokens"
+    )
+    chat_format: str = setting(
+        "auto",
+        "how the model writes thinking and tool calls; auto: found out from its chat template; none: all is content",
+        choices=(
+            *("auto", "none", "plain", "hermes", "qwen3-coder", "llama3", "mistral", "mistral-list", "deepseek"),
+            *("deepseek-v3.1", "glm", "harmony"),
+        ),
+    )
+    reasoning_field: str = setting(
+        "reasoning_content",
+        "field of a reply that thinking is told in; none: it stays in the content",
+        choices=("reasoning_content", "reasoning", "both", "none"),
     )
     strict_api: bool = setting(default=False, meaning="answer 400 to request fields that are not known")
     log_level: str = setting("info", "how much to log", choices=("debug", "info", "warning", "error"))

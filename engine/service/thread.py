@@ -265,7 +265,7 @@ class ThreadEngine:
                 del self._streams[request_id]
         self._note_idle()
 
-    def _fail(self, cause: Exception) -> None:
+    def _fail(self, cause: BaseException) -> None:
         self._status = "failed"
         self._fail_all(EngineStopped(f"the engine has failed: {type(cause).__name__}"))
 
@@ -364,7 +364,7 @@ class ThreadEngine:
                 events = self._engine.step()
                 self._stats = self._engine.stats()
                 self._post(partial(self._deliver, events))
-        except Exception as cause:
+        except BaseException as cause:  # whatever ends the thread must be known, or everybody waits for ever
             log.exception("the engine has stopped")
             self._post(partial(self._fail, cause))
 

@@ -3,8 +3,8 @@
 llguidance parses; this file says what a slot does with it. A constraint is a cache of the reply's tokens like
 everything else: they can be pushed and popped, so drafts are checked on the very matcher that the reply moves.
 
-Where a grammar forces text, only the canonical next token is allowed, drafts or not. The mask is then a function of the
-tokens before it alone, and forced text can be drafted with certainty.
+Where a grammar forces text, llguidance's mask allows only the canonical next token, drafts or not. So a mask is a
+function of the tokens before it alone, and forced text can be drafted with certainty.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class Grammars:
         self._text = tokenizer
         self._vocab_size = vocab_size
         self._tokenizer: Any = None
-        self.n_words = 0  # of a mask; llguidance's own count, known once something is compiled
         self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -75,7 +74,6 @@ class Grammars:
         if probe.is_error() or not any(allowed):
             reason = first_line(probe.get_error()) if probe.is_error() else "nothing can satisfy it"
             raise InvalidRequest(grammar.param, f"not a usable grammar: {reason}")
-        self.n_words = len(allowed) // 4
         self._kept[key] = matcher
         if len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
@@ -147,6 +145,8 @@ class Constraint:
 
     def pop(self, n_tokens: int) -> None:
         """Take back the last tokens."""
+        if not n_tokens:
+            return
         before = self._n_ruled
         del self._tokens[len(self._tokens) - n_tokens :]
         n_left = len(self._tokens)
@@ -162,38 +162,38 @@ class Constraint:
         Behind a draft that is forbidden there is nothing to say, as no pick can accept it.
         """
         found = [self._mask()]
-        n_pushed = 0
         for token_id in drafts:
             if not self.push(token_id):
                 break
-            n_pushed += 1
             found.append(self._mask())
-        if n_pushed:
-            self.pop(n_pushed)
+        self.pop(len(found) - 1)
         return found + [None] * (1 + len(drafts) - len(found))
 
     def n_legal(self, after: Sequence[int], drafts: Sequence[int]) -> int:
-        """How many of the drafts, behind those of `after`, may come."""
-        n_pushed = n_legal = 0
-        for token_id in (*after, *drafts):
-            only = self._forced()
-            if (only and only[0] != token_id) or not self.push(token_id):
-                break
-            n_pushed += 1
-            n_legal += n_pushed > len(after)
-        if n_pushed:
-            self.pop(n_pushed)
-        return n_legal
+        """How many of the drafts, behind those of `after`, the grammar has a place for."""
+        tokens = [*after, *drafts]
+        if self._n_free is not None:
+            n_found: int = self._matcher.validate_tokens(tokens)
+        else:
+            n_found = self._pushed(tokens)
+            self.pop(n_found)
+        return max(0, n_found - len(after))
 
     def forced(self, after: Sequence[int], n_max: int) -> list[int]:
         """The tokens that must come behind the drafts of `after`, as far as they are known now."""
-        n_pushed = 0
-        while n_pushed < len(after) and self.push(after[n_pushed]):
-            n_pushed += 1
-        found = self._forced()[:n_max] if n_pushed == len(after) else []
-        if n_pushed:
-            self.pop(n_pushed)
+        n_pushed = self._pushed(after)
+        found: list[int] = []
+        if n_pushed == len(after) and self._n_free is not None:
+            found = self._matcher.compute_ff_tokens()[:n_max]
+        self.pop(n_pushed)
         return found
+
+    def _pushed(self, tokens: Sequence[int]) -> int:
+        """Push as many of the tokens as may come; returns how many."""
+        n_pushed = 0
+        while n_pushed < len(tokens) and self.push(tokens[n_pushed]):
+            n_pushed += 1
+        return n_pushed
 
     @property
     def _n_ruled(self) -> int:
@@ -217,20 +217,10 @@ class Constraint:
         last = self._grammars.token_bytes(self._tokens[-1])
         return end in tail[-(len(end) + len(last) - 1) :] if last else False
 
-    def _forced(self) -> list[int]:
-        """The canonical tokens of the text that must come."""
-        if self._n_free is None:
-            return []
-        found: list[int] = self._matcher.compute_ff_tokens()
-        return found
-
     def _mask(self) -> Words | None:
         opener = None if self._thinking is None or self._tokens else self._thinking.start
         if self._n_free is None and opener is None:
             return None
-        only = self._forced()[:1]
-        if only:
-            return _with(np.zeros(self._grammars.n_words, np.int32), only[0])
         words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)  # [n_words]
         if self._matcher.is_error():
             self.failure = first_line(self._matcher.get_error())
