@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -20,6 +21,7 @@ from engine.text.control import NONCHARACTERS
 
 # Characters a rendered chat may have; a request body holds fewer, so only a runaway template writes more.
 N_CHARS_MAX = 1 << 25
+SECONDS_MAX = 10.0  # of rendering; looked at between the pieces that a template writes
 # What a template's own code can raise; anything else is a fault of ours.
 TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -86,15 +88,17 @@ def compile_template(source: str, where: str) -> jinja2.Template:
 
 
 def render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
-    """What the template writes. Raises `InvalidRequest` if it refuses, fails, or writes too much."""
+    """What the template writes. Raises `InvalidRequest` if it refuses, fails, or takes or writes too much."""
     pieces: list[str] = []
-    n_chars = 0
+    n_chars, started = 0, time.monotonic()
     try:
         for piece in template.generate(**variables):
             pieces.append(piece)
             n_chars += len(piece)
             if n_chars > N_CHARS_MAX:
                 raise InvalidRequest("messages", f"the rendered chat has more than {N_CHARS_MAX} characters")
+            if time.monotonic() - started > SECONDS_MAX:
+                raise InvalidRequest("messages", f"the chat template takes more than {SECONDS_MAX:g} s for them")
     except TEMPLATE_FAULTS as error:
         raise InvalidRequest("messages", f"the chat template refuses this conversation: {error}") from error
     return "".join(pieces)

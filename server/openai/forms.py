@@ -1,35 +1,221 @@
-"""The two shapes of a reply: chat and plain text. Everything else about a reply is the same."""
+"""The two shapes of a reply: chat and plain text. A form makes choices; a choice turns its engine events into what
+is told of it, piece by piece or whole. Everything else about a reply is the same.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.api import Done
+from engine.api import Delta, Done, Echo, EventStream, TokenLogprob
+from server.openai import logprobs
+
+
+class Parser(Protocol):
+    """What a chat choice's text means, read as it comes."""
+
+    @property
+    def n_reasoning(self) -> int | None:
+        """Tokens that were thinking; None where nobody looked."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing that may follow would be told, so that the generation may end."""
+
+    def feed(self, delta: Delta) -> dict[str, Any]:
+        """The `delta` that more text makes; may be empty, while it is not yet known what the text is."""
+
+    def finish(self) -> dict[str, Any]:
+        """The `delta` of what was held back, now that the text has ended."""
+
+    def message(self) -> dict[str, Any]:
+        """All that was fed, as a `message` without its role. After `finish`."""
+
+    def reason(self, done: Done) -> str:
+        """The choice's `finish_reason`."""
+
+
+class PlainText:
+    """Every character is content."""
+
+    n_reasoning: int | None = None
+    is_ended = False
+
+    def __init__(self, prompt_tail: str) -> None:
+        self._texts: list[str] = []
+
+    def feed(self, delta: Delta) -> dict[str, Any]:
+        self._texts.append(delta.text)
+        return {"content": delta.text}
+
+    def finish(self) -> dict[str, Any]:
+        return {}
+
+    def message(self) -> dict[str, Any]:
+        return {"content": "".join(self._texts)}
+
+    def reason(self, done: Done) -> str:
+        return done.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a request wants to be told of each choice, and how its text is read."""
+
+    logprobs: bool = False
+    token_ids: bool = False
+    parser: Callable[[str], Parser] = PlainText  # of the prompt's tail; chat only
+
+
+class Choice(Protocol):
+    """One choice while it is made: `opening`, `piece`s and `ending` for a stream, or `keep`s and `whole`."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing that may follow would be told."""
+
+    @property
+    def n_reasoning(self) -> int | None:
+        """Tokens that were thinking, as far as told; None where nobody looked."""
+
+    def opening(self) -> dict[str, Any] | None:
+        """The first chunk's choice, before any text."""
+
+    def piece(self, happened: Echo | Delta) -> dict[str, Any]:
+        """The choice in the chunk of one step."""
+
+    def ending(self, done: Done) -> list[dict[str, Any]]:
+        """The choice in its last chunks: what was held back, if anything, and the end."""
+
+    def keep(self, happened: Echo | Delta) -> None: ...
+
+    def whole(self, done: Done) -> dict[str, Any]: ...
 
 
 class Form(Protocol):
-    """How a choice looks, in a chunk and whole."""
+    """How a reply looks, in chunks and whole."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
     prompt_field: str
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The first chunk's choice, before any text."""
+    def choice(self, index: int, told: Told, stream: EventStream) -> Choice: ...
 
-    def piece(self, index: int, text: str) -> dict[str, Any]: ...
-
-    def ending(self, index: int, done: Done) -> dict[str, Any]: ...
-
-    def whole(self, index: int, text: str, done: Done) -> dict[str, Any]: ...
+    def root(self, told: Told, streams: Sequence[EventStream]) -> dict[str, Any]:
+        """Fields on the body's root, or on that of the first chunk."""
 
 
-def _choice(index: int, body: dict[str, Any], done: Done | None) -> dict[str, Any]:
-    choice = {"index": index, **body, "logprobs": None, "finish_reason": done.reason if done else None}
-    if done and done.stop_string is not None:
-        choice["stop_reason"] = done.stop_string
+def _choice(
+    index: int,
+    body: dict[str, Any],
+    table: dict[str, Any] | None,
+    done: Done | None = None,
+    reason: str | None = None,
+) -> dict[str, Any]:
+    choice = {"index": index, **body, "logprobs": table, "finish_reason": reason}
+    if done and (done.stop_string is not None or done.stop_token is not None):
+        choice["stop_reason"] = done.stop_token if done.stop_string is None else done.stop_string
     return choice
+
+
+class _ChatChoice:
+    def __init__(self, index: int, told: Told, stream: EventStream) -> None:
+        self.index = index
+        self.told = told
+        self.parser = told.parser(stream.prompt_tail)
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    @property
+    def is_ended(self) -> bool:
+        return self.parser.is_ended
+
+    @property
+    def n_reasoning(self) -> int | None:
+        return self.parser.n_reasoning
+
+    def opening(self) -> dict[str, Any]:
+        return _choice(self.index, {"delta": {"role": "assistant", "content": ""}}, None)
+
+    def piece(self, happened: Echo | Delta) -> dict[str, Any]:
+        if isinstance(happened, Echo):
+            raise TypeError("a chat has no echo")
+        body = {"delta": self.parser.feed(happened)}
+        return _choice(self.index, body | self._given(happened.token_ids), self._table(happened.logprobs))
+
+    def ending(self, done: Done) -> list[dict[str, Any]]:
+        held = self.parser.finish()
+        last = _choice(self.index, {"delta": {}}, None, done, self.parser.reason(done))
+        return [_choice(self.index, {"delta": held}, None), last] if held else [last]
+
+    def keep(self, happened: Echo | Delta) -> None:
+        if isinstance(happened, Echo):
+            raise TypeError("a chat has no echo")
+        self.parser.feed(happened)
+        self._ids += happened.token_ids
+        self._logprobs += happened.logprobs
+
+    def whole(self, done: Done) -> dict[str, Any]:
+        self.parser.finish()
+        body = {"message": {"role": "assistant", **self.parser.message()}}
+        table = self._table(self._logprobs)
+        return _choice(self.index, body | self._given(self._ids), table, done, self.parser.reason(done))
+
+    def _given(self, ids: Sequence[int]) -> dict[str, Any]:
+        return {"token_ids": list(ids)} if self.told.token_ids else {}
+
+    def _table(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        return logprobs.of_chat(tokens) if self.told.logprobs else None
+
+
+class _TextChoice:
+    is_ended = False
+    n_reasoning: int | None = None
+
+    def __init__(self, index: int, told: Told, stream: EventStream) -> None:
+        self.index = index
+        self.told = told
+        # As there may be several prompts, each choice tells its own, once.
+        self._first = {"prompt_token_ids": list(stream.prompt_ids)} if told.token_ids else {}
+        self._n_chars = 0  # of the choice's text, as far as it was told
+        self._kept: list[Echo | Delta] = []
+
+    def opening(self) -> None:
+        return None
+
+    def piece(self, happened: Echo | Delta) -> dict[str, Any]:
+        return self._told([happened])
+
+    def ending(self, done: Done) -> list[dict[str, Any]]:
+        return [_choice(self.index, {"text": "", **self._first}, None, done, done.reason)]
+
+    def keep(self, happened: Echo | Delta) -> None:
+        self._kept.append(happened)
+
+    def whole(self, done: Done) -> dict[str, Any]:
+        return self._told(self._kept, done)
+
+    def _told(self, events: Sequence[Echo | Delta], done: Done | None = None) -> dict[str, Any]:
+        """Events that follow each other as one choice."""
+        text = "".join(_text(one) for one in events)
+        body: dict[str, Any] = {"text": text, **self._first}
+        if self.told.token_ids:
+            body["token_ids"] = [i for one in events if isinstance(one, Delta) for i in one.token_ids]
+        table = self._table(events) if self.told.logprobs else None
+        self._first = {}
+        self._n_chars += len(text)
+        return _choice(self.index, body, table, done, done.reason if done else None)
+
+    def _table(self, events: Sequence[Echo | Delta]) -> dict[str, Any] | None:
+        tokens = [token for one in events for token in one.logprobs]
+        pieces = [piece for one in events for piece in one.pieces]
+        return logprobs.of_text(tokens, pieces, self._n_chars)
+
+
+def _text(happened: Echo | Delta) -> str:
+    return "".join(happened.pieces) if isinstance(happened, Echo) else happened.text
 
 
 class ChatForm:
@@ -40,17 +226,11 @@ class ChatForm:
     chunk_object = "chat.completion.chunk"
     prompt_field = "messages"
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return _choice(index, {"delta": {"role": "assistant", "content": ""}}, None)
+    def choice(self, index: int, told: Told, stream: EventStream) -> Choice:
+        return _ChatChoice(index, told, stream)
 
-    def piece(self, index: int, text: str) -> dict[str, Any]:
-        return _choice(index, {"delta": {"content": text}}, None)
-
-    def ending(self, index: int, done: Done) -> dict[str, Any]:
-        return _choice(index, {"delta": {}}, done)
-
-    def whole(self, index: int, text: str, done: Done) -> dict[str, Any]:
-        return _choice(index, {"message": {"role": "assistant", "content": text}}, done)
+    def root(self, told: Told, streams: Sequence[EventStream]) -> dict[str, Any]:
+        return {"prompt_token_ids": list(streams[0].prompt_ids)} if told.token_ids else {}
 
 
 class TextForm:
@@ -61,17 +241,11 @@ class TextForm:
     chunk_object = "text_completion"
     prompt_field = "prompt"
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return None
+    def choice(self, index: int, told: Told, stream: EventStream) -> Choice:
+        return _TextChoice(index, told, stream)
 
-    def piece(self, index: int, text: str) -> dict[str, Any]:
-        return _choice(index, {"text": text}, None)
-
-    def ending(self, index: int, done: Done) -> dict[str, Any]:
-        return _choice(index, {"text": ""}, done)
-
-    def whole(self, index: int, text: str, done: Done) -> dict[str, Any]:
-        return _choice(index, {"text": text}, done)
+    def root(self, told: Told, streams: Sequence[EventStream]) -> dict[str, Any]:
+        return {}
 
 
 CHAT: Form = ChatForm()

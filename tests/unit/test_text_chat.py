@@ -319,6 +319,10 @@ def test_a_runaway_template_is_stopped(tokenizer: Tokenizer, monkeypatch: pytest
     source = "{% for i in range(1000) %}{% for j in range(1000) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}"
     with pytest.raises(InvalidRequest, match="10000 characters"):
         made(source, tokenizer).render(Chat([{"role": "user", "content": "x"}]))
+    monkeypatch.setattr(template, "SECONDS_MAX", 0.0)
+    slow = "{% for i in range(1000) %}{{ i }}{% endfor %}"
+    with pytest.raises(InvalidRequest, match="takes more than 0 s"):
+        made(slow, tokenizer).render(Chat([{"role": "user", "content": "x"}]))
 
 
 def test_deep_nesting_is_refused(tokenizer: Tokenizer) -> None:
