@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # A test process uses one thread, so that two of them share two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+FUZZ_S ?= 600
 
-.PHONY: setup run check fix test test-browser test-gpu lossless kernels bench docs clean
+.PHONY: setup run check fix test test-browser test-gpu lossless kernels bench bench-http fuzz clients docker-check docs clean
 
 setup: $(READY)
 
@@ -41,7 +42,7 @@ test-browser: setup
 	$(ONE_THREAD) $(BIN)/pytest -m browser tests/browser $(ARGS)
 
 test-gpu: setup
-	$(BIN)/pytest -m gpu tests/gpu $(ARGS)
+	TRITON_INTERPRET=0 $(BIN)/pytest -m gpu tests/gpu $(ARGS)
 
 lossless: setup
 	$(ONE_THREAD) $(BIN)/python -m tests.oracle.lossless $(ARGS)
@@ -52,8 +53,27 @@ bench: setup
 kernels: setup
 	$(BIN)/python -m tests.bench.kernels $(ARGS)
 
+# Server time and tokens/s through HTTP, against the bare engine. Wants a quiet machine.
+bench-http: setup
+	$(BIN)/python -m tests.bench.http $(ARGS)
+
+# Schemathesis over the OpenAPI document, then FUZZ_S seconds of mutated requests.
+fuzz: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(ONE_THREAD) $(BIN)/python -m tests.fuzz --seconds $(FUZZ_S) $(ARGS)
+
+# Unmodified clients, each in an environment of its own below .venv-clients.
+clients: setup
+	$(ONE_THREAD) $(BIN)/python -m tests.clients $(ARGS)
+
+# Follows the Dockerfile's steps without docker, and runs what comes out.
+docker-check: setup
+	$(BIN)/python -m tests.docker.replay $(ARGS)
+
 docs: setup
 	$(BIN)/python -m server.flags_table README.md
+	$(BIN)/python -m server.api_page docs/api.md
+	$(BIN)/python -m tests.emulator.sources kernels/cuda/registers.md
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-clients

@@ -247,6 +247,9 @@ class ModelInfo:
     sampling_defaults: Mapping[str, float | int]
     # Tokens beside the vocabulary proper, by their text; true: a control token, left out of replies.
     added_tokens: Mapping[str, bool] = field(default_factory=dict)
+    tool_template: str | None = (
+        None  # the chat template for conversations with tools, where it is another one
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +298,11 @@ Status = Literal["loading", "ready", "draining", "failed"]
 
 
 class EventStream(Protocol):
-    """The events of one request. What concerns the prompt is known at once; `aclose` cancels what is not finished."""
+    """The events of one request. What concerns the prompt is known at once.
+
+    `finish` asks for the end once there is enough: a few more tokens may come, then `Done` with the reason "stop". Before
+    the first token it asks in vain. `aclose` cancels what is not finished.
+    """
 
     prompt_ids: Sequence[int]
     prompt_tail: str  # the prompt's last 64 tokens as text, control tokens included
@@ -303,6 +310,8 @@ class EventStream(Protocol):
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
     async def __anext__(self) -> Event: ...
+
+    def finish(self) -> None: ...
 
     async def aclose(self) -> None: ...
 

@@ -234,7 +234,17 @@ class Settings:
         "auto",
         "how the model writes thinking and tool calls; auto: found out from its chat template; none: all is content",
         choices=(
-            *("auto", "none", "plain", "hermes", "qwen3-coder", "llama3", "mistral", "mistral-list", "deepseek"),
+            *(
+                "auto",
+                "none",
+                "plain",
+                "hermes",
+                "qwen3-coder",
+                "llama3",
+                "mistral",
+                "mistral-list",
+                "deepseek",
+            ),
             *("deepseek-v3.1", "glm", "harmony"),
         ),
     )

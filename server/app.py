@@ -1,26 +1,29 @@
 """`create_app`: routes, error handlers and the layers around them. Loads no torch.
 
-Layers from outside in: request id and last-resort 500, host check, API key, body limit, routes.
+Layers from outside in: request id and last-resort 500, host check, prefix, other origins, API key, body limit, routes.
 """
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from engine.api import AsyncEngine
 from engine.errors import EngineError
 from engine.settings import Settings
-from server import metrics, pages, status
+from server import metrics, openapi, pages, status, tracing, version
 from server.auth import PUBLIC, Auth, keys_of
 from server.errors import Problem, Refused, not_found, problem_of
 from server.frame import Frame
 from server.gate import Gate
-from server.limits import BodyLimit, HostCheck
+from server.limits import BodyLimit, HostCheck, Prefix, origins_of
+from server.meter import Meter
 from server.native import routes as native
 from server.native import slots
+from server.openai import absent
 from server.openai import routes as openai
 from server.sse import CLIENT_LEFT
 
@@ -28,23 +31,39 @@ from server.sse import CLIENT_LEFT
 def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     """The HTTP application of a ready engine, or of a gate whose engine comes later."""
     gate = engine if isinstance(engine, Gate) else Gate(engine)
+    meter, traces = Meter(), None
+    if settings.otlp_endpoint:
+        traces = tracing.Tracing(tracing.exporter_to(settings.otlp_endpoint), version())
     # The interactive documentation would load scripts from elsewhere.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(openai.routes(gate, settings))
+    app.include_router(absent.routes())
     app.include_router(native.routes(gate, settings))
     app.include_router(slots.routes(gate, settings))
     app.include_router(status.routes(gate, settings))
-    app.include_router(metrics.routes(gate))
+    app.include_router(metrics.routes(gate, meter))
+    app.include_router(openapi.routes(settings.api_prefix, keyed=bool(keys_of(settings))))
     app.include_router(pages.routes())
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _left)
     for kind in (Refused, EngineError):
         app.add_exception_handler(kind, _told)
     # The layer added last is the outermost.
-    app.add_middleware(BodyLimit, limit_mib=settings.max_body)
+    app.add_middleware(BodyLimit, limit_mib=settings.max_body, timeout_s=settings.timeout)
     app.add_middleware(Auth, keys=keys_of(settings), public=PUBLIC | pages.FILES.keys())
+    if origins := origins_of(settings):
+        # No cookies are used here, so none are allowed. Preflights carry no key and end in this layer.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(Prefix, prefix=settings.api_prefix)
     app.add_middleware(HostCheck, host=settings.host)
-    app.add_middleware(Frame)
+    app.add_middleware(Frame, meter=meter, traces=traces)
+    app.state.traces = traces
     return app
 
 

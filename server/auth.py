@@ -1,25 +1,51 @@
 """API keys: a Bearer token or X-Api-Key on every path but the public ones.
 
-Keys are compared in constant time, and against all of them, so that timing tells nothing. The matching key's
-hash becomes the tenant, which salts prefix-cache keys.
+Keys are compared in constant time, and against all of them, so that timing tells nothing; only their digests are
+kept. The matching key's digest becomes the tenant, which salts prefix-cache keys.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import stat
+from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from engine.errors import SettingError
 from engine.settings import Settings
 from server.errors import unauthorized
 
-PUBLIC = frozenset({"/health", "/v1/health", "/live"})
+PUBLIC = frozenset({"/health", "/v1/health", "/live", "/ready"})
 
 
 def keys_of(settings: Settings) -> tuple[str, ...]:
-    return tuple(key for part in (settings.api_key or "").split(",") if (key := part.strip()))
+    """The accepted keys, of the setting and of the file. Raises `SettingError`, so that a wrong file opens nothing."""
+    keys = [key for part in (settings.api_key or "").split(",") if (key := part.strip())]
+    if settings.api_key is not None and not keys:
+        raise SettingError("api_key", "''", "no key in it")
+    if settings.api_key_file is not None:
+        keys += _keys_in(settings.api_key_file)
+    return tuple(dict.fromkeys(keys))
+
+
+def _keys_in(path: str) -> list[str]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise SettingError("api_key_file", path, reason or str(error)) from error
+    keys = [key for line in text.splitlines() if (key := line.strip()) and not key.startswith("#")]
+    if not keys:
+        raise SettingError("api_key_file", path, "no key in it")
+    return keys
+
+
+def open_to_others(path: str) -> bool:
+    """May other users of this machine read or change the file?"""
+    return bool(Path(path).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
 def salted(tenant: str, cache_salt: str | None) -> str:
@@ -32,11 +58,11 @@ class Auth:
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...], public: frozenset[str]) -> None:
         self.app = app
-        self.keys = tuple(key.encode() for key in keys)
+        self.digests = tuple(_digest(key) for key in keys)
         self.public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.keys and scope["path"] not in self.public:
+        if scope["type"] == "http" and self.digests and scope["path"] not in self.public:
             tenant = self._tenant(Headers(scope=scope))
             if tenant is None:
                 await unauthorized().problem.response()(scope, receive, send)
@@ -47,6 +73,11 @@ class Auth:
     def _tenant(self, headers: Headers) -> str | None:
         offered = headers.get("authorization") or headers.get("x-api-key") or ""
         scheme, _, token = offered.partition(" ")
-        key = (token if scheme.lower() == "bearer" else offered).strip().encode("utf-8", "replace")
-        found = [mine for mine in self.keys if hmac.compare_digest(mine, key)]
-        return hashlib.sha256(found[0]).hexdigest()[:16] if found else None
+        key = (token if scheme.lower() == "bearer" else offered).strip()
+        digest = _digest(key)
+        found = [mine for mine in self.digests if hmac.compare_digest(mine, digest)]
+        return found[0].hex()[:16] if found else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()

@@ -13,20 +13,22 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from typing import Any, NoReturn
 
 from engine.api import AsyncEngine
 from engine.errors import LoadError, SettingError
 from engine.settings import Settings, check
-from server import logs
-from server.flags import OPTIONS, PREFIX, Option, merged
+from server import limits, logs, notify, tracing, version
+from server.auth import keys_of
+from server.flags import BY_NAME, OPTIONS, PREFIX, Option, merged
+from server.healthcheck import healthcheck
 from server.plan import GPUS, memory_of, table
 from server.serve import EXIT_CANNOT_LOAD, Load, run
 
 CONFIG_ENV = PREFIX + "CONFIG"
 METAVARS = {int: "N", int | None: "N", float: "X", float | None: "X"}
+OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"  # OpenTelemetry's own name for --otlp-endpoint
 EXIT_INTERRUPTED = 130
 # The settings that `plan` has flags for: those that decide what is held in memory.
 PLANNED = (
@@ -34,19 +36,26 @@ PLANNED = (
     *("ctx_size", "cache_size", "parallel", "batch_size"),
 )
 
+# The settings that `healthcheck` has flags for: those that decide where the server listens.
+ADDRESSED = ("host", "port", "api_prefix", "ssl_key_file", "ssl_cert_file")
+
 
 def main() -> NoReturn:
     """The console command. Status: 0 stopped in order, 1 failed, 2 bad usage, 3 cannot load, 4 port taken."""
     if sys.argv[1:2] == ["plan"]:
         sys.exit(plan(sys.argv[2:], os.environ))
+    if sys.argv[1:2] == ["healthcheck"]:
+        sys.exit(check_health(sys.argv[2:], os.environ))
     start(sys.argv[1:], load)
 
 
 def start(arguments: Sequence[str], load: Load) -> NoReturn:
     settings = read_settings(arguments, os.environ)
-    logs.configure(settings.log_level)
+    form = logs.form_of(settings.log_format, sys.stderr)
+    colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    logs.configure(settings.log_level, form, colors=colors)
     try:
-        code = run(settings, load)
+        code = run(settings, load, notify.over(os.environ.get("NOTIFY_SOCKET")))
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     logging.shutdown()
@@ -101,7 +110,36 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
     parser = _parser()
     arguments = arguments[1:] if arguments[:1] == ["serve"] else arguments
     _refuse_joined(parser, arguments, OPTIONS)
-    return _settings(parser, vars(parser.parse_args(arguments)), environ)
+    settings = _settings(parser, vars(parser.parse_args(arguments)), environ)
+    try:
+        keys_of(settings)
+    except SettingError as error:
+        parser.error(str(error))
+    if settings.otlp_endpoint and (absent := tracing.missing()):
+        parser.error(f"--otlp-endpoint needs {absent}: pip install 'slipstream[otel]'")
+    return settings
+
+
+def check_health(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Ask the server that these settings start whether it is ready. Status: 0 it is, 1 not, 2 bad usage."""
+    parser = argparse.ArgumentParser(
+        prog="slipstream healthcheck",
+        usage="slipstream healthcheck [--url URL] [options]",
+        description="Asks a running server's /health; the status is 0 if it takes requests, else 1.",
+        epilog="The address comes from --url, or from the settings that the server has, the environment too.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--url", metavar="URL", help="address of the server, with its prefix if it has one")
+    parser.add_argument("--config", metavar="FILE", help="the server's TOML file", default=argparse.SUPPRESS)
+    for option in OPTIONS:
+        if option.name in ADDRESSED:
+            _add(parser, option)
+    _refuse_joined(parser, arguments, [one for one in OPTIONS if one.name in ADDRESSED])
+    flags = vars(parser.parse_args(arguments))
+    url = flags.pop("url")
+    status, told = healthcheck(_settings(parser, {"model": "any", **flags}, environ), url)
+    sys.stdout.write(told + "\n")
+    return status
 
 
 def _settings(parser: argparse.ArgumentParser, flags: dict[str, Any], environ: Mapping[str, str]) -> Settings:
@@ -110,31 +148,33 @@ def _settings(parser: argparse.ArgumentParser, flags: dict[str, Any], environ: M
     named = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text}
     config = named.pop(CONFIG_ENV, None)
     config = flags.pop("config", config)
+    if environ.get(OTLP_ENV):
+        named.setdefault(BY_NAME["otlp_endpoint"].env, environ[OTLP_ENV])
     origins: dict[str, str] = {}
     try:
         settings = Settings(**merged(flags, named, config, origins))
         check(settings)
+        limits.check(settings)
     except SettingError as error:
         parser.error(f"{error} (from {origins.get(error.setting, 'the defaults')})")
     except ValueError as error:
         parser.error(str(error))
     if not settings.model:
         parser.error("--model is needed: a folder with a checkpoint, or a hub name org/name")
-    if settings.api_key is not None and not settings.api_key.replace(",", "").strip():
-        parser.error("--api-key: no key in it")
     return settings
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="slipstream",
-        usage="slipstream [serve] -m MODEL [options]\n       slipstream plan -m MODEL [options]",
+        usage="slipstream [serve] -m MODEL [options]\n       slipstream plan -m MODEL [options]"
+        "\n       slipstream healthcheck [options]",
         description="An OpenAI-compatible server for language models with lossless speculative decoding.",
         epilog=f"Each setting can also be given as {PREFIX}NAME in the environment, or as name = value in a"
         " TOML file. A flag wins over the environment, the environment over the file.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"slipstream {_version()}")
+    parser.add_argument("--version", action="version", version=f"slipstream {version()}")
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings", default=argparse.SUPPRESS)
     for name, options in groupby(OPTIONS, key=lambda one: one.group):
         group = parser.add_argument_group(name.lower())
@@ -185,10 +225,3 @@ def _refuse_joined(
     for word in arguments:
         if word[:1] == "-" and word[1:2].isalpha() and word.partition("=")[0] not in known:
             parser.error(f"unrecognized arguments: {word}")
-
-
-def _version() -> str:
-    try:
-        return version("slipstream")
-    except PackageNotFoundError:
-        return "(not installed)"

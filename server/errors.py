@@ -22,8 +22,10 @@ from engine.errors import (
     Overloaded,
     RequestError,
     SlotFileRefused,
+    TimedOut,
     Unsupported,
 )
+from server.meter import record
 
 RETRY_AFTER_S = 5  # while loading or draining: long enough for a restart behind a proxy to show
 
@@ -52,6 +54,7 @@ class Problem:
         }
 
     def response(self) -> Response:
+        record().code = self.code or self.type
         body = orjson.dumps(self.content())
         return Response(body, self.status, dict(self.headers), media_type="application/json")
 
@@ -92,6 +95,14 @@ def too_large(limit_mib: int) -> Refused:
     return Refused(Problem(413, "invalid_request_error", "body_too_large", message))
 
 
+def too_slow(limit_s: float) -> Refused:
+    message = (
+        f"the body did not arrive in time; --timeout sets the limit ({limit_s:g} s, and more for long bodies)"
+    )
+    headers = {"x-should-retry": "false", "connection": "close"}
+    return Refused(Problem(408, "timeout_error", "body_timeout", message, headers=headers))
+
+
 def not_json() -> Refused:
     message = "send the body as JSON with the header 'content-type: application/json'"
     return Refused(Problem(415, "invalid_request_error", "unsupported_media_type", message))
@@ -130,6 +141,11 @@ def _overloaded(error: Overloaded) -> Problem:
     return Problem(429, "rate_limit_error", "queue_full", str(error), headers=headers)
 
 
+def _timed_out(error: TimedOut) -> Problem:
+    # Another try would take as long.
+    return Problem(504, "timeout_error", "request_timeout", str(error), headers={"x-should-retry": "false"})
+
+
 def _stopped(_error: EngineStopped) -> Problem:
     return unavailable("the server is stopping", "server_stopping").problem
 
@@ -143,6 +159,7 @@ TABLE: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (InvalidRequest, _request("invalid_value")),
     (RequestError, _request("invalid_request")),
     (Overloaded, _overloaded),
+    (TimedOut, _timed_out),
     (EngineStopped, _stopped),
 )
 

@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus: the engine's own counters, read anew for each scrape; nothing is counted here.
+"""`/metrics` for Prometheus: the engine's own counters, read anew for each scrape, and what the meter has counted.
 
 The names after the prefix are those of vLLM and llama-server, so that dashboards carry over. What they count for
 speculation as a whole is told per drafter here: a draft that two drafters made counts as a draft of each, so sum
@@ -15,35 +15,53 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.responses import Response
 
-from engine.api import EngineStats
+from engine.api import EngineStats, ModelInfo
+from server import version
 from server.gate import Gate
+from server.meter import PREFIX, Meter
 from server.tally import seconds_of
 
-PREFIX = "slipstream:"
 
-
-def routes(gate: Gate) -> APIRouter:
+def routes(gate: Gate, meter: Meter) -> APIRouter:
     """The route `/metrics`: open while the engine is loaded, behind the API key like the other status routes."""
     router = APIRouter()
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        text = generate_latest(Scrape(gate.for_looking().stats()))
+        engine = gate.for_looking()
+        text = generate_latest(Scrape(engine.stats(), engine.info, meter))
         return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     return router
 
 
 class Scrape:
-    """One picture of the engine as a Prometheus collector. It needs no registry, so two servers share nothing."""
+    """One picture of a server as a Prometheus collector. It needs no registry, so two servers share nothing."""
 
-    def __init__(self, stats: EngineStats) -> None:
+    def __init__(self, stats: EngineStats, info: ModelInfo, meter: Meter) -> None:
         self._stats = stats
+        self._info = info
+        self._meter = meter
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, each family once."""
+        yield self._build()
         yield from self._engine()
         yield from self._speculation()
+        yield from self._meter.collect()
+
+    def _build(self) -> Metric:
+        info = self._info
+        labels = {
+            "version": version(),
+            "model": info.name,
+            "fingerprint": info.fingerprint,
+            "device": info.device,
+            "dtype": info.dtype,
+        }
+        family = GaugeMetricFamily(PREFIX + "build_info", "What is running; always 1.", labels=list(labels))
+        family.add_metric(list(labels.values()), 1)
+        return family
 
     def _engine(self) -> Iterator[Metric]:
         stats = self._stats
@@ -80,6 +98,12 @@ class Scrape:
             for drafter, count in drafters.items():
                 family.add_metric((drafter,), total(count))
             yield family
+        wasted = CounterMetricFamily(
+            PREFIX + "wasted_verify_tokens", "Drafted tokens verified in vain.", labels=["drafter"]
+        )
+        for drafter, count in drafters.items():
+            wasted.add_metric((drafter,), count.n_drafted - count.n_accepted)
+        yield wasted
         by_place = _counter(
             "num_accepted_tokens_per_pos", "Accepted tokens by place in the draft.", "drafter", "position"
         )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import logging
 import os
 import signal
 import socket
+import ssl
 import sys
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,21 +22,31 @@ import uvicorn
 from engine.api import AsyncEngine
 from engine.errors import LoadError, SettingError
 from engine.settings import Settings
+from server import notify as systemd
+from server import startup
+from server.address import bind, is_taken, mark_of, release, url_of
 from server.app import create_app
-from server.auth import keys_of
+from server.auth import keys_of, open_to_others
+from server.connection import connection
 from server.gate import Gate
-from server.limits import is_loopback
+from server.limits import is_loopback, unix_path
+from server.logs import Form, form_of, logger
+from server.notify import Notify
+from server.pulse import pulse
+from server.tracing import Tracing
 
 Load = Callable[[Settings], AsyncEngine]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 EXIT_FAILED, EXIT_CANNOT_LOAD, EXIT_PORT_TAKEN = 1, 3, 4
 FLUSH_S = 5  # for the last bytes of finished replies
 WATCH_S = 0.5
 
 
 class Listener(uvicorn.Server):
-    """uvicorn without its signal handlers."""
+    """uvicorn without its signal handlers. `traces` are the application's, to be closed after it."""
+
+    traces: Tracing | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -44,9 +54,10 @@ class Listener(uvicorn.Server):
 
 
 def listener(gate: Gate, settings: Settings) -> Listener:
+    app = create_app(gate, settings)
     config = uvicorn.Config(
-        create_app(gate, settings),
-        http="h11",  # refuses huge headers, which httptools does not
+        app,
+        http=connection(settings.timeout),  # h11 refuses huge headers, which httptools does not
         ws="none",
         lifespan="off",
         log_config=None,
@@ -55,19 +66,36 @@ def listener(gate: Gate, settings: Settings) -> Listener:
         proxy_headers=False,
         timeout_keep_alive=75,  # longer than clients keep idle connections, so that they close first
         timeout_graceful_shutdown=FLUSH_S,
+        ssl_keyfile=settings.ssl_key_file,
+        ssl_certfile=settings.ssl_cert_file,
+        reset_contextvars=True,  # request ids must not leak into other requests' tasks
     )
-    return Listener(config)
+    server = Listener(config)
+    server.traces = app.state.traces
+    return server
 
 
-def run(settings: Settings, load: Load) -> int:
-    """Serve until a signal or a failure; returns the exit status."""
+def run(settings: Settings, load: Load, notify: Notify = systemd.silent) -> int:
+    """Serve until a signal or a failure; returns the exit status. `notify` hears when it is ready and stopping."""
     try:
+        _check_certificate(settings)
         port = bind(settings)
     except SettingError as error:
-        log.error("%s", error)
-        return EXIT_PORT_TAKEN if _is_taken(error) else EXIT_CANNOT_LOAD
+        log.error("cannot_start", reason=str(error))
+        return EXIT_PORT_TAKEN if is_taken(error) else EXIT_CANNOT_LOAD
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_Life(settings, port).run(load))
+        return runner.run(_Life(settings, port, notify).run(load))
+
+
+def _check_certificate(settings: Settings) -> None:
+    """uvicorn would fail with a traceback, and only when the port is open."""
+    if settings.ssl_cert_file is None or settings.ssl_key_file is None:
+        return
+    try:
+        ssl.create_default_context().load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file)
+    except OSError as error:
+        reason = f"does not load together with --ssl-key-file: {error.strerror or error}"
+        raise SettingError("ssl_cert_file", settings.ssl_cert_file, reason) from error
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -78,38 +106,17 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-def _is_taken(error: SettingError) -> bool:
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
-
-
-def bind(settings: Settings) -> socket.socket:
-    """A listening socket. Raises `SettingError`."""
-    try:
-        found = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        # `localhost` has two addresses, and clients try the older one at least as often.
-        family, kind, protocol, _, address = sorted(found, key=lambda one: one[0] != socket.AF_INET)[0]
-    except OSError as error:
-        raise SettingError("host", settings.host, str(error)) from error
-    port = socket.socket(family, kind, protocol)
-    try:
-        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        port.bind(address)
-        port.listen(2048)
-    except OSError as error:
-        port.close()
-        raise SettingError("port", settings.port, error.strerror or str(error)) from error
-    return port
-
-
 class _Life:
     """One run from the open port to the exit status."""
 
-    def __init__(self, settings: Settings, port: socket.socket) -> None:
+    def __init__(self, settings: Settings, port: socket.socket, notify: Notify) -> None:
         self.settings = settings
         self.port = port
-        self.url = _url(settings.host, port.getsockname()[1])
+        self.number = None if unix_path(settings.host) is not None else port.getsockname()[1]
+        self.mark = mark_of(settings)
+        self.url = url_of(settings, self.number)
+        self.notify = notify
+        self.form: Form = form_of(settings.log_format, sys.stderr)
         self.gate = Gate()
         self.asked = asyncio.Event()
 
@@ -117,29 +124,37 @@ class _Life:
         self._take_signals()
         server = listener(self.gate, self.settings)
         serving = asyncio.create_task(server.serve(sockets=[self.port]))
-        log.info("event=listening url=%s", self.url)
-        if not is_loopback(self.settings.host) and not keys_of(self.settings):
-            log.warning("ANYONE WHO CAN REACH %s MAY USE THIS SERVER: set --api-key", self.url)
+        log.info("listening", url=self.url)
+        self._warn()
         work = asyncio.create_task(self._work(load))
         await asyncio.wait({work, serving}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         if not work.done():
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            log.error("event=listener_ended")
+            log.error("listener_ended")
         await serving
+        release(self.settings, self.mark)
+        if server.traces:
+            await asyncio.to_thread(server.traces.close)
         # Only now: replies still being written read events the engine keeps for them.
         if self.gate.engine:
             await self.gate.engine.close()
         return EXIT_FAILED if work.cancelled() else work.result()
 
     async def _work(self, load: Load) -> int:
+        started = time.perf_counter()
         engine = await self._load(load)
         if isinstance(engine, int):
             return engine
         self.gate.open(engine)
-        self._announce(engine)
-        return await self._until_stopped(engine)
+        self._announce(engine, time.perf_counter() - started)
+        self.notify(systemd.READY)
+        beat = asyncio.create_task(pulse(engine))
+        try:
+            return await self._until_stopped(engine)
+        finally:
+            beat.cancel()
 
     async def _load(self, load: Load) -> AsyncEngine | int:
         """The engine, or an exit status if it did not load or nobody waits for it any more."""
@@ -155,22 +170,23 @@ class _Life:
         try:
             return loading.result()
         except LoadError as error:
-            log.error("%s", error)
+            log.error("cannot_load", reason=str(error))
             return EXIT_CANNOT_LOAD
         except Exception:
-            log.exception("event=load_failed")
+            log.exception("load_failed")
             return EXIT_FAILED
 
     async def _until_stopped(self, engine: AsyncEngine) -> int:
         while not self.asked.is_set():
             if engine.status == "failed":
-                log.error("event=engine_failed")
+                log.error("engine_failed")
                 return EXIT_FAILED
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.asked.wait(), WATCH_S)
-        log.info("event=draining timeout_s=%g", self.settings.shutdown_timeout)
+        log.info("draining", timeout_s=self.settings.shutdown_timeout)
+        self.notify(systemd.STOPPING)
         await engine.drain(self.settings.shutdown_timeout)
-        log.info("event=drained")
+        log.info("drained")
         return 0
 
     def _take_signals(self) -> None:
@@ -183,16 +199,20 @@ class _Life:
             os._exit(128 + number)  # the second one means now
         self.asked.set()
 
-    def _announce(self, engine: AsyncEngine) -> None:
-        key = " -H 'authorization: Bearer YOUR_KEY'" if keys_of(self.settings) else ""
-        sys.stdout.write(
-            f"{engine.info.name} is ready on {self.url}\n\n"
-            f"  curl {self.url}/v1/chat/completions -H 'content-type: application/json'{key} \\\n"
-            '    -d \'{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}\'\n\n'
-        )
+    def _warn(self) -> None:
+        """Of what is allowed and dangerous."""
+        settings = self.settings
+        private = is_loopback(settings.host) or unix_path(settings.host) is not None
+        if not private and not keys_of(settings):
+            log.warning(f"ANYONE WHO CAN REACH {self.url} MAY USE THIS SERVER: set --api-key")
+        if settings.api_key_file is not None and open_to_others(settings.api_key_file):
+            log.warning("key_file_open_to_others", path=settings.api_key_file, wanted="mode 600")
+
+    def _announce(self, engine: AsyncEngine, load_s: float) -> None:
+        told = startup.facts(engine.info, self.settings, self.number, load_s)
+        sys.stdout.write(startup.example(engine.info, self.settings, self.number))
+        if self.form == "text":
+            sys.stdout.write(startup.table(told) + "\n")
+        else:
+            log.info("ready", **told)
         sys.stdout.flush()
-
-
-def _url(host: str, port: int) -> str:
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"

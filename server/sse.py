@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -14,13 +13,13 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from engine.api import EventStream
+from server.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 T = TypeVar("T")
 
 PING_S = 15.0  # proxies give up on a silent connection after 30 to 60 s
 CLIENT_LEFT = 499  # a status nobody sees; for the log
-SEND_TIMEOUT_S = 60.0  # a reader that takes nothing for so long is gone, and its slot is wanted
 
 
 async def close_all(streams: Sequence[EventStream]) -> None:
@@ -29,26 +28,37 @@ async def close_all(streams: Sequence[EventStream]) -> None:
 
 
 class Events(EventSourceResponse):
-    """Sends `chunks`; whatever ends the response also closes `streams`, be it before the first chunk."""
+    """Sends `chunks`; whatever ends the response also closes `streams`, be it before the first chunk.
 
-    def __init__(self, chunks: AsyncIterator[bytes], streams: Sequence[EventStream], grace_s: float) -> None:
+    A reader that takes nothing for `timeout_s` is gone, and its slot is wanted.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        streams: Sequence[EventStream],
+        *,
+        grace_s: float,
+        timeout_s: float,
+    ) -> None:
         super().__init__(
             chunks,
             headers={"Cache-Control": "no-cache"},
             sep="\n",
             ping=PING_S,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
-            send_timeout=SEND_TIMEOUT_S,
+            send_timeout=timeout_s,
             shutdown_event=anyio.Event(),
             shutdown_grace_period=grace_s,
         )
         self.streams = streams
+        self.timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:
-            log.warning("event=reader_timeout seconds=%g", SEND_TIMEOUT_S)
+            log.warning("reader_timeout", seconds=self.timeout_s)
         finally:
             await close_all(self.streams)
 

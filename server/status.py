@@ -1,4 +1,4 @@
-"""What the server tells about itself: `/health`, `/live`, `/slots`, `/props`, with llama-server's keys where
+"""What the server tells about itself: `/health`, `/ready`, `/live`, `/slots`, `/props`, with llama-server's keys where
 those exist.
 """
 
@@ -15,6 +15,7 @@ from engine.api import AsyncEngine, SlotState
 from engine.settings import Settings
 from server.errors import unavailable
 from server.gate import Gate
+from server.openai.formats.known import format_of
 from server.tally import shown
 
 SECRET = frozenset({"api_key"})
@@ -23,9 +24,11 @@ SECRET = frozenset({"api_key"})
 def routes(gate: Gate, settings: Settings) -> APIRouter:
     router = APIRouter()
 
-    async def health() -> Response:
-        """Ready for requests? 503 while loading, draining or failed."""
+    async def health(request: Request) -> Response:
+        """Ready for requests? 503 while loading, draining or failed, and without an idle slot if that is asked."""
         status = gate.status
+        if status == "ready" and _no_slot(request, gate.for_looking()):
+            raise unavailable("no slot is idle", "no_idle_slot")
         if status == "ready":
             return JSONResponse({"status": "ok", **_warnings(gate.for_looking())})
         problem = gate.refusal().problem
@@ -36,22 +39,27 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         failed = gate.status == "failed"
         return JSONResponse({"status": "failed" if failed else "ok"}, 503 if failed else 200)
 
-    for path, endpoint in (("/health", health), ("/v1/health", health), ("/live", live)):
+    for path, endpoint in (("/health", health), ("/v1/health", health), ("/ready", health), ("/live", live)):
         router.add_api_route(path, endpoint, methods=["GET", "HEAD"])
 
     @router.get("/slots")
     async def slots(request: Request) -> list[dict[str, Any]]:
         engine = gate.for_looking()
-        states = engine.stats().slots
-        if request.query_params.get("fail_on_no_slot") == "1" and all(one.busy for one in states):
+        if _no_slot(request, engine):
             raise unavailable("no slot is idle", "no_idle_slot")
-        return [_slot(one, engine) for one in states]
+        return [_slot(one, engine) for one in engine.stats().slots]
 
     @router.get("/props")
     async def props() -> dict[str, Any]:
         return _props(gate.for_looking(), settings)
 
     return router
+
+
+def _no_slot(request: Request, engine: AsyncEngine) -> bool:
+    """Does the request want a failure where no slot is idle, and is none?"""
+    asked = request.query_params.get("fail_on_no_slot") == "1"
+    return asked and all(one.busy for one in engine.stats().slots)
 
 
 def _warnings(engine: AsyncEngine) -> dict[str, Any]:
@@ -93,6 +101,7 @@ def _props(engine: AsyncEngine, settings: Settings) -> dict[str, Any]:
         "endpoint_props": False,
         "endpoint_metrics": True,
         "chat_template": info.chat_template,
+        "chat_format": format_of(info, settings.chat_format).name,
         "bos_token": info.bos_token,
         "eos_token": info.eos_tokens[0] if info.eos_tokens else None,
         "build_info": info.fingerprint,

@@ -12,9 +12,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from engine.api import Delta, EngineStats, Event, Failed, Sampling, SlotState
+from engine.api import Delta, Done, EngineStats, Event, Failed, Sampling, SlotState
 from engine.batch import Span
 from engine.cache.cache import Cache
 from engine.cache.saved import Saved
@@ -112,6 +113,14 @@ class Engine:
         for slot in (*self._running, *self._preempted):
             if slot.request.id == request_id:
                 self._free(slot)
+
+    def finish(self, request_id: str) -> list[tuple[str, Event]]:
+        """End a request that has begun to reply, as it stands; returns its last event."""
+        for slot in (*self._running, *self._preempted):
+            if slot.request.id == request_id and slot.n_decoded:
+                self._free(slot)
+                return [(request_id, self._done(slot, Ending.ENOUGH))]
+        return []
 
     def rollback(self, request_id: str, n_tokens: int) -> None:
         """Cut a request's sequence back to its first `n_tokens` tokens, at least the prompt, and go on from there.
@@ -283,8 +292,7 @@ class Engine:
             if ending is Ending.BROKEN:
                 ended.append((slot, Failed(StepFailed(_why_broken(slot)))))
             elif ending is not None:
-                synthetic = self._target.acceptance is not coupled
-                ended.append((slot, done(slot, ending, synthetic=synthetic)))
+                ended.append((slot, self._done(slot, ending)))
             kept.append(Kept(slot, one.draft, outcome.n_accepted, one.start, outcome.streams))
         self._chain.accept(kept)
         for one, _ in outcomes:
@@ -293,6 +301,9 @@ class Engine:
             events.append((slot.request.id, event))
             self._free(slot)
         return events
+
+    def _done(self, slot: Slot, ending: Ending) -> Done:
+        return done(slot, ending, synthetic=self._target.acceptance is not coupled)
 
     def _told_of_prompt(self, work: Work, verdict: Verdict) -> list[tuple[str, Event]]:
         """Take in what a pass says of the prompt's tokens; tell the prompt, once it is complete, if that is asked."""
@@ -345,6 +356,8 @@ class Engine:
             params = resolve_sampling(sampling, {}, [], self.target.vocab_size)
             logits = torch.zeros(1, self.target.vocab_size, device=self.target.device)
             pick(logits, [Row(params, [0], 1, Counter())])
+        everything = np.full(-(-self.target.vocab_size // 32), -1, np.int32)
+        pick(logits, [Row(params, [0], 1, Counter(), allowed=everything)])
 
     def stats(self) -> EngineStats:
         """A picture of the engine between two steps."""

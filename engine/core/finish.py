@@ -23,6 +23,7 @@ class Ending(Enum):
     END_TOKEN = "end token"
     STOP_STRING = "stop string"
     COMPLETE = "complete"  # the grammar allows nothing more
+    ENOUGH = "enough"  # whoever asked wants no more
     LIMIT = "limit"
     BROKEN = "broken"  # NaN in the row
 

@@ -217,6 +217,7 @@ def _info(
         created=int(time.time()),
         sampling_defaults=defaults,
         added_tokens=tokenizer.added_tokens,
+        tool_template=text.template.tool_source if text.template is not None else None,
     )
 
 

@@ -14,7 +14,15 @@ _MOST_WAITING = 256  # deltas a slow reader may leave; more are joined, so memor
 class Stream:
     """Implements `engine.api.EventStream`. Used on the event loop alone."""
 
-    def __init__(self, prompt_ids: Sequence[int], prompt_tail: str, cancel: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        prompt_tail: str,
+        *,
+        finish: Callable[[], None],
+        cancel: Callable[[], None],
+    ) -> None:
+        self.finish = finish
         self.prompt_ids = prompt_ids
         self.prompt_tail = prompt_tail
         self._cancel = cancel

@@ -132,7 +132,12 @@ class ThreadEngine:
         finally:
             self._n_preparing -= 1
         self._check_open()
-        stream = Stream(prepared.token_ids, prepared.tail, lambda: self._cancel(request.id))
+        stream = Stream(
+            prepared.token_ids,
+            prepared.tail,
+            finish=lambda: self._inbox.put(lambda: self._finish(request.id)),
+            cancel=lambda: self._cancel(request.id),
+        )
         self._streams[request.id] = stream
         self._inbox.put(lambda: self._engine.add(request.id, new_slot))
         return stream
@@ -357,6 +362,9 @@ class ThreadEngine:
         return new_slot
 
     # --- the engine's thread ---
+
+    def _finish(self, request_id: str) -> None:
+        self._post(partial(self._deliver, self._engine.finish(request_id)))
 
     def _run(self) -> None:
         try:

@@ -19,9 +19,10 @@ import secrets
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.speculate.compiled import compiled
 
 LONGEST = 4  # tokens of the longest n-gram
 
@@ -57,8 +58,8 @@ def _compiled(function: F) -> F:
     Without reference counts, which numba else keeps with atomic instructions for every array at every call, counting
     takes a fifth of the time. numba's own library uses the option.
     """
-    compiled: F = numba.njit(cache=True, nogil=True, _nrt=False)(function)  # type: ignore[call-overload]
-    return compiled
+    made: F = compiled(function, _nrt=False)
+    return made
 
 
 class NgramCounts:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import LoadError
+from engine.speculate.compiled import compiled
 
 _LONGEST = 4
 _HEADER = _LONGEST + 1  # words of a record before its followers
@@ -82,7 +82,7 @@ def _words(records: Records) -> Words:
     return words
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _n_tokens(words: Words, at: np.int64, vocab_size: int) -> int:
     """Tokens of the n-gram at an index, 0 where it is malformed."""
     n_tokens = 0
@@ -94,7 +94,7 @@ def _n_tokens(words: Words, at: np.int64, vocab_size: int) -> int:
     return n_tokens
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _check_record(words: Words, at: np.int64, vocab_size: int) -> int:
     """What is wrong with the record at an index; 0: nothing."""
     if len(words) - at < _HEADER:
@@ -114,7 +114,7 @@ def _check_record(words: Words, at: np.int64, vocab_size: int) -> int:
     return 0
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _check(words: Words, vocab_size: int) -> tuple[np.int64, int, int, int]:
     """Index and problem (0: none) of the first bad record; numbers of n-grams and of followers before it."""
     at, n_grams, n_followers = np.int64(0), 0, 0
@@ -128,7 +128,7 @@ def _check(words: Words, vocab_size: int) -> tuple[np.int64, int, int, int]:
     return at, 0, n_grams, n_followers
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _parse(words: Words, grams: Words, followers: Words) -> None:
     """Copy checked records into arrays of their size."""
     at, n_followers = np.int64(0), 0

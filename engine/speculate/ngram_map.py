@@ -12,11 +12,11 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.slot import Slot
+from engine.speculate.compiled import compiled
 from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
 from engine.speculate.ngram_lookup import NgramLookup, Sizes, copied
 
@@ -135,7 +135,7 @@ def _runs(sources: Sequence[str], name: str) -> Iterator[tuple[int, int]]:
         start += n_tokens
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _common(tokens: Tokens, one: int, other: int, most: int) -> int:
     """How many tokens from two places on are equal, `most` at most and up to the end of the text."""
     most = min(most, len(tokens) - max(one, other))
@@ -145,7 +145,7 @@ def _common(tokens: Tokens, one: int, other: int, most: int) -> int:
     return n
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _group(tokens: Tokens, places: Tokens, most: int, values: Tokens, counts: Tokens) -> int:
     """Count places by the `most` tokens that follow; the number of values. values, counts: [4] int32.
 
@@ -170,7 +170,7 @@ def _group(tokens: Tokens, places: Tokens, most: int, values: Tokens, counts: To
     return n_values
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _weigh(tokens: Tokens, places: Tokens, most: int, survival: NDArray[np.float32]) -> np.int64:
     """The place of the continuation that outweighs all others, -1 if none does.
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.slot import Slot
+from engine.speculate.compiled import compiled
 from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
 
 _LEAST_SIZE = 4096
@@ -89,14 +89,14 @@ class NgramMod(Drafter):
         return Guess(text[self._n_match : self._n_match + n_guessed].tolist())
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _entry(value: np.uint64, size: int) -> np.int64:
     """The entry of a polynomial's value in a table whose size is a power of two up to 2^32."""
     mixed = ((value ^ (value >> _HALF)) * _MIX) >> _HALF
     return np.int64((mixed * np.uint64(size)) >> _HALF)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _polynomial(tokens: Tokens, start: int, end: int) -> np.uint64:
     value = np.uint64(0)
     for i in range(start, end):
@@ -104,7 +104,7 @@ def _polynomial(tokens: Tokens, start: int, end: int) -> np.uint64:
     return value
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _leaving(n_match: int) -> np.uint64:
     """What a token of a polynomial counts for one token after it was the oldest."""
     factor = _ONE
@@ -113,7 +113,7 @@ def _leaving(n_match: int) -> np.uint64:
     return factor
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _learn(table: Tokens, tokens: Tokens, n_match: int, n_learnt: int) -> None:
     """Enter every token from index `n_learnt` on that has `n_match` tokens before it. table: [size], tokens: [n]."""
     first = max(n_match, n_learnt)
@@ -127,7 +127,7 @@ def _learn(table: Tokens, tokens: Tokens, n_match: int, n_learnt: int) -> None:
         value -= leaving * (np.uint64(tokens[i - n_match]) + _ONE)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _follow(table: Tokens, text: Tokens, n_match: int) -> int:
     """Fill `text` [n_match + n_most] from index `n_match` on until an entry is free; how many tokens were put."""
     leaving = _leaving(n_match)

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.speculate.compiled import compiled
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial; odd, so that no token is ever shifted out
 _MIX = np.uint64(0xD6E8FEB86659FD93)
@@ -150,7 +151,7 @@ def _warm_up() -> None:
     _rehash(newest, np.zeros((1, 16), np.uint64))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _finish(value: np.uint64, salt: np.uint64) -> np.uint64:
     """A run's 32-bit hash from its polynomial."""
     mixed = value + salt * _MIX
@@ -158,7 +159,7 @@ def _finish(value: np.uint64, salt: np.uint64) -> np.uint64:
     return (mixed ^ (mixed >> _HALF)) * _BASE >> _HALF
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _polynomial(tokens: Tokens, start: Place, end: Place) -> np.uint64:
     value = np.uint64(0)
     for i in range(start, end):
@@ -166,13 +167,13 @@ def _polynomial(tokens: Tokens, start: Place, end: Place) -> np.uint64:
     return value
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _bucket(tag: np.uint64, n_buckets: int) -> Place:
     """Where probing starts: the hash's upper bits. `n_buckets` is a power of two."""
     return np.int64(tag * np.uint64(n_buckets) >> _HALF)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _same(tokens: Tokens, end: Place, others: Tokens, other_end: Place, length: Place) -> bool:
     i = 1
     while i <= length and tokens[end - i] == others[other_end - i]:
@@ -180,7 +181,7 @@ def _same(tokens: Tokens, end: Place, others: Tokens, other_end: Place, length: 
     return bool(i > length)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _put(tokens: Tokens, end: int, tag: np.uint64, length: Place, newest: Table, before: Tokens) -> None:
     """Make `end` the newest place of its run. `newest` [n_buckets], `before` [n_room]."""
     n_buckets = len(newest)
@@ -201,7 +202,7 @@ def _put(tokens: Tokens, end: int, tag: np.uint64, length: Place, newest: Table,
     newest[bucket] = tag << _HALF | np.uint64(end)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _learn(
     tokens: Tokens,
     lengths: NDArray[np.int64],
@@ -227,7 +228,7 @@ def _learn(
             _put(tokens, end, _finish(value, salt), length, newest[row], before[row])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _learn_documents(
     tokens: Tokens,
     lengths: NDArray[np.int64],
@@ -240,7 +241,7 @@ def _learn_documents(
         _learn(tokens[: ends[i]], lengths, (starts[i], starts[i], salts[i]), newest, before)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _find(tokens: Tokens, context: Tokens, length: Place, salt: np.uint64, newest: Table) -> Place:
     """The newest place of the context's last tokens, 0 if there is none."""
     if len(context) < length:
@@ -257,7 +258,7 @@ def _find(tokens: Tokens, context: Tokens, length: Place, salt: np.uint64, newes
     return np.int64(0)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _follow(place: Place, limit: int, before: Tokens) -> Tokens:
     """A place and those before it: [at most limit] int32."""
     places = np.empty(limit, np.int32)
@@ -269,7 +270,7 @@ def _follow(place: Place, limit: int, before: Tokens) -> Tokens:
     return places[:n_places]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _ends(
     tokens: Tokens,
     context: Tokens,
@@ -282,7 +283,7 @@ def _ends(
     return _follow(_find(tokens, context, length, salt, newest[row]), limit, before[row])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _longest(
     tokens: Tokens,
     context: Tokens,
@@ -299,7 +300,7 @@ def _longest(
     return -1, np.empty(0, np.int32)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _rehash(old: Table, new: Table) -> None:
     """Carry the newest places over into a larger table; a run's hash is in its entry."""
     n_lengths, n_buckets = new.shape

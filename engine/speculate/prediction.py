@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.slot import Slot
+from engine.speculate.compiled import compiled
 from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
 
 Tokens = NDArray[np.int32]
@@ -123,7 +123,7 @@ class Prediction(Drafter):
         return Guess(token_ids.tolist(), survival.tolist())
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _run_key(tokens: Tokens, end: int) -> np.uint64:
     """The hash of the four tokens before `end` in the upper half, zero in the lower."""
     value = np.uint64(0)
@@ -133,7 +133,7 @@ def _run_key(tokens: Tokens, end: int) -> np.uint64:
     return value >> np.uint64(32) << np.uint64(32)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _sorted_runs(prediction: Tokens) -> Keys:
     keys = np.empty(max(0, len(prediction) - _RUN + 1), np.uint64)
     for i in range(len(keys)):
@@ -142,7 +142,7 @@ def _sorted_runs(prediction: Tokens) -> Keys:
     return keys
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _matches(output: Tokens, n: int, prediction: Tokens, place: Place, most: Place) -> Place:
     """How many of the output's first `n` tokens, from the last backwards, stand before the place; `most` at most."""
     count: Place = 0
@@ -152,7 +152,7 @@ def _matches(output: Tokens, n: int, prediction: Tokens, place: Place, most: Pla
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _look_up(output: Tokens, n: int, prediction: Tokens, keys: Keys, near: Place) -> tuple[Place, Place]:
     """(matches, place) of the longest match of the output's first `n` tokens in the whole prediction.
 
@@ -177,7 +177,7 @@ def _look_up(output: Tokens, n: int, prediction: Tokens, keys: Keys, near: Place
     return longest, best
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _swap_at(prediction: Tokens, place: Place, swaps: Tokens, n_swaps: Place) -> Place:
     """The newest replacement for the predicted tokens at a place, -1 if there is none."""
     for age in range(min(n_swaps, _SWAPS)):
@@ -193,7 +193,7 @@ def _swap_at(prediction: Tokens, place: Place, swaps: Tokens, n_swaps: Place) ->
     return -1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _learn_swap(output: Tokens, n: int, prediction: Tokens, track: Track) -> None:
     """The output is in step again after `n` tokens: remember what stands for what, if both are short."""
     state, _, swaps = track
@@ -210,7 +210,7 @@ def _learn_swap(output: Tokens, n: int, prediction: Tokens, track: Track) -> Non
     state[_N_SWAPS] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _extend(token: int, prediction: Tokens, low: Place, band: Ints) -> tuple[Place, Place]:
     """Score the band's places for one more output token: (greatest score, its place)."""
     matched, inserted = band[0], band[1]
@@ -233,7 +233,7 @@ def _extend(token: int, prediction: Tokens, low: Place, band: Ints) -> tuple[Pla
     return best, where
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _align(output: Tokens, i: int, prediction: Tokens, keys: Keys, track: Track) -> None:
     """Take in output token `i` while out of step."""
     state, band, _ = track
@@ -248,7 +248,7 @@ def _align(output: Tokens, i: int, prediction: Tokens, keys: Keys, track: Track)
         state[_DIVERGED] = 0
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _diverge(output: Tokens, at: int, n: int, prediction: Tokens, keys: Keys, track: Track) -> None:
     """Output tokens `at` up to `n` do not follow the prediction at the pointer."""
     state, band, _ = track
@@ -259,7 +259,7 @@ def _diverge(output: Tokens, at: int, n: int, prediction: Tokens, keys: Keys, tr
         _align(output, i, prediction, keys, track)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _follow(output: Tokens, prediction: Tokens, keys: Keys, track: Track) -> None:
     """Take in the output tokens that were not seen yet; `output` [n_output] int32 is all of them."""
     state, _, swaps = track
@@ -288,7 +288,7 @@ def _follow(output: Tokens, prediction: Tokens, keys: Keys, track: Track) -> Non
     state[_SEEN] = max(state[_SEEN], len(output))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _continue(prediction: Tokens, track: Track, n_max: int) -> tuple[Tokens, NDArray[np.float64]]:
     """(token ids, survival), [at most n_max] int32 and float64."""
     state, _, swaps = track

@@ -26,11 +26,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.slot import Slot
+from engine.speculate.compiled import compiled
 from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
 from engine.speculate.occurrences import Occurrences
 from engine.speculate.shared_history import SharedHistory
@@ -98,7 +98,7 @@ class Suffix(Drafter):
         return Guess(token_ids.tolist(), survival.tolist())
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _match(text: Tokens, context: Tokens, place: int, first: int) -> int:
     """How many tokens before `place`, none of them before `first`, equal the context's last ones."""
     n = 0
@@ -108,7 +108,7 @@ def _match(text: Tokens, context: Tokens, place: int, first: int) -> int:
     return n
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _longest_match(text: Tokens, context: Tokens, places: Tokens, spans: Spans) -> int:
     longest = 0
     for k in range(len(places)):
@@ -117,7 +117,7 @@ def _longest_match(text: Tokens, context: Tokens, places: Tokens, spans: Spans) 
     return longest
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _following(
     text: Tokens, tail: Tokens, voters: tuple[Tokens, Spans, Tokens], i: int, votes: Tokens
 ) -> int:
@@ -136,7 +136,7 @@ def _following(
     return n_live
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _elect(votes: Tokens, matches: Tokens) -> tuple[int, int, int, int]:
     """(token, weight for it, weight against it, longest match for it)."""
     best, most, total, longest = -1, 0, 0, 0
@@ -157,7 +157,7 @@ def _elect(votes: Tokens, matches: Tokens) -> tuple[int, int, int, int]:
     return best, most, total - most, longest
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _keep(voters: tuple[Tokens, Spans, Tokens], votes: Tokens, token: int) -> int:
     """Close up the voters for the token; how many they are."""
     places, spans, matches = voters
@@ -171,7 +171,7 @@ def _keep(voters: tuple[Tokens, Spans, Tokens], votes: Tokens, token: int) -> in
     return n_live
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _guess(
     text: Tokens, context: Tokens, places: Tokens, spans: Spans, shape: tuple[int, int]
 ) -> tuple[Tokens, NDArray[np.float64]]:

@@ -15,7 +15,6 @@ from engine.api import Chat
 from engine.errors import InvalidRequest, LoadError, Unsupported
 from engine.text.control import Breaker, free_marks
 from engine.text.json_file import read_object
-from engine.text.template import compile_template, render
 from engine.text.tokenizer import Tokenizer
 
 # Some templates build control tokens out of the role, so it may not be any word.
@@ -33,7 +32,15 @@ class ChatTemplate:
         """sources: template by name; "default" is the one used, "tool_use" if there are tools."""
         if "default" not in sources:
             raise LoadError(f"{where}: no chat template is named default, only {', '.join(sources)}")
+        try:
+            from engine.text.template import compile_template, render
+        except ImportError:
+            raise LoadError(
+                f"{where}: its chat template needs the package jinja2, which is not installed"
+            ) from None
         self.source = sources["default"]
+        self.tool_source = sources.get("tool_use")
+        self._write = render
         self.tokenizer = tokenizer
         self._templates = {name: compile_template(source, where) for name, source in sources.items()}
         self._breaker = Breaker(tokenizer)
@@ -44,7 +51,7 @@ class ChatTemplate:
     def _probe(self, content: Any) -> str | None:
         """What the default template makes of a content, or None if the text in it does not come out."""
         try:
-            text = render(
+            text = self._write(
                 self._templates["default"], self._variables([{"role": "user", "content": content}], {})
             )
         except InvalidRequest:
@@ -79,7 +86,7 @@ class ChatTemplate:
             tag_last(messages, end)
         name = "tool_use" if keywords.get("tools") and "tool_use" in self._templates else "default"
         variables = self._variables(messages, keywords)
-        text = render(
+        text = self._write(
             self._templates[name], {**variables, "add_generation_prompt": chat.add_generation_prompt}
         )
         return (cut_at(text, end) if chat.continue_final_message else text), mark
@@ -101,7 +108,7 @@ class ChatTemplate:
         if "content" in made:
             made["content"] = self._content(made["content"], f"{where}.content")
         if made.get("tool_calls"):
-            made["tool_calls"] = [parse_arguments(one, f"{where}.tool_calls") for one in made["tool_calls"]]
+            made["tool_calls"] = [parse_arguments(one) for one in made["tool_calls"]]
         thoughts = next((made[name] for name in REASONING if made.get(name) is not None), None)
         return made if thoughts is None else {"thinking": thoughts, **made, "reasoning_content": thoughts}
 
@@ -130,7 +137,7 @@ def part_text(part: Any, where: str) -> str:
     return text
 
 
-def parse_arguments(call: Any, where: str) -> Any:
+def parse_arguments(call: Any) -> Any:
     """A tool call with its arguments as an object: clients send JSON text, templates index into it."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
@@ -138,7 +145,7 @@ def parse_arguments(call: Any, where: str) -> Any:
     try:
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError):
-        raise InvalidRequest(where, "function.arguments is not JSON") from None
+        return call  # one that was cut short; a template that must look into it refuses it itself
     return {**call, "function": {**function, "arguments": arguments}}
 
 

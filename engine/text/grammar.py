@@ -101,6 +101,9 @@ class Grammars:
         if grammar.reasoning is None:
             return None
         start, end = grammar.reasoning
+        # What users write stands before the control tokens that begin the reply.
+        controls = [one for one in self._text.control_ids if one not in grammar.reasoning]
+        prompt_tail = _behind(prompt_tail, controls)
         if prompt_tail.rfind(start) > prompt_tail.rfind(end):
             return Thinking(None, end.encode())
         # A template that writes an empty thinking part itself has ruled thinking out.
@@ -226,6 +229,11 @@ class Constraint:
             self.failure = first_line(self._matcher.get_error())
             return np.zeros_like(words)
         return words if self._n_free is not None or opener is None else _with(words.copy(), opener)
+
+
+def _behind(text: str, marks: Sequence[str]) -> str:
+    """The text behind the last of the marks in it."""
+    return text[max((text.rfind(one) + len(one) for one in marks if one in text), default=0) :]
 
 
 def _with(words: Words, token_id: int) -> Words:

@@ -98,7 +98,9 @@ def render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
             if n_chars > N_CHARS_MAX:
                 raise InvalidRequest("messages", f"the rendered chat has more than {N_CHARS_MAX} characters")
             if time.monotonic() - started > SECONDS_MAX:
-                raise InvalidRequest("messages", f"the chat template takes more than {SECONDS_MAX:g} s for them")
+                raise InvalidRequest(
+                    "messages", f"the chat template takes more than {SECONDS_MAX:g} s for them"
+                )
     except TEMPLATE_FAULTS as error:
         raise InvalidRequest("messages", f"the chat template refuses this conversation: {error}") from error
     return "".join(pieces)

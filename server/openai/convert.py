@@ -9,13 +9,18 @@ import secrets
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from engine.api import Chat, ModelInfo, Prompt, Request, Sampling, Speculate
+from engine.api import Chat, Grammar, Infill, ModelInfo, Prompt, Request, Sampling, Speculate
 from engine.settings import Settings
 from server.auth import salted
-from server.errors import bad_request
-from server.openai.forms import CHAT, TEXT, Form
+from server.errors import bad_request, unsupported
+from server.openai.formats.enforce import or_json
+from server.openai.formats.reading import Known
+from server.openai.forms import CHAT, TEXT, Form, Told
+from server.openai.message import FIELDS, Reading
+from server.openai.structured import grammar_of
+from server.openai.tools import Asked, asked
 from server.openai.wire import ChatRequest, CompletionRequest, Generate, Message
 
 T = TypeVar("T")
@@ -30,6 +35,7 @@ class Caller:
     tenant: str
     settings: Settings
     info: ModelInfo
+    known: Known  # the model's format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +45,7 @@ class Job:
     id: str
     request_id: str
     form: Form
+    told: Told
     requests: tuple[Request, ...]  # n per prompt, prompt by prompt
     n: int
     seed: int
@@ -47,16 +54,103 @@ class Job:
     continuous_usage: bool
     detail: bool
     predicted: bool  # the request brought a prediction, be it empty
+    service_tier: bool  # to be told, as the request named one
 
 
 def chat_job(wire: ChatRequest, caller: Caller) -> Job:
-    limit = first(wire.max_completion_tokens, wire.max_tokens, wire.n_predict)
-    return _job(wire, CHAT, [read_chat(wire, caller.info)], limit, caller)
+    if wire.top_logprobs and not wire.logprobs:
+        raise bad_request("top_logprobs: only allowed with logprobs", param="top_logprobs")
+    tools = read_tools(wire, caller.info)
+    if tools.shown and not caller.known.can_call:
+        name = caller.known.format.name
+        raise unsupported(
+            "tools", f"calls in this model's format ({name}) cannot be read (see --chat-format)"
+        )
+    shared = replace(
+        _shared(wire, caller),
+        **_limits(wire, wire.max_completion_tokens),
+        logprobs=_logprobs(wire, (wire.top_logprobs or 0) if wire.logprobs else None),
+        grammar=_chat_grammar(wire, tools, caller.known),
+    )
+    reading = _reading(wire, tools, caller, shared)
+    if reading is None:
+        return _job(wire, CHAT, [read_chat(wire, caller.info)], shared, caller)
+    seen = replace(shared, skip_special=shared.skip_special and not caller.known.needs_controls)
+    job = _job(wire, CHAT, [read_chat(wire, caller.info)], seen, caller)
+    return replace(job, told=replace(job.told, parser=reading))
+
+
+def _reading(wire: ChatRequest, tools: Asked, caller: Caller, shared: Request) -> Reading | None:
+    """How replies are read; None if all that can come is content."""
+    known, field = caller.known, caller.settings.reasoning_field
+    thinks = known.format.reasoning is not None and bool(FIELDS[field])
+    if not (tools.shown or thinks or known.format.channels):
+        return None
+    return Reading(
+        known=known,
+        tools=tools.tools,
+        most_calls=None if tools.many else 1,
+        reasoning_field=field,
+        continued=wire.messages[-1].content if wire.continue_final_message else None,
+        # Whoever asks for control tokens gets those that mean nothing here too.
+        silent=known.silent if shared.skip_special and known.needs_controls else frozenset(),
+    )
+
+
+def _chat_grammar(wire: ChatRequest, tools: Asked, known: Known) -> Grammar | None:
+    """What the reply must be: structured output, calls, or the one or the other."""
+    grammar = grammar_of(wire, known.format.reasoning)
+    if grammar is not None and known.format.channels:
+        raise unsupported(grammar.param, f"cannot be enforced in this model's format ({known.format.name})")
+    if grammar is not None and tools.is_forced:
+        raise bad_request(
+            f"{grammar.param}: cannot be combined with a tool_choice that forces a call", param=grammar.param
+        )
+    if tools.is_forced:
+        source = known.forced(list(tools.tools.values()), many=tools.many)
+        return Grammar("lark", source, known.format.reasoning, "tools")
+    if grammar is None or not tools.shown:
+        return grammar
+    if grammar.kind != "json_schema":
+        raise bad_request(f"{grammar.param}: cannot be combined with tools", param=grammar.param)
+    calls = known.forced(list(tools.tools.values()), many=tools.many)
+    return replace(grammar, kind="lark", source=or_json(calls, grammar.source))
+
+
+def read_tools(wire: ChatRequest, info: ModelInfo) -> Asked:
+    """What is asked of tools. Raises `Refused` for a choice that cannot be, and where the template has no place."""
+    try:
+        tools = asked(wire.tools, wire.tool_choice, many=wire.parallel_tool_calls is not False)
+    except ValueError as error:
+        raise bad_request(f"tool_choice: {error}", param="tool_choice") from None
+    if tools.shown and "tools" not in (info.chat_template or "") and info.tool_template is None:
+        raise unsupported("tools", "this model's chat template has no place for tools")
+    return tools
 
 
 def completion_job(wire: CompletionRequest, caller: Caller) -> Job:
-    prompts = [one if isinstance(one, str) else tuple(one) for one in wire.prompt]
-    return _job(wire, TEXT, prompts, first(wire.max_tokens, wire.n_predict), caller)
+    shared = replace(
+        _shared(wire, caller),
+        **_limits(wire, None),
+        logprobs=_logprobs(wire, wire.logprobs),
+        echo=bool(wire.echo),
+        grammar=grammar_of(wire, None),
+    )
+    for name in ("tools", "tool_choice"):
+        if (wire.model_extra or {}).get(name) not in (None, [], "none", "auto"):
+            raise unsupported(name, "only /v1/chat/completions has tools")
+    return _job(wire, TEXT, _prompts(wire), shared, caller)
+
+
+def _prompts(wire: CompletionRequest) -> list[Prompt]:
+    if not wire.suffix:
+        return [one if isinstance(one, str) else tuple(one) for one in wire.prompt]
+    if wire.echo:
+        raise bad_request("suffix: cannot be combined with echo", param="suffix")
+    texts = [one for one in wire.prompt if isinstance(one, str)]
+    if len(texts) != len(wire.prompt):
+        raise bad_request("suffix: only allowed with a prompt of text, not of token ids", param="suffix")
+    return [Infill(one, wire.suffix) for one in texts]
 
 
 def read_chat(wire: ChatRequest, info: ModelInfo) -> Chat:
@@ -76,6 +170,9 @@ def read_chat(wire: ChatRequest, info: ModelInfo) -> Chat:
         kwargs.setdefault("reasoning_effort", wire.reasoning_effort)
         if wire.reasoning_effort == "none":
             kwargs.setdefault("enable_thinking", False)
+    tools = read_tools(wire, info)
+    if tools.shown:
+        kwargs["tools"] = list(tools.shown)
     knows_developer = "developer" in (info.chat_template or "")
     return Chat(
         messages=[_message(one, knows_developer=knows_developer) for one in wire.messages],
@@ -85,34 +182,56 @@ def read_chat(wire: ChatRequest, info: ModelInfo) -> Chat:
     )
 
 
-def _message(message: Message, *, knows_developer: bool) -> dict[str, str]:
+def _message(message: Message, *, knows_developer: bool) -> dict[str, Any]:
+    """A turn as templates read it. Legacy `function` turns are those of a tool."""
     role = "system" if message.role == "developer" and not knows_developer else message.role
-    told = {"role": role, "content": message.content}
-    reasoning = first(message.reasoning_content, message.reasoning)
-    if reasoning is not None:
-        told["reasoning_content"] = reasoning
-    if message.name is not None:
-        told["name"] = message.name
-    return told
+    told: dict[str, Any] = {
+        "reasoning_content": first(message.reasoning_content, message.reasoning),
+        "name": message.name,
+        "tool_calls": message.tool_calls or None,
+        "tool_call_id": message.tool_call_id,
+    }
+    given = {name: value for name, value in told.items() if value is not None}
+    return {"role": "tool" if role == "function" else role, "content": message.content, **given}
 
 
-def _job(
-    wire: Generate, form: Form, prompts: Sequence[Prompt], max_tokens: int | None, caller: Caller
-) -> Job:
+def _shared(wire: Generate, caller: Caller) -> Request:
+    """What the engine requests of all choices have in common, from fields that both endpoints have."""
+    return Request(
+        id="",
+        prompt="",
+        speculate=_speculate(wire),
+        stop=tuple(wire.stop or ()),
+        stop_token_ids=tuple(wire.stop_token_ids or ()),
+        skip_special=wire.skip_special_tokens is not False,
+        prediction=(wire.prediction and wire.prediction.content) or None,
+        tenant=_tenant(wire, caller.tenant),
+    )
+
+
+def _limits(wire: Generate, asked: int | None) -> dict[str, Any]:
+    """The fewest and the most tokens of a reply; `asked` is an endpoint's own limit, which comes first."""
+    most = first(asked, wire.max_tokens, wire.n_predict)
+    fewest = wire.min_tokens or 0
+    if most is not None and fewest > most:
+        raise bad_request(f"min_tokens: must not be above max_tokens ({most})", param="min_tokens")
+    return {"max_tokens": most, "min_tokens": fewest}
+
+
+def _logprobs(wire: Generate, asked: int | None) -> int | None:
+    """How many alternatives are told per token: as `asked` in OpenAI's words, or llama-server's n_probs."""
+    if wire.n_probs and asked is not None:
+        raise bad_request("n_probs: cannot be combined with logprobs", param="n_probs")
+    return asked if asked is not None else wire.n_probs or None
+
+
+def _job(wire: Generate, form: Form, prompts: Sequence[Prompt], shared: Request, caller: Caller) -> Job:
+    """`shared` as one request per choice, and the fields that only shape the answer."""
     n = wire.n or 1
     _check_count(n, len(prompts), caller.settings)
     seed = first(wire.seed, caller.settings.seed)
     seed = secrets.randbits(SEED_BITS) if seed is None else seed
     job_id = form.id_prefix + uuid.uuid4().hex
-    shared = Request(
-        id=job_id,
-        prompt="",
-        speculate=_speculate(wire),
-        stop=tuple(wire.stop or ()),
-        max_tokens=max_tokens,
-        prediction=(wire.prediction and wire.prediction.content) or None,
-        tenant=_tenant(wire, caller.tenant, job_id),
-    )
     requests = [
         replace(
             shared, id=f"{job_id}-{index}-{i}", prompt=prompt, sampling=_sampling(wire, (seed + i) % 2**64)
@@ -125,6 +244,7 @@ def _job(
         id=job_id,
         request_id=caller.request_id,
         form=form,
+        told=Told(logprobs=shared.logprobs is not None, token_ids=bool(wire.return_token_ids)),
         requests=tuple(requests),
         n=n,
         seed=seed,
@@ -133,6 +253,7 @@ def _job(
         continuous_usage=bool(options and options.continuous_usage_stats),
         detail=bool(wire.spec_detail),
         predicted=wire.prediction is not None,
+        service_tier=wire.service_tier is not None,
     )
 
 
@@ -178,10 +299,10 @@ def _speculate(wire: Generate) -> Speculate:
     )
 
 
-def _tenant(wire: Generate, tenant: str, job_id: str) -> str:
+def _tenant(wire: Generate, tenant: str) -> str:
     """Prefix-cache salt. A request that wants no cached prompt gets a salt nobody else has."""
     if wire.cache_prompt is False:
-        return job_id
+        return uuid.uuid4().hex
     return salted(tenant, wire.cache_salt)
 
 

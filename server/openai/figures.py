@@ -16,11 +16,11 @@ from server.tally import ms, ratio
 PREDICTION = "prediction"  # the drafter whose tokens OpenAI's usage counts
 
 
-def usage(ends: Sequence[Done], n: int, *, predicted: bool) -> dict[str, Any]:
+def usage(ends: Sequence[Done], n: int, *, predicted: bool, n_reasoning: int | None = None) -> dict[str, Any]:
     """`ends` holds n choices per prompt; a prompt counts once.
 
     `predicted`: the request brought a prediction, and is told how much of it came true. Tokens of other drafters
-    are not counted there, and other details OpenAI knows are left out, as they are not counted at all.
+    are not counted there. `n_reasoning`: completion tokens that were thinking; None where nobody looked.
     """
     prompts = [end.usage for end in ends[::n]]
     told = usage_of(
@@ -28,12 +28,13 @@ def usage(ends: Sequence[Done], n: int, *, predicted: bool) -> dict[str, Any]:
         sum(end.usage.n_completion for end in ends),
         sum(one.n_cached for one in prompts),
     )
+    details = {} if n_reasoning is None else {"reasoning_tokens": n_reasoning}
     if predicted:
         count = drafters(ends).get(PREDICTION, DrafterCount())
-        told["completion_tokens_details"] = {
-            "accepted_prediction_tokens": count.n_accepted,
-            "rejected_prediction_tokens": count.n_drafted - count.n_accepted,
-        }
+        details["accepted_prediction_tokens"] = count.n_accepted
+        details["rejected_prediction_tokens"] = count.n_drafted - count.n_accepted
+    if details:
+        told["completion_tokens_details"] = details
     return told
 
 

@@ -14,32 +14,21 @@ from server.errors import unsupported
 # Why not, then field -> values that mean "off". null always does.
 _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
     (
-        "tool calling is not supported",
-        {"tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none",)},
+        "functions are given as tools, and chosen by tool_choice",
+        {"functions": ([],), "function_call": ("none",)},
     ),
     (
-        "log-probabilities are not supported",
+        "only log-probabilities of the model's own rows are supported (logprobs, and echo for those of a prompt)",
         {
-            "logprobs": (False,),
-            "top_logprobs": (0,),
-            "n_probs": (0,),
             "prompt_logprobs": (),
             "post_sampling_probs": (False,),
         },
     ),
     (
-        "only plain text output is supported",
+        "only text output is supported, under a grammar or a schema that holds from its first character",
         {
-            "response_format": ({"type": "text"},),
-            "json_schema": (),
-            "grammar": ("",),
             "grammar_lazy": (False,),
             "grammar_triggers": ([],),
-            "guided_json": (),
-            "guided_regex": (),
-            "guided_choice": (),
-            "guided_grammar": (),
-            "structured_outputs": (),
             "modalities": (["text"],),
             "audio": (),
         },
@@ -48,8 +37,6 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
         "this is not supported",
         {
             "web_search_options": (),
-            "echo": (False,),
-            "suffix": ("",),
             "best_of": (1,),
             "use_beam_search": (False,),
             "length_penalty": (1,),
@@ -58,7 +45,6 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
             "lora": ([],),
             "truncate_prompt_tokens": (),
             "return_tokens": (False,),
-            "return_token_ids": (False,),
             "return_progress": (False,),
             "timings_per_token": (False,),
             "response_fields": ([],),
@@ -67,10 +53,7 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
             "n_keep": (0,),
             "n_indent": (0,),
             "t_max_predict_ms": (-1, 0),
-            "min_tokens": (0,),
-            "stop_token_ids": ([],),
             "include_stop_str_in_output": (False,),
-            "skip_special_tokens": (True,),
             "bad_words": ([],),
             "allowed_token_ids": (),
         },
@@ -99,8 +82,8 @@ REFUSED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 # part only tunes what the table above already requires to be off.
 IGNORED = frozenset(
     {
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_options", "verbosity", "moderation", "parallel_tool_calls", "priority", "request_id"),
+        *("user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_options", "verbosity", "moderation", "priority", "request_id"),
         *("n_cache_reuse", "sse_ping_interval", "backend_sampling"),
         *("n_discard", "dynatemp_exponent", "xtc_threshold", "dry_base", "dry_allowed_length"),
         *("dry_penalty_last_n", "dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "adaptive_decay"),

@@ -5,21 +5,18 @@ Extension fields stand on the root of a chunk, never in `delta`: clients sum and
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
 
-from engine.api import Delta, Done, ModelInfo
+from engine.api import Delta, Done, Echo, EventStream, ModelInfo
 from engine.errors import EngineFault
-from server import tally
-from server.logs import pairs
+from server.meter import record
 from server.openai import figures
 from server.openai.convert import Job
 
-log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 
 
@@ -31,11 +28,12 @@ def event(content: dict[str, Any]) -> bytes:
 class Reply:
     """One job's answer while it is being made."""
 
-    def __init__(self, job: Job, info: ModelInfo, n_prompt: list[int]) -> None:
+    def __init__(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> None:
         self.job = job
-        self._n_prompt = sum(n_prompt[:: job.n])
+        self._streams = streams
+        self._choices = [job.form.choice(index, job.told, stream) for index, stream in enumerate(streams)]
+        self._n_prompt = sum(len(stream.prompt_ids) for stream in streams[:: job.n])
         self._n_completion = 0
-        self._texts: list[list[str]] = [[] for _ in job.requests]
         self._details: list[list[Delta]] = [[] for _ in job.requests]
         self._ends: dict[int, Done] = {}
         self._head = {
@@ -43,30 +41,43 @@ class Reply:
             "created": int(time.time()),
             "model": info.name,
             "system_fingerprint": info.fingerprint,
+            **({"service_tier": "default"} if job.service_tier else {}),
         }
+        self._root = job.form.root(job.told, streams)  # until it was told
+        record().begin(info.name, job.id, len(job.requests), job.n)
 
     @property
     def complete(self) -> bool:
         return len(self._ends) == len(self.job.requests)
 
+    def is_ended(self, index: int) -> bool:
+        """Whether nothing that a choice may still say would be told."""
+        return self._choices[index].is_ended
+
     def opening(self) -> Iterator[bytes]:
         """The role chunks: one per choice, in order, before any text."""
-        choices = (self.job.form.opening(index) for index in range(len(self.job.requests)))
-        return (self._chunk([choice]) for choice in choices if choice)
+        openings = (choice.opening() for choice in self._choices)
+        return (self._chunk([opening]) for opening in openings if opening)
 
-    def delta(self, index: int, delta: Delta) -> bytes:
-        self._n_completion += len(delta.token_ids)
-        more = {"spec": _detail(delta)} if self.job.detail else {}
-        return self._chunk([self.job.form.piece(index, delta.text)], **more)
+    def piece(self, index: int, happened: Echo | Delta) -> bytes:
+        """The chunk of one step, however little of its text may be told yet."""
+        more = {}
+        if isinstance(happened, Delta):
+            self._n_completion += len(happened.token_ids)
+            if self.job.detail:
+                more = {"spec": _detail(happened)}
+        return self._chunk([self._choices[index].piece(happened)], **more)
 
     def end(self, index: int, done: Done) -> Iterator[bytes]:
-        """The choice's last chunk, after the last choice with the figures of them all."""
+        """The choice's last chunks, after the last choice with the figures of them all."""
         self._ends[index] = done
-        choice = self.job.form.ending(index, done)
+        *held, choice = self._choices[index].ending(done)
+        for one in held:
+            yield self._chunk([one])
         if not self.complete:
             yield self._chunk([choice])
             return
-        self._log()
+        record().ends = self._ordered()
         extras = self._extras()
         if self.job.include_usage:
             yield self._chunk([choice])
@@ -74,26 +85,24 @@ class Reply:
         else:
             yield self._chunk([choice], **extras)
 
-    def keep(self, index: int, happened: Delta | Done) -> None:
+    def keep(self, index: int, happened: Echo | Delta | Done) -> None:
         """Collect for a reply in one piece."""
         if isinstance(happened, Done):
             self._ends[index] = happened
             return
-        self._texts[index].append(happened.text)
-        if self.job.detail:
+        self._choices[index].keep(happened)
+        if self.job.detail and isinstance(happened, Delta):
             self._details[index].append(happened)
 
     def whole(self) -> bytes:
         self.check()
-        self._log()
+        record().ends = self._ordered()
+        choices = [choice.whole(self._ends[index]) for index, choice in enumerate(self._choices)]
         form = self.job.form
-        choices = [
-            form.whole(index, "".join(texts), self._ends[index]) for index, texts in enumerate(self._texts)
-        ]
         body = {**self._head, "object": form.whole_object, "choices": choices, "usage": self._usage()}
         if self.job.detail:
             body["spec"] = [[_detail(delta) for delta in deltas] for deltas in self._details]
-        return orjson.dumps({**body, **self._extras()})
+        return orjson.dumps({**body, **self._root, **self._extras()})
 
     def check(self) -> None:
         """Raises unless every choice ended; a stream that just stops must not pass for a success."""
@@ -106,13 +115,18 @@ class Reply:
             body["usage"] = figures.usage_of(self._n_prompt, self._n_completion, 0)
         elif self.job.include_usage:
             body["usage"] = None
-        return event({**body, **more})
+        root, self._root = self._root, {}
+        return event({**body, **root, **more})
 
     def _ordered(self) -> list[Done]:
         return [self._ends[index] for index in range(len(self.job.requests))]
 
     def _usage(self) -> dict[str, Any]:
-        return figures.usage(self._ordered(), self.job.n, predicted=self.job.predicted)
+        looked = [one.n_reasoning for one in self._choices if one.n_reasoning is not None]
+        n_reasoning = sum(looked) if looked else None
+        return figures.usage(
+            self._ordered(), self.job.n, predicted=self.job.predicted, n_reasoning=n_reasoning
+        )
 
     def _extras(self) -> dict[str, Any]:
         ends = self._ordered()
@@ -125,28 +139,6 @@ class Reply:
             "speculative": figures.resolved(ends[0].speculation),
             "seed": ends[0].seed,
         }
-
-    def _log(self) -> None:
-        ends = self._ordered()
-        usage, metrics = self._usage(), figures.metrics(ends)
-        speculation = metrics.get("speculative_decoding", {})
-        log.info(
-            "%s",
-            pairs(
-                event="completion",
-                request_id=self.job.request_id,
-                id=self.job.id,
-                n_prompt=usage["prompt_tokens"],
-                n_cached=usage["prompt_tokens_details"]["cached_tokens"],
-                n_completion=usage["completion_tokens"],
-                ttft_ms=metrics["time_to_first_token_ms"],
-                itl_ms=metrics["mean_itl_ms"],
-                acceptance_length=speculation.get("mean_acceptance_length"),
-                acceptance_rate=speculation.get("draft_acceptance_rate"),
-                drafters=tally.in_short(figures.drafters(ends)),
-                reason=",".join(end.reason for end in ends[:8]),
-            ),
-        )
 
 
 def _detail(delta: Delta) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""`/v1/chat/completions`, `/v1/completions`, `/v1/models`; and `/apply-template`, which takes a chat body."""
+"""`/v1/chat/completions`, `/v1/completions`, what they would count, `/v1/models`; and `/apply-template`, which takes
+a chat body. Without `/v1` there is what llama-server has under the same name and meaning.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +17,63 @@ from server.body import checked, read_json
 from server.errors import bad_request, not_found
 from server.gate import Gate
 from server.openai.convert import Caller, Job, chat_job, completion_job, read_chat
+from server.openai.formats.reading import Knowing
 from server.openai.refuse import without_refused
 from server.openai.reply import Reply
 from server.openai.stream import chunks, collect, submit
+from server.openai.structured import translate
 from server.openai.wire import ChatRequest, CompletionRequest, Generate, gathered
 from server.sse import CLIENT_LEFT, Events, close_all, unless_gone
 
 Wire = TypeVar("Wire", bound=Generate)
+Convert = Callable[[Wire, Caller], Job]
 
 
 def routes(gate: Gate, settings: Settings) -> APIRouter:
     router = APIRouter()
+    knowing = Knowing(settings)
 
-    async def serve(request: Request, model: type[Wire], convert: Callable[[Wire, Caller], Job]) -> Response:
-        engine = gate.for_work()
+    async def job_of(engine: AsyncEngine, request: Request, model: type[Wire], convert: Convert[Wire]) -> Job:
         wire = await read(request, model, settings)
+        await translate(wire)
         caller = Caller(
             request_id=request.state.request_id,
             tenant=getattr(request.state, "tenant", ""),  # only set where keys are checked
             settings=settings,
             info=engine.info,
+            known=await knowing.of(engine),
         )
-        return await answer(request, engine, convert(wire, caller), settings)
+        return convert(wire, caller)
+
+    async def serve(request: Request, model: type[Wire], convert: Convert[Wire]) -> Response:
+        engine = gate.for_work()
+        return await answer(request, engine, await job_of(engine, request, model, convert), settings)
+
+    async def count(request: Request, model: type[Wire], convert: Convert[Wire]) -> dict[str, Any]:
+        """The tokens of what would be generated from, each prompt once."""
+        engine = gate.for_work()
+        job = await job_of(engine, request, model, convert)
+        prompts = [one.prompt for one in job.requests[:: job.n]]
+        n_tokens = sum([len(await engine.prompt_ids(one)) for one in prompts])
+        return {"object": "response.input_tokens", "input_tokens": n_tokens}
 
     @router.post("/v1/chat/completions")
+    @router.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await serve(request, ChatRequest, chat_job)
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await serve(request, CompletionRequest, completion_job)
+
+    @router.post("/v1/chat/completions/input_tokens")
+    @router.post("/chat/completions/input_tokens")
+    async def chat_tokens(request: Request) -> dict[str, Any]:
+        return await count(request, ChatRequest, chat_job)
+
+    @router.post("/v1/completions/input_tokens")
+    async def completion_tokens(request: Request) -> dict[str, Any]:
+        return await count(request, CompletionRequest, completion_job)
 
     @router.post("/apply-template")
     async def apply_template(request: Request) -> dict[str, str]:
@@ -58,6 +87,7 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
 
 def _add_models(router: APIRouter, gate: Gate) -> None:
     @router.get("/v1/models")
+    @router.get("/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [card(gate.for_looking().info)]}
 
@@ -83,13 +113,15 @@ async def answer(request: Request, engine: AsyncEngine, job: Job, settings: Sett
     """Run the job: as a stream, or whole unless the client leaves first."""
     if job.stream:
         streams = await submit(engine, job)
-        reply = Reply(job, engine.info, [one.n_prompt for one in streams])
-        return Events(chunks(reply, streams), streams, settings.shutdown_timeout)
+        reply = Reply(job, engine.info, streams)
+        return Events(
+            chunks(reply, streams), streams, grace_s=settings.shutdown_timeout, timeout_s=settings.timeout
+        )
 
     async def whole() -> bytes:
         streams = await submit(engine, job)
         try:
-            return await collect(Reply(job, engine.info, [one.n_prompt for one in streams]), streams)
+            return await collect(Reply(job, engine.info, streams), streams)
         finally:
             await close_all(streams)
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
-from engine.api import AsyncEngine, Delta, Done, Event, EventStream, Failed
+from engine.api import AsyncEngine, Delta, Done, Echo, Event, EventStream, Failed
 from engine.errors import ContextTooLong, EngineError
 from server.errors import internal, problem_of
-from server.logs import pairs
+from server.logs import logger
+from server.meter import record
 from server.openai.convert import Job
 from server.openai.reply import DONE, Reply, event
 from server.sse import close_all
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 async def submit(engine: AsyncEngine, job: Job) -> list[EventStream]:
@@ -37,28 +37,32 @@ async def chunks(reply: Reply, streams: Sequence[EventStream]) -> AsyncIterator[
     for chunk in reply.opening():
         yield chunk
     try:
-        async with aclosing(_merged(streams)) as events:
+        async with aclosing(_wanted(reply, streams)) as events:
             async for index, happened in events:
-                if isinstance(happened, Delta):
-                    yield reply.delta(index, happened)
+                if isinstance(happened, Echo | Delta):
+                    yield reply.piece(index, happened)
                 else:
                     for chunk in reply.end(index, _done(happened)):
                         yield chunk
         reply.check()
     except EngineError as error:
-        log.warning("%s", pairs(event="failed", request_id=reply.job.request_id, error=error))
-        yield event(problem_of(error).content())
+        log.warning("failed", error=str(error))
+        problem = problem_of(error)
+        record().code = problem.code
+        yield event(problem.content())
     except Exception:
-        log.exception("%s", pairs(event="unexpected", request_id=reply.job.request_id))
-        yield event(internal().content())
+        log.exception("unexpected")
+        problem = internal()
+        record().code = problem.code
+        yield event(problem.content())
     yield DONE
 
 
 async def collect(reply: Reply, streams: Sequence[EventStream]) -> bytes:
     """The reply in one piece. Raises what a choice failed with."""
-    async with aclosing(_merged(streams)) as events:
+    async with aclosing(_wanted(reply, streams)) as events:
         async for index, happened in events:
-            reply.keep(index, happened if isinstance(happened, Delta) else _done(happened))
+            reply.keep(index, happened if isinstance(happened, Echo | Delta) else _done(happened))
     return reply.whole()
 
 
@@ -66,6 +70,16 @@ def _done(happened: Done | Failed) -> Done:
     if isinstance(happened, Failed):
         raise happened.error
     return happened
+
+
+async def _wanted(reply: Reply, streams: Sequence[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:
+    """Events of all choices. One that goes on although nothing more of it is told is asked to finish."""
+    async with aclosing(_merged(streams)) as events:
+        async for index, happened in events:
+            if isinstance(happened, Delta) and reply.is_ended(index):
+                streams[index].finish()
+                continue
+            yield index, happened
 
 
 async def _merged(streams: Sequence[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:

@@ -9,14 +9,33 @@ import dataclasses
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationInfo, model_validator
 
+from engine.api import MOST_LOGPROBS
 from engine.settings import Settings
 from server.body import shown, wrong
 from server.errors import bad_request
+from server.openai.structured import (
+    Choices,
+    GrammarText,
+    JsonSchema,
+    Regex,
+    ResponseFormat,
+    StructuredOutputs,
+)
+from server.openai.tools import (
+    CallsSent,
+    ToolChoice,
+    ToolChoiceSent,
+    ToolsSent,
+    read_calls,
+    read_tool_choice,
+    read_tools,
+)
 
 MAX_STOPS = 16  # OpenAI allows 4; local clients send more
 MAX_STOP_LENGTH = 256
+MAX_STOP_IDS = 64
 MAX_BIASES = 1024
 MAX_MESSAGES = 4096
 MAX_TEMPLATE_KWARGS = 32
@@ -33,6 +52,22 @@ TEMPLATE_INTERNALS = frozenset(
         *("raise_exception", "strftime_now"),
     }
 )
+
+# What the readers below take in place of the field's own type, for the OpenAPI document.
+Count = Annotated[int, Field(ge=1, le=INT32)] | Literal[-1] | None
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+TokenId = Annotated[int, Field(ge=0, le=INT32)]
+Ids = Annotated[list[TokenId], Field(min_length=1)]
+StopIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)]
+Words = Annotated[str, Field(min_length=1)]
+BiasByToken = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
+]
+TemplateKwargs = Annotated[dict[str, str | bool | float | None], Field(max_length=MAX_TEMPLATE_KWARGS)]
+TypeNames = Annotated[
+    list[Annotated[str, Field(pattern="^[a-z0-9-]{1,32}$")]], Field(min_length=1, max_length=MAX_TYPES)
+]
 
 _SETTINGS = {one.name: one.metadata for one in dataclasses.fields(Settings)}
 
@@ -76,6 +111,14 @@ def read_stop(value: Any) -> Any:
     return stops
 
 
+def read_stop_ids(value: Any) -> Any:
+    if value is None or value == []:
+        return None
+    if not _are_ids(value) or len(value) > MAX_STOP_IDS:
+        raise wrong(f"Input should be a list of at most {MAX_STOP_IDS} token ids")
+    return value
+
+
 def read_logit_bias(value: Any) -> Any:
     """`{"token id": bias}` as a dict of numbers."""
     if value is None:
@@ -94,6 +137,11 @@ def read_logit_bias(value: Any) -> Any:
 def read_content(value: Any) -> Any:
     """A string, or a list of text parts joined by line breaks."""
     return "\n".join(read_texts(value))
+
+
+def read_turn(value: Any, info: ValidationInfo) -> Any:
+    """A message's content, which may be null beside tool calls."""
+    return None if value is None and info.data.get("tool_calls") else read_content(value)
 
 
 def read_pieces(value: Any) -> Any:
@@ -142,6 +190,11 @@ def _are_ids(value: Any) -> bool:
     )
 
 
+def read_logprobs(value: Any) -> Any:
+    """A plain completion's `logprobs`; false is what some clients say for none."""
+    return None if value is False else value
+
+
 def read_types(value: Any) -> Any:
     """Drafter names from a comma string or a list; `none` is the empty list, `auto` the server's own."""
     names = value.split(",") if isinstance(value, str) else value
@@ -178,12 +231,19 @@ class Wire(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
 
+class TextPart(BaseModel):
+    """A part of a content list; of other types there are none."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Speculative(BaseModel):
     """`speculative` of a request. Unknown keys are errors: a misspelt one would show as lost speed only."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    types: Annotated[list[str] | None, BeforeValidator(read_types)] = None
+    types: Annotated[list[str] | None, BeforeValidator(read_types, str | TypeNames | None)] = None
     n_max: int | None = Field(None, ge=0, le=INT32)  # above the server's: lowered by the engine, and told
     n_min: int | None = Field(None, ge=0, le=INT32)
     p_min: float | None = Field(None, **bounds("draft_p_min"))
@@ -199,8 +259,8 @@ class Prediction(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    type: Annotated[str, BeforeValidator(read_prediction_type)]
-    content: Annotated[str, BeforeValidator(read_pieces)]
+    type: Annotated[str, BeforeValidator(read_prediction_type, Literal["content"])]
+    content: Annotated[str, BeforeValidator(read_pieces, str | list[TextPart])]
 
 
 class StreamOptions(Wire):
@@ -216,10 +276,12 @@ class Generate(Wire):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1)
-    max_tokens: Annotated[int | None, BeforeValidator(read_max_tokens)] = None
-    n_predict: Annotated[int | None, BeforeValidator(read_max_tokens)] = None
+    max_tokens: Annotated[int | None, BeforeValidator(read_max_tokens, Count)] = None
+    n_predict: Annotated[int | None, BeforeValidator(read_max_tokens, Count)] = None
     temperature: float | None = Field(None, **bounds("temperature"))
-    top_k: Annotated[int | None, BeforeValidator(read_top_k)] = Field(None, ge=0, le=INT32)
+    top_k: Annotated[
+        int | None, BeforeValidator(read_top_k, Annotated[int, Field(ge=-1, le=INT32)] | None)
+    ] = Field(None, ge=0, le=INT32)
     top_p: float | None = Field(None, **bounds("top_p"))
     min_p: float | None = Field(None, **bounds("min_p"))
     repeat_penalty: float | None = Field(None, gt=0, le=100)
@@ -227,15 +289,36 @@ class Generate(Wire):
     repeat_last_n: int | None = Field(None, ge=0, le=INT32)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(read_logit_bias)] = None
-    seed: Annotated[int | None, BeforeValidator(read_seed)] = None
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(read_logit_bias, BiasByToken | None)] = (
+        None
+    )
+    seed: Annotated[
+        int | None, BeforeValidator(read_seed, Annotated[int, Field(ge=-1, le=2**64 - 1)] | None)
+    ] = None
     ignore_eos: bool | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(read_stop)] = None
+    stop: Annotated[
+        list[str] | None,
+        BeforeValidator(read_stop, Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None),
+    ] = None
     speculative: Speculative | None = None
     prediction: Prediction | None = None
     spec_detail: bool | None = None
     cache_prompt: bool | None = None
     cache_salt: str | None = Field(None, max_length=256)
+    n_probs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    min_tokens: int | None = Field(None, ge=0, le=INT32)
+    stop_token_ids: Annotated[list[int] | None, BeforeValidator(read_stop_ids, StopIds | None)] = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    service_tier: str | None = Field(None, max_length=64)  # there is one, and it is told where asked for
+    response_format: ResponseFormat = None
+    json_schema: JsonSchema = None
+    grammar: GrammarText = None
+    guided_json: JsonSchema = None
+    guided_regex: Regex = None
+    guided_choice: Choices = None
+    guided_grammar: GrammarText = None
+    structured_outputs: StructuredOutputs = None
 
 
 def gathered(data: dict[str, Any]) -> dict[str, Any]:
@@ -258,28 +341,49 @@ class Message(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    role: Literal["developer", "system", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(read_content)]
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    tool_calls: Annotated[list[dict[str, Any]] | None, BeforeValidator(read_calls, CallsSent)] = None
+    content: Annotated[str | None, BeforeValidator(read_turn, str | list[TextPart] | None)]
     name: str | None = None
+    tool_call_id: str | None = Field(None, max_length=256)
     reasoning_content: str | None = None
     reasoning: str | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _without_tools(cls, data: Any) -> Any:
-        if isinstance(data, dict) and (data.get("tool_calls") or data.get("function_call")):
-            raise wrong("tool calling is not supported", code="unsupported_value")
+    def _of_calls(cls, data: Any) -> Any:
+        """A turn that calls tools may go without content."""
+        if isinstance(data, dict) and data.get("function_call"):
+            raise wrong("function_call is not supported, use tool_calls", code="unsupported_value")
+        if isinstance(data, dict) and data.get("tool_calls"):
+            return {"content": None, **data}
         return data
 
 
 class ChatRequest(Generate):
     messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: Annotated[int | None, BeforeValidator(read_max_tokens)] = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    max_completion_tokens: Annotated[int | None, BeforeValidator(read_max_tokens, Count)] = None
     reasoning_effort: str | None = Field(None, max_length=32)
-    chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(read_template_kwargs)] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, BeforeValidator(read_template_kwargs, TemplateKwargs | None)
+    ] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(read_tools, ToolsSent)] = None
+    tool_choice: Annotated[ToolChoice | None, BeforeValidator(read_tool_choice, ToolChoiceSent)] = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(Generate):
-    prompt: Annotated[list[str | list[int]], BeforeValidator(read_prompt)]
+    prompt: Annotated[
+        list[str | list[int]],
+        BeforeValidator(read_prompt, Words | Ids | Annotated[list[Words | Ids], Field(min_length=1)]),
+    ]
+    logprobs: Annotated[
+        int | None,
+        BeforeValidator(read_logprobs, Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | Literal[False] | None),
+    ] = Field(None, ge=0, le=MOST_LOGPROBS)
+    echo: bool | None = None
+    suffix: str | None = None

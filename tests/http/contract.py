@@ -17,6 +17,7 @@ from engine.api import (
     AsyncEngine,
     Delta,
     Done,
+    Echo,
     EngineStats,
     Event,
     EventStream,
@@ -86,16 +87,60 @@ async def ends_once(engine: AsyncEngine) -> None:
 async def counts_add_up(engine: AsyncEngine) -> None:
     request = ask("counts")
     stream = await engine.submit(request)
-    assert stream.n_prompt > 0
+    assert len(stream.prompt_ids) > 0
     *deltas, end = await events_of(stream)
     assert isinstance(end, Done)
     assert (end.reason, end.stop_string) == ("length", None)
-    assert end.usage.n_prompt == stream.n_prompt
+    assert end.usage.n_prompt == len(stream.prompt_ids)
     assert 0 <= end.usage.n_cached < end.usage.n_prompt
     assert end.usage.n_completion == request.max_tokens == sum(len(one.token_ids) for one in deltas)
     for one in deltas:
         assert len(one.token_ids) == len(one.sources)
         assert not one.pieces or "".join(one.pieces) == one.text
+
+
+async def logprobs_come_with_their_tokens(engine: AsyncEngine) -> None:
+    for n_top in (0, 3):
+        deltas, _ = await outcome(engine, ask(f"logprobs-{n_top}", logprobs=n_top))
+        for delta in deltas:
+            assert [one.token_id for one in delta.logprobs] == list(delta.token_ids)
+            assert all(len(one.top) == n_top and math.isfinite(one.logprob) for one in delta.logprobs)
+    deltas, _ = await outcome(engine, ask("no-logprobs"))
+    assert not any(delta.logprobs for delta in deltas)
+
+
+async def an_echo_comes_first(engine: AsyncEngine) -> None:
+    for n_top in (None, 1):
+        stream = await engine.submit(ask(f"echo-{n_top}", echo=True, logprobs=n_top))
+        first, *others = await events_of(stream)
+        assert isinstance(first, Echo)
+        assert list(first.token_ids) == list(stream.prompt_ids)
+        assert len(first.pieces) == len(first.token_ids)
+        assert len(first.logprobs) == (0 if n_top is None else len(first.token_ids))
+        assert all((one is None) == (i == 0) for i, one in enumerate(first.logprobs))
+        assert not any(isinstance(one, Echo) for one in others)
+
+
+async def enough_is_enough(engine: AsyncEngine) -> None:
+    stream = await engine.submit(ask("enough", max_tokens=None))
+    first = await anext(stream)
+    assert isinstance(first, Delta)
+    stream.finish()
+    *deltas, end = await events_of(stream)
+    assert isinstance(end, Done)
+    assert (end.reason, end.stop_string) == ("stop", None)
+    n_told = sum(len(one.token_ids) for one in (first, *deltas) if isinstance(one, Delta))
+    assert end.usage.n_completion == n_told < 100
+    assert end.speculation.n_steps <= n_told
+    await idle(engine)
+
+
+async def prompt_ids_are_those_of_a_request(engine: AsyncEngine) -> None:
+    request = ask("prompt-ids")
+    stream = await engine.submit(request)
+    assert list(stream.prompt_ids) == await engine.prompt_ids(request.prompt)
+    assert stream.prompt_tail
+    await stream.aclose()
 
 
 async def figures_are_sound(engine: AsyncEngine) -> None:
@@ -364,6 +409,10 @@ CHECKS: tuple[Check, ...] = (
     info_is_filled,
     ends_once,
     counts_add_up,
+    logprobs_come_with_their_tokens,
+    an_echo_comes_first,
+    prompt_ids_are_those_of_a_request,
+    enough_is_enough,
     figures_are_sound,
     sources_name_drafters,
     seed_is_told,

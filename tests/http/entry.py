@@ -1,6 +1,7 @@
 """The command line's server loop over a fake engine, for tests of signals and exit statuses.
 
-`SLOW_LOAD` in the model's name delays loading, `BROKEN` makes it fail; streams take about a second.
+`SLOW_LOAD` in the model's name delays loading, `BROKEN` makes it fail; streams take about a second,
+or no time with `FAST`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def load(settings: Settings) -> AsyncEngine:
         raise UnsupportedModel(f"{settings.model}: no such architecture")
     if "CRASH" in settings.model:
         raise ZeroDivisionError("a fault of ours")
-    engine = FakeEngine(script=lambda request: words(request, delay_s=0.25))
+    delay_s = 0.0 if "FAST" in settings.model else 0.25
+    engine = FakeEngine(script=lambda request: words(request, delay_s=delay_s))
     if "DYING" in settings.model:
         engine.status = "failed"
     return engine

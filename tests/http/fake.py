@@ -15,16 +15,20 @@ from engine.api import (
     Delta,
     Done,
     DrafterCount,
+    Echo,
     EngineStats,
     Event,
     Failed,
+    Infill,
     ModelInfo,
+    Prompt,
     Request,
     SlotFile,
     SlotState,
     Speculation,
     Status,
     Timings,
+    TokenLogprob,
     Usage,
 )
 from engine.errors import (
@@ -134,15 +138,47 @@ def done(request: Request, n_completion: int = 3, reason: str = "stop", **change
 
 
 def prompt_length(request: Request) -> int:
-    if isinstance(request.prompt, Chat):
-        return sum(len(str(one["content"]).split()) for one in request.prompt.messages) + 1
-    return len(request.prompt) if isinstance(request.prompt, tuple) else len(request.prompt.split()) + 1
+    return len(ids_of(request.prompt))
+
+
+def ids_of(prompt: Prompt) -> list[int]:
+    """One token per word, and one at the start."""
+    if isinstance(prompt, tuple):
+        return list(prompt)
+    if isinstance(prompt, Infill):
+        words = [prompt.suffix, prompt.prefix]
+    elif isinstance(prompt, Chat):
+        words = [str(one.get("content")) for one in prompt.messages]
+    else:
+        words = [prompt]
+    return [1, *(100 + len(word) for text in words for word in text.split())]
+
+
+def told(token_id: int, text: str, n_top: int) -> TokenLogprob:
+    """A token with made-up log-probabilities: it is the likeliest, the ids after it follow."""
+    top = tuple(TokenLogprob(token_id + i, f"<{token_id + i}>".encode(), -0.5 - i) for i in range(n_top))
+    return TokenLogprob(token_id, text.encode(), -0.5, top)
+
+
+def echo(request: Request) -> Echo:
+    """The prompt told back, one piece per token."""
+    ids = tuple(ids_of(request.prompt))
+    pieces = tuple(f"p{i} " for i in range(len(ids)))
+    n_top = request.logprobs
+    logprobs = (
+        ()
+        if n_top is None
+        else (None, *(told(*one, n_top) for one in list(zip(ids, pieces, strict=True))[1:]))
+    )
+    return Echo(ids, pieces, logprobs)
 
 
 def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
     """`w0 w1 … w9`, three tokens a step, cut at max_tokens; the second and third token of a step were drafted."""
     n_max = 10 if request.max_tokens is None else min(10, request.max_tokens)
     first = "prediction" if request.prediction else "ngram-simple"
+    if request.echo:
+        yield echo(request)
     for start in range(0, n_max, 3):
         texts = [f"w{i} " for i in range(start, min(start + 3, n_max))]
         if delay_s:
@@ -152,6 +188,9 @@ def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
             tuple(range(start, start + len(texts))),
             (None, first, "draft-model")[: len(texts)],
             tuple(texts),
+            ()
+            if request.logprobs is None
+            else tuple(told(start + i, text, request.logprobs) for i, text in enumerate(texts)),
         )
     yield done(request, n_max, "stop" if n_max == 10 else "length")
 
@@ -160,10 +199,14 @@ class FakeStream:
     """Plays a script. `closed` tells that the server let go of it."""
 
     def __init__(self, engine: FakeEngine, request: Request) -> None:
-        self.n_prompt = prompt_length(request)
+        self.prompt_ids = ids_of(request.prompt)
+        self.prompt_tail = engine.prompt_tail
         self.request = request
         self.closed = False
         self.ended = False
+        self.asked_to_finish = False
+        self._n_more = 1  # steps that still come once it is asked to finish
+        self._n_told = 0
         self._is_waiting = False
         self._engine = engine
         self._steps = iter(engine.script(request))
@@ -190,12 +233,17 @@ class FakeStream:
         for step in self._steps:
             if self._engine.stopped.is_set():
                 break
+            if self.asked_to_finish and not isinstance(step, Done | Failed) and self._n_more == 0:
+                return done(self.request, self._n_told)
             if isinstance(step, float | int):
                 await self._wait(step)
                 continue
             if isinstance(step, Exception):
                 self._finish()
                 raise step
+            if isinstance(step, Delta):
+                self._n_told += len(step.token_ids)
+                self._n_more -= self.asked_to_finish
             return step
         if self._engine.stopped.is_set():
             return Failed(EngineStopped("stopped"))
@@ -209,6 +257,10 @@ class FakeStream:
     def _finish(self) -> None:
         self.ended = True
         self._engine.running.discard(self)
+
+    def finish(self) -> None:
+        """One more step comes, then the end."""
+        self.asked_to_finish = True
 
     async def aclose(self) -> None:
         if self._is_waiting:
@@ -233,6 +285,7 @@ class FakeEngine:
         self.running: set[FakeStream] = set()
         self.stopped = asyncio.Event()
         self.render_error: Exception | None = None
+        self.prompt_tail = "<assistant>"
         self.last: dict[int, tuple[str, int]] = {}  # slot -> whose sequence it had last, and its tokens
         self.files: dict[tuple[str, str], int] = {}  # (tenant, file name) -> tokens
         self._ids = count()
@@ -244,11 +297,11 @@ class FakeEngine:
             raise self.refusal
         self._check(request)
         if len(self.running) >= self.max_running:
-            raise Overloaded(len(self.running), 1.5)
+            raise Overloaded("many wait", 1.5)
         stream = FakeStream(self, request)
         self.requests.append(request)
         self.streams.append(stream)
-        self.last[min(len(self.running), INFO.n_slots - 1)] = request.tenant, stream.n_prompt
+        self.last[min(len(self.running), INFO.n_slots - 1)] = request.tenant, len(stream.prompt_ids)
         self.running.add(stream)
         return stream
 
@@ -264,11 +317,18 @@ class FakeEngine:
             raise InvalidRequest("prompt", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
         if any(token >= VOCAB for token, _ in request.sampling.logit_bias):
             raise InvalidRequest("logit_bias", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
+        if any(one >= VOCAB for one in request.stop_token_ids):
+            raise InvalidRequest("stop_token_ids", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
+
+    async def prompt_ids(self, prompt: Prompt) -> list[int]:
+        return ids_of(prompt)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         return ([1] if add_special else []) + [ord(char) for char in text]
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
+        if any(one >= VOCAB for one in token_ids):
+            raise InvalidRequest("tokens", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
         return "".join(chr(one) for one in token_ids)
 
     async def render(self, chat: Chat) -> str:

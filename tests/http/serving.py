@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
 
 from engine.settings import Settings
+from server.address import bind
 from server.gate import Gate
-from server.serve import bind, listener
+from server.limits import unix_path
+from server.serve import listener
+from server.tracing import Tracing
+from tests.http.document import held
 from tests.http.fake import FakeEngine
 
 
@@ -28,9 +34,10 @@ class Served:
     engine: FakeEngine
     gate: Gate
     http: httpx.Client
+    traces: Tracing | None = None
 
     def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
-        return self.http.post(path, json=body, **more)
+        return held(self.http.post(path, json=body, **more))
 
     def chat(self, **fields: Any) -> httpx.Response:
         return self.post("/v1/chat/completions", chat(**fields))
@@ -57,24 +64,42 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def served(engine: FakeEngine | None = None, *, loaded: bool = True, **settings: Any) -> Iterator[Served]:
-    """Serve `engine`, or a gate without one if not `loaded`."""
+def served(
+    engine: FakeEngine | None = None,
+    *,
+    loaded: bool = True,
+    trusted: ssl.SSLContext | None = None,
+    **settings: Any,
+) -> Iterator[Served]:
+    """Serve `engine`, or a gate without one if not `loaded`. `trusted`: what a client trusts, for https."""
     engine = engine or FakeEngine()
     chosen = Settings(model="fake", port=0, **settings)
     gate = Gate(engine if loaded else None)
     server = listener(gate, chosen)
     port = bind(chosen)
-    number = port.getsockname()[1]
+    path = unix_path(chosen.host)
+    number = 0 if path else port.getsockname()[1]
+    name = "[::1]" if chosen.host == "::1" else "127.0.0.1"
+    # The tests' certificate is for `localhost`.
+    address = f"https://localhost:{number}" if chosen.ssl_cert_file else f"http://{name}:{number}"
+    transport = httpx.HTTPTransport(uds=path) if path else None
     thread = threading.Thread(target=server.run, kwargs={"sockets": [port]})
     thread.start()
     try:
-        name = "[::1]" if chosen.host == "::1" else "127.0.0.1"
-        with httpx.Client(base_url=f"http://{name}:{number}", timeout=10) as http:
-            yield Served(f"http://{name}:{number}", number, engine, gate, http)
+        with httpx.Client(base_url=address, timeout=10, transport=transport, verify=trusted or True) as http:
+            yield Served(address, number, engine, gate, http, server.traces)
     finally:
         server.should_exit = True
         thread.join(10)
+        if server.traces:
+            server.traces.close()
         assert not thread.is_alive()
+
+
+def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
+    """The server's log events of one name, by their fields."""
+    told = [one.msg for one in caplog.records if isinstance(one.msg, dict)]
+    return [one for one in told if one["event"] == event]
 
 
 def until(true: Callable[[], Any], within_s: float = 5.0) -> None:
@@ -83,6 +108,17 @@ def until(true: Callable[[], Any], within_s: float = 5.0) -> None:
     while not true():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.005)
+
+
+def send(server: Served, **fields: object) -> socket.socket:
+    """A connection on which a chat request has been sent."""
+    body = json.dumps(chat(**fields)).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n" % len(body) + body
+    )
+    return connection
 
 
 def raw(port: int, data: bytes, *, silence_s: float = 0.5) -> bytes:

@@ -14,6 +14,7 @@ from engine.errors import (
     Overloaded,
     RequestError,
     StepFailed,
+    TimedOut,
     Unsupported,
 )
 from server.errors import problem_of
@@ -25,7 +26,8 @@ TABLE: list[tuple[Exception, int, str, str]] = [
     (Unsupported("grammar", "is absent"), 400, "invalid_request_error", "unsupported_value"),
     (RequestError("no"), 400, "invalid_request_error", "invalid_request"),
     (ContextTooLong(600, 512), 400, "exceed_context_size_error", "context_length_exceeded"),
-    (Overloaded(64, 2.1), 429, "rate_limit_error", "queue_full"),
+    (Overloaded("64 wait", 2.1), 429, "rate_limit_error", "queue_full"),
+    (TimedOut(1.5), 504, "timeout_error", "request_timeout"),
     (EngineStopped("x"), 503, "unavailable_error", "server_stopping"),
     (StepFailed("x"), 500, "server_error", "internal_error"),
     (LoadError("x"), 500, "server_error", "internal_error"),
@@ -47,7 +49,7 @@ def test_refused_before_a_reply(server: Served, error: Exception, status: int, k
         told = answer.json()["error"]
         assert (told["type"], told["code"]) == (kind, code)
         assert {"message", "type", "param", "code"} <= set(told)
-    assert answer.headers.get("x-should-retry") == ("false" if status == 500 else None)
+    assert answer.headers.get("x-should-retry") == ("false" if status in (500, 504) else None)
     assert answer.headers.get("retry-after") == {429: "3", 503: "5"}.get(status)
 
 

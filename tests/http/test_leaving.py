@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import socket
 import time
 
 import pytest
 
-from server import sse
 from tests.http.fake import delta, done, words
-from tests.http.serving import Served, chat, until
-
-
-def send(server: Served, **fields: object) -> socket.socket:
-    """A connection on which a chat request has been sent."""
-    body = json.dumps(chat(**fields)).encode()
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=5)
-    connection.sendall(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\n\r\n" % len(body) + body
-    )
-    return connection
+from tests.http.serving import Served, logged, send, served, until
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 3}, {"stream": True}, {"stream": True, "n": 3}])
@@ -53,7 +41,9 @@ def test_leaving_within_the_body(server: Served, caplog: pytest.LogCaptureFixtur
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"content-length: 99\r\n\r\n{"
         )
-    until(lambda: "status=499" in caplog.text)
+    until(lambda: logged(caplog, "request"))
+    (line,) = logged(caplog, "request")
+    assert line["status"] == 499
     assert "unexpected" not in caplog.text
 
 
@@ -73,8 +63,22 @@ def test_finished_streams_are_let_go(server: Served) -> None:
     until(lambda: all(stream.closed and stream.ended for stream in server.engine.streams))
 
 
-def test_a_reader_that_stops_reading(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "SEND_TIMEOUT_S", 0.3)
+def test_a_reader_of_single_bytes() -> None:
+    """It takes something all the time, but so little that nothing can be sent."""
+    with served(timeout=0.5) as server:
+        server.engine.script = lambda request: iter(lambda: delta("x" * 100_000), None)
+        with send(server, stream=True) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            until(lambda: server.engine.streams)
+            ends = time.monotonic() + 8
+            while not server.engine.streams[0].closed:
+                connection.recv(1)
+                time.sleep(0.02)
+                assert time.monotonic() < ends
+
+
+def test_readers_that_stop_reading(caplog: pytest.LogCaptureFixture) -> None:
+    """Fifty of them: little is made ahead for each, others are served meanwhile, and in the end they are cut off."""
     n_made = 0
 
     def endless(request: object) -> object:
@@ -83,12 +87,18 @@ def test_a_reader_that_stops_reading(server: Served, monkeypatch: pytest.MonkeyP
             n_made += 1
             yield delta("x" * 100_000)
 
-    server.engine.script = endless
-    with send(server, stream=True):
-        until(lambda: n_made > 1)
-        time.sleep(0.2)
-        held = n_made
+    with served(timeout=1.0) as server, contextlib.ExitStack() as held:
+        server.engine.script = endless
+        for _ in range(50):
+            held.enter_context(send(server, stream=True))
+        until(lambda: len(server.engine.streams) == 50)
+        time.sleep(0.3)
+        n_held = n_made
         server.engine.script = words
+        started = time.monotonic()
         assert server.chat().status_code == 200
-        assert n_made <= held + 1, "the server buffers without limit"
-        until(lambda: server.engine.streams[0].closed, within_s=3)
+        assert time.monotonic() - started < 0.5
+        assert n_made <= n_held + 1, "the server buffers without limit"
+        assert n_held < 50 * 60
+        until(lambda: all(stream.closed for stream in server.engine.streams), within_s=5)
+    assert len(logged(caplog, "reader_timeout")) == 50

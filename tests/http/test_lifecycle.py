@@ -18,9 +18,10 @@ import httpx
 import pytest
 
 from engine.settings import Settings
-from server.serve import bind, run
+from server.address import bind
+from server.serve import run
 from tests.http.entry import load
-from tests.http.serving import chat, served, until
+from tests.http.serving import chat, logged, served, until
 
 ENTRY = [sys.executable, "-m", "tests.http.entry"]
 
@@ -43,8 +44,8 @@ class Process:
 
     def url(self) -> str:
         """The address, once the port is open."""
-        until(lambda: "url=" in self.log or self.popen.poll() is not None, within_s=15)
-        found = re.search(r"url=(\S+)", self.log)
+        until(lambda: '"url":' in self.log or self.popen.poll() is not None, within_s=15)
+        found = re.search(r'"url":"(.+?)"', self.log)
         assert found, self.log
         return found[1]
 
@@ -101,7 +102,7 @@ def test_sigterm_drains() -> None:
         assert '"finish_reason":"stop"' in streamed[0].text
         assert answered[0].json()["choices"][0]["message"]["content"].endswith("w9 ")
         assert server.exits() == 0
-        assert "event=drained" in server.log
+        assert '"event":"drained"' in server.log
         assert "Traceback" not in server.log
 
 
@@ -130,7 +131,7 @@ def test_the_second_signal_means_now() -> None:
         request, _ = in_background(lambda: cut_off(url))
         until(lambda: any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()))
         server.popen.send_signal(signal.SIGINT)
-        until(lambda: "event=draining" in server.log)
+        until(lambda: '"event":"draining"' in server.log)
         server.popen.send_signal(signal.SIGINT)
         assert server.exits(2) == 130
         request.join(5)
@@ -169,7 +170,7 @@ def test_an_unexpected_error_while_loading(caplog: pytest.LogCaptureFixture) -> 
 
 def test_an_engine_that_dies_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
     assert run(Settings(model="DYING", port=0), load) == 1
-    assert "event=engine_failed" in caplog.text
+    assert logged(caplog, "engine_failed")
 
 
 def test_a_taken_port(caplog: pytest.LogCaptureFixture) -> None:

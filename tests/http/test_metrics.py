@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.api import DrafterCount
-from tests.http.fake import FakeEngine, counted
-from tests.http.serving import Served, served
+from engine.api import DrafterCount, Failed
+from engine.errors import Overloaded, TimedOut
+from tests.http.fake import FakeEngine, counted, delta, done
+from tests.http.serving import Served, send, served, until
 
 Samples = dict[tuple[str, ...], float]
+HISTOGRAMS = (
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
+    *("request_queue_time_seconds", "request_prompt_tokens", "request_generation_tokens"),
+)
+
+
+@pytest.fixture
+def server() -> Iterator[Served]:
+    """One per test: a request is logged and counted a moment after its reply."""
+    with served() as one:
+        yield one
 
 
 def scrape(server: Served) -> Samples:
@@ -35,7 +49,13 @@ def scrape(server: Served) -> Samples:
 
 def test_the_engine(server: Served) -> None:
     found = scrape(server)
-    assert {key: value for key, value in found.items() if len(key) == 1} == {
+    of_engine = {key: value for key, value in found.items() if len(key) == 1}
+    for name in HISTOGRAMS:
+        assert of_engine.pop((f"{name}_count",)) >= 0
+        assert of_engine.pop((f"{name}_sum",)) >= 0
+    assert of_engine == {
+        ("prefix_cache_queries_total",): of_engine["prefix_cache_queries_total",],
+        ("prefix_cache_hits_total",): of_engine["prefix_cache_hits_total",],
         ("prompt_tokens_total",): 20,
         ("generation_tokens_total",): 30,
         ("num_preemptions_total",): 0,
@@ -52,6 +72,7 @@ def test_drafters(server: Served) -> None:
         ("spec_decode_num_draft_tokens_total", "ngram-simple"): 20,
         ("spec_decode_num_accepted_tokens_total", "ngram-simple"): 5,
         ("spec_decode_num_accepted_tokens_per_pos_total", "ngram-simple", "0"): 5,
+        ("wasted_verify_tokens_total", "ngram-simple"): 15,
         ("spec_decode_seconds_total", "ngram-simple", "begin"): 0.001,
         ("spec_decode_seconds_total", "ngram-simple", "draft"): 0.002,
         ("spec_decode_seconds_total", "ngram-simple", "accept"): 0.003,
@@ -74,7 +95,7 @@ def test_servers_share_nothing_and_scrapes_keep_nothing() -> None:
     first, second = Counting(), Counting()
     second.drafters, second.n_waiting = {'a"\\\n': counted(7, 3)}, 9
     with served(first) as one, served(second) as other:
-        assert not [key for key in scrape(one) if len(key) > 1]
+        assert not [key for key in scrape(one) if key[0].startswith("spec_decode")]
         found = scrape(other)
         assert found["spec_decode_num_drafts_total", 'a"\\\n'] == 7
         assert (scrape(one)["num_requests_waiting",], found["num_requests_waiting",]) == (0, 9)
@@ -85,6 +106,102 @@ def test_servers_share_nothing_and_scrapes_keep_nothing() -> None:
             found["spec_decode_num_accepted_tokens_per_pos_total", "suffix", place] for place in "012"
         ]
         assert by_place == [8, 4, 2]
+
+
+def growth(server: Served, act: Callable[[], object], n_ended: int) -> Samples:
+    """What `act`, after which `n_ended` requests are over, adds to the samples."""
+
+    def n_over(found: Samples) -> float:
+        return sum(
+            value
+            for key, value in found.items()
+            if key[0] in ("request_success_total", "request_errors_total")
+        )
+
+    before = scrape(server)
+    act()
+    until(lambda: n_over(scrape(server)) == n_over(before) + n_ended)
+    after = scrape(server)
+    return {key: value - before.get(key, 0) for key, value in after.items() if value != before.get(key, 0)}
+
+
+def test_a_reply_is_counted_where_it_ends(server: Served) -> None:
+    grown = growth(server, lambda: server.chat(n=2, max_tokens=6), 2)
+    assert grown.pop(("e2e_request_latency_seconds_sum",)) > 0
+    assert {key: value for key, value in grown.items() if "_bucket" not in key[0]} == pytest.approx(
+        {
+            ("request_success_total", "length"): 2,
+            ("prefix_cache_queries_total",): 6,
+            ("prefix_cache_hits_total",): 2,
+            ("time_to_first_token_seconds_count",): 2,
+            ("time_to_first_token_seconds_sum",): 0.042,
+            ("inter_token_latency_seconds_count",): 10,  # the first token of a choice has none
+            ("inter_token_latency_seconds_sum",): 0.1,
+            ("e2e_request_latency_seconds_count",): 1,
+            ("request_queue_time_seconds_count",): 2,
+            ("request_queue_time_seconds_sum",): 0.002,
+            ("request_prompt_tokens_count",): 2,
+            ("request_prompt_tokens_sum",): 6,
+            ("request_generation_tokens_count",): 2,
+            ("request_generation_tokens_sum",): 12,
+        }
+    )
+    lowest = {
+        bound: grown.get(("time_to_first_token_seconds_bucket", bound), 0)
+        for bound in ("0.02", "0.05", "+Inf")
+    }
+    assert lowest == {"0.02": 0, "0.05": 2, "+Inf": 2}
+    of_tokens = {
+        bound: grown.get(("request_generation_tokens_bucket", bound), 0) for bound in ("5.0", "10.0")
+    }
+    assert of_tokens == {"5.0": 0, "10.0": 2}
+    assert grown["inter_token_latency_seconds_bucket", "0.01"] == 10
+    assert ("inter_token_latency_seconds_bucket", "0.005") not in grown
+
+
+def test_streams_count_alike(server: Served) -> None:
+    grown = growth(server, lambda: server.events(max_tokens=6), 1)
+    assert grown["request_success_total", "length"] == 1
+    assert grown["request_generation_tokens_sum",] == 6
+
+
+def test_errors_are_counted_by_code(server: Served) -> None:
+    def act() -> None:
+        server.chat(temperature=-1)
+        server.engine.refusal = Overloaded("64 wait", 1.0)
+        server.chat()
+        server.chat(stream=True)
+        server.engine.refusal = None
+        server.engine.script = lambda request: [delta("x"), Failed(TimedOut(1.0))]
+        server.chat()
+        server.events()
+        server.http.get("/nothing")
+
+    grown = growth(server, act, 6)
+    assert {key: value for key, value in grown.items() if key[0] != "e2e_request_latency_seconds"} == {
+        ("request_errors_total", "invalid_value"): 1,
+        ("request_errors_total", "queue_full"): 2,
+        ("request_errors_total", "request_timeout"): 2,
+        ("request_errors_total", "not_found"): 1,
+    }
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_a_client_that_leaves_is_counted_as_aborted(server: Served, fields: dict[str, object]) -> None:
+    server.engine.script = lambda request: [delta("x"), 30.0, done(request, 1)]
+
+    def act() -> None:
+        with send(server, n=2, **fields):
+            until(lambda: len(server.engine.running) == 2)
+            time.sleep(0.05)  # the reply is begun only when both are admitted
+
+    assert growth(server, act, 2) == {("request_success_total", "abort"): 2}
+
+
+def test_what_is_running(server: Served) -> None:
+    (key,) = [key for key in scrape(server) if key[0] == "build_info"]
+    assert key[1:4] == ("cpu", "float32", "fake-1")
+    assert "fake/model" in key
 
 
 def test_the_key_is_asked_for() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.http.fake import delta, done, words
-from tests.http.serving import Served
+from tests.http.serving import Served, logged, served, until
 
 TEXT = {"type": "content", "content": "w0 w1 w2"}
 
@@ -67,14 +67,13 @@ def test_the_usage_chunk_tells_it(server: Served, path: str) -> None:
     assert not any(chunk["usage"] for chunk in earlier)
 
 
-def test_the_log_line_tells_drafters(server: Served, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="server"):
+def test_the_log_line_tells_drafters(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="server"), served() as server:
         server.chat(prediction=TEXT)
         server.engine.script = lambda request: [delta("x"), done(request, 1)]
         server.chat()
         server.engine.script = words
         server.chat(n=2)
-    lines = [one.message for one in caplog.records if "event=completion" in one.message]
-    assert " drafters=prediction:5/10 " in lines[0]
-    assert "drafters=" not in lines[1]
-    assert " drafters=ngram-simple:10/20 " in lines[2]
+        until(lambda: len(logged(caplog, "request")) == 3)
+    told = [line.get("drafters") for line in logged(caplog, "request")]
+    assert told == ["prediction:5/10", None, "ngram-simple:10/20"]

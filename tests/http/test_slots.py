@@ -47,7 +47,7 @@ BAD = (400, "invalid_request_error")
 
 
 def test_save_restore_erase(used: Served) -> None:
-    n_tokens = used.engine.streams[-1].n_prompt
+    n_tokens = len(used.engine.streams[-1].prompt_ids)
     assert act(used, "save").json() == {
         "id_slot": 0,
         "filename": "a slot.bin",

@@ -27,7 +27,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
             Settings(
                 model=str(DEMO / "target"),
                 model_draft=str(DEMO / "draft"),
-                ctx_size=256,
+                ctx_size=1024,  # so that a reply without limit outlasts what is done to it
                 parallel=2,
                 spec_type="prediction,suffix,ngram-simple,draft-model",
                 spec_ngram_simple_size_n=3,

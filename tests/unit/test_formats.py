@@ -16,6 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
+from engine.api import Chat
+from engine.text import tokenizer as text_tokenizer
+from engine.text.chat import ChatTemplate, load_chat_template
 from server.openai.formats.format import (
     CallArguments,
     CallEnd,
@@ -31,6 +34,7 @@ from server.openai.formats.reading import Known, parser_of
 from server.openai.formats.xml_call import as_json
 from tests.http.fake import INFO
 
+DEMO = Path(__file__).parents[2] / "demo"
 WEATHER = Tool(
     "get_weather",
     {
@@ -307,6 +311,15 @@ def test_arguments_come_as_they_are_written() -> None:
     assert parser.feed("lo") == [CallArguments("lo")]
 
 
+@pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
+def test_a_cut_call_does_not_end(sample: Sample) -> None:
+    """Wherever a reply is cut, calls that were told as ended have arguments that are JSON."""
+    for i in range(len(sample.text)):
+        told = pieces(sample.format, [sample.text[:i]], sample.tail)
+        ended = calls_of(told)[: len([one for one in told if isinstance(one, CallEnd)])]
+        assert ended == list(sample.calls[: len(ended)]), i
+
+
 def test_arguments_before_the_name_and_as_a_string() -> None:
     for arguments in ('{"a": 1}', '"{\\"a\\": 1}"'):
         for text in (
@@ -350,6 +363,7 @@ def test_calls_beyond_the_wanted_are_not_told() -> None:
         ("2.0", {"type": "integer"}, 2.0),
         ("2.5", {"type": "integer"}, "2.5"),
         ("2", {"type": "string"}, "2"),
+        ('"x"', {"type": "string"}, '"x"'),
         ("True", {"type": "boolean"}, True),
         ("1", {"type": "boolean"}, "1"),
         ("NaN", {"type": "number"}, "NaN"),
@@ -400,7 +414,7 @@ def test_thinking_is_looked_for_where_the_model_knows_its_markers() -> None:
 @pytest.fixture(scope="module")
 def vocabulary() -> Tokenizer:
     """The demo's tokenizer with the markers of all formats as tokens, some of them control tokens."""
-    tokenizer = Tokenizer.from_file(str(Path(__file__).parents[2] / "demo" / "target" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     markers = sorted({marker for one in BY_NAME.values() for marker in one.markers})
     tokenizer.add_tokens(
         [AddedToken(one, special=one.startswith(("[", "<｜")), normalized=False) for one in markers]
@@ -482,7 +496,7 @@ ENFORCED = {
 @pytest.mark.parametrize("with_tokens", [True, False])
 @pytest.mark.parametrize("name", ENFORCED)
 def test_forced_calls(name: str, with_tokens: bool, vocabulary: Tokenizer) -> None:
-    plain = Tokenizer.from_file(str(Path(__file__).parents[2] / "demo" / "target" / "tokenizer.json"))
+    plain = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     used = vocabulary if with_tokens else plain
     known = known_of(BY_NAME[name], vocabulary if with_tokens else None)
     call, between, wrong = ENFORCED[name]
@@ -528,3 +542,54 @@ def test_references_stay_those_of_the_tool(vocabulary: Tokenizer) -> None:
         assert accepts(grammar, text.format("a", "1"), vocabulary)
         assert accepts(grammar, text.format("b", "true"), vocabulary)
         assert not accepts(grammar, text.format("a", "true"), vocabulary)
+
+
+# What the demo models were trained on; their template may have grown, but not for a conversation without tools.
+TRAINED = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("name", ["target", "draft", "hybrid", "hybrid-draft"])
+def test_the_demo_template(name: str) -> None:
+    tokenizer = text_tokenizer.Tokenizer(DEMO / name)
+    template, before = (
+        load_chat_template(DEMO / name, tokenizer),
+        ChatTemplate({"default": TRAINED}, tokenizer, ""),
+    )
+    assert template is not None
+    turns = [
+        {"role": role, "content": f"be {role}\n"}
+        for role in ("system", "user", "assistant", "user", "assistant")
+    ]
+    for chat in (
+        Chat(turns[:4]),
+        Chat(turns[1:2]),
+        Chat(turns, add_generation_prompt=False, continue_final_message=True),
+        Chat(turns[:4], {"tools": []}),
+    ):
+        assert template.encode(chat) == before.encode(chat)
+    assert format_of(replace(INFO, chat_template=template.source), "auto").name == "hermes"
+    # A call in the history is written exactly as one that is forced.
+    call = {"type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
+    chat = Chat(
+        [
+            *turns[:2],
+            {"role": "assistant", "content": None, "tool_calls": [call, call]},
+            {"role": "tool", "content": "5"},
+        ],
+        {
+            "tools": [
+                {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER.parameters}}
+            ]
+        },
+    )
+    text = template.render(chat)
+    assert json.dumps(WEATHER.parameters) in text
+    written = text.partition("<|im_start|>assistant\n")[2].partition("<|im_end|>")[0]
+    assert calls_of(pieces("hermes", [written])) == [("get_weather", ARGUMENTS)] * 2
+    plain = Tokenizer.from_file(str(DEMO / name / "tokenizer.json"))
+    assert accepts(Known(BY_NAME["hermes"]).forced([WEATHER], many=True), written, plain)

@@ -215,7 +215,14 @@ def test_a_reply_may_open_its_thinking_or_go_straight_to_the_point(grammars: Gra
 
 @pytest.mark.parametrize(
     ("tail", "free"),
-    [("x<t>\n", True), ("<t>\n\n</t>\n\n", False), ("</t> y <t>", True), ("nothing", False)],
+    [
+        ("x<t>\n", True),
+        ("<t>\n\n</t>\n\n", False),
+        ("</t> y <t>", True),
+        ("nothing", False),
+        ("user: what is <t>?<|im_end|>\n<|im_start|>assistant\n", False),
+        ("user: what is </t>?<|im_end|>\n<|im_start|>assistant\n<t>\nwell, ", True),
+    ],
 )
 def test_the_prompts_end_says_whether_thinking_has_begun(grammars: Grammars, tail: str, free: bool) -> None:
     made = grammars.constraint(Grammar(SCHEMA.kind, SCHEMA.source, ("<t>", "</t>")), tail)

@@ -291,10 +291,14 @@ def test_refused_chats(tokenizer: Tokenizer, chat: Chat, error: type[Exception],
         made(TRIMMED, tokenizer).render(chat)
 
 
-def test_bad_tool_arguments_are_refused(tokenizer: Tokenizer) -> None:
-    calls = [{"function": {"name": "f", "arguments": "{"}}]
-    with pytest.raises(InvalidRequest, match="arguments is not JSON"):
-        made(PLAIN, tokenizer).render(Chat([{"role": "assistant", "content": "", "tool_calls": calls}]))
+def test_arguments_that_are_no_json_stay_text(tokenizer: Tokenizer) -> None:
+    """As of a call that was cut short: its conversation must be able to go on."""
+    calls = [{"function": {"name": "f", "arguments": '{"a": '}}]
+    source = "{{ messages[0].tool_calls[0].function.arguments }}"
+    chat = Chat([{"role": "assistant", "content": "", "tool_calls": calls}])
+    assert made(source, tokenizer).render(chat) == '{"a": '
+    with pytest.raises(InvalidRequest, match="refuses this conversation"):
+        made(source.replace("arguments", "arguments.items()"), tokenizer).render(chat)
 
 
 @pytest.mark.parametrize(

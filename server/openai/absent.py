@@ -1,0 +1,41 @@
+"""Endpoints that clients know from elsewhere and this server does not have: refused by name, in OpenAI's shape.
+
+With a 404, as clients try every 5xx again.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from fastapi import APIRouter
+
+from server.errors import not_found
+
+# What is absent, where it would be found, and what serves instead.
+ABSENT: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("embeddings", ("/v1/embeddings", "/embeddings", "/embedding"), ""),
+    ("reranking", ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), ""),
+    ("audio", ("/v1/audio/{rest:path}", "/audio/{rest:path}"), ""),
+    ("making images", ("/v1/images/{rest:path}",), ""),
+    ("LoRA adapters", ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"), ""),
+    ("llama-server's own form of completions", ("/completion", "/completions"), "/v1/completions"),
+    ("llama-server's own form of infilling", ("/infill",), "/v1/completions with a suffix"),
+    ("the Responses API", ("/v1/responses", "/responses"), "/v1/chat/completions"),
+    ("the Messages API", ("/v1/messages",), "/v1/chat/completions"),
+)
+
+
+def routes() -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+    for what, paths, instead in ABSENT:
+        for path in paths:
+            _add(router, path, what, instead)
+    return router
+
+
+def _add(router: APIRouter, path: str, what: str, instead: str) -> None:
+    hint = f"; use {instead}" if instead else ""
+
+    @router.api_route(path, methods=["GET", "POST"], response_model=None)
+    async def refuse() -> NoReturn:
+        raise not_found(f"{what}: not supported here{hint}", code="not_supported")

@@ -1,0 +1,97 @@
+"""Grammars that force calls, in llguidance's Lark dialect. A format says how a call looks; this page has the parts.
+
+Text is written exactly as chat templates show it, so that most of a call is forced and costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.api import JSON_STYLE
+from server.openai.formats.format import Mark, Tool
+from server.openai.formats.xml_call import types_of
+
+DEFINITIONS = ("$defs", "definitions")
+
+
+def quoted(text: str) -> str:
+    """`text` as a Lark string."""
+    return json.dumps(text)
+
+
+def as_rule(schema: Mapping[str, Any]) -> str:
+    """A JSON schema as a Lark rule's body."""
+    return "%json " + json.dumps({**schema, "x-guidance": dict(JSON_STYLE)})
+
+
+@dataclass
+class Rules:
+    """Rules collected while the calls of some tools are described."""
+
+    mark: Mark
+    texts: list[str] = field(default_factory=list)
+
+    def add(self, body: str, attributes: str = "") -> str:
+        """A new rule; returns its name."""
+        name = f"r{len(self.texts)}"
+        self.texts.append(f"{name}{attributes}: {body}")
+        return name
+
+    def arguments(self, tool: Tool) -> str:
+        """A rule for a tool's arguments as one JSON object."""
+        return self.add(as_rule({"type": "object", **tool.parameters}))
+
+    def source(self, start: str) -> str:
+        return "\n".join([f"start: {start}", *self.texts]) + "\n"
+
+
+def any_of(rules: Rules, tools: Sequence[Tool], call: Callable[[Rules, Tool], str]) -> str:
+    """A rule for a call of one of the tools."""
+    return rules.add(" | ".join(rules.add(call(rules, tool)) for tool in tools))
+
+
+def repeated(call: str, between: str, *, many: bool) -> str:
+    """One call, or several with something between them."""
+    return f"{call} ({between} {call})*" if many else call
+
+
+def named_json(rules: Rules, tool: Tool, key: str = "arguments") -> str:
+    """`{"name": "f", "arguments": {…}}`."""
+    head = f'{{"name": {json.dumps(tool.name)}, "{key}": '
+    return f"{quoted(head)} {rules.arguments(tool)} {quoted('}')}"
+
+
+def parameter(rules: Rules, tool: Tool, key: str, end: str) -> str:
+    """A parameter's value between tags, up to and with the closing tag: strings as they are, all else as JSON."""
+    schema = tool.parameters["properties"][key]
+    schema = schema if isinstance(schema, Mapping) else {}
+    closing = rules.mark(end)
+    values = schema.get("enum")
+    if types_of(schema) != {"string"}:
+        shared = {name: tool.parameters[name] for name in DEFINITIONS if name in tool.parameters}
+        return f"{rules.add(as_rule({**shared, **schema}))} {closing}"
+    if isinstance(values, list) and values:
+        return f"({' | '.join(quoted(one) for one in values if isinstance(one, str))}) {closing}"
+    if closing == quoted(end):
+        return rules.add("/(.|\\n)*/", f"[suffix={closing}]")
+    free = rules.add("/(.|\\n)*/")
+    return f"{free} {closing}"
+
+
+def parameters(tool: Tool, tag: Callable[[str], str]) -> str:
+    """All parameters in the schema's order; those not required may be left out."""
+    properties = tool.parameters.get("properties")
+    required = tool.parameters.get("required")
+    names = list(properties) if isinstance(properties, Mapping) else []
+    needed = set(required) if isinstance(required, list) else set()
+    return " ".join(tag(one) if one in needed else f"({tag(one)})?" for one in names)
+
+
+def or_json(calls: str, schema: str) -> str:
+    """A grammar of calls, or of JSON of a schema (as JSON text) instead."""
+    return f"start: calls | answer\nanswer: {as_rule(json.loads(schema))}\n" + calls.replace(
+        "start:", "calls:", 1
+    )

@@ -1,0 +1,46 @@
+"""GLM 4.5 and later: a name, then a pair of tags per parameter. Also Ling 3."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from server.openai.formats.enforce import Rules, any_of, parameter, parameters, quoted, repeated
+from server.openai.formats.format import Calls, Format, Mark, Tool
+from server.openai.formats.xml_call import Tags, XmlCall
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+TAGS = Tags(
+    head=re.compile(r"\s*(?P<name>[^\s<]+)\s*"),
+    parameter_start=KEY,
+    parameter=re.compile(rf"\s*{KEY}(?P<key>.*?){KEY_END}\s*{VALUE}(?P<value>.*?){VALUE_END}", re.DOTALL),
+    parameter_end=VALUE_END,
+    foot=re.compile(r"\s*\Z"),
+)
+
+
+def enforced(tools: Sequence[Tool], mark: Mark, *, many: bool) -> str:
+    """Later versions write no line breaks: the model's own way is left to it."""
+    rules = Rules(mark)
+    line = rules.add(f"{quoted(chr(10))}?")
+
+    def function(rules: Rules, tool: Tool) -> str:
+        def tag(key: str) -> str:
+            name = f"{mark(KEY)} {quoted(key)} {mark(KEY_END)}"
+            return f"{name} {line} {mark(VALUE)} {parameter(rules, tool, key, VALUE_END)} {line}"
+
+        return f"{quoted(tool.name)} {line} {parameters(tool, tag)}"
+
+    body = rules.add(f"{mark(OPEN)} {any_of(rules, tools, function)} {mark(CLOSE)}")
+    return rules.source(repeated(body, line, many=many))
+
+
+GLM = Format(
+    name="glm",
+    signs=(OPEN, KEY),
+    reasoning=("<think>", "</think>"),
+    calls=Calls(OPEN, CLOSE, lambda marker, tools: XmlCall(marker, TAGS, tools)),
+    inside=(KEY, KEY_END, VALUE, VALUE_END),
+    enforced=enforced,
+)

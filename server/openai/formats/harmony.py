@@ -1,0 +1,147 @@
+"""Harmony, the format of gpt-oss: every message has a header with a channel, and a recipient if it is a call.
+
+The library `openai-harmony` reads token ids of one vocabulary, which it downloads. Here text is read, so that any
+tokenizer with these markers will do and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, Literal
+
+from server.openai.formats.format import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Format,
+    Piece,
+    Reasoning,
+    Tools,
+    joined,
+)
+from server.openai.formats.json_call import Value
+from server.openai.formats.scanner import AT_ONCE, CHUNK, CLOSES, OPENS, Event, compiled, scanner
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+RECIPIENT = re.compile(r"to=functions\.([A-Za-z0-9_.-]{1,64})")
+MOST_HEAD = 256
+
+Kind = Literal["content", "reasoning", "call"]
+
+HARMONY = Format(
+    name="harmony",
+    signs=(CHANNEL, MESSAGE, "analysis"),
+    inside=(START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS),
+    channels=True,
+)
+
+
+@lru_cache(maxsize=1)
+def _template() -> Any:
+    fields = {
+        "text": {},
+        "head": {"open": [START, CHANNEL], "close": MESSAGE},
+        "end": {"open": list(ENDS), "close_pattern": AT_ONCE},
+    }
+    return compiled(fields)
+
+
+class HarmonyParser:
+    """Reads one reply of a model that writes channels. Its verbs are those of `parser.Parser`."""
+
+    def __init__(
+        self, tools: Tools, prompt_tail: str, *, most_calls: int | None = None, thinks_aloud: bool = False
+    ) -> None:
+        self._scanner = scanner(_template())
+        self._tools = tools
+        self._most_calls = most_calls
+        self._thinks_aloud = thinks_aloud
+        self._n_calls = 0
+        self._value = Value()  # the arguments of a call
+        self._head = ""  # of the message to come, as far as it is known
+        self._kind: Kind | None = None  # None: between messages
+        self._is_full = False
+        self.is_ended = False
+        opened = prompt_tail.rpartition(START)[2]
+        if MESSAGE in opened and not any(end in opened for end in ENDS):
+            head = opened.partition(MESSAGE)[0]
+            self._kind = "reasoning" if "analysis" in head else "content"
+
+    @property
+    def is_thinking(self) -> bool:
+        return self._kind == "reasoning"
+
+    def feed(self, text: str) -> list[Piece]:
+        return joined(self._wanted(self._read(self._scanner.feed(text))))
+
+    def finish(self) -> list[Piece]:
+        _, events = self._scanner.finalize()
+        return joined(self._wanted(self._finished(events)))
+
+    def _finished(self, events: Iterable[Event]) -> Iterator[Piece]:
+        # A header that the reply's end cut off is closed by the parser, but its message never came.
+        yield from self._read(one for one in events if (one["type"], one["field"]) != (CLOSES, "head"))
+        yield from self._end()
+        if self._n_calls == 0 and self._head.strip() and CHANNEL not in self._head:
+            yield Content(self._head)
+
+    def _wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """The pieces up to the end of the last call that is wanted. A reply that only ends there is not `is_ended`."""
+        for piece in pieces:
+            if self._is_full:
+                self.is_ended = True
+                return
+            yield piece
+            self._is_full = isinstance(piece, CallEnd) and self._n_calls == self._most_calls
+
+    def _read(self, events: Iterable[Event]) -> Iterator[Piece]:
+        for event in events:
+            kind, field = event["type"], event["field"]
+            if field == "text" and kind == CHUNK:
+                yield from self._text(event["text"])
+            elif field == "head" and kind == OPENS:
+                yield from self._end()
+                self._head += CHANNEL  # or a start: what counts is that the header has words of its own
+            elif field == "head" and kind == CHUNK:
+                self._head += event["text"]
+            elif field == "head":
+                yield from self._begin()
+            elif field == "end" and kind == OPENS:
+                yield from self._end()
+
+    def _text(self, text: str) -> Iterator[Piece]:
+        if self._kind is None:
+            self._head += text
+            if len(self._head) > MOST_HEAD:  # no header at all
+                self._kind = "content"
+                yield Content(self._head)
+        elif self._kind == "call":
+            for char in text:
+                yield (Content if self._value.done else CallArguments)(char)
+                self._value.feed(char)
+        elif self._kind == "reasoning" and not self._thinks_aloud:
+            yield Reasoning(text)
+        else:
+            yield Content(text)
+
+    def _begin(self) -> Iterator[Piece]:
+        """A header is complete: its message begins."""
+        head, self._head = self._head, ""
+        called = RECIPIENT.search(head)
+        if called and self._tools:
+            self._kind = "call"
+            self._value = Value()
+            self._n_calls += 1
+            yield CallStart(called[1])
+        else:
+            self._kind = "reasoning" if "analysis" in head and not called else "content"
+
+    def _end(self) -> Iterator[Piece]:
+        """A message is over. The token that ends a call has no text, so a cut one is known by its arguments."""
+        if self._kind == "call" and self._value.done:
+            yield CallEnd()
+        self._kind = None

@@ -1,0 +1,48 @@
+"""The known formats, and which one a model has: by its chat template, unless `--chat-format` says it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.api import ModelInfo
+from server.openai.formats.deepseek import DEEPSEEK, DEEPSEEK_V31
+from server.openai.formats.format import Format
+from server.openai.formats.glm import GLM
+from server.openai.formats.harmony import HARMONY
+from server.openai.formats.hermes import HERMES
+from server.openai.formats.llama3 import LLAMA3
+from server.openai.formats.mistral import MISTRAL, MISTRAL_LIST
+from server.openai.formats.plain import NONE, PLAIN
+from server.openai.formats.qwen3_coder import QWEN3_CODER
+
+# The first one whose signs a chat template has.
+FORMATS: tuple[Format, ...] = (
+    HARMONY,
+    DEEPSEEK,
+    DEEPSEEK_V31,
+    MISTRAL,
+    MISTRAL_LIST,
+    GLM,
+    QWEN3_CODER,
+    HERMES,
+    LLAMA3,
+    PLAIN,
+    NONE,
+)
+BY_NAME = {one.name: one for one in FORMATS}
+
+
+def format_of(info: ModelInfo, chosen: str) -> Format:
+    """The model's format. `chosen`: a name, or auto.
+
+    A format's thinking part is only looked for in models that know its markers, by their template or their tokens.
+    """
+    template = (info.chat_template or "") + (info.tool_template or "")
+    found = BY_NAME[chosen] if chosen in BY_NAME else next(one for one in FORMATS if _has(one, template))
+    if found.reasoning and not (found.reasoning[1] in template or found.reasoning[1] in info.added_tokens):
+        return replace(found, reasoning=None)
+    return found
+
+
+def _has(one: Format, template: str) -> bool:
+    return all(sign in template for sign in one.signs) and not any(sign in template for sign in one.others)

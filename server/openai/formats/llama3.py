@@ -1,0 +1,28 @@
+"""Llama 3: a bare JSON object with `parameters`, or one behind a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.openai.formats.enforce import Rules, any_of, named_json
+from server.openai.formats.format import Calls, Format, Mark, Tool
+from server.openai.formats.json_call import JsonCalls
+
+OPEN = "<|python_tag|>"
+
+
+def enforced(tools: Sequence[Tool], mark: Mark, *, many: bool) -> str:
+    """One call: these models have no way to write a second one that they were taught."""
+    rules = Rules(mark)
+    call = any_of(rules, tools, lambda rules, tool: named_json(rules, tool, "parameters"))
+    return rules.source(call)
+
+
+LLAMA3 = Format(
+    name="llama3",
+    signs=("<|start_header_id|>", '"parameters"'),
+    others=("<function=", "<tool_call>"),
+    # Without a marker, only a known name tells a call from an answer in JSON.
+    calls=Calls(OPEN, None, lambda marker, tools: JsonCalls(marker, frozenset(tools)), bare=True),
+    enforced=enforced,
+)

@@ -1,0 +1,214 @@
+"""Replies as pieces: thinking, content, calls. Any split of the text into parts makes the same joined pieces.
+
+`scanner.py` finds the markers; what stands between those of calls is read by the format's own reader, which can tell
+it as it comes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from server.openai.formats.format import (
+    CallEnd,
+    CallStart,
+    Content,
+    Format,
+    Piece,
+    Reader,
+    Reasoning,
+    Tools,
+    joined,
+)
+from server.openai.formats.scanner import AT_ONCE, CLOSES, OPENS, Event, compiled, scanner
+
+REASONING, CALL, STRAY, BETWEEN, CONTENT = "reasoning", "call", "stray", "between", "content"
+
+
+@lru_cache(maxsize=32)
+def _template(format_: Format, *, with_calls: bool) -> Any:
+    """The format's markers, compiled."""
+    fields: dict[str, dict[str, Any]] = {CONTENT: {}}
+    if format_.reasoning:
+        opener, closer = format_.reasoning
+        # Only a reply's first words open a thinking part; later on they are talked about. The white space before
+        # them is bounded, as it is searched again with every token.
+        fields[REASONING] = {"open_pattern": rf"\A\s{{0,8}}{re.escape(opener)}", "close": closer}
+    if with_calls and format_.calls:
+        fields[CALL] = {"open": format_.calls.open}
+        if format_.calls.close:
+            fields[CALL]["close"] = format_.calls.close
+            fields[STRAY] = {"open": format_.calls.close, "close_pattern": AT_ONCE}
+        if format_.between:
+            fields[BETWEEN] = {"open": list(format_.between), "close_pattern": AT_ONCE}
+    return compiled(fields)
+
+
+def is_thinking(prompt_tail: str, opener: str) -> bool:
+    """Whether the prompt's last words open a thinking part. Further back, somebody may only have talked about it."""
+    return prompt_tail.rstrip().endswith(opener)
+
+
+class Parser:
+    """Reads one reply. `tools`: those that may be called; none: calls are text like any other.
+
+    `thinks_aloud`: thinking is content, markers and all.
+    """
+
+    def __init__(
+        self,
+        format_: Format,
+        tools: Tools,
+        prompt_tail: str,
+        *,
+        most_calls: int | None = None,
+        thinks_aloud: bool = False,
+    ) -> None:
+        self._reasoning = format_.reasoning or ("", "")
+        self._calls = format_.calls if tools else None
+        self._tools = tools
+        self._most_calls = most_calls
+        self._thinks_aloud = thinks_aloud
+        self._scanner = scanner(_template(format_, with_calls=bool(tools)))
+        self._reader: Reader | None = None
+        self._is_bare = False  # the reader has no markers and goes on to the end
+        self._is_fresh = True  # no content has come yet
+        self._content = _Trim(is_start=False)
+        self._thoughts = _Trim(is_start=True)
+        self._n_calls = 0
+        self.is_thinking = False
+        self._is_full = False  # no more calls are wanted
+        self.is_ended = False  # something has followed that is not told
+        self._n_silent = 0  # opening markers that the prompt has written
+        if format_.reasoning and is_thinking(prompt_tail, format_.reasoning[0]):
+            self._n_silent = 1
+            self.is_thinking = True
+            self.feed(format_.reasoning[0])
+
+    def feed(self, text: str) -> list[Piece]:
+        return joined(self._wanted(self._read(self._scanner.feed(text), at_end=False)))
+
+    def finish(self) -> list[Piece]:
+        """What was held back, now that the reply has ended."""
+        _, events = self._scanner.finalize()
+        return joined(self._wanted(self._finished(events)))
+
+    def _finished(self, events: Iterable[Event]) -> Iterator[Piece]:
+        yield from self._read(events, at_end=True)
+        if self._reader:
+            yield from self._called(self._reader.close(""))
+        if not self._n_calls and (rest := self._content.held):
+            yield Content(rest)
+
+    def _wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """The pieces up to the end of the last call that is wanted. A reply that only ends there is not `is_ended`."""
+        for piece in pieces:
+            if self._is_full:
+                self.is_ended = True
+                return
+            yield piece
+            self._is_full = isinstance(piece, CallEnd) and self._n_calls == self._most_calls
+
+    def _read(self, events: Iterable[Event], *, at_end: bool) -> Iterator[Piece]:
+        for event in events:
+            kind, field, text = event["type"], event["field"], event.get("text", "")
+            if field == REASONING:
+                yield from self._thought(kind, text, at_end=at_end)
+            elif field == CONTENT:
+                yield from self._plain(text)
+            elif field == CALL:
+                yield from self._call(kind, text, at_end=at_end)
+            elif field == STRAY and kind == OPENS:
+                yield from self._closed()
+            elif field == BETWEEN and kind == OPENS:
+                self._content.drop()
+
+    def _thought(self, kind: str, text: str, *, at_end: bool) -> Iterator[Piece]:
+        self.is_thinking = kind != CLOSES
+        if self._thinks_aloud:
+            opener = "" if self._n_silent else self._reasoning[0]
+            aloud = {OPENS: opener, CLOSES: "" if at_end else self._reasoning[1]}.get(kind, text)
+            self._n_silent = 0
+            yield from self._told(aloud)
+        elif told := self._thoughts.feed(text):
+            yield Reasoning(told)
+        if kind == CLOSES and not self._thinks_aloud:
+            self._content = _Trim(is_start=True)
+
+    def _plain(self, text: str) -> Iterator[Piece]:
+        """Text outside all markers."""
+        if self._reader:
+            yield from self._called(self._reader.feed(text))
+            return
+        if self._calls and self._calls.bare and self._is_fresh and text.strip():
+            self._is_fresh = False
+            if text.lstrip().startswith("{"):
+                self._is_bare = True
+                self._reader = self._calls.reader("", self._tools)
+                yield from self._called(self._reader.feed(text))
+                return
+        yield from self._told(text)
+
+    def _call(self, kind: str, text: str, *, at_end: bool) -> Iterator[Piece]:
+        assert self._calls is not None
+        if kind == OPENS and self._reader is None:
+            self._reader = self._calls.reader(self._calls.open, self._tools)
+        elif kind == CLOSES:
+            if not at_end:
+                yield from self._closed()
+        elif self._reader:
+            yield from self._called(self._reader.feed(self._calls.open if kind == OPENS else text))
+
+    def _closed(self) -> Iterator[Piece]:
+        """The closing marker of a call. Inside a string of the arguments it is text; behind no call it is content."""
+        marker = (self._calls and self._calls.close) or ""
+        if self._reader is None:
+            yield from self._told(marker)
+        elif self._is_bare or self._reader.in_string:
+            yield from self._called(self._reader.feed(marker))
+        else:
+            reader, self._reader = self._reader, None
+            yield from self._called(reader.close(marker))
+
+    def _called(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        for piece in pieces:
+            if isinstance(piece, Content):
+                yield from self._told(piece.text)
+                continue
+            if isinstance(piece, CallStart):
+                self._n_calls += 1
+                self._content = _Trim(is_start=True)
+            yield piece
+
+    def _told(self, text: str) -> Iterator[Piece]:
+        told = self._content.feed(text)
+        if self._calls is None:
+            told += self._content.drop()
+        if told:
+            yield Content(told)
+
+
+class _Trim:
+    """Text without the white space at its end, and at its start if that is asked for."""
+
+    def __init__(self, *, is_start: bool) -> None:
+        self._is_start = is_start
+        self.held = ""  # white space that is told only if more follows
+
+    def feed(self, text: str) -> str:
+        if text.isspace():
+            self.held += "" if self._is_start else text
+            return ""
+        text = self.held + text
+        if self._is_start:
+            text = text.lstrip()
+            self._is_start = not text
+        told = text.rstrip()
+        self.held = text[len(told) :]
+        return told
+
+    def drop(self) -> str:
+        held, self.held = self.held, ""
+        return held

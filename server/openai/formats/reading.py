@@ -1,0 +1,107 @@
+"""A model's format in use: the parser of a reply, the control tokens it needs to see, the grammar of forced calls."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.api import AsyncEngine, ModelInfo
+from engine.settings import Settings
+from server.errors import unsupported
+from server.openai.formats import scanner
+from server.openai.formats.enforce import quoted
+from server.openai.formats.format import Format, Tool, Tools
+from server.openai.formats.harmony import HarmonyParser
+from server.openai.formats.known import format_of
+from server.openai.formats.parser import Parser
+from server.openai.formats.plain import NONE
+
+TAG = re.compile(r"<[^<>\s]+>")
+
+AnyParser = Parser | HarmonyParser
+
+
+def parser_of(
+    format_: Format,
+    tools: Tools,
+    prompt_tail: str,
+    *,
+    most_calls: int | None = None,
+    thinks_aloud: bool = False,
+) -> AnyParser:
+    """A fresh parser for one reply. Call `scanner.load` first, off the event loop."""
+    if format_.channels:
+        return HarmonyParser(tools, prompt_tail, most_calls=most_calls, thinks_aloud=thinks_aloud)
+    return Parser(format_, tools, prompt_tail, most_calls=most_calls, thinks_aloud=thinks_aloud)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A model's format, with what only its engine knows."""
+
+    format: Format
+    controls: frozenset[str] = frozenset()  # control tokens of the model, by their text
+    tokens: frozenset[str] = frozenset()  # all tokens beside the vocabulary proper
+    ids: Mapping[str, int] = field(default_factory=dict)  # of the format's markers that are tokens
+
+    @property
+    def needs_controls(self) -> bool:
+        """Whether the format's markers are control tokens, which replies leave out unless asked."""
+        return bool(self.format.markers & self.controls)
+
+    @property
+    def can_call(self) -> bool:
+        """Whether calls can be told from text."""
+        return self.format.calls is not None or self.format.channels
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """Control tokens that mean nothing here and are left out of replies all the same."""
+        return self.controls - self.format.markers
+
+    def mark(self, text: str) -> str:
+        """A marker in a Lark grammar: as the token it is, or as text."""
+        if text in self.tokens and TAG.fullmatch(text):
+            return text
+        return f"<[{self.ids[text]}]>" if text in self.controls else quoted(text)
+
+    def forced(self, tools: Sequence[Tool], *, many: bool) -> str:
+        """The Lark grammar of a reply that calls one of the tools. Raises `Refused`."""
+        if self.format.enforced is None:
+            raise unsupported(
+                "tool_choice", f"calls cannot be forced in this model's format ({self.format.name})"
+            )
+        return self.format.enforced(tools, self.mark, many=many)
+
+
+class Knowing:
+    """Finds out about the model in use, once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._info: ModelInfo | None = None
+        self._known = Known(NONE)
+
+    async def of(self, engine: AsyncEngine) -> Known:
+        if engine.info is not self._info:
+            self._known = await known(engine, self._settings)
+            self._info = engine.info
+        return self._known
+
+
+async def known(engine: AsyncEngine, settings: Settings) -> Known:
+    """What is known of the engine's model; imports what its parser needs, which takes a second."""
+    info: ModelInfo = engine.info
+    format_ = format_of(info, settings.chat_format)
+    if format_.markers:
+        await asyncio.to_thread(scanner.load)
+    marks = sorted(format_.markers & info.added_tokens.keys())
+    ids = {one: await engine.tokenize(one, add_special=False, parse_special=True) for one in marks}
+    return Known(
+        format_,
+        controls=frozenset(text for text, is_control in info.added_tokens.items() if is_control),
+        tokens=frozenset(info.added_tokens),
+        ids={text: found[0] for text, found in ids.items()},
+    )

@@ -1,0 +1,174 @@
+"""Calls written as tags, one per parameter. The tags have no types: a parameter is read by its schema.
+
+Arguments become JSON at the end of each parameter.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from server.openai.formats.format import CallArguments, CallEnd, CallStart, Content, Piece, Tools
+from server.openai.formats.json_call import NAME
+
+WORDS = {"True": True, "False": False, "None": None}  # as Python writes them, which models do too
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "boolean": bool,
+    "null": type(None),
+    "object": dict,
+    "array": list,
+    "integer": int,
+    "number": (int, float),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """A dialect. `head` has a group `name`, `parameter` the groups `key` and `value`."""
+
+    head: re.Pattern[str]  # all before the first parameter
+    parameter_start: str
+    parameter: re.Pattern[str]
+    parameter_end: str
+    foot: re.Pattern[str]  # what may stand behind the last parameter
+
+
+class XmlCall:
+    """One call. It is told with its first parameter, or at its end if it has none."""
+
+    def __init__(self, marker: str, tags: Tags, tools: Tools) -> None:
+        self._tags = tags
+        self._tools = tools
+        self._marker = marker
+        self._text = ""  # not understood yet
+        self._seen = 0  # so far no end of a parameter
+        self._name: str | None = None
+        self._n_told = 0
+        self._failed = False
+
+    @property
+    def in_string(self) -> bool:
+        return False  # the dialects have no way to quote their own tags
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        if self._failed:
+            yield Content(text)
+            return
+        self._text += text
+        while not self._failed:
+            end = self._text.find(self._tags.parameter_end, self._seen)
+            if end < 0:
+                self._seen = max(0, len(self._text) - len(self._tags.parameter_end) + 1)
+                return
+            yield from self._parameter(end + len(self._tags.parameter_end))
+
+    def close(self, marker: str) -> Iterator[Piece]:
+        rest = self._text
+        if self._failed:
+            yield Content(marker)
+        elif self._n_told:
+            is_foot = self._tags.foot.fullmatch(rest) is not None
+            if marker or (is_foot and rest.strip()):  # else the reply was cut, and so is the call
+                yield from self._ended()
+            if not is_foot:
+                yield Content(rest + marker)
+        else:
+            foot = self._tags.foot.search(rest)
+            assert foot is not None  # it may be empty
+            # Without a parameter, any word could be a name; cut off, any name could go on.
+            name = self._named(rest[: foot.start()]) if marker else None
+            if name is None or name not in self._tools:
+                yield Content(self._marker + rest + marker)
+            else:
+                yield CallStart(name)
+                yield from self._ended()
+
+    def _parameter(self, end: int) -> Iterator[Piece]:
+        """The parameter that ends there."""
+        start = max(0, self._text.find(self._tags.parameter_start, 0, end)) if self._name is None else 0
+        name = self._name or self._named(self._text[:start])
+        found = self._tags.parameter.fullmatch(self._text[start:end])
+        if name is None or found is None:
+            yield from self._fail()
+            return
+        if self._name is None:
+            self._name = name
+            yield CallStart(name)
+        value = as_json(found["value"], self._schema(name, found["key"]))
+        yield CallArguments(f"{', ' if self._n_told else '{'}{json.dumps(found['key'])}: {value}")
+        self._n_told += 1
+        self._text, self._seen, self._marker = self._text[end:], 0, ""
+
+    def _fail(self) -> Iterator[Piece]:
+        """What is left is no part of the call; a call told before ends with what it has."""
+        self._failed = True
+        if self._n_told:
+            yield from self._ended()
+        yield Content(self._marker + self._text)
+
+    def _ended(self) -> Iterator[Piece]:
+        yield CallArguments("}" if self._n_told else "{}")
+        yield CallEnd()
+
+    def _named(self, head: str) -> str | None:
+        found = self._tags.head.fullmatch(head)
+        return found["name"] if found and NAME.fullmatch(found["name"]) else None
+
+    def _schema(self, name: str, key: str) -> Mapping[str, Any]:
+        tool = self._tools.get(name)
+        properties = tool.parameters.get("properties") if tool else None
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        return schema if isinstance(schema, Mapping) else {}
+
+
+def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types a schema names; none if it leaves them open."""
+    declared = schema.get("type")
+    found = (
+        {declared}
+        if isinstance(declared, str)
+        else set(declared or ())
+        if isinstance(declared, list)
+        else set()
+    )
+    for union in ("anyOf", "oneOf"):
+        choices = schema.get(union)
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, Mapping):
+                found |= types_of(choice)
+    values = schema.get("enum")
+    if not found and isinstance(values, list):
+        found = {_type_of(one) for one in values}
+    return frozenset(one for one in found if isinstance(one, str))
+
+
+def as_json(text: str, schema: Mapping[str, Any]) -> str:
+    """A parameter's text as JSON, by its schema: what may be no string is read as a value, if it is one."""
+    types = types_of(schema)
+    value = WORDS.get(text.strip(), text)
+    if value is text:
+        try:
+            value = json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            return json.dumps(text, ensure_ascii=False)
+    fits = not types or any(_is(value, one) for one in types)
+    return json.dumps(value if fits else text, ensure_ascii=False)
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind in ("integer", "number") and isinstance(value, bool):
+        return False
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return kind in KINDS and isinstance(value, KINDS[kind])
+
+
+def _type_of(value: Any) -> str:
+    return next((one for one in KINDS if _is(value, one)), "string")

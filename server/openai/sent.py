@@ -1,0 +1,106 @@
+"""The nested objects that clients send and that are read by functions instead of models: for the OpenAPI document.
+
+`structured.py` and `tools.py` read them; the shapes here say what those readers take.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FUNCTION_NAME = "[A-Za-z0-9_.-]{1,64}"
+Name = Annotated[str, Field(pattern=f"^{FUNCTION_NAME}$")]
+Schema = dict[str, Any]
+
+
+class Sent(BaseModel):
+    """An object in a request; what it holds beside these fields is ignored."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class FunctionDefinition(Sent):
+    name: Name
+    description: str | None = Field(None, description="shown to the model")
+    parameters: Schema | None = Field(None, description="JSON schema of the arguments")
+    strict: bool | None = Field(
+        None, description="accepted: arguments always follow the schema where calls are forced"
+    )
+
+
+class ToolDefinition(Sent):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Sent):
+    name: Name
+
+
+class NamedTool(Sent):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedToolList(Sent):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
+class AllowedTools(Sent):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedToolList
+
+
+class FunctionCall(Sent):
+    name: Name
+    arguments: str = Field(description="JSON text")
+
+
+class CallOfMessage(Sent):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class NamedSchema(Sent):
+    name: str | None = None
+    schema_: Schema | str | None = Field(
+        None, alias="schema", description="the JSON schema; without one: any JSON"
+    )
+    strict: bool | None = Field(None, description="accepted: the reply always follows the schema")
+
+
+class TextFormat(Sent):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Sent):
+    type: Literal["json_object"]
+    schema_: Schema | str | None = Field(
+        None, alias="schema", description="llama-server's way to give a schema"
+    )
+
+
+class JsonSchemaFormat(Sent):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema | None = Field(None, description="OpenAI's place for the schema")
+    schema_: Schema | str | None = Field(None, alias="schema", description="llama-server's place for it")
+
+
+class OneConstraint(Sent):
+    """vLLM's `structured_outputs`: one of these."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: Schema | str | None = Field(
+        None, alias="json", description="a JSON schema, as an object or as text"
+    )
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(None, description="in GBNF or Lark")
+    json_object: bool | None = None
+
+
+Format = TextFormat | JsonObjectFormat | JsonSchemaFormat

@@ -1,0 +1,136 @@
+"""What the server's own endpoints answer, as models: for the OpenAPI document and the tests that hold replies
+against it. Nothing else uses them. A field with a default may be absent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Shape(BaseModel):
+    """A reply, or a part of one: these fields and no others."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class ErrorDetail(Shape):
+    message: str = Field(description="names the field, the limit and the setting; never the input")
+    type: str
+    param: str | None = Field(description="the field it is about, as in `messages[0].content`")
+    code: str | None
+    n_prompt_tokens: int | None = Field(None, description="with `context_length_exceeded`")
+    n_ctx: int | None = Field(None, description="with `context_length_exceeded`")
+
+
+class Error(Shape):
+    """Every refusal and failure, with any status."""
+
+    error: ErrorDetail
+
+
+class HealthProblem(Error):
+    status: str | None = Field(None, description="the engine's; missing where only a slot is")
+
+
+class Health(Shape):
+    status: Literal["ok"]
+    warnings: list[str] | None = Field(None, description="what works less well than it should")
+
+
+class Life(Shape):
+    status: Literal["ok", "failed"]
+
+
+class Verbs(Shape):
+    """A figure for each call the engine makes to a drafter."""
+
+    begin: float
+    draft: float
+    accept: float
+
+
+class DrafterFigures(Shape):
+    draft_n: int = Field(description="tokens drafted")
+    draft_n_accepted: int
+    n_drafts: int = Field(description="verified drafts")
+    n_drafts_accepted: int = Field(description="… of which at least one token was accepted")
+    acceptance_rate_per_position: list[float]
+    calls: Verbs
+    ms: Verbs
+
+
+class NextToken(Shape):
+    has_next_token: bool
+    n_remain: int = Field(description="-1: no limit but the context")
+    n_decoded: int
+
+
+class Slot(Shape):
+    """A slot as llama-server shows it."""
+
+    id: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+    id_task: str | None
+    n_prompt_tokens: int
+    n_prompt_tokens_processed: int
+    n_prompt_tokens_cache: int
+    n_past: int
+    next_token: list[NextToken]
+    drafters: dict[str, DrafterFigures] = Field(description="of the running request")
+
+
+class GenerationSettings(Shape):
+    params: dict[str, float]
+    n_ctx: int
+
+
+class Modalities(Shape):
+    vision: bool
+    video: bool
+    audio: bool
+
+
+class SpeculationState(Shape):
+    drafters: list[str]
+    disabled: list[str]
+    n_max: int
+    counts: dict[str, DrafterFigures]
+
+
+class EngineState(Shape):
+    n_waiting: int
+    n_pages_free: int
+    n_pages_cached: int
+    n_pages_held: int
+    n_steps: int
+    n_prompt_tokens: int
+    n_completion_tokens: int
+    n_preempted: int
+
+
+class Props(Shape):
+    """llama-server's `/props`, and what was worked out at start."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: int
+    model_alias: str
+    model_path: str
+    modalities: Modalities
+    endpoint_slots: bool
+    endpoint_props: bool
+    endpoint_metrics: bool
+    chat_template: str | None
+    chat_format: str = Field(description="the family whose tool calls and reasoning are read; or `none`")
+    bos_token: str | None
+    eos_token: str | None
+    build_info: str
+    is_sleeping: bool
+    status: str
+    settings: dict[str, Any] = Field(description="every setting of the server but its keys")
+    model: dict[str, Any]
+    speculation: SpeculationState
+    engine: EngineState

@@ -1,0 +1,321 @@
+"""Malformed requests: for each its status, type, code, field and reason. No answer tells the input back or how the
+server is made, none takes long, none reaches the engine, and the next good request is served.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any, NamedTuple
+
+import orjson
+import pytest
+
+from server.openai.wire import ChatRequest, CompletionRequest
+from tests.http.serving import Served, chat
+
+CANARY = "qzCanary"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+UNSUPPORTED = "unsupported_value"
+LIMIT_S = 0.5
+INTERNALS = re.compile(
+    rb"Traceback|File \"|0x[0-9a-f]{6}|pydantic|orjson|site-packages|\.py\b", re.IGNORECASE
+)
+
+
+class Row(NamedTuple):
+    """Fields of a request that is otherwise good, and what is said of them."""
+
+    fields: dict[str, Any]
+    param: str | None
+    reason: str  # a part of the message
+    code: str = "invalid_value"
+    path: str = CHAT
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content, **more}]}
+
+
+def text(param: str, reason: str, code: str = "invalid_value", **fields: Any) -> Row:
+    return Row({"prompt": "a", **fields}, param, reason, code, TEXT)
+
+
+SAMPLING = [
+    Row({"temperature": CANARY}, "temperature", "valid number"),
+    Row({"temperature": True}, "temperature", "valid number"),
+    Row({"temperature": [0.5]}, "temperature", "valid number"),
+    Row({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+    Row({"temperature": 100.1}, "temperature", "less than or equal to 100"),
+    Row({"top_p": 1.01}, "top_p", "less than or equal to 1"),
+    Row({"min_p": -1}, "min_p", "greater than or equal to 0"),
+    Row({"top_k": -2}, "top_k", "greater than or equal to 0"),
+    Row({"top_k": 1.0}, "top_k", "valid integer"),
+    Row({"repeat_penalty": 0}, "repeat_penalty", "greater than 0"),
+    Row({"repetition_penalty": -1}, "repetition_penalty", "greater than 0"),
+    Row({"repeat_last_n": -1}, "repeat_last_n", "greater than or equal to 0"),
+    Row({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
+    Row({"frequency_penalty": -2.5}, "frequency_penalty", "greater than or equal to -2"),
+    Row({"seed": -2}, "seed", "from 0 to 2^64 - 1"),
+    Row({"seed": 2**64}, "seed", "from 0 to 2^64 - 1"),
+    Row({"seed": 10**100}, "seed", "from 0 to 2^64 - 1"),
+    Row({"seed": 1.0}, "seed", "from 0 to 2^64 - 1"),
+    Row({"seed": CANARY}, "seed", "from 0 to 2^64 - 1"),
+    Row({"logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
+    Row({"logit_bias": {CANARY: 1}}, "logit_bias", "token id"),
+    Row({"logit_bias": {"-1": 1}}, "logit_bias", "token id"),
+    Row({"logit_bias": {"9" * 30: 1}}, "logit_bias", "token id"),
+    Row({"logit_bias": {"1": True}}, "logit_bias", "from -100 to 100"),
+    Row({"logit_bias": [[1, 2]]}, "logit_bias", "map token ids"),
+    Row({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "at most 1024"),
+    Row({"logit_bias": {"1000": 1}}, "logit_bias", "outside the vocabulary"),  # the engine's word
+    Row({"ignore_eos": 1}, "ignore_eos", "boolean"),
+    Row({"skip_special_tokens": CANARY}, "skip_special_tokens", "boolean"),
+]
+SIZES = [
+    Row({"n": True}, "n", "valid integer"),
+    Row({"n": 0}, "n", "greater than or equal to 1"),
+    Row({"n": 5}, "n", "at most 4, the number of slots (--parallel)"),
+    Row({"n": 10**6}, "n", "--parallel"),
+    Row({"n": 2**63}, "n", "--parallel"),
+    Row({"max_tokens": 0}, "max_tokens", "from 1 to"),
+    Row({"max_tokens": -2}, "max_tokens", "from 1 to"),
+    Row({"max_tokens": 2**63}, "max_tokens", "from 1 to"),
+    Row({"max_tokens": CANARY}, "max_tokens", "from 1 to"),
+    Row({"max_completion_tokens": 1.5}, "max_completion_tokens", "from 1 to"),
+    Row({"n_predict": -5}, "n_predict", "from 1 to"),
+    Row({"min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
+    Row({"min_tokens": 2**31}, "min_tokens", "less than or equal to"),
+    Row({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "above max_tokens (4)"),
+    Row({"stop": ""}, "stop", "1 to 256 characters"),
+    Row({"stop": [CANARY] * 17}, "stop", "at most 16"),
+    Row({"stop": [CANARY] * 10_000}, "stop", "at most 16"),
+    Row({"stop": ["a" * 257]}, "stop", "1 to 256 characters"),
+    Row({"stop": CANARY * 125_000}, "stop", "1 to 256 characters"),
+    Row({"stop": [1]}, "stop", "list of strings"),
+    Row({"stop": {CANARY: 1}}, "stop", "list of strings"),
+    Row({"stop_token_ids": [1] * 65}, "stop_token_ids", "at most 64"),
+    Row({"stop_token_ids": [CANARY]}, "stop_token_ids", "token ids"),
+    Row({"stop_token_ids": [-1]}, "stop_token_ids", "token ids"),
+    Row({"stop_token_ids": 5}, "stop_token_ids", "token ids"),
+    Row({"stop_token_ids": [1000]}, "stop_token_ids", "outside the vocabulary"),  # the engine's word
+    Row({"model": CANARY * 65}, "model", "at most 512"),
+    Row({"cache_salt": CANARY * 33}, "cache_salt", "at most 256"),
+    Row({"service_tier": CANARY * 9}, "service_tier", "at most 64"),
+]
+LOGPROBS = [
+    Row({"logprobs": 2}, "logprobs", "boolean"),
+    Row({"logprobs": CANARY}, "logprobs", "boolean"),
+    Row({"top_logprobs": 2}, "top_logprobs", "only allowed with logprobs"),
+    Row({"logprobs": False, "top_logprobs": 2}, "top_logprobs", "only allowed with logprobs"),
+    Row({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+    Row({"logprobs": True, "top_logprobs": 10**6}, "top_logprobs", "less than or equal to 20"),
+    Row({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "greater than or equal to 0"),
+    Row({"logprobs": True, "n_probs": 2}, "n_probs", "cannot be combined with logprobs"),
+    Row({"n_probs": 21}, "n_probs", "less than or equal to 20"),
+    Row({"prompt_logprobs": 1}, "prompt_logprobs", "supported", UNSUPPORTED),
+    Row({"post_sampling_probs": True}, "post_sampling_probs", "supported", UNSUPPORTED),
+    text("logprobs", "valid integer", logprobs=True),
+    text("logprobs", "less than or equal to 20", logprobs=21),
+    text("logprobs", "greater than or equal to 0", logprobs=-1),
+]
+MESSAGES = [
+    Row({"messages": []}, "messages", "at least 1"),
+    Row({"messages": CANARY}, "messages", "valid list"),
+    Row({"messages": {CANARY: CANARY}}, "messages", "valid list"),
+    Row({"messages": None}, "messages", "valid list"),
+    Row({"messages": [CANARY] * 100_000}, "messages[0]", "valid dictionary"),
+    Row({"messages": [{"role": "user", "content": "x"}] * 4097}, "messages", "at most 4096"),
+    Row({"messages": [{"role": CANARY, "content": "x"}]}, "messages[0].role", "'user'"),
+    Row({"messages": [{"content": "x"}]}, "messages[0].role", "required", "missing_field"),
+    Row({"messages": [{"role": "user"}]}, "messages[0].content", "required", "missing_field"),
+    Row(user(None), "messages[0].content", "string or a list of text parts"),
+    Row(user(7), "messages[0].content", "string or a list of text parts"),
+    Row(user([CANARY]), "messages[0].content", "object with a type"),
+    Row(user([{"type": "text"}]), "messages[0].content", "string in 'text'"),
+    Row(
+        user([{"type": "image_url", "image_url": {"url": CANARY}}]),
+        "messages[0].content",
+        "text",
+        UNSUPPORTED,
+    ),
+    Row(user([{"type": "input_audio", CANARY: 1}]), "messages[0].content", "text", UNSUPPORTED),
+    Row(user("x", name=[CANARY]), "messages[0].name", "valid string"),
+    Row(user("x " * 600), "messages", "--ctx-size", "context_length_exceeded"),
+    Row({**user("x " * 600), "stream": True}, "messages", "--ctx-size", "context_length_exceeded"),
+    Row({"chat_template_kwargs": {"tokenize": CANARY}}, "chat_template_kwargs", "may not be set"),
+    Row({"chat_template_kwargs": {"messages": CANARY}}, "chat_template_kwargs", "may not be set"),
+    Row({"chat_template_kwargs": {"__class__": CANARY}}, "chat_template_kwargs", "may not be set"),
+    Row({"chat_template_kwargs": {"a": [CANARY]}}, "chat_template_kwargs", "a string, a number"),
+    Row({"chat_template_kwargs": CANARY}, "chat_template_kwargs", "an object"),
+    Row({"chat_template": CANARY}, "chat_template", "not supported", UNSUPPORTED),
+    Row(
+        {"continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+        "together with add_generation_prompt",
+    ),
+    Row({"continue_final_message": True}, "continue_final_message", "the assistant's"),
+    Row({"reasoning_effort": 5}, "reasoning_effort", "valid string"),
+]
+SPECULATION = [
+    Row({"speculative": 3}, "speculative", "valid dictionary"),
+    Row({"speculative": {"n_max": -1}}, "speculative.n_max", "greater than or equal to 0"),
+    Row({"speculative.n_max": True}, "speculative.n_max", "valid integer"),
+    Row({"speculative.p_min": 1.5}, "speculative.p_min", "less than or equal to 1"),
+    Row({"speculative.k": CANARY}, "speculative.k", "not permitted"),
+    Row({"speculative.ngram_size_n": 0}, "speculative.ngram_size_n", "greater than or equal to 1"),
+    Row({"speculative": {"ngram_size_m": 1025}}, "speculative.ngram_size_m", "less than or equal to 1024"),
+    Row({"speculative.ngram_min_hits": 1.0}, "speculative.ngram_min_hits", "valid integer"),
+    Row({"speculative": {"ngram_size": 3}}, "speculative.ngram_size", "not permitted"),
+    Row({"speculative": {"type": CANARY}}, "speculative.type", "not permitted"),
+    Row({"speculative": {"n_max": 1}, "speculative.n_max": 1}, "speculative.n_max", "given twice"),
+    Row({"speculative.types": "none,ngram-simple"}, "speculative.types", "'none' or 'auto' alone"),
+    Row({"speculative.types": ""}, "speculative.types", "names of loaded drafters"),
+    Row({"speculative.types": [CANARY]}, "speculative.types", "names of loaded drafters"),
+    Row({"speculative.types": "warp"}, "speculative.types", "not loaded", UNSUPPORTED),  # the engine's word
+    Row({"prediction": CANARY}, "prediction", "valid dictionary"),
+    Row({"prediction": {}}, "prediction.type", "required", "missing_field"),
+    Row({"prediction": {"type": "content"}}, "prediction.content", "required", "missing_field"),
+    Row({"prediction": {"type": CANARY, "content": "x"}}, "prediction.type", "'content'", UNSUPPORTED),
+    Row({"prediction": {"type": 1, "content": "x"}}, "prediction.type", "valid string"),
+    Row({"prediction": {"type": "content", "content": None}}, "prediction.content", "string or a list"),
+    Row({"prediction": {"type": "content", "content": [CANARY]}}, "prediction.content", "object with a type"),
+    Row(
+        {"prediction": {"type": "content", "content": [{"type": "text"}]}},
+        "prediction.content",
+        "string in 'text'",
+    ),
+    Row(
+        {"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
+        "prediction.content",
+        "'text'",
+        UNSUPPORTED,
+    ),
+    Row(
+        {"prediction": {"type": "content", "content": "x", "weight": CANARY}},
+        "prediction.weight",
+        "not permitted",
+    ),
+]
+STREAMS = [
+    Row({"stream": CANARY}, "stream", "boolean"),
+    Row({"stream": 1}, "stream", "boolean"),
+    Row({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "boolean"),
+    Row({"stream_options": [CANARY]}, "stream_options", "valid dictionary"),
+    Row({"return_token_ids": CANARY}, "return_token_ids", "boolean"),
+    Row({"spec_detail": CANARY}, "spec_detail", "boolean"),
+]
+REFUSED = [
+    Row({"audio": {"voice": CANARY}}, "audio", "supported", UNSUPPORTED),
+    Row({"modalities": ["text", "audio"]}, "modalities", "supported", UNSUPPORTED),
+    Row({"web_search_options": {CANARY: 1}}, "web_search_options", "not supported", UNSUPPORTED),
+    Row({"mirostat": 2}, "mirostat", "not supported", UNSUPPORTED),
+    Row({"samplers": [CANARY]}, "samplers", "not supported", UNSUPPORTED),
+    Row({"lora": [{CANARY: 1}]}, "lora", "not supported", UNSUPPORTED),
+    Row({"documents": [CANARY]}, "documents", "not supported", UNSUPPORTED),
+    Row({"bad_words": [CANARY]}, "bad_words", "not supported", UNSUPPORTED),
+    text("best_of", "not supported", UNSUPPORTED, best_of=2),
+]
+PROMPTS = [
+    Row({}, "prompt", "required", "missing_field", TEXT),
+    text("prompt", "a string, a list of token ids", prompt=None),
+    text("prompt", "a string, a list of token ids", prompt={CANARY: 1}),
+    text("prompt", "not be empty", prompt=""),
+    text("prompt", "a string, a list of token ids", prompt=[]),
+    text("prompt", "a string, a list of token ids", prompt=[[]]),
+    text("prompt", "a string, a list of token ids", prompt=[1, CANARY]),
+    text("prompt", "a string, a list of token ids", prompt=[-1]),
+    text("prompt", "a string, a list of token ids", prompt=[True]),
+    text("prompt", "a string, a list of token ids", prompt=[2**31]),
+    text("prompt", "outside the vocabulary", prompt=[1000]),  # the engine's word
+    text("prompt", "at most 68 choices in one request (--parallel plus --max-queue)", prompt=[CANARY] * 69),
+    text("prompt", "--ctx-size", "context_length_exceeded", prompt=[1] * 600),
+    text("prompt", "--ctx-size", "context_length_exceeded", prompt=["a", CANARY + " x" * 600]),
+    text("echo", "boolean", echo=CANARY),
+    text("suffix", "valid string", suffix=[CANARY]),
+    text("suffix", "with echo", suffix=CANARY, echo=True),
+    text("suffix", "not of token ids", suffix=CANARY, prompt=[1, 2]),
+    text("min_tokens", "above max_tokens (1)", min_tokens=2, max_tokens=1),
+]
+ROWS = [*SAMPLING, *SIZES, *LOGPROBS, *MESSAGES, *SPECULATION, *STREAMS, *REFUSED, *PROMPTS]
+
+
+def answered(server: Served, path: str, content: bytes, kind: str = "application/json") -> tuple[int, bytes]:
+    """Status and body of an answer that came in time; a busy machine may have disturbed the first tries."""
+    for _ in range(3):
+        started = time.monotonic()
+        answer = server.http.post(path, content=content, headers={"content-type": kind})
+        if time.monotonic() - started < LIMIT_S:
+            break
+    else:
+        pytest.fail("the answer took too long")
+    assert answer.headers["x-request-id"]
+    return answer.status_code, answer.content
+
+
+def refused(server: Served, path: str, content: bytes, kind: str = "application/json") -> tuple[int, Any]:
+    """Status and error of a request that must be refused before the engine has it, and leave no trace."""
+    status, body = answered(server, path, content, kind)
+    assert CANARY.encode().lower() not in body.lower()
+    assert not INTERNALS.search(body), body
+    assert len(body) < 600
+    told = json.loads(body)
+    assert list(told) == ["error"]
+    assert {"message", "type", "param", "code"} <= set(told["error"])
+    assert not server.engine.running
+    assert server.chat().status_code == 200
+    return status, told["error"]
+
+
+@pytest.mark.parametrize(
+    "row", ROWS, ids=[f"{i}-{row.path.split('/')[2]}-{row.param}" for i, row in enumerate(ROWS)]
+)
+def test_fields(server: Served, row: Row) -> None:
+    body = chat(**row.fields) if row.path == CHAT else row.fields
+    status, error = refused(server, row.path, dumped(body))
+    kind = "exceed_context_size_error" if row.code == "context_length_exceeded" else "invalid_request_error"
+    assert (status, error["type"], error["code"], error["param"]) == (400, kind, row.code, row.param)
+    assert row.reason in error["message"], error["message"]
+    if row.param and kind == "invalid_request_error":
+        assert error["message"].startswith(f"{row.param}: ")
+
+
+def dumped(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode()
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len(ROWS) >= 80
+    assert len({(row.path, repr(row.fields)) for row in ROWS}) == len(ROWS)
+
+
+SIGNED = {"presence_penalty", "frequency_penalty", "logit_bias"}
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields} - SIGNED)
+)
+@pytest.mark.parametrize("value", [-5, -(2**63), -1e308, 1e308], ids=["-5", "-2^63", "-1e308", "1e308"])
+def test_no_field_takes_a_number_out_of_range(server: Served, name: str, value: float) -> None:
+    path = CHAT if name in ChatRequest.model_fields else TEXT
+    body = chat(**{name: value}) if path == CHAT else {"prompt": "a", name: value}
+    status, error = refused(server, path, orjson.dumps(body))
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["param"] == name
+
+
+@pytest.mark.parametrize("value", [f"{CANARY} " * 9, {"x": CANARY}, [CANARY] * 1000, f"{CANARY}\n\x1b[31m"])
+@pytest.mark.parametrize("name", sorted(ChatRequest.model_fields))
+def test_input_is_never_told_back(server: Served, name: str, value: Any) -> None:
+    status, body = answered(server, CHAT, dumped(chat(**{name: value})))
+    assert status in (200, 400)
+    if status == 400:
+        assert CANARY.encode() not in body
+        assert not INTERNALS.search(body), body
+
+
+def test_field_names_are_told_back_short_and_printable(server: Served) -> None:
+    error = server.error(400, **{"speculative." + "x\n\x1b" * 100: 1})
+    assert "\n" not in error["message"]
+    assert len(error["param"]) < 80

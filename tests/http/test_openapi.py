@@ -1,0 +1,273 @@
+"""The OpenAPI document: valid, complete, and what the server really does."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+from openapi_spec_validator import validate
+from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic_core import PydanticUndefined
+
+from engine.api import Request
+from engine.settings import Settings
+from server import api_page, gate, meanings
+from server.app import create_app
+from server.native.wire import Detokenize, EraseSlot, SlotFile, Tokenize
+from server.openai import refuse
+from server.openai.wire import ChatRequest, CompletionRequest
+from server.openapi import document
+from server.operations import CODES, OPERATIONS, STATUSES, statuses_of
+from tests.http.document import hold, hold_events
+from tests.http.fake import FakeEngine, Step, delta, done
+from tests.http.serving import Served, chat, served
+
+ROOT = Path(__file__).parents[2]
+BODIES = (ChatRequest, CompletionRequest, Tokenize, Detokenize, SlotFile, EraseSlot)
+
+
+def served_routes() -> set[tuple[str, str]]:
+    app = create_app(FakeEngine(), Settings(model="fake"))
+    routes = [route for router in app.routes for route in router.original_router.routes]
+    return {
+        (route.path.replace(":path}", "}"), method.lower())
+        for route in routes
+        if isinstance(route, APIRoute) and route.include_in_schema
+        for method in route.methods
+    }
+
+
+def fields_of(kind: Any, seen: set[type]) -> Iterator[tuple[str, str, list[Any]]]:
+    """(model, field, metadata) of a model and of all models in it."""
+    if kind in seen:
+        return
+    seen.add(kind)
+    for name, one in kind.model_fields.items():
+        yield kind.__name__, name, one.metadata
+        yield from (found for inner in models_in(one.annotation) for found in fields_of(inner, seen))
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in getattr(annotation, "__args__", ()):
+        yield from models_in(inner)
+
+
+FIELDS = [one for seen in [set[type]()] for model in BODIES for one in fields_of(model, seen)]
+
+
+def test_it_is_valid() -> None:
+    validate(json.loads(json.dumps(document())))
+
+
+def test_every_route_is_in_it_and_nothing_else() -> None:
+    assert served_routes() == {(path, method) for path, one in OPERATIONS.items() for method in one.methods}
+    assert len({one["operationId"] for item in document()["paths"].values() for one in item.values()}) == len(
+        served_routes()
+    )
+
+
+def test_every_field_has_a_meaning_and_every_meaning_a_field() -> None:
+    assert not {f"{model}.{name}" for model, name, _ in FIELDS if meanings.meaning(model, name) is None}
+    names = {f"{model}.{name}" for model, name, _ in FIELDS} | {name for _, name, _ in FIELDS}
+    assert not meanings.MEANINGS.keys() - names
+
+
+def test_every_reader_says_what_it_takes() -> None:
+    readers = [
+        (f"{model}.{name}", one)
+        for model, name, metadata in FIELDS
+        for one in metadata
+        if isinstance(one, BeforeValidator)
+    ]
+    assert readers
+    assert not [name for name, one in readers if one.json_schema_input_type is PydanticUndefined]
+
+
+def test_every_status_of_the_server_is_in_it() -> None:
+    made = {
+        node.args[0].value
+        for path in (ROOT / "server").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem" and node.args
+        if isinstance(node.args[0], ast.Constant)
+    }
+    assert made == set(STATUSES)
+    assert {status for one in OPERATIONS.values() for status in statuses_of(one)} == set(STATUSES) - {405}
+
+
+def codes_in(tree: ast.AST) -> Iterator[str]:
+    """Every error code that a module of the server names: where an error is made, and as a default."""
+    places = {"Problem": 2, "_request": 0, "unavailable": 1}
+    for node in ast.walk(tree):
+        found: list[Any] = []
+        if isinstance(node, ast.Call):
+            place = places.get(getattr(node.func, "id", ""), len(node.args))
+            found = [
+                *node.args[place : place + 1],
+                *(one.value for one in node.keywords if one.arg == "code"),
+            ]
+        if isinstance(node, ast.FunctionDef):
+            found = [
+                default
+                for one, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+                if one.arg == "code"
+            ]
+        yield from (one.value for one in found if isinstance(one, ast.Constant) and one.value is not None)
+
+
+def test_every_code_of_the_server_is_in_it() -> None:
+    named = {
+        code for path in (ROOT / "server").rglob("*.py") for code in codes_in(ast.parse(path.read_text()))
+    }
+    assert CODES.keys() == STATUSES.keys()
+    assert {code for codes in CODES.values() for code in codes} == named | set(gate.REASONS)
+
+
+def test_refused_and_ignored_fields_are_told() -> None:
+    fields = document()["components"]["schemas"]["ChatRequest"]["properties"]
+    assert set(fields) >= {*refuse.REFUSED, *refuse.IGNORED}
+    assert fields["best_of"]["enum"] == [1, None]
+    assert fields["speculative.n_max"]["description"] == meanings.MEANINGS["n_max"]
+
+
+def test_schemas_know_what_readers_take() -> None:
+    schemas = document()["components"]["schemas"]
+    stop = schemas["ChatRequest"]["properties"]["stop"]["anyOf"]
+    assert {"type": "string", "minLength": 1, "maxLength": 256} in stop
+    assert schemas["ChatRequest"]["required"] == ["messages"]
+    assert "additionalProperties" not in schemas["ChatCompletion"]
+    assert schemas["Speculative"]["additionalProperties"] is False
+    assert not [name for name in schemas if "__" in name]  # two models of one name
+
+
+def test_it_is_served_behind_the_key() -> None:
+    with served(api_key="secret") as one:
+        assert one.http.get("/openapi.json").status_code == 401
+        answer = one.http.get("/openapi.json", headers={"authorization": "Bearer secret"})
+    told = answer.json()
+    assert told.pop("security") == [{"bearer": []}, {"header": []}]
+    assert told == {
+        key: value for key, value in json.loads(json.dumps(document())).items() if key != "security"
+    }
+    with served() as one:
+        assert {} in one.http.get("/openapi.json").json()["security"]
+    with served(api_prefix="/llm") as one:
+        assert one.http.get("/llm/openapi.json").json()["servers"] == [{"url": "/llm"}]
+
+
+# What a request asks for, and the path. Every field that adds to a reply is among them.
+ASKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", chat()),
+    (
+        "/v1/chat/completions",
+        chat(n=2, logprobs=True, top_logprobs=3, spec_detail=True, return_token_ids=True),
+    ),
+    ("/v1/chat/completions", chat(speculative={"types": "ngram-simple", "n_max": 2, "ngram_size_n": 3})),
+    ("/v1/chat/completions", chat(prediction={"type": "content", "content": "w0 w1"}, service_tier="auto")),
+    ("/chat/completions", chat(max_tokens=1, stop="w9")),
+    ("/v1/completions", {"prompt": "a b"}),
+    ("/v1/completions", {"prompt": ["a", [5, 6]], "n": 2, "logprobs": 2, "spec_detail": True}),
+    ("/v1/completions", {"prompt": "a b", "echo": True, "logprobs": 1, "return_token_ids": True}),
+    ("/v1/completions", {"prompt": "a b", "speculative": {"types": "none"}}),
+    ("/v1/chat/completions/input_tokens", chat()),
+    ("/v1/completions/input_tokens", {"prompt": "a b"}),
+    ("/apply-template", chat()),
+    ("/tokenize", {"content": "ab"}),
+    ("/tokenize", {"content": "ab", "with_pieces": True}),
+    ("/detokenize", {"tokens": [65]}),
+)
+
+
+@pytest.mark.parametrize(("path", "body"), ASKS)
+def test_replies(server: Served, path: str, body: dict[str, Any]) -> None:
+    answer = server.post(path, body)
+    assert answer.status_code == 200, answer.text
+    hold(path, 200, answer.content)
+
+
+@pytest.mark.parametrize(("path", "body"), [one for one in ASKS if OPERATIONS[one[0]].event])
+def test_events(server: Served, path: str, body: dict[str, Any]) -> None:
+    chunks = server.events(
+        path, **body, stream_options={"include_usage": True, "continuous_usage_stats": True}
+    )
+    assert chunks  # held against the document where they were read
+
+
+CALLING = (
+    "<think>\nhm\n</think>\n\nSee: ",
+    '<tool_call>\n{"name": "look", "arguments": {"n": 1}}\n</tool_call>',
+)
+
+
+def calling(request: Request) -> Iterator[Step]:
+    yield from (delta(text) for text in CALLING)
+    yield done(request, 2)
+
+
+def test_tool_calls_and_reasoning() -> None:
+    engine = FakeEngine(calling)
+    engine.info = dataclasses.replace(
+        engine.info, chat_template='{{ tools }}<tool_call>\n{"name": <think></think>{{ messages }}'
+    )
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    with served(engine, chat_format="hermes") as one:
+        whole = one.chat(tools=tools)
+        hold("/v1/chat/completions", 200, whole.content)
+        (choice,) = whole.json()["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["reasoning_content"] == "hm"
+        chunks = one.events(tools=tools)
+    assert any("tool_calls" in each["delta"] for chunk in chunks for each in chunk["choices"])
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/v1/health", "/live", "/slots", "/props", "/v1/models", "/models"]
+)
+def test_looks(server: Served, path: str) -> None:
+    hold(path, 200, server.http.get(path).content)
+
+
+def test_slots_in_files() -> None:
+    with served(slot_save_path="/saved") as one:
+        one.chat()
+        for action in ("save", "restore", "erase"):
+            body = {} if action == "erase" else {"filename": "talk"}
+            answer = one.post(f"/slots/0?action={action}", body)
+            assert answer.status_code == 200, answer.text
+            hold("/slots/{slot}", 200, answer.content)
+
+
+def test_failures(server: Served) -> None:
+    for path, status, answer in (
+        ("/v1/chat/completions", 400, server.chat(n=0)),
+        ("/v1/chat/completions", 400, server.chat(messages=[{"role": "user", "content": "a " * 600}])),
+        ("/v1/chat/completions", 415, server.http.post("/v1/chat/completions", content=b"{}")),
+        ("/v1/models/{name}", 404, server.http.get("/v1/models/other")),
+        ("/slots/{slot}", 501, server.post("/slots/0?action=erase")),
+    ):
+        assert answer.status_code == status
+        hold(path, status, answer.content)
+    with served(loaded=False) as one:
+        for path in ("/health", "/slots"):
+            hold(path, 503, one.http.get(path).content)
+
+
+def test_what_is_not_told_is_seen() -> None:
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        hold("/live", 200, b'{"status": "ok", "more": 1}')
+    with pytest.raises(ValidationError):
+        hold_events("/v1/completions", 'data: {"id": 1}\n\ndata: [DONE]\n\n')
+    with pytest.raises(AssertionError, match="may not answer 418"):
+        hold("/live", 418, b"{}")
+
+
+def test_the_page_is_fresh() -> None:
+    assert api_page.main([str(ROOT / "docs" / "api.md"), "--check"]) == 0

@@ -1,0 +1,132 @@
+"""Bytes on the socket that are no good HTTP, or only half of it: refused or waited for, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from tests.http.serving import Served, raw, until
+
+CANARY = b"qzCanary"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+GOOD = b'{"prompt": "a", "max_tokens": 1}'
+
+
+def serves(server: Served) -> None:
+    """The next good request is answered, at once."""
+    started = time.monotonic()
+    assert server.post("/v1/completions", {"prompt": "a"}).status_code == 200
+    assert time.monotonic() - started < 2
+    until(lambda: not server.engine.running)
+
+
+@contextmanager
+def connected(server: Served, data: bytes) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(data)
+        yield connection
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + CANARY, id="TLS"),
+        pytest.param(CANARY + b"\r\n\r\n", id="no request line"),
+        pytest.param(b"GET /health\r\n\r\n", id="no version"),
+        pytest.param(b"GET /health HTTP/3.7\r\nhost: a\r\n\r\n", id="odd version"),
+        pytest.param(b"GET /he alth HTTP/1.1\r\nhost: a\r\n\r\n", id="space in the path"),
+        pytest.param(b"GET /health HTTP/1.1\r\n\r\n", id="no host"),
+        pytest.param(b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", id="two hosts"),
+        pytest.param(b"GET /health HTTP/1.1\r\nhost: a\r\n" + CANARY + b"\r\n\r\n", id="no colon"),
+        pytest.param(b"GET /health HTTP/1.1\r\nhost: a\r\nx: a\x00b\r\n\r\n", id="NUL in a header"),
+        pytest.param(HEAD + b"content-length: -5\r\n\r\n" + GOOD, id="negative length"),
+        pytest.param(HEAD + b"content-length: 5x\r\n\r\n" + GOOD, id="no number"),
+        pytest.param(HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\n" + GOOD, id="two lengths"),
+        pytest.param(HEAD + b"transfer-encoding: gzip\r\n\r\n" + GOOD, id="unknown encoding"),
+        pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n" + GOOD, id="no chunk size"),
+        pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\n-1\r\n" + GOOD, id="negative chunk size"),
+        pytest.param(
+            HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"f" * 40 + b"\r\n", id="huge chunk size"
+        ),
+        pytest.param(HEAD + b"x: " + b"a" * 1_000_000 + b"\r\n\r\n", id="long header"),
+        pytest.param(HEAD + b"".join(b"x%d: a\r\n" % i for i in range(50_000)) + b"\r\n", id="many headers"),
+        pytest.param(b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", id="long path"),
+    ],
+)
+def test_no_good_http(server: Served, data: bytes) -> None:
+    answer = raw(server.port, data, silence_s=0.3)
+    assert not answer or answer.startswith(b"HTTP/1.1 4"), answer[:200]
+    assert CANARY not in answer
+    assert b"Traceback" not in answer
+    assert not server.engine.requests
+    serves(server)
+
+
+def test_two_ways_to_tell_a_length(server: Served) -> None:
+    """The chunked framing counts and the connection's rest is not taken for another request."""
+    smuggled = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(GOOD), GOOD)
+    lengths = b"transfer-encoding: chunked\r\ncontent-length: 4\r\nconnection: close\r\n\r\n"
+    answer = raw(server.port, HEAD + lengths + chunks + smuggled)
+    assert answer.count(b"HTTP/1.1 ") <= 1
+    serves(server)
+
+
+def test_a_body_without_end(server: Served) -> None:
+    """Chunks that never end hold no slot and nobody up, as often as they come; leaving them leaves nothing."""
+    with ExitStack() as left:
+        for _ in range(40):
+            left.enter_context(connected(server, HEAD + b'transfer-encoding: chunked\r\n\r\n5\r\n{"pro\r\n'))
+        for _ in range(3):
+            serves(server)
+        assert len(server.engine.requests) == 3
+    serves(server)
+
+
+@pytest.mark.parametrize("sent", [HEAD[:30], HEAD, HEAD + b"content-length: 500\r\n\r\n" + GOOD])
+def test_half_a_request(server: Served, sent: bytes) -> None:
+    with connected(server, sent):
+        serves(server)
+    serves(server)
+    assert len(server.engine.requests) == 2
+
+
+def test_a_body_in_small_pieces_is_read(server: Served) -> None:
+    with connected(server, HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n") as connection:
+        for i in range(len(GOOD)):
+            connection.sendall(b"1\r\n%s\r\n" % GOOD[i : i + 1])
+        connection.sendall(b"0\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == "w0 "
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("authorization", "Bearer " + "x" * 60_000),
+        ("x-request-id", "qzCanary\x1b[31m" + "x" * 60_000),
+        ("accept", "x" * 60_000),
+        ("traceparent", "qzCanary"),
+        ("content-encoding", "gzip"),
+        ("expect", "100-continue"),
+    ],
+)
+def test_headers_that_say_nothing_to_us(server: Served, name: str, value: str) -> None:
+    answer = raw(
+        server.port,
+        HEAD
+        + b"connection: close\r\n%s: %s\r\ncontent-length: %d\r\n\r\n"
+        % (name.encode(), value.encode(), len(GOOD))
+        + GOOD,
+    )
+    assert CANARY not in answer
+    *early, head = answer.partition(b"\r\n\r\n")[0].split(b"HTTP/1.1 ")
+    assert head[:3] in (b"200", b"100", b"400", b"431"), head
+    assert early in ([b""], [b"", b"100 Continue\r\n\r\n"])
+    serves(server)

@@ -1,0 +1,97 @@
+"""A real server in a process of its own, on the demo pair or over the fake engine, for tests that are clients."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DEMO = ("-m", str(ROOT / "demo" / "target"), "-md", str(ROOT / "demo" / "draft"), "--alias", "demo")
+SERVER, FAKE = "server", "tests.http.entry"
+READY_S, STOP_S = 120.0, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that takes requests; what it logs goes to a file."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    def surprises(self) -> list[str]:
+        """Lines of the log that tell of exceptions nobody expected."""
+        text = self.log.read_text(errors="replace")
+        return [line for line in text.splitlines() if "Traceback" in line or "unexpected" in line]
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status. A server that does not stop is killed and logs where its threads were."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)
+            return self.process.wait(STOP_S)
+
+
+@contextlib.contextmanager
+def running(
+    log: Path,
+    arguments: Sequence[str] = DEMO,
+    program: str = SERVER,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[Running]:
+    """A server with these arguments on a free port. Raises AssertionError if it does not become ready."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("SLIPSTREAM_")}
+    plain |= {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    port = _free_port()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", program, *arguments, "--port", str(port)],
+            cwd=ROOT,
+            env={**plain, **(environ or {})},
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    one = Running(process, f"http://127.0.0.1:{port}", log)
+    try:
+        _wait(one)
+        yield one
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def _wait(one: Running) -> None:
+    end = time.monotonic() + READY_S
+    while time.monotonic() < end:
+        assert one.process.poll() is None, one.log.read_text()[-2000:]
+        try:
+            with urllib.request.urlopen(one.url + "/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise AssertionError(f"not ready within {READY_S:g} s: {one.log.read_text()[-2000:]}")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])

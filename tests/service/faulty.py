@@ -1,0 +1,50 @@
+"""The server on the demo pair with an engine that breaks: `python -m tests.service.faulty [options]`.
+
+The prompt `BREAK error` makes the engine's step raise, `BREAK exit` ends its thread by SystemExit, each after the
+requests beside it have had a few steps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from engine.api import AsyncEngine
+from engine.settings import Settings
+from server.cli import start
+
+STEPS_BEFORE = 10
+CAUSES: dict[str, Callable[[], BaseException]] = {
+    "error": lambda: RuntimeError("a fault that was put in"),
+    "exit": lambda: SystemExit(3),
+}
+
+
+def load(settings: Settings) -> AsyncEngine:
+    from engine.service.launch import launch
+
+    served = launch(settings)
+    engine: Any = served._engine
+    step, add = engine.step, engine.add
+    broken: list[Callable[[], BaseException]] = []
+    n_since = 0
+
+    def counting(request_id: str, new_slot: Callable[[int], Any]) -> None:
+        add(request_id, new_slot)
+        prompt = new_slot(0).request.prompt
+        broken.extend(CAUSES[name] for name in CAUSES if prompt == f"BREAK {name}")
+
+    def breaking() -> Any:
+        nonlocal n_since
+        n_since += bool(broken)
+        if n_since > STEPS_BEFORE:
+            raise broken[0]()
+        return step()
+
+    engine.step, engine.add = breaking, counting
+    return served
+
+
+if __name__ == "__main__":
+    start(sys.argv[1:], load)

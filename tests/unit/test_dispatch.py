@@ -1,0 +1,87 @@
+"""Which implementation of an op runs where, and that the others are left alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+from kernels import dispatch
+from kernels.cuda.launch import refusal
+from kernels.dispatch import CannotRunError
+
+CUDA = torch.device("cuda", 0)
+
+
+def module(name: str, refusal: str | None, prepared: list[str]) -> ModuleType:
+    made = ModuleType(name)
+    made.refuses = lambda device, dtype: refusal  # type: ignore[attr-defined]
+    made.prepare = lambda device: prepared.append(f"{name} on {device.type}")  # type: ignore[attr-defined]
+    made.double = lambda x: name  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One op, `double`, with every kind of implementation; the CUDA one refuses. Gives what was prepared."""
+    calls: list[str] = []
+    refusals = {"cuda": "no compiler", "triton": None, "cpu": None, "reference": None}
+
+    def double(x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    double.__module__ = "kernels.double.op"
+    op = dispatch.op(*refusals, any_dtype=True)(double)
+    monkeypatch.setattr(kernels, "OPS", ("double",))
+    monkeypatch.setattr(dispatch, "_ops", lambda: {"double": [op]})
+    monkeypatch.setattr(dispatch, "_module", lambda folder, name: module(name, refusals[name], calls))
+    return calls
+
+
+def test_the_best_that_is_made_for_the_device_and_does_not_refuse(prepared: list[str]) -> None:
+    assert kernels.select(CUDA, torch.bfloat16) == [("double", "triton", "cuda refused: no compiler")]
+    assert kernels.select("cpu", torch.bfloat16) == [("double", "cpu", "best for cpu bfloat16")]
+    assert prepared == ["triton on cuda", "cpu on cpu"]
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "words"),
+    [(CUDA, "cuda", "no compiler"), (CUDA, "cpu", "device is cuda"), ("cpu", "triton", "device is cpu")],
+)
+def test_an_implementation_that_was_asked_for_is_never_replaced(
+    device: torch.device | str, asked: str, words: str, prepared: list[str]
+) -> None:
+    with pytest.raises(CannotRunError, match=words):
+        kernels.select(device, torch.float32, {"double": asked})
+    assert not prepared
+
+
+def test_one_choice_for_all_dtypes_covers_integers(prepared: list[str]) -> None:
+    kernels.select("cpu", torch.bfloat16)
+    ((op,),) = dispatch._ops().values()
+    assert [op(torch.zeros(1, dtype=each)) for each in (torch.float64, torch.int32, torch.int64)] == [
+        "cpu"
+    ] * 3
+
+
+def test_choosing_for_the_cpu_imports_nothing_of_cuda_and_triton() -> None:
+    code = (
+        "import sys, torch, kernels\n"
+        "kernels.select('cpu', torch.float32)\n"
+        "print(*[one for one in sys.modules if one.startswith('kernels.') and one.endswith(('.cuda', '.triton'))])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []
+
+
+def test_on_a_machine_without_a_gpu_the_table_says_why() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    refusal.cache_clear()
+    ngram = dispatch._choose("ngram", ("cuda", "reference"), CUDA, torch.int32, None)
+    assert ngram == ("ngram", "reference", "cuda refused: torch sees no CUDA device")
