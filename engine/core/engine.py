@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,8 @@ from engine.core import forward, plan
 from engine.core.finish import Ending, done, echo, keep
 from engine.core.plan import Work
 from engine.core.remembered import SLOT, Remembered
-from engine.errors import EngineError, InvalidRequest, Overloaded, StepFailed, TimedOut
+from engine.core.waiting import NewSlot, Waiting
+from engine.errors import EngineError, InvalidRequest, StepFailed, TimedOut
 from engine.models.network import Network
 from engine.sample.params import resolve_sampling
 from engine.sample.pick import Row, pick
@@ -43,8 +44,6 @@ _WARM_UP = (
     Sampling(seed=0, top_p=0.9, top_k=5, min_p=0.1, repeat_penalty=1.1),
 )
 
-NewSlot = Callable[[int], Slot]  # a waiting request: makes its slot state when it is given a slot id
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
@@ -54,17 +53,6 @@ class Capacity:
     n_ctx: int
     batch_size: int  # rows of one pass
     eos_ids: frozenset[int]
-    queue_s: float = 0.0  # a request may wait so long for a slot; 0: for ever
-    request_s: float = 0.0  # … and take so long in all
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A request without a slot."""
-
-    request_id: str
-    new_slot: NewSlot
-    since_s: float  # `time.perf_counter`
 
 
 @dataclass(slots=True)
@@ -85,6 +73,7 @@ class Engine:
         chain: Chain,
         capacity: Capacity,
         acceptance: Acceptance = coupled,
+        waiting: Waiting | None = None,
     ) -> None:
         self.capacity = capacity
         self.target = target
@@ -94,22 +83,22 @@ class Engine:
         self._slots: list[Slot | None] = [None] * capacity.n_slots
         self._running: list[Slot] = []  # oldest first
         self._preempted: list[Slot] = []  # without cached state, waiting for pages; oldest first
-        self._waiting: deque[_Waiting] = deque()
+        self.waiting = Waiting() if waiting is None else waiting
         self._remembered = Remembered(cache, capacity.n_slots)
         self._totals = _Totals()
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._running or self._preempted or self._waiting)
+        return bool(self._running or self._preempted or self.waiting)
 
     def add(self, request_id: str, new_slot: NewSlot) -> None:
         """Queue a request; it takes the next slot that becomes free."""
-        self._waiting.append(_Waiting(request_id, new_slot, time.perf_counter()))
+        self.waiting.add(request_id, new_slot)
 
     def cancel(self, request_id: str) -> None:
         """Forget a request wherever it is. Unknown ids are requests that have just ended."""
-        self._waiting = deque(one for one in self._waiting if one.request_id != request_id)
+        self.waiting.remove(request_id)
         for slot in (*self._running, *self._preempted):
             if slot.request.id == request_id:
                 self._free(slot)
@@ -193,25 +182,13 @@ class Engine:
 
     def _expired(self) -> list[tuple[str, Event]]:
         """End the requests whose time is up."""
-        now, capacity = time.perf_counter(), self.capacity
-        events: list[tuple[str, Event]] = []
-        if capacity.queue_s:
-            while self._waiting and now - self._waiting[0].since_s > capacity.queue_s:
-                reason = f"no slot became free within {capacity.queue_s:g} s; --max-queue-wait sets the limit"
-                events.append(
-                    (self._waiting.popleft().request_id, Failed(Overloaded(reason, capacity.queue_s)))
-                )
-        if capacity.request_s:
-            late = [one.request_id for one in self._waiting if now - one.since_s > capacity.request_s]
-            late += [
-                slot.request.id
-                for slot in (*self._running, *self._preempted)
-                if now - slot.stats.admitted_s > capacity.request_s
-            ]
-            for request_id in late:
-                self.cancel(request_id)
-                events.append((request_id, Failed(TimedOut(capacity.request_s))))
-        return events
+        now = time.perf_counter()
+        ended = self.waiting.expired()
+        for slot in (*self._running, *self._preempted):
+            if self.waiting.is_late(now - slot.stats.admitted_s):
+                self._free(slot)
+                ended.append((slot.request.id, TimedOut(self.waiting.request_s)))
+        return [(request_id, Failed(error)) for request_id, error in ended]
 
     def _next_border(self, slot: Slot) -> int | None:
         return self._cache.next_border(forward.STORE, slot.n_past, slot.n_prompt)
@@ -224,8 +201,8 @@ class Engine:
             if self._running and n_pages > self._cache.pool.n_available:
                 return
             self._begin(self._preempted.pop(0))
-        while self._waiting and None in self._slots:
-            slot = self._waiting.popleft().new_slot(self._slots.index(None))
+        while self.waiting and None in self._slots:
+            slot = self.waiting.pop()(self._slots.index(None))
             self._slots[slot.id] = slot
             self._remembered.put(slot.id, slot.tokens, slot.request.tenant)
             slot.stats.started_s = time.perf_counter()
@@ -290,7 +267,7 @@ class Engine:
                 self._count(slot, one, delta)
                 events.append((slot.request.id, delta))
             if ending is Ending.BROKEN:
-                ended.append((slot, Failed(StepFailed(_why_broken(slot)))))
+                ended.append((slot, Failed(_broken(slot))))
             elif ending is not None:
                 ended.append((slot, self._done(slot, ending)))
             kept.append(Kept(slot, one.draft, outcome.n_accepted, one.start, outcome.streams))
@@ -364,7 +341,7 @@ class Engine:
         pool = self._cache.pool
         return EngineStats(
             slots=tuple(_state(i, slot) for i, slot in enumerate(self._slots)),
-            n_waiting=len(self._waiting),
+            n_waiting=len(self.waiting),
             n_pages_free=pool.n_free,
             n_pages_cached=pool.n_cached,
             n_pages_held=pool.n_held,
@@ -378,11 +355,12 @@ class Engine:
         )
 
 
-def _why_broken(slot: Slot) -> str:
+def _broken(slot: Slot) -> EngineError:
     """What is wrong where no token could be picked."""
-    if slot.constraint is not None and slot.constraint.failure is not None:
-        return f"the grammar could not be followed any further: {slot.constraint.failure}"
-    return "the model's output is not a number for this request"
+    constraint, grammar = slot.constraint, slot.request.grammar
+    if constraint is not None and grammar is not None and constraint.failure is not None:
+        return InvalidRequest(grammar.param, f"cannot be followed any further: {constraint.failure}")
+    return StepFailed("the model's output is not a number for this request")
 
 
 def _state(slot_id: int, slot: Slot | None) -> SlotState:

@@ -18,6 +18,7 @@ import torch
 from engine.api import ModelInfo
 from engine.core import forward
 from engine.core.engine import Capacity, Engine
+from engine.core.waiting import Waiting
 from engine.errors import DraftMismatch, SettingError
 from engine.models.network import Network
 from engine.models.registry import load_network, read_model
@@ -67,8 +68,6 @@ def launch(settings: Settings) -> ThreadEngine:
         n_ctx=n_ctx,
         batch_size=batch_size(settings, target.device),
         eos_ids=tokenizer.eos_ids,
-        queue_s=settings.max_queue_wait,
-        request_s=settings.request_timeout,
     )
     followers = [name for name in networks if name in types]
     cache = make_cache(settings, networks, n_ctx, followers)
@@ -76,7 +75,8 @@ def launch(settings: Settings) -> ThreadEngine:
     drafters = [build(name, parts) for name in types]
     chain = Chain(drafters, Lengths(adaptive=settings.spec_adaptive), by_value=settings.spec_order == "value")
     acceptance = SyntheticAcceptance(rates, tokenizer.eos_ids) if rates else coupled
-    engine = Engine(target, cache, chain, capacity, acceptance)
+    waiting = Waiting(settings.max_queue_wait, settings.request_timeout)
+    engine = Engine(target, cache, chain, capacity, acceptance, waiting)
     engine.warm_up()
     template = load_chat_template(target_from.path, tokenizer)
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size))

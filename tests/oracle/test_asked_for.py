@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.api import Delta, Done, Failed, Grammar, Infill, Request, Sampling, Speculate
-from engine.errors import Overloaded, TimedOut, Unsupported
+from engine.errors import InvalidRequest, Overloaded, TimedOut, Unsupported
 from engine.sample.logprobs import logprobs
 from tests.oracle.lab import ASKS, DEMO, Bench, Case, Lab, play
 
@@ -154,7 +154,9 @@ def test_a_grammar_too_complex_to_follow_ends_its_request_alone(
 
     monkeypatch.setattr(Constraint, "_mask", fails)
     played = play(lab, Bench(("scripted",), n_slots=2), cases, known={0: [], 1: expected})
-    assert str(played.failed[0].error) == "the grammar could not be followed any further: too complex"
+    error = played.failed[0].error
+    assert isinstance(error, InvalidRequest)
+    assert str(error) == "response_format: cannot be followed any further: too complex"
     assert played.tokens[1] == expected
 
 
@@ -167,14 +169,14 @@ def test_requests_that_wait_or_take_too_long_are_told(lab: Lab) -> None:
     for name in ("first", "second"):
         engine.add(name, lambda slot_id, name=name: lab.slot(slot_id, name, one, Bench()))  # type: ignore[misc]
     engine.step()
-    engine.capacity = replace(engine.capacity, queue_s=1e-6)
+    engine.waiting.queue_s = 1e-6
     (request_id, event), *others = engine.step()
     assert request_id == "second"
     assert isinstance(event, Failed)
     assert isinstance(event.error, Overloaded)
     assert "--max-queue-wait" in str(event.error)
     assert [name for name, _ in others] == ["first"], "the running request goes on"
-    engine.capacity = replace(engine.capacity, request_s=1e-6)
+    engine.waiting.request_s = 1e-6
     ((request_id, event),) = engine.step()
     assert request_id == "first"
     assert isinstance(event, Failed)
@@ -211,3 +213,11 @@ def test_deltas_carry_as_many_logprobs_as_tokens(lab: Lab) -> None:
     while engine.busy:
         deltas += [event for _, event in engine.step() if isinstance(event, Delta | Done)]
     assert all(len(event.logprobs) == len(event.token_ids) for event in deltas if isinstance(event, Delta))
+
+
+def test_a_schema_without_a_finite_instance_is_the_callers_fault(lab: Lab) -> None:
+    schema = {"type": "object", "properties": {"name": {"$ref": "#"}}, "required": ["name"]}
+    asks = replace(ASKS, grammar=Grammar("json_schema", json.dumps(schema | {"additionalProperties": False})))
+    for types in ((), ("forced",)):
+        played = play(lab, Bench(types), [case(lab, asks)])
+        assert isinstance(played.failed[0].error, InvalidRequest) or played.done[0].reason == "length"

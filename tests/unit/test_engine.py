@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.api import Delta, Done, Event, Failed
 from engine.batch import Batch
+from engine.cache.cache import Cache
 from engine.cache.store import Store
 from engine.errors import StepFailed
 from engine.slot import Slot
@@ -119,6 +120,26 @@ def test_no_draft_goes_past_the_limit() -> None:
 
     run(toy_engine(lambda cache: [Eager()]), types=("eager",))
     assert min(seen) == 1  # the pass's own token still fits
+
+
+@pytest.mark.parametrize("agreement", [0.0, 1.0])
+def test_a_hundred_passes_of_drafts_that_are_all_rejected_or_all_accepted(agreement: float) -> None:
+    """The text is that of plain decoding either way."""
+    plain = run(toy_engine(), {"a": PROMPTS["a"]}, max_tokens=120)[0]
+
+    def drafters(cache: Cache) -> list[Drafter]:
+        return [DraftModel(ToyNetwork(agreement=agreement), cache, 16)]  # type: ignore[arg-type]
+
+    tokens, last = run(toy_engine(drafters), {"a": PROMPTS["a"]}, types=("draft-model",), max_tokens=120)
+    assert tokens == plain
+    done = last["a"]
+    assert isinstance(done, Done)
+    count = done.speculation.drafters["draft-model"]
+    if agreement:
+        assert count.n_accepted == count.n_drafted > 90
+    else:
+        assert count.n_accepted < 0.1 * count.n_drafted
+        assert done.speculation.n_steps > 100
 
 
 def test_cancel_frees_the_slot_and_nobody_else_notices(expected: dict[str, list[int]]) -> None:
