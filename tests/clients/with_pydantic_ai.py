@@ -1,0 +1,60 @@
+"""`pydantic-ai-slim`: agents with text, tools and models as output."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from conftest import MAX_JSON_TOKENS, MAX_TOKENS, QUESTION, Finding
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+
+def agent(url: str, max_tokens: int = MAX_TOKENS, **more: Any) -> Agent[None, Any]:
+    model = OpenAIChatModel("demo", provider=OpenAIProvider(base_url=url, api_key="none"))
+    settings = {"max_tokens": max_tokens, "temperature": 0.0, "seed": 4, "timeout": 120.0}
+    return Agent(model, model_settings=settings, retries=0, **more)
+
+
+def test_chat(url: str) -> None:
+    result = agent(url, system_prompt="Be short.").run_sync(QUESTION)
+    assert result.output
+
+
+def test_streaming_says_the_same(url: str) -> None:
+    async def ask() -> str:
+        async with agent(url).run_stream(QUESTION) as stream:
+            pieces = [piece async for piece in stream.stream_text(delta=True, debounce_by=None)]
+            assert len(pieces) > 1
+            return "".join(pieces)
+
+    assert asyncio.run(ask()) == agent(url).run_sync(QUESTION).output
+
+
+@pytest.mark.parametrize("output", [NativeOutput(Finding), ToolOutput(Finding, name="look")])
+def test_a_model_as_the_output(url: str, output: Any) -> None:
+    result = agent(url, MAX_JSON_TOKENS, output_type=output).run_sync(QUESTION)
+    assert isinstance(result.output, Finding)
+
+
+@pytest.mark.parametrize("output", [NativeOutput(Finding), ToolOutput(Finding, name="look")])
+def test_a_model_as_the_output_while_streaming(url: str, output: Any) -> None:
+    async def ask() -> Any:
+        async with agent(url, MAX_JSON_TOKENS, output_type=output).run_stream(QUESTION) as stream:
+            return await stream.get_output()
+
+    assert asyncio.run(ask()) == agent(url, MAX_JSON_TOKENS, output_type=output).run_sync(QUESTION).output
+
+
+def test_tools_are_offered(url: str) -> None:
+    """The model may call the tool and need not."""
+    one = agent(url)
+
+    @one.tool_plain
+    def look(name: str) -> str:
+        """Looks it up."""
+        return f"found {name}"
+
+    assert isinstance(one.run_sync(QUESTION).output, str)

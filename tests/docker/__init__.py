@@ -1,0 +1,1 @@
+"""The container files: read, linted, and followed without docker."""

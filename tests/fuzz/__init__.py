@@ -1,0 +1,1 @@
+"""Requests nobody would send: made from the OpenAPI document, and by mutating valid ones."""

@@ -1,0 +1,100 @@
+"""Valid requests to begin from: every field with a value that asks for something, in small portions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "n": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "look", "description": "looks", "parameters": SCHEMA}}
+TURNS = [
+    {"role": "system", "content": "Be short."},
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "Write the docstring:"},
+            {"type": "text", "text": "def f(x): ..."},
+        ],
+    },
+    {"role": "assistant", "content": "What does it do?", "reasoning_content": "hm"},
+    {"role": "user", "content": "It adds.", "name": "me"},
+]
+CALLED = [
+    {"role": "user", "content": "Look."},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "look", "arguments": '{"name": "a", "n": 1}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "seen"},
+]
+
+
+def chat(**fields: Any) -> tuple[str, Mapping[str, Any]]:
+    return "/v1/chat/completions", {"messages": TURNS[:2], "max_tokens": 6, **fields}
+
+
+def text(**fields: Any) -> tuple[str, Mapping[str, Any]]:
+    return "/v1/completions", {"prompt": "def add(a, b):\n", "max_tokens": 6, **fields}
+
+
+def schema(**fields: Any) -> Mapping[str, Any]:
+    told = {"name": "thing", "schema": SCHEMA, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": told}, "max_tokens": 40, **fields}
+
+
+REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    chat(),
+    chat(messages=TURNS, model="demo", stream=True, stream_options={"include_usage": True}),
+    chat(n=2, seed=7, temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, stream=True),
+    chat(
+        repeat_penalty=1.1,
+        repeat_last_n=8,
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        logit_bias={"7": -100},
+    ),
+    chat(stop=["\n\n", "def"], stop_token_ids=[3], min_tokens=2, ignore_eos=True),
+    chat(logprobs=True, top_logprobs=3, return_token_ids=True, spec_detail=True, stream=True),
+    chat(speculative={"types": ["draft-model"], "n_max": 4, "n_min": 1, "p_min": 0.1}),
+    chat(prediction={"type": "content", "content": [{"type": "text", "text": "def f(x):"}]}),
+    chat(chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low", cache_prompt=False),
+    chat(
+        messages=[*TURNS[:2], {"role": "assistant", "content": "It"}],
+        add_generation_prompt=False,
+        continue_final_message=True,
+    ),
+    chat(**schema()),
+    chat(**schema(stream=True, temperature=1.0)),
+    chat(response_format={"type": "json_object"}),
+    chat(tools=[TOOL], tool_choice="required", max_tokens=40),
+    chat(
+        tools=[TOOL],
+        tool_choice={"type": "function", "function": {"name": "look"}},
+        stream=True,
+        max_tokens=40,
+    ),
+    chat(messages=CALLED, tools=[TOOL], parallel_tool_calls=False),
+    text(),
+    text(prompt=["a", [5, 6, 7]], n=2, stream=True),
+    text(echo=True, logprobs=2, max_tokens=1),
+    text(prompt=[5, 6, 7], stop="x", cache_salt="s", stream=True, **{"speculative.n_max": 2}),
+    ("/v1/chat/completions/input_tokens", {"messages": TURNS}),
+    ("/apply-template", {"messages": TURNS}),
+    ("/tokenize", {"content": "def add(a, b):", "with_pieces": True, "add_special": True}),
+    ("/detokenize", {"tokens": [5, 6, 7]}),
+)

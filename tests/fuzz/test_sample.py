@@ -1,0 +1,80 @@
+"""A few seconds of what `make fuzz` does, and the mutator itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api import Request
+from tests.fuzz.mutate import Mutator, aftermath, fault, run
+from tests.fuzz.requests import REQUESTS
+from tests.http.fake import FakeEngine, Step, words
+from tests.http.serving import Served, served
+
+ROOT = Path(__file__).parents[2]
+ERROR = json.dumps({"error": {"message": "m", "type": "t", "param": None, "code": None}}).encode()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterable[Served]:
+    engine = FakeEngine()
+    # A template that knows tools, so that requests with them are valid.
+    told = json.loads((ROOT / "demo" / "target" / "tokenizer_config.json").read_text())
+    engine.info = replace(engine.info, chat_template=told["chat_template"])
+    with served(engine) as one:
+        yield one
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS)
+def test_what_it_begins_with_is_valid(server: Served, path: str, body: Mapping[str, Any]) -> None:
+    answer = server.post(path, body)
+    assert answer.status_code == 200, answer.text
+
+
+def test_mutants(server: Served) -> None:
+    findings = run(server.url, seed=1, n_requests=3000)
+    assert findings.wrong == []
+    assert findings.statuses[200] > 200
+    assert findings.statuses[400] > 1000
+    assert aftermath(server.url) is None
+
+
+def test_the_same_seed_makes_the_same_mutants() -> None:
+    one, same, other = Mutator(5), Mutator(5), Mutator(6)
+    made = [one.next() for _ in range(50)]
+    assert made == [same.next() for _ in range(50)]
+    assert made != [other.next() for _ in range(50)]
+
+
+def test_a_fault_is_found() -> None:
+    def failing(request: Request) -> Iterable[Step]:
+        yield from list(words(request))[:1]
+        raise ZeroDivisionError
+
+    with served(FakeEngine(failing)) as one:
+        findings = run(one.url, seed=1, n_requests=500)
+    assert any("a failure in the stream" in found for found in findings.wrong)
+    assert any("the server failed" in found for found in findings.wrong)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "told"),
+    [
+        (200, "application/json", b"{}", None),
+        (200, "text/event-stream", b"data: {}\n\ndata: [DONE]\n\n", None),
+        (200, "text/event-stream", b"data: {}\n\n", "no end"),
+        (400, "application/json", ERROR, None),
+        (400, "application/json", b'{"error": {"message": "m", "type": "t"}}', "without its fields"),
+        (400, "application/json", ERROR.replace(b'"m"', b'"Traceback (most"'), "traceback"),
+        (418, "application/json", ERROR, "does not have"),
+        (503, "application/json", ERROR, "failed"),
+    ],
+)
+def test_what_counts_as_a_fault(status: int, kind: str, body: bytes, told: str | None) -> None:
+    found = fault(status, kind, body)
+    assert found is None if told is None else told in (found or "")
