@@ -300,8 +300,8 @@ Status = Literal["loading", "ready", "draining", "failed"]
 class EventStream(Protocol):
     """The events of one request. What concerns the prompt is known at once.
 
-    `finish` asks for the end once there is enough: a few more tokens may come, then `Done` with the reason "stop". Before
-    the first token it asks in vain. `aclose` cancels what is not finished.
+    `finish` asks for the end once there is enough: a few more tokens may come, then `Done` with the reason "stop".
+    Before the first token it asks in vain. `aclose` cancels what is not finished.
     """
 
     prompt_ids: Sequence[int]

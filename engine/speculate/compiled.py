@@ -9,35 +9,37 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 try:
-    import numba
+    from numba import njit
 except ImportError:
-    numba = None
+    njit = None  # type: ignore[assignment]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 log = logging.getLogger(__name__)
 
-if numba is None:
+if njit is None:
     log.warning(
         "event=uncompiled numba is not installed: drafters that read text run as plain Python, slowly"
     )
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> Any:
+def compiled(function: F, **options: Any) -> F:
     """The function compiled at its first call, cached beside its source; the function itself without numba.
 
     options: further ones of `numba.njit`. Hashes wrap around in both cases.
     """
-    if numba is not None:
-        return numba.njit(cache=True, nogil=True, **options)(function)
+    if njit is not None:
+        return cast(F, njit(cache=True, nogil=True, **options)(function))
 
     @functools.wraps(function)
     def interpreted(*args: Any) -> Any:
         with np.errstate(over="ignore"):
             return function(*args)
 
-    interpreted.py_func = function  # type: ignore[attr-defined]  # where numba has it
-    return interpreted
+    interpreted.py_func = function  # as numba's have it
+    return cast(F, interpreted)

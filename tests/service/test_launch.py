@@ -49,8 +49,17 @@ def test_the_network_that_is_there_is_used(network: str) -> None:
 
 
 def test_the_targets_own_layers_need_no_flag() -> None:
-    assert drafter_types(Settings(model=TARGET), "draft-mtp") == ("forced", "prediction", "suffix", "draft-mtp")
-    assert drafter_types(Settings(model=TARGET, spec_type="suffix"), "draft-mtp") == ("forced", "prediction", "suffix")
+    assert drafter_types(Settings(model=TARGET), "draft-mtp") == (
+        "forced",
+        "prediction",
+        "suffix",
+        "draft-mtp",
+    )
+    assert drafter_types(Settings(model=TARGET, spec_type="suffix"), "draft-mtp") == (
+        "forced",
+        "prediction",
+        "suffix",
+    )
 
 
 @pytest.mark.parametrize(

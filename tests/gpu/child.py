@@ -1,0 +1,96 @@
+"""The process that does the work: runs the cases of a plan and writes a line per finding.
+
+A case that raises is a finding too. After a CUDA error the process leaves, because nothing runs in its context any
+more; whoever started it starts another one for the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from tests.gpu.setting import Finding, Setting, spoils
+
+SPOILT = 3  # exit status: the CUDA context is of no use any more
+
+
+class Lines:
+    """Where findings are written to, one JSON object a line."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, kind: str, part: str, **values: Any) -> None:
+        self._file.write(json.dumps({"kind": kind, "part": part, **values}) + "\n")
+        self._file.flush()
+
+    def tell(self, part: str, case: str, finding: Finding) -> None:
+        told = {"name": finding.name, "ok": finding.ok, "figures": finding.figures}
+        self.write("finding", part, case=case, **told)
+
+
+def run_part(part: str, skip: Sequence[str], setting: Setting, lines: Lines) -> None:
+    """All cases of one part but those that are to be skipped."""
+    lines.write("begin", part, case="")
+    try:
+        module = importlib.import_module(f"tests.gpu.{part}")
+        cases = [case for case in module.cases(setting) if case not in skip]
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is reported and the next part has its turn
+        _report(error, part, "", lines)
+        cases = []
+    else:
+        lines.write("end", part, case="")
+    for case in cases:
+        lines.write("begin", part, case=case)
+        try:
+            if setting.left_s() <= 0:
+                lines.tell(part, case, Finding(case, None, {"why": "no time left"}))
+            else:
+                for finding in module.run(setting, case):
+                    lines.tell(part, case, finding)
+        except Exception as error:  # noqa: BLE001
+            _report(error, part, case, lines)
+        lines.write("end", part, case=case)
+    gc.collect()
+    if setting.on_gpu:
+        torch.cuda.empty_cache()
+    lines.write("finished", part)
+
+
+def _report(error: Exception, part: str, case: str, lines: Lines) -> None:
+    where = "".join(traceback.format_exception(error)[-3:]).strip()
+    why = {"why": f"{type(error).__name__}: {error}"[:600], "where": where[-1200:]}
+    lines.tell(part, case, Finding(case or part, ok=False, figures=why))
+    if spoils(error):
+        lines.write("end", part, case=case)
+        sys.exit(SPOILT)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line of the process; `run.py` starts it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--plan", required=True, type=json.loads)
+    parser.add_argument("--lines", required=True, type=Path)
+    options = parser.parse_args(arguments)
+    device = torch.device(options.device)
+    with options.lines.open("a") as file, torch.inference_mode():
+        lines = Lines(file)
+        for one in options.plan:
+            setting = Setting(device, options.quick, time.monotonic() + one["seconds"])
+            run_part(one["part"], one["skip"], setting, lines)
+
+
+if __name__ == "__main__":
+    main()

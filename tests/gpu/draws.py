@@ -1,0 +1,395 @@
+"""Fresh random inputs for every op, small enough for a float64 reference on the host.
+
+Layer sizes come from a short list per op, because Triton compiles its kernels for each; what a pass may bring (rows,
+spans, lengths, pages, windows) is drawn anew each time, empty spans and odd numbers included. Memory that must not be
+read holds NaN, page tables end in a page that does not exist.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.batch import RecurrentRows
+from kernels.attention.op import attention
+from kernels.choose.op import RowParams, choose
+from kernels.edit.op import Entries, Penalties, edit
+from kernels.gated.op import gelu_mul, sigmoid_mul, silu_mul
+from kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
+from kernels.gated_norm.op import gated_norm
+from kernels.mask.op import mask
+from kernels.matmul.op import linear, pack
+from kernels.moe.op import Routed, Routing, experts, pack_experts, route
+from kernels.ngram.op import ngram
+from kernels.norm.op import add_rms_norm, rms_norm
+from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
+from kernels.short_conv.op import ConvState, short_conv
+from kernels.verify.op import verify
+from tests.gpu.dice import Dice, Draw, Pages, Tensors, page_tensors
+
+EXACT = ("choose", "mask", "ngram", "verify")  # every implementation gives the same bits
+
+
+def a_matmul(dice: Dice) -> Draw:
+    n_out, n_in = dice.random.choice(
+        [(70, 36), (96, 64)] if dice.quick else [(192, 1024), (70, 1000), (384, 2560)]
+    )
+    n_rows, wide = dice.n_rows(), dice.random.random() < 0.3
+    tensors = {"weight": dice.normal(n_out, n_in) / n_in**0.5, "x": dice.normal(n_rows, n_in)}
+    if dice.random.random() < 0.5:
+        tensors["bias"] = dice.normal(n_out)
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        out_dtype = torch.promote_types(t["x"].dtype, torch.float32) if wide else None
+        return (linear(t["x"], pack(t["weight"].clone(), t.get("bias")), out_dtype),)
+
+    return Draw(tensors, call, f"{n_rows} rows, {n_out} x {n_in}")
+
+
+def a_norm(dice: Dice) -> Draw:
+    n_rows, d = dice.n_rows(), dice.random.choice([24, 130] if dice.quick else [1000, 4096])
+    tensors = {"x": dice.normal(n_rows, d), "residual": dice.normal(n_rows, d)}
+    tensors["weight"] = dice.normal(d, dtype=dice.scale_dtype())
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        alone = rms_norm(t["x"], t["weight"], 1e-6)
+        return (alone, *add_rms_norm(t["x"], t["residual"], t["weight"], 1e-6))
+
+    return Draw(tensors, call, f"{n_rows} rows of {d}, weight {tensors['weight'].dtype}")
+
+
+def a_norm_rope_write(dice: Dice) -> Draw:
+    d_head, half, n_heads, n_kv, page_size = dice.random.choice(
+        [(8, 4, 4, 2, 16), (20, 3, 3, 3, 64)] if dice.quick else [(128, 64, 32, 8, 64), (256, 32, 4, 1, 16)]
+    )
+    lengths, past = dice.lengths()
+    tensors = page_tensors(lengths, past, page_size, dice.g)
+    n_pages, scale = int(tensors.pop("n_pages")), dice.scale_dtype()
+    angles = torch.arange(1300)[:, None] * 0.1 ** (torch.arange(half) / half)
+    tensors |= {"cos": angles.cos(), "sin": angles.sin()}
+    tensors["qkv"] = dice.normal(sum(lengths), (n_heads + 2 * n_kv) * d_head)
+    if normed := dice.random.random() < 0.7:
+        tensors |= {"q_norm": dice.normal(d_head, dtype=scale), "k_norm": dice.normal(d_head, dtype=scale)}
+    tensors |= {name: dice.normal(n_pages, n_kv, page_size, d_head) for name in ("keys", "values")}
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        norms = HeadNorms(t["q_norm"], t["k_norm"], 1e-6) if normed else None
+        rope = Rope(t["cos"], t["sin"])
+        q = norm_rope_write(t["qkv"], norms, rope, Pages.of(t), t["keys"], t["values"])
+        return q, t["keys"], t["values"]
+
+    return Draw(
+        tensors, call, f"rows {lengths} after {past}, head {d_head}, page {page_size}, norms {normed}"
+    )
+
+
+def an_attention(dice: Dice) -> Draw:
+    d_head, n_heads, n_kv = dice.random.choice(
+        [(16, 4, 2), (24, 3, 3)] if dice.quick else [(128, 8, 2), (64, 4, 4), (256, 8, 1), (96, 6, 2)]
+    )
+    lengths, past = dice.lengths()
+    page_size = dice.random.choice([16, 64])
+    window = dice.random.choice([None, None, 1, 63, 64, 100, 600])
+    tensors = page_tensors(lengths, past, page_size, dice.g)
+    n_pages = int(tensors.pop("n_pages"))
+    tensors["q"] = dice.normal(sum(lengths), n_heads, d_head)
+    spoilt = torch.full((n_pages, page_size), fill_value=True)  # what no row may see
+    for i, (n, n_past) in enumerate(zip(lengths, past, strict=True)):
+        seen = torch.arange(0 if window is None else max(0, n_past - window + 1), n_past + n)
+        spoilt[tensors["page_table"][i, seen // page_size].long(), seen % page_size] = False
+    for name in ("keys", "values"):
+        store = dice.normal(n_pages, n_kv, page_size, d_head)
+        tensors[name] = store.masked_fill(spoilt[:, None, :, None], float("nan"))
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        return (attention(t["q"], t["keys"], t["values"], Pages.of(t), d_head**-0.5, window),)
+
+    shape = f"{n_heads} / {n_kv} heads of {d_head}, page {page_size}, window {window}"
+    return Draw(tensors, call, f"rows {lengths} after {past}, {shape}")
+
+
+def a_gated(dice: Dice) -> Draw:
+    n_rows, d = dice.n_rows(), dice.random.choice([3, 34] if dice.quick else [333, 14336])
+    tensors = {"gate_up": dice.normal(n_rows, 2 * d) * 3, "x": dice.normal(n_rows, d)}
+    tensors["gate"] = dice.normal(n_rows, dice.random.choice([1, d]))
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        return silu_mul(t["gate_up"]), gelu_mul(t["gate_up"]), sigmoid_mul(t["x"], t["gate"])
+
+    return Draw(tensors, call, f"{n_rows} rows of {d}, gate {[*tensors['gate'].shape]}")
+
+
+def a_gated_norm(dice: Dice) -> Draw:
+    n_heads, d, activation = dice.random.choice(
+        [(3, 10, "silu")] if dice.quick else [(48, 128, "silu"), (5, 40, "sigmoid")]
+    )
+    n_rows = dice.n_rows()
+    tensors = {"x": dice.normal(n_rows, n_heads, d), "wider": dice.normal(n_rows, n_heads * d + 8)}
+    tensors["weight"] = dice.normal(d, dtype=dice.scale_dtype())
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        gate = t["wider"][:, : n_heads * d]  # a slice of wider rows
+        return (gated_norm(t["x"], gate, t["weight"], 1e-6, activation),)
+
+    return Draw(tensors, call, f"{n_rows} rows, {n_heads} x {d}, {activation}")
+
+
+def a_moe(dice: Dice) -> Draw:
+    d_model, d_inner, n_experts, top_k = dice.random.choice(
+        [(40, 16, 16, 4)] if dice.quick else [(256, 96, 16, 3), (256, 64, 128, 8)]
+    )
+    n_rows, grouped = dice.n_rows(), dice.random.random() < 0.4
+    tensors = {
+        "logits": dice.normal(n_rows, n_experts),
+        "x": dice.normal(n_rows, d_model),
+        "gate_up": dice.normal(n_experts, 2 * d_inner, d_model) / d_model**0.5,
+        "down": dice.normal(n_experts, d_model, d_inner) / d_inner**0.5,
+        "bias": dice.normal(n_experts, dtype=torch.float32),
+    }
+    # What the experts are asked for is fixed, so that rounding in the router does not send a row elsewhere.
+    order = torch.rand(n_rows, n_experts, generator=dice.g).argsort(-1)[:, :top_k]
+    tensors |= {"ids": order.sort(-1).values.int(), "weights": dice.uniform(n_rows, top_k)}
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        routing = Routing(top_k=top_k, scores="softmax", normed=True)
+        if grouped:
+            routing = Routing(
+                top_k=top_k,
+                scores="sigmoid",
+                normed=True,
+                scale=2.5,
+                bias=t["bias"],
+                n_groups=4,
+                n_groups_kept=2,
+            )
+        found = route(t["logits"], routing)
+        said = experts(
+            t["x"], Routed(t["ids"], t["weights"]), pack_experts(t["gate_up"].clone(), t["down"].clone())
+        )
+        return found.expert_ids, found.weights, said
+
+    return Draw(
+        tensors, call, f"{n_rows} rows, {top_k} of {n_experts}, {d_model} -> {d_inner}, groups {grouped}"
+    )
+
+
+def recurrent_tensors(dice: Dice, n_slots: int, n_parked: int) -> dict[str, Tensor]:
+    """The tensors of `RecurrentRows`: spans with history, drafts that are parked, or nothing at all."""
+    n_spans, random = dice.random.randint(1, n_slots), dice.random
+    lengths = [random.choice([0, 1, 1, 3, 9, 17]) for _ in range(n_spans)]
+    if not any(lengths):
+        lengths[0] = 2
+    places = random.sample(range(n_parked), n_parked)
+    history: list[list[int]] = []
+    settled, parks = [], []
+    for n in lengths:
+        history.append([places.pop() for _ in range(random.randint(0, 4))])
+        n_drafts = random.randint(0, min(n, 8))
+        free = [
+            *history[-1],
+            *(places.pop() for _ in range(n_drafts)),
+        ]  # rows of its own history are used again
+        settled.append(random.choice([len(history[-1]) + n - n_drafts, random.randint(0, len(history[-1]))]))
+        parks += [-1] * (n - n_drafts) + random.sample(free, n_drafts)
+    rows = RecurrentRows.build(
+        random.sample(range(n_slots), n_spans), lengths, history, settled, parks, torch.device("cpu")
+    )
+    return {name: getattr(rows, name) for name in RecurrentRows.__slots__}
+
+
+def recurrent_rows(t: Tensors) -> RecurrentRows:
+    return RecurrentRows(**{name: t[name] for name in RecurrentRows.__slots__})
+
+
+def a_short_conv(dice: Dice) -> Draw:
+    n_channels, width, n_slots, n_parked = (
+        dice.random.choice([60, 75] if dice.quick else [10240, 333]),
+        4,
+        5,
+        80,
+    )
+    tensors = recurrent_tensors(dice, n_slots, n_parked)
+    n_rows = len(tensors["park_rows"])
+    tensors |= {"wider": dice.normal(n_rows, n_channels + 3), "weight": dice.normal(width, n_channels)}
+    tensors |= {
+        "window": dice.normal(n_slots, width - 1, n_channels),
+        "parked": dice.normal(n_parked, n_channels),
+    }
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        state = ConvState(t["window"], t["parked"])
+        out = short_conv(t["wider"][:, :n_channels], t["weight"].T, state, recurrent_rows(t))
+        return out, t["window"], t["parked"]
+
+    return Draw(tensors, call, f"spans at {tensors['span_starts'].tolist()}, {n_channels} channels")
+
+
+def a_gated_delta(dice: Dice) -> Draw:
+    n_key, n_value, d_key, d_value, per_key = dice.random.choice(
+        [(2, 4, 24, 37, False), (1, 2, 16, 64, True)]
+        if dice.quick
+        else [(4, 12, 128, 128, False), (2, 2, 64, 96, True)]
+    )
+    n_slots, n_parked, wide = 5, 80, torch.float32
+    decays = (n_value, d_key) if per_key else (n_value,)
+    tensors = recurrent_tensors(dice, n_slots, n_parked)
+    n_rows = len(tensors["park_rows"])
+    keys = torch.nn.functional.normalize(dice.normal(n_parked, n_key, d_key, dtype=wide), dim=-1)
+    tensors |= {
+        "mixed": dice.normal(n_rows, 2 * n_key * d_key + n_value * d_value),
+        "raw_decay": dice.normal(n_rows, *decays),
+        "raw_beta": dice.normal(n_rows, n_value),
+        "a_log": dice.normal(n_value, dtype=wide) - 1,
+        "dt_bias": dice.normal(*decays, dtype=wide),
+        "state": dice.normal(n_slots, n_value, d_key, d_value, dtype=wide),
+        "keys": keys,
+        "deltas": dice.normal(n_parked, n_value, d_value, dtype=wide),
+        "decays": dice.uniform(n_parked, *decays),
+    }
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        gate = DeltaGate(t["a_log"], t["dt_bias"])
+        state = DeltaState(t["state"], t["keys"], t["deltas"], t["decays"])
+        o = gated_delta(t["mixed"], t["raw_decay"], t["raw_beta"], gate, state, recurrent_rows(t))
+        return o, t["state"], t["keys"], t["deltas"], t["decays"]
+
+    shape = f"{n_key} / {n_value} heads, {d_key} x {d_value}, decay per key {per_key}"
+    return Draw(tensors, call, f"spans at {tensors['span_starts'].tolist()}, {shape}")
+
+
+def a_choose(dice: Dice) -> Draw:
+    n, vocab = dice.random.choice([1, 3, 12]), dice.random.choice([1, 31, 700, 2500, 5003])
+    logits = dice.normal(n, vocab, dtype=torch.float32) * dice.random.choice([0.01, 1.0, 3.0, 8.0])
+    kind = dice.random.randrange(5)
+    if kind == 0:
+        logits = (logits * 2).round() / 2  # ties
+    elif kind == 1:
+        logits[:, torch.randperm(vocab, generator=dice.g)[: vocab // 2]] = float("-inf")
+    elif kind == 2:
+        logits[0, 0], logits[-1, vocab // 2] = float("nan"), float("inf")
+
+    def some(values: Tensor, otherwise: float, share: float) -> Tensor:
+        return torch.where(dice.uniform(n) < share, values, otherwise)
+
+    tensors = {
+        "logits": logits.to(dice.dtype),
+        "temperature": some(dice.uniform(n) ** 3 * 6, 0.0, 0.9),
+        "top_k": some(torch.randint(1, 60, (n,), generator=dice.g), 0, 0.5).int(),
+        "top_p": some(dice.uniform(n), 1.0, 0.5),
+        "min_p": some(dice.uniform(n) * 0.3, 0.0, 0.5),
+        "seed": torch.randint(-(2**62), 2**62, (n,), generator=dice.g),
+        "position": torch.randint(0, 9999, (n,), generator=dice.g),
+    }
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        params = RowParams(**{name: t[name] for name in RowParams.__slots__})
+        got = choose(t["logits"], params, want_probability=True)
+        assert got.probability is not None
+        return got.token_ids, got.probability
+
+    return Draw(tensors, call, f"{n} rows of {vocab}, kind {kind}")
+
+
+def an_edit(dice: Dice) -> Draw:
+    n_rows, vocab = dice.n_rows(), dice.random.choice([40, 5003])
+    n = dice.random.randint(0, min(300, n_rows * vocab))
+    places = torch.randperm(n_rows * vocab, generator=dice.g)[:n]
+    tensors = {
+        "logits": dice.normal(n_rows, vocab) * 3,
+        "rows": places // vocab,
+        "token_ids": places % vocab,
+        "bias": dice.normal(n, dtype=torch.float32),
+        "count": torch.randint(0, 5, (n,), generator=dice.g).int(),
+        "in_window": torch.randint(0, 2, (n,), generator=dice.g).bool(),
+        "repeat": 1 + dice.uniform(n_rows),
+        "presence": dice.uniform(n_rows),
+        "frequency": dice.uniform(n_rows),
+    }
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        entries = Entries(**{name: t[name] for name in Entries.__slots__})
+        edit(t["logits"], entries, Penalties(**{name: t[name] for name in Penalties.__slots__}))
+        return (t["logits"],)
+
+    return Draw(tensors, call, f"{n} entries in {n_rows} rows of {vocab}")
+
+
+def a_mask(dice: Dice) -> Draw:
+    n_rows, vocab = dice.n_rows(), dice.random.choice([1, 31, 33, 5003])
+    n, n_words = dice.random.randint(0, n_rows), -(-vocab // 32) + dice.random.randint(0, 1)
+    tensors = {"logits": dice.normal(n_rows, vocab), "rows": torch.randperm(n_rows, generator=dice.g)[:n]}
+    tensors["allowed"] = torch.randint(-(2**31), 2**31, (n, n_words), generator=dice.g).int()
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        mask(t["logits"], t["rows"], t["allowed"])
+        return (t["logits"],)
+
+    return Draw(tensors, call, f"{n} of {n_rows} rows of {vocab}")
+
+
+def an_ngram(dice: Dice) -> Draw:
+    n_slots, capacity = 6, dice.random.choice([40, 1000, 5000])
+    n_words = dice.random.choice([1, 2, 5, 300])  # few words: many occurrences, and long ones
+    n_active, n_drafts_max = dice.random.choice([1, 4, 9]), dice.random.choice([1, 8, 16])
+    lengths = torch.randint(0, capacity + 1, (n_slots,), generator=dice.g)
+    lengths[0], lengths[1] = dice.random.randint(0, 3), capacity
+    tensors = {
+        "tokens": torch.randint(0, n_words, (n_slots, capacity), generator=dice.g).int(),
+        "lengths": lengths.int(),
+        "slots": torch.randint(-1, n_slots, (n_active,), generator=dice.g),
+        "n_match": torch.randint(0, 18, (n_active,), generator=dice.g).int(),
+    }
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        return ngram(t["tokens"], t["lengths"], t["slots"], t["n_match"], n_drafts_max)
+
+    return Draw(tensors, call, f"{n_active} rows in {n_slots} texts of {capacity}, {n_words} words")
+
+
+def a_verify(dice: Dice) -> Draw:
+    n_slots, capacity, random = 9, dice.random.choice([40, 1000]), dice.random
+    lengths = [random.choice([0, 1, 1, 2, 9, 17, 40]) for _ in range(random.randint(1, n_slots))]
+    starts = [0, *itertools.accumulate(lengths)]
+    n_words = random.choice([1, 2, 5000])  # few words: many drafts are right
+    picks = torch.randint(0, n_words, (starts[-1],), generator=dice.g)
+    drafts = torch.cat([picks[:0], *(picks[a : b - 1] for a, b in itertools.pairwise(starts) if b > a)])
+    for x, share in ((picks, 0.05), (drafts, 0.05)):  # rows with NaN; padding
+        x[torch.rand(len(x), generator=dice.g) < share] = -1
+    wrong = torch.rand(len(drafts), generator=dice.g) < random.choice([0.0, 0.1, 0.5])
+    drafts[wrong] = (drafts[wrong] + 1) % 5000
+    order = torch.randperm(n_slots, generator=dice.g)[: len(lengths)]
+    tensors = {
+        "picks": picks,
+        "drafts": drafts,
+        "starts": torch.tensor(starts, dtype=torch.int32),
+        "slots": torch.where(torch.rand(len(lengths), generator=dice.g) < 0.1, -1, order),
+        "tokens": torch.randint(0, 5000, (n_slots, capacity), generator=dice.g).int(),
+        "lengths": torch.randint(0, capacity + 1, (n_slots,), generator=dice.g).int(),
+    }
+
+    def call(t: Tensors) -> tuple[Tensor, ...]:
+        found = verify(t["picks"], t["drafts"], t["starts"], t["slots"], t["tokens"], t["lengths"])
+        return (*found, t["tokens"], t["lengths"])
+
+    return Draw(tensors, call, f"spans of {lengths}, {n_words} words, room {capacity}")
+
+
+MAKERS: dict[str, Callable[[Dice], Draw]] = {
+    "matmul": a_matmul,
+    "norm": a_norm,
+    "norm_rope_write": a_norm_rope_write,
+    "attention": an_attention,
+    "gated": a_gated,
+    "gated_norm": a_gated_norm,
+    "moe": a_moe,
+    "short_conv": a_short_conv,
+    "gated_delta": a_gated_delta,
+    "choose": a_choose,
+    "edit": an_edit,
+    "mask": a_mask,
+    "ngram": an_ngram,
+    "verify": a_verify,
+}

@@ -1,0 +1,219 @@
+"""`make gpu` as far as a machine without a GPU can run it: its whole flow, at tiny sizes, on a bare machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kernels
+from engine.api import Chat
+from engine.text.chat import load_chat_template
+from engine.text.tokenizer import Tokenizer
+from kernels.dispatch import CannotRunError
+from tests.gpu import run
+from tests.gpu.memcheck import told
+from tests.gpu.setting import selected
+from tests.gpu.supervise import BOXES, NO_TIME, Progress, Supervisor
+from tests.oracle.lossless import demo_prompt
+
+QUICK = ("--device", "cpu", "--quick", "--out")
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    """What the JSON says; there is one page of tables beside it, and nothing else."""
+    page, data = sorted(folder.iterdir(), key=lambda one: one.suffix == ".json")
+    assert page.suffix == ".md"
+    assert page.stem == data.stem
+    found: dict[str, Any] = json.loads(data.read_text())
+    assert data.stem == f"cpu-x86-64-{found['when'][:10]}" or not data.stem.startswith("cpu-x86")
+    for name in found["failed"]:
+        assert f"FAILED {name}" in page.read_text()
+    return found
+
+
+def test_every_part_runs_on_a_bare_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main([*QUICK, str(tmp_path)], child=("-m", "tests.gpu.bare")) == 0, capsys.readouterr().out
+    found = report_of(tmp_path)
+    assert not found["failed"]
+    assert {one["part"] for one in found["findings"]} == set(BOXES)
+    by_part = {
+        part: [one for one in found["findings"] if one["part"] == part and one["ok"] is not None]
+        for part in BOXES
+    }
+    drawn = {one["name"].split(".")[0] for one in by_part["parity"]}
+    assert drawn == set(kernels.OPS)  # the references, and what of the rest needs no compiler
+    assert any("matmul.tiled" in one["name"] for one in by_part["width"])
+    assert all(one["figures"]["tokens"] > 0 for one in by_part["lossless"] + by_part["tokens"])
+    assert by_part["lossless"]
+    assert by_part["tokens"]
+    speeds = [
+        one for one in found["findings"] if one["part"] in ("speed", "ceilings") and "us" in one["figures"]
+    ]
+    assert len(speeds) > 20
+    assert sum(found["seconds_by_part"].values()) <= found["seconds"]
+
+
+# Breaks one kernel, one part and, with a signal, the process itself; then does what the process would do.
+BROKEN = """
+import os, signal, sys
+from tests.gpu import bare, child
+bare.block()
+import tests.gpu.ceilings, tests.gpu.machine, tests.gpu.parity, tests.gpu.width
+from kernels.matmul import tiled
+
+right = tiled.linear
+def wrong(x, packed, out_dtype=None):
+    y = right(x, packed, out_dtype).clone()
+    y[-1, -1] += 0.01 if len(y) > 1 else 0.001
+    return y
+tiled.linear = wrong
+
+def raises(setting, case):
+    raise RuntimeError("a part that raises")
+tests.gpu.ceilings.run = raises
+
+as_it_was = tests.gpu.machine.run
+def dies(setting, case):
+    if case == "device":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return as_it_was(setting, case)
+tests.gpu.machine.run = dies
+tests.gpu.parity.cases = tests.gpu.width.cases = lambda setting: ["matmul float32", "norm float32"]
+child.main()
+"""
+
+
+def test_what_fails_is_named_and_the_rest_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = ["--parts", "machine", "parity", "width", "ceilings"]
+    assert run.main([*QUICK, str(tmp_path), *parts], child=("-c", BROKEN)) == 1
+    said = capsys.readouterr().out
+    found = report_of(tmp_path)
+    assert found["failed"] == [
+        "machine: device",
+        "parity: matmul.tiled float32",
+        "width: matmul.tiled float32",
+        "ceilings: copy",
+        "ceilings: read",
+        "ceilings: matmul",
+    ]
+    assert "FAILED parity: matmul.tiled float32: off by " in said
+    assert "FAILED ceilings: copy: RuntimeError: a part that raises" in said
+    assert "the process ended with -11" in said
+    named = {one["name"]: one["ok"] for one in found["findings"]}
+    assert named["torch"] is None  # of the part whose process died, the cases before
+    assert named["matmul float32"] is None  # and behind it
+    assert named["norm.reference float32"] is True
+    assert named["matmul.cpu float32"] is True
+
+
+def supervised(code: str, boxes: dict[str, float], total_s: float = 20.0, grace_s: float = 0.2) -> Progress:
+    """A run whose process is this code, which finds `plan`, and `say` to write a line."""
+    head = (
+        "import json, sys, time\n"
+        "plan = json.loads(sys.argv[sys.argv.index('--plan') + 1])\n"
+        "file = open(sys.argv[sys.argv.index('--lines') + 1], 'a')\n"
+        "def say(kind, part, **more):\n"
+        "    file.write(json.dumps({'kind': kind, 'part': part, **more}) + '\\n')\n"
+        "    file.flush()\n"
+    )
+    return Supervisor([sys.executable, "-c", head + code], boxes, total_s, grace_s).run()
+
+
+EACH = """
+for one in plan:
+    part = one['part']
+    for case in ('first', 'second'):
+        if case in one['skip']:
+            continue
+        say('begin', part, case=case)
+        WORK
+        say('finding', part, case=case, name=f'{part} {case}', ok=True, figures={})
+        say('end', part, case=case)
+    say('finished', part)
+"""
+
+
+def names(progress: Progress) -> dict[str, bool | None]:
+    return {f"{one['part']} {one['case']}": one["ok"] for one in progress.findings}
+
+
+def test_a_part_that_hangs_is_killed_and_the_next_one_runs() -> None:
+    started = time.monotonic()
+    code = EACH.replace("WORK", "if (part, case) == ('a', 'second'): time.sleep(60)")
+    progress = supervised(code, {"a": 0.4, "b": 5.0})
+    assert names(progress) == {"a first": True, "a second": False, "b first": True, "b second": True}
+    assert "killed after" in progress.findings[1]["figures"]["why"]
+    assert time.monotonic() - started < 10
+
+
+def test_a_process_that_leaves_after_a_cuda_error_is_followed_by_another() -> None:
+    work = "if (part, case) == ('a', 'first'): say('end', part, case=case); sys.exit(3)"
+    code = EACH.replace("WORK", f"say('finding', part, case=case, name='x', ok=False, figures={{}}); {work}")
+    progress = supervised(code.replace("; if", "\n        if"), {"a": 5.0, "b": 5.0})
+    assert [(one["part"], one["case"], one["ok"]) for one in progress.findings] == [
+        ("a", "first", False),
+        ("a", "second", False),
+        ("a", "second", True),
+        ("b", "first", False),
+        ("b", "first", True),
+        ("b", "second", False),
+        ("b", "second", True),
+    ]
+
+
+def test_when_time_is_up_the_rest_is_said_to_be_missing() -> None:
+    code = EACH.replace("WORK", "if part == 'b': time.sleep(60)")
+    progress = supervised(code, {"a": 5.0, "b": 5.0, "c": 5.0}, total_s=0.5)
+    assert names(progress) == {"a first": True, "a second": True, "b first": None, "b ": None, "c ": None}
+    assert {one["figures"]["why"] for one in progress.findings[2:]} == {NO_TIME}
+
+
+@pytest.mark.parametrize("code", ["sys.exit('cannot start')", "pass"])
+def test_a_process_that_never_begins_is_a_failure(code: str) -> None:
+    progress = supervised(code, {"a": 5.0})
+    assert [one["ok"] for one in progress.findings] == [False]
+
+
+def test_the_boxes_leave_time_for_the_start() -> None:
+    assert sum(BOXES.values()) <= 530 <= 9 * 60
+
+
+def test_memcheck_names_the_kernel() -> None:
+    fault = "========= Invalid __global__ write of size 4 bytes\n"
+    output = f"\ncase norm.triton\n\ncase choose.cuda\n{fault}\ncase matmul.cuda\n"
+    found = {one.name: one.ok for one in told(output, 9, late=False)}
+    assert found == {"norm.triton": True, "choose.cuda": False, "matmul.cuda": True, "memcheck": False}
+    late = {one.name: one.ok for one in told(output, -9, late=True)}
+    assert late == {"norm.triton": True, "choose.cuda": False, "matmul.cuda": None}
+
+
+def test_a_kernel_that_cannot_be_prepared_is_named_and_the_reference_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kernels.gated import cpu as gated
+
+    def cannot(device: torch.device) -> None:
+        raise CannotRunError("kernels/gated/gated.cu: does not compile")
+
+    monkeypatch.setattr(gated, "prepare", cannot, raising=False)
+    table, problems = selected(torch.device("cpu"), torch.float32)
+    assert problems == ["kernels/gated/gated.cu: does not compile"]
+    assert {one.op: one.implementation for one in table}["gated"] == "reference"
+    monkeypatch.delattr(gated, "prepare")
+    assert selected(torch.device("cpu"), torch.float32)[1] == []
+
+
+def test_demo_prompts_are_what_the_template_makes() -> None:
+    folder = run.ROOT / "demo"
+    tokenizer = Tokenizer(folder / "target")
+    template = load_chat_template(folder / "target", tokenizer)
+    assert template is not None
+    for line in (folder / "tasks.jsonl").read_text().splitlines()[::9]:
+        messages = json.loads(line)["messages"]
+        assert list(demo_prompt(tokenizer, messages)) == template.encode(Chat(messages))
