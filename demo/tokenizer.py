@@ -39,7 +39,7 @@ CHAT_TEMPLATE = (
     "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\\n\\n' }}{% endif %}"
     "{{ 'You may call these functions:\\n<tools>\\n' }}"
     "{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}"
-    "{{ '</tools>\\nA call is written as\\n<tool_call>\\n{\"name\": ..., \"arguments\": {...}}\\n</tool_call>' }}"
+    '{{ \'</tools>\\nA call is written as\\n<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>\' }}'
     "{{ '<|im_end|>\\n' }}"
     "{% endif %}"
     "{% for message in messages %}"
