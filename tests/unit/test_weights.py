@@ -208,6 +208,25 @@ def test_bad_header_is_refused(tmp_path: Path, header: bytes) -> None:
         Weights(tmp_path, torch.float32, CPU)
 
 
+@pytest.mark.parametrize(
+    "offsets", [[[0, 16], [8, 24]], [[0, 16], [32, 48]], [[0, 16], [16, 2**63]], [[0, 8], [8, 24]]]
+)
+def test_tensors_that_overlap_or_leave_the_file_are_refused(tmp_path: Path, offsets: list[list[int]]) -> None:
+    tensors = zip("ab", offsets, strict=True)
+    header = json.dumps(
+        {name: {"dtype": "F32", "shape": [4], "data_offsets": one} for name, one in tensors}
+    ).encode()
+    (tmp_path / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(32))
+    with pytest.raises(LoadError, match=SINGLE):
+        Weights(tmp_path, torch.float32, CPU)
+
+
+def test_a_header_of_boundless_length_is_refused(tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes((2**63 - 1).to_bytes(8, "little") + b"{}")
+    with pytest.raises(LoadError, match=SINGLE):
+        Weights(tmp_path, torch.float32, CPU)
+
+
 def test_pickled_weights_are_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(LoadError, match=r"pytorch_model\.bin.*save_pretrained"):
