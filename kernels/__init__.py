@@ -24,8 +24,10 @@ OPS = (
     "gated_delta",
     "gated_norm",
     "choose",
+    "verify",
     "edit",
     "mask",
+    "ngram",
 )
 
 

@@ -22,7 +22,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-CPU_ONLY = ("cpu", "panels", "tiled")  # not even imported for other devices
+INTEGERS = (torch.int32, torch.int64)
+# Type of device an implementation is made for; it is not even imported for others. The rest run anywhere.
+MADE_FOR = {"cpu": "cpu", "panels": "cpu", "tiled": "cpu", "cuda": "cuda", "triton": "cuda"}
 
 
 class CannotRunError(RuntimeError):
@@ -40,7 +42,8 @@ class Selected(NamedTuple):
 class Op(Generic[P, R]):
     """A public function of `op.py`; calling it runs the selected implementation.
 
-    implementations: module names in the op's folder, best first. any_dtype: one choice serves all float dtypes.
+    implementations: module names in the op's folder, best first. any_dtype: one choice serves all dtypes, also of ops
+    whose first tensor is of integers.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class Op(Generic[P, R]):
     def fix(self, device: torch.device, dtype: torch.dtype, implementation: str) -> None:
         """Calls on this device and dtype run `implementation` from now on."""
         function = self.load(implementation)
-        for each in FLOATS if self.any_dtype else (dtype,):
+        for each in (*FLOATS, *INTEGERS) if self.any_dtype else (dtype,):
             self._table[device.type, each] = function
 
     def swap_forced(self, function: Callable[..., R] | None) -> Callable[..., R] | None:
@@ -102,7 +105,8 @@ def select(
 ) -> list[Selected]:
     """Fix the implementation of every op for one device and dtype; call it once per network at start.
 
-    asked: op folder -> implementation that must be used. Raises CannotRunError if an asked-for one cannot run.
+    asked: op folder -> implementation that must be used. An implementation that has `prepare(device)` does here what
+    would make its first call slow. Raises CannotRunError if an asked-for one cannot run, or one cannot be prepared.
     """
     device, wishes = torch.device(device), dict(asked or {})
     if unknown := wishes.keys() - set(kernels.OPS):
@@ -113,6 +117,9 @@ def select(
         for one in ops:
             one.fix(device, dtype, selected.implementation)
         table.append(selected)
+        prepare = getattr(_module(folder, selected.implementation), "prepare", None)
+        if prepare is not None:
+            prepare(device)
     return table
 
 
@@ -137,7 +144,8 @@ def _choose(
 ) -> Selected:
     """The best implementation that accepts this device and dtype, and why."""
     refused: list[str] = []
-    for name in (asked,) if asked else implementations:
+    made = [name for name in implementations if MADE_FOR.get(name, device.type) == device.type]
+    for name in (asked,) if asked else made:
         reason = _refusal(folder, name, device, dtype)
         if reason is None:
             why = "asked for" if asked else "; ".join(refused) or f"best for {device.type} {_short(dtype)}"
@@ -148,7 +156,7 @@ def _choose(
 
 def _refusal(folder: str, implementation: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this implementation cannot run there; None if it can."""
-    if implementation in CPU_ONLY and device.type != "cpu":
+    if MADE_FOR.get(implementation, device.type) != device.type:
         return f"the device is {device.type}"
     try:
         reason: str | None = _module(folder, implementation).refuses(device, dtype)

@@ -11,8 +11,16 @@ import pytest
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch loads
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Triton decides when it loads whether its kernels are interpreted. `make test-gpu` wants them compiled.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_")]:
     del os.environ[_name]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def triton_is_loaded_by_now() -> None:
+    """Test modules that run its kernels have imported it; nobody else shall see how, nor their child processes."""
+    os.environ.pop("TRITON_INTERPRET", None)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,7 +8,7 @@ from kernels.attention.spans import Spans as Spans
 from kernels.dispatch import op
 
 
-@op("cpu", "reference")
+@op("cuda", "cpu", "reference")
 def attention(
     q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float, window: int | None = None
 ) -> Tensor:

@@ -13,7 +13,7 @@ from kernels.choose.params import RowParams as RowParams
 from kernels.dispatch import op
 
 
-@op("cpu", "reference", any_dtype=True)
+@op("cuda", "cpu", "reference", any_dtype=True)
 def choose(logits: Tensor, params: RowParams, *, want_probability: bool = False) -> Choice:
     """Pick one token of every row.
 

@@ -9,7 +9,7 @@ from kernels.edit.entries import Entries as Entries
 from kernels.edit.entries import Penalties as Penalties
 
 
-@op("reference", any_dtype=True)
+@op("triton", "reference", any_dtype=True)
 def edit(logits: Tensor, entries: Entries, penalties: Penalties) -> None:
     """Change the named logits in place.
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels.dispatch import op
 
 
-@op("cpu", "reference")
+@op("triton", "cpu", "reference")
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up in float32, rounded once.
 
@@ -16,7 +16,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     raise NotImplementedError
 
 
-@op("cpu", "reference")
+@op("triton", "cpu", "reference")
 def gelu_mul(gate_up: Tensor) -> Tensor:
     """gelu(gate) * up in float32, rounded once; gelu in its tanh form (`gelu_pytorch_tanh`, Gemma).
 
@@ -25,7 +25,7 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     raise NotImplementedError
 
 
-@op("cpu", "reference")
+@op("triton", "cpu", "reference")
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     """x * sigmoid(gate) in float32, rounded once: the output gate of attention, the gate of a shared expert.
 

@@ -10,7 +10,7 @@ from kernels.gated_delta.state import DeltaGate as DeltaGate
 from kernels.gated_delta.state import DeltaState as DeltaState
 
 
-@op("cpu", "reference")
+@op("triton", "cpu", "reference")
 def gated_delta(
     mixed: Tensor,
     raw_decay: Tensor,
@@ -41,7 +41,7 @@ def gated_delta(
     raise NotImplementedError
 
 
-@op("cpu", "reference", any_dtype=True)
+@op("triton", "cpu", "reference", any_dtype=True)
 def settle_states(states: Tensor, state: DeltaState, spans: RecurrentSpans) -> None:
     """`settle`, with state.state first for the choice of implementation. All give the same bits."""
     raise NotImplementedError

@@ -11,7 +11,7 @@ from kernels.dispatch import op
 Activation = Literal["silu", "sigmoid"]
 
 
-@op("cpu", "reference")
+@op("triton", "cpu", "reference")
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: Activation) -> Tensor:
     """x / sqrt(mean(x²) + eps) * weight * activation(gate) per head, in float32, rounded once.
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels.dispatch import op
 
 
-@op("cpu", "reference", any_dtype=True)
+@op("triton", "cpu", "reference", any_dtype=True)
 def mask(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
     """Forbid tokens in place.
 

@@ -13,7 +13,7 @@ from kernels.dispatch import op
 from kernels.matmul.packed import Packed as Packed
 
 
-@op("panels", "cpu", "tiled", "reference")
+@op("cuda", "panels", "cpu", "tiled", "reference")
 def pack(weight: Tensor, bias: Tensor | None = None) -> Packed:
     """Lay a weight out for `linear`.
 
@@ -23,7 +23,7 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> Packed:
     raise NotImplementedError
 
 
-@op("panels", "cpu", "tiled", "reference")
+@op("cuda", "panels", "cpu", "tiled", "reference")
 def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> Tensor:
     """x @ weight.T + bias.
 

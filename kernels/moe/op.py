@@ -14,7 +14,7 @@ from kernels.moe.types import Routed as Routed
 from kernels.moe.types import Routing as Routing
 
 
-@op("panels", "cpu", "reference")
+@op("triton", "panels", "cpu", "reference")
 def route(logits: Tensor, routing: Routing) -> Routed:
     """The experts of each row and their weights.
 
@@ -28,7 +28,7 @@ def route(logits: Tensor, routing: Routing) -> Routed:
     raise NotImplementedError
 
 
-@op("panels", "cpu", "reference")
+@op("triton", "panels", "cpu", "reference")
 def pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts:
     """Lay the experts of one layer out for `experts`.
 
@@ -38,7 +38,7 @@ def pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts:
     raise NotImplementedError
 
 
-@op("panels", "cpu", "reference")
+@op("triton", "panels", "cpu", "reference")
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     """Per row the sum of weight * down(silu(gate(x)) * up(x)) over its experts.
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels.dispatch import op
 
 
-@op("cpu", "reference")
+@op("triton", "cpu", "reference")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x²) + eps), float32 inside; the weight's dtype says where it is rounded.
 
@@ -19,7 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     raise NotImplementedError
 
 
-@op("cpu", "reference")
+@op("triton", "cpu", "reference")
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(sum), sum) with sum = x + residual rounded to their dtype.
 

@@ -10,7 +10,7 @@ from kernels.norm_rope_write.rows import Rope as Rope
 from kernels.norm_rope_write.rows import Rows as Rows
 
 
-@op("cpu", "reference")
+@op("triton", "cpu", "reference")
 def norm_rope_write(
     qkv: Tensor, norms: HeadNorms | None, rope: Rope, rows: Rows, keys: Tensor, values: Tensor
 ) -> Tensor:

@@ -9,7 +9,7 @@ from kernels.gated_delta.spans import RecurrentSpans as RecurrentSpans
 from kernels.short_conv.state import ConvState as ConvState
 
 
-@op("cpu", "reference")
+@op("triton", "cpu", "reference")
 def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpans) -> Tensor:
     """silu(Σ_j weight[:, j] * input[t - width + 1 + j]) for each of a span's rows, per channel.
 
@@ -27,7 +27,7 @@ def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpan
     raise NotImplementedError
 
 
-@op("cpu", "reference")
+@op("triton", "cpu", "reference")
 def settle_windows(window: Tensor, state: ConvState, spans: RecurrentSpans) -> None:
     """`settle_window`, with state.window first for the choice of implementation."""
     raise NotImplementedError

@@ -243,8 +243,10 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
-    for line in kernels.select("cpu", dtype):
-        say(f"{line.op}: {line.implementation} ({line.reason})")
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        say(f"on {device}:")
+        for line in kernels.select(device, dtype):
+            say(f"    {line.op}: {line.implementation} ({line.reason})")
     with torch.inference_mode():
         table = Table(limit(dtype), dtype)
         say(f"{options.threads} threads, {options.dtype}; oneDNN reads {table.limit / 1e9:.1f} GB/s")

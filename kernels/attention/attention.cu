@@ -1,0 +1,375 @@
+// Attention of ragged spans over paged keys and values. A query is one head of one row; QUERIES of them that read the same
+// K/V head are the left side of a warp's products, keys and then values the right side.
+//
+// What a query adds up in which order depends on its position alone: chunks begin at multiples of CHUNK, within a chunk the
+// softmax moves on STEP positions at a time, and chunks are joined in ascending order, by the block that made them or by
+// merge_chunks. A step of which a query sees nothing leaves its sums as they are, so its neighbours do not matter.
+#include "attention/chunks.cuh"
+#include "copy.cuh"
+#include "mma.cuh"
+#include "warp.cuh"
+
+constexpr int STEP = 32;
+template <int D>
+constexpr int STAGES = D == 256 ? 2 : 3;  // of the pipeline of steps
+constexpr int QUERIES = 16;
+constexpr int MOST_WARPS = 4;
+constexpr int AHEAD = 16;  // chunks whose sums merge_chunks has under way
+
+// The store as a block sees it: one K/V head of one span's pages.
+template <class T>
+struct Pages {
+  const T* keys;
+  const T* values;
+  const int* table;  // of the span
+  int n_kv, head, size, d_head;
+};
+
+// A warp's two query rows of a lane: the one of its group, and the one eight further.
+template <int D>
+struct Queries {
+  float sums[D / 8][4];
+  Softmax softmax[2];
+  int first_position, last_position;  // of the warp's queries; no query: first > last
+  int position[2];                    // -1: no query
+  int index[2];                       // row * n_heads + head
+};
+
+// Row `row` of a tile [STEP][D], values 8 chunk to 8 chunk + 7; turned so that eight rows fill all banks.
+template <int D>
+__device__ inline int cell(int row, int chunk) {
+  return row * D + (chunk ^ (row & 7)) * 8;
+}
+
+template <class T, int D>
+__device__ inline void fetch(const Pages<T>& pages, const int* rows, int step, T* stage) {
+  const int chunk = threadIdx.x % (D / 8);
+#pragma unroll 4
+  for (int row = threadIdx.x / (D / 8); row < STEP; row += blockDim.x / (D / 8)) {
+    const int place = rows[step * STEP + row];
+    const bool wanted = place >= 0 && chunk * 8 < pages.d_head;
+    const long long from = wanted ? static_cast<long long>(place) * pages.d_head + chunk * 8 : 0;
+    copy16(stage + cell<D>(row, chunk), pages.keys + from, wanted);
+    copy16(stage + STEP * D + cell<D>(row, chunk), pages.values + from, wanted);
+  }
+}
+
+// The warp's queries [QUERIES][D], behind the stages: in registers they would leave too few for the sums.
+template <class T, int D>
+__device__ inline T* queries_of_warp() {
+  return dynamic_shared<T>() + STAGES<D> * (2 * STEP * D) + threadIdx.x / WARP * (QUERIES * D);
+}
+
+template <class T, int D>
+__device__ inline void score(const T* keys, float (&scores)[STEP / 8][4]) {
+  const int lane = threadIdx.x % WARP;
+  const T* queries = queries_of_warp<T, D>();
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) {
+    unsigned q[4];
+    load_matrices<4>(q, queries + cell<D>(lane % 16, 2 * k + lane / 16));
+#pragma unroll
+    for (int n = 0; n < STEP / 8; n += 2) {
+      unsigned some[4];
+      load_matrices<4>(some, keys + cell<D>(n * 8 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+      mma_16x8x16<T>(scores[n], q, {some[0], some[1]});
+      mma_16x8x16<T>(scores[n + 1], q, {some[2], some[3]});
+    }
+  }
+}
+
+// Scores of positions at … to weights as the left side of the next product, the sums so far scaled to the new largest.
+template <class T, int D>
+__device__ inline void soften(
+    Queries<D>& mine, int at, int window, float scale, float (&scores)[STEP / 8][4], unsigned (&weights)[STEP / 16][4]) {
+  const int pair = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const Seen seen(mine.position[half], window);
+    float largest = least();
+#pragma unroll
+    for (int i = 0; i < STEP / 4; ++i) {
+      float& one = scores[i / 2][2 * half + i % 2];
+      one = seen.has(at + i / 2 * 8 + 2 * pair + i % 2) ? __fmul_rn(one, scale) : least();
+      largest = fmaxf(largest, one);
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
+    Softmax& softmax = mine.softmax[half];
+    largest = fmaxf(largest, softmax.largest);
+    const float zero = largest == least() ? 0.0f : largest, before = exp2f(softmax.largest - zero);
+    softmax.largest = largest;
+    softmax.sum = __fmul_rn(softmax.sum, before);
+#pragma unroll
+    for (int n = 0; n < STEP / 8; ++n) {
+      const unsigned both =
+          packed_pair<T>(exp2f(scores[n][2 * half] - zero), exp2f(scores[n][2 * half + 1] - zero));
+      T rounded[2];
+      memcpy(rounded, &both, 4);
+      softmax.sum += widened(rounded[0]) + widened(rounded[1]);  // what the values are multiplied by
+      weights[n / 2][n % 2 * 2 + half] = both;
+    }
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+      mine.sums[n][2 * half] = __fmul_rn(mine.sums[n][2 * half], before);
+      mine.sums[n][2 * half + 1] = __fmul_rn(mine.sums[n][2 * half + 1], before);
+    }
+  }
+}
+
+// Takes infinities and NaN out of a pair; true if there was one. Their exponent has all bits set.
+template <class T>
+constexpr unsigned EXPONENT = 0x7c00u;
+template <>
+constexpr unsigned EXPONENT<bfloat16> = 0x7f80u;
+template <class T>
+__device__ inline bool take_out(unsigned& both) {
+  const bool low = (both & EXPONENT<T>) == EXPONENT<T>, high = (both >> 16 & EXPONENT<T>) == EXPONENT<T>;
+  if (low) both &= 0xffff0000u;
+  if (high) both &= 0xffffu;
+  return low || high;
+}
+
+// Adds what take_out took to the queries that see it.
+template <class T, int D>
+__device__ inline void put_back(Queries<D>& mine, int at, int window, const T* values) {
+  const int pair = threadIdx.x % 4;
+  const Seen first(mine.position[0], window), second(mine.position[1], window);
+  for (int row = 0; row < STEP; ++row) {
+    const bool by_first = first.has(at + row), by_second = second.has(at + row);
+#pragma unroll
+    for (int i = 0; i < D / 4; ++i) {
+      const float value = widened(values[cell<D>(row, i / 2) + 2 * pair + i % 2]);
+      if (value - value == 0.0f) continue;
+      if (by_first) mine.sums[i / 2][i % 2] += value;
+      if (by_second) mine.sums[i / 2][2 + i % 2] += value;
+    }
+  }
+}
+
+// Adds the weighted values. A position that some query does not see has weight 0 there, but 0 times infinity is NaN: in
+// such steps (`partly`) values that are not finite go another way.
+template <class T, int D>
+__device__ inline void gather(
+    Queries<D>& mine, int at, int window, bool partly, const unsigned (&weights)[STEP / 16][4], const T* values) {
+  const int lane = threadIdx.x % WARP;
+  bool any = false;
+#pragma unroll
+  for (int k = 0; k < STEP / 16; ++k) {
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 2) {
+      unsigned some[4];
+      load_matrices<4, true>(some, values + cell<D>(k * 16 + lane % 16, n + lane / 16));
+      if (partly) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) any |= take_out<T>(some[i]);
+      }
+      mma_16x8x16<T>(mine.sums[n], weights[k], {some[0], some[1]});
+      mma_16x8x16<T>(mine.sums[n + 1], weights[k], {some[2], some[3]});
+    }
+  }
+  if (partly && __any_sync(FULL_WARP, any)) put_back<T, D>(mine, at, window, values);
+}
+
+// One step of a warp: STEP positions from `at` on.
+template <class T, int D>
+__device__ inline void advance(Queries<D>& mine, int at, int window, float scale, const T* stage) {
+  const Seen first(mine.first_position, window), last(mine.last_position, window);
+  if (first.first >= at + STEP || last.last < at || mine.first_position > mine.last_position) return;
+  float scores[STEP / 8][4] = {};
+  unsigned weights[STEP / 16][4];
+  score<T, D>(stage, scores);
+  soften<T, D>(mine, at, window, scale, scores, weights);
+  const bool partly = last.first > at || first.last < at + STEP - 1;
+  gather<T, D>(mine, at, window, partly, weights, stage + STEP * D);
+}
+
+// The softmax and the sums of one chunk, for queries that see positions from `seen.first` to `seen.last` between them.
+template <class T, int D>
+__device__ inline void run_chunk(
+    Queries<D>& mine, const Pages<T>& pages, const Seen& seen, int chunk, int window, float scale) {
+  __shared__ int rows[CHUNK];  // of the store, a head's own; -1: nobody sees it
+  T* stages = dynamic_shared<T>();
+  for (int i = threadIdx.x; i < CHUNK; i += blockDim.x) {
+    const int at = chunk * CHUNK + i;
+    rows[i] = -1;
+    if (seen.has(at)) rows[i] = (pages.table[at / pages.size] * pages.n_kv + pages.head) * pages.size + at % pages.size;
+  }
+  __syncthreads();  // the rows are there, and the last chunk's stages free; its rows were read before its last step
+  const int begin = max(seen.first - chunk * CHUNK, 0) / STEP, end = min(seen.last - chunk * CHUNK, CHUNK - 1) / STEP + 1;
+#pragma unroll
+  for (int i = 0; i < STAGES<D> - 1; ++i) {
+    if (begin + i < end) fetch<T, D>(pages, rows, begin + i, stages + i * (2 * STEP * D));
+    copies_commit();
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) mine.softmax[half] = {least(), 0.0f};
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i) mine.sums[i / 4][i % 4] = 0.0f;
+  int stage = 0;
+  for (int step = begin; step < end; ++step) {
+    copies_wait<STAGES<D> - 2>();
+    __syncthreads();  // this step has arrived for all, and the last one's stage is free
+    const int ahead = step + STAGES<D> - 1;
+    if (ahead < end) fetch<T, D>(pages, rows, ahead, stages + (stage + STAGES<D> - 1) % STAGES<D> * (2 * STEP * D));
+    copies_commit();
+    advance<T, D>(mine, chunk * CHUNK + step * STEP, window, scale, stages + stage * (2 * STEP * D));
+    stage = (stage + 1) % STAGES<D>;
+  }
+  copies_wait<0>();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {  // a lane has the weights of its own columns
+    float& sum = mine.softmax[half].sum;
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+  }
+}
+
+// Leaves a chunk's sums of one query in memory, for merge_chunks.
+template <int D>
+__device__ inline void leave(const Queries<D>& mine, int half, int slot, const Sums& memory) {
+  const int pair = threadIdx.x % 4;
+  float* to = memory.at(slot, mine.index[half]);
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n)
+    if (n * 8 < memory.d_head)
+      *reinterpret_cast<float2*>(to + n * 8 + 2 * pair) = make_float2(mine.sums[n][2 * half], mine.sums[n][2 * half + 1]);
+  if (pair == 0) memory.softmax[memory.softmax_at(slot, mine.index[half])] = mine.softmax[half];
+}
+
+// Joins a chunk of one query to those before, which the same lanes left in slot 0; writes the result after the last.
+template <class T, int D>
+__device__ inline void join_chunk(
+    const Queries<D>& mine, int half, int slot, int n_chunks, Softmax& total, const Sums& memory, T* out) {
+  const int pair = threadIdx.x % 4;
+  float* between = n_chunks > 1 ? memory.at(0, mine.index[half]) + 2 * pair : nullptr;
+  Shares shares{0.0f, 1.0f};
+  if (slot == 0) {
+    total = mine.softmax[half];
+  } else {
+    shares = join(total, mine.softmax[half]);
+  }
+  T* to = out + static_cast<long long>(mine.index[half]) * memory.d_head + 2 * pair;
+  const float over = 1.0f / total.sum;
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n) {
+    if (n * 8 >= memory.d_head) continue;
+    float2 two = make_float2(mine.sums[n][2 * half], mine.sums[n][2 * half + 1]);
+    if (slot > 0) {
+      const float2 before = *reinterpret_cast<const float2*>(between + n * 8);
+      two = make_float2(joined(shares, before.x, two.x), joined(shares, before.y, two.y));
+    }
+    if (slot < n_chunks - 1) {
+      *reinterpret_cast<float2*>(between + n * 8) = two;
+    } else {
+      const unsigned both = packed_pair<T>(__fmul_rn(two.x, over), __fmul_rn(two.y, over));
+      *reinterpret_cast<unsigned*>(to + n * 8) = both;
+    }
+  }
+}
+
+// The warp's queries of a span: those from `first` to `end`, counted over its rows and the heads of the K/V head.
+template <class T, int D>
+__device__ inline void take_queries(
+    Queries<D>& mine, const T* q, int first, int end, int n_past, int first_row, int n_heads, int share, int d_head) {
+  const int lane = threadIdx.x % WARP;
+  const auto index_of = [&](int query) { return (first_row + query / share) * n_heads + blockIdx.y * share + query % share; };
+  mine.first_position = n_past + first / share;
+  mine.last_position = first < end ? n_past + (min(first + QUERIES, end) - 1) / share : -1;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = first + lane / 4 + 8 * half;
+    mine.position[half] = query < end ? n_past + query / share : -1;
+    mine.index[half] = index_of(query);
+  }
+  for (int i = lane; i < QUERIES * D / 8; i += WARP) {
+    const int row = i / (D / 8), chunk = i % (D / 8);
+    Vector16<T> eight = {};
+    if (first + row < end && chunk * 8 < d_head)
+      eight = load16(q + static_cast<long long>(index_of(first + row)) * d_head + chunk * 8);
+    store16(queries_of_warp<T, D>() + cell<D>(row, chunk), eight);
+  }
+}
+
+// Grid: chunks (one block: it goes through all and joins them), K/V heads, items. An item is QUERIES queries per warp of
+// one span; spans have their items one after another, and there may be more blocks than items. Blocks along x share the
+// chunks that an item sees. scale: times log2(e). window: at most 2^30, which means none. d_head: a multiple of 8, at most D.
+template <class T, int D>
+__global__ void __launch_bounds__(MOST_WARPS * WARP, D == 256 ? 2 : 3)
+    attention(const T* q, const T* keys, const T* values, const int* span_starts, const int* n_past, const int* page_table,
+              T* out, float* sums, float* softmax, int n_rows, int n_spans, int n_pages_max, int n_heads, int n_kv,
+              int page_size, int d_head, int window, float scale) {
+  const int share = n_heads / n_kv, size = QUERIES * (blockDim.x / WARP);
+  int span = 0, item = blockIdx.z, n = 0;
+  for (; span < n_spans; ++span) {
+    n = (span_starts[span + 1] - span_starts[span]) * share;
+    const int n_items = (n + size - 1) / size;
+    if (item < n_items) break;
+    item -= n_items;
+  }
+  if (span == n_spans) return;
+  const int past = n_past[span];
+  const long long table = static_cast<long long>(span) * n_pages_max;
+  const Pages<T> pages{keys, values, page_table + table, n_kv, static_cast<int>(blockIdx.y), page_size, d_head};
+  const Sums memory{sums, reinterpret_cast<Softmax*>(softmax), n_rows * n_heads, d_head};
+  const int first = item * size + threadIdx.x / WARP * QUERIES;
+  Queries<D> mine;
+  take_queries<T, D>(mine, q, first, n, past, span_starts[span], n_heads, share, d_head);
+  Seen seen(past + item * size / share, window);
+  seen.last = past + (min((item + 1) * size, n) - 1) / share;
+  Softmax total[2];
+  for (int chunk = seen.first_chunk() + blockIdx.x; chunk <= seen.last / CHUNK; chunk += gridDim.x) {
+    run_chunk<T, D>(mine, pages, seen, chunk, window, scale);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Seen own(mine.position[half], window);
+      const int slot = chunk - own.first_chunk();
+      if (mine.position[half] < 0 || slot < 0 || slot >= own.n_chunks()) continue;
+      if (gridDim.x == 1) {
+        join_chunk<T, D>(mine, half, slot, own.n_chunks(), total[half], memory, out);
+      } else {
+        leave<D>(mine, half, slot, memory);
+      }
+    }
+  }
+}
+
+// Joins the chunks of a query, for a grid of `attention` with several blocks along x. A warp makes 2 WARP columns of the
+// result; n_parts warps make a query's.
+template <class T>
+__global__ void __launch_bounds__(MOST_WARPS * WARP, 1)
+    merge_chunks(const float* sums, const float* softmax, const int* span_starts, const int* n_past, T* out, int n_rows,
+                 int n_spans, int n_heads, int n_parts, int d_head, int window) {
+  const int warp = blockIdx.x * MOST_WARPS + threadIdx.x / WARP, query = warp / n_parts, row = query / n_heads;
+  const int column = (warp % n_parts * WARP + threadIdx.x % WARP) * 2;
+  int span = 0;
+  while (span < n_spans && span_starts[span + 1] <= row) ++span;
+  if (row >= n_rows || span == n_spans || column >= d_head) return;
+  const Seen seen(n_past[span] + row - span_starts[span], window);
+  const int n_queries = n_rows * n_heads, n_chunks = seen.n_chunks();
+  Softmax total{};
+  float2 whole{};
+  for (int begin = 0; begin < n_chunks; begin += AHEAD) {
+    Softmax chunks[AHEAD];
+    float2 some[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      const long long place = static_cast<long long>(min(begin + i, n_chunks - 1)) * n_queries + query;
+      const float2 pair = *reinterpret_cast<const float2*>(softmax + 2 * place);
+      chunks[i] = {pair.x, pair.y};
+      some[i] = *reinterpret_cast<const float2*>(sums + place * d_head + column);
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      if (begin + i == 0) {
+        total = chunks[i], whole = some[i];
+      } else if (begin + i < n_chunks) {
+        const Shares shares = join(total, chunks[i]);
+        whole = make_float2(joined(shares, whole.x, some[i].x), joined(shares, whole.y, some[i].y));
+      }
+    }
+  }
+  const float over = 1.0f / total.sum;
+  const unsigned both = packed_pair<T>(__fmul_rn(whole.x, over), __fmul_rn(whole.y, over));
+  *reinterpret_cast<unsigned*>(out + static_cast<long long>(query) * d_head + column) = both;
+}

@@ -1,0 +1,130 @@
+"""Attention on CUDA: K/V is cut at fixed positions and joined in ascending order, so that a row's bits follow from its
+position and the keys and values alone, however many rows, spans and blocks there are.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernels.attention.spans import Spans, check_window
+from kernels.cuda.launch import compile_for, launch, refusal
+from kernels.cuda.source import Source
+from kernels.torch_op import torch_op
+
+CHUNK, STEP, QUERIES, MOST_WARPS, WARP = 512, 32, 16, 4, 32  # as in attention.cu
+STAGES = {64: 3, 128: 3, 256: 2}  # by d_head; others run in the next wider kernel, what they lack is not read
+NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+SOURCE = Source(
+    __file__,
+    "attention.cu",
+    (
+        *(f"attention<{name}, {d}>" for name in NAMES.values() for d in STAGES),
+        *(f"merge_chunks<{name}>" for name in NAMES.values()),
+    ),
+    fuse=False,  # both ways of joining chunks must round alike
+)
+NO_WINDOW = 1 << 30
+ENOUGH_BLOCKS = 264  # two for each of about 132 multiprocessors: then each goes through all chunks by itself
+MOST_BLOCKS = 16 * 132  # blocks that find nothing to do cost time as well
+MOST_SUMS = 1 << 26  # floats kept between the two launches
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    return refusal(device) if dtype in NAMES else "bfloat16 and float16 only"
+
+
+def prepare(device: torch.device) -> None:
+    compile_for(device, SOURCE)
+
+
+def attention(
+    q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float, window: int | None = None
+) -> Tensor:
+    """As `op.attention`, for any page size. Raises ValueError for heads that are no multiple of 8 or wider than 256."""
+    check_window(window)
+    batch = [spans.span_starts, spans.n_past, spans.page_table]
+    _check(q, keys, values, batch)
+    return paged_attention(q, keys, values, batch, scale, min(window or NO_WINDOW, NO_WINDOW))
+
+
+def empty_attention(
+    q: Tensor, keys: Tensor, values: Tensor, batch: list[Tensor], scale: float, window: int
+) -> Tensor:
+    """What `paged_attention` returns, unfilled."""
+    return q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+
+
+@torch_op(empty_attention)
+def paged_attention(
+    q: Tensor, keys: Tensor, values: Tensor, batch: list[Tensor], scale: float, window: int
+) -> Tensor:
+    """`attention` with the spans' tensors in a list: starts, past, page table. Rows of no span are not written."""
+    (n_rows, n_heads, d_head), (_, n_kv, page_size, _) = q.shape, keys.shape
+    n_spans, n_pages = batch[2].shape
+    out = empty_attention(q, keys, values, batch, scale, window)
+    if n_rows == 0 or n_spans == 0:
+        return out
+    n_warps, n_items, n_chunks = _plan(q, n_kv, n_spans, n_pages * page_size, window)
+    kept = n_rows * n_heads * (1 if n_chunks[0] == 1 else n_chunks[1])  # of queries, between chunks
+    sums = q.new_empty(kept * d_head, dtype=torch.float32)
+    softmax = q.new_empty(kept * 2, dtype=torch.float32)
+    d_kernel = next(d for d in STAGES if d_head <= d)
+    launch(
+        SOURCE,
+        f"attention<{NAMES[q.dtype]}, {d_kernel}>",
+        (n_chunks[0], n_kv, n_items),
+        n_warps * WARP,
+        *(q, keys, values),
+        *batch,
+        *(out, sums, softmax),
+        *(n_rows, n_spans, n_pages, n_heads, n_kv, page_size, d_head, window, scale * math.log2(math.e)),
+        shared=(STAGES[d_kernel] * 2 * STEP + n_warps * QUERIES) * d_kernel * q.element_size(),
+    )
+    if n_chunks[0] > 1:
+        n_parts = -(-d_head // (2 * WARP))
+        launch(
+            SOURCE,
+            f"merge_chunks<{NAMES[q.dtype]}>",
+            (-(-n_rows * n_heads * n_parts // MOST_WARPS), 1, 1),
+            MOST_WARPS * WARP,
+            *(sums, softmax, batch[0], batch[1], out, n_rows, n_spans, n_heads, n_parts, d_head, window),
+        )
+    return out
+
+
+def _plan(
+    q: Tensor, n_kv: int, n_spans: int, n_positions: int, window: int
+) -> tuple[int, int, tuple[int, int]]:
+    """How the work is spread; nothing of it changes a result.
+
+    n_positions: that the page table has room for. Returns warps of a block, items at most, and per item the blocks
+    that share its chunks and the chunks at most.
+    """
+    n_rows, n_heads, d_head = q.shape
+    n_queries = n_rows * (n_heads // n_kv)
+    per_span = -(-n_queries // n_spans)
+    n_warps = next((n for n in (1, 2) if per_span <= QUERIES * n), MOST_WARPS)
+    n_items = n_queries // (QUERIES * n_warps) + n_spans  # every span's last one may be partly filled
+    n_rows_seen = min(n_positions, window + QUERIES * n_warps)
+    n_chunks = min(-(-n_positions // CHUNK), -(-n_rows_seen // CHUNK) + 1)
+    n_full = n_queries // (QUERIES * n_warps) * n_kv
+    if n_full >= ENOUGH_BLOCKS or n_rows * n_heads * n_chunks * d_head > MOST_SUMS:
+        return n_warps, n_items, (1, n_chunks)
+    n_blocks = min(n_chunks, max(1, MOST_BLOCKS // (n_items * n_kv)))
+    return n_warps, n_items, (n_blocks, n_chunks)
+
+
+def _check(q: Tensor, keys: Tensor, values: Tensor, batch: list[Tensor]) -> None:
+    """Raises ValueError on what the kernel would misread."""
+    d_head = q.shape[2]
+    if d_head % 8 or d_head > max(STAGES):
+        raise ValueError(f"cuda attention takes heads of 8, 16, … {max(STAGES)} values, not {d_head}")
+    if not q.dtype == keys.dtype == values.dtype:
+        raise ValueError(f"q, keys and values are of one dtype, not {q.dtype}, {keys.dtype}, {values.dtype}")
+    if not all(one.is_contiguous() for one in (q, keys, values, *batch)):
+        raise ValueError("attention takes contiguous tensors")
+    if any(one.dtype != torch.int32 for one in batch):
+        raise ValueError("span_starts, n_past and page_table are int32")

@@ -1,0 +1,78 @@
+"""`choose` in CUDA C++: several blocks per row, the same tokens and probabilities as the reference, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.choose.params import Choice, RowParams
+from kernels.cuda.launch import compile_for, launch, refusal
+from kernels.cuda.source import Argument, Source
+from kernels.torch_op import torch_op
+
+ROWS = Source(__file__, "choose.cu", ("scan", "weigh", "draw"), fuse=False)
+# As in the .cu files: tokens of a warp's read, of a block that scans or draws, of a block that weighs; their threads.
+SEGMENT, CHUNK, PART = 512, 4096, 16384
+CHUNK_THREADS, PART_THREADS = 256, 512
+N_BUCKETS = 2048
+_COLUMNS = {
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "seed": torch.int64,
+    "position": torch.int64,
+}
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    return refusal(device)
+
+
+def prepare(device: torch.device) -> None:
+    compile_for(device, ROWS)
+
+
+def choose(logits: Tensor, params: RowParams, *, want_probability: bool = False) -> Choice:
+    columns = [getattr(params, name) for name in _COLUMNS]
+    token_ids, probability = rows(logits, columns, want_probability=want_probability)
+    return Choice(token_ids, probability if want_probability else None)
+
+
+def shapes(logits: Tensor, columns: Sequence[Tensor], *, want_probability: bool) -> tuple[Tensor, Tensor]:
+    """What `rows` returns, unfilled: token ids [n_rows] int64, probabilities [n_rows] float32 ([0] if unwanted)."""
+    n_rows = logits.shape[0]
+    return (
+        torch.empty(n_rows, dtype=torch.int64, device=logits.device),
+        torch.empty(n_rows if want_probability else 0, dtype=torch.float32, device=logits.device),
+    )
+
+
+@torch_op(shapes)
+def rows(logits: Tensor, columns: Sequence[Tensor], *, want_probability: bool) -> tuple[Tensor, Tensor]:
+    """`choose` with its parameters as a list, in the order of RowParams."""
+    _check(logits, columns)
+    n_rows, vocab = logits.shape
+    wide = logits.to(torch.float32).contiguous()  # [n_rows, vocab]
+    n_segments, n_chunks, n_parts = (-(-vocab // size) for size in (SEGMENT, CHUNK, PART))
+    token_ids, probability = shapes(logits, columns, want_probability=want_probability)
+    # 64-bit words of every row: see work_of in choose.cu.
+    n_words = n_segments + n_chunks + n_parts + 2 + 2 * N_BUCKETS
+    workspace = torch.empty(n_rows * n_words, dtype=torch.int64, device=logits.device)
+    told: tuple[Argument, ...] = (wide, n_rows, vocab, *columns, workspace)
+    launch(ROWS, "scan", (n_rows * n_chunks, 1, 1), CHUNK_THREADS, *told)
+    launch(ROWS, "weigh", (n_rows * n_parts, 1, 1), PART_THREADS, *told, int(want_probability))
+    answers = token_ids, probability if want_probability else None
+    launch(ROWS, "draw", (n_rows * n_chunks, 1, 1), CHUNK_THREADS, *told, *answers)
+    return token_ids, probability
+
+
+def _check(logits: Tensor, columns: Sequence[Tensor]) -> None:
+    """Raises ValueError on parameters the kernels would read as other bits."""
+    for column, dtype in zip(columns, _COLUMNS.values(), strict=True):
+        if column.dtype != dtype or not column.is_contiguous() or column.shape != logits.shape[:1]:
+            raise ValueError("row parameters are contiguous, one per row, of the types RowParams names")
+        if column.device != logits.device:
+            raise ValueError(f"row parameters are on {column.device}, the logits on {logits.device}")

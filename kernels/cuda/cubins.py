@@ -1,0 +1,70 @@
+"""The folder compiled kernels are kept in: one file per source, architecture and compiler.
+
+A file that was cut short or changed is compiled anew; a folder that cannot be written is done without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+
+class Entry(Protocol):
+    """What a file holds."""
+
+    @property
+    def cubin(self) -> bytes: ...
+    @property
+    def symbols(self) -> dict[str, str]: ...
+    @property
+    def log(self) -> str: ...
+
+
+def user_folder() -> Path | None:
+    """$XDG_CACHE_HOME/slipstream/cubins, or below ~/.cache where that is not set; None for a user without a home."""
+    # Where caches lie is a matter between the user and the system, like the home folder; it is no setting of ours.
+    caches = os.environ.get("XDG_CACHE_HOME")  # noqa: TID251
+    try:
+        return (Path(caches) if caches else Path("~/.cache").expanduser()) / "slipstream" / "cubins"
+    except RuntimeError:
+        return None
+
+
+def load(folder: Path, key: str) -> tuple[bytes, dict[str, str], str] | None:
+    """(cubin, symbols, log) of that key; None if there is none, or one that is damaged."""
+    try:
+        head, _, cubin = (folder / f"{key}.cubin").read_bytes().partition(b"\n")
+        told = json.loads(head)
+        symbols, said, digest = told["symbols"], told["log"], told["sha256"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("kept kernel %s cannot be read (%s); it is compiled again", key, error)
+        return None
+    if digest != _digest(cubin, symbols):
+        log.warning("kept kernel %s is damaged; it is compiled again", key)
+        return None
+    return cubin, symbols, said
+
+
+def store(folder: Path, key: str, entry: Entry) -> None:
+    """Keep it for later processes. The file appears whole or not at all; a folder that refuses is only logged."""
+    head = {"symbols": entry.symbols, "log": entry.log, "sha256": _digest(entry.cubin, entry.symbols)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{key}-", delete=False) as file:
+            file.write(json.dumps(head).encode() + b"\n" + entry.cubin)
+        Path(file.name).replace(folder / f"{key}.cubin")
+    except OSError as error:
+        log.warning("compiled kernels are not kept: %s", error)
+
+
+def _digest(cubin: bytes, symbols: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(symbols, sort_keys=True).encode() + cubin).hexdigest()

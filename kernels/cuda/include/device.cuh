@@ -1,0 +1,73 @@
+// What every kernel starts from: narrow floats, dynamic shared memory, 16-byte accesses.
+//
+// Under SLIPSTREAM_EMULATED these headers are compiled by a host compiler (tests/emulator); everything that needs PTX
+// has a second body there, and kernels themselves contain no PTX.
+#pragma once
+
+#ifndef SLIPSTREAM_EMULATED
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+using bfloat16 = __nv_bfloat16;
+using float16 = __half;
+
+constexpr unsigned FULL_WARP = 0xffffffffu;
+constexpr int WARP = 32;
+
+// The block's dynamic shared memory. Its size is the launch's; all calls give the same bytes, 128-byte aligned.
+template <class T>
+__device__ inline T* dynamic_shared() {
+#ifdef SLIPSTREAM_EMULATED
+  return reinterpret_cast<T*>(emulator::dynamic_shared());
+#else
+  extern __shared__ __align__(128) unsigned char dynamic_shared_bytes[];
+  return reinterpret_cast<T*>(dynamic_shared_bytes);
+#endif
+}
+
+__device__ inline float widened(float x) { return x; }
+__device__ inline float widened(bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float widened(float16 x) { return __half2float(x); }
+
+// float32 to T, to nearest even.
+template <class T>
+__device__ inline T narrowed(float x);
+template <>
+__device__ inline float narrowed<float>(float x) { return x; }
+template <>
+__device__ inline bfloat16 narrowed<bfloat16>(float x) { return __float2bfloat16_rn(x); }
+template <>
+__device__ inline float16 narrowed<float16>(float x) { return __float2half_rn(x); }
+
+// 16 bytes as N values of T; moved by one instruction, so addresses must be multiples of 16.
+template <class T>
+struct alignas(16) Vector16 {
+  static constexpr int N = 16 / sizeof(T);
+  T values[N];
+};
+
+template <class T>
+__device__ inline Vector16<T> load16(const T* address) {
+  const uint4 bits = *reinterpret_cast<const uint4*>(address);
+  return *reinterpret_cast<const Vector16<T>*>(&bits);
+}
+
+// For what is read once by one block and never written while the kernel runs: it does not push others out of L1.
+template <class T>
+__device__ inline Vector16<T> load16_once(const T* address) {
+#ifdef SLIPSTREAM_EMULATED
+  return load16(address);
+#else
+  uint4 bits;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+               : "l"(address));
+  return *reinterpret_cast<const Vector16<T>*>(&bits);
+#endif
+}
+
+template <class T>
+__device__ inline void store16(T* address, const Vector16<T>& vector) {
+  *reinterpret_cast<uint4*>(address) = *reinterpret_cast<const uint4*>(&vector);
+}

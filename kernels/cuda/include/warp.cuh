@@ -1,0 +1,31 @@
+// Reductions over a warp and a block in a fixed order, so that a result never depends on timing.
+#pragma once
+
+#include "device.cuh"
+
+template <class T>
+__device__ inline T warp_sum(T value) {
+#pragma unroll
+  for (int apart = WARP / 2; apart > 0; apart /= 2) value += __shfl_xor_sync(FULL_WARP, value, apart);
+  return value;
+}
+
+template <class T>
+__device__ inline T warp_max(T value) {
+#pragma unroll
+  for (int apart = WARP / 2; apart > 0; apart /= 2) {
+    const T other = __shfl_xor_sync(FULL_WARP, value, apart);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+template <class T>
+__device__ inline T warp_min(T value) {
+#pragma unroll
+  for (int apart = WARP / 2; apart > 0; apart /= 2) {
+    const T other = __shfl_xor_sync(FULL_WARP, value, apart);
+    value = other < value ? other : value;
+  }
+  return value;
+}

@@ -1,0 +1,158 @@
+"""A .cu file to machine code, through NVIDIA's NVRTC: no CUDA toolkit is needed, and no GPU.
+
+The result is a cubin of one architecture, never PTX, which the driver would have to be new enough to assemble.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+import re
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from kernels.cuda import cubins
+from kernels.cuda.source import Source
+from kernels.dispatch import CannotRunError
+
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
+# A cubin runs on its own capability and on later minor ones of the same major. `sm_90a` has what only Hopper has.
+OF_CAPABILITY = {
+    8: ((9, "sm_89"), (0, "sm_80")),
+    9: ((0, "sm_90a"),),
+    10: ((0, "sm_100"),),
+    12: ((0, "sm_120"),),
+}
+FUNCTION = re.compile(r"Compiling entry function '(\w+)'")
+SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+USED = re.compile(r"Used (\d+) registers")
+SHARED = re.compile(r"(\d+) bytes smem")
+log = logging.getLogger(__name__)
+
+
+class Resources(NamedTuple):
+    """What one thread or block of a kernel takes, as the assembler reports it."""
+
+    registers: int  # of a thread, 32 bits each
+    shared: int  # static shared memory of a block, bytes
+    stack: int  # bytes of a thread
+    spilled: int  # bytes of registers written to and read from memory
+
+
+class Compiled(NamedTuple):
+    """Machine code of a source for one architecture."""
+
+    cubin: bytes
+    symbols: dict[str, str]  # instance -> mangled name
+    log: str  # of the assembler
+
+    def resources(self) -> dict[str, Resources]:
+        """Per instance. Raises KeyError if the log misses one."""
+        found = _resources(self.log)
+        return {instance: found[symbol] for instance, symbol in self.symbols.items()}
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """The architecture to compile for. Raises CannotRunError where none of ours runs."""
+    major, minor = capability
+    for least, name in OF_CAPABILITY.get(major, ()):
+        if minor >= least:
+            return name
+    raise CannotRunError(f"compute capability {major}.{minor} is none of {', '.join(ARCHITECTURES)}")
+
+
+def compiled(source: Source, arch: str, cache: Path | None) -> Compiled:
+    """Machine code of all instances, from the folder `cache` or compiled and put there (None: no cache).
+
+    Raises CannotRunError with the compiler's words if it refuses, or if cuda.core or NVRTC is missing.
+    """
+    major, minor = version()
+    key = f"{source.path.stem}-{arch}-nvrtc{major}.{minor}-{source.digest[:32]}"
+    if cache is not None and (kept := cubins.load(cache, key)) is not None:
+        log.debug("%r for %s from %s", source, arch, cache)
+        return Compiled(*kept)
+    started = time.perf_counter()
+    fresh = compile_now(source, arch)
+    took = time.perf_counter() - started
+    log.info("compiled %r for %s in %.1f s, %d kernels", source, arch, took, len(source.instances))
+    if cache is not None:
+        cubins.store(cache, key, fresh)
+    return fresh
+
+
+def compile_now(source: Source, arch: str) -> Compiled:
+    """The compiler's work alone. Raises CannotRunError with its words if it refuses."""
+    from cuda.core import Program, ProgramOptions
+
+    version()
+    options = ProgramOptions(
+        name=source.path.name,
+        arch=arch,
+        std="c++17",
+        fma=source.fuse,
+        include_path=[str(folder) for folder in (*source.folders, _toolkit_headers())],
+        lineinfo=True,
+        ptxas_options=["-v"],
+    )
+    said = io.StringIO()
+    program = Program(source.path.read_text(), "c++", options)
+    try:
+        code = program.compile("cubin", name_expressions=source.instances, logs=said)
+    except Exception as error:  # cuda.core's own types have moved between its versions
+        raise CannotRunError(
+            f"{source!r} does not compile for {arch}:\n{error}\n{said.getvalue()}"
+        ) from error
+    finally:
+        program.close()
+    symbols = {name: _text(symbol) for name, symbol in code.symbol_mapping.items()}
+    return Compiled(bytes(code.code), symbols, said.getvalue())
+
+
+@functools.cache
+def version() -> tuple[int, int]:
+    """Of the NVRTC in use. Raises CannotRunError if it or its bindings are missing, or too old."""
+    try:
+        import cuda.core  # noqa: F401
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise CannotRunError(
+            f"cuda.core is not installed ({error}); pip install 'slipstream[cuda]'"
+        ) from error
+    try:
+        _, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # the loader's own types have moved between versions
+        raise CannotRunError(f"NVRTC is missing: {error}; pip install 'slipstream[cuda]'") from error
+    if major < 13:
+        raise CannotRunError(f"NVRTC is {major}.{minor}; 13.0 or newer is needed")
+    return int(major), int(minor)
+
+
+def _toolkit_headers() -> Path:
+    """Where cuda_bf16.h is. Raises CannotRunError if nowhere."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    found = find_nvidia_header_directory("cudart")
+    if found is None or not (Path(found) / "cuda_bf16.h").is_file():
+        raise CannotRunError("CUDA's headers (cuda_bf16.h) are missing: pip install 'slipstream[cuda]'")
+    return Path(found)
+
+
+def _resources(words: str) -> dict[str, Resources]:
+    """Per mangled name, from the assembler's log: a function's lines follow the one that names it."""
+    found = {}
+    for part in FUNCTION.split(words)[1:]:
+        if part.isidentifier():
+            name = part
+            continue
+        used, spills, shared = USED.search(part), SPILLS.search(part), SHARED.search(part)
+        if used is None or spills is None:
+            continue
+        stack, stored, read = (int(one) for one in spills.groups())
+        found[name] = Resources(int(used[1]), int(shared[1]) if shared else 0, stack, stored + read)
+    return found
+
+
+def _text(symbol: str | bytes) -> str:
+    return symbol.decode() if isinstance(symbol, bytes) else symbol

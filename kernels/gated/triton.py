@@ -1,0 +1,77 @@
+"""Gates in Triton: one element is one element, so tiles change nothing."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gated.reference import check_gate
+from kernels.triton_launch import FUSED, aligned, tiles
+from kernels.triton_launch import refuses as refuses
+
+TILE = 1024  # elements of a program
+# gelu(x) = x / 2 (1 + tanh u) = x / (1 + exp(-2u)) with u = √(2/π) (x + 0.044715 x³)
+GELU_LINEAR = tl.constexpr(1.5957691216057308)  # of 2u
+GELU_CUBIC = tl.constexpr(0.07135481627260025)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    return _pairs(gate_up, gelu=False)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    return _pairs(gate_up, gelu=True)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    check_gate(x, gate)
+    (n_rows, d), x = x.shape, aligned(x)
+    out = torch.empty_like(x)
+    if x.numel() > 0:
+        _opened[n_rows, tiles(d, TILE)](x, aligned(gate), out, d, gate.shape[1], TILE, num_warps=4, **FUSED)
+    return out
+
+
+def _pairs(gate_up: Tensor, *, gelu: bool) -> Tensor:
+    n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty((n_rows, d_inner))
+    if out.numel() > 0:
+        _gated[n_rows, tiles(d_inner, TILE)](aligned(gate_up), out, d_inner, TILE, gelu, num_warps=4, **FUSED)
+    return out
+
+
+@triton.jit
+def over_one_plus_exp(x, power):
+    """x / (1 + exp(-power)): x * sigmoid(power), and where power is huge x or 0, never NaN."""
+    return x / (1.0 + tl.exp(-power))
+
+
+@triton.jit
+def _gated(gate_up_at, out_at, D: tl.constexpr, SIZE: tl.constexpr, GELU: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inside = i < D
+    gate = tl.load(gate_up_at + row * (2 * D) + i, mask=inside, other=0.0)  # [SIZE]
+    up = tl.load(gate_up_at + row * (2 * D) + D + i, mask=inside, other=0.0)  # [SIZE]
+    wide = gate.to(tl.float32)
+    power = wide
+    if GELU:
+        power = wide * (GELU_LINEAR + GELU_CUBIC * (wide * wide))
+    gated = over_one_plus_exp(wide, power) * up.to(tl.float32)
+    tl.store(out_at + row * D + i, gated.to(gate.dtype), mask=inside)
+
+
+@triton.jit
+def _opened(x_at, gate_at, out_at, D: tl.constexpr, D_GATE: tl.constexpr, SIZE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inside = i < D
+    x = tl.load(x_at + row * D + i, mask=inside, other=0.0)  # [SIZE]
+    if D_GATE == 1:
+        gate = tl.load(gate_at + row)  # one for all of them
+    else:
+        gate = tl.load(gate_at + row * D + i, mask=inside, other=0.0)  # [SIZE]
+    opened = over_one_plus_exp(x.to(tl.float32), gate.to(tl.float32))
+    tl.store(out_at + row * D + i, opened.to(x.dtype), mask=inside)

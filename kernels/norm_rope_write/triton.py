@@ -1,0 +1,109 @@
+"""Head norms, rotary embedding and page write in Triton: a program has a few heads of one row."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.norm.triton import inverse_rms
+from kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
+from kernels.triton_launch import FUSED, aligned, power_of_two, tiles
+from kernels.triton_launch import refuses as refuses
+
+HEADS = 4  # of a program
+
+
+def norm_rope_write(
+    qkv: Tensor, norms: HeadNorms | None, rope: Rope, rows: Rows, keys: Tensor, values: Tensor
+) -> Tensor:
+    n_rows, n_kv_heads, page_size, d_head = qkv.shape[0], *keys.shape[1:]
+    if not (keys.is_contiguous() and values.is_contiguous()):
+        raise ValueError("norm_rope_write takes contiguous stores")
+    places = rows.positions, rows.row_pages, rows.row_offsets
+    if not all(x.dtype == torch.int64 for x in places):
+        raise ValueError("positions, row_pages and row_offsets are int64")
+    n_heads = qkv.shape[1] // d_head - 2 * n_kv_heads
+    qkv = aligned(qkv)
+    q = torch.empty((n_rows, n_heads, d_head), dtype=qkv.dtype, device=qkv.device)
+    if n_rows > 0:
+        scales = (qkv, qkv, 0.0) if norms is None else (aligned(norms.q), aligned(norms.k), norms.eps)
+        _heads[n_rows, tiles(n_heads + 2 * n_kv_heads, HEADS)](
+            *(qkv, q, keys, values, *scales),
+            *(rope.cos.contiguous(), rope.sin.contiguous()),
+            *(x.contiguous() for x in places),
+            *(n_heads, n_kv_heads, page_size, d_head, power_of_two(d_head), rope.cos.shape[1]),
+            HEADS,
+            norms is not None,
+            num_warps=4,
+            **FUSED,
+        )
+    return q
+
+
+@triton.jit
+def _normed(x, inverse, weight_at, i, inside, NORMED: tl.constexpr):
+    """x as `rms_norm` would leave it, in float32. inverse: [HEADS], 1 for heads that are not normed."""
+    wide = x.to(tl.float32)
+    if NORMED:
+        weight = tl.load(weight_at + i, mask=inside, other=0.0)  # [HEADS, SIZE]
+        scaled = (wide * inverse[:, None]).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
+        wide = scaled.to(x.dtype).to(tl.float32)
+    return wide
+
+
+@triton.jit
+def _heads(
+    qkv_at,
+    q_at,
+    keys_at,
+    values_at,
+    q_norm_at,
+    k_norm_at,
+    eps,
+    cos_at,
+    sin_at,
+    positions_at,
+    pages_at,
+    offsets_at,
+    N_HEADS: tl.constexpr,
+    N_KV: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    D: tl.constexpr,
+    SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    NORMED: tl.constexpr,
+):
+    """Dimension i turns with its partner HALF places on or back; both are read, the partner from the cache."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    i = tl.arange(0, SIZE)
+    partner = tl.where(i < HALF, i + HALF, tl.where(i < 2 * HALF, i - HALF, i))
+    is_q = (head < N_HEADS)[:, None]
+    is_v = (head >= N_HEADS + N_KV)[:, None]
+    exists = (head[:, None] < N_HEADS + 2 * N_KV) & (i[None, :] < D)  # [HEADS, SIZE]
+    source_at = qkv_at + row * ((N_HEADS + 2 * N_KV) * D) + head[:, None] * D
+    own = tl.load(source_at + i[None, :], mask=exists, other=0.0)
+    other = tl.load(source_at + partner[None, :], mask=exists & (i[None, :] < 2 * HALF), other=0.0)
+    wide = own.to(tl.float32)
+    inverse = inverse_rms(wide * wide, D, eps, 1)  # [HEADS]
+    weight_at = tl.where(is_q, q_norm_at, k_norm_at)  # [HEADS, 1]
+    x = _normed(own, inverse, weight_at, i[None, :], exists & ~is_v, NORMED)
+    y = _normed(other, inverse, weight_at, partner[None, :], exists & ~is_v, NORMED)
+
+    turn = tl.load(positions_at + row) * HALF
+    angle = tl.where(i < HALF, i, i - HALF)
+    turns = i < 2 * HALF
+    cos = tl.load(cos_at + turn + angle, mask=turns, other=1.0)[None, :]  # [1, SIZE]
+    sin = tl.load(sin_at + turn + angle, mask=turns, other=0.0)[None, :]
+    turned = x * cos + tl.where(i[None, :] < HALF, -y, y) * sin
+    turned = tl.where(turns[None, :], turned, x).to(own.dtype)
+
+    tl.store(q_at + row * (N_HEADS * D) + head[:, None] * D + i[None, :], turned, mask=exists & is_q)
+    cell = tl.load(pages_at + row) * (N_KV * PAGE_SIZE) + tl.load(offsets_at + row)
+    kv_head = tl.where(is_v, head[:, None] - N_KV, head[:, None]) - N_HEADS
+    target = (cell + kv_head * PAGE_SIZE) * D + i[None, :]  # [HEADS, SIZE]
+    tl.store(keys_at + target, turned, mask=exists & ~is_q & ~is_v)
+    tl.store(values_at + target, own, mask=exists & is_v)

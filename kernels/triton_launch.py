@@ -1,0 +1,51 @@
+"""What the Triton implementations of the ops have in common: where they run and how tensors reach them.
+
+A Triton kernel is compiled again for other facts about its arguments, and another compilation may sum in another
+order. So that a row's bits never depend on its neighbours, sizes of a layer are constants, counts of a pass are never
+specialised on (`do_not_specialize`), and every tensor whose rows are summed starts on 16 bytes (`aligned`).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# Options of launches. Whether products and sums may be fused is always said: the default is not the same everywhere.
+FUSED = {"enable_fp_fusion": True}
+ROUNDED = {"enable_fp_fusion": False}  # every product and sum by itself, as torch does it
+LEAST_CAPABILITY = (8, 0)
+ALIGNMENT = 16  # bytes; what Triton asks of a pointer before it loads whole vectors
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a Triton kernel of ours cannot run there; None if it can."""
+    return refuses_device(device) or (None if dtype in FLOATS else "float32, bfloat16 and float16 only")
+
+
+def refuses_device(device: torch.device) -> str | None:
+    """The same for ops that take every dtype."""
+    if device.type != "cuda":
+        return None
+    if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+        return "the device is older than compute capability 8.0"
+    if not isinstance(triton.language.standard.sum, triton.JITFunction):
+        return "TRITON_INTERPRET makes Triton run its kernels on the CPU"
+    return None
+
+
+def aligned(x: Tensor) -> Tensor:
+    """x, or a copy where it is not contiguous or does not start on 16 bytes, as odd rows of odd widths do."""
+    x = x.contiguous()
+    return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not less than n, which must be positive: Triton's tiles have such sizes."""
+    return 1 << (n - 1).bit_length()
+
+
+def tiles(n: int, size: int) -> int:
+    """How many tiles of `size` cover n."""
+    return -(-n // size)

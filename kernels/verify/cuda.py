@@ -1,0 +1,56 @@
+"""`verify` in CUDA C++: one launch, a warp per span."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.cuda.launch import compile_for, launch, refusal
+from kernels.cuda.source import Source
+from kernels.torch_op import torch_op
+
+SPANS = Source(__file__, "verify.cu", ("verify",))
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    return refusal(device)
+
+
+def prepare(device: torch.device) -> None:
+    compile_for(device, SPANS)
+
+
+def shapes(
+    picks: Tensor, drafts: Tensor, span_starts: Tensor, slots: Tensor, tokens: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What `verify` returns, unfilled: drafts accepted [n_spans] int32 and next tokens [n_spans] int64."""
+    n_spans = slots.shape[0]
+    return lengths.new_empty(n_spans), picks.new_empty(n_spans)
+
+
+@torch_op(shapes, mutates=("tokens", "lengths"))
+def verify(
+    picks: Tensor, drafts: Tensor, span_starts: Tensor, slots: Tensor, tokens: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    _check((picks, drafts, slots), (span_starts, tokens, lengths))
+    n_spans, capacity = slots.shape[0], tokens.shape[1]
+    if span_starts.shape[0] != n_spans + 1:
+        raise ValueError(f"{n_spans} slots want {n_spans + 1} span_starts, not {span_starts.shape[0]}")
+    n_accepted, next_ids = shapes(picks, drafts, span_starts, slots, tokens, lengths)
+    launch(
+        SPANS,
+        "verify",
+        (n_spans, 1, 1),
+        32,
+        *(picks, drafts, span_starts, slots, tokens, capacity, lengths, n_accepted, next_ids),
+    )
+    return n_accepted, next_ids
+
+
+def _check(longs: tuple[Tensor, ...], ints: tuple[Tensor, ...]) -> None:
+    """Raises ValueError on tensors the kernel would read as other bits."""
+    meant = [(one, torch.int64) for one in longs] + [(one, torch.int32) for one in ints]
+    if any(one.dtype != dtype or not one.is_contiguous() for one, dtype in meant):
+        raise ValueError(
+            "picks, drafts and slots are contiguous int64; span_starts, tokens and lengths int32"
+        )

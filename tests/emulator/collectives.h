@@ -1,0 +1,218 @@
+// Warp operations and asynchronous copies of the emulated machine; the headers in kernels/cuda/include call them.
+#pragma once
+
+#include "machine.h"
+#include "narrow.h"
+
+namespace emulator {
+
+inline unsigned char* dynamic_shared() { return machine->shared; }
+
+struct Shuffle {
+  unsigned char in[16], out[16];
+  unsigned from, size;
+};
+
+inline void shuffle(void** arguments, unsigned mask) {
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    if (!((mask >> lane) & 1u)) continue;
+    Shuffle& mine = *static_cast<Shuffle*>(arguments[lane]);
+    if (!((mask >> mine.from) & 1u)) fail("lane %u reads lane %u, which is not in mask %08x", lane, mine.from, mask);
+    memcpy(mine.out, static_cast<Shuffle*>(arguments[mine.from])->in, mine.size);
+  }
+}
+
+template <class T>
+T shuffled(unsigned mask, T value, unsigned from) {
+  static_assert(sizeof(T) <= 16);
+  Shuffle mine;
+  mine.size = sizeof(T);
+  mine.from = from;
+  memcpy(mine.in, &value, sizeof(T));
+  collective(mask, shuffle, &mine);
+  memcpy(&value, mine.out, sizeof(T));
+  return value;
+}
+
+inline unsigned lane() { return machine->current->index & 31u; }
+
+// Lanes are grouped by `width`; a lane outside of its group is not read.
+inline unsigned up(unsigned by, unsigned width) {
+  return (lane() & (width - 1)) >= by ? lane() - by : lane();
+}
+inline unsigned down(unsigned by, unsigned width) {
+  return (lane() & (width - 1)) + by < width ? lane() + by : lane();
+}
+inline unsigned across(unsigned bits, unsigned width) {
+  const unsigned from = lane() ^ bits;  // an earlier group may be read, a later one not
+  return from / width <= lane() / width ? from : lane();
+}
+inline unsigned at(unsigned index, unsigned width) { return (lane() & ~(width - 1)) | (index & (width - 1)); }
+
+struct Votes {
+  uint64_t value;
+  unsigned out;
+};
+
+inline void ballot(void** arguments, unsigned mask) {
+  unsigned votes = 0;
+  for (unsigned i = 0; i < 32; ++i)
+    if (((mask >> i) & 1u) && static_cast<Votes*>(arguments[i])->value) votes |= 1u << i;
+  for (unsigned i = 0; i < 32; ++i)
+    if ((mask >> i) & 1u) static_cast<Votes*>(arguments[i])->out = votes;
+}
+
+inline void match(void** arguments, unsigned mask) {
+  for (unsigned i = 0; i < 32; ++i) {
+    if (!((mask >> i) & 1u)) continue;
+    Votes& mine = *static_cast<Votes*>(arguments[i]);
+    mine.out = 0;
+    for (unsigned j = 0; j < 32; ++j)
+      if (((mask >> j) & 1u) && static_cast<Votes*>(arguments[j])->value == mine.value) mine.out |= 1u << j;
+  }
+}
+
+template <class T>
+struct Reduced {
+  T value, out;
+};
+
+template <class T, T (*OF)(T, T)>
+void reduce(void** arguments, unsigned mask) {
+  bool any = false;
+  T total{};
+  for (unsigned i = 0; i < 32; ++i) {
+    if (!((mask >> i) & 1u)) continue;
+    const T value = static_cast<Reduced<T>*>(arguments[i])->value;
+    total = any ? OF(total, value) : value;
+    any = true;
+  }
+  for (unsigned i = 0; i < 32; ++i)
+    if ((mask >> i) & 1u) static_cast<Reduced<T>*>(arguments[i])->out = total;
+}
+
+template <class T, T (*OF)(T, T)>
+T reduced(unsigned mask, T value) {
+  Reduced<T> mine{value, value};
+  collective(mask, reduce<T, OF>, &mine);
+  return mine.out;
+}
+
+inline void nothing(void**, unsigned) {}
+
+// ---- tensor cores
+
+template <class T>
+float half_of(unsigned both, unsigned which) {
+  T value;
+  const uint16_t bits = static_cast<uint16_t>(both >> (16 * which));
+  memcpy(&value, &bits, 2);
+  if constexpr (std::is_same_v<T, __half>)
+    return __half2float(value);
+  else
+    return __bfloat162float(value);
+}
+
+struct Product {
+  const unsigned* a;
+  const unsigned* b;
+  float* c;
+};
+
+template <class T>
+void multiply(void** arguments, unsigned) {
+  float a[16][16], b[16][8];
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    const Product& mine = *static_cast<Product*>(arguments[lane]);
+    const unsigned group = lane / 4, pair = lane % 4;
+    for (unsigned which = 0; which < 2; ++which) {
+      for (unsigned i = 0; i < 4; ++i)
+        a[group + 8 * (i % 2)][2 * pair + which + 8 * (i / 2)] = half_of<T>(mine.a[i], which);
+      for (unsigned i = 0; i < 2; ++i) b[2 * pair + which + 8 * i][group] = half_of<T>(mine.b[i], which);
+    }
+  }
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    const Product& mine = *static_cast<Product*>(arguments[lane]);
+    for (unsigned i = 0; i < 4; ++i) {
+      const unsigned row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+      double sum = mine.c[i];
+      for (unsigned k = 0; k < 16; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
+      mine.c[i] = static_cast<float>(sum);
+    }
+  }
+}
+
+template <class T>
+void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  Product mine{a, b, c};
+  collective(0xffffffffu, multiply<T>, &mine);
+}
+
+struct Matrices {
+  unsigned* registers;
+  const void* row;
+  int n;
+  bool transposed;
+};
+
+inline void matrices(void** arguments, unsigned) {
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    const Matrices& mine = *static_cast<Matrices*>(arguments[lane]);
+    for (int i = 0; i < mine.n; ++i) {
+      unsigned both = 0;
+      for (unsigned which = 0; which < 2; ++which) {
+        const unsigned second = 2 * (lane % 4) + which;
+        const unsigned row = mine.transposed ? second : lane / 4, column = mine.transposed ? lane / 4 : second;
+        const void* start = static_cast<Matrices*>(arguments[8 * i + row])->row;
+        uint16_t value;
+        memcpy(&value, static_cast<const uint16_t*>(start) + column, 2);
+        both |= static_cast<unsigned>(value) << (16 * which);
+      }
+      mine.registers[i] = both;
+    }
+  }
+}
+
+inline void load_matrices(unsigned* registers, int n, bool transposed, const void* row) {
+  const uintptr_t start = reinterpret_cast<uintptr_t>(row);
+  const uintptr_t low = reinterpret_cast<uintptr_t>(machine->shared);
+  if (lane() < unsigned(8 * n)) {
+    if (start % 16) fail("load_matrices from an address that is no multiple of 16");
+    const bool dynamic = start >= low && start < reinterpret_cast<uintptr_t>(&*machine->shared_bytes.end());
+    const bool fixed = row >= static_cast<void*>(__bss_start) && row < static_cast<void*>(_end);
+    if (!dynamic && !fixed) fail("load_matrices from memory that is not shared");
+  }
+  Matrices mine{registers, row, n, transposed};
+  collective(0xffffffffu, matrices, &mine);
+}
+
+// ---- copies that arrive as late as they may
+
+inline void copy_later(void* to, const void* from, bool wanted) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 || (wanted && reinterpret_cast<uintptr_t>(from) % 16))
+    fail("copy16 between addresses that are no multiples of 16");
+  auto& groups = machine->current->copies;
+  if (groups.empty()) groups.emplace_back();
+  groups.back().push_back({to, from, wanted});
+}
+
+inline void copies_commit() {
+  auto& groups = machine->current->copies;
+  if (groups.empty()) groups.emplace_back();
+  groups.emplace_back();
+}
+
+inline void copies_wait(int n_left) {
+  auto& groups = machine->current->copies;
+  while (static_cast<int>(groups.size()) - 1 > n_left) {
+    for (const Copy& one : groups.front()) {
+      if (one.wanted)
+        memcpy(one.to, one.from, 16);
+      else
+        memset(one.to, 0, 16);
+    }
+    groups.erase(groups.begin());
+  }
+}
+
+}  // namespace emulator

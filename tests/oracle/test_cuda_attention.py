@@ -1,0 +1,256 @@
+"""CUDA's `attention` in the emulator: against float64, and rows bit for bit at every width and in any batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kernels.attention import cuda, reference
+from tests.emulator import emulated, needs_compiler, same
+from tests.oracle.test_kernels import Spans, make_spans, random
+
+pytestmark = needs_compiler
+WIDTHS = (1, 2, 3, 5, 8, 16, 64)
+HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # largest relative error of one rounding
+each_dtype = pytest.mark.parametrize("dtype", HALF, ids=lambda dtype: str(dtype)[6:])
+
+
+def make_stores(spans: Spans, shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values; shape: K/V heads, page size, d_head."""
+    keys, values = (random(spans.n_pages, *shape, dtype=dtype, seed=seed) for seed in (1, 2))
+    return keys, values
+
+
+def poison_unseen(
+    stores: tuple[Tensor, Tensor], spans: Spans, window: int | None
+) -> tuple[tuple[Tensor, Tensor], Spans]:
+    """NaN wherever nobody looks, and page ids that do not exist where nobody looks them up."""
+    keys, values = stores
+    page_size, table = keys.shape[2], torch.full_like(spans.page_table, -(10**6))
+    seen = torch.zeros(keys.shape[0], page_size, dtype=torch.bool)
+    starts = spans.span_starts.tolist()
+    for i, past in enumerate(spans.n_past.tolist()):
+        n_rows = starts[i + 1] - starts[i]
+        for position in range(max(0, past - (window or 10**6) + 1), past + n_rows if n_rows else 0):
+            page = spans.page_table[i, position // page_size]
+            seen[page, position % page_size] = True
+            table[i, position // page_size] = page
+    hidden = ~seen[:, None, :, None]
+    poisoned = keys.masked_fill(hidden, float("nan")), values.masked_fill(hidden, float("nan"))
+    return poisoned, replace(spans, page_table=table)
+
+
+def assert_near(
+    found: Tensor, q: Tensor, stores: tuple[Tensor, Tensor], spans: Spans, window: int | None
+) -> None:
+    """A weight is rounded once, above and below the line; the result once; a weight below 2^-14 loses 2^-25 at most."""
+    keys, values = (store.double() for store in stores)
+    meant = reference.attention(q.double(), keys, values, spans, 0.3, window)
+    magnitude = reference.attention(q.double(), keys, values.abs(), spans, 0.3, window)
+    half, n_seen = HALF[q.dtype], int(spans.n_past.max()) + q.shape[0]
+    allowed = 2 * half * magnitude + half * meant.abs() + n_seen * 2.0**-25 * values.abs().max() + 1e-5
+    assert found.shape == meant.shape
+    assert not found.isnan().any()
+    assert ((found.double() - meant).abs() - allowed).max() <= 0
+
+
+@each_dtype
+@pytest.mark.parametrize("seed", range(20))
+def test_is_near_float64(dtype: torch.dtype, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+
+    def pick(*options: int) -> int:
+        return options[int(torch.randint(len(options), (), generator=draw))]
+
+    n_kv, share = pick(1, 2), pick(1, 2, 3, 4, 5, 8)
+    page_size, d_head = pick(7, 16, 48, 64), pick(8, 40, 64, 64, 96, 128, 192, 256)
+    lengths = [pick(1, 1, 2, 5, 9, 17) for _ in range(pick(1, 2, 4))]
+    past = [pick(0, 3, 31, 32, 100, 500, 511, 512, 700) for _ in lengths]
+    if seed % 5 == 0:
+        lengths, past = [*lengths, 0, 2], [*past, 40, 30]  # an empty span has no items
+    window = pick(1, 30, 64, 530) if seed % 2 else None
+    spans = make_spans(lengths, past, page_size)
+    stores = make_stores(spans, (n_kv, page_size, d_head), dtype)
+    q = random(sum(lengths), n_kv * share, d_head, dtype=dtype)
+    poisoned, known = poison_unseen(stores, spans, window)
+    with emulated(order=seed):
+        found = cuda.attention(q, *poisoned, known, 0.3, window)
+    assert_near(found, q, stores, spans, window)
+
+
+class Prompt:
+    """One sequence in pages, and its attention however it is cut into spans."""
+
+    def __init__(self, n: int, shape: tuple[int, int, int], dtype: torch.dtype, page_size: int = 16) -> None:
+        n_heads, n_kv, d_head = shape
+        self.spans = make_spans([n], [0], page_size)
+        self.stores = make_stores(self.spans, (n_kv, page_size, d_head), dtype)
+        self.q = random(n, n_heads, d_head, dtype=dtype)
+
+    def rows(self, pieces: list[tuple[int, int]], window: int | None = None, order: int = 0) -> Tensor:
+        """Rows of spans (first row, rows), each a slot of its own with the same keys and values."""
+        lengths = torch.tensor([0, *(n for _, n in pieces)])
+        spans = replace(
+            self.spans,
+            span_starts=lengths.cumsum(0).int(),
+            n_past=torch.tensor([first for first, _ in pieces], dtype=torch.int32),
+            page_table=self.spans.page_table.expand(len(pieces), -1).contiguous(),
+        )
+        q = torch.cat([self.q[first : first + n] for first, n in pieces])
+        with emulated(order=order):
+            return cuda.attention(q, *self.stores, spans, 0.2, window)
+
+
+@each_dtype
+@pytest.mark.parametrize("window", [None, 37])
+def test_a_row_has_the_same_bits_at_every_width_and_in_any_batch(
+    dtype: torch.dtype, window: int | None
+) -> None:
+    prompt = Prompt(600, (3, 1, 64), dtype)
+    first = 500  # the rows from 512 on see two chunks
+    whole = prompt.rows([(first, 100)], window)
+    for width in WIDTHS:
+        for start in (500, 507, 600 - width):
+            found = prompt.rows([(start, width)], window)
+            assert same(found, whole[start - first : start - first + width]), (width, start)
+    beside = prompt.rows([(590, 10), (0, 33), (511, 2), (20, 1)], window)
+    assert same(beside[:10], whole[90:])
+    assert same(beside[43:45], whole[11:13])
+    assert same(beside[10:43], prompt.rows([(0, 33)], window))
+    assert same(beside[45:], prompt.rows([(20, 1)], window))
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 128), (5, 1, 256), (2, 2, 40)], ids=str)
+def test_other_heads_have_the_same_bits_at_every_width(shape: tuple[int, int, int]) -> None:
+    prompt = Prompt(550, shape, torch.bfloat16)
+    whole = prompt.rows([(530, 20)])
+    for width in (1, 3, 8, 16):
+        assert same(prompt.rows([(530, width)]), whole[:width])
+        assert same(prompt.rows([(3, 5), (550 - width, width)])[5:], whole[-width:])
+
+
+def cancelling(n: int, shape: tuple[int, int, int]) -> Prompt:
+    """Chunks whose results nearly cancel, so that float32's last bits are among those that float16 keeps."""
+    prompt = Prompt(n, shape, torch.float16)
+    prompt.q *= 0.1
+    for position in range(n):
+        page = prompt.spans.page_table[0, position // 16]
+        values = prompt.stores[1][page, :, position % 16]  # [n_kv, d_head]
+        values[:] = values.new_tensor(1 - position // cuda.CHUNK % 2 * 2) * torch.linspace(1, 2, shape[2])
+    return prompt
+
+
+def test_no_width_shows_where_results_nearly_cancel() -> None:
+    prompt = cancelling(1024, (4, 2, 64))
+    whole = prompt.rows([(1004, 20)])
+    assert whole.abs().mean() < 0.05
+    for width in (1, 3, 8, 16):
+        assert same(prompt.rows([(1004, width)]), whole[:width])
+        assert same(prompt.rows([(1, 2), (1024 - width, width)])[2:], whole[-width:])
+
+
+@pytest.mark.parametrize("window", [None, 1000])
+def test_chunks_joined_by_their_block_and_by_a_second_launch_agree(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = cancelling(1700, (4, 2, 64))
+    pieces = [(1695, 5), (0, 1), (1014, 10)]
+    spread = prompt.rows(pieces, window)
+    monkeypatch.setattr(cuda, "MOST_BLOCKS", 20)  # two blocks go through the chunks of an item
+    assert same(prompt.rows(pieces, window), spread)
+    monkeypatch.setattr(cuda, "MOST_BLOCKS", 1)  # one
+    assert same(prompt.rows(pieces, window), spread)
+    monkeypatch.setattr(cuda, "ENOUGH_BLOCKS", 0)
+    assert same(prompt.rows(pieces, window), spread)
+
+
+def test_no_order_of_threads_and_blocks_and_no_page_size_changes_a_bit() -> None:
+    prompt = Prompt(540, (4, 1, 64), torch.bfloat16)
+    meant = prompt.rows([(510, 30), (3, 2)])
+    for order in (1, 7, 8):
+        assert same(prompt.rows([(510, 30), (3, 2)], order=order), meant)
+    for page_size in (7, 64, 600):
+        other = Prompt(540, (4, 1, 64), torch.bfloat16, page_size)
+        for mine, theirs in zip(prompt.stores, other.stores, strict=True):
+            rows = [prompt.spans.page_table[0, p // 16] * 16 + p % 16 for p in range(540)]
+            places = [
+                other.spans.page_table[0, p // page_size] * page_size + p % page_size for p in range(540)
+            ]
+            theirs.flatten(0, 2)[torch.stack(places)] = mine.flatten(0, 2)[torch.stack(rows)]
+        assert same(other.rows([(510, 30), (3, 2)]), meant)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("window", [None, 20])
+def test_what_is_not_finite_reaches_exactly_the_rows_that_see_it(value: float, window: int | None) -> None:
+    prompt = Prompt(60, (4, 1, 64), torch.bfloat16, page_size=64)
+    keys, values = (
+        store[prompt.spans.page_table[0, 0]] for store in prompt.stores
+    )  # [n_kv, page_size, d_head]
+    pieces = [(10, 50)]
+    meant = prompt.rows(pieces, window).view(50, 4, 64)
+    sees = torch.tensor([p >= 25 and p < 25 + (window or 60) for p in range(10, 60)])
+    values[0, 25, 7] = value
+    found = prompt.rows(pieces, window).view(50, 4, 64)
+    assert not found[sees][..., 7].isfinite().any()
+    assert same(found[~sees], meant[~sees])
+    columns = [c for c in range(64) if c != 7]
+    assert same(found[..., columns], meant[..., columns])
+    values[0, 25, 7], keys[0, 25, 7] = 0.0, float("nan")
+    clean = prompt.rows(pieces, window).view(50, 4, 64)
+    assert clean[sees].isnan().all()
+    assert same(clean[~sees][..., columns], meant[~sees][..., columns])
+
+
+def test_a_row_of_padding_is_not_touched() -> None:
+    prompt = Prompt(40, (4, 2, 64), torch.bfloat16)
+    spans = replace(
+        prompt.spans,
+        span_starts=torch.tensor([0, 2], dtype=torch.int32),
+        n_past=torch.tensor([5], dtype=torch.int32),
+    )
+    with emulated():
+        found = cuda.attention(prompt.q[5:10].contiguous(), *prompt.stores, spans, 0.2)
+        assert cuda.attention(prompt.q[:0], *prompt.stores, spans, 0.2).shape == (0, 256)
+    assert same(found[:2], prompt.rows([(5, 2)]))
+    assert found[2:].isnan().all()  # torch.empty is NaN in tests
+
+
+def test_a_table_much_wider_than_the_text() -> None:
+    """As in a captured graph: the grid follows the table, blocks without work end."""
+    prompt = Prompt(64, (4, 2, 64), torch.bfloat16)
+    meant = prompt.rows([(54, 10)])  # the last position is the last of its page
+    wide = torch.full((1, 400), -(10**6), dtype=torch.int32)
+    wide[:, :4] = prompt.spans.page_table[:, :4]
+    prompt.spans = replace(prompt.spans, page_table=wide)
+    assert same(prompt.rows([(54, 10)]), meant)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    prompt = Prompt(10, (2, 1, 64), torch.bfloat16)
+    q, (keys, values), spans = prompt.q, prompt.stores, prompt.spans
+    with pytest.raises(ValueError, match="8, 16"):
+        cuda.attention(q[..., :12].contiguous(), keys[..., :12].contiguous(), values, spans, 0.2)
+    with pytest.raises(ValueError, match="one dtype"):
+        cuda.attention(q, keys.half(), values, spans, 0.2)
+    with pytest.raises(ValueError, match="contiguous"):
+        cuda.attention(q[..., :32], keys, values, spans, 0.2)
+    with pytest.raises(ValueError, match="int32"):
+        cuda.attention(q, keys, values, replace(spans, n_past=spans.n_past.long()), 0.2)
+    with pytest.raises(ValueError, match="window"):
+        cuda.attention(q, keys, values, spans, 0.2, 0)
+    assert cuda.refuses(torch.device("cuda"), torch.float32) == "bfloat16 and float16 only"
+    assert cuda.refuses(torch.device("cpu"), torch.bfloat16) == "the device is cpu"
+
+
+def test_traced_graphs_know_the_shape() -> None:
+    with FakeTensorMode():
+        q, store = (torch.empty(3, n, 64, dtype=torch.bfloat16) for n in (4, 2))
+        some = torch.empty(2, dtype=torch.int32)
+        whole = torch.ops.slipstream.attention_paged_attention
+        out = whole(q, store[:, :, None], store[:, :, None], [some, some, some[None]], 0.1, 5)
+    assert (out.shape, out.dtype) == ((3, 256), torch.bfloat16)

@@ -1,0 +1,257 @@
+"""The recurrent ops in Triton's interpreter: against the definitions, and bit for bit however a sequence is cut."""
+
+from __future__ import annotations
+
+import random as randoms
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+from kernels.gated_delta.op import DeltaGate
+from kernels.gated_delta.state import DeltaState
+from kernels.short_conv import reference as plain_conv
+from kernels.short_conv.state import ConvState
+from tests.oracle.interpreted import assert_near
+from tests.oracle.recurrent import Layer, Sizes, Span, make_rows
+
+# isort: split
+from kernels.gated_delta import triton as delta
+from kernels.short_conv import triton as conv
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+WIDTHS = (1, 2, 3, 5, 8, 16)
+OPS = ("short_conv", "gated_delta")
+# Two tiles of columns or one, one chunk of rows or two, groups of one and three value heads.
+SIZES = [
+    Sizes(n_key_heads, n_value_heads, d_key, d_value, per_key)
+    for n_key_heads, n_value_heads, d_key, d_value in ((1, 3, 5, 3), (2, 2, 20, 3), (1, 1, 16, 9))
+    for per_key in (False, True)
+]
+each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype)[6:])
+each_draw = pytest.mark.parametrize("seed", range(20))
+each_size = pytest.mark.parametrize(
+    "sizes", [Sizes(1, 1, 5, 3, True), Sizes(1, 2, 20, 3, False)], ids=["per-key", "per-head"]
+)
+
+
+@pytest.fixture(autouse=True)
+def _interpreted() -> Iterator[None]:
+    with kernels.use("triton", *OPS):
+        yield
+
+
+def assert_same(got: tuple[Tensor, ...], meant: tuple[Tensor, ...]) -> None:
+    for one, other in zip(got, meant, strict=True):
+        assert not one.isnan().any()
+        assert torch.equal(one, other)
+
+
+def everything(layer: Layer) -> list[Tensor]:
+    """All that the ops may change, poison included."""
+    kept, windows = layer.delta, layer.conv
+    records = kept.parked_keys, kept.parked_deltas, kept.parked_decays
+    return [kept.state, *records, windows.window, windows.parked]
+
+
+class Schedule:
+    """Random passes over three slots: chunks, drafts right and wrong, spans that idle or only fold, settling."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = randoms.Random(seed)
+        self.kept: dict[int, list[int]] = {slot: [] for slot in range(3)}
+
+    def pass_of(self) -> list[Span]:
+        spans = []
+        for slot in self.random.sample(range(3), self.random.randint(1, 3)):
+            n_certain, n_drafts = self.random.randint(0, 3), self.random.randint(0, 2)
+            tokens = [self.random.randrange(200) for _ in range(n_certain + n_drafts)]
+            places = self.random.sample(range(slot * 10, slot * 10 + 10), n_drafts)
+            history = self.kept[slot]
+            n_settled = len(history) + n_certain if self.random.random() < 0.8 else 0
+            spans.append(Span(slot, tokens, history, n_settled, places))
+            if n_settled > 0 or not history:
+                self.kept[slot] = places[: self.random.randint(0, n_drafts)]
+        return spans
+
+    def settling(self) -> list[Span]:
+        return [
+            Span(slot, history=kept, n_settled=self.random.randint(0, len(kept)))
+            for slot, kept in self.kept.items()
+        ]
+
+
+@each_dtype
+@each_draw
+def test_passes(seed: int, dtype: torch.dtype) -> None:
+    sizes = SIZES[seed % len(SIZES)]
+    layers, schedule = [Layer(sizes, dtype).begin(0, 1, 2) for _ in range(2)], Schedule(seed)
+    before, spans = schedule.pass_of(), schedule.pass_of()
+    outputs = []
+    for implementation, layer in zip(("triton", "reference"), layers, strict=True):
+        with kernels.use("reference", *OPS):
+            layer.feed(*before)
+        with kernels.use(implementation, "gated_delta"):  # after the same convolution
+            outputs.append(layer.feed(*spans))
+    for got, meant in zip(*outputs, strict=True):
+        assert_near(got[1], meant[1], share=1e-5)
+    for one, other in zip(*map(everything, layers), strict=True):
+        assert_near(one, other, share=1e-5)
+        other.copy_(one)  # what follows starts from the same bits
+    spans = schedule.settling()
+    for implementation, layer in zip(("triton", "reference"), layers, strict=True):
+        with kernels.use(implementation, *OPS):
+            layer.settle(*spans)
+    for one, other in zip(*map(everything, layers), strict=True):
+        assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))  # settling gives the same bits everywhere
+
+
+@each_dtype
+@each_draw
+def test_convolutions_of_any_width(seed: int, dtype: torch.dtype) -> None:
+    random, generator = randoms.Random(seed), torch.Generator().manual_seed(seed)
+    n_channels, width = random.choice([random.randint(1, 40), 600]), random.randint(2, 6)
+    n_first = random.randint(0, 7)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    rows = make_rows(
+        [
+            Span(2, range(n_first), n_settled=random.randint(0, n_first)),
+            Span(1, history=[3, 8, 1][: random.randint(0, 3)]),
+            Span(0, range(4), [9, 5], n_settled=random.randint(0, 6), parks=[5, 9, 2]),
+        ]
+    )
+    x, weight = normal(len(rows.park_rows) + 2, n_channels + 1)[:, 1:], normal(n_channels, width)
+    weight = weight if random.random() < 0.5 else weight.T.contiguous().T
+    before = normal(3, width - 1, n_channels), normal(10, n_channels)
+    results = []
+    for each in (conv, plain_conv):
+        state = ConvState(*(part.clone() for part in before))
+        out = each.short_conv(x, weight, state, rows)
+        assert out[-2:].isnan().all()  # rows of no span
+        results.append((out[:-2], state.window, state.parked))
+    assert_near(results[0][0], results[1][0])
+    assert_same(results[0][1:], results[1][1:])
+
+
+@each_dtype
+@each_size
+def test_committing_drafts_is_feeding_them(dtype: torch.dtype, sizes: Sizes) -> None:
+    places, text, after = [8, 3, 30], list(range(20, 24)), [40, 41, 42]
+    for m in (0, 3):
+        parked, fed = Layer(sizes, dtype).begin(1), Layer(sizes, dtype).begin(1)
+        drafted = parked.feed(Span(1, text, n_settled=1, parks=places))[0]
+        assert_same(
+            tuple(part[: 1 + m] for part in drafted), fed.feed(Span(1, text[: 1 + m], n_settled=1 + m))[0]
+        )
+        # The next pass folds what was kept and parks over it; one more settles without rows of its own.
+        next_drafted = parked.feed(
+            Span(1, after, history=places[:m], n_settled=m + 1, parks=[places[2], places[0]])
+        )[0]
+        assert_same(next_drafted, fed.feed(Span(1, after, n_settled=3))[0])
+        parked.settle(Span(1, history=[places[2], places[0]], n_settled=2))
+        assert_same(parked.kept(1), fed.kept(1))
+
+
+@each_dtype
+@each_size
+def test_replayed_chain(dtype: torch.dtype, sizes: Sizes) -> None:
+    """A draft network: one provisional row per pass on top of the rows before, nothing stored."""
+    chain, places = [60, 61, 62], [7, 1, 9]
+    meant = Layer(sizes, dtype).begin(0).feed(Span(0, chain, n_settled=0, parks=places))[0]
+    layer = Layer(sizes, dtype).begin(0)
+    for i, token in enumerate(chain):
+        row = layer.feed(Span(0, [token], history=places[:i], parks=[places[i]]))[0]
+        assert_same(row, tuple(part[i : i + 1] for part in meant))
+    assert not any(part.any() for part in layer.kept(0))
+
+
+@each_dtype
+def test_width_is_not_seen(dtype: torch.dtype) -> None:
+    sizes, n_tokens = Sizes(1, 1, 5, 3, dtype is torch.float32), 16
+    whole = Layer(sizes, dtype).begin(1)
+    meant = whole.feed(Span(1, range(n_tokens), n_settled=n_tokens))[0]
+    others: Sequence[Span] = Span(0, [200], n_settled=1), Span(2, [9, 8, 7], n_settled=3)
+    for width in WIDTHS:
+        layer, rows = Layer(sizes, dtype).begin(0, 1, 2), []
+        for start in range(0, n_tokens, width):
+            span = Span(1, range(start, min(start + width, n_tokens)), n_settled=min(width, n_tokens - start))
+            among = (others[0], span, others[1]) if start == width else (span,)
+            rows.append(layer.feed(*among)[among.index(span)])
+        assert_same(tuple(torch.cat(parts) for parts in zip(*rows, strict=True)), meant)
+        assert_same(layer.kept(1), whole.kept(1))
+
+
+def test_a_state_of_many_chunks() -> None:
+    layers = [Layer(Sizes(1, 1, 130, 17, False), torch.float32).begin(0) for _ in range(2)]
+    spans = Span(0, [1, 2, 3], n_settled=1, parks=[4, 5]), Span(0, [4, 5], [4, 5], n_settled=3)
+    for span in spans:
+        outputs = []
+        for implementation, layer in zip(("triton", "reference"), layers, strict=True):
+            with kernels.use(implementation, *OPS):
+                outputs.append(layer.feed(span)[0])
+        assert_near(outputs[0][1], outputs[1][1], share=1e-5)
+    assert_near(layers[0].delta.state, layers[1].delta.state, share=1e-5)
+
+
+@each_dtype
+def test_nan_stays_in_its_slot(dtype: torch.dtype) -> None:
+    clean, spoilt = (Layer(SIZES[1], dtype).begin(0, 1) for _ in range(2))
+    spoilt.tokens.x[5] = torch.nan
+    spans = Span(0, [1, 2, 3], n_settled=3), Span(1, [4, 5, 6], n_settled=3)
+    meant, got = clean.feed(*spans), spoilt.feed(*spans)
+    assert_same(got[0], meant[0])
+    assert_same(spoilt.kept(0), clean.kept(0))
+    assert_same(tuple(part[:1] for part in got[1]), tuple(part[:1] for part in meant[1]))
+    assert all(part[1:].isnan().all() for part in got[1])
+    assert spoilt.delta.state[1].isnan().all()
+
+
+@pytest.mark.parametrize("sizes", SIZES[:2], ids=["per-head", "per-key"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # e^90 overflows on its way to a sigmoid of 0
+def test_extreme_gates(sizes: Sizes) -> None:
+    """Decays near 0 and 1, steps far from 0."""
+    layers = [Layer(sizes, torch.float32).begin(0) for _ in range(2)]
+    for layer in layers:
+        for token, (raw, beta) in enumerate([(-60.0, 40.0), (-5.0, -90.0), (80.0, 0.0), (9.0, 3.0)]):
+            layer.tokens.raw_decay[token], layer.tokens.raw_beta[token] = raw, beta
+    got = layers[0].feed(Span(0, range(4), n_settled=4))[0]
+    with kernels.use("reference", *OPS):
+        meant = layers[1].feed(Span(0, range(4), n_settled=4))[0]
+    assert_near(got[1], meant[1], share=1e-5)
+    assert_near(layers[0].delta.state[0], layers[1].delta.state[0], share=1e-5)
+
+
+def test_no_room_to_park_and_nothing_to_do() -> None:
+    layer = Layer(SIZES[0], torch.float32).begin(0)
+    kept = layer.delta
+    layer.delta = DeltaState(kept.state, kept.parked_keys[:0], kept.parked_deltas[:0], kept.parked_decays[:0])
+    layer.conv = ConvState(layer.conv.window, layer.conv.parked[:0])
+    (out,) = layer.feed(Span(0, [1, 2], n_settled=2))
+    assert not any(part.isnan().any() for part in out)
+    before = layer.kept(0)
+    assert layer.feed() == []
+    layer.settle()
+    layer.settle(Span(0))
+    assert_same(layer.kept(0), before)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    layer = Layer(SIZES[0], torch.float32).begin(0)
+    rows, t = make_rows([Span(0, [1], n_settled=1)]), layer.tokens
+    mixed = t.x[:1].contiguous()
+    gate = DeltaGate(t.gate.a_log, torch.zeros(2, 5))
+    with pytest.raises(ValueError, match="decays by itself"):
+        delta.gated_delta(mixed, t.raw_decay[:1], t.raw_beta[:1], gate, layer.delta, rows)
+    with pytest.raises(ValueError, match="width"):
+        conv.short_conv(mixed, t.weight[:, 1:], layer.conv, rows)
+    spoilt = make_rows([Span(0, [1], n_settled=1)])
+    object.__setattr__(spoilt, "slot_ids", spoilt.slot_ids.long())
+    with pytest.raises(ValueError, match="int32"):
+        delta.gated_delta(mixed, t.raw_decay[:1], t.raw_beta[:1], t.gate, layer.delta, spoilt)
+    with pytest.raises(ValueError, match="int32"):
+        conv.short_conv(mixed, t.weight, layer.conv, spoilt)

@@ -1,0 +1,247 @@
+"""Triton kernels that take each row by itself, in Triton's interpreter: against the definitions, and at any width."""
+
+from __future__ import annotations
+
+import random as randoms
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.edit import reference as plain_edit
+from kernels.edit.entries import Entries, Penalties
+from kernels.gated import reference as plain_gated
+from kernels.gated_norm import reference as plain_gated_norm
+from kernels.mask import reference as plain_mask
+from kernels.norm import reference as plain_norm
+from kernels.norm_rope_write import reference as plain_rope
+from kernels.norm_rope_write.rows import HeadNorms, Rope
+from tests.oracle.interpreted import assert_near
+
+# isort: split
+from kernels.edit import triton as edit
+from kernels.gated import triton as gated
+from kernels.gated_norm import triton as gated_norm
+from kernels.mask import triton as mask
+from kernels.norm import triton as norm
+from kernels.norm_rope_write import triton as rope
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+WIDTHS = (1, 2, 3, 5, 8, 16)
+each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype)[6:])
+each_draw = pytest.mark.parametrize("seed", range(20))
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning"
+)  # the interpreter's exp may overflow, as a GPU's does
+
+
+class Draw:
+    """Random sizes and tensors from a seed."""
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        self.choose, self.dtype = randoms.Random(f"{seed} {dtype}"), dtype
+        self.generator = torch.Generator().manual_seed(self.choose.getrandbits(32))
+
+    def size(self, largest: int) -> int:
+        return self.choose.randint(1, largest)
+
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return (2 * torch.randn(shape, generator=self.generator)).to(dtype or self.dtype)
+
+    def scale(self, *shape: int) -> Tensor:
+        """Weights of a norm: in the rows' dtype or in float32."""
+        return self.normal(*shape, dtype=self.choose.choice([self.dtype, torch.float32]))
+
+
+def assert_rows_alone(run: Callable[[slice], Tensor], n_rows: int) -> None:
+    """Rows computed at any width and place have the bits they have among all."""
+    whole = run(slice(0, n_rows))
+    for width in WIDTHS:
+        for first in (0, n_rows - width):
+            part = slice(first, first + width)
+            assert torch.equal(run(part), whole[part]), (width, first)
+
+
+@each_dtype
+@each_draw
+def test_norm(seed: int, dtype: torch.dtype) -> None:
+    draw = Draw(seed, dtype)
+    shape = draw.size(5) - 1, draw.size(1500)
+    x, residual, weight = draw.normal(*shape), draw.normal(*shape), draw.scale(shape[1])
+    assert_near(norm.rms_norm(x, weight, 1e-5), plain_norm.rms_norm(x, weight, 1e-5))
+    got, meant = (each.add_rms_norm(x, residual, weight, 1e-5) for each in (norm, plain_norm))
+    assert torch.equal(got[1], meant[1])
+    assert_near(got[0], meant[0])
+
+
+@each_dtype
+@each_draw
+def test_gates(seed: int, dtype: torch.dtype) -> None:
+    draw = Draw(seed, dtype)
+    n_rows, d = draw.size(4) - 1, draw.choose.choice([draw.size(40), draw.size(1500)])
+    gate_up, x = draw.normal(n_rows, 2 * d), draw.normal(n_rows, d)
+    gate_up[:1, :3] = torch.tensor([-300.0, 300.0, 0.0])[: gate_up[:1, :3].shape[1]]
+    assert_near(gated.silu_mul(gate_up), plain_gated.silu_mul(gate_up))
+    assert_near(gated.gelu_mul(gate_up), plain_gated.gelu_mul(gate_up))
+    for gate in (draw.normal(n_rows, d), draw.normal(n_rows, 1)):
+        assert_near(gated.sigmoid_mul(x, gate), plain_gated.sigmoid_mul(x, gate))
+
+
+@each_dtype
+@each_draw
+def test_gated_norm(seed: int, dtype: torch.dtype) -> None:
+    draw = Draw(seed, dtype)
+    n_rows, n_heads, d = draw.size(4) - 1, draw.size(9), draw.size(70)
+    x, gate = draw.normal(n_rows, n_heads, d), draw.normal(n_rows, n_heads * d + 3)[:, : n_heads * d]
+    weight, activation = draw.scale(d), draw.choose.choice(["silu", "sigmoid"])
+    got, meant = (
+        each.gated_norm(x, gate, weight, 1e-6, activation) for each in (gated_norm, plain_gated_norm)
+    )
+    assert_near(got, meant)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Rows in cells of their own, in no order."""
+
+    positions: Tensor  # [n_rows] int64
+    row_pages: Tensor  # [n_rows] int64
+    row_offsets: Tensor  # [n_rows] int64
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Arguments of `norm_rope_write` but the rows."""
+
+    n_kv: int
+    d_head: int
+    page_size: int
+    norms: HeadNorms | None
+    rope: Rope
+
+    @classmethod
+    def drawn(cls, draw: Draw) -> Heads:
+        d_head, half = 2 * draw.size(20), 0
+        half = draw.size(d_head // 2)
+        angles = draw.normal(50, half, dtype=torch.float32)
+        weights = draw.scale(2, d_head)
+        norms = HeadNorms(weights[0].clone(), weights[1].clone(), 1e-6) if draw.size(3) > 1 else None
+        return cls(draw.size(3), d_head, draw.size(8), norms, Rope(angles.cos(), angles.sin()))
+
+    def run(
+        self, each: Callable[..., Tensor], qkv: Tensor, places: Places, part: slice
+    ) -> tuple[Tensor, ...]:
+        """q and the stores, which were NaN before."""
+        stores = [
+            torch.full((30, self.n_kv, self.page_size, self.d_head), torch.nan, dtype=qkv.dtype)
+            for _ in range(2)
+        ]
+        rows = Places(places.positions[part], places.row_pages[part], places.row_offsets[part])
+        return each(qkv[part], self.norms, self.rope, rows, *stores), *stores
+
+
+def drawn_places(draw: Draw, n_rows: int, page_size: int) -> Places:
+    cells = torch.tensor(draw.choose.sample(range(30 * page_size), n_rows), dtype=torch.int64)
+    positions = torch.randint(50, (n_rows,), generator=draw.generator)
+    return Places(positions, cells // page_size, cells % page_size)
+
+
+@each_dtype
+@each_draw
+def test_norm_rope_write(seed: int, dtype: torch.dtype) -> None:
+    draw = Draw(seed, dtype)
+    heads, n_rows = Heads.drawn(draw), draw.size(5)
+    places = drawn_places(draw, n_rows, heads.page_size)
+    qkv = draw.normal(n_rows, (draw.size(6) + 2 * heads.n_kv) * heads.d_head)
+    got, meant = (
+        heads.run(each.norm_rope_write, qkv, places, slice(0, n_rows)) for each in (rope, plain_rope)
+    )
+    for one, other in zip(got, meant, strict=True):
+        assert_near(one, other, steps=2)  # a norm rounds, too
+    q, *stores = heads.run(rope.norm_rope_write, qkv, places, slice(0, 0))
+    assert q.shape == (0, *meant[0].shape[1:])
+    assert all(store.isnan().all() for store in stores)
+
+
+@each_draw
+def test_mask(seed: int) -> None:
+    draw = Draw(seed, torch.float32)
+    vocab, n_spare, n_rows = draw.size(5000), draw.size(2) - 1, draw.size(5)
+    n_masked, n_words = draw.size(n_rows + 1) - 1, -(-vocab // 32) + n_spare
+    allowed = torch.randint(-(2**31), 2**31, (n_masked, n_words), generator=draw.generator).int()
+    rows = torch.tensor(draw.choose.sample(range(n_rows), n_masked), dtype=torch.int64)
+    got = draw.normal(n_rows, vocab)
+    meant = got.clone()
+    mask.mask(got, rows, allowed)
+    plain_mask.mask(meant, rows, allowed)
+    assert torch.equal(got, meant)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@each_draw
+def test_edit(seed: int, dtype: torch.dtype) -> None:
+    draw = Draw(seed, dtype)
+    n_rows, vocab, n = draw.size(4), 40 + draw.size(300), draw.size(150) - 1
+    places = torch.tensor(
+        draw.choose.sample(range(n_rows * vocab), min(n, n_rows * vocab)), dtype=torch.int64
+    )
+    floats = [draw.normal(len(places), dtype=torch.float32), *draw.normal(3, n_rows, dtype=torch.float32)]
+    entries = Entries(
+        places // vocab,
+        places % vocab,
+        floats[0],
+        torch.randint(4, (len(places),), generator=draw.generator).int(),
+        torch.rand(len(places), generator=draw.generator) < 0.5,
+    )
+    penalties = Penalties(floats[1].abs() + 0.5, floats[2], floats[3])
+    got = draw.normal(n_rows, vocab)
+    meant = got.clone()
+    edit.edit(got, entries, penalties)
+    plain_edit.edit(meant, entries, penalties)
+    assert torch.equal(got, meant)
+
+
+@each_dtype
+def test_width_is_not_seen(dtype: torch.dtype) -> None:
+    draw, n_rows = Draw(0, dtype), 17
+    x, residual, weight = draw.normal(n_rows, 203), draw.normal(n_rows, 203), draw.normal(203)
+    assert_rows_alone(lambda part: norm.rms_norm(x[part], weight, 1e-6), n_rows)
+    assert_rows_alone(lambda part: norm.add_rms_norm(x[part], residual[part], weight, 1e-6)[0], n_rows)
+    gates, heads = draw.normal(n_rows, 5 * 37 + 1), draw.normal(n_rows, 5, 37)
+    assert_rows_alone(
+        lambda part: gated_norm.gated_norm(heads[part], gates[part, 1:], weight[:37], 1e-6, "silu"), n_rows
+    )
+    pairs = draw.normal(n_rows, 2 * 45)
+    assert_rows_alone(lambda part: gated.silu_mul(pairs[part]), n_rows)
+    assert_rows_alone(lambda part: gated.sigmoid_mul(x[part], residual[part, :1]), n_rows)
+
+
+@each_dtype
+def test_width_is_not_seen_by_heads(dtype: torch.dtype) -> None:
+    draw, n_rows = Draw(1, dtype), 17
+    heads = Heads.drawn(draw)
+    places = drawn_places(draw, n_rows, heads.page_size)
+    qkv = draw.normal(n_rows, (3 + 2 * heads.n_kv) * heads.d_head)
+
+    def run(part: slice) -> Tensor:
+        q, keys, values = heads.run(rope.norm_rope_write, qkv, places, part)
+        cells = places.row_pages[part], slice(None), places.row_offsets[part]
+        return torch.cat([q, keys[cells], values[cells]], 1)
+
+    assert_rows_alone(run, n_rows)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x = torch.zeros(2, 8)
+    with pytest.raises(ValueError, match="weight"):
+        norm.rms_norm(x, torch.zeros(7), 1e-6)
+    with pytest.raises(ValueError, match="weight"):
+        norm.rms_norm(x, torch.zeros(8, dtype=torch.bfloat16), 1e-6)
+    with pytest.raises(ValueError, match="activation"):
+        gated_norm.gated_norm(x.view(2, 2, 4), x, torch.zeros(4), 1e-6, "gelu")
+    with pytest.raises(ValueError, match="contiguous"):
+        mask.mask(x.T, torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int32))
+    assert norm.refuses(torch.device("cpu"), torch.float64) is not None
+    assert norm.refuses(torch.device("cpu"), torch.bfloat16) is None

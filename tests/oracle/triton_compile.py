@@ -1,0 +1,230 @@
+"""Compile every Triton kernel for GPUs that need not be there, and say what each takes of one.
+
+    python -m tests.oracle.triton_compile 80 90      # prints JSON: architecture -> kernel -> figures
+
+The ops' own functions run on tensors without memory, and every launch of theirs is compiled instead of started. So
+what is compiled is what a GPU would get: arguments, constants and options come from the ops.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # before triton loads
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from kernels.edit import triton as edit
+from kernels.edit.entries import Entries, Penalties
+from kernels.gated import triton as gated
+from kernels.gated_delta import triton as gated_delta
+from kernels.gated_delta.state import DeltaGate, DeltaState
+from kernels.gated_norm import triton as gated_norm
+from kernels.mask import triton as mask
+from kernels.moe import triton as moe
+from kernels.moe.types import Routed, Routing
+from kernels.norm import triton as norm
+from kernels.norm_rope_write import triton as norm_rope_write
+from kernels.norm_rope_write.rows import HeadNorms, Rope
+from kernels.short_conv import triton as short_conv
+from kernels.short_conv.state import ConvState
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+N_ROWS, N_SPANS, N_SLOTS, N_PARKED = 9, 2, 8, 64
+
+
+class NoDevice:
+    """Stands for the driver of a GPU that is only compiled for."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.target.arch  # launches are remembered by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("meta")
+
+
+def none_of(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def spans() -> Any:
+    """Nine rows and five parked ones in two spans."""
+    sizes = {
+        "span_starts": N_SPANS + 1,
+        "slot_ids": N_SPANS,
+        "history_starts": N_SPANS + 1,
+        "history_rows": 5,
+    }
+    sizes |= {"n_settled": N_SPANS, "park_rows": N_ROWS}
+    return SimpleNamespace(**{name: none_of(torch.int32, n) for name, n in sizes.items()})
+
+
+def run_norms(dtype: torch.dtype) -> None:
+    x = none_of(dtype, N_ROWS, 5120)
+    for scale in {dtype, torch.float32}:
+        norm.rms_norm(x, none_of(scale, 5120), 1e-6)
+        norm.add_rms_norm(x, x, none_of(scale, 5120), 1e-6)
+
+
+def run_norm_rope_write(dtype: torch.dtype) -> None:
+    """Attention of Qwen3 (8B) and of Qwen3.5, whose rotation takes a quarter of a head."""
+    places = {name: none_of(torch.int64, N_ROWS) for name in ("positions", "row_pages", "row_offsets")}
+    for n_heads, n_kv, d_head, half, scale in ((32, 8, 128, 64, dtype), (24, 4, 256, 32, torch.float32)):
+        norms = HeadNorms(none_of(scale, d_head), none_of(scale, d_head), 1e-6)
+        store = none_of(dtype, 100, n_kv, 64, d_head)
+        rope = Rope(none_of(torch.float32, 4096, half), none_of(torch.float32, 4096, half))
+        qkv = none_of(dtype, N_ROWS, (n_heads + 2 * n_kv) * d_head)
+        norm_rope_write.norm_rope_write(qkv, norms, rope, SimpleNamespace(**places), store, store)
+        norm_rope_write.norm_rope_write(qkv, None, rope, SimpleNamespace(**places), store, store)
+
+
+def run_gates(dtype: torch.dtype) -> None:
+    gated.silu_mul(none_of(dtype, N_ROWS, 2 * 17408))
+    gated.gelu_mul(none_of(dtype, N_ROWS, 2 * 10240))
+    gated.sigmoid_mul(none_of(dtype, N_ROWS, 6144), none_of(dtype, N_ROWS, 6144))
+    gated.sigmoid_mul(none_of(dtype, N_ROWS, 6144), none_of(dtype, N_ROWS, 1))
+    heads, gates = none_of(dtype, N_ROWS, 48, 128), none_of(dtype, N_ROWS, 48 * 128)
+    gated_norm.gated_norm(heads, gates, none_of(torch.float32, 128), 1e-6, "silu")
+    gated_norm.gated_norm(heads, gates, none_of(dtype, 128), 1e-6, "sigmoid")
+
+
+def run_recurrent(dtype: torch.dtype) -> None:
+    """Gated DeltaNet as in Qwen3.5 (27B), 16 key and 48 value heads, and Kimi Delta Attention, 32 and 32."""
+    for n_key, n_value, per_key in ((16, 48, False), (32, 32, True)):
+        n_channels, decays = (2 * n_key + n_value) * 128, (n_value, 128) if per_key else (n_value,)
+        conv = ConvState(none_of(dtype, N_SLOTS, 3, n_channels), none_of(dtype, N_PARKED, n_channels))
+        x = none_of(dtype, N_ROWS, n_channels)
+        short_conv.short_conv(x, none_of(dtype, n_channels, 4), conv, spans())
+        short_conv.settle_windows(conv.window, conv, spans())
+        floats = torch.float32
+        state = DeltaState(
+            none_of(floats, N_SLOTS, n_value, 128, 128),
+            none_of(floats, N_PARKED, n_key, 128),
+            none_of(floats, N_PARKED, n_value, 128),
+            none_of(floats, N_PARKED, *decays),
+        )
+        gate = DeltaGate(none_of(floats, n_value), none_of(floats, *decays))
+        raw = none_of(dtype, N_ROWS, *decays), none_of(dtype, N_ROWS, n_value)
+        gated_delta.gated_delta(x, *raw, gate, state, spans())
+        gated_delta.settle_states(state.state, state, spans())
+
+
+def run_experts(dtype: torch.dtype) -> None:
+    """Qwen3 (30B, 3B active), and a router with groups and bias."""
+    logits = none_of(dtype, N_ROWS, 128)
+    moe.route(logits, Routing(top_k=8, scores="softmax", normed=True))
+    bias = none_of(torch.float32, 256)
+    groups = {"bias": bias, "n_groups": 8, "n_groups_kept": 4}
+    moe.route(
+        none_of(dtype, N_ROWS, 256), Routing(top_k=8, scores="sigmoid", normed=True, scale=2.5, **groups)
+    )
+    routed = Routed(none_of(torch.int32, N_ROWS, 8), none_of(torch.float32, N_ROWS, 8))
+    packed = moe.pack_experts(none_of(dtype, 128, 2 * 768, 2048), none_of(dtype, 128, 2048, 768))
+    moe.experts(none_of(dtype, N_ROWS, 2048), routed, packed)
+
+
+def run_logits(dtype: torch.dtype) -> None:
+    """These take float32 whatever the network's dtype."""
+    logits, n = none_of(torch.float32, N_ROWS, 151936), 40
+    mask.mask(logits, none_of(torch.int64, 3), none_of(torch.int32, 3, 4748))
+    entries = Entries(
+        none_of(torch.int64, n),
+        none_of(torch.int64, n),
+        none_of(torch.float32, n),
+        none_of(torch.int32, n),
+        none_of(torch.bool, n),
+    )
+    edit.edit(logits, entries, Penalties(*(none_of(torch.float32, N_ROWS) for _ in range(3))))
+
+
+ALL: tuple[Callable[[torch.dtype], None], ...] = (
+    run_norms,
+    run_norm_rope_write,
+    run_gates,
+    run_recurrent,
+    run_experts,
+    run_logits,
+)
+
+
+@contextmanager
+def compiled_instead(capability: int, found: list[Any]) -> Any:
+    """Launches inside append their compiled kernel to `found`."""
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        found.append((self, run(self, *args, grid=grid, warmup=True, **kwargs)))
+
+    driver.set_active(NoDevice(capability))
+    JITFunction.run = compile_only
+    try:
+        yield
+    finally:
+        JITFunction.run = run
+
+
+def figures(kernel: Any) -> dict[str, int]:
+    """Registers of a thread, spilled bytes of a thread, shared memory of a program, threads."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [str(TOOLS / "cuobjdump"), "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (registers,), (stack,) = re.findall(r"REG:(\d+)", usage), re.findall(r"STACK:(\d+)", usage)
+    threads = 32 * kernel.metadata.num_warps
+    shared = kernel.metadata.shared
+    return {"registers": int(registers), "stack": int(stack), "shared": shared, "threads": threads}
+
+
+def compile_all(capability: int, dtypes: tuple[torch.dtype, ...]) -> dict[str, dict[str, int]]:
+    """Kernel, dtype and number of the instance -> its figures."""
+    table: dict[str, dict[str, int]] = {}
+    for dtype in dtypes:
+        found: list[Any] = []
+        with compiled_instead(capability, found):
+            for run in ALL:
+                run(dtype)
+        instances: dict[str, list[str]] = {}
+        for function, kernel in found:
+            folder = function.fn.__module__.split(".")[1]
+            name = f"{folder}.{function.fn.__name__}"
+            same = instances.setdefault(name, [])
+            if kernel.hash not in same:
+                same.append(kernel.hash)
+                table[f"{name} {str(dtype)[6:]} {len(same)}"] = figures(kernel)
+    return table
+
+
+def main(arguments: list[str]) -> None:
+    every = "--all-dtypes" in arguments
+    dtypes = (torch.bfloat16, torch.float16, torch.float32) if every else (torch.bfloat16,)
+    capabilities = [int(one) for one in arguments if one.isdigit()]
+    print(json.dumps({str(one): compile_all(one, dtypes) for one in capabilities}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
