@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels.attention import cuda, reference
+from kernels.attention import cuda, op, reference
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_kernels import Spans, make_spans, random
 
@@ -254,3 +255,8 @@ def test_traced_graphs_know_the_shape() -> None:
         whole = torch.ops.slipstream.attention_paged_attention
         out = whole(q, store[:, :, None], store[:, :, None], [some, some, some[None]], 0.1, 5)
     assert (out.shape, out.dtype) == ((3, 256), torch.bfloat16)
+
+
+def test_signatures_are_those_of_the_op() -> None:
+    for name in ("attention",):
+        assert inspect.signature(getattr(cuda, name)) == inspect.signature(getattr(op, name))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels.matmul import cuda, reference
+from kernels.matmul import cuda, op, reference
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_kernels import random
 
@@ -160,3 +162,8 @@ def test_traced_graphs_know_the_shape() -> None:
         n_done = torch.empty(256, dtype=torch.int32)
         out = torch.ops.slipstream.matmul_product(x, cells, None, n_done, 100, torch.float32)
     assert (out.shape, out.dtype) == ((3, 100), torch.float32)
+
+
+def test_signatures_are_those_of_the_op() -> None:
+    for name in ("pack", "linear"):
+        assert inspect.signature(getattr(cuda, name)) == inspect.signature(getattr(op, name))
