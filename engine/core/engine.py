@@ -304,6 +304,8 @@ class Engine:
     def _free(self, slot: Slot) -> None:
         """The slot's request is over; its published pages stay with the prefix cache."""
         self._chain.end(slot)
+        if slot.constraint is not None:
+            slot.constraint.close()
         self._cache.drop(slot.id)
         self._slots[slot.id] = None
         for where in (self._running, self._preempted):

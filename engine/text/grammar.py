@@ -24,8 +24,10 @@ from engine.text.tokenizer import Tokenizer
 
 Words = NDArray[np.int32]  # a mask: bit i of word w allows token 32 * w + i
 
-_MOST_KEPT = 64  # compiled grammars
-_MOST_STATES = 50_000  # of a lexer; one takes 1 to 2 kB
+Key = tuple[str, str]  # a grammar's kind and source
+
+_MOST_KEPT = 64  # compiled grammars, and as many matchers that have been used
+_MOST_STATES = 10_000  # of a lexer; one takes 1 to 2 kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +46,32 @@ class Grammars:
         self._text = tokenizer
         self._vocab_size = vocab_size
         self._tokenizer: Any = None
-        self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._kept: OrderedDict[Key, Any] = OrderedDict()
+        # Matchers of replies that are over: what they have found out about their grammar makes the next reply cheaper.
+        self._used: list[tuple[Key, Any]] = []
         self._lock = threading.Lock()
 
     def constraint(self, grammar: Grammar, prompt_tail: str) -> Constraint:
         """A fresh constraint for one reply. Raises `InvalidRequest` for a grammar that cannot be, `Unsupported`."""
-        with self._lock:
-            matcher = self._compiled(grammar)
-        return Constraint(matcher, self, self._thinking(grammar, prompt_tail))
-
-    def _compiled(self, grammar: Grammar) -> Any:
-        """The matcher in its first state; it is never moved, only copied."""
+        thinking = self._thinking(grammar, prompt_tail)
         key = (grammar.kind, grammar.source)
+        with self._lock:
+            first = self._compiled(key, grammar)
+            used = next((i for i, (of, _) in enumerate(self._used) if of == key), None)
+            matcher = first.deep_copy() if used is None else self._used.pop(used)[1]
+        return Constraint(self, key, first, matcher, thinking)
+
+    def take_back(self, key: Key, matcher: Any) -> None:
+        """Keep the matcher of a reply that is over, in its first state."""
+        if matcher.is_error() or not matcher.reset():
+            return
+        with self._lock:
+            if key in self._kept:
+                self._used.append((key, matcher))
+                del self._used[: len(self._used) - _MOST_KEPT]
+
+    def _compiled(self, key: Key, grammar: Grammar) -> Any:
+        """The matcher in its first state; it is never moved, only copied."""
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
@@ -76,7 +92,8 @@ class Grammars:
             raise InvalidRequest(grammar.param, f"not a usable grammar: {reason}")
         self._kept[key] = matcher
         if len(self._kept) > _MOST_KEPT:
-            self._kept.popitem(last=False)
+            gone, _ = self._kept.popitem(last=False)
+            self._used = [one for one in self._used if one[0] != gone]
         return matcher
 
     def _opened(self, param: str) -> Any:
@@ -121,12 +138,16 @@ class Constraint:
     While the reply thinks it is free; from the token behind the end of thinking on, the grammar rules.
     """
 
-    def __init__(self, first: Any, grammars: Grammars, thinking: Thinking | None) -> None:
+    def __init__(
+        self, grammars: Grammars, key: Key, first: Any, matcher: Any, thinking: Thinking | None
+    ) -> None:
+        """first, matcher: two of the grammar's matchers in their first states; the second is moved."""
         self.failure: str | None = None  # why the grammar could not be followed any more
-        self._first = first  # the matcher in its first state
         self._grammars = grammars
+        self._key = key
+        self._first = first
+        self._matcher = matcher
         self._thinking = thinking
-        self._matcher = first.deep_copy()
         self._tokens: list[int] = []  # of the reply
         self._n_free = 0 if thinking is None else None  # tokens before the grammar; None: not known yet
 
@@ -158,6 +179,10 @@ class Constraint:
         if self._matcher.is_error() or not self._matcher.rollback(before - self._n_ruled):
             self._matcher = self._first.deep_copy()
             self._matcher.consume_tokens(self._tokens[n_left - self._n_ruled :])
+
+    def close(self) -> None:
+        """The reply is over."""
+        self._grammars.take_back(self._key, self._matcher)
 
     def masks(self, drafts: Sequence[int] = ()) -> list[Words | None]:
         """What may follow after 0, 1, … drafts: [1 + n_drafts]; None where everything may.

@@ -162,7 +162,7 @@ def test_it_is_complete_when_only_an_end_token_can_follow(grammars: Grammars, to
 
 def think(grammars: Grammars, opener: int | None) -> Constraint:
     made = grammars.constraint(SCHEMA, "")
-    return Constraint(made._first, grammars, Thinking(opener, b"</t>"))
+    return Constraint(grammars, made._key, made._first, made._matcher, Thinking(opener, b"</t>"))
 
 
 def test_thinking_is_free_and_the_grammar_rules_behind_its_end(
@@ -275,3 +275,28 @@ def test_compiled_grammars_are_kept_but_not_without_bound(tokenizer: Tokenizer) 
         grammars.constraint(Grammar("regex", f"a{i}"), "")
     assert len(grammars._kept) <= 64
     assert grammars.constraint(Grammar("regex", "a0"), "")._first is not first
+
+
+@pytest.mark.parametrize("grammar", KINDS, ids=lambda one: one.kind)
+def test_a_matcher_that_is_used_again_starts_anew(tokenizer: Tokenizer, grammar: Grammar) -> None:
+    grammars, random = Grammars(tokenizer, VOCAB), np.random.default_rng(3)
+    fresh = Grammars(tokenizer, VOCAB)
+    for _ in range(10):
+        constraint = grammars.constraint(grammar, "")
+        tokens = walk(constraint, random, int(random.integers(1, 30)))
+        for n in range(len(tokens)):
+            anew = fresh.constraint(grammar, "")
+            assert all(anew.push(one) for one in tokens[:n])
+            again = grammars.constraint(grammar, "")
+            assert all(again.push(one) for one in tokens[:n])
+            assert allowed(again) == allowed(anew)
+            again.close()
+        matcher = constraint._matcher
+        constraint.close()
+        assert grammars._used[-1][1] is matcher
+    assert grammars._used
+    assert not fresh._used
+    for i in range(70):
+        grammars.constraint(Grammar("regex", f"b{i}"), "").close()
+    assert len(grammars._used) <= 64
+    assert all(key[1].startswith("b") for key, _ in grammars._used)
