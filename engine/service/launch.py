@@ -131,7 +131,7 @@ def _log_ready(info: ModelInfo, seconds: float) -> None:
         "drafters": ",".join(info.drafters) or NO_DRAFTER,
         "load_s": round(seconds, 1),
     }
-    log.info("event=loaded %s", " ".join(f"{name}={value}" for name, value in told.items()))
+    log.info("loaded %s", " ".join(f"{name}={value}" for name, value in told.items()))
 
 
 def _checkpoint(name: str, device: str, dtype: str) -> Checkpoint:
@@ -165,8 +165,12 @@ def _select_ops(sources: Sequence[Checkpoint]) -> None:
     """
     kinds = [(one.device, dtype) for one in sources for dtype in (one.dtype, torch.float32)]
     for device, dtype in dict.fromkeys(kinds):
-        for line in select(device, dtype):
-            log.info("op=%s implementation=%s reason=%s", line.op, line.implementation, line.reason)
+        lines = select(device, dtype)
+        chosen = " ".join(f"{line.op}={line.implementation}" for line in lines)
+        log.info("operators device=%s dtype=%s %s", device, str(dtype).removeprefix("torch."), chosen)
+        for line in lines:
+            level = logging.INFO if "refused" in line.reason else logging.DEBUG
+            log.log(level, "operator %s=%s: %s", line.op, line.implementation, line.reason)
 
 
 def _load_draft(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network | TranslatedNetwork:
@@ -181,7 +185,7 @@ def _load_draft(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network
             f"{source.path}: has {share:.0%} of the target's {len(ours)} tokens,"
             f" at least {_LEAST_SHARED:.0%} are needed"
         )
-    log.info("event=vocabulary shared=%.1f%% ids are translated between draft and target", 100 * share)
+    log.info("vocabulary shared=%.1f%%: ids are translated between draft and target", 100 * share)
     return translate(_load(source, own, n_ctx), ours, theirs, tokenizer.vocab_size)
 
 

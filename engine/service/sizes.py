@@ -245,7 +245,7 @@ def make_cache(
 def _log_store(name: str, demand: Demand, settings: Settings) -> None:
     """What a network's layers take: per token, per slot, per parked row, of windows."""
     log.info(
-        "event=store network=%s token_bytes=%d slot_bytes=%d parked_row_bytes=%d n_parked=%d window_bytes=%d",
+        "store network=%s token_bytes=%d slot_bytes=%d parked_row_bytes=%d n_parked=%d window_bytes=%d",
         name,
         demand.token_bytes,
         demand.slot_bytes,

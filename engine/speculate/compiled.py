@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 if njit is None:
     log.warning(
-        "event=uncompiled numba is not installed: drafters that read text run as plain Python, slowly"
+        "numba is not installed: drafters that read text run as plain Python, slowly"
     )
 
 
