@@ -32,6 +32,7 @@ from server.gate import Gate
 from server.limits import is_loopback, unix_path
 from server.logs import Form, form_of, logger
 from server.notify import Notify
+from server.openai.formats.reading import known
 from server.pulse import pulse
 from server.tracing import Tracing
 
@@ -147,6 +148,7 @@ class _Life:
         engine = await self._load(load)
         if isinstance(engine, int):
             return engine
+        await known(engine, self.settings)  # loads what reads replies, so that no request waits for it
         self.gate.open(engine)
         self._announce(engine, time.perf_counter() - started)
         self.notify(systemd.READY)
