@@ -49,14 +49,21 @@ class Grammars:
         self._kept: OrderedDict[Key, Any] = OrderedDict()
         # Matchers of replies that are over: what they have found out about their grammar makes the next reply cheaper.
         self._used: list[tuple[Key, Any]] = []
-        self._lock = threading.Lock()
+        self._lock = (
+            threading.Lock()
+        )  # of what is kept; held for moments, as the engine's thread takes it too
+        self._compiling = threading.Lock()
 
     def constraint(self, grammar: Grammar, prompt_tail: str) -> Constraint:
         """A fresh constraint for one reply. Raises `InvalidRequest` for a grammar that cannot be, `Unsupported`."""
         thinking = self._thinking(grammar, prompt_tail)
         key = (grammar.kind, grammar.source)
+        with self._compiling:
+            first = self._kept.get(key)
+            if first is None:
+                first = self._compile(grammar)
+            self._keep(key, first)
         with self._lock:
-            first = self._compiled(key, grammar)
             used = next((i for i, (of, _) in enumerate(self._used) if of == key), None)
             matcher = first.deep_copy() if used is None else self._used.pop(used)[1]
         return Constraint(self, key, first, matcher, thinking)
@@ -70,11 +77,16 @@ class Grammars:
                 self._used.append((key, matcher))
                 del self._used[: len(self._used) - _MOST_KEPT]
 
-    def _compiled(self, key: Key, grammar: Grammar) -> Any:
-        """The matcher in its first state; it is never moved, only copied."""
-        if key in self._kept:
+    def _keep(self, key: Key, first: Any) -> None:
+        with self._lock:
+            self._kept[key] = first
             self._kept.move_to_end(key)
-            return self._kept[key]
+            if len(self._kept) > _MOST_KEPT:
+                gone, _ = self._kept.popitem(last=False)
+                self._used = [one for one in self._used if one[0] != gone]
+
+    def _compile(self, grammar: Grammar) -> Any:
+        """A matcher in its first state; it is never moved, only copied."""
         try:
             from llguidance import LLMatcher, LLParserLimits
         except ImportError:
@@ -90,10 +102,6 @@ class Grammars:
         if probe.is_error() or not any(allowed):
             reason = first_line(probe.get_error()) if probe.is_error() else "nothing can satisfy it"
             raise InvalidRequest(grammar.param, f"not a usable grammar: {reason}")
-        self._kept[key] = matcher
-        if len(self._kept) > _MOST_KEPT:
-            gone, _ = self._kept.popitem(last=False)
-            self._used = [one for one in self._used if one[0] != gone]
         return matcher
 
     def _opened(self, param: str) -> Any:
