@@ -181,9 +181,7 @@ class Slot:
 
     def row(self, drafts: Sequence[int] = ()) -> Row:
         """The logits row that follows `tokens + drafts`."""
-        allowed = None
-        if self.constraint is not None:
-            allowed = self.constraint.masks(drafts)[-1]
+        allowed = None if self.constraint is None else self.constraint.mask(drafts)
         return Row(self.sampling, self.tokens, self.n_prompt, self.counts, drafts, allowed)
 
     def rows(self, drafts: Sequence[int]) -> list[Row]:

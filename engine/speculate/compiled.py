@@ -23,9 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger(__name__)
 
 if njit is None:
-    log.warning(
-        "numba is not installed: drafters that read text run as plain Python, slowly"
-    )
+    log.warning("numba is not installed: drafters that read text run as plain Python, slowly")
 
 
 def compiled(function: F, **options: Any) -> F:

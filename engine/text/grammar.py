@@ -205,6 +205,13 @@ class Constraint:
         self.pop(len(found) - 1)
         return found + [None] * (1 + len(drafts) - len(found))
 
+    def mask(self, drafts: Sequence[int]) -> Words | None:
+        """The last of `masks`."""
+        n_pushed = self._pushed(drafts)
+        found = self._mask() if n_pushed == len(drafts) else None
+        self.pop(n_pushed)
+        return found
+
     def n_legal(self, after: Sequence[int], drafts: Sequence[int]) -> int:
         """How many of the drafts, behind those of `after`, the grammar has a place for."""
         tokens = [*after, *drafts]

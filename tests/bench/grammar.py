@@ -28,7 +28,7 @@ from engine.settings import Settings
 from engine.text.grammar import Constraint
 from tests.schemas import ENDLESS, SCHEMAS
 
-VERBS = ("push", "pop", "masks", "n_legal", "forced")
+VERBS = ("push", "pop", "mask", "masks", "n_legal", "forced")
 LONGEST = 300
 TOGETHER = 8
 

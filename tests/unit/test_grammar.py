@@ -114,6 +114,7 @@ def test_masks_after_drafts_are_those_of_the_tokens(grammars: Grammars) -> None:
     for token_id, mask in zip(tokens, masks, strict=False):
         assert token_id in ids_of(mask)
         assert ids_of(mask) == allowed(one_by_one)
+        assert ids_of(grammars.constraint(SCHEMA, "").mask(one_by_one._tokens)) == ids_of(mask)
         one_by_one.push(token_id)
     assert ids_of(masks[-1]) == [0, 2], "nothing but end tokens follows"
 
