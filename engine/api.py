@@ -112,9 +112,8 @@ class TokenLogprob:
     token_id: int
     data: bytes  # what the token writes; not always whole characters
     logprob: float  # finite
-    top: tuple[
-        TokenLogprob, ...
-    ] = ()  # the likeliest tokens, falling; the picked one only if it is among them
+    # The likeliest tokens, falling; the picked one only if it is among them.
+    top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +246,8 @@ class ModelInfo:
     sampling_defaults: Mapping[str, float | int]
     # Tokens beside the vocabulary proper, by their text; true: a control token, left out of replies.
     added_tokens: Mapping[str, bool] = field(default_factory=dict)
-    tool_template: str | None = (
-        None  # the chat template for conversations with tools, where it is another one
-    )
+    # The chat template for conversations with tools, where it is another one.
+    tool_template: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

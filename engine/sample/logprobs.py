@@ -29,9 +29,8 @@ def logprobs(logits: Tensor, token_ids: Sequence[int], n_top: int) -> list[Logpr
     """
     if not token_ids:
         return []
-    values = (
-        torch.log_softmax(logits, dim=-1).nan_to_num(LEAST, neginf=LEAST).clamp(min=LEAST)
-    )  # [n_rows, vocab]
+    values = torch.log_softmax(logits, dim=-1)  # [n_rows, vocab]
+    values = values.nan_to_num(LEAST, neginf=LEAST).clamp(min=LEAST)
     ids = torch.tensor(token_ids, device=logits.device)  # [n_rows]
     own = values.gather(1, ids[:, None])[:, 0].tolist()
     n_top = min(n_top, logits.shape[1])

@@ -33,7 +33,8 @@ from engine.api import (
 )
 from engine.core.engine import Engine
 from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded, Unsupported
-from engine.sample.params import check_request, resolve_sampling
+from engine.sample.params import resolve_sampling
+from engine.service.admission import check_request
 from engine.service.slot_files import SlotFiles
 from engine.service.stream import Stream
 from engine.settings import Settings

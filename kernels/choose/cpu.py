@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels import threads
 from kernels.choose.draw import largest_token, pick
-from kernels.choose.params import LEAST_TEMPERATURE, Choice, RowParams
+from kernels.choose.params import COLUMNS, LEAST_TEMPERATURE, Choice, RowParams
 from kernels.choose.truncate import LEAST, SEGMENT, find_cut, mass_of, new_work, row_mass, scan, weights
 from kernels.compiled import (
     fetch_add,
@@ -37,8 +37,8 @@ def choose(logits: Tensor, params: RowParams, *, want_probability: bool = False)
     wide = logits.to(torch.float32).contiguous()
     token_ids = torch.empty(n_rows, dtype=torch.int64)
     probability = torch.empty(n_rows, dtype=torch.float32) if want_probability else None
-    columns = [getattr(params, name) for name in _COLUMNS]
-    for column, dtype in zip(columns, _COLUMNS.values(), strict=True):
+    columns = [getattr(params, name) for name in COLUMNS]
+    for column, dtype in zip(columns, COLUMNS.values(), strict=True):
         if column.dtype != dtype or not column.is_contiguous() or column.shape != (n_rows,):
             raise ValueError("row parameters are contiguous, one per row, of the types RowParams names")
     _run(
@@ -49,16 +49,6 @@ def choose(logits: Tensor, params: RowParams, *, want_probability: bool = False)
         threads.available() if n_rows * vocab >= SERIAL_BELOW else 1,
     )
     return Choice(token_ids, probability)
-
-
-_COLUMNS = {
-    "temperature": torch.float32,
-    "top_k": torch.int32,
-    "top_p": torch.float32,
-    "min_p": torch.float32,
-    "seed": torch.int64,
-    "position": torch.int64,
-}
 
 
 @long_kernel

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.choose.params import Choice, RowParams
+from kernels.choose.params import COLUMNS, Choice, RowParams
 from kernels.cuda.launch import compile_for, launch, refusal
 from kernels.cuda.source import Argument, Source
 from kernels.torch_op import torch_op
@@ -17,14 +17,6 @@ ROWS = Source(__file__, "choose.cu", ("scan", "weigh", "draw"), fuse=False)
 SEGMENT, CHUNK, PART = 512, 4096, 16384
 CHUNK_THREADS, PART_THREADS = 256, 512
 N_BUCKETS = 2048
-_COLUMNS = {
-    "temperature": torch.float32,
-    "top_k": torch.int32,
-    "top_p": torch.float32,
-    "min_p": torch.float32,
-    "seed": torch.int64,
-    "position": torch.int64,
-}
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -36,7 +28,7 @@ def prepare(device: torch.device) -> None:
 
 
 def choose(logits: Tensor, params: RowParams, *, want_probability: bool = False) -> Choice:
-    columns = [getattr(params, name) for name in _COLUMNS]
+    columns = [getattr(params, name) for name in COLUMNS]
     token_ids, probability = rows(logits, columns, want_probability=want_probability)
     return Choice(token_ids, probability if want_probability else None)
 
@@ -71,7 +63,7 @@ def rows(logits: Tensor, columns: Sequence[Tensor], *, want_probability: bool) -
 
 def _check(logits: Tensor, columns: Sequence[Tensor]) -> None:
     """Raises ValueError on parameters the kernels would read as other bits."""
-    for column, dtype in zip(columns, _COLUMNS.values(), strict=True):
+    for column, dtype in zip(columns, COLUMNS.values(), strict=True):
         if column.dtype != dtype or not column.is_contiguous() or column.shape != logits.shape[:1]:
             raise ValueError("row parameters are contiguous, one per row, of the types RowParams names")
         if column.device != logits.device:

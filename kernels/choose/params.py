@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 LEAST_TEMPERATURE = (
@@ -22,6 +23,16 @@ class RowParams:
     min_p: Tensor  # [n_rows] float32; 0 off
     seed: Tensor  # [n_rows] int64: the bits of an unsigned 64-bit seed
     position: Tensor  # [n_rows] int64: index of the *picked* token in its sequence, prompt included
+
+
+COLUMNS = {
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "seed": torch.int64,
+    "position": torch.int64,
+}
 
 
 class Choice(NamedTuple):

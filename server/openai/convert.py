@@ -60,7 +60,7 @@ class Job:
 def chat_job(wire: ChatRequest, caller: Caller) -> Job:
     if wire.top_logprobs and not wire.logprobs:
         raise bad_request("top_logprobs: only allowed with logprobs", param="top_logprobs")
-    tools = read_tools(wire, caller.info)
+    tools = asked_tools(wire, caller.info)
     if tools.shown and not caller.known.can_call:
         name = caller.known.format.name
         raise unsupported(
@@ -73,10 +73,11 @@ def chat_job(wire: ChatRequest, caller: Caller) -> Job:
         grammar=_chat_grammar(wire, tools, caller.known),
     )
     reading = _reading(wire, tools, caller, shared)
+    chat = read_chat(wire, caller.info, tools)
     if reading is None:
-        return _job(wire, CHAT, [read_chat(wire, caller.info)], shared, caller)
+        return _job(wire, CHAT, [chat], shared, caller)
     seen = replace(shared, skip_special=shared.skip_special and not caller.known.needs_controls)
-    job = _job(wire, CHAT, [read_chat(wire, caller.info)], seen, caller)
+    job = _job(wire, CHAT, [chat], seen, caller)
     return replace(job, told=replace(job.told, parser=reading))
 
 
@@ -117,7 +118,7 @@ def _chat_grammar(wire: ChatRequest, tools: Asked, known: Known) -> Grammar | No
     return replace(grammar, kind="lark", source=or_json(calls, grammar.source))
 
 
-def read_tools(wire: ChatRequest, info: ModelInfo) -> Asked:
+def asked_tools(wire: ChatRequest, info: ModelInfo) -> Asked:
     """What is asked of tools. Raises `Refused` for a choice that cannot be, and where the template has no place."""
     try:
         tools = asked(wire.tools, wire.tool_choice, many=wire.parallel_tool_calls is not False)
@@ -153,7 +154,7 @@ def _prompts(wire: CompletionRequest) -> list[Prompt]:
     return [Infill(one, wire.suffix) for one in texts]
 
 
-def read_chat(wire: ChatRequest, info: ModelInfo) -> Chat:
+def read_chat(wire: ChatRequest, info: ModelInfo, tools: Asked) -> Chat:
     """The conversation with the template's arguments."""
     going_on = bool(wire.continue_final_message)
     if going_on and wire.add_generation_prompt:
@@ -170,7 +171,6 @@ def read_chat(wire: ChatRequest, info: ModelInfo) -> Chat:
         kwargs.setdefault("reasoning_effort", wire.reasoning_effort)
         if wire.reasoning_effort == "none":
             kwargs.setdefault("enable_thinking", False)
-    tools = read_tools(wire, info)
     if tools.shown:
         kwargs["tools"] = list(tools.shown)
     knows_developer = "developer" in (info.chat_template or "")

@@ -16,7 +16,7 @@ from engine.settings import Settings
 from server.body import checked, read_json
 from server.errors import bad_request, not_found
 from server.gate import Gate
-from server.openai.convert import Caller, Job, chat_job, completion_job, read_chat
+from server.openai.convert import Caller, Job, asked_tools, chat_job, completion_job, read_chat
 from server.openai.formats.reading import Knowing
 from server.openai.refuse import without_refused
 from server.openai.reply import Reply
@@ -79,7 +79,7 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
     async def apply_template(request: Request) -> dict[str, str]:
         engine = gate.for_work()
         wire = await read(request, ChatRequest, settings)
-        return {"prompt": await engine.render(read_chat(wire, engine.info))}
+        return {"prompt": await engine.render(read_chat(wire, engine.info, asked_tools(wire, engine.info)))}
 
     _add_models(router, gate)
     return router

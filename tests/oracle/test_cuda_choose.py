@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kernels.choose import cuda, noise, reference
 from kernels.choose.mass import masses, weights
 from kernels.choose.op import Choice, RowParams
+from kernels.choose.params import COLUMNS
 from kernels.cuda.launch import launch
 from kernels.cuda.source import Source
 from tests.emulator import emulated, needs_compiler, same
@@ -289,7 +290,7 @@ def test_the_traced_op_has_the_shapes_of_its_results() -> None:
     for wanted in (True, False):
         with FakeTensorMode():
             logits = torch.empty(5, 80, dtype=torch.bfloat16)
-            columns = [torch.empty(5, dtype=dtype) for dtype in cuda._COLUMNS.values()]
+            columns = [torch.empty(5, dtype=dtype) for dtype in COLUMNS.values()]
             op = torch.ops.slipstream.choose_rows
             ids, probability = op(logits, columns, want_probability=wanted)
         assert (ids.shape, ids.dtype) == ((5,), torch.int64)

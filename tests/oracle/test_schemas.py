@@ -45,7 +45,7 @@ def test_every_reply_validates_and_is_the_same_with_drafts(lab: Lab, temperature
         assert plain.done[i].reason == "stop", name
         reply = json.loads(lab.tokenizer.decode(plain.tokens[i]))
         jsonschema.validate(reply, schema, format_checker=FORMATS)
-    bench = Bench(("forced", "suffix", "draft-model"), n_slots=8, n_pages=1024)
+    bench = Bench(("forced", "suffix", "draft-model"), n_slots=8, n_pages=1024, adaptive=False)
     drafted = play(lab, bench, cases)
     assert differences(drafted, plain)[1] == 0
     forced = [one.speculation.drafters["forced"] for one in drafted.done.values()]

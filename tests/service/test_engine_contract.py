@@ -31,6 +31,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
                 parallel=2,
                 spec_type="prediction,suffix,ngram-simple,draft-model",
                 spec_ngram_simple_size_n=3,
+                spec_adaptive=False,  # what is drafted must not depend on how fast the machine is just now
                 slot_save_path=str(slots),
                 threads=1,
             )
