@@ -9,7 +9,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
+from engine.quantized import MARKS, PIECES, Layout, Pieces, Scheme, packed_bytes
 from engine.text.json_file import read_object
+from kernels.matmul.quantized import Quantized, joined, widened
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -55,6 +57,9 @@ class TensorSource(Protocol):
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """The tensor of that name and shape, in `dtype` or the source's."""
 
+    def take_linear(self, names: Sequence[str], d_in: int, d_outs: Sequence[int]) -> Tensor | Quantized:
+        """The matrices `name.weight` [d_out, d_in] one below the other, as narrow as they are stored."""
+
     def drop_copy(self, name: str, original: Tensor) -> bool:
         """Count a tensor as used if it only repeats `original`; whether it does."""
 
@@ -62,12 +67,19 @@ class TensorSource(Protocol):
 class Weights:
     """The tensors of one checkpoint folder, handed out by name; then `finish` settles the account."""
 
-    def __init__(self, folder: Path | str, dtype: torch.dtype, device: torch.device) -> None:
-        """Open the folder's files. Raises `LoadError` naming the file that is not there or not readable."""
+    def __init__(
+        self, folder: Path | str, dtype: torch.dtype, device: torch.device, scheme: Scheme | None = None
+    ) -> None:
+        """Open the folder's files. Raises `LoadError` naming the file that is not there or not readable.
+
+        scheme: how matrices of few bits are stored; without one they are refused.
+        """
         self.folder = Path(folder)
         self.dtype = dtype
         self.device = device
+        self.scheme = scheme
         self.n_params = 0  # of the tensors handed out
+        self.n_bytes = 0  # that they take on the device once they are packed
         self._files: dict[str, Any] = {}  # file name -> open handle
         listed = self._list_tensors()
         self._stored = {text_name(name): name for name in listed}
@@ -77,30 +89,89 @@ class Weights:
         ignored = [name for name in self._file_of if name.endswith(IGNORED_SUFFIXES) or MEDIA.match(name)]
         self._unused = set(self._file_of).difference(ignored)
         self._missing: list[str] = []
+        # Matrix -> {what follows its layer's name: stored name}, of those that several tensors stand for.
+        self._narrow = find_narrow(self._file_of)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self._narrow or name in self._file_of
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """A fresh copy of a tensor on the run's device, in `dtype` or the run's; each name may be taken once.
 
         A missing one comes as zeros, so that `finish` can name all that are missing. Raises `LoadError` for
-        another shape and `UnsupportedModel` for a dtype of quantised weights.
+        another shape and `UnsupportedModel` for a dtype that is not read.
         """
+        tensor = widened(self._take(name, shape, dtype or self.dtype))
+        self._count(tensor)
+        return tensor
+
+    def take_linear(self, names: Sequence[str], d_in: int, d_outs: Sequence[int]) -> Tensor | Quantized:
+        """The matrices `name.weight` [d_out, d_in], one below the other, in the run's dtype on its device.
+
+        Those that are stored in one narrow layout stay narrow. Raises as `take` does.
+        """
+        shapes = [(d_out, d_in) for d_out in d_outs]
+        matrix = joined(
+            [
+                self._take(f"{name}.weight", shape, self.dtype)
+                for name, shape in zip(names, shapes, strict=True)
+            ]
+        )
+        self._count(matrix)
+        return matrix
+
+    def _count(self, taken: Tensor | Quantized) -> None:
+        self.n_params += math.prod(taken.shape)
+        self.n_bytes += packed_bytes(taken, self.device)
+
+    def _take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | Quantized:
+        """A fresh copy of a tensor, narrow if it is stored so."""
+        if name in self._narrow:
+            return self._take_narrow(name, shape, dtype)
         if name not in self._file_of:
             self._missing.append(name)
             if len(self._missing) >= N_MISSING_MAX:
                 self.finish()
-            return torch.zeros(tuple(shape), dtype=dtype or self.dtype, device=self.device)
+            return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
         self._unused.remove(name)
         file = self._file_of[name]
         stored = self._read(file, name, shape)
-        self.n_params += stored.numel()
-        tensor = stored.to(
-            device=self.device, dtype=dtype or self.dtype, copy=True
-        )  # the file may change under a mapping
+        # A copy: the file may change under a mapping.
+        tensor = stored.to(device=self.device, dtype=dtype, copy=True)
         self._refuse_broken(file, name, tensor)
         return tensor
+
+    def _take_narrow(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Quantized:
+        """The same of a matrix that several tensors stand for."""
+        pieces = self._pieces(name)
+        n_out, n_in = shape
+        matrix = self._layout(pieces).read(pieces, (n_out, n_in), dtype)
+        bound = 448 * float(matrix.scales.abs().max())  # no code of either kind is larger
+        if bound > torch.finfo(dtype).max and not bool(matrix.dense().isfinite().all()):
+            raise LoadError(
+                f"{pieces.where} does not fit {str(dtype).removeprefix('torch.')}; use another --dtype"
+            )
+        return matrix
+
+    def _pieces(self, name: str) -> Pieces:
+        def read(piece: str, wanted: Sequence[int] | None, dtypes: Sequence[str]) -> Tensor:
+            self._unused.remove(piece)
+            file = self._file_of[piece]
+            stored = self._read(file, piece, self._stored_shape(piece) if wanted is None else wanted, dtypes)
+            tensor = stored.to(device=self.device, copy=True)
+            if tensor.dtype.itemsize > 1 and tensor.is_floating_point():
+                self._refuse_broken(file, piece, tensor)
+            return tensor
+
+        return Pieces(f"{self.folder}: matrix {name}", self._narrow[name], read)
+
+    def _layout(self, pieces: Pieces) -> Layout:
+        if self.scheme is None:
+            raise UnsupportedModel(
+                f"{pieces.where}: is quantised (it is stored as {', '.join(sorted(pieces.names))}),"
+                " and no quantization_config says how"
+            )
+        return self.scheme.layout_of(pieces)
 
     def _refuse_broken(self, file: str, name: str, tensor: Tensor) -> None:
         """Raise `LoadError` for a tensor that holds what is no number: every reply would be noise."""
@@ -133,7 +204,7 @@ class Weights:
 
     def drop_copy(self, name: str, original: Tensor) -> bool:
         """Count a tensor as used if the files hold it and it only repeats `original`; whether it does."""
-        if name not in self._file_of:
+        if name not in self._file_of or name in self._narrow:
             return False
         stored = self._read(self._file_of[name], name, original.shape)
         repeats = torch.equal(stored.to(device=self.device, dtype=self.dtype), original)
@@ -143,7 +214,9 @@ class Weights:
 
     def drop_twin(self, name: str, other: str) -> bool:
         """Count a tensor as used if the files hold it and it equals the tensor `other` of theirs; whether."""
-        if name not in self._file_of or other not in self._file_of or self.shape(name) != self.shape(other):
+        if not {name, other} <= self._file_of.keys() - self._narrow.keys():
+            return False
+        if self.shape(name) != self.shape(other):
             return False
         shape = self.shape(name)
         one, two = (self._read(self._file_of[key], key, shape) for key in (name, other))
@@ -158,23 +231,39 @@ class Weights:
 
     @property
     def names(self) -> frozenset[str]:
-        """All tensors that the files hold."""
-        return frozenset(self._file_of)
+        """All tensors that the files hold, and the matrices that several of them stand for."""
+        return frozenset(self._file_of.keys() | self._narrow.keys())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor as stored, for networks whose tensors are trusted more than their config.
 
         Raises `LoadError` if it is not there.
         """
+        if name in self._narrow:
+            pieces = self._pieces(name)
+            layout = self._layout(pieces)
+            return layout.shape(self._stored_shape(pieces.names[layout.codes]))
         if name not in self._file_of:
             raise LoadError(f"{self.folder}: tensor {name} is missing")
+        return self._stored_shape(name)
+
+    def _stored_shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._files[self._file_of[name]].get_slice(self._stored[name]).get_shape())
 
     def finish(self) -> None:
         """Close the files. Raises `CheckpointMismatch` naming tensors that were missing or not used."""
+        self._drop_empty_biases()
         self._files.clear()
         if self._missing or self._unused:
             raise CheckpointMismatch(str(self.folder), sorted(self._missing), sorted(self._unused))
+
+    def _drop_empty_biases(self) -> None:
+        """Count biases of quantised layers as used if they are zero: AutoGPTQ writes one for every layer."""
+        for name in [f"{matrix.removesuffix('.weight')}.bias" for matrix in self._narrow]:
+            if name in self._unused and not bool(
+                self._read(self._file_of[name], name, self._stored_shape(name)).any()
+            ):
+                self._unused.remove(name)
 
     def _read(
         self, file: str, name: str, shape: Sequence[int], dtypes: Sequence[str] = STORED_DTYPES
@@ -183,10 +272,8 @@ class Weights:
         handle = self._files[file]
         view = handle.get_slice(self._stored[name])
         if view.get_dtype() not in dtypes:
-            quantised = "quantised weights are not supported, " if dtypes is STORED_DTYPES else ""
             raise UnsupportedModel(
-                f"{self.folder / file}: tensor {name} has dtype {view.get_dtype()};"
-                f" {quantised}only {', '.join(dtypes)}"
+                f"{self.folder / file}: tensor {name} has dtype {view.get_dtype()}; only {', '.join(dtypes)}"
             )
         if tuple(view.get_shape()) != tuple(shape):
             raise LoadError(
@@ -251,6 +338,18 @@ def text_name(name: str) -> str:
         if name.startswith(prefix):
             return plain + name.removeprefix(prefix)
     return name
+
+
+def find_narrow(names: Collection[str]) -> dict[str, dict[str, str]]:
+    """Matrix -> {what follows its layer's name: stored name}, for the matrices that several tensors stand for."""
+    marks = tuple(f".{mark}" for mark in MARKS)
+    layers = {name.rpartition(".")[0] for name in names if name.endswith(marks)}
+    found: dict[str, dict[str, str]] = {f"{layer}.weight": {} for layer in layers}
+    for name in names:
+        layer, _, piece = name.rpartition(".")
+        if layer in layers and piece in (*PIECES, "weight"):
+            found[f"{layer}.weight"][piece] = name
+    return found
 
 
 def fault(path: Path) -> str:

@@ -1,8 +1,8 @@
 """Thirty-two neighbouring elements at a time, and the sums of sixteen rows: what products over rows are made of.
 
-A chunk is two vectors, low and high. Of float32 these are the first and the second sixteen elements; of bfloat16 the
-even and the odd ones, which takes one shift and one mask instead of two conversions. All who read the same kind of
-pointer see the same order, so it matters to nobody.
+A chunk is two vectors, low and high. Of float32 and float8 these are the first and the second sixteen elements; of
+bfloat16 the even and the odd ones, which takes one shift and one mask instead of two conversions. Who reads one kind of
+pointer beside another says whose order is meant.
 """
 
 from __future__ import annotations
@@ -14,32 +14,41 @@ from numba import types
 
 from kernels.compiled import emits
 from kernels.vector import (
+    BYTES,
     FLOATS,
     INTS,
+    SHORTS,
     WIDTH,
     a_vector,
     at_element,
     call_intrinsic,
     constant,
+    fitted,
+    kind_of,
     lanes_below,
     narrow,
+    widen,
 )
 
 CHUNK = 32
 
 
 def _masked_load(builder: ir.IRBuilder, place: Any, kind: Any, count: Any) -> Any:
-    short = {FLOATS: "f32", INTS: "i32"}[kind]
-    align, zero = ir.Constant(ir.IntType(32), 2 if kind is INTS else 4), ir.Constant(kind, None)
-    return call_intrinsic(
-        builder, f"llvm.masked.load.v16{short}.p0", kind, place, align, lanes_below(builder, count), zero
-    )
+    short, align = {FLOATS: ("f32", 4), INTS: ("i32", 2), SHORTS: ("i16", 2), BYTES: ("i8", 1)}[kind]
+    name, zero = f"llvm.masked.load.v16{short}.p0", ir.Constant(kind, None)
+    mask = lanes_below(builder, count)
+    return call_intrinsic(builder, name, kind, place, ir.Constant(ir.IntType(32), align), mask, zero)
 
 
-def _chunk_half(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any, *, high: bool) -> Any:
-    """One vector of the chunk at element `index`; with a count, only elements below it, 0 elsewhere."""
+def _chunk_half(
+    builder: ir.IRBuilder, pointer: Any, index: Any, count: Any, *, high: bool, alternating: bool = True
+) -> Any:
+    """One vector of the chunk at element `index`; with a count, only elements below it, 0 elsewhere.
+
+    alternating: whether the halves of bfloat16 are the even and the odd elements.
+    """
     long = ir.IntType(64)
-    if pointer.type.pointee == ir.IntType(16):
+    if pointer.type.pointee == ir.IntType(16) and alternating:
         place = builder.bitcast(builder.gep(pointer, [index]), INTS.as_pointer())
         if count is None:
             both = builder.load(place, align=2)
@@ -50,8 +59,13 @@ def _chunk_half(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any, *, 
     if high:
         index = builder.add(index, long(16))
         count = None if count is None else builder.sub(count, long(16))
-    place = builder.bitcast(builder.gep(pointer, [index]), FLOATS.as_pointer())
-    return builder.load(place, align=4) if count is None else _masked_load(builder, place, FLOATS, count)
+    place, kind, align = at_element(builder, pointer, index)
+    loaded = builder.load(place, align=align) if count is None else _masked_load(builder, place, kind, count)
+    return widen(builder, loaded)
+
+
+def _alternates(like: Any) -> bool:
+    return bool(like.type.pointee == ir.IntType(16))
 
 
 @emits(a_vector)
@@ -78,12 +92,27 @@ def load_high_part(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any) 
     return _chunk_half(builder, pointer, index, count, high=True)
 
 
-@emits(lambda pointer, halves, count: types.void)
-def store_chunk(builder: ir.IRBuilder, pointer: Any, halves: Any, count: Any) -> None:
-    """Write the first `count` elements, an even number, of a chunk. halves: (low, high)."""
+@emits(a_vector)
+def load_low_as(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any, like: Any) -> Any:
+    """As `load_low_part`, in the order in which chunks of `like`'s kind lie."""
+    return _chunk_half(builder, pointer, index, count, high=False, alternating=_alternates(like))
+
+
+@emits(a_vector)
+def load_high_as(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any, like: Any) -> Any:
+    """The same of the high vector."""
+    return _chunk_half(builder, pointer, index, count, high=True, alternating=_alternates(like))
+
+
+@emits(lambda pointer, halves, count, like: types.void)
+def store_chunk(builder: ir.IRBuilder, pointer: Any, halves: Any, count: Any, like: Any) -> None:
+    """Write the first `count` elements, an even number, of a chunk.
+
+    halves: (low, high), in the order in which chunks of `like`'s kind lie.
+    """
     low, high = (builder.extract_value(halves, i) for i in range(2))
     long, align = ir.IntType(64), ir.Constant(ir.IntType(32), 2)
-    if pointer.type.pointee == ir.IntType(16):
+    if pointer.type.pointee == ir.IntType(16) and _alternates(like):
         low, high = (builder.zext(narrow(builder, half), INTS) for half in (low, high))
         both = builder.or_(low, builder.shl(high, constant(16)))
         place = builder.bitcast(pointer, INTS.as_pointer())
@@ -91,9 +120,10 @@ def store_chunk(builder: ir.IRBuilder, pointer: Any, halves: Any, count: Any) ->
         call_intrinsic(builder, "llvm.masked.store.v16i32.p0", ir.VoidType(), both, place, align, mask)
         return
     for half, first in ((low, 0), (high, 16)):
-        place = builder.bitcast(builder.gep(pointer, [long(first)]), FLOATS.as_pointer())
+        place, kind, _ = at_element(builder, pointer, long(first))
         mask = lanes_below(builder, builder.sub(count, long(first)))
-        call_intrinsic(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), half, place, align, mask)
+        name = f"llvm.masked.store.v16{kind_of(pointer)[1]}.p0"
+        call_intrinsic(builder, name, ir.VoidType(), fitted(builder, half, kind), place, align, mask)
 
 
 # The four rounds of `sum_rows`: which lanes of a pair of vectors are added to which others.

@@ -107,6 +107,12 @@ def bfloat_pointer(builder: ir.IRBuilder, address: Any) -> Any:
     return builder.inttoptr(address, ir.IntType(16).as_pointer())
 
 
+@emits(lambda address: POINTER_TO(types.uint8))
+def fp8_pointer(builder: ir.IRBuilder, address: Any) -> Any:
+    """Address -> pointer to float8_e4m3fn, seen as its 8 bits."""
+    return builder.inttoptr(address, ir.IntType(8).as_pointer())
+
+
 @emits(lambda address: POINTER_TO(types.int32))
 def int_pointer(builder: ir.IRBuilder, address: Any) -> Any:
     """Address -> pointer to int32."""

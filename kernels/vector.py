@@ -1,7 +1,8 @@
 """Sixteen float32 in one variable, for kernels: loads, arithmetic, reductions in a written-down order.
 
-LLVM splits a vector where the machine's are narrower; the bits of a result do not change. Pointers are to float32
-or to bfloat16 (uint16): loads widen, stores round to the nearest, ties to even.
+LLVM splits a vector where the machine's are narrower; the bits of a result do not change. Pointers are to float32,
+to bfloat16 (uint16) or to float8_e4m3fn (uint8): loads widen, stores round to the nearest, ties to even. What is
+beyond the 448 of float8 is stored as that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ WIDTH = 16
 FLOATS = ir.VectorType(ir.FloatType(), WIDTH)
 INTS = ir.VectorType(ir.IntType(32), WIDTH)
 SHORTS = ir.VectorType(ir.IntType(16), WIDTH)
+BYTES = ir.VectorType(ir.IntType(8), WIDTH)
+KINDS = {8: (BYTES, "i8", 1), 16: (SHORTS, "i16", 2)}  # by bits of an element: vector, LLVM's name, alignment
 
 
 class Vector(types.Type):
@@ -66,8 +69,49 @@ def lanes_below(builder: ir.IRBuilder, count: Any) -> Any:
     return builder.icmp_signed("<", ir.Constant(INTS, list(range(WIDTH))), _spread(builder, count))
 
 
-def _widen(builder: ir.IRBuilder, shorts: Any) -> Any:
-    return builder.bitcast(builder.shl(builder.zext(shorts, INTS), constant(16)), FLOATS)
+def widen(builder: ir.IRBuilder, value: Any) -> Any:
+    """float32 of what was loaded: bfloat16, float8 or float32 itself."""
+    if value.type == BYTES:
+        return _widen_fp8(builder, value)
+    if value.type == SHORTS:
+        return builder.bitcast(builder.shl(builder.zext(value, INTS), constant(16)), FLOATS)
+    return value
+
+
+def _widen_fp8(builder: ir.IRBuilder, codes: Any) -> Any:
+    """Four bits of exponent (bias 7) and three of mantissa; all ones is NaN, there is no infinity."""
+    bits = builder.zext(codes, INTS)
+    sign = builder.shl(builder.and_(bits, constant(0x80)), constant(24))
+    rest = builder.and_(bits, constant(0x7F))
+    normal = builder.add(builder.shl(rest, constant(20)), constant((127 - 7) << 23))
+    tiny = builder.fmul(builder.sitofp(rest, FLOATS), ir.Constant(FLOATS, [2.0**-9] * WIDTH))
+    size = builder.select(builder.icmp_signed("<", rest, constant(8)), builder.bitcast(tiny, INTS), normal)
+    size = builder.select(builder.icmp_signed("==", rest, constant(0x7F)), constant(0x7FC00000), size)
+    return builder.bitcast(builder.or_(size, sign), FLOATS)
+
+
+def narrow_fp8(builder: ir.IRBuilder, floats: Any) -> Any:
+    """float8_e4m3fn bits, nearest even, at most 448; a NaN stays one."""
+    bits = builder.bitcast(floats, INTS)
+    sign = builder.and_(builder.lshr(bits, constant(24)), constant(0x80))
+    size = builder.and_(bits, constant(0x7FFFFFFF))
+    most = constant(0x43E00000)  # 448
+    kept = builder.select(builder.icmp_signed(">", size, most), most, size)
+    odd = builder.and_(builder.lshr(kept, constant(20)), constant(1))
+    normal = builder.lshr(builder.add(kept, builder.add(odd, constant(0x7FFFF))), constant(20))
+    normal = builder.sub(normal, constant((127 - 7) << 3))
+    # Below 2^-6 the steps are 2^-9, as those of float32 are beside 2^14: the addition rounds.
+    beside = builder.fadd(builder.bitcast(kept, FLOATS), ir.Constant(FLOATS, [2.0**14] * WIDTH))
+    tiny = builder.sub(builder.bitcast(beside, INTS), constant(0x46800000))
+    code = builder.select(builder.icmp_signed("<", kept, constant(0x3C800000)), tiny, normal)
+    nan = builder.icmp_signed(">", size, constant(0x7F800000))
+    code = builder.select(nan, constant(0x7F), code)
+    return builder.trunc(builder.or_(code, sign), BYTES)
+
+
+def fitted(builder: ir.IRBuilder, value: Any, kind: Any) -> Any:
+    """float32 as a vector of that kind."""
+    return {BYTES: narrow_fp8, SHORTS: narrow}.get(kind, lambda _, same: same)(builder, value)
 
 
 def narrow(builder: ir.IRBuilder, floats: Any) -> Any:
@@ -86,46 +130,49 @@ def call_intrinsic(builder: ir.IRBuilder, name: str, result: Any, *values: Any) 
     return builder.call(function, values)
 
 
+def kind_of(pointer: Any) -> tuple[Any, str, int]:
+    """(vector of its elements, LLVM's name of one, alignment)."""
+    return KINDS.get(getattr(pointer.type.pointee, "width", 0), (FLOATS, "f32", 4))
+
+
 def at_element(builder: ir.IRBuilder, pointer: Any, index: Any) -> tuple[Any, Any, int]:
     """(pointer to a vector at that element, its type, alignment)."""
-    short = pointer.type.pointee == ir.IntType(16)
-    kind = SHORTS if short else FLOATS
-    return builder.bitcast(builder.gep(pointer, [index]), kind.as_pointer()), kind, 2 if short else 4
+    kind, _, align = kind_of(pointer)
+    return builder.bitcast(builder.gep(pointer, [index]), kind.as_pointer()), kind, align
 
 
 @emits(a_vector)
 def load(builder: ir.IRBuilder, pointer: Any, index: Any) -> Any:
     """Elements index … index + 15."""
-    place, kind, align = at_element(builder, pointer, index)
-    value = builder.load(place, align=align)
-    return _widen(builder, value) if kind is SHORTS else value
+    place, _, align = at_element(builder, pointer, index)
+    return widen(builder, builder.load(place, align=align))
 
 
 @emits(a_vector)
 def load_part(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any) -> Any:
     """The first `count` elements from index on, 0 in the other lanes."""
     place, kind, align = at_element(builder, pointer, index)
-    name = "llvm.masked.load.v16i16.p0" if kind is SHORTS else "llvm.masked.load.v16f32.p0"
+    name = f"llvm.masked.load.v16{kind_of(pointer)[1]}.p0"
     mask = lanes_below(builder, count)
     zero = ir.Constant(kind, None)
     value = call_intrinsic(builder, name, kind, place, ir.Constant(ir.IntType(32), align), mask, zero)
-    return _widen(builder, value) if kind is SHORTS else value
+    return widen(builder, value)
 
 
 @emits(lambda pointer, index, value: types.void)
 def store(builder: ir.IRBuilder, pointer: Any, index: Any, value: Any) -> None:
     """Write elements index … index + 15."""
     place, kind, align = at_element(builder, pointer, index)
-    builder.store(narrow(builder, value) if kind is SHORTS else value, place, align=align)
+    builder.store(fitted(builder, value, kind), place, align=align)
 
 
 @emits(lambda pointer, index, value, count: types.void)
 def store_part(builder: ir.IRBuilder, pointer: Any, index: Any, value: Any, count: Any) -> None:
     """Write the first `count` lanes from element `index` on."""
     place, kind, align = at_element(builder, pointer, index)
-    name = "llvm.masked.store.v16i16.p0" if kind is SHORTS else "llvm.masked.store.v16f32.p0"
-    value = narrow(builder, value) if kind is SHORTS else value
+    name = f"llvm.masked.store.v16{kind_of(pointer)[1]}.p0"
     mask = lanes_below(builder, count)
+    value = fitted(builder, value, kind)
     call_intrinsic(builder, name, ir.VoidType(), value, place, ir.Constant(ir.IntType(32), align), mask)
 
 
@@ -251,7 +298,7 @@ def keep_below(builder: ir.IRBuilder, count: Any, value: Any, otherwise: Any) ->
 @emits(a_vector)
 def rounded(builder: ir.IRBuilder, value: Any, like: Any) -> Any:
     """As it would be read back after a store through a pointer of that kind."""
-    return _widen(builder, narrow(builder, value)) if like.type.pointee == ir.IntType(16) else value
+    return widen(builder, fitted(builder, value, kind_of(like)[0]))
 
 
 @emits(a_vector)
@@ -259,6 +306,14 @@ def power_of_two(builder: ir.IRBuilder, magic: Any) -> Any:
     """2**n per lane, where n was added to MAGIC."""
     exponent = builder.shl(builder.bitcast(magic, INTS), constant(23))
     return builder.bitcast(builder.add(exponent, constant(127 << 23)), FLOATS)
+
+
+@emits(a_vector)
+def rounded_before(builder: ir.IRBuilder, value: Any, like: Any, target: Any) -> Any:
+    """Rounded to the kind of `like`, unless the store to `target` will do just that."""
+    if like.type.pointee == target.type.pointee:
+        return value
+    return widen(builder, fitted(builder, value, kind_of(like)[0]))
 
 
 def _halves(builder: ir.IRBuilder, value: Any, combine: Callable[[Any, Any], Any]) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,13 +17,14 @@ class FullKV(Need):
 
     n_kv_heads: int
     d_head: int
+    dtype: torch.dtype | None = None  # of keys and values; None: the network's
 
     def token_bytes(self, dtype: torch.dtype) -> int:
-        return 2 * self.n_kv_heads * self.d_head * dtype.itemsize
+        return 2 * self.n_kv_heads * self.d_head * (self.dtype or dtype).itemsize
 
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> KVLayer:
         shape = (sizes.n_pages, self.n_kv_heads, sizes.page_size, self.d_head)
-        return KVLayer(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
+        return KVLayer(*(torch.zeros(shape, dtype=self.dtype or dtype, device=device) for _ in range(2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +34,25 @@ class WindowKV(Need):
     n_kv_heads: int
     d_head: int
     reach: int  # positions a row sees, its own included
+    dtype: torch.dtype | None = None  # of keys and values; None: the network's
 
     @property
     def window(self) -> int:
         return self.reach
 
     def window_bytes(self, dtype: torch.dtype) -> int:
-        return 2 * self.n_kv_heads * self.d_head * dtype.itemsize
+        return 2 * self.n_kv_heads * self.d_head * (self.dtype or dtype).itemsize
 
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> WindowKVLayer:
         shape = (sizes.n_window_pages, self.n_kv_heads, sizes.page_size, self.d_head)
-        return WindowKVLayer(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
+        return WindowKVLayer(
+            *(torch.zeros(shape, dtype=self.dtype or dtype, device=device) for _ in range(2))
+        )
+
+
+def keep_keys_in(needs: Sequence[Need], dtype: torch.dtype | None) -> list[Need]:
+    """The same needs with keys and values in a dtype of their own (None: the network's); states stay as they are."""
+    return [replace(need, dtype=dtype) if isinstance(need, FullKV | WindowKV) else need for need in needs]
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ def _write(tensors: Sequence[Tensor], page_of: Mapping[int, int], rows: Sequence
     """Fill pages: page page_of[i] with row i of each stored tensor."""
     for tensor, stored in zip(tensors, rows, strict=True):
         index = torch.tensor(list(page_of.values()), device=tensor.device).long()
-        tensor.index_copy_(0, index, stored[list(page_of)].to(tensor.device))
+        tensor[index] = stored[list(page_of)].to(tensor.device)  # index_copy_ knows no float8
 
 
 def erase(cache: Cache, tokens: Sequence[int], salt: str) -> int:

@@ -14,9 +14,7 @@ def load_linear(
     weights: TensorSource, names: Sequence[str], d_in: int, d_outs: Sequence[int], *, bias: bool
 ) -> Packed:
     """One packed matrix of the projections `name.weight` [d_out, d_in], their outputs side by side."""
-    parts = [weights.take(f"{name}.weight", [d_out, d_in]) for name, d_out in zip(names, d_outs, strict=True)]
-    matrix = parts[0] if len(parts) == 1 else torch.cat(parts)  # [sum of d_outs, d_in]
-    del parts  # packing may copy once more; three copies of a large matrix are too many
+    matrix = weights.take_linear(names, d_in, d_outs)  # [sum of d_outs, d_in]
     if not bias:
         return pack(matrix)
     biases = [weights.take(f"{name}.bias", [d_out]) for name, d_out in zip(names, d_outs, strict=True)]

@@ -5,6 +5,7 @@ The loaders themselves run, over tensors of torch's meta device, so nothing here
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,10 +20,12 @@ from engine.layers.norm import load_norm
 from engine.layers.rope import rope_tables
 from engine.models.config import ModelConfig
 from engine.models.registry import decoder_spec
+from engine.quantized import Scheme, packed_bytes
 from kernels import select
+from kernels.matmul.quantized import Quantized, joined
 from kernels.norm_rope_write.op import Rope
 
-META = torch.device("meta")
+META, CUDA = torch.device("meta"), torch.device("cuda")
 # What configs call the number of layers of multi-token prediction; each has one of these keys, or none.
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
@@ -33,9 +36,11 @@ class Blueprint:
     As every name is there, experts come fused, and an embedding that its config does not call tied has a head.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, scheme: Scheme | None = None, target: torch.device = CUDA) -> None:
+        """scheme: how matrices of few bits are stored. target: where they are to run."""
         self.dtype = dtype
         self.device = META
+        self._scheme, self._target = scheme, target
         self.n_params = 0
         self.n_bytes = 0
 
@@ -45,9 +50,25 @@ class Blueprint:
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of that shape without memory, in `dtype` or the blueprint's."""
         tensor = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=META)
-        self.n_params += tensor.numel()
-        self.n_bytes += tensor.nbytes
+        self._count(tensor)
         return tensor
+
+    def take_linear(self, names: Sequence[str], d_in: int, d_outs: Sequence[int]) -> Tensor | Quantized:
+        """The matrices below each other, narrow where the scheme says so."""
+        parts: list[Tensor | Quantized] = []
+        for name, d_out in zip(names, d_outs, strict=True):
+            layout = None if self._scheme is None else self._scheme.layout(name)
+            if layout is None:
+                parts.append(torch.empty(d_out, d_in, dtype=self.dtype, device=META))
+            else:
+                parts.append(layout.outline((d_out, d_in), self.dtype))
+        matrix = joined(parts)
+        self._count(matrix)
+        return matrix
+
+    def _count(self, taken: Tensor | Quantized) -> None:
+        self.n_params += math.prod(taken.shape)
+        self.n_bytes += packed_bytes(taken, self._target)
 
     def drop_copy(self, name: str, original: Tensor) -> bool:
         """A tied head needs no tensor of its own, so there is nothing to count."""
@@ -64,10 +85,10 @@ class Outline:
     needs: list[Need]  # of each layer, from the cache
 
 
-def draw(config: ModelConfig, dtype: torch.dtype) -> Outline:
-    """The outline of a whole network. Raises `UnsupportedModel` naming key and value."""
+def draw(config: ModelConfig, dtype: torch.dtype, target: torch.device = CUDA) -> Outline:
+    """The outline of a whole network that is to run on `target`. Raises `UnsupportedModel` naming key and value."""
     _select_ops(dtype)
-    spec, weights = decoder_spec(config, 1), Blueprint(dtype)
+    spec, weights = decoder_spec(config, 1), Blueprint(dtype, config.quantization, target)
     decoder = load_decoder(weights, spec)
     return Outline(
         n_params=weights.n_params,
@@ -85,7 +106,7 @@ def draw_mtp(config: ModelConfig, dtype: torch.dtype, n_layers: int) -> Outline:
     Embedding, head and rotary tables are the target's.
     """
     _select_ops(dtype)
-    spec, weights = decoder_spec(config, 1), Blueprint(dtype)
+    spec, weights = decoder_spec(config, 1), Blueprint(dtype, config.quantization)
     needs = [_draw_mtp_layer(weights, spec, config) for _ in range(n_layers)]
     return Outline(n_params=weights.n_params, weight_bytes=weights.n_bytes, position_bytes=0, needs=needs)
 

@@ -19,6 +19,9 @@ from engine.layers.decoder import BlockSpec, DecoderSpec
 from engine.layers.norm import NormSpec
 from engine.layers.rope import SCALINGS, RopeSpec, yarn_attention_factor
 from engine.models.fields import Fields
+from engine.models.quantization import KEYS as QUANTIZATION_KEYS
+from engine.models.quantization import read_scheme
+from engine.quantized import Scheme
 from engine.text.tokenizer import stop_ids
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -28,8 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "hidden_activation": ("silu", "swish"),
-    "quantization_config": (),
-    "compression_config": (),
+    **dict.fromkeys(QUANTIZATION_KEYS, ()),
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
     "attention_multiplier": (),
@@ -83,6 +85,7 @@ class ModelConfig:
     eos_ids: frozenset[int]
     bos_id: int | None
     sampling: Mapping[str, float | int]  # defaults of generation_config.json by request field
+    quantization: Scheme | None = None  # how matrices of few bits are stored
     fields: Fields = field(
         compare=False, repr=False
     )  # all of the text model's keys, for what one family alone asks
@@ -155,7 +158,7 @@ def read_config(
     architecture = read_architecture(outer)
     fields = text_fields(outer).over((defaults or {}).get(architecture, {}))
     heeded = (understood or {}).get(architecture, ())
-    refuse_unsupported(fields, heeded)
+    refuse_unsupported(fields, {*heeded, *QUANTIZATION_KEYS})
     refuse_sliding_window(fields, heeded)
     d_model = fields.count("hidden_size")
     n_heads = fields.count("num_attention_heads")
@@ -183,6 +186,7 @@ def read_config(
         eos_ids=stop_ids(file, folder / GENERATION),
         bos_id=read_bos(fields),
         sampling=read_sampling(folder),
+        quantization=read_scheme(fields),
         fields=fields,
         heeded=heeded,
     )
@@ -202,8 +206,7 @@ def text_fields(outer: Fields) -> Fields:
             "tie_word_embeddings",
             "dtype",
             "torch_dtype",
-            "quantization_config",
-            "compression_config",
+            *QUANTIZATION_KEYS,
         )
         if outer.has(key)
     }

@@ -216,7 +216,7 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, *, recycle_normed: b
     other networks in the folder are left alone. Raises `LoadError` and its subclasses naming file, tensor and
     value.
     """
-    weights = Weights(path, target.dtype, target.device)
+    weights = Weights(path, target.dtype, target.device, target.config.quantization)
     first = target.config.n_layers if is_whole_model(weights.names) else 0
     found = found_layers(weights.names, first)
     check_layers(weights, [names for names, _ in found])

@@ -20,6 +20,7 @@ class Network:
     config: ModelConfig
     decoder: Decoder
     n_params: int
+    weight_bytes: int  # of all parameters, a tied matrix counted once
     dtype: torch.dtype
     device: torch.device
     n_ctx: int  # positions the rotary tables cover
@@ -28,11 +29,6 @@ class Network:
     def vocab_size(self) -> int:
         """Width of the logits: the tokenizer's real vocabulary."""
         return self.decoder.head.vocab_size
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all parameters, a tied matrix counted once."""
-        return self.n_params * self.dtype.itemsize
 
     @property
     def needs(self) -> list[Need]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,10 @@ from engine.models import gemma3, glm4_moe, llama, qwen2, qwen3, qwen3_5, qwen3_
 from engine.models.config import ModelConfig, read_config
 from engine.models.mtp import mtp_tensors
 from engine.models.network import Network
+from engine.quantized import Scheme
 from engine.weights import Weights
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +91,29 @@ def load_network(
     config = read_model(path)
     if n_vocab is not None and n_vocab > config.vocab_rows:
         raise LoadError(f"{path}: the tokenizer has {n_vocab} tokens, the embedding {config.vocab_rows} rows")
-    weights = Weights(path, dtype, device)
+    weights = Weights(path, dtype, device, config.quantization)
+    if config.quantization is not None:
+        log_scheme(path, config.quantization)
     decoder = load_decoder(weights, decoder_spec(config, n_ctx, n_vocab))
     weights.leave(mtp_tensors(weights.names, config.n_layers))
     weights.finish()
     return Network(
-        config=config, decoder=decoder, n_params=weights.n_params, dtype=dtype, device=device, n_ctx=n_ctx
+        config=config,
+        decoder=decoder,
+        n_params=weights.n_params,
+        weight_bytes=weights.n_bytes,
+        dtype=dtype,
+        device=device,
+        n_ctx=n_ctx,
     )
+
+
+def log_scheme(path: Path | str, scheme: Scheme) -> None:
+    """Say how a checkpoint's matrices are stored, and what its makers meant to be rounded and is not."""
+    log.info("quantised weights model=%s method=%s", path, scheme.method)
+    if scheme.activations is not None:
+        log.info(
+            "quantised weights model=%s: activations (%s) are not rounded, only weights are read as stored",
+            path,
+            scheme.activations,
+        )

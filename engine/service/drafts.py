@@ -16,7 +16,8 @@ from engine.models.eagle3 import load_eagle3
 from engine.models.kinds import kind_of
 from engine.models.mtp import load_mtp, mtp_tensors
 from engine.models.network import Network
-from engine.service.sizes import Checkpoint
+from engine.service.sizes import KV_DTYPES, Checkpoint
+from engine.settings import Settings
 from engine.weights import Weights
 
 DRAFT_MODEL, DRAFT_MTP = "draft-model", "draft-mtp"
@@ -59,14 +60,14 @@ def _names(path: Path) -> frozenset[str]:
     return Weights(path, torch.float32, torch.device("cpu")).names  # opened, not read
 
 
-def head_token_bytes(source: DraftSource, target: Checkpoint) -> int:
+def head_token_bytes(source: DraftSource, target: Checkpoint, settings: Settings) -> int:
     """Bytes of one token's keys and values in a head; its tensors say, as configs of heads are often copies."""
-    weights = Weights(source.path, torch.float32, torch.device("cpu"))
+    weights = Weights(source.path, torch.float32, torch.device("cpu"), target.config.quantization)
     names = weights.names
     if source.path == target.path:
         names = mtp_tensors(names, target.config.n_layers)
     widths = [weights.shape(name)[0] for name in names if name.endswith(_KEYS)]
-    return 2 * sum(widths) * target.dtype.itemsize
+    return 2 * sum(widths) * (KV_DTYPES[settings.kv_cache_dtype] or target.dtype).itemsize
 
 
 def load_head(source: DraftSource, target: Network, n_ctx: int, taps: str | None) -> Follows:

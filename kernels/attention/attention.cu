@@ -7,20 +7,23 @@
 #include "attention/chunks.cuh"
 #include "copy.cuh"
 #include "mma.cuh"
+#include "pairs.cuh"
 #include "warp.cuh"
 
 constexpr int STEP = 32;
-template <int D>
-constexpr int STAGES = D == 256 ? 2 : 3;  // of the pipeline of steps
+// Stages of the pipeline of steps. Keys and values of eight bits are made T once a step has arrived, where the first stage
+// would be; the room of the others holds twice as many of them.
+template <class T, class KV, int D>
+constexpr int STAGES = (D == 256 ? 2 : 3) * (sizeof(T) / sizeof(KV)) - 2 * (sizeof(T) / sizeof(KV) - 1);
 constexpr int QUERIES = 16;
 constexpr int MOST_WARPS = 4;
 constexpr int AHEAD = 16;  // chunks whose sums merge_chunks has under way
 
 // The store as a block sees it: one K/V head of one span's pages.
-template <class T>
+template <class KV>
 struct Pages {
-  const T* keys;
-  const T* values;
+  const KV* keys;
+  const KV* values;
   const int* table;  // of the span
   int n_kv, head, size, d_head;
 };
@@ -41,23 +44,50 @@ __device__ inline int cell(int row, int chunk) {
   return row * D + (chunk ^ (row & 7)) * 8;
 }
 
-template <class T, int D>
-__device__ inline void fetch(const Pages<T>& pages, const int* rows, int step, T* stage) {
-  const int chunk = threadIdx.x % (D / 8);
+// Where values 16 / sizeof(KV) chunk and on of row `row` lie in a stage: those of T as products want them.
+template <class KV, int D>
+__device__ inline int arrival(int row, int chunk) {
+  if constexpr (sizeof(KV) == 1) return row * D + chunk * 16;
+  return cell<D>(row, chunk);
+}
+
+template <class KV, int D>
+__device__ inline void fetch(const Pages<KV>& pages, const int* rows, int step, KV* stage) {
+  constexpr int N = 16 / sizeof(KV);
+  const int chunk = threadIdx.x % (D / N);
 #pragma unroll 4
-  for (int row = threadIdx.x / (D / 8); row < STEP; row += blockDim.x / (D / 8)) {
+  for (int row = threadIdx.x / (D / N); row < STEP; row += blockDim.x / (D / N)) {
     const int place = rows[step * STEP + row];
-    const bool wanted = place >= 0 && chunk * 8 < pages.d_head;
-    const long long from = wanted ? static_cast<long long>(place) * pages.d_head + chunk * 8 : 0;
-    copy16(stage + cell<D>(row, chunk), pages.keys + from, wanted);
-    copy16(stage + STEP * D + cell<D>(row, chunk), pages.values + from, wanted);
+    const bool wanted = place >= 0 && chunk * N < pages.d_head;
+    const long long from = wanted ? static_cast<long long>(place) * pages.d_head + chunk * N : 0;
+    copy16(stage + arrival<KV, D>(row, chunk), pages.keys + from, wanted);
+    copy16(stage + STEP * D + arrival<KV, D>(row, chunk), pages.values + from, wanted);
   }
+}
+
+// The keys and values of a stage as T, for all warps.
+template <class T, int D>
+__device__ inline const T* as_products_want(const T* stage) {
+  return stage;
+}
+template <class T, int D>
+__device__ inline const T* as_products_want(const float8* stage) {
+  T* tile = dynamic_shared<T>();
+  for (int i = threadIdx.x; i < 2 * STEP * (D / 16); i += blockDim.x) {
+    const int row = i / (D / 16), chunk = i % (D / 16);  // values are rows STEP and on: a multiple of 8, as cells repeat
+    Vector16<T> wide[2];
+    widen16<T>(load16(stage + i * 16), wide);
+    store16(tile + cell<D>(row, 2 * chunk), wide[0]);
+    store16(tile + cell<D>(row, 2 * chunk + 1), wide[1]);
+  }
+  __syncthreads();
+  return tile;
 }
 
 // The warp's queries [QUERIES][D], behind the stages: in registers they would leave too few for the sums.
 template <class T, int D>
 __device__ inline T* queries_of_warp() {
-  return dynamic_shared<T>() + STAGES<D> * (2 * STEP * D) + threadIdx.x / WARP * (QUERIES * D);
+  return dynamic_shared<T>() + STAGES<T, T, D> * (2 * STEP * D) + threadIdx.x / WARP * (QUERIES * D);
 }
 
 template <class T, int D>
@@ -185,11 +215,13 @@ __device__ inline void advance(Queries<D>& mine, int at, int window, float scale
 }
 
 // The softmax and the sums of one chunk, for queries that see positions from `seen.first` to `seen.last` between them.
-template <class T, int D>
+template <class T, class KV, int D>
 __device__ inline void run_chunk(
-    Queries<D>& mine, const Pages<T>& pages, const Seen& seen, int chunk, int window, float scale) {
+    Queries<D>& mine, const Pages<KV>& pages, const Seen& seen, int chunk, int window, float scale) {
   __shared__ int rows[CHUNK];  // of the store, a head's own; -1: nobody sees it
-  T* stages = dynamic_shared<T>();
+  constexpr int N_STAGES = STAGES<T, KV, D>, SIZE = 2 * STEP * D;
+  KV* stages = dynamic_shared<KV>();
+  if constexpr (sizeof(KV) < sizeof(T)) stages += SIZE * (sizeof(T) / sizeof(KV));
   for (int i = threadIdx.x; i < CHUNK; i += blockDim.x) {
     const int at = chunk * CHUNK + i;
     rows[i] = -1;
@@ -198,8 +230,8 @@ __device__ inline void run_chunk(
   __syncthreads();  // the rows are there, and the last chunk's stages free; its rows were read before its last step
   const int begin = max(seen.first - chunk * CHUNK, 0) / STEP, end = min(seen.last - chunk * CHUNK, CHUNK - 1) / STEP + 1;
 #pragma unroll
-  for (int i = 0; i < STAGES<D> - 1; ++i) {
-    if (begin + i < end) fetch<T, D>(pages, rows, begin + i, stages + i * (2 * STEP * D));
+  for (int i = 0; i < N_STAGES - 1; ++i) {
+    if (begin + i < end) fetch<KV, D>(pages, rows, begin + i, stages + i * SIZE);
     copies_commit();
   }
 #pragma unroll
@@ -208,13 +240,13 @@ __device__ inline void run_chunk(
   for (int i = 0; i < D / 2; ++i) mine.sums[i / 4][i % 4] = 0.0f;
   int stage = 0;
   for (int step = begin; step < end; ++step) {
-    copies_wait<STAGES<D> - 2>();
+    copies_wait<N_STAGES - 2>();
     __syncthreads();  // this step has arrived for all, and the last one's stage is free
-    const int ahead = step + STAGES<D> - 1;
-    if (ahead < end) fetch<T, D>(pages, rows, ahead, stages + (stage + STAGES<D> - 1) % STAGES<D> * (2 * STEP * D));
+    const int ahead = step + N_STAGES - 1;
+    if (ahead < end) fetch<KV, D>(pages, rows, ahead, stages + (stage + N_STAGES - 1) % N_STAGES * SIZE);
     copies_commit();
-    advance<T, D>(mine, chunk * CHUNK + step * STEP, window, scale, stages + stage * (2 * STEP * D));
-    stage = (stage + 1) % STAGES<D>;
+    advance<T, D>(mine, chunk * CHUNK + step * STEP, window, scale, as_products_want<T, D>(stages + stage * SIZE));
+    stage = (stage + 1) % N_STAGES;
   }
   copies_wait<0>();
 #pragma unroll
@@ -293,10 +325,11 @@ __device__ inline void take_queries(
 
 // Grid: chunks (one block: it goes through all and joins them), K/V heads, items. An item is QUERIES queries per warp of
 // one span; spans have their items one after another, and there may be more blocks than items. Blocks along x share the
-// chunks that an item sees. scale: times log2(e). window: at most 2^30, which means none. d_head: a multiple of 8, at most D.
-template <class T, int D>
+// chunks that an item sees. scale: times log2(e). window: at most 2^30, which means none. d_head: a multiple of 8, at most D;
+// of 16 where keys and values are float8.
+template <class T, class KV, int D>
 __global__ void __launch_bounds__(MOST_WARPS * WARP, D == 256 ? 2 : 3)
-    attention(const T* q, const T* keys, const T* values, const int* span_starts, const int* n_past, const int* page_table,
+    attention(const T* q, const KV* keys, const KV* values, const int* span_starts, const int* n_past, const int* page_table,
               T* out, float* sums, float* softmax, int n_rows, int n_spans, int n_pages_max, int n_heads, int n_kv,
               int page_size, int d_head, int window, float scale) {
   const int share = n_heads / n_kv, size = QUERIES * (blockDim.x / WARP);
@@ -310,7 +343,7 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, D == 256 ? 2 : 3)
   if (span == n_spans) return;
   const int past = n_past[span];
   const long long table = static_cast<long long>(span) * n_pages_max;
-  const Pages<T> pages{keys, values, page_table + table, n_kv, static_cast<int>(blockIdx.y), page_size, d_head};
+  const Pages<KV> pages{keys, values, page_table + table, n_kv, static_cast<int>(blockIdx.y), page_size, d_head};
   const Sums memory{sums, reinterpret_cast<Softmax*>(softmax), n_rows * n_heads, d_head};
   const int first = item * size + threadIdx.x / WARP * QUERIES;
   Queries<D> mine;
@@ -319,7 +352,7 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, D == 256 ? 2 : 3)
   seen.last = past + (min((item + 1) * size, n) - 1) / share;
   Softmax total[2];
   for (int chunk = seen.first_chunk() + blockIdx.x; chunk <= seen.last / CHUNK; chunk += gridDim.x) {
-    run_chunk<T, D>(mine, pages, seen, chunk, window, scale);
+    run_chunk<T, KV, D>(mine, pages, seen, chunk, window, scale);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Seen own(mine.position[half], window);

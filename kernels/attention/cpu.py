@@ -21,6 +21,7 @@ from kernels.compiled import (
     bfloat_pointer,
     fetch_add,
     float_pointer,
+    fp8_pointer,
     inlined,
     int_pointer,
     long_kernel,
@@ -34,7 +35,7 @@ SERIAL_BELOW = (
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None if dtype in _BODIES else "float32 and bfloat16 only"
+    return None if (dtype, dtype) in _BODIES else "float32 and bfloat16 only"
 
 
 def attention(
@@ -44,6 +45,8 @@ def attention(
     n_rows, n_heads, d_head = q.shape
     if not (q.is_contiguous() and keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("attention takes contiguous tensors")
+    if keys.dtype != values.dtype or (q.dtype, keys.dtype) not in _BODIES:
+        raise ValueError(f"attention of {q.dtype} over {keys.dtype} and {values.dtype} is not there")
     if d_head % 2:
         raise ValueError(f"attention takes an even d_head, not {d_head}")
     if not spans.span_starts.dtype == spans.n_past.dtype == spans.page_table.dtype == torch.int32:
@@ -54,7 +57,7 @@ def attention(
         (spans.span_starts.data_ptr(), spans.n_past.data_ptr(), spans.page_table.data_ptr()),
         (*spans.page_table.shape, n_heads, keys.shape[1], keys.shape[2], d_head, window or walk.NO_WINDOW),
         scale,
-        _task(q.dtype),
+        _task(q.dtype, keys.dtype),
         threads.available(),
     )
     return out
@@ -131,10 +134,28 @@ def _bfloat_items(address: int) -> None:
     _take_items(a, stores, bfloat_pointer(a[walk.OUT]))
 
 
-_BODIES = {torch.float32: _float_items, torch.bfloat16: _bfloat_items}
+def _float_items_over_fp8(address: int) -> None:
+    a = long_pointer(address)
+    stores = float_pointer(a[walk.Q]), fp8_pointer(a[walk.KEYS]), fp8_pointer(a[walk.VALUES])
+    _take_items(a, stores, float_pointer(a[walk.OUT]))
+
+
+def _bfloat_items_over_fp8(address: int) -> None:
+    a = long_pointer(address)
+    stores = bfloat_pointer(a[walk.Q]), fp8_pointer(a[walk.KEYS]), fp8_pointer(a[walk.VALUES])
+    _take_items(a, stores, bfloat_pointer(a[walk.OUT]))
+
+
+# By dtype of the queries and of the stores.
+_BODIES = {
+    (torch.float32, torch.float32): _float_items,
+    (torch.bfloat16, torch.bfloat16): _bfloat_items,
+    (torch.float32, torch.float8_e4m3fn): _float_items_over_fp8,
+    (torch.bfloat16, torch.float8_e4m3fn): _bfloat_items_over_fp8,
+}
 
 
 @functools.cache
-def _task(dtype: torch.dtype) -> int:
-    """Address of the compiled task for this dtype."""
-    return threads.compile_task(_BODIES[dtype])
+def _task(dtype: torch.dtype, stored: torch.dtype) -> int:
+    """Address of the compiled task for these dtypes."""
+    return threads.compile_task(_BODIES[dtype, stored])

@@ -16,13 +16,19 @@ from kernels.torch_op import torch_op
 
 CHUNK, STEP, QUERIES, MOST_WARPS, WARP = 512, 32, 16, 4, 32  # as in attention.cu
 STAGES = {64: 3, 128: 3, 256: 2}  # by d_head; others run in the next wider kernel, what they lack is not read
-NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float8_e4m3fn: "float8"}
+DTYPES = (torch.bfloat16, torch.float16)  # of queries; keys and values have theirs or float8
 SOURCE = Source(
     __file__,
     "attention.cu",
     (
-        *(f"attention<{name}, {d}>" for name in NAMES.values() for d in STAGES),
-        *(f"merge_chunks<{name}>" for name in NAMES.values()),
+        *(
+            f"attention<{NAMES[q]}, {NAMES[kv]}, {d}>"
+            for q in DTYPES
+            for kv in (q, torch.float8_e4m3fn)
+            for d in STAGES
+        ),
+        *(f"merge_chunks<{NAMES[q]}>" for q in DTYPES),
     ),
     fuse=False,  # both ways of joining chunks must round alike
 )
@@ -33,7 +39,7 @@ MOST_SUMS = 1 << 26  # floats kept between the two launches
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return refusal(device) if dtype in NAMES else "bfloat16 and float16 only"
+    return refusal(device) if dtype in DTYPES else "bfloat16 and float16 only"
 
 
 def prepare(device: torch.device) -> None:
@@ -43,7 +49,10 @@ def prepare(device: torch.device) -> None:
 def attention(
     q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float, window: int | None = None
 ) -> Tensor:
-    """As `op.attention`, for any page size. Raises ValueError for heads that are no multiple of 8 or wider than 256."""
+    """As `op.attention`, for any page size.
+
+    Raises ValueError for heads that are no multiple of 8, or of 16 where keys and values are float8, or wider than 256.
+    """
     check_window(window)
     batch = [spans.span_starts, spans.n_past, spans.page_table]
     _check(q, keys, values, batch)
@@ -74,7 +83,7 @@ def paged_attention(
     d_kernel = next(d for d in STAGES if d_head <= d)
     launch(
         SOURCE,
-        f"attention<{NAMES[q.dtype]}, {d_kernel}>",
+        f"attention<{NAMES[q.dtype]}, {NAMES[keys.dtype]}, {d_kernel}>",
         (n_chunks[0], n_kv, n_items),
         n_warps * WARP,
         *(q, keys, values),
@@ -119,11 +128,15 @@ def _plan(
 
 def _check(q: Tensor, keys: Tensor, values: Tensor, batch: list[Tensor]) -> None:
     """Raises ValueError on what the kernel would misread."""
-    d_head = q.shape[2]
-    if d_head % 8 or d_head > max(STAGES):
-        raise ValueError(f"cuda attention takes heads of 8, 16, … {max(STAGES)} values, not {d_head}")
-    if not q.dtype == keys.dtype == values.dtype:
-        raise ValueError(f"q, keys and values are of one dtype, not {q.dtype}, {keys.dtype}, {values.dtype}")
+    d_head, unit = q.shape[2], 16 // keys.element_size()  # values of a copy
+    if d_head % unit or d_head > max(STAGES):
+        raise ValueError(
+            f"cuda attention takes heads of {unit}, {2 * unit}, … {max(STAGES)} values, not {d_head}"
+        )
+    if keys.dtype not in (q.dtype, torch.float8_e4m3fn) or keys.dtype != values.dtype:
+        raise ValueError(
+            f"keys and values are of q's dtype or float8_e4m3fn, not {q.dtype}, {keys.dtype}, {values.dtype}"
+        )
     if not all(one.is_contiguous() for one in (q, keys, values, *batch)):
         raise ValueError("attention takes contiguous tensors")
     if any(one.dtype != torch.int32 for one in batch):

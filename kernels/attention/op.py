@@ -17,7 +17,8 @@ def attention(
     With a window only the last so many of them, p - window + 1 … p: the row's own position counts.
 
     q: [n_rows, n_heads, d_head]. Query head h reads K/V head h // (n_heads / n_kv_heads).
-    keys, values: one layer's store, [n_pages, n_kv_heads, page_size, d_head]; the pass's own rows are in it.
+    keys, values: one layer's store, [n_pages, n_kv_heads, page_size, d_head]; the pass's own rows are in it. Their
+    dtype is q's, or float8_e4m3fn whatever q's is: then a code stands for its value, and nothing is scaled.
     Returns [n_rows, n_heads * d_head], q's dtype; float32 inside. Neither what lies past a span's last position nor
     what lies before its first row's window is read, and the page table may hold anything there.
     Raises ValueError for a window below 1.

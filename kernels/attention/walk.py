@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kernels.attention.tiles import BLOCK, LEAST, gather, gather_narrow, gather_rest, score, soften
-from kernels.chunk import CHUNK, load_high_part, load_low_part, store_chunk
+from kernels.chunk import CHUNK, load_high_as, load_low_as, store_chunk
 from kernels.compiled import address_of, double_of, float_pointer, inlined, int_pointer, long_pointer, shifted
 from kernels.vector import div, load, mul, splat, store
 
@@ -61,7 +61,7 @@ def attend_item(a: Any, item: Any, stores: Any, out: Any, memory: Any) -> None:
     n_lanes = (end - begin) * group
     first_position = int_pointer(a[PAST])[span] + begin - int_pointer(a[STARTS])[span]
     exist = max(0, first_position - a[WINDOW] + 1), first_position + end - begin - 1
-    _start(a, item, stores[0], memory)
+    _start(a, item, stores, memory)
     first_block = exist[0] // BLOCK * BLOCK
     _locate(a, (span, head_begin), (keys, values), (first_block, exist), following)
     for block in range(first_block, exist[1] + 1, BLOCK):
@@ -83,7 +83,7 @@ def attend_item(a: Any, item: Any, stores: Any, out: Any, memory: Any) -> None:
                     _pair(a, pair, (rows, keys, values), memory, following)
                 else:
                     _pair(a, pair, (rows, keys, values), memory, None)
-    _finish(a, item, out, memory)
+    _finish(a, item, (out, keys), memory)
 
 
 @inlined
@@ -138,12 +138,13 @@ def _rest(a: Any, lane: Any, rows: Any, positions: Any, totals: Any) -> None:
 
 
 @inlined
-def _start(a: Any, item: Any, q: Any, memory: Any) -> None:
-    """Copy the item's queries, scaled, and empty its totals.
+def _start(a: Any, item: Any, stores: Any, memory: Any) -> None:
+    """Copy the item's queries, scaled, in the order in which chunks of keys lie, and empty its totals.
 
     A head's lanes, row × group + head of the group, lie in neighbouring slots; one more keeps the last company.
     """
     _, begin, end, head_begin, head_end = item
+    q, keys = stores[0], stores[1]
     queries, totals, states = memory[0], memory[1], memory[2]
     group, d_head, d_pad = a[N_HEADS] // a[N_KV], a[D_HEAD], (a[D_HEAD] + CHUNK - 1) // CHUNK * CHUNK
     scale, zero = splat(np.float32(double_of(a[SCALE]))), splat(np.float32(0))
@@ -155,8 +156,8 @@ def _start(a: Any, item: Any, q: Any, memory: Any) -> None:
             row = shifted(q, ((begin + lane // group) * a[N_HEADS] + head * group + lane % group) * d_head)
             for d in range(0, d_head, CHUNK):
                 at = slot * d_pad + d
-                store(queries, at, mul(scale, load_low_part(row, d, d_head - d)))
-                store(queries, at + 16, mul(scale, load_high_part(row, d, d_head - d)))
+                store(queries, at, mul(scale, load_low_as(row, d, d_head - d, keys)))
+                store(queries, at + 16, mul(scale, load_high_as(row, d, d_head - d, keys)))
                 store(totals, at, zero)
                 store(totals, at + 16, zero)
             states[2 * slot] = LEAST
@@ -192,8 +193,9 @@ def _locate(a: Any, where: Any, stores: Any, positions: Any, rows: Any) -> None:
 
 
 @inlined
-def _finish(a: Any, item: Any, out: Any, memory: Any) -> None:
-    """Divide by the sums of weights and write the item's rows."""
+def _finish(a: Any, item: Any, targets: Any, memory: Any) -> None:
+    """Divide by the sums of weights and write the item's rows. targets: (out, a pointer of the values' kind)."""
+    out, like = targets
     _, begin, end, head_begin, head_end = item
     totals, states = memory[1], memory[2]
     group, d_head, d_pad = a[N_HEADS] // a[N_KV], a[D_HEAD], (a[D_HEAD] + CHUNK - 1) // CHUNK * CHUNK
@@ -206,6 +208,6 @@ def _finish(a: Any, item: Any, out: Any, memory: Any) -> None:
             for d in range(0, d_head, CHUNK):
                 at = slot * d_pad + d
                 low, high = div(load(totals, at), total), div(load(totals, at + 16), total)
-                store_chunk(shifted(row, d), (low, high), d_head - d)
+                store_chunk(shifted(row, d), (low, high), d_head - d, like)
             slot += 1
         slot += 1

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.matmul.packed import Packed
+from kernels.matmul.quantized import Quantized, widened
 
 CHUNK = 1024
 
@@ -38,7 +39,8 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None if exact else "oneDNN's sums depend on the number of rows here"
 
 
-def pack(weight: Tensor, bias: Tensor | None = None) -> Packed:
+def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
+    weight = widened(weight)
     out_features, in_features = weight.shape
     reorder = torch.ops.mkldnn._reorder_linear_weight.default
     starts = range(0, in_features, CHUNK)

@@ -6,38 +6,29 @@ has the same bits alone, beside others, and in a prompt of any length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.cuda.launch import compile_for, launch, refusal
 from kernels.cuda.source import Source
+from kernels.matmul.fragments import BLOCK, STEP, TILE, FragmentWeight, coded, with_zeros
 from kernels.matmul.packed import Packed
+from kernels.matmul.quantized import Int4Weight, Quantized
 from kernels.torch_op import torch_op
 
-TILE, STEP, STAGES, THREADS = 128, 64, 3, 128  # as in matmul.cu
+STAGES, THREADS = 3, 128  # as in matmul.cu
 WIDTHS = (16, 32, 64)  # rows of a block: eight times N_TILES
+BITS = (16, 8, 4)  # of a weight
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 SOURCE = Source(
-    __file__, "matmul.cu", tuple(f"linear<{name}, {n // 8}>" for name in NAMES.values() for n in WIDTHS)
+    __file__,
+    "matmul.cu",
+    tuple(f"linear<{name}, {bits}, {n // 8}>" for name in NAMES.values() for bits in BITS for n in WIDTHS),
 )
 SPLIT_BELOW = 256  # tiles: a weight with fewer is split, to two blocks for each of about 132 multiprocessors
 SPREAD_BELOW = 256  # tiles: launches with fewer give every split a block of its own
 LEAST_STEPS = 4  # of a split: with fewer the pipeline hardly starts
 MOST_SPLITS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentWeight:
-    """The weight in the order in which the lanes of a warp hold it in a product; padded with zeros."""
-
-    cells: Tensor  # [n_tiles, n_steps, TILE * STEP]
-    bias: Tensor | None  # [out_features]
-    n_done: Tensor  # [SPREAD_BELOW] int32 zeros: splits that have ended, per tile, while a launch runs
-    in_features: int
-    out_features: int
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -48,32 +39,39 @@ def prepare(device: torch.device) -> None:
     compile_for(device, SOURCE)
 
 
-def pack(weight: Tensor, bias: Tensor | None = None) -> Packed:
-    """As `op.pack`. Raises TypeError for other dtypes than bfloat16 and float16."""
+def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
+    """As `op.pack`. Raises TypeError for other dtypes than bfloat16 and float16.
+
+    Codes are kept, and widened while rows are multiplied. Widened here, and kept in 16 bits, are weights with groups or
+    blocks of inputs that are no multiples of 32 (but one for all inputs may have any size); int4 with scales that are
+    no sum of a value of the dtype and another of three (bfloat16) or six (float16) bits, as those of 16 bits in
+    checkpoints are; fp8 with NaN, or scales from 2^8 on.
+    """
     if weight.dtype not in NAMES:
         raise TypeError(f"cuda pack takes bfloat16 and float16, not {weight.dtype}")
     n_out, n_in = weight.shape
-    padded = _padded(weight, -n_in % STEP, -n_out % TILE)
-    # Outputs: tile, warp, part, half, group. Inputs: step, block of 32, pair, product, its first or last 8, element.
-    parts = padded.view(-1, 4, 2, 2, 8, padded.shape[1] // STEP, 2, 4, 2, 2, 2)
-    # Per tile, step, warp, block, part and product: lanes (group, pair) with four registers (half fastest) of two.
-    cells = parts.permute(0, 5, 1, 6, 2, 8, 4, 7, 9, 3, 10).reshape(-1, padded.shape[1] // STEP, TILE * STEP)
-    n_done = torch.zeros(SPREAD_BELOW, dtype=torch.int32, device=weight.device)
-    return FragmentWeight(cells, None if bias is None else bias.contiguous(), n_done, n_in, n_out)
+    codes, words, group = coded(weight)
+    order = weight.order if isinstance(weight, Int4Weight) and words is not None else None
+    n_done = torch.zeros(SPREAD_BELOW, dtype=torch.int32, device=codes.device)
+    bias = None if bias is None else bias.contiguous()
+    return FragmentWeight(codes, words, group, order, bias, n_done, weight.dtype, n_in, n_out)
 
 
 def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> Tensor:
     """As `op.linear`. One launch at a time may use a weight: those of one stream do."""
     if not isinstance(packed, FragmentWeight):
         raise TypeError(f"cuda linear got a {type(packed).__name__}; pack the weight with cuda too")
-    if x.dtype != packed.cells.dtype or x.shape[1] != packed.in_features:
+    if x.dtype != packed.dtype or x.shape[1] != packed.in_features:
         raise ValueError(
-            f"x is {x.dtype} [n_rows, {x.shape[1]}], the weight {packed.cells.dtype} [.., {packed.in_features}]"
+            f"x is {x.dtype} [n_rows, {x.shape[1]}], the weight {packed.dtype} [.., {packed.in_features}]"
         )
     wanted = out_dtype or x.dtype
     kept = x.dtype if wanted == x.dtype else torch.float32
-    x = _padded(x, -packed.in_features % 8).contiguous()
-    out = product(x, packed.cells, packed.bias, packed.n_done, packed.out_features, kept)
+    if packed.order is not None:
+        x = x.index_select(1, packed.order)
+    x = with_zeros(x, -packed.in_features % 8).contiguous()
+    weight = [packed.codes] if packed.words is None else [packed.codes, packed.words]
+    out = product(x, weight, packed.bias, packed.n_done, [packed.out_features, packed.group], kept)
     return out.to(wanted)
 
 
@@ -84,22 +82,34 @@ def n_splits(n_out: int, n_in: int) -> int:
 
 
 def empty_product(
-    x: Tensor, cells: Tensor, bias: Tensor | None, n_done: Tensor, n_out: int, out_dtype: torch.dtype
+    x: Tensor,
+    weight: list[Tensor],
+    bias: Tensor | None,
+    n_done: Tensor,
+    sizes: list[int],
+    out_dtype: torch.dtype,
 ) -> Tensor:
     """What `product` returns, unfilled."""
-    return x.new_empty(x.shape[0], n_out, dtype=out_dtype)
+    return x.new_empty(x.shape[0], sizes[0], dtype=out_dtype)
 
 
 @torch_op(empty_product, mutates=("n_done",))
 def product(
-    x: Tensor, cells: Tensor, bias: Tensor | None, n_done: Tensor, n_out: int, out_dtype: torch.dtype
+    x: Tensor,
+    weight: list[Tensor],
+    bias: Tensor | None,
+    n_done: Tensor,
+    sizes: list[int],
+    out_dtype: torch.dtype,
 ) -> Tensor:
-    """x [n_rows, n_in] times a packed weight, in its dtype or float32: [n_rows, n_out].
+    """x [n_rows, n_in] times a `FragmentWeight`, in its dtype or float32: [n_rows, n_out].
 
-    n_in: a multiple of 8. n_done: zeros, and zeros again when it has run.
+    n_in: a multiple of 8. weight: codes, and words if there are any. sizes: n_out, and inputs that share a word.
+    n_done: zeros, and zeros again when it has run.
     """
-    (n_rows, n_in), (n_tiles, n_steps, _) = x.shape, cells.shape
-    out = empty_product(x, cells, bias, n_done, n_out, out_dtype)
+    codes, words = weight[0], weight[1] if len(weight) > 1 else None
+    (n_rows, n_in), (n_tiles, n_steps, n_bytes), (n_out, group) = x.shape, codes.shape, sizes
+    out = empty_product(x, weight, bias, n_done, sizes, out_dtype)
     wide = out_dtype == torch.float32
     width = next((n for n in WIDTHS if n_rows <= n), WIDTHS[-1])
     row_tiles, splits = -(-n_rows // width), n_splits(n_out, n_in)
@@ -110,16 +120,19 @@ def product(
     )
     launch(
         SOURCE,
-        f"linear<{NAMES[x.dtype]}, {width // 8}>",
+        f"linear<{NAMES[x.dtype]}, {n_bytes * 8 // (TILE * STEP)}, {width // 8}>",
         (row_tiles, n_tiles, splits if spread else 1),
         THREADS,
-        *(x, cells, bias, None if wide else out, out if wide else None, partials, n_done),
-        *(n_rows, n_in, n_out, n_steps, splits),
-        shared=STAGES * STEP * (TILE + width) * x.element_size(),
+        *(x, codes, words, bias, None if wide else out, out if wide else None, partials, n_done),
+        *(n_rows, n_in, n_out, n_steps, splits, 0 if words is None else words.shape[1], group),
+        shared=_shared(n_bytes, width),
     )
     return out
 
 
-def _padded(matrix: Tensor, n_columns: int, n_rows: int = 0) -> Tensor:
-    """With so many more columns and rows of zeros; F.pad would copy even for none."""
-    return F.pad(matrix, (0, n_columns, 0, n_rows)) if n_columns or n_rows else matrix
+def _shared(n_code_bytes: int, width: int) -> int:
+    """Bytes of all stages, as `Stage` in matmul.cu counts them. n_code_bytes: of a step."""
+    full, rows = 2 * TILE * STEP, 2 * STEP * width
+    words = 0 if n_code_bytes == full else STEP // BLOCK * TILE * 4
+    stage = n_code_bytes + words + rows
+    return STAGES * (full + rows) // stage * stage

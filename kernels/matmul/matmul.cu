@@ -4,17 +4,26 @@
 // side (8 rows), so one row costs what eight cost. The bits of an output follow from the weight's shape alone: inputs
 // are taken 16 at a time in ascending order within a split, splits are added in ascending order, in float32.
 //
-// Inputs lie in an order of their own (cuda.py packs weights so): of 32 inputs a lane takes 8 neighbours, those of its
-// pair, in two products. So a lane reads 16 bytes of a row for two products, and 16 bytes of weights for one.
+// Inputs lie in an order of their own (fragments.py packs weights so): of 32 inputs a lane takes 8 neighbours, those of
+// its pair, in two products. So a lane reads 16 bytes of a row for two products, and of weights its own, without gaps.
+//
+// Weights are of T (BITS 16), or codes of 8 or 4 bits that are made T in registers (fragments.cuh); nothing else differs.
 #include "copy.cuh"
+#include "fragments.cuh"
 #include "mma.cuh"
 
-constexpr int TILE = 128;  // outputs of a block, 32 of a warp
-constexpr int STEP = 64;   // inputs of a stage of the pipeline
-constexpr int STAGES = 3;
-constexpr int THREADS = 128;
-constexpr int PARTS = 2;  // 16 outputs each, of a warp
-constexpr int CELLS = TILE * STEP;
+constexpr int STAGES = 3;     // of 16 bits; codes have as many as that room holds
+constexpr int THREADS = 128;  // eight copy a row's step, so all of them 16 rows
+
+// Bytes of a stage of the pipeline, and how many there are.
+template <int BITS, int N_TILES>
+struct Stage {
+  static constexpr int CODES = CELLS * BITS / 8;
+  static constexpr int WORDS = BITS == 16 ? 0 : STEP / BLOCK * TILE * 4;
+  static constexpr int ROWS = 8 * N_TILES * STEP * 2;
+  static constexpr int SIZE = CODES + WORDS + ROWS;
+  static constexpr int COUNT = STAGES * (CELLS * 2 + ROWS) / SIZE;
+};
 
 // Sums of a warp's outputs: [part of 16 outputs][eight rows][as in mma.cuh].
 template <int N_TILES>
@@ -24,54 +33,85 @@ using Sums = float[PARTS][N_TILES][4];
 template <class T>
 struct Work {
   const T* x;
-  const T* weights;  // of this tile: [n_steps][CELLS]
+  const unsigned char* codes;  // of this tile: [n_steps][Stage::CODES]
+  const unsigned* words;       // of this tile: [n_groups][TILE]; none for 16 bits
   int first_row, n_rows, n_in, n_steps, n_splits;
+  int group;  // inputs that share a word, a multiple of BLOCK
 
   __device__ int border(int split) const { return static_cast<int>(static_cast<long long>(split) * n_steps / n_splits); }
+  __device__ bool changes_within_step() const { return group % STEP != 0; }
 };
 
 // Row `row`, inputs 8 chunk to 8 chunk + 7 of a stage. Odd rows are turned by 64 bytes: two rows fill all banks.
 __device__ inline int cell_of_row(int row, int chunk) { return row * STEP + ((chunk ^ ((row & 1) * 4)) * 8); }
 
-template <class T, int N_TILES>
-__device__ inline void fetch(const Work<T>& work, int step, T* stage) {
-  const T* from = work.weights + static_cast<long long>(step) * CELLS;
-#pragma unroll
-  for (int i = 0; i < CELLS / 8 / THREADS; ++i) {
-    const int cell = (i * THREADS + threadIdx.x) * 8;
-    copy16(stage + cell, from + cell);
-  }
-  T* rows = stage + CELLS;
-#pragma unroll
-  for (int i = 0; i < N_TILES * 64 / THREADS; ++i) {
-    const int row = (i * THREADS + threadIdx.x) / 8, chunk = threadIdx.x % 8;
-    const int input = step * STEP + chunk * 8, place = work.first_row + row;
-    const bool wanted = place < work.n_rows && input < work.n_in;
-    const T* source = wanted ? work.x + static_cast<long long>(place) * work.n_in + input : work.x;
-    copy16(rows + cell_of_row(row, chunk), source, wanted);
-  }
-}
+// A thread's share of the copies, step after step. What can be kept between steps is: codes of 4 bits leave few
+// instructions for addresses.
+template <class T, int BITS, int N_TILES>
+struct Feed {
+  using Bytes = Stage<BITS, N_TILES>;
+  const Work<T>& work;
+  const unsigned char* codes;
+  const unsigned* words = nullptr;  // null: others copy them
+  const T* row;                     // of every 16 rows the thread copies 8 inputs of one
+  int place, input, n_before = 0;   // n_before: inputs of the words' group that lie before the step
 
-template <class T, int N_TILES>
-__device__ inline void multiply(const T* stage, Sums<N_TILES>& sums) {
-  const int lane = threadIdx.x % WARP, group = lane / 4, pair = lane % 4;
-  const T* weights = stage + (threadIdx.x / WARP) * (CELLS / (THREADS / WARP)) + lane * 8;
-  const T* rows = stage + CELLS;
+  __device__ Feed(const Work<T>& work, int step) : work(work) {
+    codes = work.codes + static_cast<long long>(step) * Bytes::CODES + threadIdx.x * 16;
+    place = work.first_row + threadIdx.x / 8, input = step * STEP + threadIdx.x % 8 * 8;
+    row = work.x + static_cast<long long>(place) * work.n_in + input;
+    const int block = threadIdx.x / WARP;
+    if (BITS < 16 && (block == 0 || (block == 1 && work.changes_within_step()))) {
+      const int at = step * STEP + block * BLOCK, group = at / work.group;
+      n_before = at - group * work.group;
+      words = work.words + static_cast<long long>(group) * TILE + threadIdx.x % WARP * 4;
+    }
+  }
+
+  __device__ void next(unsigned char* stage) {
 #pragma unroll
-  for (int block = 0; block < STEP / 32; ++block) {
+    for (int i = 0; i < Bytes::CODES / 16 / THREADS; ++i)
+      copy16(stage + (i * THREADS + threadIdx.x) * 16, codes + i * THREADS * 16);
+    codes += Bytes::CODES;
+    if (BITS < 16 && words != nullptr) {
+      copy16(stage + Bytes::CODES + threadIdx.x * 16, words);
+      for (n_before += STEP; n_before >= work.group; n_before -= work.group) words += TILE;
+    }
+    T* rows = reinterpret_cast<T*>(stage + Bytes::CODES + Bytes::WORDS);
+#pragma unroll
+    for (int i = 0; i < N_TILES / 2; ++i) {
+      T* to = rows + cell_of_row(i * 16 + threadIdx.x / 8, threadIdx.x % 8);
+      copy16(to, row + i * 16LL * work.n_in, place + i * 16 < work.n_rows && input < work.n_in);
+    }
+    row += STEP, input += STEP;
+  }
+};
+
+template <class T, int BITS, int N_TILES>
+__device__ inline void multiply(
+    const Work<T>& work, const unsigned char* stage, Meaning<T, BITS>& meaning, Sums<N_TILES>& sums) {
+  using Bytes = Stage<BITS, N_TILES>;
+  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, pair = lane % 4;
+  constexpr int PIECE = Bytes::CODES / (THREADS / WARP) / (STEP / BLOCK) / PARTS;
+  const unsigned char* codes = stage + warp * (STEP / BLOCK * PARTS) * PIECE;
+  const unsigned* words = reinterpret_cast<const unsigned*>(stage + Bytes::CODES) + (warp * 8 + group) * 4;
+  const T* rows = reinterpret_cast<const T*>(stage + Bytes::CODES + Bytes::WORDS);
+#pragma unroll
+  for (int block = 0; block < STEP / BLOCK; ++block) {
     uint4 x[N_TILES];
 #pragma unroll
     for (int n = 0; n < N_TILES; ++n)
       x[n] = *reinterpret_cast<const uint4*>(rows + cell_of_row(8 * n + group, block * 4 + pair));
+    if constexpr (BITS < 16)
+      if (block == 0 || work.changes_within_step()) meaning.take(words + block * TILE);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
-      const T* mine = weights + (block * PARTS + part) * 2 * WARP * 8;
-      const uint4 first = *reinterpret_cast<const uint4*>(mine);
-      const uint4 second = *reinterpret_cast<const uint4*>(mine + WARP * 8);
+      unsigned weights[2][4];
+      meaning.widen(codes + (block * PARTS + part) * PIECE, part, weights);
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) {
-        mma_16x8x16<T>(sums[part][n], {first.x, first.y, first.z, first.w}, {x[n].x, x[n].y});
-        mma_16x8x16<T>(sums[part][n], {second.x, second.y, second.z, second.w}, {x[n].z, x[n].w});
+        mma_16x8x16<T>(sums[part][n], weights[0], {x[n].x, x[n].y});
+        mma_16x8x16<T>(sums[part][n], weights[1], {x[n].z, x[n].w});
       }
     }
   }
@@ -91,26 +131,27 @@ __device__ inline void add(Sums<N_TILES>& total, Sums<N_TILES>& sums) {
 }
 
 // Splits first_split up to end_split, one after another; the pipeline does not stop between them.
-template <class T, int N_TILES>
+template <class T, int BITS, int N_TILES>
 __device__ inline void run_splits(const Work<T>& work, int first_split, int end_split, Sums<N_TILES>& total) {
-  constexpr int STAGE = CELLS + 8 * N_TILES * STEP;
-  T* stages = dynamic_shared<T>();
+  constexpr int SIZE = Stage<BITS, N_TILES>::SIZE, COUNT = Stage<BITS, N_TILES>::COUNT;
+  unsigned char* stages = dynamic_shared<unsigned char>();
   const int begin = work.border(first_split), end = work.border(end_split);
+  Feed<T, BITS, N_TILES> feed(work, begin);
+  Meaning<T, BITS> meaning;
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; ++i) {
-    if (begin + i < end) fetch<T, N_TILES>(work, begin + i, stages + i * STAGE);
+  for (int i = 0; i < COUNT - 1; ++i) {
+    if (begin + i < end) feed.next(stages + i * SIZE);
     copies_commit();
   }
   Sums<N_TILES> sums = {};
   int split = first_split, border = work.border(first_split + 1), stage = 0;
   for (int step = begin; step < end; ++step) {
-    copies_wait<STAGES - 2>();
+    copies_wait<COUNT - 2>();
     __syncthreads();  // this step has arrived for all, and the last one's stage is free
-    const int ahead = step + STAGES - 1;
-    if (ahead < end) fetch<T, N_TILES>(work, ahead, stages + (stage + STAGES - 1) % STAGES * STAGE);
+    if (step + COUNT - 1 < end) feed.next(stages + (stage == 0 ? COUNT - 1 : stage - 1) * SIZE);
     copies_commit();
-    multiply<T, N_TILES>(stages + stage * STAGE, sums);
-    stage = (stage + 1) % STAGES;
+    multiply<T, BITS, N_TILES>(work, stages + stage * SIZE, meaning, sums);
+    stage = stage == COUNT - 1 ? 0 : stage + 1;
     if (step + 1 == border) {
       add<N_TILES>(total, sums);
       border = work.border(++split + 1);
@@ -181,19 +222,21 @@ __device__ inline void store(const Sums<N_TILES>& total, const T* bias, T* out, 
 }
 
 // Grid: tiles of rows, tiles of outputs, and either all splits or one, for blocks that run all splits themselves.
-// weights [n_tiles][n_steps][CELLS]. partials [grid x][grid y][splits][PARTS * N_TILES * THREADS] and n_done [grid x][grid y]
-// of zeros, which it leaves as zeros, for a grid over splits. n_in: a multiple of 8; x 16-byte aligned.
-template <class T, int N_TILES>
+// codes [n_tiles][n_steps][Stage::CODES]. words [n_tiles][n_groups][TILE], for codes of 8 and 4 bits; a group is `group`
+// inputs. partials [grid x][grid y][splits][PARTS * N_TILES * THREADS] and n_done [grid x][grid y] of zeros, which it
+// leaves as zeros, for a grid over splits. n_in: a multiple of 8; x 16-byte aligned.
+template <class T, int BITS, int N_TILES>
 __global__ void __launch_bounds__(THREADS, N_TILES == 2 ? 4 : N_TILES == 4 ? 3 : 2)
-    linear(const T* x, const T* weights, const T* bias, T* out, float* wide_out, float4* partials, int* n_done, int n_rows,
-           int n_in, int n_out, int n_steps, int n_splits) {
+    linear(const T* x, const unsigned char* codes, const unsigned* words, const T* bias, T* out, float* wide_out,
+           float4* partials, int* n_done, int n_rows, int n_in, int n_out, int n_steps, int n_splits, int n_groups, int group) {
   const int first_row = blockIdx.x * (8 * N_TILES);
-  const T* mine = weights + static_cast<long long>(blockIdx.y) * n_steps * CELLS;
-  const Work<T> work{x, mine, first_row, n_rows, n_in, n_steps, n_splits};
+  const long long tile = blockIdx.y;
+  const Work<T> work{x, codes + tile * n_steps * Stage<BITS, N_TILES>::CODES, words + tile * n_groups * TILE,
+                     first_row, n_rows, n_in, n_steps, n_splits, group};
   Sums<N_TILES> total = {};
   const bool whole = gridDim.z == 1;
   const int first_split = blockIdx.z;
-  run_splits<T, N_TILES>(work, first_split, whole ? n_splits : first_split + 1, total);
+  run_splits<T, BITS, N_TILES>(work, first_split, whole ? n_splits : first_split + 1, total);
   if (!whole && !combine<N_TILES>(partials, n_done, n_rows - first_row, total)) return;
   store<T, N_TILES>(total, bias, out, wide_out, n_rows, n_out);
 }

@@ -11,19 +11,21 @@ from torch import Tensor
 
 from kernels.dispatch import op
 from kernels.matmul.packed import Packed as Packed
+from kernels.matmul.quantized import Quantized as Quantized
 
 
-@op("cuda", "panels", "cpu", "tiled", "reference")
-def pack(weight: Tensor, bias: Tensor | None = None) -> Packed:
+@op("cuda", "triton", "panels", "cpu", "tiled", "reference")
+def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
     """Lay a weight out for `linear`.
 
-    weight: [out_features, in_features]. bias: [out_features] or None.
+    weight: [out_features, in_features]; of one of few bits the values are those of its `dense()`, whether they are
+    widened here, as on CPUs, or while they are multiplied. bias: [out_features] or None.
     Keeps no reference to `weight` where the layout is a copy: drop yours, or memory holds both.
     """
     raise NotImplementedError
 
 
-@op("cuda", "panels", "cpu", "tiled", "reference")
+@op("cuda", "triton", "panels", "cpu", "tiled", "reference")
 def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> Tensor:
     """x @ weight.T + bias.
 

@@ -29,6 +29,7 @@ from kernels.compiled import (
     shifted,
 )
 from kernels.matmul.packed import Packed
+from kernels.matmul.quantized import Quantized, widened
 from kernels.vector import WIDTH, add_pairs, fma, load, splat, store, store_part
 
 PANEL = 64  # outputs computed at a time: four vectors
@@ -57,7 +58,8 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None if llvmlite.binding.get_host_cpu_features().get(feature) else f"this CPU has no {feature}"
 
 
-def pack(weight: Tensor, bias: Tensor | None = None) -> Packed:
+def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
+    weight = widened(weight)
     n_out, n_in = weight.shape
     at_once = _inputs_per_step(weight.dtype)
     padded = F.pad(weight, (0, -n_in % at_once, 0, -n_out % PANEL))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.matmul.packed import Packed
+from kernels.matmul.quantized import Quantized, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def pack(weight: Tensor, bias: Tensor | None = None) -> Packed:
-    return PlainWeight(weight, bias)
+def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
+    return PlainWeight(widened(weight), bias)
 
 
 def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> Tensor:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.matmul.packed import Packed
+from kernels.matmul.quantized import Quantized, widened
 from kernels.matmul.reference import PlainWeight
 
 TILE = 16
@@ -21,8 +22,8 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None if dtype in (torch.float32, torch.bfloat16) else "float32 and bfloat16 only"
 
 
-def pack(weight: Tensor, bias: Tensor | None = None) -> Packed:
-    return PlainWeight(weight, bias)
+def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
+    return PlainWeight(widened(weight), bias)
 
 
 def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> Tensor:

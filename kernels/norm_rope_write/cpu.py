@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.compiled import (
     bfloat_pointer,
     float_pointer,
+    fp8_pointer,
     inlined,
     kernel,
     long_pointer,
@@ -18,11 +19,11 @@ from kernels.compiled import (
 )
 from kernels.norm.cpu import inverse_rms
 from kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
-from kernels.vector import WIDTH, add, load_part, mul, rounded, store_part, sub
+from kernels.vector import WIDTH, add, load_part, mul, rounded, rounded_before, store_part, sub
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None if (dtype, dtype) in _ROWS else "float32 and bfloat16 only"
+    return None if (dtype, dtype, dtype) in _ROWS else "float32 and bfloat16 only"
 
 
 def norm_rope_write(
@@ -35,7 +36,7 @@ def norm_rope_write(
         raise ValueError("positions, row_pages and row_offsets are int64")
     n_heads = qkv.shape[1] // d_head - 2 * n_kv_heads
     q = torch.empty((n_rows, n_heads, d_head), dtype=qkv.dtype)
-    _ROWS[qkv.dtype, qkv.dtype if norms is None else norms.q.dtype](
+    _ROWS[qkv.dtype, qkv.dtype if norms is None else norms.q.dtype, keys.dtype](
         (qkv.data_ptr(), q.data_ptr(), keys.data_ptr(), values.data_ptr()),
         (norms.q.data_ptr(), norms.k.data_ptr(), norms.eps) if norms is not None else None,
         (rope.cos.data_ptr(), rope.sin.data_ptr()),
@@ -55,17 +56,28 @@ def _normed(source: Any, i: int, count: int, norm: Any) -> Any:
 
 
 @inlined
-def _turn(source: Any, target: Any, norm: Any, tables: Any, d_head: int, half: int) -> None:
+def _turn(source: Any, target: Any, norm: Any, tables: Any, widths: Any) -> None:
     """Write one head, normed, dimension i turned with i + half. tables: cos and sin of the row's position."""
-    cos, sin = tables
+    (cos, sin), (d_head, half) = tables, widths
     for i in range(0, half, WIDTH):
         n = half - i
         first, second = _normed(source, i, n, norm), _normed(source, half + i, n, norm)
         c, s = load_part(cos, i, n), load_part(sin, i, n)
-        store_part(target, i, sub(mul(first, c), mul(second, s)), n)
-        store_part(target, half + i, add(mul(second, c), mul(first, s)), n)
+        store_part(target, i, rounded_before(sub(mul(first, c), mul(second, s)), source, target), n)
+        store_part(target, half + i, rounded_before(add(mul(second, c), mul(first, s)), source, target), n)
     for i in range(2 * half, d_head, WIDTH):
         store_part(target, i, _normed(source, i, d_head - i, norm), d_head - i)
+
+
+@inlined
+def _head(source: Any, target: Any, norms: Any, own: Any, table: Any, widths: Any) -> None:
+    """Norm and turn one head. own: (which of the norms is its, a pointer of their weights' kind)."""
+    which, scales = own
+    if norms is None:
+        _turn(source, target, None, table, widths)
+    else:
+        weight = pointer_like(norms[0] if which == 0 else norms[1], scales)
+        _turn(source, target, (weight, inverse_rms(source, widths[0], norms[2])), table, widths)
 
 
 @inlined
@@ -78,19 +90,17 @@ def _all_rows(pointers: Any, norms: Any, tables: Any, places: Any, shape: Any) -
         turn = positions[row] * half
         table = shifted(float_pointer(tables[0]), turn), shifted(float_pointer(tables[1]), turn)
         cell = (pages[row] * n_kv_heads * page_size + offsets[row]) * d_head
-        for head in range(n_heads + n_kv_heads):
-            source = shifted(qkv, (row * (n_heads + 2 * n_kv_heads) + head) * d_head)
-            if head < n_heads:
-                target = shifted(q, (row * n_heads + head) * d_head)
-            else:
-                target = shifted(keys, cell + (head - n_heads) * page_size * d_head)
-            if norms is None:
-                _turn(source, target, None, table, d_head, half)
-            else:
-                weight = pointer_like(norms[0] if head < n_heads else norms[1], scales)
-                _turn(source, target, (weight, inverse_rms(source, d_head, norms[2])), table, d_head, half)
+        heads = shifted(qkv, row * (n_heads + 2 * n_kv_heads) * d_head)
+        for head in range(n_heads):
+            target = shifted(q, (row * n_heads + head) * d_head)
+            _head(shifted(heads, head * d_head), target, norms, (0, scales), table, (d_head, half))
         for head in range(n_kv_heads):
-            source = shifted(qkv, (row * (n_heads + 2 * n_kv_heads) + n_heads + n_kv_heads + head) * d_head)
+            target = shifted(keys, cell + head * page_size * d_head)
+            _head(
+                shifted(heads, (n_heads + head) * d_head), target, norms, (1, scales), table, (d_head, half)
+            )
+        for head in range(n_kv_heads):
+            source = shifted(heads, (n_heads + n_kv_heads + head) * d_head)
             target = shifted(values, cell + head * page_size * d_head)
             for i in range(0, d_head, WIDTH):
                 store_part(target, i, load_part(source, i, d_head - i), d_head - i)
@@ -117,9 +127,34 @@ def _bfloat_rows_float_norms(tensors: Any, norms: Any, tables: Any, places: Any,
     _all_rows((*pointers, float_pointer(norms[0])), norms, tables, places, shape)
 
 
-# By dtype of the rows and of the norms' weights.
+@kernel
+def _float_rows_to_fp8(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any) -> None:
+    qkv, q, keys, values = tensors
+    pointers = float_pointer(qkv), float_pointer(q), fp8_pointer(keys), fp8_pointer(values)
+    _all_rows((*pointers, pointers[0]), norms, tables, places, shape)
+
+
+@kernel
+def _bfloat_rows_to_fp8(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any) -> None:
+    qkv, q, keys, values = tensors
+    pointers = bfloat_pointer(qkv), bfloat_pointer(q), fp8_pointer(keys), fp8_pointer(values)
+    _all_rows((*pointers, pointers[0]), norms, tables, places, shape)
+
+
+@kernel
+def _bfloat_rows_float_norms_to_fp8(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any) -> None:
+    qkv, q, keys, values = tensors
+    pointers = bfloat_pointer(qkv), bfloat_pointer(q), fp8_pointer(keys), fp8_pointer(values)
+    _all_rows((*pointers, float_pointer(norms[0])), norms, tables, places, shape)
+
+
+FLOAT, BFLOAT, FP8 = torch.float32, torch.bfloat16, torch.float8_e4m3fn
+# By dtype of the rows, of the norms' weights and of the stores.
 _ROWS = {
-    (torch.float32, torch.float32): _float_rows,
-    (torch.bfloat16, torch.bfloat16): _bfloat_rows,
-    (torch.bfloat16, torch.float32): _bfloat_rows_float_norms,
+    (FLOAT, FLOAT, FLOAT): _float_rows,
+    (BFLOAT, BFLOAT, BFLOAT): _bfloat_rows,
+    (BFLOAT, FLOAT, BFLOAT): _bfloat_rows_float_norms,
+    (FLOAT, FLOAT, FP8): _float_rows_to_fp8,
+    (BFLOAT, BFLOAT, FP8): _bfloat_rows_to_fp8,
+    (BFLOAT, FLOAT, FP8): _bfloat_rows_float_norms_to_fp8,
 }

@@ -1,4 +1,8 @@
-"""Head norms, rotary embedding and page write in Triton: a program has a few heads of one row."""
+"""Head norms, rotary embedding and page write in Triton: a program has a few heads of one row.
+
+Stores are of the rows' dtype, or of float8_e4m3fn: `x.clamp(-448, 448).to(torch.float8_e4m3fn)` of what the rows'
+dtype would have kept.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,10 @@ from kernels.triton_launch import FUSED, aligned, power_of_two, tiles
 from kernels.triton_launch import refuses as refuses
 
 HEADS = 4  # of a program
+LARGEST, NAN = (
+    tl.constexpr(0x43E00000),
+    tl.constexpr(0x7F),
+)  # float8_e4m3fn: the bits of 448 as float32; a code
 
 
 def norm_rope_write(
@@ -21,6 +29,10 @@ def norm_rope_write(
     n_rows, n_kv_heads, page_size, d_head = qkv.shape[0], *keys.shape[1:]
     if not (keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("norm_rope_write takes contiguous stores")
+    if keys.dtype not in (qkv.dtype, torch.float8_e4m3fn) or values.dtype != keys.dtype:
+        raise ValueError(f"stores are of {qkv.dtype} or float8_e4m3fn, not {keys.dtype} and {values.dtype}")
+    if keys.dtype == torch.float8_e4m3fn:  # Triton has no such type on compute capability 8.0
+        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     places = rows.positions, rows.row_pages, rows.row_offsets
     if not all(x.dtype == torch.int64 for x in places):
         raise ValueError("positions, row_pages and row_offsets are int64")
@@ -51,6 +63,26 @@ def _normed(x, inverse, weight_at, i, inside, NORMED: tl.constexpr):
         scaled = (wide * inverse[:, None]).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
         wide = scaled.to(x.dtype).to(tl.float32)
     return wide
+
+
+@triton.jit
+def _stored(x, target_at):
+    """x in the store's dtype. uint8 stands for float8_e4m3fn: to nearest even, beyond 448 to 448, NaN to NaN."""
+    if target_at.dtype.element_ty == tl.uint8:
+        bits = x.to(tl.float32).to(tl.int32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        rounding = 0x7FFFF + ((size >> 20) & 1)
+        normal = ((tl.minimum(size, LARGEST) + rounding) >> 20) - (
+            120 << 3
+        )  # float32's exponent is 120 larger
+        # Below 2^-6 a code counts units of 2^-9: those that 2^14 has as float32, so the sum rounds to one.
+        small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) & 0xF
+        code = tl.where(size < 0x3C800000, small, normal)
+        code = tl.where(size > 0x7F800000, NAN, code)
+        stored = (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+    else:
+        stored = x
+    return stored
 
 
 @triton.jit
@@ -105,5 +137,5 @@ def _heads(
     cell = tl.load(pages_at + row) * (N_KV * PAGE_SIZE) + tl.load(offsets_at + row)
     kv_head = tl.where(is_v, head[:, None] - N_KV, head[:, None]) - N_HEADS
     target = (cell + kv_head * PAGE_SIZE) * D + i[None, :]  # [HEADS, SIZE]
-    tl.store(keys_at + target, turned, mask=exists & ~is_q & ~is_v)
-    tl.store(values_at + target, own, mask=exists & is_v)
+    tl.store(keys_at + target, _stored(turned, keys_at), mask=exists & ~is_q & ~is_v)
+    tl.store(values_at + target, _stored(own, values_at), mask=exists & is_v)

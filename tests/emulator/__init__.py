@@ -71,7 +71,11 @@ class Launch(ctypes.Structure):
 
 @contextmanager
 def emulated(*, order: int = 0) -> Iterator[None]:
-    """Launches inside the block run on the CPU. order: 0 ascending, 1 descending, others a random order."""
+    """Launches inside the block run on the CPU.
+
+    order: of threads and blocks, 0 ascending, 1 descending, 2 warp after warp, each up to a barrier of the block,
+    others a random order.
+    """
 
     def run(
         source: Source, instance: str, grid: Grid, block: int, arguments: tuple[Argument, ...], shared: int

@@ -5,6 +5,7 @@
 // poisoned), signed overflow and shifts that are too wide (the compiler's traps).
 #pragma once
 
+#include <algorithm>
 #include <csetjmp>
 #include <csignal>
 #include <cstdarg>
@@ -62,12 +63,15 @@ struct Launch {
   unsigned grid[3];
   unsigned block[3];
   unsigned shared;  // bytes of dynamic shared memory
-  unsigned order;   // of threads and blocks: 0 ascending, 1 descending, others a random order of that seed
+  // Of threads and blocks: 0 ascending, 1 descending, others a random order of that seed; with 2 a warp goes on as long as it
+  // can before the next one begins, so that it meets what a missing barrier would have kept from it.
+  unsigned order;
 };
 
 struct Machine {
   std::vector<Fiber> fibers;
   std::vector<unsigned> turns;
+  size_t together;  // threads that take turns until none of them can go on
   Fiber* current = nullptr;
   Meeting meetings[16];
   unsigned n_finished = 0;
@@ -190,17 +194,20 @@ inline void run_block() {
     fiber.state = State::READY;
     fiber.copies.clear();
   }
-  for (;;) {
-    bool any = false, left = false;
-    for (unsigned turn : machine->turns) {
-      Fiber& fiber = machine->fibers[turn];
-      if (fiber.state == State::READY) {
-        resume(fiber);
-        any = true;
+  while (machine->n_finished < machine->fibers.size()) {
+    bool any = false;
+    for (size_t begin = 0; begin < machine->turns.size(); begin += machine->together) {
+      const size_t end = std::min(begin + machine->together, machine->turns.size());
+      for (bool ran = true; ran;) {
+        ran = false;
+        for (size_t i = begin; i < end; ++i) {
+          Fiber& fiber = machine->fibers[machine->turns[i]];
+          if (fiber.state != State::READY) continue;
+          resume(fiber);
+          ran = any = true;
+        }
       }
-      left = left || fiber.state != State::FINISHED;
     }
-    if (!left) return;
     if (!any) explain_deadlock();
   }
 }
@@ -209,7 +216,7 @@ inline std::vector<unsigned> ordered(unsigned n, unsigned order) {
   std::vector<unsigned> turns(n);
   for (unsigned i = 0; i < n; ++i) turns[i] = order == 1 ? n - 1 - i : i;
   std::mt19937 random(order);
-  if (order > 1)
+  if (order > 2)
     for (unsigned i = n; i > 1; --i) std::swap(turns[i - 1], turns[random() % i]);
   return turns;
 }
@@ -232,6 +239,7 @@ inline void make_fibers(const Launch& launch) {
     makecontext(&fiber.first, fiber_main, 0);
   }
   machine->turns = ordered(n, launch.order);
+  machine->together = launch.order == 2 ? 32 : n;
 }
 
 inline void run_blocks(const Launch& launch) {

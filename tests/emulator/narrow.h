@@ -1,6 +1,7 @@
 // bfloat16 and float16 on the host, with those of CUDA's functions that our kernels use.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -55,3 +56,39 @@ inline float __low2float(__half2 x) { return __half2float(x.x); }
 inline float __high2float(__half2 x) { return __half2float(x.y); }
 inline uint16_t __half_as_ushort(__half x) { return x.bits; }
 inline __half __ushort_as_half(uint16_t x) { return {x}; }
+
+// Arithmetic on two at once: exact in double, or as good as, then rounded once.
+inline __half rounded(__half, double x) {
+  const _Float16 narrow = static_cast<_Float16>(x);
+  __half value;
+  memcpy(&value, &narrow, 2);
+  return value;
+}
+inline __nv_bfloat16 rounded(__nv_bfloat16, double x) {
+  float narrow = static_cast<float>(x);
+  if (narrow != x) {  // cut off, the last bit set: the next rounding then sees that there was more
+    uint32_t bits;
+    memcpy(&bits, &narrow, 4);
+    if (std::fabs(static_cast<double>(narrow)) > std::fabs(x)) bits -= 1;
+    bits |= 1;
+    memcpy(&narrow, &bits, 4);
+  }
+  return __float2bfloat16_rn(narrow);
+}
+template <class Two, class Of>
+Two of_both(Of of, Two a, Two b, Two c) {
+  return {rounded(a.x, of(__low2float(a), __low2float(b), __low2float(c))),
+          rounded(a.x, of(__high2float(a), __high2float(b), __high2float(c)))};
+}
+template <class Two>
+Two __hsub2(Two a, Two b) {
+  return of_both([](double x, double y, double) { return x - y; }, a, b, b);
+}
+template <class Two>
+Two __hmul2(Two a, Two b) {
+  return of_both([](double x, double y, double) { return x * y; }, a, b, b);
+}
+template <class Two>
+Two __hfma2(Two a, Two b, Two c) {
+  return of_both([](double x, double y, double z) { return std::fma(x, y, z); }, a, b, c);
+}

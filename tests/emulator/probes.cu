@@ -128,3 +128,12 @@ __global__ void bad_race(float* out) {
   if (threadIdx.x == 0) tile[0] = 2.0f;
   out[threadIdx.x] = tile[0];
 }
+
+// Every thread of a warp has written before the warp goes on, but nobody waits for the other warp.
+__global__ void bad_warp_race(float* out) {
+  __shared__ float tile[64];
+  tile[threadIdx.x] = 2.0f;
+  __syncwarp();
+  __syncwarp();
+  out[threadIdx.x] = tile[63 - threadIdx.x];
+}

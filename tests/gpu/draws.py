@@ -28,6 +28,7 @@ from kernels.norm.op import add_rms_norm, rms_norm
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 from kernels.short_conv.op import ConvState, short_conv
 from kernels.verify.op import verify
+from tests.gpu import quantized
 from tests.gpu.dice import Dice, Draw, Pages, Tensors, page_tensors
 
 EXACT = ("choose", "mask", "ngram", "verify")  # every implementation gives the same bits
@@ -38,15 +39,16 @@ def a_matmul(dice: Dice) -> Draw:
         [(70, 36), (96, 64)] if dice.quick else [(192, 1024), (70, 1000), (384, 2560)]
     )
     n_rows, wide = dice.n_rows(), dice.random.random() < 0.3
-    tensors = {"weight": dice.normal(n_out, n_in) / n_in**0.5, "x": dice.normal(n_rows, n_in)}
+    fields, weight, says = quantized.drawn(dice, n_out, n_in)
+    tensors = {"x": dice.normal(n_rows, n_in), **fields}
     if dice.random.random() < 0.5:
         tensors["bias"] = dice.normal(n_out)
 
     def call(t: Tensors) -> tuple[Tensor, ...]:
         out_dtype = torch.promote_types(t["x"].dtype, torch.float32) if wide else None
-        return (linear(t["x"], pack(t["weight"].clone(), t.get("bias")), out_dtype),)
+        return (linear(t["x"], pack(weight(t), t.get("bias")), out_dtype),)
 
-    return Draw(tensors, call, f"{n_rows} rows, {n_out} x {n_in}")
+    return Draw(tensors, call, f"{n_rows} rows, {n_out} x {n_in}, {says}")
 
 
 def a_norm(dice: Dice) -> Draw:
@@ -78,12 +80,20 @@ def a_norm_rope_write(dice: Dice) -> Draw:
     def call(t: Tensors) -> tuple[Tensor, ...]:
         norms = HeadNorms(t["q_norm"], t["k_norm"], 1e-6) if normed else None
         rope = Rope(t["cos"], t["sin"])
-        q = norm_rope_write(t["qkv"], norms, rope, Pages.of(t), t["keys"], t["values"])
-        return q, t["keys"], t["values"]
+        stores = [t["keys"], t["values"]]
+        coded = [as_float8(store) for store in stores]
+        norm_rope_write(t["qkv"], norms, rope, Pages.of(t), *coded)
+        q = norm_rope_write(t["qkv"], norms, rope, Pages.of(t), *stores)
+        as_meant = [a.float() == as_float8(b).float() for a, b in zip(coded, stores, strict=True)]
+        return q, *stores, *as_meant
 
     return Draw(
         tensors, call, f"rows {lengths} after {past}, head {d_head}, page {page_size}, norms {normed}"
     )
+
+
+def as_float8(x: Tensor) -> Tensor:
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
 def an_attention(dice: Dice) -> Draw:
@@ -100,14 +110,18 @@ def an_attention(dice: Dice) -> Draw:
     for i, (n, n_past) in enumerate(zip(lengths, past, strict=True)):
         seen = torch.arange(0 if window is None else max(0, n_past - window + 1), n_past + n)
         spoilt[tensors["page_table"][i, seen // page_size].long(), seen % page_size] = False
+    coded = d_head % 16 == 0 and dice.random.random() < 0.4
     for name in ("keys", "values"):
-        store = dice.normal(n_pages, n_kv, page_size, d_head)
-        tensors[name] = store.masked_fill(spoilt[:, None, :, None], float("nan"))
+        store = dice.normal(n_pages, n_kv, page_size, d_head).masked_fill(
+            spoilt[:, None, :, None], float("nan")
+        )
+        tensors[name] = as_float8(store).to(dice.dtype) if coded else store
 
     def call(t: Tensors) -> tuple[Tensor, ...]:
-        return (attention(t["q"], t["keys"], t["values"], Pages.of(t), d_head**-0.5, window),)
+        stores = [as_float8(t[name]) if coded else t[name] for name in ("keys", "values")]
+        return (attention(t["q"], *stores, Pages.of(t), d_head**-0.5, window),)
 
-    shape = f"{n_heads} / {n_kv} heads of {d_head}, page {page_size}, window {window}"
+    shape = f"{n_heads} / {n_kv} heads of {d_head}, page {page_size}, window {window}, float8 {coded}"
     return Draw(tensors, call, f"rows {lengths} after {past}, {shape}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +21,14 @@ from kernels.choose.op import RowParams, choose
 from kernels.gated.op import silu_mul
 from kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
 from kernels.gated_norm.op import gated_norm
-from kernels.matmul.op import linear, pack
+from kernels.matmul.op import Packed, linear, pack
 from kernels.moe.op import Routing, experts, pack_experts, route
 from kernels.ngram.op import ngram
 from kernels.norm.op import add_rms_norm
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 from kernels.short_conv.op import ConvState, short_conv
 from kernels.verify.op import verify
+from tests.gpu import quantized
 from tests.gpu.ceilings import copy_rate
 from tests.gpu.clock import Took, measure
 from tests.gpu.setting import Figures, Finding, Findings, Setting, selected
@@ -36,7 +38,7 @@ DTYPE = torch.bfloat16
 
 
 def cases(setting: Setting) -> list[str]:
-    return ["matmul", "attention", "choose", "ngram", "gated_delta", "rows", "moe"]
+    return ["matmul", "quantised", "attention", "choose", "ngram", "gated_delta", "rows", "moe"]
 
 
 def run(setting: Setting, case: str) -> Findings:
@@ -44,6 +46,7 @@ def run(setting: Setting, case: str) -> Findings:
         selected(setting.device, dtype)
     yield from {
         "matmul": products,
+        "quantised": packed_products,
         "attention": attentions,
         "choose": picks,
         "ngram": lookups,
@@ -80,59 +83,101 @@ def normal(setting: Setting, *shape: int, dtype: torch.dtype = DTYPE) -> Tensor:
     return torch.randn(shape, device=setting.device, dtype=dtype)
 
 
+SHAPES = {  # outputs, inputs, layers
+    "qkv": (6144, 4096, 32),
+    "o": (4096, 4096, 32),
+    "gate_up": (28672, 4096, 32),
+    "down": (4096, 14336, 32),
+    "head": (151_936, 4096, 1),
+}
+
+
+class Weights(NamedTuple):
+    """Enough of one shape that they come from memory."""
+
+    packed: list[Packed]
+    plain: list[Tensor]  # as torch's own product takes them
+    n_bytes: int  # of one, as a checkpoint has it
+
+    @classmethod
+    def made(cls, setting: Setting, n_out: int, n_in: int, kind: str) -> Weights:
+        """kind: "plain" or one of `quantized.KINDS`."""
+        group, n_dense = setting.pick(128, 32), n_out * n_in * DTYPE.itemsize
+        n_plain = max(1, min(64, -(-int(setting.pick(CYCLED, 1)) // n_dense)))
+        if kind == "plain":
+            plain = [normal(setting, n_out, n_in) / n_in**0.5 for _ in range(n_plain)]
+            return cls([pack(one.clone()) for one in plain], plain, n_dense)
+        g = torch.Generator(setting.device).manual_seed(1)
+        some = quantized.fields(kind, (n_out, n_in), group, g)
+        n_bytes = sum(one.nbytes for one in some.values())
+        one = quantized.weight(kind, some, group, DTYPE)
+        n_sets = -(-n_plain * n_dense // n_bytes)
+        return cls([pack(one) for _ in range(n_sets)], [one.dense() for _ in range(n_plain)], n_bytes)
+
+
 def products(setting: Setting) -> Findings:
     """Linear layers of one 8B layer and its head; a bar weighs 32 layers and the head as a pass does."""
-    shapes = setting.pick(
-        {
-            "qkv": (6144, 4096, 32),
-            "o": (4096, 4096, 32),
-            "gate_up": (28672, 4096, 32),
-            "down": (4096, 14336, 32),
-            "head": (151_936, 4096, 1),
-        },
-        {"qkv": (96, 64, 2), "head": (128, 64, 1)},
-    )
+    shapes = setting.pick(SHAPES, {"qkv": (96, 64, 2), "head": (128, 64, 1)})
     widths = setting.pick((1, 2, 4, 8, 16, 32, 64), (1, 4))
+    yield from products_of(setting, "plain", shapes, widths, 0.7)
+
+
+def packed_products(setting: Setting) -> Findings:
+    """The same layers in groups of 128 inputs and blocks of 128 x 128; heads are not quantised."""
+    shapes = setting.pick({name: SHAPES[name] for name in list(SHAPES)[:-1]}, {"qkv": (96, 64, 2)})
+    for kind in quantized.KINDS:
+        yield from products_of(setting, kind, shapes, setting.pick((1, 4, 16, 64), (1, 4)), 0.75)
+
+
+def products_of(
+    setting: Setting, kind: str, shapes: dict[str, tuple[int, int, int]], widths: tuple[int, ...], goal: float
+) -> Findings:
+    """goal: of the bandwidth of a copy, at 16 rows and fewer."""
     total = {n: [0.0, 0.0, 0.0] for n in widths}  # bytes, seconds, torch's seconds of one pass
+    label = "" if kind == "plain" else f"{kind} "
     complete = True
     for name, (n_out, n_in, n_layers) in shapes.items():
-        n_bytes = n_out * n_in * DTYPE.itemsize
-        n_sets = max(1, min(64, -(-int(setting.pick(CYCLED, 1)) // n_bytes)))
-        plain = [normal(setting, n_out, n_in) / n_in**0.5 for _ in range(n_sets)]
-        packed = [pack(weight.clone()) for weight in plain]
+        weights = Weights.made(setting, n_out, n_in, kind)
         for n in widths:
             if setting.left_s() < 0:
                 complete = False
                 break
             x = normal(setting, n, n_in)
-            took = measure([functools.partial(linear, x, one) for one in packed], setting.device)
-            other = measure([functools.partial(F.linear, x, one) for one in plain], setting.device)
+            took = measure([functools.partial(linear, x, one) for one in weights.packed], setting.device)
+            other = measure([functools.partial(F.linear, x, one) for one in weights.plain], setting.device)
             yield Finding(
-                f"linear {name} {n_out}x{n_in}, {n} rows", None, figures(setting, took, n_bytes, other)
+                f"{label}linear {name} {n_out}x{n_in}, {n} rows",
+                None,
+                figures(setting, took, weights.n_bytes, other),
             )
-            for i, value in enumerate((n_bytes, took.seconds, other.seconds)):
+            for i, value in enumerate((weights.n_bytes, took.seconds, other.seconds)):
                 total[n][i] += n_layers * value
     for n in widths if complete else ():
         n_bytes, seconds, torch_seconds = total[n]
         share, ratio = n_bytes / seconds / ceiling(setting), torch_seconds / seconds
         yield Finding(
-            f"all products of a pass, {n} rows",
+            f"all {label}products of a pass, {n} rows",
             None,
             {"us": 1e6 * seconds, "of copy": share, "x torch": ratio},
         )
         if n <= 16:
-            yield bar(f"matmul, {n} rows, share of copy", share, "0.7", met=share >= 0.7)
+            yield bar(f"{label}matmul, {n} rows, share of copy", share, f"{goal:g}", met=share >= goal)
+        if n <= 16 and kind == "plain":
             yield bar(f"matmul, {n} rows, x torch", ratio, "0.95", met=ratio >= 0.95)
 
 
 def attentions(setting: Setting) -> Findings:
-    """One layer at 32k: paged against torch's fused attention over contiguous keys and values, which is not paged."""
+    """One layer at 32k: paged against torch's fused attention over contiguous keys and values, which is not paged.
+
+    Keys and values of float8 are half the bytes, and have no bar.
+    """
     heads, n_kv, d, page = 32, 8, 128, 64
     for n_past in setting.pick((32_768, 4096), (100,)):
         n_pages = -(-(n_past + 64) // page)
         n_bytes = 2 * n_past * n_kv * d * DTYPE.itemsize
         n_sets = max(1, int(setting.pick(CYCLED, 1) // n_bytes))
         stores = [[normal(setting, n_pages, n_kv, page, d) for _ in range(2)] for _ in range(n_sets)]
+        coded = [[one.to(torch.float8_e4m3fn) for one in pair] for pair in stores]
         flat = [[one.transpose(0, 1).reshape(1, n_kv, -1, d) for one in pair] for pair in stores]
         table = torch.randperm(n_pages).tolist()
         for n in setting.pick((1, 2, 4, 8, 16, 64), (1, 3)):
@@ -151,6 +196,9 @@ def attentions(setting: Setting) -> Findings:
             ]
             other = measure(others, setting.device)
             yield Finding(f"attention, {n} rows after {n_past}", None, figures(setting, took, n_bytes, other))
+            works = [functools.partial(attention, q, *pair, batch, d**-0.5) for pair in coded]
+            label = f"attention over float8, {n} rows after {n_past}"
+            yield Finding(label, None, figures(setting, measure(works, setting.device), n_bytes / 2))
             if n_past >= 32_768 and n <= 16:
                 share = n_bytes / took.seconds / ceiling(setting)
                 yield bar(f"attention at 32k, {n} rows, share of copy", share, "0.6", met=share >= 0.6)

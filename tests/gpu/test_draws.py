@@ -63,7 +63,7 @@ def test_every_op_is_drawn() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("folder", made_for_gpus("cuda"))
-@pytest.mark.parametrize("seed", [1, 2, 6])
+@pytest.mark.parametrize("seed", [2, 9, 14])  # weights of all kinds, keys of float8
 def test_cuda_kernels_take_them(folder: str, seed: int) -> None:
     with emulated():
         holds(folder, "cuda", seed)

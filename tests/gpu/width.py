@@ -25,6 +25,7 @@ from kernels.moe.op import Routed, Routing, experts, pack_experts, route
 from kernels.norm.op import add_rms_norm
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 from kernels.short_conv.op import ConvState, short_conv
+from tests.gpu import quantized
 from tests.gpu.dice import Pages, page_tensors
 from tests.gpu.parity import DTYPES, bits, implementations, short, split
 from tests.gpu.setting import Finding, Findings, Setting, selected
@@ -50,6 +51,14 @@ class Things:
 def of_matmul(things: Things) -> Compute:
     n_out, n_in = things.setting.pick((1024, 4096), (48, 96))
     packed, x = pack(things.normal(n_out, n_in) / n_in**0.5), things.normal(N_ROWS, n_in)
+    return lambda first, n: [linear(x[first : first + n], packed)]
+
+
+def of_quantized(things: Things, kind: str) -> Compute:
+    n_out, n_in, group = things.setting.pick((1024, 4096, 128), (48, 96, 32))
+    fields = quantized.fields(kind, (n_out, n_in), group, things.g)
+    moved = {name: value.to(things.device) for name, value in fields.items()}
+    packed, x = pack(quantized.weight(kind, moved, group, things.dtype)), things.normal(N_ROWS, n_in)
     return lambda first, n: [linear(x[first : first + n], packed)]
 
 
@@ -153,11 +162,13 @@ def sequences(things: Things, n_past: int) -> tuple[Pages, int]:
     return Pages(**{name: value.to(things.device) for name, value in tensors.items()}), n_pages
 
 
-def of_attention(things: Things, window: int | None = None) -> Compute:
+def of_attention(things: Things, window: int | None = None, *, coded: bool = False) -> Compute:
     n_past = things.setting.pick(1000, 130)
     heads, n_kv, d = things.setting.pick((16, 4, 128), (4, 2, 16))
     every, n_pages = sequences(things, n_past)
     keys, values = (things.normal(n_pages, n_kv, 16, d) for _ in range(2))
+    if coded:
+        keys, values = keys.to(torch.float8_e4m3fn), values.to(torch.float8_e4m3fn)
     q, company = things.normal(N_ROWS, heads, d), things.normal(12, heads, d)
 
     def compute(first: int, n: int) -> Sequence[Tensor]:
@@ -267,10 +278,10 @@ def check_rows(compute: Compute) -> str | None:
 
 
 ROWS: dict[str, Sequence[Callable[[Things], Compute]]] = {
-    "matmul": (of_matmul,),
+    "matmul": (of_matmul, *(partial(of_quantized, kind=kind) for kind in quantized.KINDS)),
     "norm": (of_norm,),
     "norm_rope_write": (of_norm_rope_write,),
-    "attention": (of_attention, partial(of_attention, window=100)),
+    "attention": (of_attention, partial(of_attention, window=100), partial(of_attention, coded=True)),
     "gated": (of_gated,),
     "moe": (of_moe,),
     "gated_norm": (of_gated_norm,),

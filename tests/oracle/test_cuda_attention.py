@@ -83,6 +83,54 @@ def test_is_near_float64(dtype: torch.dtype, seed: int) -> None:
     assert_near(found, q, stores, spans, window)
 
 
+@each_dtype
+@pytest.mark.parametrize(
+    ("heads", "page_size", "lengths", "past", "window"),
+    [
+        ((8, 2, 64), 16, [1, 5, 40], [500, 0, 30], None),
+        ((3, 1, 80), 48, [17], [511], 37),
+        ((4, 4, 16), 7, [1, 0, 2], [70, 3, 512], None),
+        ((6, 2, 128), 64, [9, 1], [31, 600], 530),
+        ((5, 1, 256), 16, [2, 13], [32, 5], None),
+    ],
+    ids=str,
+)
+def test_float8_keys_and_values_are_read_as_those_of_the_queries_dtype(
+    dtype: torch.dtype,
+    heads: tuple[int, int, int],
+    page_size: int,
+    lengths: list[int],
+    past: list[int],
+    window: int | None,
+) -> None:
+    n_heads, n_kv, d_head = heads
+    spans = make_spans(lengths, past, page_size)
+    q = random(sum(lengths), n_heads, d_head, dtype=dtype)
+    wide = make_stores(spans, (n_kv, page_size, d_head), torch.float32)
+    poisoned, known = poison_unseen((wide[0] * 3, wide[1] * 100), spans, window)
+    keys, values = (store.to(torch.float8_e4m3fn) for store in poisoned)
+    with emulated(order=2):
+        found = cuda.attention(q, keys, values, known, 0.3, window)
+    with emulated(order=1):
+        meant = cuda.attention(q, keys.to(dtype), values.to(dtype), known, 0.3, window)
+    assert not found.isnan().any()
+    assert same(found, meant)
+
+
+@each_dtype
+def test_every_float8_value_comes_out_to_the_bit(dtype: torch.dtype) -> None:
+    """A row that sees one position has its values for a result."""
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    spans, store = make_spans([1], [0], 16), torch.zeros(3, 1, 16, 256).to(torch.float8_e4m3fn)
+    values = store.clone()
+    values[spans.page_table[0, 0], 0, 0] = codes
+    q = random(1, 2, 256, dtype=dtype)
+    with emulated():
+        found = cuda.attention(q, store, values, spans, 0.3).view(2, 256)
+    for row in found:
+        torch.testing.assert_close(row, codes.to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
 class Prompt:
     """One sequence in pages, and its attention however it is cut into spans."""
 
@@ -236,8 +284,13 @@ def test_what_does_not_fit_is_refused() -> None:
     q, (keys, values), spans = prompt.q, prompt.stores, prompt.spans
     with pytest.raises(ValueError, match="8, 16"):
         cuda.attention(q[..., :12].contiguous(), keys[..., :12].contiguous(), values, spans, 0.2)
-    with pytest.raises(ValueError, match="one dtype"):
+    with pytest.raises(ValueError, match="q's dtype or float8"):
         cuda.attention(q, keys.half(), values, spans, 0.2)
+    with pytest.raises(ValueError, match="q's dtype or float8"):
+        cuda.attention(q, keys, values.to(torch.float8_e4m3fn), spans, 0.2)
+    eight = (one[..., :40].to(torch.float8_e4m3fn) for one in (keys, values))
+    with pytest.raises(ValueError, match="16, 32"):
+        cuda.attention(q[..., :40].contiguous(), *eight, spans, 0.2)
     with pytest.raises(ValueError, match="contiguous"):
         cuda.attention(q[..., :32], keys, values, spans, 0.2)
     with pytest.raises(ValueError, match="int32"):

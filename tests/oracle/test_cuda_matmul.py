@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernels.matmul import cuda, op, reference
+from kernels.matmul.fragments import STEP, TILE
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_kernels import random
 
@@ -36,7 +37,7 @@ def test_is_near_float64(dtype: torch.dtype, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     n_rows, n_out, n_in = (int(torch.randint(1, most, (), generator=draw)) for most in (24, 300, 900))
     if seed % 3 == 0:  # exact tiles
-        n_out, n_in = -(-n_out // cuda.TILE) * cuda.TILE, -(-n_in // cuda.STEP) * cuda.STEP
+        n_out, n_in = -(-n_out // TILE) * TILE, -(-n_in // STEP) * STEP
     weight = random(n_out, n_in, dtype=dtype, seed=seed) / n_in**0.5
     bias = random(n_out, dtype=dtype, seed=seed + 1) if seed % 2 else None
     x = random(n_rows, n_in, dtype=dtype, seed=seed + 2)
@@ -158,9 +159,9 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_traced_graphs_know_the_shape() -> None:
     with FakeTensorMode():
-        x, cells = torch.empty(3, 64, dtype=torch.bfloat16), torch.empty(1, 1, 8192, dtype=torch.bfloat16)
+        x, codes = torch.empty(3, 64, dtype=torch.bfloat16), torch.empty(1, 1, 16384, dtype=torch.uint8)
         n_done = torch.empty(256, dtype=torch.int32)
-        out = torch.ops.slipstream.matmul_product(x, cells, None, n_done, 100, torch.float32)
+        out = torch.ops.slipstream.matmul_product(x, [codes], None, n_done, [100, 32], torch.float32)
     assert (out.shape, out.dtype) == ((3, 100), torch.float32)
 
 

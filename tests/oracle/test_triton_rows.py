@@ -131,13 +131,16 @@ class Heads:
         return cls(draw.size(3), d_head, draw.size(8), norms, Rope(angles.cos(), angles.sin()))
 
     def run(
-        self, each: Callable[..., Tensor], qkv: Tensor, places: Places, part: slice
+        self,
+        each: Callable[..., Tensor],
+        qkv: Tensor,
+        places: Places,
+        part: slice,
+        dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, ...]:
-        """q and the stores, which were NaN before."""
-        stores = [
-            torch.full((30, self.n_kv, self.page_size, self.d_head), torch.nan, dtype=qkv.dtype)
-            for _ in range(2)
-        ]
+        """q and the stores, which were NaN before. dtype: of the stores, by default that of the rows."""
+        shape = 30, self.n_kv, self.page_size, self.d_head
+        stores = [torch.full(shape, torch.nan, dtype=dtype or qkv.dtype) for _ in range(2)]
         rows = Places(places.positions[part], places.row_pages[part], places.row_offsets[part])
         return each(qkv[part], self.norms, self.rope, rows, *stores), *stores
 
@@ -163,6 +166,41 @@ def test_norm_rope_write(seed: int, dtype: torch.dtype) -> None:
     q, *stores = heads.run(rope.norm_rope_write, qkv, places, slice(0, 0))
     assert q.shape == (0, *meant[0].shape[1:])
     assert all(store.isnan().all() for store in stores)
+
+
+def as_float8(x: Tensor) -> Tensor:
+    """What a store of float8 holds of x, as numbers."""
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+
+
+@each_dtype
+@pytest.mark.parametrize("seed", range(5))
+def test_norm_rope_write_to_float8(seed: int, dtype: torch.dtype) -> None:
+    draw = Draw(seed, dtype)
+    heads, n_rows = Heads.drawn(draw), draw.size(5)
+    places = drawn_places(draw, n_rows, heads.page_size)
+    qkv = draw.normal(n_rows, (draw.size(6) + 2 * heads.n_kv) * heads.d_head) * draw.choose.choice(
+        [0.01, 1, 100]
+    )
+    q, *stores = heads.run(rope.norm_rope_write, qkv, places, slice(0, n_rows), torch.float8_e4m3fn)
+    meant_q, *meant = heads.run(rope.norm_rope_write, qkv, places, slice(0, n_rows))
+    assert torch.equal(q, meant_q)
+    for one, other in zip(stores, meant, strict=True):
+        torch.testing.assert_close(one.float(), as_float8(other), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_value_is_rounded_to_float8_as_torch_does(dtype: torch.dtype) -> None:
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    qkv = torch.zeros(16, 3, 4096, dtype=dtype)  # a query head, a key head, a value head
+    qkv[:, 2] = every.view(16, 4096)
+    heads = Heads(1, 4096, 16, None, Rope(torch.ones(1, 8), torch.zeros(1, 8)))
+    row = torch.arange(16)
+    places = Places(torch.zeros_like(row), torch.zeros_like(row), row)
+    _, _, values = heads.run(rope.norm_rope_write, qkv.flatten(1), places, slice(0, 16), torch.float8_e4m3fn)
+    found = values[0].flatten().float()
+    torch.testing.assert_close(found, as_float8(every), rtol=0, atol=0, equal_nan=True)
+    assert found[every == 0].signbit().tolist() == every[every == 0].signbit().tolist()
 
 
 @each_draw
@@ -241,6 +279,18 @@ def test_what_does_not_fit_is_refused() -> None:
         norm.rms_norm(x, torch.zeros(8, dtype=torch.bfloat16), 1e-6)
     with pytest.raises(ValueError, match="activation"):
         gated_norm.gated_norm(x.view(2, 2, 4), x, torch.zeros(4), 1e-6, "gelu")
+    heads, place = (
+        Heads(1, 4, 2, None, Rope(torch.ones(1, 2), torch.zeros(1, 2))),
+        torch.zeros(2, dtype=torch.int64),
+    )
+    with pytest.raises(ValueError, match="float8_e4m3fn, not"):
+        heads.run(
+            rope.norm_rope_write,
+            torch.zeros(2, 12),
+            Places(place, place, place),
+            slice(0, 2),
+            torch.float8_e5m2,
+        )
     with pytest.raises(ValueError, match="contiguous"):
         mask.mask(x.T, torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int32))
     assert norm.refuses(torch.device("cpu"), torch.float64) is not None

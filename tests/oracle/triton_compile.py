@@ -36,6 +36,7 @@ from kernels.gated_delta import triton as gated_delta
 from kernels.gated_delta.state import DeltaGate, DeltaState
 from kernels.gated_norm import triton as gated_norm
 from kernels.mask import triton as mask
+from kernels.matmul import triton as matmul
 from kernels.moe import triton as moe
 from kernels.moe.types import Routed, Routing
 from kernels.norm import triton as norm
@@ -95,11 +96,12 @@ def run_norm_rope_write(dtype: torch.dtype) -> None:
     places = {name: none_of(torch.int64, N_ROWS) for name in ("positions", "row_pages", "row_offsets")}
     for n_heads, n_kv, d_head, half, scale in ((32, 8, 128, 64, dtype), (24, 4, 256, 32, torch.float32)):
         norms = HeadNorms(none_of(scale, d_head), none_of(scale, d_head), 1e-6)
-        store = none_of(dtype, 100, n_kv, 64, d_head)
         rope = Rope(none_of(torch.float32, 4096, half), none_of(torch.float32, 4096, half))
         qkv = none_of(dtype, N_ROWS, (n_heads + 2 * n_kv) * d_head)
-        norm_rope_write.norm_rope_write(qkv, norms, rope, SimpleNamespace(**places), store, store)
-        norm_rope_write.norm_rope_write(qkv, None, rope, SimpleNamespace(**places), store, store)
+        for stored in (dtype, torch.float8_e4m3fn):
+            store = none_of(stored, 100, n_kv, 64, d_head)
+            norm_rope_write.norm_rope_write(qkv, norms, rope, SimpleNamespace(**places), store, store)
+            norm_rope_write.norm_rope_write(qkv, None, rope, SimpleNamespace(**places), store, store)
 
 
 def run_gates(dtype: torch.dtype) -> None:
@@ -147,6 +149,13 @@ def run_experts(dtype: torch.dtype) -> None:
     moe.experts(none_of(dtype, N_ROWS, 2048), routed, packed)
 
 
+def run_products(dtype: torch.dtype) -> None:
+    """A router of GLM-4.5: float32 whatever the network's dtype."""
+    bias = none_of(torch.float32, 160)
+    for packed in (matmul.pack(none_of(torch.float32, 160, 5120), one) for one in (None, bias)):
+        matmul.linear(none_of(torch.float32, N_ROWS, 5120), packed)
+
+
 def run_logits(dtype: torch.dtype) -> None:
     """These take float32 whatever the network's dtype."""
     logits, n = none_of(torch.float32, N_ROWS, 151936), 40
@@ -167,6 +176,7 @@ ALL: tuple[Callable[[torch.dtype], None], ...] = (
     run_gates,
     run_recurrent,
     run_experts,
+    run_products,
     run_logits,
 )
 

@@ -109,7 +109,7 @@ def test_sampling_defaults(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[str, Any]] = [
     ("hidden_act", "gelu"),
-    ("quantization_config", {"quant_method": "fp8"}),
+    ("quantization_config", {"quant_method": "bitsandbytes"}),
     ("text_config", {}),
     ("attn_logit_softcapping", 50.0),
     ("residual_multiplier", 0.2),

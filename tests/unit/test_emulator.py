@@ -10,7 +10,7 @@ from kernels.cuda.source import Source
 from tests.emulator import EmulatedError, emulated, needs_compiler
 
 pytestmark = needs_compiler
-ORDERS = (0, 1, 7)
+ORDERS = (0, 1, 2, 7)
 GOOD = (
     "shuffles",
     "block_sums<float>",
@@ -23,7 +23,7 @@ GOOD = (
     "unwritten",
     "scaled",
 )
-BAD = ("barrier", "deadlock", "mask", "lane", "end", "alignment", "index", "wait", "race")
+BAD = ("barrier", "deadlock", "mask", "lane", "end", "alignment", "index", "wait", "race", "warp_race")
 PROBES = Source(__file__, "../emulator/probes.cu", (*GOOD, *(f"bad_{name}" for name in BAD)))
 NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float": torch.float32}
 
@@ -130,3 +130,11 @@ def test_another_order_of_threads_shows_a_missing_barrier() -> None:
     assert (out == 2).all()
     run("bad_race", 32, out, order=1)
     assert out[1:].isnan().all()
+
+
+def test_warp_after_warp_shows_a_missing_barrier_between_them() -> None:
+    out = torch.zeros(64)
+    run("bad_warp_race", 64, out, order=1)
+    assert (out == 2).all()
+    run("bad_warp_race", 64, out, order=2)
+    assert out[:32].isnan().all()

@@ -1,0 +1,98 @@
+// How a lane gets its part of the weights, the left side of two products, from what lies in shared memory: weights of T
+// as they are, codes of 8 or 4 bits widened to T. One word per output and group of inputs says what codes stand for.
+//
+// A piece is what a warp's 32 lanes hold of one part and block. An output's results are those of its weight widened
+// beforehand, bit for bit.
+#pragma once
+
+#include "mma.cuh"
+#include "pairs.cuh"
+#include "warp.cuh"
+
+constexpr int TILE = 128;  // outputs of a block, 32 of a warp
+constexpr int STEP = 64;   // inputs of a stage of the pipeline
+constexpr int BLOCK = 32;  // inputs of two products
+constexpr int PARTS = 2;   // 16 outputs each, of a warp
+constexpr int CELLS = TILE * STEP;
+
+template <class T, int BITS>
+struct Meaning;
+
+template <class T>
+struct Meaning<T, 16> {
+  // piece [product][lane][8 values]
+  __device__ void widen(const unsigned char* piece, int, unsigned (&weights)[2][4]) const {
+    const uint4* mine = reinterpret_cast<const uint4*>(piece) + threadIdx.x % WARP;
+#pragma unroll
+    for (int product = 0; product < 2; ++product) {
+      const uint4 four = mine[product * WARP];
+      weights[product][0] = four.x, weights[product][1] = four.y, weights[product][2] = four.z, weights[product][3] = four.w;
+    }
+  }
+};
+
+// e4m3. A word is the output's float32 scale times 2^120, which is what the codes' bits lack.
+template <class T>
+struct Meaning<T, 8> {
+  float scales[PARTS][2];
+
+  // words [part][half]: of the lane's outputs
+  __device__ void take(const unsigned* words) {
+    const uint4 four = *reinterpret_cast<const uint4*>(words);
+    scales[0][0] = __uint_as_float(four.x), scales[0][1] = __uint_as_float(four.y);
+    scales[1][0] = __uint_as_float(four.z), scales[1][1] = __uint_as_float(four.w);
+  }
+
+  // piece [lane][product][first or last 8 inputs][half][2 inputs]
+  __device__ void widen(const unsigned char* piece, int part, unsigned (&weights)[2][4]) const {
+    const uint4 four = reinterpret_cast<const uint4*>(piece)[threadIdx.x % WARP];
+    const unsigned codes[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float scale = scales[part][i % 2];
+      const unsigned some = codes[i / 2];
+      weights[i / 4][i % 4] =
+          packed_pair<T>(lowered(some, i % 2 * 2) * scale, lowered(some, i % 2 * 2 + 1) * scale);
+    }
+  }
+};
+
+// Four bits in the lowest bits of this are it plus the code, of both halves of a register.
+template <class T>
+constexpr unsigned MANY = 0x64006400u;  // twice 1024
+template <>
+constexpr unsigned MANY<bfloat16> = 0x43004300u;  // twice 128
+
+// (code - zero) * scale. A word: the scale rounded to T in the upper half; in the lower the rest of it, a T whose last five
+// bits are free, and in these the zero. So (code - zero) * rest is exact, and the sum is rounded once.
+template <class T>
+struct Meaning<T, 4> {
+  const unsigned low_bits = kept(0x000f000fu);
+  Pair<T> zeros[PARTS][2], scales[PARTS][2], rests[PARTS][2];
+
+  // words [part][half]: of the lane's outputs
+  __device__ void take(const unsigned* words) {
+    const uint4 four = *reinterpret_cast<const uint4*>(words);
+    const unsigned of[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned rest_and_zero = __byte_perm(of[i], 0u, 0x1010u);
+      scales[i / 2][i % 2] = as_pair<T>(__byte_perm(of[i], 0u, 0x3232u));
+      rests[i / 2][i % 2] = as_pair<T>(rest_and_zero & 0xffe0ffe0u);
+      zeros[i / 2][i % 2] = as_pair<T>((rest_and_zero & 0x001f001fu) | MANY<T>);
+    }
+  }
+
+  // piece [lane][product][2 inputs][first or last 8 inputs][half], the earlier in lower bits
+  __device__ void widen(const unsigned char* piece, int part, unsigned (&weights)[2][4]) const {
+    const uint2 two = reinterpret_cast<const uint2*>(piece)[threadIdx.x % WARP];
+    const unsigned codes[2] = {two.x, two.y};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int half = i % 2;
+      const Pair<T> raised = as_pair<T>((codes[i / 4] >> i % 4 * 4 & low_bits) | MANY<T>);
+      const Pair<T> centred = __hsub2(raised, zeros[part][half]);
+      weights[i / 4][i % 4] = bits_of(__hfma2(centred, scales[part][half], __hmul2(centred, rests[part][half])));
+    }
+  }
+};

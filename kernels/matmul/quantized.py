@@ -1,0 +1,139 @@
+"""Weights of few bits, as checkpoints of any layout are read into: codes and scales, and the values they stand for.
+
+The values are defined here, in the dtype of the rows they will be multiplied with, each rounded once. An implementation
+of `pack` may keep the codes and widen them while it multiplies, or widen them at once; the values are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Weight:
+    """Four bits a value: (code - zero) * scale, with a scale and a zero per output and group of inputs (AWQ, GPTQ)."""
+
+    codes: Tensor  # [out_features, in_features / 2] uint8: two inputs each, the first in the low four bits
+    scales: Tensor  # [out_features, n_groups] float32
+    zeros: Tensor  # [out_features, n_groups] uint8, 0 … 16
+    order: Tensor | None  # [in_features] int64: code column i belongs to input order[i]; None: to input i
+    dtype: torch.dtype  # of the values
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """out_features, in_features."""
+        return self.codes.shape[0], 2 * self.codes.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales, zeros and order."""
+        order = 0 if self.order is None else self.order.nbytes
+        return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes + order
+
+    def dense(self) -> Tensor:
+        """The values, [out_features, in_features]."""
+        n_out, n_in = self.shape
+        codes = torch.stack((self.codes & 15, self.codes >> 4), 2)  # [n_out, n_in / 2, 2]
+        wide = codes.view(n_out, self.scales.shape[1], -1).to(
+            torch.float32
+        )  # [n_out, n_groups, n_in / n_groups]
+        wide.sub_(self.zeros[:, :, None]).mul_(self.scales[:, :, None])
+        values = wide.view(n_out, n_in).to(self.dtype)
+        if self.order is None:
+            return values
+        ordered = torch.empty_like(values)
+        ordered[:, self.order] = values
+        return ordered
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """Eight bits a value: code * scale, with one scale per block of outputs and inputs."""
+
+    codes: Tensor  # [out_features, in_features] float8_e4m3fn
+    scales: Tensor  # [ceil(out_features / block[0]), ceil(in_features / block[1])] float32
+    block: tuple[int, int]  # outputs and inputs that share a scale
+    dtype: torch.dtype  # of the values
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """out_features, in_features."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        return self.codes.nbytes + self.scales.nbytes
+
+    def dense(self) -> Tensor:
+        """The values, [out_features, in_features]."""
+        values = self.codes.to(torch.float32)  # [n_out, n_in]
+        scales = self.scales.repeat_interleave(self.block[0], 0)[: self.shape[0]]  # [n_out, n_column_blocks]
+        for i, columns in enumerate(values.split(self.block[1], 1)):  # [n_out, block[1] at most] each
+            columns.mul_(scales[:, i : i + 1])
+        return values.to(self.dtype)
+
+    def by_output(self) -> Fp8Weight:
+        """The same values with scales for every output alone, so that outputs of other blocks can follow."""
+        scales = self.scales.repeat_interleave(self.block[0], 0)[: self.shape[0]]  # [n_out, n_column_blocks]
+        return Fp8Weight(self.codes, scales, (1, self.block[1]), self.dtype)
+
+
+Quantized = Int4Weight | Fp8Weight
+
+
+def widened(weight: Tensor | Quantized) -> Tensor:
+    """The values, [out_features, in_features], for implementations that multiply with nothing narrower."""
+    return weight if isinstance(weight, Tensor) else weight.dense()
+
+
+def joined(parts: Sequence[Tensor | Quantized]) -> Tensor | Quantized:
+    """One matrix of several that read the same inputs, their outputs one after another, [sum of outs, in_features].
+
+    It stays narrow where the parts are of one kind with the same groups of inputs; else it is widened.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    return _joined_int4(parts) or _joined_fp8(parts) or torch.cat([widened(part) for part in parts])
+
+
+def _joined_int4(parts: Sequence[Tensor | Quantized]) -> Int4Weight | None:
+    narrow = [part for part in parts if isinstance(part, Int4Weight)]
+    if len(narrow) < len(parts) or len({part.scales.shape[1] for part in narrow}) > 1:
+        return None
+    first = narrow[0]
+    if any(not _same_order(first.order, part.order) for part in narrow):
+        return None
+    codes, scales, zeros = (
+        torch.cat([getattr(part, name) for part in narrow]) for name in ("codes", "scales", "zeros")
+    )
+    return Int4Weight(codes, scales, zeros, first.order, first.dtype)
+
+
+def _same_order(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _joined_fp8(parts: Sequence[Tensor | Quantized]) -> Fp8Weight | None:
+    narrow = [part for part in parts if isinstance(part, Fp8Weight)]
+    if len(narrow) < len(parts) or len({part.block[1] for part in narrow}) > 1:
+        return None
+    blocks = {part.block[0] for part in narrow}
+    if len(blocks) > 1 or any(part.shape[0] % part.block[0] for part in narrow[:-1]):
+        narrow = [part.by_output() for part in narrow]
+    codes, scales = (torch.cat([getattr(part, name) for part in narrow]) for name in ("codes", "scales"))
+    return Fp8Weight(codes, scales, narrow[0].block, narrow[0].dtype)

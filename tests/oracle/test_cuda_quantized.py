@@ -1,0 +1,190 @@
+"""Products of packed weights on CUDA, in the emulator: to the bit those of the same weight widened beforehand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.matmul import cuda
+from kernels.matmul.fragments import FragmentWeight
+from kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
+from tests.emulator import emulated, needs_compiler, same
+from tests.oracle.test_cuda_matmul import assert_near, each_dtype
+from tests.oracle.test_kernels import random
+
+pytestmark = needs_compiler
+WIDTHS = (1, 3, 8, 16, 17, 33, 64)
+
+
+def an_int4(
+    shape: tuple[int, int], group: int, dtype: torch.dtype, *, seed: int = 0, **more: Tensor
+) -> Int4Weight:
+    """Random codes and zeros, scales of float16 as in most checkpoints."""
+    (n_out, n_in), draw = shape, torch.Generator().manual_seed(seed)
+    codes = torch.randint(256, (n_out, n_in // 2), generator=draw, dtype=torch.uint8)
+    scales = 0.001 + 0.02 * torch.rand(n_out, n_in // group, generator=draw)
+    zeros = torch.randint(17, scales.shape, generator=draw, dtype=torch.uint8)
+    fields = {"codes": codes, "scales": scales.half().float(), "zeros": zeros, "order": None} | more
+    return Int4Weight(**fields, dtype=dtype)
+
+
+def an_fp8(shape: tuple[int, int], block: tuple[int, int], dtype: torch.dtype, *, seed: int = 0) -> Fp8Weight:
+    """Random codes but NaN, scales of all of float32's bits."""
+    draw = torch.Generator().manual_seed(seed)
+    codes = torch.randint(256, shape, generator=draw, dtype=torch.uint8)
+    codes[codes & 127 == 127] = 0x7E
+    n_blocks = [-(-n // of) for n, of in zip(shape, block, strict=True)]
+    scales = 0.01 * torch.randn(n_blocks, generator=draw)
+    return Fp8Weight(codes.view(torch.float8_e4m3fn), scales, block, dtype)
+
+
+def product(
+    x: Tensor, weight: Tensor | Quantized, *, bits: int = 16, order: int = 0, bias: Tensor | None = None
+) -> Tensor:
+    """x times a weight that is kept in so many bits, in float32: rounded to 16, other sums would look the same."""
+    packed = cuda.pack(weight, bias)
+    assert isinstance(packed, FragmentWeight)
+    assert packed.codes[0, 0].numel() == 128 * 64 * bits // 8
+    with emulated(order=order):
+        return cuda.linear(x, packed, torch.float32)
+
+
+@each_dtype
+@pytest.mark.parametrize("group", [32, 64, 96, 128, 160, 0])
+def test_int4_is_its_weight_widened(dtype: torch.dtype, group: int) -> None:
+    n_out, n_in = 130, 4 * group or 100  # 0: one group, of whatever size
+    weight = an_int4((n_out, n_in), group or n_in, dtype, seed=group)
+    x, bias = random(group % 50 + 3, n_in, dtype=dtype, seed=1), random(n_out, dtype=dtype, seed=2)
+    found = product(x, weight, bits=4, order=group, bias=bias)
+    assert same(found, product(x, weight.dense(), bias=bias))
+    assert_near(found, x, weight.dense(), bias)
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [
+        ((140, 300), (128, 128)),
+        ((200, 200), (64, 32)),
+        ((30, 320), (7, 160)),
+        ((129, 101), (1, 101)),
+        ((40, 96), (40, 96)),
+        ((20, 60), (512, 512)),
+    ],
+    ids=str,
+)
+def test_fp8_is_its_weight_widened(
+    dtype: torch.dtype, shape: tuple[int, int], block: tuple[int, int]
+) -> None:
+    weight = an_fp8(shape, block, dtype, seed=shape[0])
+    x = random(shape[1] % 60 + 1, shape[1], dtype=dtype, seed=1)
+    found = product(x, weight, bits=8, order=shape[0] % 3)
+    assert same(found, product(x, weight.dense()))
+    assert_near(found, x, weight.dense(), None)
+
+
+@each_dtype
+def test_every_int4_value_comes_out_to_the_bit(dtype: torch.dtype) -> None:
+    """All codes, zeros and kinds of scales: rows of one 1 make a product the weight itself."""
+    both = torch.arange(16, dtype=torch.uint8)
+    scales = torch.cat(
+        (
+            torch.tensor([1.0, 0.1, 2.0**-14, 2.0**-17, -0.3, 700.0]).half().float(),
+            torch.tensor([1 + 2.0**-16]),
+            torch.tensor([0.1, 0.0123]).bfloat16().float(),
+            (0.02 * torch.rand(8, generator=torch.Generator().manual_seed(1))).half().float(),
+        )
+    )
+    zeros = torch.arange(17, dtype=torch.uint8).repeat_interleave(len(scales))[:, None]
+    codes = torch.cat((both, both.flip(0)))[None].expand(
+        len(zeros), -1
+    )  # [17 * n_scales, 32]: pairs of all kinds
+    weight = Int4Weight(
+        codes, scales.repeat(17)[:, None].expand(-1, 2).clone(), zeros.expand(-1, 2).clone(), None, dtype
+    )
+    found = product(torch.eye(64, dtype=dtype), weight, bits=4)
+    assert torch.equal(found, weight.dense().t().float())
+
+
+@each_dtype
+def test_every_fp8_value_comes_out_to_the_bit(dtype: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes[codes & 127 == 127] = 0
+    scales = torch.tensor([1.0, 0.0037281, 1e-7, -3.3, 100.0 if dtype == torch.float16 else 255.9])
+    weight = Fp8Weight(
+        codes.view(4, 64).repeat(len(scales), 1).view(torch.float8_e4m3fn), scales[:, None], (4, 64), dtype
+    )
+    found = product(torch.eye(64, dtype=dtype), weight, bits=8)
+    assert torch.equal(found, weight.dense().t().float())
+
+
+@each_dtype
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_has_the_same_bits_at_every_width(dtype: torch.dtype, bits: int) -> None:
+    shape = (70, 576)
+    weight = an_int4(shape, 96, dtype) if bits == 4 else an_fp8(shape, (32, 64), dtype)
+    assert cuda.n_splits(*shape) == 2
+    x = random(67, shape[1], dtype=dtype, seed=2)
+    whole = product(x, weight, bits=bits)
+    for width in WIDTHS:
+        for first in {0, len(x) - width}:
+            found = product(x[first : first + width], weight, bits=bits)
+            assert same(found, whole[first : first + width]), (width, first)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_that_run_all_splits_add_them_in_the_same_order(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, dtype = (20, 800), torch.bfloat16
+    weight = an_int4(shape, 32, dtype) if bits == 4 else an_fp8(shape, (20, 32), dtype)
+    assert cuda.n_splits(*shape) == 3
+    x = random(5, shape[1], dtype=dtype)
+    spread = product(x, weight, bits=bits)
+    monkeypatch.setattr(cuda, "SPREAD_BELOW", 0)
+    assert same(product(x, weight, bits=bits), spread)
+
+
+@each_dtype
+def test_columns_in_another_order_meet_their_inputs(dtype: torch.dtype) -> None:
+    order = torch.randperm(128, generator=torch.Generator().manual_seed(3))
+    weight, x = an_int4((30, 128), 32, dtype, order=order), random(5, 128, dtype=dtype)
+    found = product(x, weight, bits=4)
+    in_columns = dataclasses.replace(weight, order=None)
+    assert same(found, product(x[:, order], in_columns, bits=4))
+    assert_near(found, x, weight.dense(), None)
+
+
+def test_what_the_kernel_cannot_widen_exactly_is_widened_before() -> None:
+    dtype, shape = torch.bfloat16, (20, 96)
+    int4, fp8 = an_int4(shape, 32, dtype), an_fp8(shape, (20, 32), dtype)
+    fine = torch.full_like(int4.scales, 0.1)  # a float32 that is no sum of two short values
+    nan = fp8.codes.view(torch.uint8).clone()
+    nan[3, 5] = 0xFF
+    many: list[Quantized] = [
+        an_int4(shape, 48, dtype),
+        dataclasses.replace(int4, scales=fine),
+        dataclasses.replace(int4, scales=torch.full_like(fine, 1 + 2.0**-9 + 2.0**-16)),
+        dataclasses.replace(int4, scales=torch.full_like(fine, 1 + 2.0**-22)),
+        dataclasses.replace(int4, scales=int4.scales * float("inf")),
+        dataclasses.replace(
+            int4, dtype=torch.float16, scales=torch.full_like(fine, 2.0**-24).bfloat16() * 1.5
+        ),
+        an_fp8(shape, (20, 48), dtype),
+        dataclasses.replace(fp8, codes=nan.view(torch.float8_e4m3fn)),
+        dataclasses.replace(fp8, scales=fp8.scales + 256),
+    ]
+    for weight in many:
+        x = random(3, shape[1], dtype=weight.dtype)
+        assert same(product(x, weight), product(x, weight.dense()))
+    permuted = dataclasses.replace(an_int4(shape, 48, dtype), order=torch.arange(96).flip(0))
+    x = random(3, shape[1], dtype=dtype)
+    assert same(product(x, permuted), product(x, permuted.dense()))
+
+
+def test_other_dtypes_are_refused() -> None:
+    with pytest.raises(TypeError, match="float32"):
+        cuda.pack(an_int4((20, 64), 32, torch.float32))

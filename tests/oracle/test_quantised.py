@@ -1,0 +1,248 @@
+"""Quantised checkpoints against dense ones of the same values: bit for bit the same logits, and refusals by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
+from engine.models.blueprint import draw
+from engine.models.mtp import load_mtp
+from engine.models.registry import load_network, read_model
+from engine.service.sizes import Checkpoint
+from kernels.dispatch import use
+from kernels.matmul.op import linear
+from tests import quantised
+from tests.checkpoints import tiny_checkpoint
+from tests.head_checkpoints import add_tensors, mtp_deepseek
+from tests.oracle.test_models import N_CTX, Runner, rows
+
+pytestmark = pytest.mark.usefixtures("_selected")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+TEXT = [(7 * i + i * i) % 384 for i in range(20)]
+
+CODINGS: dict[str, Callable[[], quantised.Coding]] = {
+    "fp8": lambda: quantised.fp8((32, 64)),
+    "fp8-across": lambda: quantised.fp8((48, 24)),  # the borders of blocks are not those of projections
+    "fp8-whole": quantised.fp8_whole,
+    "awq": lambda: quantised.awq(32),
+    "awq-whole": lambda: quantised.awq(-1),
+    "gptq": lambda: quantised.gptq(32, symmetric=True),
+    "gptq-zeros": lambda: quantised.gptq(16, symmetric=False),
+    "gptq-order": lambda: quantised.gptq(32, symmetric=False, shuffled=True),
+    "gptq-v2": lambda: quantised.gptq(-1, symmetric=False, version="gptq_v2"),
+    "compressed": lambda: quantised.compressed_int4(32, symmetric=True),
+    "compressed-whole": lambda: quantised.compressed_int4(-1, symmetric=True),
+    "compressed-zeros": lambda: quantised.compressed_int4(16, symmetric=False),
+    "compressed-order": lambda: quantised.compressed_int4(32, symmetric=True, shuffled=True),
+    "compressed-fp8-whole": lambda: quantised.compressed_fp8("tensor"),
+    "compressed-fp8": lambda: quantised.compressed_fp8("channel"),
+    "compressed-fp8-block": lambda: quantised.compressed_fp8("block"),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A tiny checkpoint of a family, made once."""
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            folder = tmp_path_factory.mktemp(family)
+            made[family] = tiny_checkpoint(
+                family, folder, changes={"num_hidden_layers": 2} if family == "qwen3" else {}
+            )
+        return made[family]
+
+    return get
+
+
+def logits(folder: Path, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Of all rows of the text, [20, 384]."""
+    runner = Runner(load_network(folder, dtype, CPU, N_CTX))
+    return runner.feed(rows(0, TEXT, 0, len(TEXT)))
+
+
+@pytest.mark.parametrize("name", CODINGS)
+def test_logits_are_those_of_the_values(plain: Any, tmp_path: Path, name: str) -> None:
+    narrow, dense = quantised.write_quantised(plain("qwen3"), tmp_path, CODINGS[name]())
+    assert torch.equal(logits(narrow), logits(dense))
+    assert torch.equal(logits(narrow, torch.bfloat16), logits(dense, torch.bfloat16))
+    assert not torch.equal(logits(narrow), logits(plain("qwen3")))  # rounding was lossy, so it was read
+
+
+@pytest.mark.parametrize("coding", ["fp8-across", "gptq-zeros"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5"])
+def test_families_with_experts_and_with_split_projections(
+    plain: Any, tmp_path: Path, family: str, coding: str
+) -> None:
+    narrow, dense = quantised.write_quantised(plain(family), tmp_path, CODINGS[coding]())
+    assert torch.equal(logits(narrow), logits(dense))
+
+
+def test_text_models_within_wrappers(plain: Any, tmp_path: Path) -> None:
+    narrow, dense = quantised.write_quantised(plain("qwen3"), tmp_path, CODINGS["fp8"]())
+    tensors = load_file(narrow / "model.safetensors")
+    renamed = {name.replace("model.", "model.language_model.", 1): one for name, one in tensors.items()}
+    save_file(renamed, narrow / "model.safetensors")
+    assert torch.equal(logits(narrow), logits(dense))
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-across", "awq", "gptq-order", "compressed-zeros"])
+def test_sizes(plain: Any, tmp_path: Path, name: str) -> None:
+    narrow, dense = quantised.write_quantised(plain("qwen3"), tmp_path, CODINGS[name]())
+    config = read_model(narrow)
+    loaded, twin = (load_network(path, torch.bfloat16, CPU, N_CTX) for path in (narrow, dense))
+    assert (loaded.n_params, loaded.weight_bytes) == (twin.n_params, twin.weight_bytes)
+    assert Checkpoint(narrow, config, CPU, torch.bfloat16).weight_bytes == loaded.weight_bytes
+    widened, packed = (draw(config, torch.bfloat16, device) for device in (CPU, CUDA))
+    assert (widened.n_params, widened.weight_bytes) == (loaded.n_params, loaded.weight_bytes)
+    assert packed.n_params == loaded.n_params
+    # Per layer: 128 + 64 + 64 and 2 x 128 outputs of 64 inputs, 64 outputs of 128 inputs twice.
+    n_values = 2 * (512 * 64 + 2 * 64 * 128)
+    n_scales = {
+        "fp8": lambda n_out, n_in: n_out // 32 * (n_in // 64) * 4,
+        "fp8-across": lambda n_out, n_in: (
+            n_out * -(-n_in // 24) * 4 if n_in == 64 else 2 * -(-n_in // 24) * 4
+        ),
+        "awq": lambda n_out, n_in: n_out * (n_in // 32) * 5,
+        "gptq-order": lambda n_out, n_in: n_out * (n_in // 32) * 5,
+        "compressed-zeros": lambda n_out, n_in: n_out * (n_in // 16) * 5,
+    }[name]
+    each = 1 if name.startswith("fp8") else 0.5
+    expected = each * n_values + 2 * (n_scales(256, 64) + n_scales(256, 64) + 2 * n_scales(64, 128))
+    assert packed.weight_bytes - (loaded.weight_bytes - 2 * n_values) == expected
+
+
+@pytest.mark.parametrize("name", ["fp8", "gptq"])
+def test_mtp_layers_in_the_same_folder(plain: Any, tmp_path: Path, name: str) -> None:
+    source = shutil.copytree(plain("qwen3"), tmp_path / "source")
+    add_tensors(source, mtp_deepseek("model.layers.2.", 1, head_norms=True, d_head=32))
+    narrow, dense = quantised.write_quantised(source, tmp_path, CODINGS[name]())
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(1))  # [n_rows, 2 * d_model]
+    said = []
+    for folder in (narrow, dense):
+        head = load_mtp(folder, load_network(folder, torch.float32, CPU, N_CTX), N_CTX)
+        said.append((linear(x, head.layers[0].joint), head.layers[0].block.ffn(x[:, :64])))
+    for one, other in zip(said[0], said[1], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_is_not_rounded_is_said(plain: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    narrow, _ = quantised.write_quantised(plain("qwen3"), tmp_path, CODINGS["fp8"]())
+    with caplog.at_level(logging.INFO, "engine.models.registry"):
+        load_network(narrow, torch.float32, CPU, N_CTX)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"quantised weights model={narrow} method=fp8",
+        f"quantised weights model={narrow}: activations (dynamic fp8) are not rounded, only weights are read as stored",
+    ]
+
+
+Q = "model.layers.1.self_attn.q_proj"
+
+
+def change(folder: Path, **changes: Any) -> Path:
+    """Pieces of one matrix changed: a function of the tensor, None to leave it out."""
+    tensors = load_file(folder / "model.safetensors")
+    for piece, make in changes.items():
+        stored = tensors.pop(f"{Q}.{piece}", None)
+        if make is not None:
+            tensors[f"{Q}.{piece}"] = make(stored)
+    save_file({name: one.contiguous() for name, one in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def with_nan(tensor: Tensor) -> Tensor:
+    tensor.view(torch.uint8).view(-1)[-1] = 0x7F  # of float8; of float16 its upper byte: 0x7F.. is no number
+    return tensor
+
+
+DAMAGED: dict[str, tuple[str, dict[str, Any], type[LoadError], str]] = {
+    "no scales": ("awq", {"scales": None}, LoadError, f"{Q}.weight: has no scales"),
+    "no zeros": ("gptq", {"qzeros": None}, LoadError, f"{Q}.weight: has no qzeros"),
+    "no order": ("gptq-order", {"g_idx": None}, LoadError, f"{Q}.weight: has no g_idx"),
+    "uneven": (
+        "gptq-order",
+        {"g_idx": torch.zeros_like},
+        LoadError,
+        "g_idx must name each of 2 groups 32 times",
+    ),
+    "shape": ("compressed", {"weight_shape": lambda one: one.flip(0)}, LoadError, r"says \[64, 128\]"),
+    "groups": (
+        "compressed",
+        {"weight_scale": lambda one: one[:, :1]},
+        LoadError,
+        r"\[128, 1\], the config asks for",
+    ),
+    "scales": (
+        "fp8-whole",
+        {"weight_scale": lambda one: torch.ones(2)},
+        LoadError,
+        "one scale or one per output",
+    ),
+    "blocks": (
+        "fp8",
+        {"weight_scale_inv": lambda one: one[:1]},
+        LoadError,
+        r"\[1, 1\], the config asks for \[4, 1\]",
+    ),
+    "not finite": ("fp8", {"weight": with_nan}, LoadError, "not finite"),
+    "scale not finite": (
+        "awq",
+        {"scales": with_nan},
+        LoadError,
+        f"{Q}.scales holds values that are not finite",
+    ),
+    "words": (
+        "awq",
+        {"qweight": lambda one: one.float()},
+        UnsupportedModel,
+        "qweight has dtype F32; only I32",
+    ),
+    "another": ("gptq", {"weight_packed": lambda _: torch.ones(1)}, LoadError, f"{Q}.weight_packed"),
+    "bias": ("gptq", {"bias": torch.ones_like}, CheckpointMismatch, f"{Q}.bias"),
+    "other": ("fp8", {"weight_scale_inv": None, "qweight": torch.ones_like}, LoadError, Q),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_files_that_are_not_what_they_say(plain: Any, tmp_path: Path, case: str) -> None:
+    name, changes, error, told = DAMAGED[case]
+    narrow, _ = quantised.write_quantised(plain("qwen3"), tmp_path, CODINGS[name]())
+    if case == "other":
+        changes = {**changes, "qweight": lambda _: torch.ones(8, 128, dtype=torch.int32)}
+    with pytest.raises(error, match=told):
+        load_network(change(narrow, **changes), torch.float32, CPU, N_CTX)
+
+
+def test_values_beyond_float16(plain: Any, tmp_path: Path) -> None:
+    narrow, _ = quantised.write_quantised(plain("qwen3"), tmp_path, CODINGS["fp8"]())
+    change(narrow, weight_scale_inv=lambda one: one * 1e6)
+    load_network(narrow, torch.float32, CPU, N_CTX)
+    with use("reference"), pytest.raises(LoadError, match=f"{Q}.weight does not fit float16"):
+        load_network(narrow, torch.float16, CPU, N_CTX)
+
+
+def test_without_a_config_they_are_refused(plain: Any, tmp_path: Path) -> None:
+    narrow, dense = quantised.write_quantised(plain("qwen3"), tmp_path, CODINGS["gptq"]())
+    shutil.copy(dense / "config.json", narrow / "config.json")
+    with pytest.raises(UnsupportedModel, match=r"is quantised .* no quantization_config says how"):
+        load_network(narrow, torch.float32, CPU, N_CTX)
+
+
+def test_groups_that_do_not_come_out_even(plain: Any, tmp_path: Path) -> None:
+    narrow, _ = quantised.write_quantised(plain("qwen3"), tmp_path, CODINGS["awq"]())
+    config = json.loads((narrow / "config.json").read_text())
+    config["quantization_config"]["group_size"] = 48
+    (narrow / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="64 inputs are no multiple of group_size = 48"):
+        load_network(narrow, torch.float32, CPU, N_CTX)
