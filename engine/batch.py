@@ -6,12 +6,17 @@ verification a span of 1 + n_drafts, a prompt chunk a span of many; nothing down
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+AnyArray = NDArray[Any]
+IntArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +57,63 @@ class RecurrentRows:
     ) -> RecurrentRows:
         """lengths[i], history[i]: own rows and parked rows of span i."""
 
-        def starts(counts: Sequence[int]) -> Tensor:
-            return upload(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), device)
+        def starts(counts: Sequence[int]) -> IntArray:
+            return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
 
-        def whole(values: Sequence[int]) -> Tensor:
-            return upload(np.asarray(values, dtype=np.int32), device)
+        def whole(values: Sequence[int]) -> IntArray:
+            return np.asarray(values, dtype=np.int32)
 
-        return cls(
-            span_starts=starts(lengths),
-            slot_ids=whole(slots),
-            history_starts=starts([len(rows) for rows in history]),
-            history_rows=whole([row for rows in history for row in rows]),
-            n_settled=whole(n_settled),
-            park_rows=whole(park_rows),
+        arrays = (
+            starts(lengths),
+            whole(slots),
+            starts([len(rows) for rows in history]),
+            whole([row for rows in history for row in rows]),
+            whole(n_settled),
+            whole(park_rows),
         )
+        return cls(*upload(arrays, device))
 
 
-def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """The array on the device; the host does not wait for the copy."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+def upload(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
+    """The arrays on the device, which get there in one copy; the host does not wait for it."""
+    if device.type == "cpu":
+        return [torch.from_numpy(one) for one in arrays]
+    layout = Layout.of(arrays)
+    host = np.empty(layout.n_bytes, np.uint8)
+    for one, place in zip(arrays, layout.arrays(host), strict=True):
+        place[...] = one
+    return layout.tensors(torch.from_numpy(host).pin_memory().to(device, non_blocking=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where arrays lie in one buffer of bytes."""
+
+    shapes: Sequence[tuple[int, ...]]
+    dtypes: Sequence[np.dtype[Any]]
+    places: Sequence[slice]  # in bytes, each from a multiple of 16 on
+    n_bytes: int
+
+    @classmethod
+    def of(cls, arrays: Sequence[AnyArray]) -> Layout:
+        places, end = [], 0
+        for one in arrays:
+            places.append(slice(end, end + one.nbytes))
+            end += -(-one.nbytes // 16) * 16
+        return cls([one.shape for one in arrays], [one.dtype for one in arrays], places, end)
+
+    def arrays(self, buffer: NDArray[np.uint8]) -> list[AnyArray]:
+        """The arrays in a buffer of the host, [n_bytes]."""
+        kinds = zip(self.shapes, self.dtypes, self.places, strict=True)
+        return [buffer[place].view(dtype).reshape(shape) for shape, dtype, place in kinds]
+
+    def tensors(self, buffer: Tensor) -> list[Tensor]:
+        """The same in a buffer of a device, [n_bytes] uint8."""
+        kinds = zip(self.shapes, self.dtypes, self.places, strict=True)
+        return [
+            buffer[place].view(torch.from_numpy(np.empty(0, dtype)).dtype).view(shape)
+            for shape, dtype, place in kinds
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +131,7 @@ class Batch:
     logit_index: Tensor  # [n_logits] int64: rows whose logits are wanted
     recurrent: RecurrentRows | None = None  # for networks with recurrent layers
     window: Batch | None = None  # the same rows in the pages of layers that look back over a window
+    frame: object = None  # the `engine.frames.Frame` whose tensors these are, padded; None: its own
 
     @classmethod
     def build(
@@ -109,25 +152,21 @@ class Batch:
         table = _joined(tables)
         token_ids = np.concatenate([np.asarray(span.token_ids, dtype=np.int64) for span in spans])
         index = [np.arange(end - span.n_logits, end) for span, end in zip(spans, starts[1:], strict=True)]
-
-        def up(array: np.ndarray) -> Tensor:
-            return upload(array, device)
-
-        return cls(
-            spans=spans,
-            token_ids=up(token_ids),
-            positions=up(positions),
-            span_starts=up(starts.astype(np.int32)),
-            n_past=up(past.astype(np.int32)),
-            page_table=up(table),
-            row_pages=up(table[owner, positions // page_size].astype(np.int64)),
-            row_offsets=up(positions % page_size),
-            logit_index=up(np.concatenate(index).astype(np.int64)),
-            recurrent=recurrent,
+        arrays: tuple[AnyArray, ...] = (
+            token_ids,
+            positions,
+            starts.astype(np.int32),
+            past.astype(np.int32),
+            table,
+            table[owner, positions // page_size].astype(np.int64),
+            positions % page_size,
+            np.concatenate(index).astype(np.int64),
         )
+        parts: dict[str, Any] = dict(zip(_OWN, upload(arrays, device), strict=True))
+        return cls(spans=spans, **parts, recurrent=recurrent)
 
     def on_pages(self, tables: Sequence[Sequence[int]], page_size: int) -> Batch:
-        """The same rows in other pages of that size. `tables`: as in `build`."""
+        """The same rows, on the host, in other pages of that size. `tables`: as in `build`."""
         spans = zip(self.spans, tables, strict=True)
         pages = [
             one[position // page_size]
@@ -136,12 +175,47 @@ class Batch:
         ]
         return replace(
             self,
-            page_table=upload(_joined(tables), self.positions.device),
-            row_pages=upload(np.array(pages, dtype=np.int64), self.positions.device),
+            page_table=torch.from_numpy(_joined(tables)),
+            row_pages=torch.from_numpy(np.array(pages, dtype=np.int64)),
         )
 
+    def to(self, device: torch.device) -> Batch:
+        """A batch of the host on the device."""
+        if device.type == "cpu":
+            return self
+        parts = self.parts
+        sent = upload([one.numpy() for one in parts.values()], device)
+        return self.with_parts(dict(zip(parts, sent, strict=True)))
 
-def _joined(tables: Sequence[Sequence[int]]) -> np.ndarray:
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """All that changes from pass to pass, by name; what recurrent layers and windows have is named after them."""
+        parts = {name: getattr(self, name) for name in _OWN}
+        if self.recurrent is not None:
+            parts |= {f"recurrent.{name}": getattr(self.recurrent, name) for name in _RECURRENT}
+        if self.window is not None:
+            parts |= {f"window.{name}": getattr(self.window, name) for name in _WINDOW}
+        return parts
+
+    def with_parts(self, parts: Mapping[str, Tensor]) -> Batch:
+        """The same spans with other tensors, named as `parts` names them."""
+        own: dict[str, Any] = {name: parts[name] for name in _OWN}
+        batch = replace(self, **own, recurrent=None, window=None)
+        recurrent = window = None
+        if self.recurrent is not None:
+            recurrent = RecurrentRows(*(parts[f"recurrent.{name}"] for name in _RECURRENT))
+        if self.window is not None:
+            paged: dict[str, Any] = {name: parts[f"window.{name}"] for name in _WINDOW}
+            window = replace(batch, **paged)
+        return replace(batch, recurrent=recurrent, window=window)
+
+
+_OWN = tuple(one.name for one in fields(Batch) if one.name not in ("spans", "recurrent", "window", "frame"))
+_RECURRENT = tuple(one.name for one in fields(RecurrentRows))
+_WINDOW = ("page_table", "row_pages")  # where it differs from the batch around it
+
+
+def _joined(tables: Sequence[Sequence[int]]) -> IntArray:
     """[n_spans, n_pages_max] int32."""
     table = np.zeros((len(tables), max(len(one) for one in tables)), dtype=np.int32)
     for i, one in enumerate(tables):

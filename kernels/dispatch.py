@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 import kernels
 
+
+class Placed(Protocol):
+    """What an op may have for its first argument: a tensor, or what stands for one."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+X = TypeVar("X", bound=Placed)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -39,7 +50,7 @@ class Selected(NamedTuple):
     reason: str
 
 
-class Op(Generic[P, R]):
+class Op(Generic[X, P, R]):
     """A public function of `op.py`; calling it runs the selected implementation.
 
     implementations: module names in the op's folder, best first. any_dtype: one choice serves all dtypes, also of ops
@@ -48,7 +59,7 @@ class Op(Generic[P, R]):
 
     def __init__(
         self,
-        signature: Callable[Concatenate[Tensor, P], R],
+        signature: Callable[Concatenate[X, P], R],
         implementations: tuple[str, ...],
         *,
         any_dtype: bool,
@@ -61,7 +72,7 @@ class Op(Generic[P, R]):
         self._table: dict[tuple[str, torch.dtype], Callable[..., R]] = {}
         self._forced: Callable[..., R] | None = None
 
-    def __call__(self, first: Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, first: X, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._forced is not None:
             return self._forced(first, *args, **kwargs)
         chosen = self._table.get((first.device.type, first.dtype))
@@ -83,6 +94,11 @@ class Op(Generic[P, R]):
         for each in (*FLOATS, *INTEGERS) if self.any_dtype else (dtype,):
             self._table[device.type, each] = function
 
+    def swap_table(self, table: Mapping[tuple[str, torch.dtype], Callable[..., R]]) -> Any:
+        """Choose by that table, by device type and dtype, from now on; returns the one before."""
+        before, self._table = self._table, dict(table)
+        return before
+
     def swap_forced(self, function: Callable[..., R] | None) -> Callable[..., R] | None:
         """Make every call run `function` (None: what was selected); returns what was forced before."""
         before, self._forced = self._forced, function
@@ -91,29 +107,36 @@ class Op(Generic[P, R]):
 
 def op(
     *implementations: str, any_dtype: bool = False
-) -> Callable[[Callable[Concatenate[Tensor, P], R]], Op[P, R]]:
+) -> Callable[[Callable[Concatenate[X, P], R]], Op[X, P, R]]:
     """Decorator of a signature in `op.py`: names the implementations, best first."""
 
-    def wrap(signature: Callable[Concatenate[Tensor, P], R]) -> Op[P, R]:
+    def wrap(signature: Callable[Concatenate[X, P], R]) -> Op[X, P, R]:
         return Op(signature, implementations, any_dtype=any_dtype)
 
     return wrap
 
 
 def select(
-    device: torch.device | str, dtype: torch.dtype, asked: Mapping[str, str] | None = None
+    device: torch.device | str,
+    dtype: torch.dtype,
+    asked: Mapping[str, str] | None = None,
+    *,
+    exact: Collection[str] = (),
 ) -> list[Selected]:
     """Fix the implementation of every op for one device and dtype; call it once per network at start.
 
-    asked: op folder -> implementation that must be used. An implementation that has `prepare(device)` does here what
-    would make its first call slow. Raises CannotRunError if an asked-for one cannot run, or one cannot be prepared.
+    asked: op folder -> implementation that must be used. exact: op folders whose results must not depend on the rows
+    computed beside them, in any bit; a definition in plain torch does not promise that unless it says `EXACT`. An
+    implementation that has `prepare(device)` does here what would make its first call slow. Raises CannotRunError if an
+    asked-for one cannot run, none does what is asked, or one cannot be prepared.
     """
     device, wishes = torch.device(device), dict(asked or {})
     if unknown := wishes.keys() - set(kernels.OPS):
         raise CannotRunError(f"no such op: {', '.join(sorted(unknown))}")
     table = []
     for folder, ops in _ops().items():
-        selected = _choose(folder, ops[0].implementations, device, dtype, wishes.get(folder))
+        must = wishes.get(folder)
+        selected = _choose(folder, ops[0].implementations, device, dtype, must, exact=folder in exact)
         for one in ops:
             one.fix(device, dtype, selected.implementation)
         table.append(selected)
@@ -139,14 +162,35 @@ def use(implementation: str, *folders: str) -> Iterator[None]:
             one.swap_forced(function)
 
 
+@contextmanager
+def watched(wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Inside the block each op runs `wrap(its name, what was selected)`. For profiles; switches the whole process."""
+    before = [(one, one.swap_table({})) for ops in _ops().values() for one in ops]
+    for one, table in before:
+        one.swap_table({key: wrap(one.name, function) for key, function in table.items()})
+    try:
+        yield
+    finally:
+        for one, table in before:
+            one.swap_table(table)
+
+
 def _choose(
-    folder: str, implementations: tuple[str, ...], device: torch.device, dtype: torch.dtype, asked: str | None
+    folder: str,
+    implementations: tuple[str, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+    asked: str | None,
+    *,
+    exact: bool,
 ) -> Selected:
     """The best implementation that accepts this device and dtype, and why."""
     refused: list[str] = []
     made = [name for name in implementations if MADE_FOR.get(name, device.type) == device.type]
     for name in (asked,) if asked else made:
         reason = _refusal(folder, name, device, dtype)
+        if reason is None and exact and not _is_exact(folder, name):
+            reason = "its bits may depend on the rows computed beside"
         if reason is None:
             why = "asked for" if asked else "; ".join(refused) or f"best for {device.type} {_short(dtype)}"
             return Selected(folder, name, why)
@@ -165,6 +209,11 @@ def _refusal(folder: str, implementation: str, device: torch.device, dtype: torc
     return reason
 
 
+def _is_exact(folder: str, implementation: str) -> bool:
+    """Whether a row's result is the same, bit for bit, whatever is computed beside it."""
+    return implementation != "reference" or getattr(_module(folder, implementation), "EXACT", False)
+
+
 def _module(folder: str, implementation: str) -> ModuleType:
     try:
         return importlib.import_module(f"kernels.{folder}.{implementation}")
@@ -173,7 +222,7 @@ def _module(folder: str, implementation: str) -> ModuleType:
 
 
 @functools.cache
-def _ops() -> dict[str, list[Op[Any, Any]]]:
+def _ops() -> dict[str, list[Op[Any, Any, Any]]]:
     """Folder -> its ops, by import of every `op.py`."""
     modules = {folder: importlib.import_module(f"kernels.{folder}.op") for folder in kernels.OPS}
     return {

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from engine.batch import Batch, Span
@@ -23,6 +24,7 @@ from engine.cache.store import Store
 # Most bytes of snapshots per byte of keys and values. With 8 and Qwen3.5-27B in bfloat16 they lie 320 tokens apart.
 # More fill the host's memory with states that are seldom resumed; with fewer, less of a shared prefix is saved.
 _SNAPSHOT_SHARE = 8
+_HOST = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -126,15 +128,16 @@ class Cache:
         recurrent = None
         if where.parking is not None:
             lengths = [self._entries[span.slot].lengths[store] for span in spans]
-            recurrent = where.parking.rows(spans, lengths, where.device)
+            recurrent = where.parking.rows(spans, lengths, _HOST)
         tables = [self._entries[span.slot].table for span in spans]
-        batch = Batch.build(spans, tables, self.page_size, where.device, recurrent)
+        batch = Batch.build(spans, tables, self.page_size, _HOST, recurrent)
+        if where.windows is not None:
+            tables = [where.windows.table(span.slot) for span in spans]
+            batch = replace(batch, window=batch.on_pages(tables, self.page_size))
+        batch = where.frames.place(batch, where.device)
         if token_ids is not None:
-            batch = replace(batch, token_ids=token_ids)
-        if where.windows is None:
-            return batch
-        tables = [where.windows.table(span.slot) for span in spans]
-        return replace(batch, window=batch.on_pages(tables, self.page_size))
+            batch.token_ids[: len(token_ids)].copy_(token_ids)
+        return batch
 
     def reserve(self, slot: int, store: str, start: int, end: int, n_drafts: int = 0) -> bool:
         """Make positions [start, end) writable for a store: enough pages, each held by this slot alone.

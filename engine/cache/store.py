@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.batch import RecurrentRows
 from engine.cache.parking import Parking
 from engine.cache.window import WindowPages
+from engine.frames import Frame, Frames, Room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +101,12 @@ class Store:
     """All layers of one network. `layers[k]` is what layer k is handed in a pass."""
 
     def __init__(self, needs: Sequence[Need], sizes: Sizes, dtype: torch.dtype, device: torch.device) -> None:
-        # What each layer's own need allocated: the layer knows its kind, nobody else asks.
-        self.layers: list[Any] = [need.allocate(sizes, dtype, device) for need in needs]
+        self.sizes = sizes
+        # One page more than there are: rows of no span are written there. What each layer's own need allocated: the
+        # layer knows its kind, nobody else asks.
+        spare = replace(sizes, n_pages=sizes.n_pages + 1, n_window_pages=sizes.n_window_pages + 1)
+        self.layers: list[Any] = [need.allocate(spare, dtype, device) for need in needs]
+        self.frames = Frames([])  # where batches of captured sizes go
         self.device = device
         self.token_bytes = sum(need.token_bytes(dtype) for need in needs)
         self.slot_bytes = sum(need.slot_bytes(dtype) for need in needs)
@@ -119,6 +124,21 @@ class Store:
                 raise ValueError("recurrent layers and windows in one network are not supported")
             window = max(need.window for need in needs if need.window is not None)
             self.windows = WindowPages(sizes.n_slots, sizes.n_window_pages, sizes.page_size, window)
+
+    @property
+    def has_pages_alone(self) -> bool:
+        """Whether all that a pass moves are rows of full-attention pages."""
+        return self.parking is None and self.windows is None
+
+    def make_frames(self, sizes: Sequence[tuple[int, int]], n_pages: int, n_drafts: int) -> list[Frame]:
+        """Frames of these (spans, rows). n_pages: of a sequence at full length; n_drafts: of a slot at most."""
+        room = Room(
+            n_pages=n_pages,
+            spare_page=self.sizes.n_pages,
+            spare_window_page=None if self.windows is None else self.sizes.n_window_pages,
+            n_history=None if self.parking is None else n_drafts,
+        )
+        return [Frame(n_spans, n_rows, room, self.device) for n_spans, n_rows in sizes]
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy all layers' rows of one page onto another, for copy-on-write of a shared page."""

@@ -133,17 +133,16 @@ class BlockDraft:
 
 
 def without_mask(batch: Batch) -> Batch:
-    """The same rows at the same places, each attending up to its span's last position."""
-    device, lengths = batch.positions.device, [len(span.token_ids) for span in batch.spans]
-    sizes = torch.tensor(lengths, dtype=torch.int64)  # [n_spans]
-    owner = torch.repeat_interleave(torch.arange(len(lengths)), sizes).to(device)  # [n_tokens] int64
-    last = torch.tensor(
-        [span.n_past + n - 1 for span, n in zip(batch.spans, lengths, strict=True)]
-    )  # [n_spans]
+    """The same rows at the same places, each attending up to its span's last position. Reads no value."""
+    starts, n_rows = batch.span_starts, batch.positions.shape[0]
+    rows = torch.arange(n_rows + 1, dtype=torch.int32, device=starts.device)  # [n_tokens + 1]
+    owner = torch.searchsorted(starts[1:], rows[:-1], right=True)  # [n_tokens] int64
+    owner = owner.clamp_max(batch.n_past.shape[0] - 1)  # rows of no span see what the last one sees
+    last = (batch.n_past + starts.diff() - 1).clamp_min(0)  # [n_spans]
     return replace(
         batch,
-        span_starts=torch.arange(owner.shape[0] + 1, dtype=torch.int32, device=device),  # [n_tokens + 1]
-        n_past=last.to(device=device, dtype=torch.int32)[owner],  # [n_tokens]
+        span_starts=rows,
+        n_past=last[owner],  # [n_tokens]
         page_table=batch.page_table[owner],  # [n_tokens, n_pages_max]
     )
 

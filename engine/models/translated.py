@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.cache.store import Need, Store
+from engine.layers.decoder import Taps
 from engine.models.network import Network
 
 _SPACES = {"\u2581": "\u0120"}  # SentencePiece's mark of a leading space, and byte-level BPE's
@@ -45,9 +46,9 @@ class TranslatedNetwork:
         """Of the target."""
         return self.to_draft.shape[0]
 
-    def forward(self, batch: Batch, store: Store) -> Tensor:
+    def forward(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """Logits of the batch's wanted rows, [n_logits, vocab_size] float32, -inf for tokens only the target has."""
-        logits = self.network.forward(replace(batch, token_ids=self.to_draft[batch.token_ids]), store)
+        logits = self.network.forward(replace(batch, token_ids=self.to_draft[batch.token_ids]), store, taps)
         known = logits.index_select(1, self.shared_draft)  # [n_logits, n_shared]
         translated = known.new_full((len(logits), self.vocab_size), float("-inf"))
         return translated.index_copy_(1, self.shared, known)

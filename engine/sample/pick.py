@@ -49,7 +49,7 @@ def pick(
     ruled = [(i, row.allowed) for i, row in enumerate(rows) if row.allowed is not None]
     if ruled:
         places, words = zip(*ruled, strict=True)
-        mask(logits, torch.tensor(places, device=logits.device), upload(np.stack(words), logits.device))
+        mask(logits, *upload((np.array(places), np.stack(words)), logits.device))
     if params is None:
         params = row_params(rows, logits.device)
     return choose(logits, params, want_probability=want_probability)
@@ -58,25 +58,21 @@ def pick(
 def row_params(rows: Sequence[Row], device: torch.device) -> RowParams:
     """How each row is picked, as far as `choose` needs it."""
 
-    def column(values: Sequence[float | int], dtype: type[np.generic]) -> Tensor:  # [n_rows]
-        return torch.from_numpy(np.array(values, dtype=dtype)).to(device)
-
-    seeds = np.array([row.params.seed for row in rows], dtype=np.uint64).view(np.int64)
-    return RowParams(
-        temperature=column([row.params.temperature for row in rows], np.float32),
-        top_k=column([row.params.top_k for row in rows], np.int32),
-        top_p=column([row.params.top_p for row in rows], np.float32),
-        min_p=column([row.params.min_p for row in rows], np.float32),
-        seed=torch.from_numpy(seeds).to(device),
-        position=column([len(row.tokens) + len(row.drafts) for row in rows], np.int64),
+    columns = (
+        np.array([row.params.temperature for row in rows], np.float32),
+        np.array([row.params.top_k for row in rows], np.int32),
+        np.array([row.params.top_p for row in rows], np.float32),
+        np.array([row.params.min_p for row in rows], np.float32),
+        np.array([row.params.seed for row in rows], np.uint64).view(np.int64),
+        np.array([len(row.tokens) + len(row.drafts) for row in rows], np.int64),
     )
+    return RowParams(*upload(columns, device))
 
 
 def _penalties(rows: Sequence[Row], device: torch.device) -> Penalties:
-    def column(name: str) -> Tensor:  # [n_rows] float32
-        return torch.tensor([getattr(row.params, name) for row in rows], dtype=torch.float32, device=device)
-
-    return Penalties(column("repeat_penalty"), column("presence_penalty"), column("frequency_penalty"))
+    names = ("repeat_penalty", "presence_penalty", "frequency_penalty")
+    columns = [np.array([getattr(row.params, name) for row in rows], np.float32) for name in names]
+    return Penalties(*upload(columns, device))
 
 
 def _entries(rows: Sequence[Row], logits: Tensor) -> Entries:
@@ -89,13 +85,9 @@ def _entries(rows: Sequence[Row], logits: Tensor) -> Entries:
         if entry[0] < logits.shape[1]
     ]
     columns = list(zip(*found, strict=True)) or [()] * 5
-    types = (torch.int64, torch.int64, torch.float32, torch.int32, torch.bool)
-    return Entries(
-        *(
-            torch.tensor(column, dtype=dtype, device=logits.device)
-            for column, dtype in zip(columns, types, strict=True)
-        )
-    )
+    types: Sequence[type[np.generic]] = (np.int64, np.int64, np.float32, np.int32, np.bool_)
+    arrays = [np.array(column, dtype) for column, dtype in zip(columns, types, strict=True)]
+    return Entries(*upload(arrays, logits.device))
 
 
 def _row_entries(row: Row) -> Iterator[tuple[int, float, int, bool]]:

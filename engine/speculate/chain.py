@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
+from engine.models.captured import Capturing
 from engine.slot import DrafterTally, Slot
 from engine.speculate.drafter import NO_DRAFT, Draft, Drafter, Guess, Kept, Want
 from engine.speculate.length import Lengths, Pass
@@ -70,6 +71,11 @@ class Chain:
     def doubtful(self) -> tuple[str, ...]:
         """Networks whose guesses are so rarely right that something must be wrong with them."""
         return tuple(sorted(self._doubtful))
+
+    def capture(self, capturing: Capturing) -> None:
+        """Capture the passes of the networks."""
+        for drafter in self._networks:
+            drafter.capture(capturing)
 
     def begin(self, slot: Slot) -> None:
         """A request enters a slot, or starts over from its tokens."""
@@ -255,11 +261,11 @@ class Chain:
         A drafter that reads the target's streams follows every slot: what it misses now is missing in the prefixes
         that later requests adopt.
         """
-        return self._works(drafter, slot) and (bool(drafter.taps) or self._asks(drafter, slot))
+        return (bool(drafter.taps) or self._asks(drafter, slot)) and self._works(drafter, slot)
 
     def _serves(self, drafter: Drafter, slot: Slot) -> bool:
         """Whether the slot uses the drafter's guesses."""
-        return self._works(drafter, slot) and self._asks(drafter, slot)
+        return self._asks(drafter, slot) and self._works(drafter, slot)
 
     def _asks(self, drafter: Drafter, slot: Slot) -> bool:
         return slot.speculate.n_max > 0 and drafter.name in slot.speculate.types

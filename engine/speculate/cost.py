@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class PassCost:
 
     def __init__(self) -> None:
         self._seconds: dict[int, _Seconds] = {}
-        self._table: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        self._table: tuple[list[int], list[float]] | None = None  # measured tiers, seconds that never fall
 
     def observe(self, n_rows: int, seconds: float) -> None:
         """Learn from one pass. Passes larger than the last tier are prompt work and say nothing here."""
@@ -58,13 +59,28 @@ class PassCost:
         """
         if not self._seconds:
             return np.asarray(1.0 + 0.02 * n_rows, np.float64)
-        if self._table is None:
-            tiers = np.array(sorted(self._seconds), dtype=np.float64)
-            seconds = np.array([self._seconds[int(tier)].average for tier in tiers])
-            self._table = tiers, np.maximum.accumulate(seconds)
-        tiers, seconds = self._table
+        tiers, seconds = self._measured()
         beyond = np.maximum(1.0, n_rows / tiers[-1])
         return np.asarray(np.interp(n_rows, tiers, seconds) * beyond, np.float64)
+
+    def at(self, n_rows: int) -> float:
+        """The same for one number of rows; an array of one costs four times as much."""
+        if not self._seconds:
+            return 1.0 + 0.02 * n_rows
+        tiers, seconds = self._measured()
+        i = bisect_left(tiers, n_rows)
+        if i == len(tiers):
+            return seconds[-1] * n_rows / tiers[-1]
+        if i == 0:
+            return seconds[0]
+        share = (n_rows - tiers[i - 1]) / (tiers[i] - tiers[i - 1])
+        return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
+
+    def _measured(self) -> tuple[list[int], list[float]]:
+        if self._table is None:
+            tiers = sorted(self._seconds)
+            self._table = tiers, [*accumulate((self._seconds[tier].average for tier in tiers), max)]
+        return self._table
 
 
 class DraftCost:

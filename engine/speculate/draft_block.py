@@ -17,6 +17,8 @@ from torch import Tensor
 from engine.batch import Batch, Span
 from engine.cache.cache import Cache
 from engine.cache.store import Store
+from engine.frames import wanted
+from engine.models.captured import CapturedPass, Capturing
 from engine.slot import Slot
 from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
 from engine.speculate.follower import Follower
@@ -64,6 +66,19 @@ class DraftBlock(Drafter):
         self.longest = head.n_drafts
         self._head = head
         self._follower = Follower(name, head.taps, cache)
+        self._captured: Sequence[CapturedPass] = ()  # `inject` and `run`, where passes are captured
+
+    def capture(self, capturing: Capturing) -> None:
+        head, store = self._head, self._follower.store
+
+        def inject(batch: Batch, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            head.inject(batch, inputs, store)
+            return ()
+
+        def run(batch: Batch, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            return head.run(batch, store)
+
+        self._captured = capturing.passes(store, (inject, [capturing.stream] * len(self.taps)), (run, ()))
 
     def accept(self, kept: Sequence[Kept]) -> None:
         fed = self._follower.take(kept)
@@ -74,7 +89,10 @@ class DraftBlock(Drafter):
             for one in fed.kept
         ]
         batch = self._follower.batch(spans)
-        self._head.inject(batch, fed.streams, self._follower.store)
+        if batch.frame is None:
+            self._head.inject(batch, fed.streams, self._follower.store)
+        else:
+            self._captured[0](batch, fed.streams)
         self._follower.commit(fed)
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
@@ -85,7 +103,7 @@ class DraftBlock(Drafter):
             return [NO_GUESS] * len(wants)
         device = self._follower.store.device
         spans = [self._block(wants[i].slot) for i in able]
-        logits, hidden = self._head.run(self._follower.batch(spans), self._follower.store)
+        logits, hidden = self._run(self._follower.batch(spans))
         firsts = [nth * self._head.n_drafts for nth in range(len(able))]
         places = torch.tensor(firsts, dtype=torch.int64, device=device)  # [n_active]: rows of `logits`
         anchors = torch.tensor([span.token_ids[0] for span in spans], dtype=torch.int64, device=device)
@@ -101,6 +119,13 @@ class DraftBlock(Drafter):
             return corrected(going.token_ids)
 
         return Unrolled(wants).run(able, corrected(anchors), step)
+
+    def _run(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits [n_logits, vocab] float32 and states [n_logits, d_model] of blocks."""
+        if batch.frame is None:
+            return self._head.run(batch, self._follower.store)
+        logits, hidden = self._captured[1](batch)
+        return wanted(batch, logits), wanted(batch, hidden)
 
     def _block(self, slot: Slot) -> Span:
         """The last token, and masks for what follows it."""

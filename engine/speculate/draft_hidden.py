@@ -40,10 +40,14 @@ from torch import Tensor
 from engine.batch import Batch, Span
 from engine.cache.cache import Cache
 from engine.cache.store import Store
+from engine.frames import wanted
+from engine.models.captured import CapturedPass, Capturing, Pass
 from engine.slot import Slot
 from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
 from engine.speculate.follower import Follower
+from engine.speculate.lanes import Lanes
 from engine.speculate.unroll import UNREAD, Going, Rows, Unrolled
+from kernels.choose.op import RowParams
 
 
 class Module(Protocol):
@@ -180,6 +184,23 @@ class DraftHidden(Drafter):
         self._head = head
         self._follower = Follower(name, head.taps, cache, len(head.modules) - 1)
         self._ends: dict[int, _End] = {}  # by slot id
+        self._captured: Sequence[CapturedPass] = ()  # of the modules, where passes are captured
+        self._lanes: Lanes | None = None  # of the last one
+
+    def capture(self, capturing: Capturing) -> None:
+        hidden = self._head.fuse([capturing.stream] * len(self.taps))  # [1, d_model]
+        store, last = self._follower.store, self._head.modules[-1]
+
+        def of(module: Module) -> tuple[Pass, Sequence[Tensor]]:
+            return lambda batch, inputs: module.run(batch, inputs[0], store), (hidden,)
+
+        def looped(batch: Batch, states: Sequence[Tensor]) -> Sequence[Tensor]:
+            said, state = last.run(batch, states[0], store)
+            return last.logits(said), state
+
+        self._captured = capturing.passes(store, *map(of, self._head.modules))
+        if store.has_pages_alone:
+            self._lanes = Lanes(looped, store, capturing.capture, (hidden,))
 
     def begin(self, slot: Slot) -> None:
         self._ends.pop(slot.id, None)
@@ -248,8 +269,15 @@ class DraftHidden(Drafter):
             said, states = self._run(k, ahead.spans, ahead.states, ahead.token_ids)
             return modules[k].logits(ahead.take(said, states)), None
 
+        def loop(going: Going, params: RowParams, limits: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+            if self._lanes is None or going.n_made < len(modules) or not self._lanes.takes(len(limits)):
+                return None
+            ahead.rise(going)
+            batch = self._follower.batch(ahead.spans, ahead.token_ids)
+            return self._lanes(batch, params, limits, (ahead.states,))
+
         first = modules[0].logits(torch.stack(said))  # [n_able, vocab] float32
-        return Unrolled(wants).run(able, (first, None), step)
+        return Unrolled(wants).run(able, (first, None), step, loop)
 
     def _may_draft(self, slot: Slot) -> bool:
         """Whether a draft may be asked of the head for this slot before its next pass."""
@@ -259,4 +287,7 @@ class DraftHidden(Drafter):
         self, k: int, spans: Sequence[Span], hidden: Tensor, token_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         batch = self._follower.batch(spans, token_ids)
-        return self._head.modules[k].run(batch, hidden, self._follower.store)
+        if batch.frame is None:
+            return self._head.modules[k].run(batch, hidden, self._follower.store)
+        said, states = self._captured[k](batch, (hidden,))
+        return wanted(batch, said), wanted(batch, states)

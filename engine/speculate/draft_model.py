@@ -12,10 +12,13 @@ from torch import Tensor
 
 from engine.batch import Span
 from engine.cache.cache import Cache
+from engine.models.captured import Capturing, Forward
 from engine.models.network import Network
 from engine.slot import Slot
 from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from engine.speculate.lanes import Lanes
 from engine.speculate.unroll import UNREAD, Going, Rows, Unrolled
+from kernels.choose.op import RowParams
 
 STORE = "draft"
 
@@ -28,11 +31,20 @@ class DraftModel(Drafter):
 
     def __init__(self, network: Network, cache: Cache, chunk: int) -> None:
         """`chunk`: most rows of one slot that a catching-up pass may have."""
-        self._network = network
+        self._run: Forward = network.forward
         self._cache = cache
         self._chunk = chunk
+        self._lanes: Lanes | None = None  # where passes are captured
         # Picks whose rows are in the store past its length, per slot id.
         self._fed: dict[int, list[int]] = {}
+
+    def capture(self, capturing: Capturing) -> None:
+        store, forward = self._cache.stores[STORE], self._run
+        if store.device != capturing.stream.device:
+            return  # a draft model elsewhere runs as it is
+        self._run = capturing.forward(forward, store)
+        if store.has_pages_alone:
+            self._lanes = Lanes(lambda batch, _: [forward(batch, store, None)], store, capturing.capture)
 
     def begin(self, slot: Slot) -> None:
         self._fed.pop(slot.id, None)
@@ -60,13 +72,20 @@ class DraftModel(Drafter):
             return [NO_GUESS] * len(wants)
         unrolled = Unrolled(wants)
 
-        def step(going: Going) -> Rows:
+        def spans(going: Going) -> list[Span]:
             slots = [wants[i].slot for i in going.wants]
-            spans = [Span(slot.id, (UNREAD,), len(slot.tokens) + going.n_made - 1, 1, 1) for slot in slots]
-            return self._forward(spans, going.token_ids), None
+            return [Span(slot.id, (UNREAD,), len(slot.tokens) + going.n_made - 1, 1, 1) for slot in slots]
+
+        def step(going: Going) -> Rows:
+            return self._forward(spans(going), going.token_ids), None
+
+        def loop(going: Going, params: RowParams, limits: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+            if self._lanes is None or not self._lanes.takes(len(limits)):
+                return None
+            return self._lanes(self._cache.batch(STORE, spans(going), going.token_ids), params, limits)
 
         first = self._caught_up([wants[i].slot for i in able])  # [n_able, vocab] float32
-        guesses = unrolled.run(able, (first, None), step)
+        guesses = unrolled.run(able, (first, None), step, loop)
         for i in able:
             self._fed[wants[i].slot.id] = unrolled.picked[i][:-1]
         return guesses
@@ -85,7 +104,7 @@ class DraftModel(Drafter):
 
     def _forward(self, spans: Sequence[Span], token_ids: Tensor | None = None) -> Tensor:
         """[n_logits, vocab] float32. token_ids: [n_tokens] int64, if only the device knows them."""
-        return self._network.forward(self._cache.batch(STORE, spans, token_ids), self._cache.stores[STORE])
+        return self._run(self._cache.batch(STORE, spans, token_ids), self._cache.stores[STORE], None)
 
     def _feed(self, slots: Sequence[Slot]) -> None:
         """Bring slots closer to their last token, one chunk each in one pass, wanting no logits."""

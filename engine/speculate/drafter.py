@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.layers.decoder import Taps
+from engine.models.captured import Capturing
 from engine.slot import Slot
 
 
@@ -100,6 +101,9 @@ class Drafter(ABC):
     # Residual streams of the target that the drafter reads (`engine.layers.decoder.Taps`). They exist only while the
     # target computes a token, so a drafter with taps is told of every pass of every slot, drafting or not.
     taps: tuple[int, ...] = ()
+
+    def capture(self, capturing: Capturing) -> None:  # noqa: B027  most drafters have no passes
+        """Capture the drafter's passes, so that they can be replayed. Called once, before the first sequence."""
 
     def begin(self, slot: Slot) -> None:  # noqa: B027  most drafters keep nothing between rounds
         """A new sequence in this slot, or the same one starting over from its tokens."""

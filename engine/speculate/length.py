@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.speculate.cost import DraftCost, PassCost
-from engine.speculate.offer import worth
 
 Floats = NDArray[np.float64]
 
@@ -44,6 +43,14 @@ class _Idle:
     probe_after: int = _PROBE_FIRST
 
 
+def _table(survivals: Sequence[Floats]) -> Floats:
+    """[n_slots, longest], 0 past the end of a row."""
+    table = np.zeros((len(survivals), max(len(one) for one in survivals)))
+    for row, one in zip(table, survivals, strict=True):
+        row[: len(one)] = one
+    return table
+
+
 class Lengths:
     """Draft lengths from survivals and one table of costs. Not adaptive: costs count as nothing, all is verified."""
 
@@ -62,17 +69,16 @@ class Lengths:
         """Tokens that one more row must promise to be worth its time, at `rate` tokens/s or plain decoding's."""
         if not self._adaptive:
             return 0.0
-        rows = np.array([coming.n_ready, coming.n_rows, coming.n_rows + _SLOPE_ROWS])
-        plain, before, after = self.pass_cost(rows).tolist()
-        each: float = (after - before) / _SLOPE_ROWS
-        return each * (coming.n_ready / plain if rate is None else rate)
+        at = self.pass_cost.at
+        each = (at(coming.n_rows + _SLOPE_ROWS) - at(coming.n_rows)) / _SLOPE_ROWS
+        return each * (coming.n_ready / at(coming.n_ready) if rate is None else rate)
 
     def trim(self, survivals: Sequence[Floats], coming: Pass) -> list[int]:
         """How many tokens of each draft to verify; survivals hold one array per slot, [n_drafted]."""
         if not self._adaptive or not survivals:
             return [len(one) for one in survivals]
         _, n_taken, order = self._best(survivals, coming)
-        owner = np.repeat(np.arange(len(survivals)), [len(one) for one in survivals])
+        owner = np.arange(len(survivals)).repeat([len(one) for one in survivals])
         taken: list[int] = np.bincount(owner[order[:n_taken]], minlength=len(survivals)).tolist()
         return taken
 
@@ -84,38 +90,36 @@ class Lengths:
         free: survivals of what each slot has without it, [n_free]; drafted: those expected of the network, [n_max].
         Depth is shared: its cost is one pass of the draft network per position, for all slots together.
         """
-        deepest = max(len(one) for one in drafted)
-        survival = np.zeros((len(drafted), deepest))  # [n_slots, depth]
-        for row, one in zip(survival, drafted, strict=True):
-            row[: len(one)] = one
+        survival = _table(drafted)  # [n_slots, depth]
+        known = _table(free)  # [n_slots, most of n_free]
         without, _, _ = self._best(free, coming)
         rate, chosen = without, (0, [False] * len(free))
         for _ in range(_ROUNDS):  # the better the rate, the dearer a row: a few rounds settle it
-            found, depth, takes = self._deepest(name, free, survival, coming, rate)
+            found, depth, takes = self._deepest(name, known, survival, coming, rate)
             if found <= rate * (1.0 if chosen[0] else _MARGIN):
                 break
             rate, chosen = found, (depth, takes)
         return chosen
 
     def _deepest(
-        self, name: str, free: Sequence[Floats], survival: Floats, coming: Pass, rate: float
+        self, name: str, free: Floats, survival: Floats, coming: Pass, rate: float
     ) -> tuple[float, int, list[bool]]:
         """(tokens per second, depth, slots that take it) if rows are priced at `rate` tokens per second."""
         price = self.price(coming, rate)
         pays = survival > price
-        gain = np.cumsum(np.where(pays, survival - price, 0.0), axis=1)  # [n_slots, depth]
-        takes = gain > np.array([worth(one, price) for one in free])[:, None]
-        paying = [one[one > price] for one in free]
-        n_free = np.array([len(one) for one in paying])[:, None]
-        t_free = np.array([one.sum() for one in paying])[:, None]
-        n_rows = np.where(takes, np.cumsum(pays, axis=1), n_free).sum(0)  # [depth]
-        tokens = np.where(takes, np.cumsum(np.where(pays, survival, 0.0), axis=1), t_free).sum(0)
+        gain = np.where(pays, survival - price, 0.0).cumsum(1)  # [n_slots, depth]
+        pays_free = free > price
+        n_free = pays_free.sum(1, keepdims=True)  # [n_slots, 1]
+        t_free = np.where(pays_free, free, 0.0).sum(1, keepdims=True)
+        takes = gain > t_free - price * n_free
+        n_rows = np.where(takes, pays.cumsum(1), n_free).sum(0)  # [depth]
+        tokens = np.where(takes, np.where(pays, survival, 0.0).cumsum(1), t_free).sum(0)
         seconds = self._seconds(coming, n_rows)
         if self._adaptive:
             depths = np.arange(1, survival.shape[1] + 1)
             seconds = seconds + self._draft_cost.get(name, _FREE)(1) * depths
         rates = (coming.n_ready + tokens) / seconds
-        best = int(np.argmax(np.where(takes.any(0), rates, -1.0)))
+        best = int(np.where(takes.any(0), rates, -1.0).argmax())
         return float(rates[best]) if takes[:, best].any() else -1.0, best + 1, takes[:, best].tolist()
 
     def _seconds(self, coming: Pass, n_drafted: NDArray[np.int64]) -> Floats:
@@ -125,17 +129,17 @@ class Lengths:
         """
         if not self._adaptive:
             return np.ones(len(n_drafted))
-        rows = np.concatenate(([coming.n_ready, coming.n_rows], coming.n_rows + n_drafted))
-        alone, before, *_ = seconds = self.pass_cost(rows)
-        return np.asarray(alone - before + seconds[2:])
+        beside = self.pass_cost.at(coming.n_ready) - self.pass_cost.at(coming.n_rows)
+        return beside + self.pass_cost(coming.n_rows + n_drafted)
 
     def _best(self, survivals: Sequence[Floats], coming: Pass) -> tuple[float, int, NDArray[np.int64]]:
         """(tokens per second, drafts to verify, draft tokens in descending order of survival)."""
         flat = np.concatenate(survivals)
-        order = np.argsort(-flat, kind="stable")
-        tokens = coming.n_ready + np.concatenate(([0.0], np.cumsum(flat[order])))
+        order = (-flat).argsort(kind="stable")
+        tokens = np.full(len(flat) + 1, float(coming.n_ready))
+        tokens[1:] += flat[order].cumsum()
         rates = tokens / self._seconds(coming, np.arange(len(flat) + 1))
-        n_best = int(np.argmax(rates))
+        n_best = int(rates.argmax())
         if rates[n_best] < _MARGIN * rates[0]:
             n_best = 0
         return float(rates[n_best]), n_best, order

@@ -48,7 +48,7 @@ def grades(survival: Sequence[float], n: int) -> Grades:  # [n]
         return np.zeros(n, np.int64)
     if len(survival) < n:
         raise ValueError(f"{len(survival)} estimates for {n} tokens")
-    return np.searchsorted(_EDGES, np.asarray(survival[:n])) + 1
+    return _EDGES.searchsorted(np.asarray(survival[:n])) + 1
 
 
 def _logit(p: float) -> float:
@@ -80,33 +80,45 @@ class _Table:
         self.odds: Floats = np.log(rates / (1.0 - rates))
 
     def add(self, grade: Sequence[int], start: int, n_accepted: int) -> None:
+        judged, accepted = self._judged, self._accepted
         for i, one in enumerate(grade):
-            for row in (0, one) if one else (0,):
-                cell = row * _N_PLACES + _PLACE[start + i]
-                self._judged[cell] += 1.0
-                self._accepted[cell] += i < n_accepted
+            place = _PLACE[start + i]  # also the cell of grade 0, which counts every token
+            judged[place] += 1.0
+            accepted[place] += i < n_accepted
+            if one:
+                cell = one * _N_PLACES + place
+                judged[cell] += 1.0
+                accepted[cell] += i < n_accepted
         self._n_rounds += 1
         if self._n_rounds >= _REFRESH:
             self._refresh()
 
 
 class _Deviation:
-    """A slot against the table, in one view: log-odds by which its first and its later tokens differ."""
+    """A slot against the table, in one view."""
 
     def __init__(self) -> None:
-        self.first = self.later = 0.0
         self._sums = [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]  # first, later: judged, accepted, expected; fading
+        self._offsets: tuple[float, float] | None = (0.0, 0.0)  # None: not worked out since the last token
 
     def add(self, expected: Sequence[float], start: int, n_accepted: int) -> None:
         """expected: per judged token the table's rate."""
         fade = _SLOT_FADE ** len(expected)
-        self._sums = [[fade * value for value in sums] for sums in self._sums]
+        for sums in self._sums:
+            sums[0], sums[1], sums[2] = fade * sums[0], fade * sums[1], fade * sums[2]
         for i, rate in enumerate(expected):
             sums = self._sums[start + i > 0]
             sums[0] += 1.0
             sums[1] += i < n_accepted
             sums[2] += rate
-        self.first, self.later = (self._offset(*sums) for sums in self._sums)
+        self._offsets = None
+
+    def offsets(self) -> tuple[float, float]:
+        """Log-odds of the first token, of later ones."""
+        if self._offsets is None:
+            first, later = self._sums
+            self._offsets = self._offset(*first), self._offset(*later)
+        return self._offsets
 
     @staticmethod
     def _offset(judged: float, accepted: float, expected: float) -> float:
@@ -140,8 +152,9 @@ class Survival:
     def _survival(self, odds: Floats, name: str, slot_id: int, view: int) -> Floats:
         deviations = self._deviations.get((slot_id, name))
         if deviations is not None:
-            odds += deviations[view].later
-            odds[0] += deviations[view].first - deviations[view].later
+            first, later = deviations[view].offsets()
+            odds += later
+            odds[0] += first - later
         return np.multiply.accumulate(1.0 / (1.0 + np.exp(-odds)))
 
     def judge(self, name: str, slot_id: int, grade: Sequence[int], start: int, n_accepted: int) -> None:

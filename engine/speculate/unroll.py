@@ -43,6 +43,13 @@ class Going:
 
 
 Step = Callable[[Going], Rows]
+# All further guesses at once: (slots, params of their next guess, guesses of each at most) -> picks and how sure of
+# them, [n_guesses, n_going] each; None: step by step.
+Loop = Callable[[Going, RowParams, Sequence[int]], tuple[Tensor, Tensor] | None]
+
+
+def no_loop(going: Going, params: RowParams, limits: Sequence[int]) -> None:
+    """Where passes are not captured."""
 
 
 class Unrolled:
@@ -63,13 +70,15 @@ class Unrolled:
         ] = []  # wants, their picks, how sure: [n_active] each
         self._wants = wants
 
-    def run(self, able: Sequence[int], first: Rows, step: Step) -> list[Guess]:
+    def run(self, able: Sequence[int], first: Rows, step: Step, loop: Loop = no_loop) -> list[Guess]:
         """Guess until every slot has what it wants. A pick uses the target's noise and processing.
 
-        able: the wants that can draft; first: their rows, edited in place.
+        able: the wants that can draft; first: their rows, edited in place. loop: asked before each step, where no row
+        depends on what the host knows.
         """
         active, (logits, confidence), n_made = list(able), first, 0
         looks = self._looks(able, logits.device)
+        plain = not looks and not any(self._wants[i].slot.sampling.edits for i in able)
         params = row_params([self._wants[i].slot.row() for i in able], logits.device)
         while active:
             rows = [self._wants[i].slot.row(self.picked[i]) for i in active]
@@ -84,6 +93,12 @@ class Unrolled:
             active = list(going.wants)
             if active:
                 params = _next(params, going)
+                limits = [self._wants[i].n_max - n_made for i in active]
+                made = loop(going, params, limits) if plain else None
+                if made is not None:
+                    picked, sure = made
+                    self._unread.append((active * len(picked), picked.flatten(), sure.flatten()))
+                    break
                 logits, confidence = step(going)
         self._read()
         return [self._guess(i) for i in range(len(self._wants))]
@@ -115,8 +130,9 @@ class Unrolled:
         token_ids = torch.cat([one for _, one, _ in self._unread]).tolist()
         sure = torch.cat([one for _, _, one in self._unread]).tolist()
         for i, token_id, probability in zip(owners, token_ids, sure, strict=True):
-            self.picked[i].append(token_id)
-            self._sure[i].append(probability)
+            if len(self.picked[i]) < self._wants[i].n_max:  # a loop goes on for the longest
+                self.picked[i].append(token_id)
+                self._sure[i].append(probability)
         self._unread.clear()
 
     def _n_sure(self, i: int) -> int:

@@ -6,7 +6,7 @@ with the same seed, for any drafter and any draft. Source: Gumbel-max coupling; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -30,12 +30,20 @@ class Verdict:
     prompt_logprobs: Sequence[Logprob] = ()  # of the prompt's tokens behind the span's rows, if it asks
 
 
+def _untimed(part: str) -> None:
+    """Nobody asks where the time goes."""
+
+
 def verify(
-    logits: Tensor, drafts: Sequence[tuple[Slot, Draft]], acceptance: Acceptance = coupled
+    logits: Tensor,
+    drafts: Sequence[tuple[Slot, Draft]],
+    acceptance: Acceptance = coupled,
+    lap: Callable[[str], None] = _untimed,
 ) -> list[Verdict]:
     """Judge the drafts of all spans that have logits.
 
-    logits: [sum of 1 + n_drafts, vocab] float32, in the order of `drafts`. Waits for the device.
+    logits: [sum of 1 + n_drafts, vocab] float32, in the order of `drafts`. Waits for the device. lap: told when
+    `pick` and `wait` are over (`engine.core.clock`).
     """
     if not drafts:
         return []
@@ -48,7 +56,10 @@ def verify(
         for (slot, _), start, n in zip(drafts, starts, lengths, strict=False)
         if slot.request.logprobs is not None
     }
-    picks: list[int] = pick(logits, rows).token_ids.tolist()
+    chosen = pick(logits, rows).token_ids  # [n_rows] int64
+    lap("pick")
+    picks: list[int] = chosen.tolist()
+    lap("wait")
     verdicts = []
     for (slot, draft), start, n in zip(drafts, starts, lengths, strict=False):
         own = picks[start : start + n]

@@ -25,6 +25,9 @@ class Values(NamedTuple):
     position: int
 
 
+EXACT = True  # sums are of integers
+
+
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 

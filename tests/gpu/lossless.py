@@ -17,6 +17,7 @@ import kernels
 from tests.gpu.setting import Finding, Findings, Setting
 from tests.oracle.lab import Bench, Folders, Lab, play
 from tests.oracle.lossless import KINDS, TEXT_DRAFTERS, chains, demo_cases, disturbed, folders_of
+from tests.oracle.replays import compare_all_sizes, same_drafts
 
 SAMPLINGS = ("greedy", "warm", "all")
 CHAINS = (("ngram-simple",), ("draft-model",))  # and all drafters at once
@@ -29,11 +30,13 @@ def cases(setting: Setting) -> list[str]:
         f"drafting {kind} {name}"
         for name, kind in itertools.product(setting.pick(SAMPLINGS, ("warm",)), kinds)
     ]
-    return [*drafting, *(f"as on the CPU {kind}" for kind in kinds)]
+    return [*(f"replays {kind}" for kind in kinds), *drafting, *(f"as on the CPU {kind}" for kind in kinds)]
 
 
 def run(setting: Setting, case: str) -> Findings:
-    if case.startswith("drafting"):
+    if case.startswith("replays"):
+        yield from replays(setting, case.split()[-1])
+    elif case.startswith("drafting"):
         _, kind, name = case.split()
         yield from drafting(setting, kind, name)
     else:
@@ -58,6 +61,21 @@ def lab(kind: str, dtype: torch.dtype, device: str) -> Lab:
     return Lab(folders(kind), dtype, device=device)
 
 
+def replays(setting: Setting, kind: str) -> Findings:
+    """Captured passes against the passes themselves: every size, and what draft networks make of them."""
+    one = lab(kind, setting.pick(torch.bfloat16, torch.float32), str(setting.device))
+    if kind != "hybrid":  # whose states a pass moves; its drafts show the rest
+        wrong = compare_all_sizes(one)
+        yield Finding(
+            f"{kind}, replays of every size", ok=not wrong, figures={"sizes that differ": "; ".join(wrong)}
+        )
+    for name in setting.pick(("draft-model", *one.folders.heads), ("draft-model",)):
+        n_accepted, same = same_drafts(one, (name,))
+        yield Finding(
+            f"{kind}, {name} replayed", ok=same and n_accepted > 0, figures={"accepted": n_accepted}
+        )
+
+
 def drafting(setting: Setting, kind: str, name: str) -> Findings:
     """Each chain on engines under random arrivals, cancels and cuts, against plain decoding in one slot."""
     dtype = setting.pick(torch.bfloat16, torch.float32)
@@ -65,7 +83,7 @@ def drafting(setting: Setting, kind: str, name: str) -> Findings:
     asked = demo_cases(one, name, setting.pick(8, 2))
     expected = play(one, Bench(), asked)
     benches = (
-        {"n_slots": 4, "n_pages": 26},
+        {"n_slots": 4, "n_pages": 26, "captured": True},
         {
             "n_slots": 8,
             "n_pages": 512,

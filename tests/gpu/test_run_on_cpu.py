@@ -49,9 +49,11 @@ def test_every_part_runs_on_a_bare_machine(tmp_path: Path, capsys: pytest.Captur
     drawn = {one["name"].split(".")[0] for one in by_part["parity"]}
     assert drawn == set(kernels.OPS)  # the references, and what of the rest needs no compiler
     assert any("matmul.tiled" in one["name"] for one in by_part["width"])
-    assert all(one["figures"]["tokens"] > 0 for one in by_part["lossless"] + by_part["tokens"])
-    assert by_part["lossless"]
-    assert by_part["tokens"]
+    for part in ("lossless", "tokens"):
+        counted = [one["figures"]["tokens"] for one in by_part[part] if "tokens" in one["figures"]]
+        assert counted, part
+        assert min(counted) > 0, part
+    assert any("replays of every size" in one["name"] for one in by_part["lossless"])
     speeds = [
         one for one in found["findings"] if one["part"] in ("speed", "ceilings") and "us" in one["figures"]
     ]

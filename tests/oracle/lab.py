@@ -32,6 +32,8 @@ from engine.cache.snapshots import Snapshots
 from engine.cache.store import Sizes, Store
 from engine.core.engine import Capacity, Engine
 from engine.errors import InvalidRequest
+from engine.frames import frame_sizes
+from engine.models.captured import Capture, Capturing, cuda_capture
 from engine.models.dflash import load_dflash
 from engine.models.eagle3 import load_eagle3
 from engine.models.mtp import load_mtp
@@ -60,6 +62,7 @@ from engine.text.grammar import Grammars
 from engine.text.stream import TextStream
 from engine.text.tokenizer import Tokenizer
 from kernels import select
+from tests.recording import record
 
 EIGHT = Speculate(n_max=8)
 ASKS = Request(id="", prompt="")
@@ -76,7 +79,7 @@ class Folders:
     """Where a target and what drafts for it lie."""
 
     target: Path
-    draft: Path
+    draft: Path | None = None  # None: no draft model
     heads: Mapping[str, Path] = field(default_factory=dict)  # by drafter
 
 
@@ -115,6 +118,7 @@ class Bench:
     n_window_pages: int = 128  # of layers with a window, in each store
     snapshot_bytes: int = 2**26
     draft_max: int = 24
+    captured: bool = False  # passes are captured and replayed
 
 
 @dataclass(slots=True)
@@ -130,6 +134,7 @@ class Played:
     done: dict[int, Done] = field(default_factory=dict)
     failed: dict[int, Failed] = field(default_factory=dict)
     stats: EngineStats | None = None
+    engine: Engine | None = None
     n_cached: int = 0
     n_cut: int = 0  # tokens taken back and written again
     n_restored: int = 0  # tokens of slots that were saved, erased and restored
@@ -146,8 +151,15 @@ class Lab:
         self.n_ctx = n_ctx
         self.target = load_network(folders.target, dtype, where, n_ctx, self.tokenizer.vocab_size)
         self.grammars = Grammars(self.tokenizer, self.target.vocab_size)
-        self.draft = load_network(folders.draft, dtype, where, n_ctx + 64, self.tokenizer.vocab_size)
+        self.draft = None
+        if folders.draft is not None:
+            self.draft = load_network(folders.draft, dtype, where, n_ctx + 64, self.tokenizer.vocab_size)
         self._heads: dict[str, Any] = {}
+
+    @property
+    def capture(self) -> Capture:
+        """How passes are captured on the lab's device."""
+        return cuda_capture(self.target.device) if self.target.device.type == "cuda" else record
 
     def head(self, name: str) -> Any:
         """The head for a drafter, loaded once."""
@@ -168,6 +180,7 @@ class Lab:
         stores = {
             name: Store(network.needs, sizes, self.target.dtype, self.target.device)
             for name, network in {"target": self.target, "draft": self.draft, **heads}.items()
+            if network is not None
         }
         cache = Cache(
             stores, bench.n_slots, bench.n_pages, bench.page_size, heads, Snapshots(bench.snapshot_bytes)
@@ -180,7 +193,14 @@ class Lab:
             batch_size=bench.batch_size,
             eos_ids=self.tokenizer.eos_ids,
         )
-        return Engine(self.target, cache, chain, capacity)
+        engine = Engine(self.target, cache, chain, capacity)
+        if bench.captured:
+            n_pages = -(-(self.n_ctx + bench.draft_max) // bench.page_size) + 1
+            target = self.target
+            stream = torch.zeros(1, target.config.d_model, dtype=target.dtype, device=target.device)
+            shapes = frame_sizes(bench.n_slots, bench.draft_max)
+            engine.capture(Capturing(self.capture, shapes, n_pages, bench.draft_max, stream))
+        return engine
 
     def _drafter(
         self, name: str, bench: Bench, cache: Cache, future: Callable[[Slot], Sequence[int]] | None
@@ -297,7 +317,7 @@ class _Run:
                 self.cut(str(random.choice(sorted(self.current))))
             if random.random() < trouble.save_share:
                 self.move(int(random.integers(self.bench.n_slots)))
-        self.played.stats = engine.stats()
+        self.played.stats, self.played.engine = engine.stats(), engine
         return self.played
 
     def send(self, index: int, attempt: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +71,24 @@ def test_one_choice_for_all_dtypes_covers_integers(prepared: list[str]) -> None:
     ] * 3
 
 
+@pytest.mark.usefixtures("prepared")
+def test_watched_ops_run_inside_what_watches_them_and_go_back() -> None:
+    kernels.select("cpu", torch.bfloat16)
+    kernels.select(CUDA, torch.bfloat16)
+    ((op,),) = dispatch._ops().values()
+    calls: list[str] = []
+
+    def wrap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x: calls.append(name) or f"watched {function(x)}"
+
+    with dispatch.watched(wrap):
+        assert op(torch.zeros(1)) == "watched cpu"
+    with pytest.raises(ZeroDivisionError), dispatch.watched(wrap):
+        raise ZeroDivisionError
+    assert op(torch.zeros(1)) == "cpu"
+    assert calls == ["double"]
+
+
 def test_choosing_for_the_cpu_imports_nothing_of_cuda_and_triton() -> None:
     code = (
         "import sys, torch, kernels\n"
@@ -83,5 +103,19 @@ def test_on_a_machine_without_a_gpu_the_table_says_why() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     refusal.cache_clear()
-    ngram = dispatch._choose("ngram", ("cuda", "reference"), CUDA, torch.int32, None)
+    ngram = dispatch._choose("ngram", ("cuda", "reference"), CUDA, torch.int32, None, exact=False)
     assert ngram == ("ngram", "reference", "cuda refused: torch sees no CUDA device")
+
+
+def test_exactness_is_promised_by_an_implementation_or_refused() -> None:
+    assert kernels.select("cpu", torch.bfloat16, exact=kernels.OPS) == kernels.select("cpu", torch.bfloat16)
+    with pytest.raises(CannotRunError, match=r"reference refused: its bits may depend on the rows"):
+        kernels.select("cpu", torch.float16, exact=("matmul",))
+    assert kernels.select("cpu", torch.float16, exact=("mask", "verify"))  # these promise it
+
+
+def test_every_operator_has_an_exact_implementation_for_cuda() -> None:
+    """Whether it runs there only a GPU can say."""
+    for folder, ops in dispatch._ops().items():
+        names = [name for name in ops[0].implementations if name in ("cuda", "triton", "reference")]
+        assert any(dispatch._is_exact(folder, name) for name in names), folder

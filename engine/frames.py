@@ -1,0 +1,145 @@
+"""Batches of fixed sizes at fixed addresses, so that a pass can be captured once and replayed for other tokens.
+
+A frame has room for some spans and rows. A smaller batch is padded: spans without rows, and rows of no span, which are
+computed like any other and write where nobody reads, to the page behind the last. What is in a frame gets to the
+device in one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import Batch, Layout, RecurrentRows, upload
+
+# Rows of a frame. Between two of them passes cost the same on a device that waits for the weights.
+ROWS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the frames of one store have in common."""
+
+    n_pages: int  # of one sequence at full length, drafts included
+    spare_page: int  # that belongs to nobody
+    spare_window_page: int | None = None  # the same of layers with a window; None: there are none
+    n_history: int | None = None  # parked rows that a slot may have; None: no layer is recurrent
+
+
+def frame_sizes(n_slots: int, n_drafts: int) -> list[tuple[int, int]]:
+    """(spans, rows) of the frames for passes of up to n_slots spans, each a token and up to n_drafts drafts.
+
+    The largest first: what they need of the device serves the smaller ones too.
+    """
+    spans = [1 << i for i in range((n_slots - 1).bit_length())] + [n_slots]
+    found = []
+    for n_spans in spans:
+        most = n_spans * (1 + n_drafts)
+        enough = next((n for n in ROWS if n >= most), ROWS[-1])
+        found += [(n_spans, n) for n in ROWS if n_spans <= n <= enough]
+    return sorted(set(found), key=lambda one: (one[1], one[0]), reverse=True)
+
+
+class Frame:
+    """One batch that is filled again and again. `batch` has its tensors; their addresses never change."""
+
+    def __init__(self, n_spans: int, n_rows: int, room: Room, device: torch.device) -> None:
+        self.n_spans, self.n_rows = n_spans, n_rows
+        empty = _empty(n_spans, n_rows, room)
+        padding = {name: one.numpy() for name, one in empty.parts.items()}
+        self._layout = Layout.of(list(padding.values()))
+        self._padding = np.zeros(self._layout.n_bytes, np.uint8)
+        for one, place in zip(padding.values(), self._layout.arrays(self._padding), strict=True):
+            place[...] = one
+        self._shapes = {name: one.shape for name, one in padding.items()}
+        self._buffer = torch.from_numpy(self._padding).to(device, copy=True)  # [n_bytes] uint8
+        tensors = self._layout.tensors(self._buffer)
+        self.batch = replace(empty.with_parts(dict(zip(padding, tensors, strict=True))), frame=self)
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether a batch of the host has room in it."""
+        return all(
+            have <= room
+            for name, one in batch.parts.items()
+            for have, room in zip(one.shape, self._shapes[name], strict=True)
+        )
+
+    def fill(self, batch: Batch) -> Batch:
+        """A batch of the host, padded and on the device. It holds until the frame is filled again."""
+        host = self._padding.copy()
+        places = dict(zip(self._shapes, self._layout.arrays(host), strict=True))
+        for name, one in batch.parts.items():
+            place, values = places[name], one.numpy()
+            if name == "logit_index":
+                continue  # all rows have logits; `wanted` finds those that were asked for
+            place[tuple(map(slice, values.shape))] = values
+            if name.endswith("_starts"):
+                place[len(values) :] = values[-1]  # spans without rows
+        source = torch.from_numpy(host)
+        source = source.pin_memory() if self._buffer.is_cuda else source
+        self._buffer.copy_(source, non_blocking=True)
+        return replace(self.batch, spans=batch.spans)
+
+
+def _empty(n_spans: int, n_rows: int, room: Room) -> Batch:
+    """A frame's batch, on the host, before anything is put into it."""
+
+    def filled(shape: tuple[int, ...] | int, value: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.full((shape,) if isinstance(shape, int) else shape, value, dtype=dtype)
+
+    long = torch.int64
+    batch = Batch(
+        spans=(),
+        token_ids=filled(n_rows, 0, long),
+        positions=filled(n_rows, 0, long),
+        span_starts=filled(n_spans + 1, 0),
+        n_past=filled(n_spans, 0),
+        page_table=filled((n_spans, room.n_pages), 0),
+        row_pages=filled(n_rows, room.spare_page, long),
+        row_offsets=filled(n_rows, 0, long),
+        logit_index=torch.arange(n_rows),
+    )
+    if room.spare_window_page is not None:
+        batch = replace(batch, window=replace(batch, row_pages=filled(n_rows, room.spare_window_page, long)))
+    if room.n_history is None:
+        return batch
+    recurrent = RecurrentRows(
+        span_starts=filled(n_spans + 1, 0),
+        slot_ids=filled(n_spans, 0),
+        history_starts=filled(n_spans + 1, 0),
+        history_rows=filled(n_spans * room.n_history, 0),
+        n_settled=filled(n_spans, 0),
+        park_rows=filled(n_rows, -1),
+    )
+    return replace(batch, recurrent=recurrent)
+
+
+class Frames:
+    """The frames of one store."""
+
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        self.frames = sorted(frames, key=lambda one: (one.n_rows, one.n_spans))
+
+    def place(self, batch: Batch, device: torch.device) -> Batch:
+        """A batch of the host on the device: in the smallest frame that takes it, or by itself if none does."""
+        n_rows, n_spans = len(batch.token_ids), len(batch.spans)
+        for frame in self.frames:
+            if frame.n_rows >= n_rows and frame.n_spans >= n_spans and frame.takes(batch):
+                return frame.fill(batch)
+        return batch.to(device)
+
+
+def wanted(batch: Batch, rows: Tensor) -> Tensor:
+    """What was asked for of all rows of a frame: [n_logits, …] of [n_rows of the frame, …]."""
+    counts = [(len(span.token_ids), span.n_logits) for span in batch.spans]
+    n_rows = sum(n for n, _ in counts)
+    if all(n == n_logits for n, n_logits in counts):
+        return rows[:n_rows]
+    ends = accumulate(n for n, _ in counts)
+    index = [np.arange(end - n_logits, end) for (_, n_logits), end in zip(counts, ends, strict=True)]
+    return rows.index_select(0, *upload((np.concatenate(index),), rows.device))

@@ -1,0 +1,112 @@
+"""Comparing replayed passes with the passes they were captured from; on a GPU these are CUDA graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api import Speculate
+from engine.batch import Span
+from engine.core import forward
+from engine.frames import Frames, frame_sizes
+from engine.layers.decoder import Taps
+from engine.models.captured import Capturing
+from tests.oracle.lab import Bench, Lab, Played, play
+from tests.oracle.lossless import demo_cases
+
+N_SLOTS, N_DRAFTS, PAGE = 4, 6, 16
+
+
+@torch.inference_mode()
+def compare_all_sizes(lab: Lab) -> list[str]:
+    """The captured sizes whose logits, streams or cached rows differ from those of the pass itself."""
+    engine = lab.engine(Bench(n_slots=N_SLOTS, page_size=PAGE, n_pages=17, n_window_pages=17))
+    cache, target = engine._cache, lab.target
+    store = cache.stores[forward.STORE]
+    random = np.random.default_rng(0)
+    for slot in range(N_SLOTS):  # contexts to look back on
+        assert cache.reserve(slot, forward.STORE, 0, 64)
+        text = random.integers(0, target.vocab_size, 20 + 9 * slot).tolist()
+        target.forward(cache.batch(forward.STORE, [Span(slot, text, 0, 0, 0)]), store)
+    sizes = frame_sizes(N_SLOTS, N_DRAFTS)
+    n_layers = target.config.n_layers
+    tapped = (0, 2, n_layers, n_layers + 1)
+    stream = torch.zeros(1, target.config.d_model, dtype=target.dtype, device=target.device)
+    captured = Capturing(lab.capture, sizes, 8, N_DRAFTS, stream).forward(target.forward, store, tapped)
+    filled = store.frames
+    pages = [*store.page_tensors, *store.window_tensors]  # [n_pages + 1, …] each
+    wrong = []
+    for n_spans, n_rows in [size for size in sizes for _ in range(2)]:
+        spans = _spans(random, n_spans, n_rows, target.vocab_size)
+        meant_taps, taps = Taps(tapped), Taps(tapped)
+        before = [one.clone() for one in pages]
+        store.frames = Frames([])
+        meant = target.forward(cache.batch(forward.STORE, spans), store, meant_taps)
+        meant_pages = [one.clone() for one in pages]
+        for one, old in zip(pages, before, strict=True):
+            one.copy_(old)
+        store.frames = filled
+        batch = cache.batch(forward.STORE, spans)
+        assert batch.frame is not None
+        logits = captured(batch, store, taps)
+        n_own = sum(len(one.token_ids) for one in spans)
+        pairs = [(logits, meant)]
+        pairs += zip((one[:n_own] for one in taps.of(tapped)), meant_taps.of(tapped), strict=True)
+        pairs += ((one[:-1], other[:-1]) for one, other in zip(pages, meant_pages, strict=True))
+        if not all(torch.equal(one, other) for one, other in pairs):
+            wrong.append(f"{n_spans} spans, {n_rows} rows: {[len(one.token_ids) for one in spans]}")
+    return wrong
+
+
+def _spans(random: np.random.Generator, n_spans: int, n_rows: int, vocab: int) -> list[Span]:
+    """Spans that together have at most so many rows, of random slots, some rows without logits."""
+    slots = random.permutation(N_SLOTS)[: int(random.integers(1, n_spans + 1))].tolist()
+    lengths = [1] * len(slots)
+    for _ in range(int(random.integers(0, n_rows - len(slots) + 1))):
+        lengths[int(random.integers(len(slots)))] += 1
+    lengths = [min(n, 64 - 20 - 9 * slot) for n, slot in zip(lengths, slots, strict=True)]
+    return [
+        Span(
+            slot, random.integers(0, vocab, n).tolist(), 20 + 9 * slot, n - 1, int(random.integers(1, n + 1))
+        )
+        for slot, n in zip(slots, lengths, strict=True)
+    ]
+
+
+def same_drafts(lab: Lab, types: tuple[str, ...]) -> tuple[int, bool]:
+    """(drafts accepted, whether text, counts and all pages are those of passes that are not captured).
+
+    With penalties the host looks at every guess; without them guesses are looped on the device.
+    """
+    bench = Bench(types, n_slots=3, adaptive=False, draft_max=8, n_pages=60, n_window_pages=36)
+    n_accepted, same = 0, True
+    for name in ("warm", "all"):
+        cases = [
+            replace(
+                one,
+                max_tokens=24,
+                speculate=Speculate(n_max=(8, 2, 5)[i % 3]),
+                sampling=replace(one.sampling, ignore_eos=name == "all"),  # which edits rows
+            )
+            for i, one in enumerate(demo_cases(lab, name, 6))
+        ]
+        plain, replayed = (play(lab, replace(bench, captured=one), cases) for one in (False, True))
+        n_accepted += sum(one for _, one in _drafts(plain).values())
+        same = same and replayed.tokens == plain.tokens and _drafts(replayed) == _drafts(plain)
+        same = same and all(map(torch.equal, _pages(plain), _pages(replayed)))
+    return n_accepted, same
+
+
+def _drafts(played: Played) -> dict[str, tuple[int, int]]:
+    assert played.stats is not None
+    return {name: (one.n_drafted, one.n_accepted) for name, one in played.stats.drafters.items()}
+
+
+def _pages(played: Played) -> list[Tensor]:
+    """All rows of all stores, whether anybody reads them or not; without the pages that are nobody's."""
+    assert played.engine is not None
+    stores = played.engine._cache.stores.values()
+    return [one[:-1] for store in stores for one in (*store.page_tensors, *store.window_tensors)]
