@@ -281,6 +281,8 @@ class EngineStats:
     n_preempted: int
     disabled_drafters: tuple[str, ...]  # switched off after repeated failures
     doubtful_drafters: tuple[str, ...] = ()  # networks whose guesses are hardly ever right
+    step_s: Mapping[str, float] = field(default_factory=dict)  # time spent in each part of the steps
+    step_average_s: Mapping[str, float] = field(default_factory=dict)  # of it in one step: moving averages
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,15 @@ class Settings:
         "arithmetic type of the weights; auto takes the checkpoint's",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    exact: bool = setting(
+        default=False,
+        meaning="do not start unless every operator gives a row the same bits whatever is computed beside it, so that a"
+        " seed's text is the same at any load, with any drafts; on the CPU this is so without asking",
+    )
+    cuda_graphs: bool = setting(
+        default=True,
+        meaning="capture passes at start and replay them, on CUDA; takes seconds at start and some device memory",
+    )
     threads: int | None = setting(
         None, "CPU threads of the engine; all cores by default", "-t", least=1, most=1024
     )
@@ -175,6 +184,11 @@ class Settings:
         None, "most tokens of one sequence; the model's limit or what fits by default", "-c", least=8
     )
     cache_size: int | None = setting(None, "MiB for cached keys and values, shared by all slots", least=1)
+    kv_cache_dtype: str = setting(
+        "auto",
+        "type in which keys and values are cached; fp8 (e4m3, scale 1) halves their memory and changes the text",
+        choices=("auto", "fp8", "fp8_e4m3"),
+    )
     cache_ram: int | None = setting(
         None, "MiB of host memory for states that prefixes of recurrent models resume from", "-cram", least=0
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.api import DrafterCount, Request
+from engine.api import DrafterCount, Request, SlotState
 from engine.sample.logprobs import Logprob
 from engine.sample.params import SamplingParams
 from engine.sample.pick import Row
@@ -192,3 +192,22 @@ class Slot:
             Row(self.sampling, self.tokens, self.n_prompt, self.counts, one, allowed)
             for one, allowed in zip(prefixes, masks, strict=True)
         ]
+
+
+def state_of(slot_id: int, slot: Slot | None) -> SlotState:
+    """What `/slots` shows of a slot; None: it is idle."""
+    if slot is None:
+        return SlotState(
+            slot_id, busy=False, request_id=None, n_prompt=0, n_past=0, n_cached=0, n_decoded=0, n_remaining=0
+        )
+    return SlotState(
+        slot_id,
+        busy=True,
+        request_id=slot.request.id,
+        n_prompt=slot.n_prompt,
+        n_past=slot.n_past,
+        n_cached=slot.stats.n_cached,
+        n_decoded=slot.n_decoded,
+        n_remaining=slot.n_limit - len(slot.tokens),
+        drafters={name: tally.count() for name, tally in slot.stats.drafters.items()},
+    )

@@ -1,4 +1,4 @@
-"""The command `slipstream`: settings from flags, environment, TOML file, defaults, in that order; then serve, or plan.
+"""The command `slipstream`: settings from flags, environment, TOML file, defaults, in that order; then its work.
 
 The only module that reads the environment and the only one that reaches the engine's code.
 """
@@ -6,6 +6,7 @@ The only module that reads the environment and the only one that reaches the eng
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -14,26 +15,48 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.api import AsyncEngine
-from engine.errors import LoadError, SettingError
+from engine.errors import LoadError, RequestError, SettingError
 from engine.settings import Settings, check
 from server import limits, logs, notify, tracing, version
 from server.auth import keys_of
 from server.flags import BY_NAME, OPTIONS, PREFIX, Option, merged
 from server.healthcheck import healthcheck
 from server.plan import GPUS, memory_of, table
-from server.serve import EXIT_CANNOT_LOAD, Load, run
+from server.profile import prompts_of
+from server.profile import table as profile_table
+from server.serve import EXIT_CANNOT_LOAD, EXIT_FAILED, Load, run
 
 CONFIG_ENV = PREFIX + "CONFIG"
 METAVARS = {int: "N", int | None: "N", float: "X", float | None: "X"}
 OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"  # OpenTelemetry's own name for --otlp-endpoint
 EXIT_INTERRUPTED = 130
+SWITCH_S = 0.0005  # of the interpreter from one thread to another that waits for it; Python's own is 5 ms
 # The settings that `plan` has flags for: those that decide what is held in memory.
 PLANNED = (
     *("model", "model_draft", "dtype", "spec_type", "draft_max"),
-    *("ctx_size", "cache_size", "parallel", "batch_size"),
+    *("ctx_size", "cache_size", "kv_cache_dtype", "parallel", "batch_size"),
+)
+
+# The settings that `profile` has flags for: those that decide what a step computes, and on what.
+PROFILED = (
+    *(
+        "model",
+        "model_draft",
+        "dtype",
+        "device",
+        "device_draft",
+        "threads",
+        "ctx_size",
+        "cache_size",
+        "kv_cache_dtype",
+        "parallel",
+    ),
+    *("batch_size", "spec_type", "spec_order", "spec_adaptive", "draft_max", "draft_min", "draft_p_min"),
+    *("temperature", "top_k", "top_p", "min_p"),
 )
 
 # The settings that `healthcheck` has flags for: those that decide where the server listens.
@@ -44,6 +67,8 @@ def main() -> NoReturn:
     """The console command. Status: 0 stopped in order, 1 failed, 2 bad usage, 3 cannot load, 4 port taken."""
     if sys.argv[1:2] == ["plan"]:
         sys.exit(plan(sys.argv[2:], os.environ))
+    if sys.argv[1:2] == ["profile"]:
+        sys.exit(profile(sys.argv[2:], os.environ))
     if sys.argv[1:2] == ["healthcheck"]:
         sys.exit(check_health(sys.argv[2:], os.environ))
     start(sys.argv[1:], load)
@@ -68,11 +93,23 @@ def start(arguments: Sequence[str], load: Load) -> NoReturn:
 
 def load(settings: Settings) -> AsyncEngine:
     """The engine. Imports torch, so it runs only after the port is open, and in a thread."""
-    # Read when torch loads. Spinning threads make small operations crawl beside a busy neighbour.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _be_considerate()
     from engine.service.launch import launch
 
-    return launch(settings)
+    engine = launch(settings)
+    # What is loaded stays. To look through it for garbage would hold up everybody for a quarter of a second.
+    gc.collect()
+    gc.freeze()
+    return engine
+
+
+def _be_considerate() -> None:
+    """How the process's threads treat each other. Before torch is loaded, which reads the first."""
+    # Spinning threads make small operations crawl beside a busy neighbour.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Whenever a kernel returns, the engine's thread asks for the interpreter; one who renders or parses something long
+    # may keep it for this time, and a pass has hundreds of kernels.
+    sys.setswitchinterval(SWITCH_S)
 
 
 def plan(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -103,6 +140,36 @@ def plan(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return EXIT_CANNOT_LOAD
     sys.stdout.write(json.dumps(told, indent=2) + "\n" if as_json else table(told))
     return 0 if told["refusal"] is None else EXIT_CANNOT_LOAD
+
+
+def profile(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Load the engine, play requests, tell where the time went. Status: 0 done, 1 a prompt is refused, 3 cannot load.
+
+    Exits with status 2 on bad usage.
+    """
+    parser = _profile_parser()
+    _refuse_joined(parser, arguments, [one for one in OPTIONS if one.name in PROFILED])
+    flags = vars(parser.parse_args(arguments))
+    n_tasks, n_tokens, file, trace = (flags.pop(name) for name in ("tasks", "tokens", "prompts", "trace"))
+    as_json = flags.pop("json")
+    settings = _settings(parser, flags, environ)
+    try:
+        prompts = None if file is None else prompts_of(Path(file))
+    except (OSError, ValueError) as error:
+        parser.error(f"--prompts {file}: {error}")
+    if trace is not None and not os.access(Path(trace).parent, os.W_OK):
+        parser.error(f"--trace {trace}: cannot be written")
+    _be_considerate()
+    from engine.service.profile import Order, profiled
+
+    try:
+        order = Order(prompts, n_tasks, n_tokens, None if trace is None else Path(trace))
+        told = asdict(profiled(settings, order))
+    except (LoadError, RequestError) as error:
+        sys.stderr.write(f"slipstream profile: {error}\n")
+        return EXIT_CANNOT_LOAD if isinstance(error, LoadError) else EXIT_FAILED
+    sys.stdout.write(json.dumps(told, indent=2) + "\n" if as_json else profile_table(told))
+    return 0
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -168,6 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="slipstream",
         usage="slipstream [serve] -m MODEL [options]\n       slipstream plan -m MODEL [options]"
+        "\n       slipstream profile -m MODEL [options]"
         "\n       slipstream healthcheck [options]",
         description="An OpenAI-compatible server for language models with lossless speculative decoding.",
         epilog=f"Each setting can also be given as {PREFIX}NAME in the environment, or as name = value in a"
@@ -203,6 +271,43 @@ def _plan_parser() -> argparse.ArgumentParser:
         if option.name in PLANNED:
             _add(parser, option)
     return parser
+
+
+def _profile_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="slipstream profile",
+        usage="slipstream profile (-m MODEL | --config FILE) [--tasks N] [--trace FILE] [options]",
+        description="Plays requests without HTTP, plainly and with drafts, one at a time and one per slot, and tells"
+        " where the time went: parts of a step, operators, passes.",
+        epilog="Other settings, and those not given here, come from the environment as for a server.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", help="a server's TOML file", default=argparse.SUPPRESS)
+    for flag, default, told in (
+        ("--tasks", 8, "requests played in each way"),
+        ("--tokens", 64, "most tokens of a reply"),
+    ):
+        parser.add_argument(
+            flag, metavar="N", type=_count, default=default, help=f"{told} (default: {default})"
+        )
+    parser.add_argument(
+        "--prompts", metavar="FILE", help="prompts, one a line; by default random words of the vocabulary"
+    )
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write a Chrome trace of one more playing, by torch's profiler"
+    )
+    parser.add_argument("--json", action="store_true", help="figures for machines, in seconds")
+    for option in OPTIONS:
+        if option.name in PROFILED:
+            _add(parser, option)
+    return parser
+
+
+def _count(text: str) -> int:
+    """A number of at least one, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
+    return int(text)
 
 
 def _add(group: Any, option: Option) -> None:

@@ -86,6 +86,14 @@ class Scrape:
             ),
         ):
             yield GaugeMetricFamily(PREFIX + name, told, level)
+        steps = CounterMetricFamily(
+            PREFIX + "step_seconds",
+            "Time of the engine's steps by part; on a GPU forward and pick are launches, wait is for the device.",
+            labels=["part"],
+        )
+        for part, seconds in stats.step_s.items():
+            steps.add_metric((part,), seconds)
+        yield steps
 
     def _speculation(self) -> Iterator[Metric]:
         drafters = self._stats.drafters

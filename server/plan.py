@@ -44,8 +44,8 @@ def _networks(plan: Mapping[str, Any]) -> Iterator[str]:
     rows = [("", "dtype", "parameters", "weights", "K/V, a token", "state, a slot", "parked, a draft")]
     for store, one in plan["networks"].items():
         sizes = (_size(one[f"{part}_bytes"]) for part in ("weight", "token", "slot", "parked"))
-        rows.append((store, one["dtype"], _millions(one["n_params"]), *sizes))
-    yield from _aligned(rows)
+        rows.append((store, one["dtype"], millions(one["n_params"]), *sizes))
+    yield from aligned(rows)
 
 
 def _taken(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -56,6 +56,7 @@ def _taken(plan: Mapping[str, Any]) -> Iterator[str]:
         ("recurrent states", _size(taken["states"]), f"{slots} (--parallel)"),
         ("parked rows", _size(taken["parked"]), f"{slots}, {plan['draft_max']} drafts each (--draft-max)"),
         ("windows", _size(taken["windows"]), slots),
+        ("spare page", _size(taken["spare"]), "for padding of captured passes"),
         (
             "pages",
             _size(taken["pages"]),
@@ -90,7 +91,7 @@ def _verdict(plan: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Columns as wide as their widest cell: names flush left, numbers flush right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for first, *rest in rows:
@@ -106,5 +107,6 @@ def _size(n_bytes: int) -> str:
     return f"{n_bytes / 1024**power:.{2 if power else 0}f} {UNITS[power]}"
 
 
-def _millions(n: int) -> str:
+def millions(n: int) -> str:
+    """A number of parameters."""
     return f"{n / 1e9:.2f} B" if n >= 10**9 else f"{n / 1e6:.1f} M"

@@ -81,6 +81,10 @@ class Slot(Shape):
     n_past: int
     next_token: list[NextToken]
     drafters: dict[str, DrafterFigures] = Field(description="of the running request")
+    step_ms: dict[str, float] = Field(
+        description="parts of a step of the engine, in which all busy slots move on: moving averages. On a GPU"
+        " `forward` and `pick` are launches, and `wait` is for the device"
+    )
 
 
 class GenerationSettings(Shape):

@@ -16,7 +16,7 @@ from engine.settings import Settings
 from server.errors import unavailable
 from server.gate import Gate
 from server.openai.formats.known import format_of
-from server.tally import shown
+from server.tally import ms, shown
 
 SECRET = frozenset({"api_key"})
 
@@ -47,7 +47,9 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         engine = gate.for_looking()
         if _no_slot(request, engine):
             raise unavailable("no slot is idle", "no_idle_slot")
-        return [_slot(one, engine) for one in engine.stats().slots]
+        stats = engine.stats()
+        step_ms = {part: ms(seconds) for part, seconds in stats.step_average_s.items()}
+        return [_slot(one, engine) | {"step_ms": step_ms} for one in stats.slots]
 
     @router.get("/props")
     async def props() -> dict[str, Any]:

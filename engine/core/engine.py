@@ -10,25 +10,27 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from engine.api import Delta, Done, EngineStats, Event, Failed, Sampling, SlotState
+from engine.api import Delta, Done, EngineStats, Event, Failed, Sampling
 from engine.batch import Span
 from engine.cache.cache import Cache
 from engine.cache.saved import Saved
 from engine.core import forward, plan
+from engine.core.clock import Clock
 from engine.core.finish import Ending, done, echo, keep
 from engine.core.plan import Work
 from engine.core.remembered import SLOT, Remembered
 from engine.core.waiting import NewSlot, Waiting
 from engine.errors import EngineError, InvalidRequest, StepFailed, TimedOut
+from engine.models.captured import Capturing
 from engine.models.network import Network
 from engine.sample.params import resolve_sampling
 from engine.sample.pick import Row, pick
-from engine.slot import Slot
+from engine.slot import Slot, state_of
 from engine.speculate.acceptance import Acceptance, coupled
 from engine.speculate.chain import Chain
 from engine.speculate.cost import TIERS
@@ -79,13 +81,15 @@ class Engine:
         self.target = target
         self._cache = cache
         self._chain = chain
-        self._target = forward.Target(target, acceptance, chain.taps)
+        self.clock = Clock()
+        self._target = forward.Target(target, acceptance, chain.taps, self.clock)
         self._slots: list[Slot | None] = [None] * capacity.n_slots
         self._running: list[Slot] = []  # oldest first
         self._preempted: list[Slot] = []  # without cached state, waiting for pages; oldest first
         self.waiting = Waiting() if waiting is None else waiting
         self._remembered = Remembered(cache, capacity.n_slots)
         self._totals = _Totals()
+        self.n_moves = 0  # times that a request entered a slot or left one
 
     @property
     def busy(self) -> bool:
@@ -163,20 +167,26 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[tuple[str, Event]]:
         """One turn of the loop: every running slot moves on. Returns events with their request's id."""
+        self.clock.start()
         expired = self._expired()
         self._fill_slots()
         wants = plan.wants(self._running, self.capacity.batch_size)
+        self.clock.lap("plan")
         made = self._chain.draft(wants, plan.without_drafts(self._running, self.capacity.batch_size))
+        self.clock.lap("draft")
         drafts = {want.slot.id: draft for want, draft in zip(wants, made, strict=True)}
         works = plan.work(
             self._running, drafts, self.capacity.batch_size, self._cache.page_size, self._next_border
         )
         works = self._reserve(works)
+        self.clock.lap("plan")
         if not works:
             return expired
         started = time.perf_counter()
         outcomes = forward.run(self._target, self._cache, works)
-        self._chain.lengths.pass_cost.observe(sum(one.n_rows for one in works), time.perf_counter() - started)
+        n_rows, seconds = sum(one.n_rows for one in works), time.perf_counter() - started
+        self._chain.lengths.pass_cost.observe(n_rows, seconds)
+        self.clock.passed(n_rows, seconds)
         self._totals.n_steps += 1
         return expired + self._settle(outcomes)
 
@@ -210,6 +220,7 @@ class Engine:
             slot.stats.n_cached = slot.n_past
 
     def _begin(self, slot: Slot) -> None:
+        self.n_moves += 1
         slot.n_past = self._cache.begin(slot.id, slot.tokens, slot.salt)
         self._chain.begin(slot)
         self._running.append(slot)
@@ -271,12 +282,15 @@ class Engine:
             elif ending is not None:
                 ended.append((slot, self._done(slot, ending)))
             kept.append(Kept(slot, one.draft, outcome.n_accepted, one.start, outcome.streams))
+        self.clock.lap("keep")
         self._chain.accept(kept)
+        self.clock.lap("learn")
         for one, _ in outcomes:
             self._cache.publish(one.slot.id, one.slot.tokens, one.slot.n_prompt)
         for slot, event in ended:
             events.append((slot.request.id, event))
             self._free(slot)
+        self.clock.lap("publish")
         return events
 
     def _done(self, slot: Slot, ending: Ending) -> Done:
@@ -303,6 +317,7 @@ class Engine:
 
     def _free(self, slot: Slot) -> None:
         """The slot's request is over; its published pages stay with the prefix cache."""
+        self.n_moves += 1
         self._chain.end(slot)
         if slot.constraint is not None:
             slot.constraint.close()
@@ -311,6 +326,14 @@ class Engine:
         for where in (self._running, self._preempted):
             if slot in where:
                 where.remove(slot)
+
+    @torch.inference_mode()
+    def capture(self, capturing: Capturing) -> None:
+        """Capture the passes of all networks; before `warm_up`, which then measures them as they will run."""
+        store = self._cache.stores[forward.STORE]
+        captured = capturing.forward(self.target.forward, store, self._target.taps)
+        self._target = replace(self._target, captured=captured)
+        self._chain.capture(capturing)
 
     @torch.inference_mode()
     def warm_up(self, n_repeats: int = 3) -> None:
@@ -327,7 +350,7 @@ class Engine:
                 self._cache.recover(0)
                 started = time.perf_counter()
                 batch = self._cache.batch(forward.STORE, [span])
-                self.target.forward(batch, self._cache.stores[forward.STORE]).sum().item()
+                self._target.forward(batch, self._cache.stores[forward.STORE]).sum().item()
                 times.append(time.perf_counter() - started)
             self._chain.lengths.pass_cost.observe(n_rows, sorted(times[1:])[n_repeats // 2])
         self._cache.drop(0)
@@ -342,7 +365,7 @@ class Engine:
         """A picture of the engine between two steps."""
         pool = self._cache.pool
         return EngineStats(
-            slots=tuple(_state(i, slot) for i, slot in enumerate(self._slots)),
+            slots=tuple(state_of(i, slot) for i, slot in enumerate(self._slots)),
             n_waiting=len(self.waiting),
             n_pages_free=pool.n_free,
             n_pages_cached=pool.n_cached,
@@ -354,6 +377,8 @@ class Engine:
             n_preempted=self._totals.n_preempted,
             disabled_drafters=self._chain.disabled,
             doubtful_drafters=self._chain.doubtful,
+            step_s=self.clock.totals(),
+            step_average_s=self.clock.averages(),
         )
 
 
@@ -363,21 +388,3 @@ def _broken(slot: Slot) -> EngineError:
     if constraint is not None and grammar is not None and constraint.failure is not None:
         return InvalidRequest(grammar.param, f"cannot be followed any further: {constraint.failure}")
     return StepFailed("the model's output is not a number for this request")
-
-
-def _state(slot_id: int, slot: Slot | None) -> SlotState:
-    if slot is None:
-        return SlotState(
-            slot_id, busy=False, request_id=None, n_prompt=0, n_past=0, n_cached=0, n_decoded=0, n_remaining=0
-        )
-    return SlotState(
-        slot_id,
-        busy=True,
-        request_id=slot.request.id,
-        n_prompt=slot.n_prompt,
-        n_past=slot.n_past,
-        n_cached=slot.stats.n_cached,
-        n_decoded=slot.n_decoded,
-        n_remaining=slot.n_limit - len(slot.tokens),
-        drafters={name: tally.count() for name, tally in slot.stats.drafters.items()},
-    )

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from engine.batch import Span
+from engine.batch import Batch, Span
 from engine.cache.cache import Cache
+from engine.cache.store import Store
+from engine.core.clock import Clock
 from engine.core.plan import Work
 from engine.errors import EngineError, StepFailed
 from engine.layers.decoder import Taps
+from engine.models.captured import Forward
 from engine.models.network import Network
 from engine.sample.logprobs import Logprob, logprobs
 from engine.speculate.acceptance import Acceptance, coupled
@@ -39,6 +42,13 @@ class Target:
     network: Network
     acceptance: Acceptance = coupled
     taps: tuple[int, ...] = ()
+    clock: Clock = field(default_factory=Clock)
+    captured: Forward | None = None  # the network's forward where passes are captured
+
+    def forward(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
+        """As `Network.forward`."""
+        run = self.captured or self.network.forward
+        return run(batch, store, taps)
 
 
 Outcome = Verdict | EngineError
@@ -83,17 +93,20 @@ def _restore(target: Target, cache: Cache, work: Work) -> None:
         chunk = slot.tokens[n_past : min(work.start, n_past + _RESTORE_ROWS)]
         if not cache.reserve(slot.id, STORE, n_past, n_past + len(chunk)):
             raise RuntimeError("no pages to restore the state of a slot")
-        target.network.forward(cache.batch(STORE, [Span(slot.id, chunk, n_past, 0, 0)]), cache.stores[STORE])
+        target.forward(cache.batch(STORE, [Span(slot.id, chunk, n_past, 0, 0)]), cache.stores[STORE])
         n_past += len(chunk)
         cache.commit(slot.id, STORE, n_past)
 
 
 def _pass(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Work, Outcome]]:
     batch = cache.batch(STORE, [one.span for one in works])
+    target.clock.lap("batch")
     taps = Taps(target.taps) if target.taps else None
-    logits = target.network.forward(batch, cache.stores[STORE], taps)  # [n_logits, vocab] float32
+    logits = target.forward(batch, cache.stores[STORE], taps)  # [n_logits, vocab] float32
+    target.clock.lap("forward")
     picked, prompts = _split(works, logits)
-    verdicts = verify(picked, [(one.slot, one.draft) for one in works if one.n_picks], target.acceptance)
+    drafts = [(one.slot, one.draft) for one in works if one.n_picks]
+    verdicts = verify(picked, drafts, target.acceptance, target.clock.lap)
     found = iter(verdicts)
     outcomes: list[tuple[Work, Outcome]] = []
     first = 0

@@ -30,6 +30,7 @@ from engine.service.sizes import (
     Demand,
     Memory,
     batch_size,
+    kept,
     longest,
     n_parked,
     page_bytes,
@@ -66,12 +67,13 @@ class Taken:
     states: int  # recurrent ones of all slots
     parked: int  # rows of drafts in recurrent layers, for all slots
     windows: int  # keys and values of layers that look back over a window, for all slots
+    spare: int  # the page of keys and values that is nobody's
     pages: int  # keys and values; 0 if not even one sequence of full length fits
 
     @property
     def fixed(self) -> int:
         """All but the pages."""
-        return self.weights + self.tables + self.states + self.parked + self.windows
+        return self.weights + self.tables + self.states + self.parked + self.windows + self.spare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,7 @@ class _Server:
             states=self.settings.parallel * sum(one.slot_bytes for one in self.demands),
             parked=n_parked(self.settings) * sum(one.parked_bytes for one in self.demands),
             windows=sum(one.window_bytes(self.settings) for one in self.demands),
+            spare=page_bytes(self.demands),
             pages=0,
         )
 
@@ -242,18 +245,22 @@ def _networks(settings: Settings) -> tuple[dict[str, _Drawn], tuple[str, ...]]:
     path = _path(settings.model)
     config = read_model(path)
     dtype = run_dtype(config, settings.dtype)
-    networks = {forward.STORE: _Drawn(config, dtype, draw(config, dtype))}
+    networks = {forward.STORE: _drawn(settings, config, dtype, draw(config, dtype))}
     if settings.model_draft is not None:
         types = drafter_types(settings, DRAFT_MODEL)
         config = _read_draft(_path(settings.model_draft))
         dtype = run_dtype(config, settings.dtype)
-        networks[draft_model.STORE] = _Drawn(config, dtype, draw(config, dtype))
+        networks[draft_model.STORE] = _drawn(settings, config, dtype, draw(config, dtype))
         return networks, types
     n_mtp = _mtp_layers(path, config)
     types = drafter_types(settings, DRAFT_MTP if n_mtp else None)
     if DRAFT_MTP in types:
-        networks[DRAFT_MTP] = _Drawn(config, dtype, draw_mtp(config, dtype, n_mtp))
+        networks[DRAFT_MTP] = _drawn(settings, config, dtype, draw_mtp(config, dtype, n_mtp))
     return networks, types
+
+
+def _drawn(settings: Settings, config: ModelConfig, dtype: torch.dtype, outline: Outline) -> _Drawn:
+    return _Drawn(config, dtype, replace(outline, needs=kept(settings, outline.needs)))
 
 
 def _path(name: str) -> Path:

@@ -20,13 +20,15 @@ from engine.core import forward
 from engine.core.engine import Capacity, Engine
 from engine.core.waiting import Waiting
 from engine.errors import DraftMismatch, SettingError
+from engine.frames import frame_sizes
+from engine.models.captured import Capturing, cuda_capture
 from engine.models.network import Network
 from engine.models.registry import load_network, read_model
 from engine.models.translated import TranslatedNetwork, shared_tokens, translate
 from engine.service.drafters import Parts, build, drafter_types
 from engine.service.drafts import DRAFT_MODEL, DraftSource, draft_source, head_token_bytes, load_head
 from engine.service.folder import local_folder, run_dtype
-from engine.service.sizes import PAGE_SIZE, Checkpoint, batch_size, context, make_cache
+from engine.service.sizes import PAGE_SIZE, Checkpoint, batch_size, context, make_cache, pages_each
 from engine.service.slot_files import SlotFiles, state_fingerprint
 from engine.service.thread import Text, ThreadEngine
 from engine.settings import Settings, check
@@ -38,10 +40,12 @@ from engine.speculate.resolve import NO_DRAFTER
 from engine.text.chat import load_chat_template
 from engine.text.grammar import Grammars
 from engine.text.tokenizer import Tokenizer, by_id, same_vocabulary
-from kernels import select
+from kernels import OPS, select
+from kernels.dispatch import CannotRunError
 
 log = logging.getLogger(__name__)
 
+PRODUCTS = ("matmul",)  # what layers of another dtype than float32 may do in it
 _LEAST_SHARED = 0.5  # of the target's tokens that a draft model must know
 
 
@@ -77,6 +81,8 @@ def launch(settings: Settings) -> ThreadEngine:
     acceptance = SyntheticAcceptance(rates, tokenizer.eos_ids) if rates else coupled
     waiting = Waiting(settings.max_queue_wait, settings.request_timeout)
     engine = Engine(target, cache, chain, capacity, acceptance, waiting)
+    if settings.cuda_graphs and target.device.type == "cuda":
+        _capture(engine, target, settings, n_drafts=settings.draft_max if types else 0)
     engine.warm_up()
     template = load_chat_template(target_from.path, tokenizer)
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size))
@@ -87,6 +93,26 @@ def launch(settings: Settings) -> ThreadEngine:
         slot_files = SlotFiles(slot_folder, state_fingerprint(folders, cache), PAGE_SIZE)
     _log_ready(info, time.perf_counter() - started)
     return ThreadEngine(engine, text, info, settings, slot_files)
+
+
+def _capture(engine: Engine, target: Network, settings: Settings, n_drafts: int) -> None:
+    """Capture the passes of all networks as CUDA graphs. Where that fails, they run as they are."""
+    started = time.perf_counter()
+    capturing = Capturing(
+        cuda_capture(target.device),
+        frame_sizes(settings.parallel, n_drafts),
+        pages_each(settings, engine.capacity.n_ctx),
+        n_drafts,
+        torch.zeros(1, target.config.d_model, dtype=target.dtype, device=target.device),
+    )
+    try:
+        engine.capture(capturing)
+    except Exception:
+        log.exception(
+            "passes could not be captured and run slower than they should; --no-cuda-graphs does not try"
+        )
+        return
+    log.info("captured sizes=%d seconds=%.1f", len(capturing.sizes), time.perf_counter() - started)
 
 
 def _slot_folder(settings: Settings) -> Path | None:
@@ -105,10 +131,10 @@ def _networks(
     if source is not None and source.name == DRAFT_MODEL:
         draft_from = _checkpoint(str(source.path), settings.device_draft or settings.device, settings.dtype)
     elif source is not None:
-        head_bytes = head_token_bytes(source, target_from)
+        head_bytes = head_token_bytes(source, target_from, settings)
     sources = [one for one in (target_from, draft_from) if one is not None]
     n_ctx = context(settings, sources, head_bytes)
-    _select_ops(sources)
+    _select_ops(sources, exact=settings.exact)
     target = _load(target_from, tokenizer, n_ctx)
     networks: dict[str, Any] = {forward.STORE: target}
     if draft_from is not None:
@@ -158,14 +184,22 @@ def _load(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network:
     return load_network(source.path, source.dtype, source.device, n_ctx, tokenizer.vocab_size)
 
 
-def _select_ops(sources: Sequence[Checkpoint]) -> None:
+def _select_ops(sources: Sequence[Checkpoint], *, exact: bool) -> None:
     """Fix each op's implementation for every device and dtype in use, and say which.
 
-    float32 is always among them: some layers, such as the routers of some experts, compute in it.
+    float32 is always among them: some layers, such as the routers of some experts, multiply in it. Raises
+    `SettingError` where exactness is asked for and an op has no implementation that promises it.
     """
-    kinds = [(one.device, dtype) for one in sources for dtype in (one.dtype, torch.float32)]
-    for device, dtype in dict.fromkeys(kinds):
-        lines = select(device, dtype)
+    asked: dict[tuple[torch.device, torch.dtype], Sequence[str]]
+    asked = {(one.device, torch.float32): PRODUCTS for one in sources}
+    asked |= {(one.device, one.dtype): OPS for one in sources}
+    for (device, dtype), folders in asked.items():
+        try:
+            lines = select(device, dtype, exact=folders if exact else ())
+        except CannotRunError as error:
+            if not exact:
+                raise
+            raise SettingError("exact", exact, f"cannot be kept on {device} in {dtype}: {error}") from None
         chosen = " ".join(f"{line.op}={line.implementation}" for line in lines)
         log.info("operators device=%s dtype=%s %s", device, str(dtype).removeprefix("torch."), chosen)
         for line in lines:
@@ -227,7 +261,9 @@ def _info(
 
 def _fingerprint(path: Path, settings: Settings, types: Sequence[str]) -> str:
     """Changes with config, weights (header and size of each file), dtype and drafters."""
-    digest = hashlib.sha256(repr((settings.dtype, settings.device, settings.model_draft, types)).encode())
+    digest = hashlib.sha256(
+        repr((settings.dtype, settings.kv_cache_dtype, settings.device, settings.model_draft, types)).encode()
+    )
     digest.update((path / "config.json").read_bytes())
     for file in sorted(path.glob("*.safetensors")):
         with file.open("rb") as stream:

@@ -13,10 +13,11 @@ from typing import Protocol
 import torch
 
 from engine.cache.cache import Cache
+from engine.cache.kv import keep_keys_in
 from engine.cache.snapshots import Snapshots
 from engine.cache.store import Need, Sizes, Store
 from engine.errors import SettingError
-from engine.models.blueprint import position_bytes
+from engine.models.blueprint import draw, position_bytes
 from engine.models.config import ModelConfig
 from engine.models.network import Network
 from engine.models.registry import decoder_spec
@@ -29,6 +30,8 @@ CPU_SHARE = 0.25  # of free host memory for the cache
 CUDA_SHARE = 0.9  # of device memory left after the weights
 _CONTEXT_MOST = 32768  # unless asked for: longer ones are rarely meant and cost every slot its share of pages
 _CONTEXT_LEAST = 512
+# Of keys and values, by `--kv-cache-dtype`; None: the network's.
+KV_DTYPES = {"auto": None, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
 _SNAPSHOT_MOST = 8192  # MiB of host memory for snapshots, unless asked for
 _ROWS = {
     "cuda": 2048,
@@ -69,14 +72,14 @@ class Demand:
         return 2 * settings.parallel * (-(-n_tokens // PAGE_SIZE) + 2)
 
     def window_bytes(self, settings: Settings) -> int:
-        """Bytes of those pages."""
+        """Bytes of those pages, and of the one that is nobody's."""
         each = PAGE_SIZE * sum(need.window_bytes(self.dtype) for need in self.needs)
-        return each * self.n_window_pages(settings)
+        return each * (self.n_window_pages(settings) + 1)
 
     def fixed_bytes(self, settings: Settings) -> int:
-        """Bytes of recurrent states, parked rows and windows of all slots."""
+        """Bytes of recurrent states, parked rows and windows of all slots, and of the page that is nobody's."""
         states = self.slot_bytes * settings.parallel + self.parked_bytes * n_parked(settings)
-        return states + self.window_bytes(settings)
+        return states + self.window_bytes(settings) + PAGE_SIZE * self.token_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +124,16 @@ class Checkpoint:
         return position_bytes(decoder_spec(self.config, 1))
 
     @property
-    def file_bytes(self) -> int:
+    def weight_bytes(self) -> int:
+        """Bytes that its weights will take of the device: those of its files, unless it is quantised."""
+        if self.config.quantization is not None:
+            return draw(self.config, self.dtype, self.device).weight_bytes
         return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+
+
+def kept(settings: Settings, needs: Sequence[Need]) -> list[Need]:
+    """What layers need, their keys and values in the dtype that is set."""
+    return keep_keys_in(needs, KV_DTYPES[settings.kv_cache_dtype])
 
 
 def context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int = 0) -> int:
@@ -130,8 +141,8 @@ def context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int =
 
     head_bytes: of one token's keys and values in a draft head.
     """
-    demands = [one.demand for one in sources]
-    room = Memory.of(sources[0].device).cache_bytes(settings, sum(one.file_bytes for one in sources))
+    demands = [replace(one.demand, needs=kept(settings, one.demand.needs)) for one in sources]
+    room = Memory.of(sources[0].device).cache_bytes(settings, sum(one.weight_bytes for one in sources))
     room -= sum(one.fixed_bytes(settings) for one in demands)
     each = head_bytes + sum(one.token_bytes for one in demands) + sum(one.position_bytes for one in sources)
     return longest(settings, min(one.config.n_ctx_train for one in sources), room, each)
@@ -221,7 +232,7 @@ def make_cache(
         for name, one in networks.items()
     }
     demands = {
-        name: Demand(network.needs, runs[name][0], _ROWS[runs[name][1].type])
+        name: Demand(kept(settings, network.needs), runs[name][0], _ROWS[runs[name][1].type])
         for name, network in networks.items()
     }
     n_pages = page_count(settings, n_ctx, list(demands.values()), Memory.of(target.device))
@@ -229,10 +240,8 @@ def make_cache(
         n_slots=settings.parallel, n_pages=n_pages, page_size=PAGE_SIZE, n_parked=n_parked(settings)
     )
     stores = {
-        name: Store(
-            network.needs, replace(sizes, n_window_pages=demands[name].n_window_pages(settings)), *runs[name]
-        )
-        for name, network in networks.items()
+        name: Store(one.needs, replace(sizes, n_window_pages=one.n_window_pages(settings)), *runs[name])
+        for name, one in demands.items()
     }
     if settings.cache_ram is not None and not any(store.parking for store in stores.values()):
         raise SettingError("cache_ram", settings.cache_ram, "has no use with models without recurrent layers")

@@ -35,6 +35,7 @@ from engine.core.engine import Engine
 from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded, Unsupported
 from engine.sample.params import resolve_sampling
 from engine.service.admission import check_request
+from engine.service.picture import Picture
 from engine.service.slot_files import SlotFiles
 from engine.service.stream import Stream
 from engine.settings import Settings
@@ -94,7 +95,8 @@ class ThreadEngine:
         self._n_preparing = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle = asyncio.Event()
-        self._stats = engine.stats()
+        self._picture = Picture(engine)
+        self.clock = engine.clock  # of the steps; it belongs to the engine's thread
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
         self._slot_files = slot_files
         # One at a time, so that host memory holds one saved slot.
@@ -113,7 +115,7 @@ class ThreadEngine:
         return self._status
 
     def stats(self) -> EngineStats:
-        return self._stats
+        return self._picture.stats
 
     async def submit(self, request: Request) -> Stream:
         """Check and admit a request. Raises `RequestError`, `Overloaded` or `EngineStopped`."""
@@ -162,7 +164,7 @@ class ThreadEngine:
         path = files.path(filename, tenant)
 
         def save() -> tuple[int, int]:
-            saved = self._on_thread(lambda: self._engine.save(slot_id, tenant))
+            saved = self.on_thread(lambda: self._engine.save(slot_id, tenant))
             return len(saved.tokens), files.write(path, saved)
 
         return await self._filed(save)
@@ -173,13 +175,13 @@ class ThreadEngine:
 
         def restore() -> tuple[int, int]:
             saved, n_bytes = files.read(path)
-            return self._on_thread(lambda: self._engine.restore(slot_id, saved, tenant)), n_bytes
+            return self.on_thread(lambda: self._engine.restore(slot_id, saved, tenant)), n_bytes
 
         return await self._filed(restore)
 
     async def erase_slot(self, slot_id: int, tenant: str) -> int:
         self._check_open()
-        work = partial(self._on_thread, lambda: self._engine.erase(slot_id, tenant))
+        work = partial(self.on_thread, lambda: self._engine.erase(slot_id, tenant))
         return await asyncio.get_running_loop().run_in_executor(self._filing, work)
 
     async def _filed(self, work: Callable[[], tuple[int, int]]) -> SlotFile:
@@ -226,7 +228,7 @@ class ThreadEngine:
             raise Unsupported("slot_save_path", "is not set, so slots cannot be saved")
         return self._slot_files
 
-    def _on_thread(self, work: Callable[[], T]) -> T:
+    def on_thread(self, work: Callable[[], T]) -> T:
         """Run work on the engine's thread between two steps, and wait for it on another thread.
 
         Raises what the work raises, and `EngineStopped` if the thread ends before it gets there.
@@ -371,8 +373,9 @@ class ThreadEngine:
         try:
             while self._take_commands():
                 events = self._engine.step()
-                self._stats = self._engine.stats()
+                self._picture.renew()
                 self._post(partial(self._deliver, events))
+                self._engine.clock.lap("tell")
         except BaseException as cause:  # whatever ends the thread must be known, or everybody waits for ever
             log.exception("the engine has stopped")
             self._post(partial(self._fail, cause))
@@ -388,7 +391,7 @@ class ThreadEngine:
                 return False
             command()
             if not self._engine.busy:
-                self._stats = self._engine.stats()
+                self._picture.renew()
 
     def _post(self, call: Callable[[], None]) -> None:
         loop = self._loop

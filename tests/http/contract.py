@@ -175,6 +175,16 @@ async def slots_tell_drafters(engine: AsyncEngine) -> None:
     assert set(engine.stats().drafters) <= set(engine.info.drafters)
 
 
+async def steps_are_split(engine: AsyncEngine) -> None:
+    await outcome(engine, ask("parts"))
+    stats = await idle(engine)
+    for split in (stats.step_s, stats.step_average_s):
+        assert all(math.isfinite(seconds) and seconds >= 0 for seconds in split.values())
+    assert list(stats.step_s) == list(stats.step_average_s)
+    assert "forward" in stats.step_s
+    assert sum(stats.step_s.values()) >= sum(stats.step_average_s.values())
+
+
 async def sources_name_drafters(engine: AsyncEngine) -> None:
     deltas, end = await outcome(engine, ask("sources"))
     named = {source for one in deltas for source in one.sources if source is not None}
@@ -421,6 +431,7 @@ CHECKS: tuple[Check, ...] = (
     ngram_settings_are_told,
     a_prediction_changes_no_text,
     slots_tell_drafters,
+    steps_are_split,
     refuses_before_any_event,
     leaving_frees,
     leaving_early_frees,

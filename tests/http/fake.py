@@ -357,6 +357,8 @@ class FakeEngine:
             drafters={"ngram-simple": counted(10, 5), "prediction": counted(3, 0)},
             n_preempted=0,
             disabled_drafters=(),
+            step_s={"forward": 2.5, "keep": 0.25},
+            step_average_s={"forward": 0.0015, "keep": 0.000_125},
         )
 
     async def save_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:

@@ -192,6 +192,7 @@ def test_slots(server: Served) -> None:
         assert (slots[0]["n_prompt_tokens"], slots[0]["n_prompt_tokens_cache"]) == (5, 1)
         assert list(slots[0]["drafters"]) == ["ngram-simple"]
         assert slots[0]["drafters"]["ngram-simple"]["draft_n"] == 4
+        assert [slot["step_ms"] for slot in slots] == [{"forward": 1.5, "keep": 0.125}] * 4
         none = server.http.get("/slots?fail_on_no_slot=1")
         assert (none.status_code, none.json()["error"]["code"]) == (503, "no_idle_slot")
     until(lambda: not server.engine.running)

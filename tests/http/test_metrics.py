@@ -65,6 +65,11 @@ def test_the_engine(server: Served) -> None:
     }
 
 
+def test_parts_of_the_steps(server: Served) -> None:
+    parts = {key[1]: value for key, value in scrape(server).items() if key[0] == "step_seconds_total"}
+    assert parts == {"forward": 2.5, "keep": 0.25}
+
+
 def test_drafters(server: Served) -> None:
     found = scrape(server)
     assert {key: value for key, value in found.items() if key[1:2] == ("ngram-simple",)} == {

@@ -92,6 +92,7 @@ def test_the_targets_own_layers_need_no_flag() -> None:
         ({"parallel": 128, "batch_size": 64}, "parallel"),
         ({"cache_size": 1}, "cache_size"),
         ({"draft_max": 65}, "draft_max"),
+        ({"exact": True, "dtype": "float16"}, "exact"),
     ],
 )
 def test_a_flag_without_effect_is_refused(changes: dict[str, object], setting: str) -> None:

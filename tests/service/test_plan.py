@@ -58,6 +58,7 @@ def compare(told: dict[str, Any], settings: Settings) -> None:
         {"model_draft": DRAFT},
         {"model_draft": DRAFT, "parallel": 2, "ctx_size": 700, "draft_max": 5, "dtype": "float32"},
         {"cache_size": 32, "spec_type": "none"},
+        {"model_draft": DRAFT, "kv_cache_dtype": "fp8"},
     ],
 )
 def test_a_plan_is_what_the_server_reports(capsys: pytest.CaptureFixture[str], more: dict[str, Any]) -> None:
@@ -101,7 +102,8 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[2].startswith("draft bfloat16 1.0 M 1.85 MiB 1.00 KiB")
     assert "weights 11.82 MiB" in lines
     assert "pages 102.00 MiB 272 of 64 tokens, 384.00 KiB each" in lines
-    assert "total 115.32 MiB of 23.00 GiB (--memory)" in lines
+    assert "spare page 384.00 KiB for padding of captured passes" in lines
+    assert "total 115.70 MiB of 23.00 GiB (--memory)" in lines
     assert "Fits: 8 × 2048 tokens (34 pages each) can be cached at once." in lines
     assert "recurrent states" not in text
     assert text.endswith("the model has 8192 positions.\n")

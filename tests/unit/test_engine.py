@@ -13,6 +13,7 @@ from engine.batch import Batch
 from engine.cache.cache import Cache
 from engine.cache.store import Store
 from engine.errors import StepFailed
+from engine.layers.decoder import Taps
 from engine.slot import Slot
 from engine.speculate.draft_model import DraftModel
 from engine.speculate.drafter import Drafter, Guess, Kept, Want
@@ -287,7 +288,7 @@ def test_warm_up_measures_rows_that_differ(monkeypatch: pytest.MonkeyPatch) -> N
     """Equal rows would ask for the same experts, and a pass of a mixture of experts would look too cheap."""
     widths: list[int] = []
 
-    def forward(self: ToyNetwork, batch: Batch, store: Store) -> Tensor:
+    def forward(self: ToyNetwork, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         assert len(set(batch.token_ids.tolist())) == min(len(batch.token_ids), self.vocab_size)
         widths.append(len(batch.token_ids))
         return torch.zeros(1)

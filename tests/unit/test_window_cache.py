@@ -242,7 +242,8 @@ def test_layers_with_windows_take_memory_once_and_none_per_token() -> None:
     chosen = Settings(parallel=3)
     demands = [sizes.Demand([WindowKV(1, 2, 100)] * 4, torch.float32)]
     taken = demands[0].window_bytes(chosen)
-    assert taken == demands[0].n_window_pages(chosen) * sizes.PAGE_SIZE * 4 * 2 * 2 * 4
+    n_pages = demands[0].n_window_pages(chosen) + 1  # one is nobody's
+    assert taken == n_pages * sizes.PAGE_SIZE * 4 * 2 * 2 * 4
     each = sizes.pages_each(chosen, 1000)
     assert sizes.page_count(chosen, 1000, demands, sizes.Memory(taken, 1.0)) == 2 * 3 * each
     with pytest.raises(SettingError, match="gives 0 pages"):
