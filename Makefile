@@ -53,8 +53,10 @@ gpu:
 lossless: setup
 	$(ONE_THREAD) $(BIN)/python -m tests.oracle.lossless $(ARGS)
 
+# Speed against the device's ceilings, plain decoding, transformers and other servers (docs/performance.md).
 bench: setup
-	$(BIN)/python -m tests.bench.serve $(ARGS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m tests.bench $(ARGS)
 
 kernels: setup
 	$(BIN)/python -m tests.bench.kernels $(ARGS)

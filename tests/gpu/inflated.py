@@ -1,4 +1,4 @@
-"""The demo pair at the size of real models, built straight into device memory: the text stays the demo's."""
+"""The demo at the size of real models, built straight into device memory: the text stays the demo's."""
 
 from __future__ import annotations
 
@@ -8,40 +8,24 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.layers.decoder import load_decoder
+from engine.models.mtp import Mtp, found_layers, load_layer, plan_of
 from engine.models.network import Network
 from engine.models.registry import decoder_spec, read_model
 from engine.text.grammar import Grammars
 from engine.text.tokenizer import Tokenizer
+from tests.bench.inflate import INFLATIONS
 from tests.bench.inflate_dense import Entry, Inflation
-from tests.oracle.lab import DEMO, Lab
+from tests.bench.models import Model, Sizes
+from tests.oracle.lab import Lab
 
-# Llama-3 8B with Qwen's vocabulary, and a draft of a tenth of it.
-TARGET = {
-    "hidden": 4096,
-    "layers": 32,
-    "ffn": 14336,
-    "heads": 32,
-    "kv_heads": 8,
-    "head_dim": 128,
-    "vocab": 151_936,
-}
-DRAFT = {
-    "hidden": 2048,
-    "layers": 8,
-    "ffn": 6144,
-    "heads": 16,
-    "kv_heads": 8,
-    "head_dim": 64,
-    "vocab": 151_936,
-}
-SMALL_TARGET = {"hidden": 1024, "layers": 6, "ffn": 640, "vocab": 5000}
-SMALL_DRAFT = {"hidden": 512, "layers": 3, "vocab": 5000}
+MTP = "mtp."  # how the tensors of a hybrid's own head begin
 
 
 @dataclass
@@ -52,13 +36,23 @@ class InflatedSource:
     dtype: torch.dtype
     device: torch.device
     n_params: int = 0
+    folder: Path = Path("memory")  # for messages
     entries: dict[str, Entry] = field(init=False)
+    shapes: dict[str, tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.entries = {one.name: one for one in self.inflation.entries()}
+        self.shapes = {name: one.shape for name, one in self.entries.items()}
 
     def __contains__(self, name: str) -> bool:
-        return name in self.entries
+        return name in self.shapes
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name]
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """The tensor of that name and shape; each may be taken once."""
@@ -68,6 +62,11 @@ class InflatedSource:
         assert tuple(made.shape) == tuple(shape), f"{name}: {tuple(made.shape)} is not {tuple(shape)}"
         self.n_params += made.numel()
         return made
+
+    def take_linear(self, names: Sequence[str], d_in: int, d_outs: Sequence[int]) -> Tensor:
+        """The matrices `name.weight` [d_out, d_in], one below the other."""
+        parts = [self.take(f"{name}.weight", (n, d_in)) for name, n in zip(names, d_outs, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def drop_copy(self, name: str, original: Tensor) -> bool:
         """A tied head needs no tensor of its own."""
@@ -79,33 +78,69 @@ def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
     return device if device.type != "cpu" else contextlib.nullcontext()
 
 
-def inflated(
-    folder: Path, sizes: dict[str, int], dtype: torch.dtype, device: torch.device, n_ctx: int
-) -> Network:
-    """The checkpoint in `folder` at other sizes. `kernels.select` must have run for the device and dtype."""
+def inflation_of(folder: Path, sizes: Sizes, device: torch.device) -> Inflation:
+    """The plan for the checkpoint in `folder` at other sizes; its tensors are made on the device."""
     config = json.loads((folder / "config.json").read_text())
     weights = {name: one.to(device) for name, one in load_file(folder / "model.safetensors").items()}
+    kind = INFLATIONS[config["architectures"][0]]
     with on(device):
-        old = Inflation.read_shape(config)
-        inflation = Inflation(config, weights, replace(old, **sizes), seed=0)
+        inflation = kind(config, weights, replace(kind.read_shape(config), **sizes), seed=0)
     inflation.generator = torch.Generator(device).manual_seed(0)
+    return inflation
+
+
+def inflated(
+    folder: Path, sizes: Sizes, dtype: torch.dtype, device: torch.device, n_ctx: int
+) -> tuple[Network, InflatedSource]:
+    """The checkpoint in `folder` at other sizes, and what is left of its tensors, which is a head's.
+
+    `kernels.select` must have run for the device and dtype.
+    """
+    inflation = inflation_of(folder, sizes, device)
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "config.json").write_text(json.dumps(inflation.new_config()))
         told = read_model(scratch)
     source = InflatedSource(inflation, dtype, device)
     decoder = load_decoder(source, decoder_spec(told, n_ctx))
+    left = [name for name in source.entries if not name.startswith(MTP)]
+    assert not left, f"tensors that no layer takes: {', '.join(left)}"
+    network = Network(
+        config=told,
+        decoder=decoder,
+        n_params=source.n_params,
+        weight_bytes=source.n_params * dtype.itemsize,
+        dtype=dtype,
+        device=device,
+        n_ctx=n_ctx,
+    )
+    return network, source
+
+
+def inflated_mtp(source: Any, target: Network, n_ctx: int) -> Mtp:
+    """The head among a hybrid's own tensors (`engine.models.mtp.load_mtp`)."""
+    before = source.n_params
+    ((names, _),) = found_layers(source.names, target.config.n_layers)
+    plan = plan_of(source, names, target, n_ctx)
+    layer = load_layer(source, names, plan, target, 0, recycle_normed=True)
     assert not source.entries, f"tensors that no layer takes: {', '.join(source.entries)}"
-    return Network(
-        config=told, decoder=decoder, n_params=source.n_params, dtype=dtype, device=device, n_ctx=n_ctx
+    return Mtp(
+        taps=(target.config.n_layers + 1,),
+        d_model=plan.d_model,
+        layers=[layer],
+        n_params=source.n_params - before,
     )
 
 
 class InflatedLab(Lab):
-    """The bench of the losslessness suite over the inflated pair."""
+    """The bench of the losslessness suite over an inflated pair, and over the target's own head if it has one."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, n_ctx: int, *, small: bool) -> None:
-        self.folders, self.n_ctx, self._heads = DEMO, n_ctx, {}
-        self.tokenizer = Tokenizer(DEMO.target)
-        self.target = inflated(DEMO.target, SMALL_TARGET if small else TARGET, dtype, device, n_ctx)
-        self.draft = inflated(DEMO.draft, SMALL_DRAFT if small else DRAFT, dtype, device, n_ctx + 64)
+    def __init__(self, model: Model, dtype: torch.dtype, device: torch.device, n_ctx: int) -> None:
+        assert model.source.draft is not None
+        self.n_ctx, self._heads = n_ctx, {}
+        self.tokenizer = Tokenizer(model.source.target)
+        self.target, source = inflated(model.source.target, model.target, dtype, device, n_ctx)
+        self.draft, _ = inflated(model.source.draft, model.draft, dtype, device, n_ctx + 64)
+        if source.entries:
+            self._heads["draft-mtp"] = inflated_mtp(source, self.target, n_ctx + 64)
+        self.folders = replace(model.source, heads=dict.fromkeys(self._heads, model.source.target))
         self.grammars = Grammars(self.tokenizer, self.target.vocab_size)

@@ -50,15 +50,15 @@ def _pages(data: dict[str, Any], progress: Progress) -> Iterator[str]:
     bars = [one for one in progress.findings if one["name"].startswith(BAR)]
     if bars:
         yield from ("", "## Bars", "")
-        yield from _table([{**one, "name": one["name"].removeprefix(BAR)} for one in bars])
+        yield from table([{**one, "name": one["name"].removeprefix(BAR)} for one in bars])
     rest = [one for one in progress.findings if not one["name"].startswith(BAR)]
     for part, found in groupby(rest, key=lambda one: one["part"]):
         for case, rows in groupby(found, key=lambda one: one["case"]):
             yield from ("", f"## {part}{f': {case}' if case else ''}", "")
-            yield from _table(list(rows))
+            yield from table(list(rows))
 
 
-def _table(rows: Sequence[Record]) -> Iterator[str]:
+def table(rows: Sequence[Record]) -> Iterator[str]:
     """A column per figure that any row has."""
     columns = list(dict.fromkeys(name for row in rows for name in row["figures"]))
     yield f"| | {' | '.join(columns)} | |"

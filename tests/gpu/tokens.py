@@ -1,123 +1,112 @@
-"""Tokens a second of one stream through the engine, on the inflated 8B demo: plain, and with drafters.
+"""Tokens a second through the engine on the inflated 8B demo: plain, with drafters, by width, context and streams.
 
-Time begins with a reply's first token, and stops where the reply begins to loop. The texts must be the same.
+The parts of `make bench` that matter most, in little time (tests/bench), and the goals that were set for them. Time
+begins with a reply's first token, and stops where the reply begins to loop. The texts must be the same.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
-import kernels
-from engine.api import Delta, Failed
+from tests.bench import drafting, passes
+from tests.bench.models import CACHE, load
 from tests.bench.playing import Reply
-from tests.gpu.ceilings import copy_rate
-from tests.gpu.inflated import InflatedLab
-from tests.gpu.setting import Finding, Findings, Setting
-from tests.oracle.lab import EIGHT, ROOT, Bench, Case
-from tests.oracle.lossless import SAMPLINGS, demo_prompt
+from tests.bench.scene import Scene
+from tests.bench.stage import Stage, demo_tasks
+from tests.gpu.setting import Figures, Finding, Findings, Setting
+from tests.gpu.speed import bar
 
 CHAINS = {"plain": (), "ngram-simple": ("ngram-simple",), "draft-model": ("draft-model",)}
-N_CTX = 2048
-
-
-@dataclass(slots=True)
-class Sum:
-    """What several replies took together."""
-
-    seconds: float = 0.0
-    n_tokens: int = 0
-    n_steps: int = 0
+PARTS: dict[str, Callable[[Scene], Findings]] = {
+    "width": passes.width,
+    "context": passes.context,
+    "host": passes.host,
+    "concurrency": drafting.concurrency,
+}
+N_CTX = 32_768 + 64
+WIDTHS = {8: 1.05, 16: 1.10, 32: 1.25}  # rows of a pass at 2,048 tokens -> passes of one row it may take
+HOST = {1: 0.03, 64: 0.10}  # streams -> share of a step without a pass
+SHARE = 0.85  # of a copy's rate at which plain decoding reads the weights
 
 
 def cases(setting: Setting) -> list[str]:
-    return ["build", *CHAINS]
+    return ["build", *CHAINS, *PARTS]
 
 
 def run(setting: Setting, case: str) -> Findings:
     if case == "build":
         started = time.perf_counter()
-        one = lab(setting)
-        told = {"target, million": one.target.n_params / 1e6, "draft, million": one.draft.n_params / 1e6}
+        one = scene(setting).lab
+        draft = one.draft.n_params / 1e6 if one.draft else 0.0
+        told = {"target, million": one.target.n_params / 1e6, "draft, million": draft}
         yield Finding("inflated demo", None, {**told, "seconds": time.perf_counter() - started})
-        return
-    replies, meant = played(setting, case), played(setting, "plain")
-    total = summed(replies)
-    rate = total.n_tokens / max(total.seconds, 1e-9)
-    told = {
-        "tokens/s": rate,
-        "tokens a step": total.n_tokens / max(total.n_steps, 1),
-        "ms a step": 1e3 * total.seconds / max(total.n_steps, 1),
-    }
-    if case == "plain":
-        told["of weights / copy"] = rate / limit(setting)
+    elif case in CHAINS:
+        yield from decoding(setting, case)
     else:
-        plain = summed(meant)
-        told["x plain"] = rate / max(plain.n_tokens / max(plain.seconds, 1e-9), 1e-9)
+        for found in PARTS[case](scene(setting)):
+            yield found
+            yield from goals(case, found.figures)
+
+
+def goals(case: str, figures: Figures) -> Findings:
+    """Whether the figures of a finding are what they should be, where that is known."""
+    if case == "width" and figures["context"] == 2048 and figures["rows"] in WIDTHS:
+        most = WIDTHS[figures["rows"]]
+        ratio = figures["x one row"]
+        yield bar(f"pass of {figures['rows']} rows, x one row", ratio, f"at most {most}", met=ratio <= most)
+    if case == "host" and figures["streams"] in HOST:
+        most, share = HOST[figures["streams"]], figures["host"]
+        yield bar(f"host, {figures['streams']} streams", share, f"at most {most}", met=share <= most)
+
+
+def decoding(setting: Setting, case: str) -> Findings:
+    """One stream, drafting or not; the text of plain decoding is proof that nothing was lost."""
+    replies, meant = played(setting, case), played(setting, "plain")
+    seconds, n_tokens, n_steps = summed(replies)
+    rate = n_tokens / max(seconds, 1e-9)
+    told = {"tokens/s": rate, "tokens a step": n_tokens / n_steps, "ms a step": 1e3 * seconds / n_steps}
+    if case == "plain":
+        one = scene(setting)
+        share = told["of weights / copy"] = rate * one.read_bytes / one.read_rate
+        yield bar("plain decoding, share of copy", share, f"{SHARE}", met=share >= SHARE)
+    else:
+        plain_s, n_plain, _ = summed(meant)
+        told["x plain"] = rate / (n_plain / max(plain_s, 1e-9))
     yield Finding(f"{case}, {len(replies)} replies", None, told)
     if case != "plain":
         wrong = sum(a.token_ids != b.token_ids for a, b in zip(replies, meant, strict=True))
-        n_tokens = sum(len(one.token_ids) for one in meant)
-        told = {"tokens": n_tokens, "requests that differ": wrong}
-        yield Finding(f"{case}: the text of plain decoding", ok=wrong == 0 and n_tokens > 0, figures=told)
+        told = {"tokens": sum(len(one.token_ids) for one in meant), "requests that differ": wrong}
+        yield Finding(
+            f"{case}: the text of plain decoding", ok=wrong == 0 and told["tokens"] > 0, figures=told
+        )
 
 
 @functools.lru_cache(maxsize=1)
-def lab(setting: Setting) -> InflatedLab:
+def scene(setting: Setting) -> Scene:
     dtype = setting.pick(torch.bfloat16, torch.float32)
-    for one in (dtype, torch.float32):
-        kernels.select(setting.device, one)
-    return InflatedLab(dtype, setting.device, N_CTX, small=setting.quick)
-
-
-def limit(setting: Setting) -> float:
-    """Tokens a second if a token took the reading of every weight but the embedding, at the rate of a copy."""
-    target = lab(setting).target
-    embedding = target.decoder.embedding.weight
-    return copy_rate(setting) / (target.weight_bytes - embedding.nbytes)
+    name, n_ctx = setting.pick(("8B", N_CTX), ("small", 1024))
+    return Scene(name, load(name, CACHE, dtype, setting.device, n_ctx), setting, rounds=1)
 
 
 @functools.lru_cache(maxsize=4)
 def played(setting: Setting, case: str) -> Sequence[Reply]:
     """Replies to demo tasks one after the other, with the clock at every step."""
-    one = lab(setting)
-    bench = Bench(
-        CHAINS[case], n_slots=1, n_pages=N_CTX // 64 + 8, page_size=64, batch_size=512, draft_max=16
-    )
-    engine = one.engine(bench)
-    if setting.on_gpu:
-        engine.warm_up()
-    with (ROOT / "demo" / "tasks.jsonl").open() as file:
-        tasks = [json.loads(line) for line in file]
+    stage = Stage(scene(setting).lab, CHAINS[case])
     n_each, n_tokens = setting.pick((3, 96), (1, 6))
     asked = [
-        task for kind in ("rename", "continue") for task in [t for t in tasks if t["kind"] == kind][:n_each]
+        replace(task, may_end=True)
+        for kind in ("rename", "continue")
+        for task in demo_tasks(stage.lab, kind, n_each, n_tokens)
     ]
-    replies = []
-    for i, task in enumerate(asked):
-        prompt = demo_prompt(one.tokenizer, task["messages"])[:1024]
-        request = Case(prompt, SAMPLINGS["greedy"], EIGHT, n_tokens)
-        reply = Reply(asked_s=time.perf_counter())
-        engine.add(f"{i}#0", lambda slot, i=i, request=request: one.slot(slot, f"{i}#0", request, bench))
-        while engine.busy:
-            for _, event in engine.step():
-                if isinstance(event, Failed):
-                    raise event.error
-                if isinstance(event, Delta):
-                    reply.token_ids += event.token_ids
-                    reply.arrivals.append((time.perf_counter(), len(reply.token_ids)))
-        replies.append(reply)
-    return replies
+    return stage.play(asked, CHAINS[case], at_once=1).replies
 
 
-def summed(replies: Sequence[Reply]) -> Sum:
-    total = Sum()
-    for one in replies:
-        seconds, n_tokens, n_steps = one.decoding(one.n_counted)
-        total = Sum(total.seconds + seconds, total.n_tokens + n_tokens, total.n_steps + n_steps)
-    return total
+def summed(replies: Sequence[Reply]) -> tuple[float, int, int]:
+    """(seconds, tokens, steps) of several replies, each up to its loop."""
+    seconds, tokens, steps = zip(*(one.decoding(one.n_counted) for one in replies), strict=True)
+    return sum(seconds), sum(tokens), max(1, sum(steps))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from engine.core.plan import Work
 from engine.sample import pick as picking
 from engine.sample.pick import Row
 from engine.slot import Slot
-from engine.speculate.acceptance import Acceptance
 from engine.speculate.drafter import Draft
 from engine.speculate.verify import Verdict, verify
 from tests.oracle.lab import DEMO, Bench, Lab, Trouble, play
@@ -119,15 +119,13 @@ def _plant_commit_too_far(patch: pytest.MonkeyPatch) -> None:
 def _plant_accept_too_many(patch: pytest.MonkeyPatch) -> None:
     """The first rejected draft is kept as well."""
 
-    def too_many(
-        logits: Tensor, drafts: Sequence[tuple[Slot, Draft]], acceptance: Acceptance
-    ) -> list[Verdict]:
+    def too_many(logits: Tensor, drafts: Sequence[tuple[Slot, Draft]], *more: Any) -> list[Verdict]:
         return [
             Verdict(
                 [*draft.token_ids[: one.n_accepted + 1], *one.token_ids[one.n_accepted :]][: len(draft) + 1],
                 min(one.n_accepted + 1, len(draft)),
             )
-            for one, (_, draft) in zip(verify(logits, drafts, acceptance), drafts, strict=True)
+            for one, (_, draft) in zip(verify(logits, drafts, *more), drafts, strict=True)
         ]
 
     patch.setattr(forward, "verify", too_many)
