@@ -113,7 +113,9 @@ def _pass(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Wor
     for one, prompt in zip(works, prompts, strict=True):
         verdict = next(found) if one.n_picks else Verdict((), 0)
         streams = Streams(taps, first) if taps else None
-        outcomes.append((one, replace(verdict, streams=streams, prompt_logprobs=prompt)))
+        if streams is not None or prompt:
+            verdict = replace(verdict, streams=streams, prompt_logprobs=prompt)
+        outcomes.append((one, verdict))
         first += one.n_rows
     return outcomes
 

@@ -37,7 +37,9 @@ _N_PLACES = _PLACE[-1] + 1
 _FADE = 0.998  # what a round's evidence is worth to the table one round later
 _REFRESH = 8  # rounds after which the table's rates are worked out again
 _SLOT_FADE = 0.98  # what a token's evidence is worth to its slot one token later
-_SLOT_WEIGHT = 4.0  # judged tokens without deviation that a slot begins with
+# Judged tokens without deviation that a slot begins with. Few: requests differ more from each other than tokens within
+# one, and what a drafter is worth to others says little where a request's first guesses are wrong.
+_SLOT_WEIGHT = 1.0
 _LEAST, _MOST = 0.01, 0.997
 _PLAIN, _GRADED = 0, 1  # two views of a token: without and with its drafter's own estimate
 
