@@ -100,7 +100,7 @@ class _Deviation:
     """A slot against the table, in one view."""
 
     def __init__(self) -> None:
-        self._sums = [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]  # first, later: judged, accepted, expected; fading
+        self._sums = [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]  # first, all: judged, accepted, expected; fading
         self._offsets: tuple[float, float] | None = (0.0, 0.0)  # None: not worked out since the last token
 
     def add(self, expected: Sequence[float], start: int, n_accepted: int) -> None:
@@ -109,17 +109,18 @@ class _Deviation:
         for sums in self._sums:
             sums[0], sums[1], sums[2] = fade * sums[0], fade * sums[1], fade * sums[2]
         for i, rate in enumerate(expected):
-            sums = self._sums[start + i > 0]
-            sums[0] += 1.0
-            sums[1] += i < n_accepted
-            sums[2] += rate
+            # What a first token says holds for those behind it too, which are not judged until one is accepted.
+            for sums in self._sums[min(start + i, 1) :]:
+                sums[0] += 1.0
+                sums[1] += i < n_accepted
+                sums[2] += rate
         self._offsets = None
 
     def offsets(self) -> tuple[float, float]:
         """Log-odds of the first token, of later ones."""
         if self._offsets is None:
-            first, later = self._sums
-            self._offsets = self._offset(*first), self._offset(*later)
+            first, every = self._sums
+            self._offsets = self._offset(*first), self._offset(*every)
         return self._offsets
 
     @staticmethod
