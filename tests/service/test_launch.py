@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +11,15 @@ import pytest
 import torch
 
 from engine.errors import LoadError, SettingError
+from engine.frames import frame_sizes
 from engine.models.config import read_config
+from engine.service import launch as launching
 from engine.service.drafters import drafter_types
 from engine.service.launch import launch
 from engine.service.sizes import Checkpoint, context
 from engine.settings import Settings
 from tests.checkpoints import tiny_checkpoint
+from tests.recording import record
 
 DEMO = Path(__file__).parents[2] / "demo"
 TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
@@ -132,3 +137,31 @@ async def test_memory_of_states_is_told_and_a_size_without_use_refused(
     dense = tiny_checkpoint("qwen3", tmp_path / "dense")
     with pytest.raises(SettingError, match=r"cache.ram.*no use"):
         launch(replace(base, model=str(dense), cache_ram=1))
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_passes_are_captured_where_that_works(
+    works: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on CUDA, with a tape for graphs."""
+
+    def capture(work: Callable[[], None]) -> Callable[[], None]:
+        if not works:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return record(work)
+
+    monkeypatch.setattr(launching, "cuda_capture", lambda device: capture)
+    settings = Settings(model=TARGET, model_draft=DRAFT, parallel=2, ctx_size=256, draft_max=3)
+    served = launch(settings)
+    engine = served._engine
+    target = engine._cache.stores["target"]
+    assert not target.frames.frames  # not on the CPU
+    with caplog.at_level("INFO"), torch.inference_mode():
+        launching._capture(engine, engine.target, settings, n_drafts=3)
+    asyncio.run(served.close())
+    assert ("captured sizes=" in caplog.text) == works
+    assert ("--no-cuda-graphs" in caplog.text) != works
+    assert bool(target.frames.frames) == works
+    if works:
+        assert {(one.n_spans, one.n_rows) for one in target.frames.frames} == set(frame_sizes(2, 3))
+        assert engine._target.captured is not None
