@@ -119,7 +119,9 @@ class Lengths:
             depths = np.arange(1, survival.shape[1] + 1)
             seconds = seconds + self._draft_cost.get(name, _FREE)(1) * depths
         rates = (coming.n_ready + tokens) / seconds
-        best = int(np.where(takes.any(0), rates, -1.0).argmax())
+        able = np.where(takes.any(0), rates, -1.0)
+        # Of equal rates the least depth; where costs count as nothing the greatest, however little it promises.
+        best = int(able.argmax()) if self._adaptive else len(able) - 1 - int(able[::-1].argmax())
         return float(rates[best]) if takes[:, best].any() else -1.0, best + 1, takes[:, best].tolist()
 
     def _seconds(self, coming: Pass, n_drafted: NDArray[np.int64]) -> Floats:
