@@ -34,9 +34,8 @@ class Lanes:
 
         states: what a row hands to the next one of its lane, beside its pick; [1, …] each, as an example.
         """
-        frames = {
-            one.n_spans: one for one in reversed(store.frames.frames)
-        }.values()  # the least for so many lanes
+        # Per number of spans the frame with the fewest rows.
+        frames = {one.n_spans: one for one in reversed(store.frames.frames)}.values()
         self._run, self._store, self._n_lanes = run, store, max(one.n_spans for one in frames)
         most = max(one.n_rows for one in frames)
 
@@ -101,9 +100,8 @@ class Lanes:
         batch.n_past.add_(goes_on[:n_spans])
         params.position.add_(goes_on)
         size = self._store.sizes.page_size
-        spans = torch.arange(n_rows, device=picked.device).clamp_max(
-            n_spans - 1
-        )  # [n_rows]: a lane is a span
+        # A lane is a span. [n_rows]
+        spans = torch.arange(n_rows, device=picked.device).clamp_max(n_spans - 1)
         page = batch.page_table[spans, batch.positions // size].long()  # [n_rows]
         batch.row_pages.copy_(torch.where(goes_on, page, self._store.sizes.n_pages))
         batch.row_offsets.copy_(batch.positions % size)
