@@ -6,7 +6,7 @@ verification a span of 1 + n_drafts, a prompt chunk a span of many; nothing down
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -83,6 +83,24 @@ def upload(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
     for one, place in zip(arrays, layout.arrays(host), strict=True):
         place[...] = one
     return layout.tensors(torch.from_numpy(host).pin_memory().to(device, non_blocking=True))
+
+
+class Download:
+    """Values on their way from a device. Reading them waits for what was launched before, and for nothing later."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
+        self._host.copy_(values, non_blocking=True)
+        self._wait: Callable[[], None] = lambda: None
+        if values.is_cuda:
+            arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
+            self._wait = arrived.synchronize
+
+    def read(self) -> Tensor:
+        """The values on the host."""
+        self._wait()
+        return self._host
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +196,19 @@ class Batch:
             page_table=torch.from_numpy(_joined(tables)),
             row_pages=torch.from_numpy(np.array(pages, dtype=np.int64)),
         )
+
+    def move_back(self, n_lost: Tensor, page_size: int) -> None:
+        """Let spans begin earlier than the host could know when it built the batch, on pages alone.
+
+        n_lost: [n_spans] int64, positions by which each span begins earlier. Its page table covers both places.
+        """
+        lengths = np.array([len(span.token_ids) for span in self.spans])
+        (owner,) = upload((np.repeat(np.arange(len(lengths)), lengths),), n_lost.device)  # [n_tokens] int64
+        n = len(owner)
+        positions = self.positions[:n].sub_(n_lost[owner])
+        self.n_past[: len(lengths)].sub_(n_lost)
+        self.row_pages[:n].copy_(self.page_table[owner, positions // page_size])
+        self.row_offsets[:n].copy_(positions % page_size)
 
     def to(self, device: torch.device) -> Batch:
         """A batch of the host on the device."""

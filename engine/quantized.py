@@ -1,8 +1,8 @@
 """Layouts of quantised checkpoints: from the tensors that stand for one matrix to the weight that the products take.
 
 A layout knows what its tensors are called, in which order they hold codes of few bits, and nothing of a network. All
-are read into the two kinds of `kernels/matmul/quantized.py`. Sources: the files of AutoAWQ (version gemm), AutoGPTQ
-and GPTQModel, compressed-tensors, and transformers' block-wise fp8.
+are read into the two kinds of `kernels/matmul/quantized.py`; what no product takes narrow is widened. Sources: the
+files of AutoAWQ (version gemm), AutoGPTQ and GPTQModel, compressed-tensors, gpt-oss, transformers' block-wise fp8.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ PIECES = (
 )
 WORDS, WHOLE, FP8, SCALES = ("I32",), ("I64", "I32"), ("F8_E4M3",), ("F32", "BF16", "F16")  # of safetensors
 
+# Values of four-bit floats (e2m1) by code (OCP Microscaling Formats 1.0, 5.3.3); eight more are the same below zero.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+BYTES = ("U8",)
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of columns 0 … 7 in a word, counted from the lowest four bits
+MXFP4_ROWS = 4096  # outputs widened at a time
 META = torch.device("meta")
 
 
@@ -72,10 +76,10 @@ class Layout(Protocol):
     def shape(self, stored: Sequence[int]) -> tuple[int, int]:
         """(out_features, in_features) of a matrix whose codes have that shape."""
 
-    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Quantized:
+    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | Quantized:
         """The matrix [out_features, in_features], its values in `dtype`. Raises `LoadError` or `UnsupportedModel`."""
 
-    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Quantized:
+    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | Quantized:
         """The same without memory, but for the order of inputs."""
 
 
@@ -248,6 +252,47 @@ class Fp8:
         block = self.block or (1, n_in)  # per output, which is not less than what is stored
         scales = torch.empty(-(-n_out // block[0]), -(-n_in // block[1]), device=META)
         return Fp8Weight(torch.empty(shape, dtype=torch.float8_e4m3fn, device=META), scales, block, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """`blocks` [..., out, in / 32, 16] of codes, `scales` [..., out, in / 32] of exponents, all of eight bits.
+
+    Several matrices, as those of experts, come one below the other. No product reads these codes, so they are widened.
+    """
+
+    codes = "blocks"
+
+    def shape(self, stored: Sequence[int]) -> tuple[int, int]:
+        return math.prod(stored[:-2]), 32 * stored[-2]
+
+    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        n_out, n_in = shape
+        blocks, scales = (pieces.take(piece, None, BYTES) for piece in ("blocks", "scales"))
+        if blocks.shape != (*scales.shape, 16) or (scales[..., 0].numel(), 32 * scales.shape[-1]) != shape:
+            raise LoadError(
+                f"{pieces.where}: blocks {list(blocks.shape)} with scales {list(scales.shape)},"
+                f" the config asks for {n_out} outputs of {n_in} inputs"
+            )
+        if bool((scales == 255).any()):
+            raise LoadError(f"{pieces.where}: holds values that are not finite; the file is damaged")
+        codes, exponents = blocks.view(n_out, n_in // 2), scales.view(n_out, n_in // 32)
+        matrix = torch.empty(shape, dtype=dtype, device=blocks.device)
+        for first in range(0, n_out, MXFP4_ROWS):  # not at once: on the way a value takes eight bytes
+            rows = slice(first, first + MXFP4_ROWS)
+            matrix[rows] = mxfp4_values(codes[rows], exponents[rows])
+        return matrix
+
+    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+
+def mxfp4_values(codes: Tensor, exponents: Tensor) -> Tensor:
+    """[n_rows, n / 2] uint8, the first of two in the low four bits, [n_rows, n / 32] uint8 -> [n_rows, n] float32."""
+    table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)  # [16]
+    pairs = torch.stack((codes & 15, codes >> 4), 2)  # [n_rows, n / 2, 2]
+    factors = exponents.view(torch.float8_e8m0fnu).to(torch.float32)  # [n_rows, n / 32]
+    return (table[pairs.int()].view(*factors.shape, 32) * factors[:, :, None]).flatten(1)
 
 
 def count_groups(pieces: Pieces, n_in: int, n_group: int | None) -> int:

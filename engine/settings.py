@@ -59,6 +59,11 @@ class Settings:
         default=True,
         meaning="capture passes at start and replay them, on CUDA; takes seconds at start and some device memory",
     )
+    async_scheduling: bool = setting(
+        default=True,
+        meaning="launch a pass before the one before it has been read, where nothing has to be known of that one, on"
+        " CUDA; so the device does not wait for the host",
+    )
     threads: int | None = setting(
         None, "CPU threads of the engine; all cores by default", "-t", least=1, most=1024
     )

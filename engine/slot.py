@@ -93,7 +93,9 @@ class SlotStats:
 
     def tally(self, name: str) -> DrafterTally:
         """The drafter's figures for this request."""
-        return self.drafters.setdefault(name, DrafterTally())
+        if name not in self.drafters:
+            self.drafters[name] = DrafterTally()
+        return self.drafters[name]
 
 
 @dataclass(slots=True, eq=False)
@@ -138,11 +140,6 @@ class Slot:
     def n_gap(self) -> int:
         """Certain tokens that have not been through the target yet; 1 when the slot is ready to decode."""
         return len(self.tokens) - self.n_past
-
-    @property
-    def n_room(self) -> int:
-        """Most drafts worth verifying: the pass itself adds one token."""
-        return self.n_limit - len(self.tokens) - 1
 
     @property
     def history(self) -> NDArray[np.int32]:

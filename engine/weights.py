@@ -141,13 +141,14 @@ class Weights:
         self._refuse_broken(file, name, tensor)
         return tensor
 
-    def _take_narrow(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Quantized:
+    def _take_narrow(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | Quantized:
         """The same of a matrix that several tensors stand for."""
         pieces = self._pieces(name)
         n_out, n_in = shape
         matrix = self._layout(pieces).read(pieces, (n_out, n_in), dtype)
-        bound = 448 * float(matrix.scales.abs().max())  # no code of either kind is larger
-        if bound > torch.finfo(dtype).max and not bool(matrix.dense().isfinite().all()):
+        # No code of either kind is larger.
+        bound = math.inf if isinstance(matrix, Tensor) else 448 * float(matrix.scales.abs().max())
+        if bound > torch.finfo(dtype).max and not bool(widened(matrix).isfinite().all()):
             raise LoadError(
                 f"{pieces.where} does not fit {str(dtype).removeprefix('torch.')}; use another --dtype"
             )
@@ -349,6 +350,12 @@ def find_narrow(names: Collection[str]) -> dict[str, dict[str, str]]:
         layer, _, piece = name.rpartition(".")
         if layer in layers and piece in (*PIECES, "weight"):
             found[f"{layer}.weight"][piece] = name
+        if name.endswith("_blocks"):
+            scales = f"{name.removesuffix('_blocks')}_scales"
+            pieces = {"blocks": name, "scales": scales}
+            found[f"{name.removesuffix('_blocks')}.weight"] = {
+                piece: stored for piece, stored in pieces.items() if stored in names
+            }
     return found
 
 

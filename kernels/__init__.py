@@ -25,8 +25,6 @@ OPS = (
     "gated_norm",
     "choose",
     "verify",
-    "edit",
-    "mask",
     "ngram",
 )
 

@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
     Glm4MoeConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
@@ -152,6 +153,27 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "routed_scaling_factor": 2.5,
         },
     ),
+    "gpt_oss": (
+        GptOssConfig,
+        {
+            "intermediate_size": 64,
+            "head_dim": 16,
+            "sliding_window": 16,
+            "max_position_embeddings": 2048,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 2.0,  # often reached
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
 }
 
 
@@ -173,8 +195,8 @@ def tiny_checkpoint(
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and not name.endswith("bias"):
                 parameter.mul_(4.0)
             else:
                 parameter.add_(0.2 * torch.randn_like(parameter))

@@ -70,6 +70,33 @@ QWEN35: Config = {
         "mrope_section": [11, 11, 10],
     },
 }
+GPT_OSS: Config = {
+    "attention_bias": True,
+    "head_dim": 64,
+    "num_experts_per_tok": 4,
+    "quantization_config": {
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+        "quant_method": "mxfp4",
+    },
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+}
 GEMMA: Config = {"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256}
 
 CONFIGS: Mapping[str, Config] = {
@@ -159,6 +186,12 @@ CONFIGS: Mapping[str, Config] = {
         num_experts_per_tok=8,
         moe_intermediate_size=512,
         shared_expert_intermediate_size=512,
+    ),
+    "gpt-oss-20b": config(
+        "GptOssForCausalLM", "2880 2880 24 64 8 201088 131072", num_local_experts=32, **GPT_OSS
+    ),
+    "gpt-oss-120b": config(
+        "GptOssForCausalLM", "2880 2880 36 64 8 201088 131072", num_local_experts=128, **GPT_OSS
     ),
     "GLM-4.5-Air": config(
         *("Glm4MoeForCausalLM", "4096 10944 46 96 8 151552 131072"),

@@ -8,43 +8,33 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
-from engine.api import Delta, Done, EngineStats, Event, Failed, Sampling
-from engine.batch import Span
+from engine.api import Delta, Done, EngineStats, Event, Failed
 from engine.cache.cache import Cache
 from engine.cache.saved import Saved
 from engine.core import forward, plan
+from engine.core.ahead import Ahead
 from engine.core.clock import Clock
 from engine.core.finish import Ending, done, echo, keep
-from engine.core.plan import Work
+from engine.core.forward import Flight
+from engine.core.plan import Place, Work
 from engine.core.remembered import SLOT, Remembered
 from engine.core.waiting import NewSlot, Waiting
+from engine.core.warm import warm_up
 from engine.errors import EngineError, InvalidRequest, StepFailed, TimedOut
 from engine.models.captured import Capturing
 from engine.models.network import Network
-from engine.sample.params import resolve_sampling
-from engine.sample.pick import Row, pick
 from engine.slot import Slot, state_of
 from engine.speculate.acceptance import Acceptance, coupled
 from engine.speculate.chain import Chain
-from engine.speculate.cost import TIERS
-from engine.speculate.drafter import Kept
+from engine.speculate.drafter import Draft, Kept
 from engine.speculate.verify import Verdict
 
 log = logging.getLogger(__name__)
-
-# Ways of picking that run different code; compiled code must not be met first by a client.
-_WARM_UP = (
-    Sampling(seed=0, temperature=0.0),
-    Sampling(seed=0),
-    Sampling(seed=0, top_p=0.9, top_k=5, min_p=0.1, repeat_penalty=1.1),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +45,7 @@ class Capacity:
     n_ctx: int
     batch_size: int  # rows of one pass
     eos_ids: frozenset[int]
+    overlaps: bool = False  # a pass may be launched before the one before it has been read
 
 
 @dataclass(slots=True)
@@ -89,6 +80,9 @@ class Engine:
         self.waiting = Waiting() if waiting is None else waiting
         self._remembered = Remembered(cache, capacity.n_slots)
         self._totals = _Totals()
+        self._ahead = Ahead(cache, chain, capacity.batch_size, self._work)
+        self._flight: Flight | None = None  # launched behind a pass that has been read since
+        self._read_s = 0.0  # when the last pass was read
         self.n_moves = 0  # times that a request entered a slot or left one
 
     @property
@@ -166,29 +160,66 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[str, Event]]:
-        """One turn of the loop: every running slot moves on. Returns events with their request's id."""
+        """One turn of the loop: every running slot moves on. Returns events with their request's id.
+
+        With `Capacity.overlaps` the next pass is launched before this one is read, where nothing has to be known of it.
+        """
         self.clock.start()
-        expired = self._expired()
+        events = self._expired()
         self._fill_slots()
-        wants = plan.wants(self._running, self.capacity.batch_size)
+        flight, self._flight = self._running_flight() or self._launched(), None
+        if flight is None:
+            return events
+        if self.capacity.overlaps:
+            self._flight = self._ahead.launch(self._target, flight, self._running)
+        if flight.guesses is not None:
+            flight.guesses.learn()
+        outcomes = forward.read(self._target, self._cache, flight)
+        self._totals.n_steps += 1
+        self._measure(flight)
+        events += self._settle(outcomes)
+        if self._flight is not None and self._flight.behind is not None:
+            self._flight.works = self._flight.behind.begun(self._flight.works)
+        return events
+
+    def _launched(self) -> Flight | None:
+        """A pass of which everything is known."""
+        places = [Place.of(slot) for slot in self._running]
+        wants = plan.wants(places, self.capacity.batch_size)
         self.clock.lap("plan")
-        made = self._chain.draft(wants, plan.without_drafts(self._running, self.capacity.batch_size))
+        made = self._chain.draft(wants, plan.without_drafts(places, self.capacity.batch_size))
         self.clock.lap("draft")
         drafts = {want.slot.id: draft for want, draft in zip(wants, made, strict=True)}
-        works = plan.work(
-            self._running, drafts, self.capacity.batch_size, self._cache.page_size, self._next_border
-        )
-        works = self._reserve(works)
+        works = self._reserve(self._work(places, drafts))
         self.clock.lap("plan")
-        if not works:
-            return expired
-        started = time.perf_counter()
-        outcomes = forward.run(self._target, self._cache, works)
-        n_rows, seconds = sum(one.n_rows for one in works), time.perf_counter() - started
-        self._chain.lengths.pass_cost.observe(n_rows, seconds)
+        return forward.launch(self._target, self._cache, works) if works else None
+
+    def _work(self, places: Sequence[Place], drafts: Mapping[int, Draft]) -> list[Work]:
+        return plan.work(places, drafts, self.capacity.batch_size, self._cache.page_size, self._next_border)
+
+    def _running_flight(self) -> Flight | None:
+        """The pass that was launched in the last step, if any of its works still counts."""
+        flight = self._flight
+        if flight is None:
+            return None
+        flight.works = [self._still(one) for one in flight.works]
+        return flight if any(flight.works) else None
+
+    def _still(self, work: Work | None) -> Work | None:
+        """The work, if it still counts: requests may have ended or been cut back since it was launched."""
+        if work is None or work.slot not in self._running:
+            return None
+        stands = work.start == work.slot.n_past and work.n_total == len(work.slot.tokens)
+        return work if stands else None
+
+    def _measure(self, flight: Flight) -> None:
+        """Learn what the pass cost. One that was launched behind another began when that was over."""
+        now = time.perf_counter()
+        n_rows, seconds = sum(flight.n_rows), now - max(flight.started, self._read_s)
+        self._read_s = now
+        if flight.guesses is None:  # otherwise some of it was drafting
+            self._chain.lengths.pass_cost.observe(n_rows, seconds)
         self.clock.passed(n_rows, seconds)
-        self._totals.n_steps += 1
-        return expired + self._settle(outcomes)
 
     def _expired(self) -> list[tuple[str, Event]]:
         """End the requests whose time is up."""
@@ -200,8 +231,8 @@ class Engine:
                 ended.append((slot.request.id, TimedOut(self.waiting.request_s)))
         return [(request_id, Failed(error)) for request_id, error in ended]
 
-    def _next_border(self, slot: Slot) -> int | None:
-        return self._cache.next_border(forward.STORE, slot.n_past, slot.n_prompt)
+    def _next_border(self, place: Place) -> int | None:
+        return self._cache.next_border(forward.STORE, place.n_past, place.slot.n_prompt)
 
     def _fill_slots(self) -> None:
         """Bring preempted slots back where pages suffice, then give free slots to waiting requests."""
@@ -272,7 +303,7 @@ class Engine:
             events += self._told_of_prompt(one, outcome)
             delta, ending = keep(slot, one.draft, outcome, self.capacity.eos_ids)
             slot.n_past = min(n_past, len(slot.tokens) - 1)
-            if ending is not Ending.BROKEN:
+            if ending is not Ending.BROKEN and self._cache.length(slot.id, forward.STORE) < slot.n_past:
                 self._cache.commit(slot.id, forward.STORE, slot.n_past)
             if one.n_picks:
                 self._count(slot, one, delta)
@@ -338,28 +369,8 @@ class Engine:
     @torch.inference_mode()
     def warm_up(self, n_repeats: int = 3) -> None:
         """Measure a pass at every width the engine will use, which also compiles what is compiled at first use."""
-        most = min(TIERS[-1], self.capacity.batch_size, self.capacity.n_ctx)
-        for n_rows in [tier for tier in TIERS if tier <= most]:
-            if not self._cache.reserve(0, forward.STORE, 0, n_rows):
-                break
-            # Different tokens: equal rows ask for the same experts, and a pass would look cheaper than it is.
-            token_ids = [i % self.target.vocab_size for i in range(n_rows)]
-            span = Span(0, token_ids, 0, 0, n_rows)
-            times = []
-            for _ in range(n_repeats + 1):
-                self._cache.recover(0)
-                started = time.perf_counter()
-                batch = self._cache.batch(forward.STORE, [span])
-                self._target.forward(batch, self._cache.stores[forward.STORE]).sum().item()
-                times.append(time.perf_counter() - started)
-            self._chain.lengths.pass_cost.observe(n_rows, sorted(times[1:])[n_repeats // 2])
-        self._cache.drop(0)
-        for sampling in _WARM_UP:
-            params = resolve_sampling(sampling, {}, [], self.target.vocab_size)
-            logits = torch.zeros(1, self.target.vocab_size, device=self.target.device)
-            pick(logits, [Row(params, [0], 1, Counter())])
-        everything = np.full(-(-self.target.vocab_size // 32), -1, np.int32)
-        pick(logits, [Row(params, [0], 1, Counter(), allowed=everything)])
+        most = min(self.capacity.batch_size, self.capacity.n_ctx)
+        warm_up(self._target, self._cache, self._chain.lengths.pass_cost, most, n_repeats)
 
     def stats(self) -> EngineStats:
         """A picture of the engine between two steps."""

@@ -10,11 +10,41 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.batch import Span
+from engine.sample.pick import Row
 from engine.slot import Slot
-from engine.speculate.drafter import NO_DRAFT, Draft, Want
+from engine.speculate.drafter import NO_DRAFT, UNREAD, Draft, Want
 from engine.speculate.length import Pass
 
 _MOST_JUDGED = 128  # rows of a prompt whose logits are held at once: each is as wide as the vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a slot is: now, or behind a pass that runs, as if that kept every draft."""
+
+    slot: Slot
+    n_past: int  # tokens that are through the target
+    unread: Sequence[
+        int
+    ] = ()  # what the running pass adds to the sequence: its drafts, and UNREAD for its last pick
+
+    @classmethod
+    def of(cls, slot: Slot) -> Place:
+        return cls(slot, slot.n_past)
+
+    @property
+    def n_total(self) -> int:
+        return len(self.slot.tokens) + len(self.unread)
+
+    @property
+    def n_gap(self) -> int:
+        """Certain tokens that have not been through the target; 1 when the slot is ready to decode."""
+        return self.n_total - self.n_past
+
+    @property
+    def n_room(self) -> int:
+        """Most drafts worth verifying: the pass itself adds one token."""
+        return self.slot.n_limit - self.n_total - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +58,8 @@ class Work:
     draft: Draft = NO_DRAFT
 
     @classmethod
-    def of(cls, slot: Slot, n_certain: int, draft: Draft = NO_DRAFT) -> Work:
-        return cls(slot, slot.n_past, n_certain, len(slot.tokens), draft)
+    def of(cls, place: Place, n_certain: int, draft: Draft = NO_DRAFT) -> Work:
+        return cls(place.slot, place.n_past, n_certain, place.n_total, draft)
 
     @property
     def n_rows(self) -> int:
@@ -53,10 +83,28 @@ class Work:
 
     @property
     def span(self) -> Span:
-        certain = self.slot.tokens[self.start : self.start + self.n_certain]
+        known = self.slot.tokens[self.start : self.start + self.n_certain]
+        certain = [*known, *(UNREAD,) * (self.n_certain - len(known))]
         return Span(
             self.slot.id, [*certain, *self.draft.token_ids], self.start, len(self.draft), self.n_logits
         )
+
+    @property
+    def rows(self) -> list[Row]:
+        """How the rows that need a pick are scored."""
+        if not self.n_picks:
+            return []
+        n_unread = self.n_total - len(self.slot.tokens)
+        return self.slot.rows([*(UNREAD,) * n_unread, *self.draft.token_ids])[n_unread:]
+
+    @property
+    def behind(self) -> Place:
+        """Where the slot is when this work is done, if all drafts are kept."""
+        return Place(self.slot, self.end, (*self.draft.token_ids, UNREAD) if self.n_picks else ())
+
+    def now(self) -> Work:
+        """The same work, planned behind a pass that has been read since."""
+        return replace(self, start=self.slot.n_past, n_total=len(self.slot.tokens))
 
     def with_draft_of(self, n_drafts: int) -> Work:
         """The same work with the first tokens of its draft only."""
@@ -67,50 +115,56 @@ class Work:
         return replace(self, draft=NO_DRAFT)
 
 
-def wants(slots: Sequence[Slot], budget: int) -> list[Want]:
+def wants(places: Sequence[Place], budget: int) -> list[Want]:
     """The slots that may draft, and the most tokens each may add to a pass of `budget` rows.
 
     While prompts wait, drafts may use at most half of the rows, so that neither starves the other.
     """
-    ready = [slot for slot in slots if slot.n_gap == 1]
+    ready = [place for place in places if place.n_gap == 1]
     if not ready:
         return []
-    share = (budget if len(ready) == len(slots) else budget // 2) // len(ready) - 1
-    limits = [min(slot.speculate.n_max, slot.n_room, share) if slot.speculate.types else 0 for slot in ready]
-    return [Want(slot, limit) for slot, limit in zip(ready, limits, strict=True) if limit > 0]
+    share = (budget if len(ready) == len(places) else budget // 2) // len(ready) - 1
+    limits = [
+        min(place.slot.speculate.n_max, place.n_room, share) if place.slot.speculate.types else 0
+        for place in ready
+    ]
+    return [
+        Want(place.slot, limit, place.unread) for place, limit in zip(ready, limits, strict=True) if limit > 0
+    ]
 
 
-def without_drafts(slots: Sequence[Slot], budget: int) -> Pass:
+def without_drafts(places: Sequence[Place], budget: int) -> Pass:
     """What the coming pass holds apart from drafts, as far as it is known before them."""
-    n_ready = sum(slot.n_gap == 1 for slot in slots)
-    n_waiting = sum(slot.n_gap for slot in slots if slot.n_gap > 1)
+    n_ready = sum(place.n_gap == 1 for place in places)
+    n_waiting = sum(place.n_gap for place in places if place.n_gap > 1)
     return Pass(n_ready, n_ready + min(n_waiting, max(0, budget // 2 - n_ready)))
 
 
 def work(
-    slots: Sequence[Slot],
+    places: Sequence[Place],
     drafts: Mapping[int, Draft],
     budget: int,
     page_size: int,
-    next_border: Callable[[Slot], int | None] = lambda slot: None,
+    next_border: Callable[[Place], int | None] = lambda place: None,
 ) -> list[Work]:
     """One piece of work per slot that fits the budget. `drafts` maps slot ids to their drafts.
 
     A prompt chunk that does not reach the end of its prompt stops at a page border where it can, so that a later
     hit on that page continues the same arithmetic. `next_border` says where it must stop, if anywhere.
     """
-    planned = [Work.of(slot, 1, drafts.get(slot.id, NO_DRAFT)) for slot in slots if slot.n_gap == 1]
+    ready = [place for place in places if place.n_gap == 1]
+    planned = [Work.of(place, 1, drafts.get(place.slot.id, NO_DRAFT)) for place in ready]
     left = budget - sum(one.n_rows for one in planned)
-    for slot in slots:
-        if slot.n_gap == 1 or left <= 0:
+    for place in places:
+        if place.n_gap == 1 or left <= 0:
             continue
-        border = next_border(slot)
-        n_certain = min(slot.n_gap, left, slot.n_gap if border is None else border - slot.n_past)
-        if slot.prompt_logprobs is not None:
+        border = next_border(place)
+        n_certain = min(place.n_gap, left, place.n_gap if border is None else border - place.n_past)
+        if place.slot.prompt_logprobs is not None:
             n_certain = min(n_certain, _MOST_JUDGED)
-        if n_certain < slot.n_gap:
-            aligned = (slot.n_past + n_certain) // page_size * page_size - slot.n_past
+        if n_certain < place.n_gap:
+            aligned = (place.n_past + n_certain) // page_size * page_size - place.n_past
             n_certain = aligned if aligned > 0 else n_certain
-        planned.append(Work.of(slot, n_certain))
+        planned.append(Work.of(place, n_certain))
         left -= n_certain
     return planned

@@ -33,6 +33,7 @@ class Attention:
     scale: float
     kv: FullKV | WindowKV
     gate: Packed | None = None  # of the output, before `out`
+    sinks: Tensor | None = None  # [n_heads] float32
 
     @property
     def need(self) -> FullKV | WindowKV:
@@ -46,7 +47,9 @@ class Attention:
             assert batch.window is not None  # the store that has such layers has their pages
             batch = batch.window
         q = norm_rope_write(linear(x, self.qkv), self.norms, self.rope, batch, keys, values)
-        mixed = attention(q, keys, values, batch, self.scale, window)  # [n_tokens, n_heads * d_head]
+        mixed = attention(  # [n_tokens, n_heads * d_head]
+            q, keys, values, batch, self.scale, window, self.sinks
+        )
         if self.gate is not None:
             mixed = sigmoid_mul(mixed, linear(x, self.gate))
         return linear(mixed, self.out)
@@ -67,6 +70,7 @@ class AttentionSpec:
     gated: bool = False  # q_proj holds, per head, a query and a gate of the head's output
     scale: float | None = None  # of the scores; None: d_head ** -0.5
     window: int | None = None  # positions a row sees, its own included; None: all before it
+    sinks: bool = False  # per query head a score that joins the softmax and brings no value
     d_in: int | None = None  # width of the rows it reads, where that is not d_model
 
     @property
@@ -101,6 +105,7 @@ class AttentionSpec:
             scale=self.d_head**-0.5 if self.scale is None else self.scale,
             kv=self.need,
             gate=gate,
+            sinks=weights.take(f"{name}.sinks", [self.n_heads], torch.float32) if self.sinks else None,
         )
 
     def _split(self, weights: TensorSource, inputs: list[str]) -> tuple[Packed, Packed]:

@@ -133,6 +133,12 @@ class Taps:
         """
         return [self._streams[tap] for tap in ids]
 
+    def copy(self) -> Taps:
+        """The same streams in memory of their own."""
+        copied = Taps(self.ids)
+        copied._streams = {tap: stream.clone() for tap, stream in self._streams.items()}
+        return copied
+
 
 def run_blocks(
     blocks: Sequence[Block],

@@ -5,6 +5,7 @@ Each row costs the experts it asks for, so in a pass of few rows every further o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +31,24 @@ class SharedSpec:
     gated: bool = False  # its output is multiplied by the sigmoid of one more product of the row
 
 
+def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:
+    """The experts whose tensors start with `name`: all in two tensors, or three matrices each."""
+    n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
+    if f"{name}.gate_up_proj" in weights:
+        return pack_experts(
+            weights.take(f"{name}.gate_up_proj", [n, 2 * d_ffn, d_model]),
+            weights.take(f"{name}.down_proj", [n, d_model, d_ffn]),
+        )
+    gate, up, down = MIXTRAL if f"{name}.0.{MIXTRAL[0]}.weight" in weights else PLAIN
+    gate_ups = torch.empty((n, 2 * d_ffn, d_model), dtype=weights.dtype, device=weights.device)
+    downs = torch.empty((n, d_model, d_ffn), dtype=weights.dtype, device=weights.device)
+    for i in range(n):
+        gate_ups[i, :d_ffn] = weights.take(f"{name}.{i}.{gate}.weight", [d_ffn, d_model])
+        gate_ups[i, d_ffn:] = weights.take(f"{name}.{i}.{up}.weight", [d_ffn, d_model])
+        downs[i] = weights.take(f"{name}.{i}.{down}.weight", [d_model, d_ffn])
+    return pack_experts(gate_ups, downs)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoESpec:
     """What distinguishes one mixture of experts from another."""
@@ -38,9 +57,12 @@ class MoESpec:
     d_ffn: int  # of one expert
     n_experts: int
     routing: Routing
+    router: str = "gate"  # its tensors' name, below the block's
+    router_bias: bool = False
     biased: bool = False  # the checkpoint has a bias for the choice, `gate.e_score_correction_bias`
     wide_router: bool = False  # the router multiplies in float32 whatever the dtype of the rest
     shared: SharedSpec | None = None
+    load_experts: Callable[[TensorSource, str, MoESpec], PackedExperts] = load_experts
 
     def load(self, weights: TensorSource, name: str) -> MoE:
         """The layer whose tensors start with `name`.
@@ -63,13 +85,17 @@ class MoESpec:
                 shared_gate = pack(weights.take(f"{name}.{self.shared.name}_gate.weight", [1, self.d_model]))
         return MoE(
             spec=self,
-            router=pack(weights.take(f"{name}.gate.weight", [self.n_experts, self.d_model], dtype)),
+            router=self._load_router(weights, f"{name}.{self.router}", dtype),
             router_dtype=dtype,
             routing=routing,
-            experts=load_experts(weights, f"{name}.experts", self),
+            experts=self.load_experts(weights, f"{name}.experts", self),
             shared=shared,
             shared_gate=shared_gate,
         )
+
+    def _load_router(self, weights: TensorSource, name: str, dtype: torch.dtype) -> Packed:
+        bias = weights.take(f"{name}.bias", [self.n_experts], dtype) if self.router_bias else None
+        return pack(weights.take(f"{name}.weight", [self.n_experts, self.d_model], dtype), bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,21 +120,3 @@ class MoE:
         if self.shared_gate is not None:
             shared = sigmoid_mul(shared, linear(x, self.shared_gate))
         return said + shared
-
-
-def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:
-    """The experts whose tensors start with `name`: all in two tensors, or three matrices each."""
-    n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
-    if f"{name}.gate_up_proj" in weights:
-        return pack_experts(
-            weights.take(f"{name}.gate_up_proj", [n, 2 * d_ffn, d_model]),
-            weights.take(f"{name}.down_proj", [n, d_model, d_ffn]),
-        )
-    gate, up, down = MIXTRAL if f"{name}.0.{MIXTRAL[0]}.weight" in weights else PLAIN
-    gate_ups = torch.empty((n, 2 * d_ffn, d_model), dtype=weights.dtype, device=weights.device)
-    downs = torch.empty((n, d_model, d_ffn), dtype=weights.dtype, device=weights.device)
-    for i in range(n):
-        gate_ups[i, :d_ffn] = weights.take(f"{name}.{i}.{gate}.weight", [d_ffn, d_model])
-        gate_ups[i, d_ffn:] = weights.take(f"{name}.{i}.{up}.weight", [d_ffn, d_model])
-        downs[i] = weights.take(f"{name}.{i}.{down}.weight", [d_model, d_ffn])
-    return pack_experts(gate_ups, downs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from engine.weights import TensorSource
@@ -16,6 +17,7 @@ class NormSpec:
 
     eps: float
     one_plus: bool = False  # the stored scale is what is added to 1, and multiplied before rounding
+    wide: bool = False  # the stored scale too is multiplied before rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,9 @@ class NormNames:
 def load_scale(weights: TensorSource, name: str, width: int, spec: NormSpec) -> Tensor:
     """The scale `name.weight` as the ops take it, [width]."""
     weight = weights.take(f"{name}.weight", [width])
-    if not spec.one_plus:
-        return weight
-    return 1.0 + (weight if weight.dtype.itemsize > 4 else weight.float())
+    if spec.one_plus or spec.wide:
+        weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    return 1.0 + weight if spec.one_plus else weight
 
 
 def load_norm(weights: TensorSource, name: str, d_model: int, spec: NormSpec) -> Norm:

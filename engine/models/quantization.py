@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.models.fields import Fields
-from engine.quantized import Awq, Fp8, Gptq, Group, Layout, PackedInt4, Scheme
+from engine.quantized import Awq, Fp8, Gptq, Group, Layout, Mxfp4, PackedInt4, Scheme
 from engine.weights import text_name
 
 KEYS = ("quantization_config", "compression_config")  # the second is compressed-tensors' older name
@@ -65,6 +65,11 @@ def read_gptq(given: Fields) -> Scheme:
     )
     ignored = ["re:" + rule.removeprefix("-:") for rule in rules]
     return Scheme(method="gptq", groups=[Group(layout)], ignored=ignored)
+
+
+def read_mxfp4(given: Fields) -> Scheme:
+    """gpt-oss's files: the experts alone are narrow, so what the config says of other modules changes nothing."""
+    return Scheme(method="mxfp4", groups=[Group(Mxfp4(), ["experts"])])
 
 
 def read_compressed(given: Fields) -> Scheme:
@@ -156,6 +161,7 @@ METHODS: dict[str, Callable[[Fields], Scheme]] = {
     "awq": read_awq,
     "gptq": read_gptq,
     "compressed-tensors": read_compressed,
+    "mxfp4": read_mxfp4,
 }
 # What is added to a stored zero point, by `checkpoint_format`.
 ZERO_SHIFTS = {"gptq": 1, "gptq_v2": 0}

@@ -12,7 +12,7 @@ import torch
 
 from engine.errors import LoadError, UnsupportedModel
 from engine.layers.decoder import DecoderSpec, load_decoder
-from engine.models import gemma3, glm4_moe, llama, qwen2, qwen3, qwen3_5, qwen3_moe
+from engine.models import gemma3, glm4_moe, gpt_oss, llama, qwen2, qwen3, qwen3_5, qwen3_moe
 from engine.models.config import ModelConfig, read_config
 from engine.models.mtp import mtp_tensors
 from engine.models.network import Network
@@ -41,6 +41,7 @@ FAMILIES: dict[str, Family] = {
         for use in ("CausalLM", "ConditionalGeneration")
     },
     "Glm4MoeForCausalLM": Family(glm4_moe.parts, glm4_moe.UNDERSTOOD),
+    "GptOssForCausalLM": Family(gpt_oss.parts, gpt_oss.UNDERSTOOD, gpt_oss.DEFAULTS),
     "LlamaForCausalLM": Family(llama.parts),
     "MiMoForCausalLM": Family(qwen2.parts),
     "MistralForCausalLM": Family(llama.parts, WINDOWS),

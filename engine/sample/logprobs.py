@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.batch import Download
+
 LEAST = -9999.0  # JSON has no infinity
 
 
@@ -22,26 +24,25 @@ class Logprob(NamedTuple):
     top: Sequence[tuple[int, float]]
 
 
-def logprobs(logits: Tensor, token_ids: Sequence[int], n_top: int) -> list[Logprob]:
-    """What each row says of its token. logits: [n_rows, vocab] float32; token_ids: [n_rows], none negative.
+class Judged:
+    """What rows say of their tokens, on its way from the device."""
 
-    Reads from the device.
-    """
-    if not token_ids:
-        return []
-    values = torch.log_softmax(logits, dim=-1)  # [n_rows, vocab]
-    values = values.nan_to_num(LEAST, neginf=LEAST).clamp(min=LEAST)
-    ids = torch.tensor(token_ids, device=logits.device)  # [n_rows]
-    own = values.gather(1, ids[:, None])[:, 0].tolist()
-    n_top = min(n_top, logits.shape[1])
-    if not n_top:
-        return [Logprob(token_id, value, ()) for token_id, value in zip(token_ids, own, strict=True)]
-    top = values.topk(n_top, dim=-1)  # [n_rows, n_top]
-    return [
-        Logprob(
-            token_id, value, sorted(zip(likeliest, their, strict=True), key=lambda one: (-one[1], one[0]))
+    def __init__(self, logits: Tensor, token_ids: Tensor, n_top: int) -> None:
+        """logits: [n_rows, vocab] float32; token_ids: [n_rows] int64, where a negative one is not to be read."""
+        values = torch.log_softmax(logits, dim=-1)  # [n_rows, vocab]
+        values = values.nan_to_num(LEAST, neginf=LEAST).clamp(min=LEAST)
+        self._own = Download(values.gather(1, token_ids.clamp_min(0)[:, None])[:, 0])  # [n_rows]
+        top = values.topk(min(n_top, logits.shape[1]), dim=-1)  # [n_rows, n_top]
+        self._top_ids, self._top = Download(top.indices), Download(top.values)
+
+    def read(self, token_ids: Sequence[int]) -> list[Logprob]:
+        """Of the first rows. token_ids: theirs; waits until the values are there."""
+        own, ids, values = (
+            one.read()[: len(token_ids)].tolist() for one in (self._own, self._top_ids, self._top)
         )
-        for token_id, value, likeliest, their in zip(
-            token_ids, own, top.indices.tolist(), top.values.tolist(), strict=True
-        )
-    ]
+        return [
+            Logprob(
+                token_id, value, sorted(zip(likeliest, their, strict=True), key=lambda one: (-one[1], one[0]))
+            )
+            for token_id, value, likeliest, their in zip(token_ids, own, ids, values, strict=True)
+        ]

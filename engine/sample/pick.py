@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import upload
+from engine.batch import AnyArray, upload
 from engine.sample.params import SamplingParams
-from kernels.choose.op import Choice, RowParams, choose
-from kernels.edit.op import Entries, Penalties, edit
-from kernels.mask.op import mask
+from kernels.choose.op import Choice, Edits, Masks, RowParams, choose
+
+TOKEN_BITS = 32  # of a (row, token) in one number
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,67 +41,117 @@ def pick(
 ) -> Choice:
     """Pick one token per row.
 
-    logits: [n_rows, vocab] float32, edited in place where a row has bias, penalties or a grammar. params: those of the
-    rows, if they are at hand; where they count drafts by their positions, the rows of sequences whose `counts_drafts`
-    is false need not name them. An id of -1 marks a row with NaN, or one whose grammar allows nothing.
+    logits: [n_rows, vocab] float32, left as they are. params: those of the rows, if they are at hand; where they count
+    drafts by their positions, the rows of sequences whose `counts_drafts` is false need not name them. An id of -1
+    marks a row with NaN, or one whose grammar allows nothing.
     """
-    if any(row.params.edits for row in rows):
-        edit(logits, _entries(rows, logits), _penalties(rows, logits.device))
-    ruled = [(i, row.allowed) for i, row in enumerate(rows) if row.allowed is not None]
-    if ruled:
-        places, words = zip(*ruled, strict=True)
-        mask(logits, *upload((np.array(places), np.stack(words)), logits.device))
-    if params is None:
-        params = row_params(rows, logits.device)
-    return choose(logits, params, want_probability=want_probability)
+    columns = [] if params is not None else _columns(rows)
+    entries = _entries(rows) if any(row.params.edits for row in rows) else []
+    words = _masks(rows) if any(row.allowed is not None for row in rows) else []
+    arrays = [*columns, *entries, *words]
+    uploaded = upload(arrays, logits.device) if arrays else []
+    ends = len(columns), len(columns) + len(entries)
+    return choose(
+        logits,
+        RowParams(*uploaded[: ends[0]]) if params is None else params,
+        Edits(*uploaded[ends[0] : ends[1]]) if entries else None,
+        Masks(*uploaded[ends[1] :]) if words else None,
+        want_probability=want_probability,
+    )
 
 
 def row_params(rows: Sequence[Row], device: torch.device) -> RowParams:
-    """How each row is picked, as far as `choose` needs it."""
+    """How each row is picked but for its edits and its mask."""
+    return RowParams(*upload(_columns(rows), device))
 
-    columns = (
+
+def _columns(rows: Sequence[Row]) -> list[AnyArray]:
+    """The fields of `RowParams`."""
+    return [
         np.array([row.params.temperature for row in rows], np.float32),
         np.array([row.params.top_k for row in rows], np.int32),
         np.array([row.params.top_p for row in rows], np.float32),
         np.array([row.params.min_p for row in rows], np.float32),
         np.array([row.params.seed for row in rows], np.uint64).view(np.int64),
         np.array([len(row.tokens) + len(row.drafts) for row in rows], np.int64),
-    )
-    return RowParams(*upload(columns, device))
-
-
-def _penalties(rows: Sequence[Row], device: torch.device) -> Penalties:
-    names = ("repeat_penalty", "presence_penalty", "frequency_penalty")
-    columns = [np.array([getattr(row.params, name) for row in rows], np.float32) for name in names]
-    return Penalties(*upload(columns, device))
-
-
-def _entries(rows: Sequence[Row], logits: Tensor) -> Entries:
-    """Every (row, token) whose logit changes. Drafted ids past the vocabulary have no logit and are left out."""
-    found = [
-        (i, *entry)
-        for i, row in enumerate(rows)
-        if row.params.edits
-        for entry in _row_entries(row)
-        if entry[0] < logits.shape[1]
     ]
-    columns = list(zip(*found, strict=True)) or [()] * 5
-    types: Sequence[type[np.generic]] = (np.int64, np.int64, np.float32, np.int32, np.bool_)
-    arrays = [np.array(column, dtype) for column, dtype in zip(columns, types, strict=True)]
-    return Entries(*upload(arrays, logits.device))
 
 
-def _row_entries(row: Row) -> Iterator[tuple[int, float, int, bool]]:
-    """(token, bias, count in the output, inside the repeat window) of one row, each token once."""
-    params = row.params
-    counts = row.counts + Counter(row.drafts) if params.counts_output else Counter[int]()
-    window: set[int] = set()
-    if params.repeats:
-        n_old = max(0, params.repeat_last_n - len(row.drafts))
-        old = row.tokens[max(0, len(row.tokens) - n_old) :]
-        window = {*old, *row.drafts[max(0, len(row.drafts) - params.repeat_last_n) :]}
-    bias = params.bias
-    if len(row.tokens) - row.n_prompt + len(row.drafts) < params.n_min:
-        bias = {**bias, **dict.fromkeys(params.end_ids, -math.inf)}
-    for token_id in {*bias, *counts, *window}:
-        yield token_id, bias.get(token_id, 0.0), counts[token_id], token_id in window
+def _masks(rows: Sequence[Row]) -> list[AnyArray]:
+    """The fields of `Masks`."""
+    ruled = [(i, row.allowed) for i, row in enumerate(rows) if row.allowed is not None]
+    index = np.full(len(rows), -1, np.int32)
+    index[[i for i, _ in ruled]] = np.arange(len(ruled))
+    return [index, np.stack([words for _, words in ruled])]
+
+
+def _entries(rows: Sequence[Row]) -> list[AnyArray]:
+    """The fields of `Edits`; nothing if there are no entries."""
+    biases = [_bias(row) for row in rows]
+    if any(row.params.counts_output or row.params.repeats for row in rows):
+        return _penalised(rows, biases)
+    bias = np.array([amount for one in biases for amount in one.values()], np.float32)
+    if not len(bias):
+        return []
+    starts = np.array([*accumulate(map(len, biases), initial=0)], np.int32)
+    token_ids = np.array([token_id for one in biases for token_id in one], np.int32)
+    return [starts, token_ids, bias, np.ones_like(bias), np.zeros_like(bias)]
+
+
+def _penalised(rows: Sequence[Row], biases: Sequence[Mapping[int, float]]) -> list[AnyArray]:
+    """The same where a token may have a bias, be recent and be in the output: one entry for all of that."""
+    counts = [_output(row) for row in rows]
+    biased, recent = _places(biases), _places([_recent(row) for row in rows])
+    output = _places([token_ids for token_ids, _ in counts])
+    found, entries = np.unique(np.concatenate([biased, recent, output]), return_inverse=True)
+    n, ends = len(found), (len(biased), len(biased) + len(recent))
+    owners = found >> TOKEN_BITS
+
+    bias, repeat = np.zeros(n, np.float32), np.ones(n, np.float32)
+    bias[entries[: ends[0]]] = [amount for one in biases for amount in one.values()]
+    is_recent = entries[ends[0] : ends[1]]
+    repeat[is_recent] = _per_row(rows, "repeat_penalty")[owners[is_recent]]
+    times = np.fromiter(chain.from_iterable(times for _, times in counts), np.float64, len(output))
+    count = np.bincount(entries[ends[1] :], times, n).astype(np.float32)
+    presence, frequency = (_per_row(rows, f"{name}_penalty")[owners] for name in ("presence", "frequency"))
+    return [
+        np.searchsorted(owners, np.arange(len(rows) + 1)).astype(np.int32),
+        (found & (1 << TOKEN_BITS) - 1).astype(np.int32),
+        bias,
+        repeat,
+        presence * (count > 0) + frequency * count,
+    ]
+
+
+def _places(parts: Sequence[Collection[int]]) -> NDArray[np.int64]:
+    """(row, token) of every token of every row as one number. parts: the tokens of each row."""
+    lengths = [len(part) for part in parts]
+    token_ids = np.fromiter(chain.from_iterable(parts), np.int64, sum(lengths))
+    return np.repeat(np.arange(len(parts)) << TOKEN_BITS, lengths) | token_ids
+
+
+def _per_row(rows: Sequence[Row], name: str) -> NDArray[np.float32]:
+    return np.array([getattr(row.params, name) for row in rows], np.float32)
+
+
+def _bias(row: Row) -> Mapping[int, float]:
+    """What is added to logits; end tokens are banned while the output is too short."""
+    if len(row.tokens) - row.n_prompt + len(row.drafts) < row.params.n_min:
+        return {**row.params.bias, **dict.fromkeys(row.params.end_ids, -math.inf)}
+    return row.params.bias
+
+
+def _recent(row: Row) -> Sequence[int]:
+    """The tokens in the repeat penalty's window; a token may come more than once."""
+    n_last, n_drafts = row.params.repeat_last_n, len(row.drafts)
+    if not row.params.repeats:
+        return ()
+    n_old = max(0, n_last - n_drafts)
+    return [*row.tokens[max(0, len(row.tokens) - n_old) :], *row.drafts[max(0, n_drafts - n_last) :]]
+
+
+def _output(row: Row) -> tuple[Sequence[int], Sequence[int]]:
+    """Tokens of the output, and how often each is there; a token may come more than once."""
+    if not row.params.counts_output:
+        return (), ()
+    return [*row.counts, *row.drafts], [*row.counts.values(), *[1] * len(row.drafts)]

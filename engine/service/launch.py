@@ -72,6 +72,7 @@ def launch(settings: Settings) -> ThreadEngine:
         n_ctx=n_ctx,
         batch_size=batch_size(settings, target.device),
         eos_ids=tokenizer.eos_ids,
+        overlaps=settings.async_scheduling and target.device.type == "cuda",
     )
     followers = [name for name in networks if name in types]
     cache = make_cache(settings, networks, n_ctx, followers)

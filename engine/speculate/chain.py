@@ -10,20 +10,25 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from engine.batch import Download
 from engine.models.captured import Capturing
 from engine.slot import DrafterTally, Slot
 from engine.speculate.drafter import NO_DRAFT, Draft, Drafter, Guess, Kept, Want
+from engine.speculate.foreseen import Foreseen, UnreadDrafts
 from engine.speculate.length import Lengths, Pass
 from engine.speculate.offer import NO_OFFER, Offer
 from engine.speculate.shadow import Shadows
 from engine.speculate.survival import Survival, grades
+from engine.speculate.tails import Tails
 
 log = logging.getLogger(__name__)
 
 _MOST_FAILURES = 3
+_TRIAL = 4  # tokens asked of a network that promises too little
 _ALARM_AFTER = 500  # drafted tokens of a network
 _ALARM_BELOW = 0.05  # accepted share of them
 
@@ -43,6 +48,8 @@ class Chain:
         self._by_value = by_value
         self._survival = Survival()
         self._shadows = Shadows(self._survival)
+        self._coming = Pass(1, 1)  # what is drafted for, or was last
+        self._token_s = lengths.token_s(self._coming)
         self._failures: Counter[str] = Counter()
         self._totals = {one.name: DrafterTally() for one in drafters}
         self._doubtful: set[str] = set()
@@ -79,13 +86,14 @@ class Chain:
 
     def begin(self, slot: Slot) -> None:
         """A request enters a slot, or starts over from its tokens."""
-        self.lengths.begin(slot.id)
+        self.lengths.allowance.begin(slot.id)
         self._survival.begin(slot.id)
         self._shadows.drop(slot.id)
         self._tell_each("begin", slot)
 
     def rollback(self, slot: Slot) -> None:
         """The slot's tokens have become fewer."""
+        self.lengths.allowance.begin(slot.id)
         self._shadows.drop(slot.id)
         self._tell_each("rollback", slot)
 
@@ -103,7 +111,8 @@ class Chain:
         """One draft per want, empty where no drafter has one worth its cost."""
         if not wants:
             return []
-        offers = self._free_offers(wants, self.lengths.price(coming))
+        self._coming, self._token_s = coming, self.lengths.token_s(coming)
+        offers = self._free_offers(wants)
         for drafter in self._networks:
             offers = self._with_network(drafter, wants, offers, coming)
         limits = self.lengths.trim([one.survival for one in offers], coming)
@@ -112,14 +121,60 @@ class Chain:
             for want, offer, limit in zip(wants, offers, limits, strict=True)
         ]
 
-    def _free_offers(self, wants: Sequence[Want], price: float) -> list[Offer]:
-        """The best continuation that a free drafter has for each want."""
+    def foresee(self, wants: Sequence[Want], coming: Pass) -> Foreseen | None:
+        """What to draft behind a pass that nobody has read; None where the host has to look at that one first.
+
+        So it has where a drafter that reads text has something to say already, and where the network that pays cannot
+        go on without the host. wants: as for `Drafter.ahead`.
+        """
+        if not wants:
+            return Foreseen()
+        self._coming, self._token_s = coming, self.lengths.token_s(coming)
+        known = [replace(want, after=()) for want in wants]
+        offers = self._free_offers(known)
+        if any(self.lengths.trim([one.survival for one in offers], coming)):
+            return None
+        for drafter in self._networks:
+            able = [want for want in wants if self._serves(drafter, want.slot)]
+            depths, trials = self._depths(drafter, able, [NO_OFFER] * len(able), coming)
+            asked = [replace(want, n_max=n) for want, n in zip(able, depths, strict=True) if n]
+            if any(want.slot.speculate.p_min > 0 for want in asked):
+                return None  # what is not sure is not to be verified, and only the host cuts a draft
+            if asked:
+                return Foreseen(asked, drafter.name, partial(self._ahead, drafter, asked, trials))
+        return Foreseen()
+
+    def _ahead(
+        self, drafter: Drafter, wants: Sequence[Want], trials: Sequence[Slot], tails: Tails
+    ) -> UnreadDrafts | None:
+        slots = [want.slot for want in wants]
+        unread = self._run(drafter, "draft", slots, partial(drafter.ahead, wants, tails))
+        if unread is None:
+            return None
+        self._pay(drafter, trials)
+
+        def learn() -> None:
+            self._offers(drafter, [replace(want, after=()) for want in wants], unread.read)
+
+        return UnreadDrafts(unread.token_ids, Download(unread.token_ids), learn)
+
+    def _free_offers(self, wants: Sequence[Want]) -> list[Offer]:
+        """The best continuation for each want, of those free drafters that pay for being asked."""
         offers = [NO_OFFER] * len(wants)
         for drafter in self._free:
-            served = [i for i, want in enumerate(wants) if self._serves(drafter, want.slot)]
+            served = [
+                i
+                for i, want in enumerate(wants)
+                if self._serves(drafter, want.slot) and self._affords(drafter, want.slot, 1)
+            ]
+            if not served:
+                continue
+            self._pay(drafter, [wants[i].slot for i in served], 1)
+            started = time.perf_counter()
             made = self._offers(drafter, [wants[i] for i in served])
+            self.lengths.drafted(drafter.name, 1, (time.perf_counter() - started) / len(served))
             for i, offer in zip(served, made, strict=True):
-                offers[i] = self._better(offers[i], offer, price)
+                offers[i] = self._better(offers[i], offer)
         return offers
 
     def _with_network(
@@ -131,66 +186,70 @@ class Chain:
             for i, want in enumerate(wants)
             if self._serves(drafter, want.slot) and (self._by_value or not offers[i])
         ]
-        depths = self._depths(drafter, [wants[i] for i in able], [offers[i] for i in able], coming)
+        depths, trials = self._depths(drafter, [wants[i] for i in able], [offers[i] for i in able], coming)
+        self._pay(drafter, trials)
         asked = {i: Want(wants[i].slot, depth) for i, depth in zip(able, depths, strict=True) if depth}
         started = time.perf_counter()
         made = self._offers(drafter, list(asked.values()))
         deepest = max((len(offer) for offer in made), default=0)
         if deepest:
             self.lengths.drafted(drafter.name, deepest, time.perf_counter() - started)
-        price = self.lengths.price(coming)
         better = list(offers)
-        for i, offer in self._extended(wants, dict(zip(asked, made, strict=True)), price).items():
-            better[i] = self._better(offers[i], offer, price)
+        for i, offer in self._extended(wants, dict(zip(asked, made, strict=True))).items():
+            better[i] = self._better(offers[i], offer)
         return better
 
     def _depths(
         self, drafter: Drafter, wants: Sequence[Want], offers: Sequence[Offer], coming: Pass
-    ) -> list[int]:
-        """How many tokens to ask a network for, per slot.
+    ) -> tuple[list[int], list[Slot]]:
+        """How many tokens to ask a network for, per slot; and the slots where that is a trial, to be paid.
 
         Where it promises too little it is now and then asked for a few all the same; whether they are verified or
         not, the text will judge them.
         """
         if not wants:
-            return []
+            return [], []
         most = [min(want.n_max, drafter.longest) for want in wants]
         expected = [
             self._survival.expected(drafter.name, want.slot.id, n)
             for want, n in zip(wants, most, strict=True)
         ]
         depth, takes = self.lengths.depth(drafter.name, [one.survival for one in offers], expected, coming)
-        depths = []
+        depths: list[int] = []
+        trials: list[Slot] = []
         for want, n_most, taken in zip(wants, most, takes, strict=True):
-            n = depth if taken else self.lengths.probe(want.slot.id, drafter.name)
-            if taken:
-                self.lengths.restore(want.slot.id, drafter.name)
+            n = depth if taken else _TRIAL if self._affords(drafter, want.slot, _TRIAL) else 0
+            if n and not taken:
+                trials.append(want.slot)
             # A draft worth making is asked for at the request's least length, or it would be thrown away.
             depths.append(min(n_most, max(n, want.slot.speculate.n_min)) if n else 0)
-        return depths
+        return depths, trials
 
-    def _extended(self, wants: Sequence[Want], made: Mapping[int, Offer], price: float) -> dict[int, Offer]:
+    def _extended(self, wants: Sequence[Want], made: Mapping[int, Offer]) -> dict[int, Offer]:
         """Networks' drafts, each gone on with by what a free drafter knows to follow it. Keys index `wants`."""
         open_ends = {
             i: Want(wants[i].slot, wants[i].n_max - len(offer), offer.token_ids)
             for i, offer in made.items()
             if self._by_value and 0 < len(offer) < wants[i].n_max
         }
-        more = dict(zip(open_ends, self._free_offers(list(open_ends.values()), price), strict=True))
+        more = dict(zip(open_ends, self._free_offers(list(open_ends.values())), strict=True))
         return {i: offer.followed_by(more.get(i, NO_OFFER)) for i, offer in made.items()}
 
-    def _better(self, first: Offer, second: Offer, price: float) -> Offer:
-        if not self._by_value:
+    def _better(self, first: Offer, second: Offer) -> Offer:
+        if not second or not self._by_value:
             return first or second
+        price = self.lengths.price(self._coming)
         return second if second.worth(price) > first.worth(price) else first
 
-    def _offers(self, drafter: Drafter, wants: Sequence[Want]) -> list[Offer]:
-        """The drafter's guesses with their survivals."""
+    def _offers(
+        self, drafter: Drafter, wants: Sequence[Want], guess: Callable[[], Sequence[Guess]] | None = None
+    ) -> list[Offer]:
+        """The drafter's guesses with their survivals. guess: makes them; None: `draft` does."""
         if not wants:
             return []
 
         def make() -> list[Offer]:
-            guesses = drafter.draft(wants)
+            guesses = drafter.draft(wants) if guess is None else guess()
             return [
                 self._offer(drafter.name, want, guess) for want, guess in zip(wants, guesses, strict=True)
             ]
@@ -212,22 +271,35 @@ class Chain:
         return Offer(token_ids, (name,) * len(token_ids), self._survival.of(name, want.slot.id, grade))
 
     def accept(self, kept: Sequence[Kept]) -> None:
-        """Tell every drafter what each slot of the pass gained, and learn how good the guesses were."""
+        """Learn how good the guesses were, and tell the drafters what each slot of the pass gained.
+
+        A free drafter is told where tokens of its own were verified; all else it reads off the slot when it is asked.
+        """
         for one in kept:
             for name in self._shadows.judge(one.slot):
-                self.lengths.restore(one.slot.id, name)
+                self.lengths.allowance.refund(one.slot, name)
         for drafter in (*self._free, *self._networks):
-            served = [one for one in kept if self._follows(drafter, one.slot)]
-            if served:
-                slots = [one.slot for one in served]
-                self._run(drafter, "accept", slots, partial(drafter.accept, served))
+            told = [
+                one
+                for one in kept
+                if (not drafter.is_free or drafter.name in one.draft.sources)
+                and self._follows(drafter, one.slot)
+            ]
+            if told:
+                slots = [one.slot for one in told]
+                self._run(drafter, "accept", slots, partial(drafter.accept, told))
 
     def credit(self, slot: Slot, draft: Draft, n_accepted: int) -> None:
-        """Count a verified draft for the authors of its tokens."""
+        """Count a verified draft for the authors of its tokens, to whom it brings in what it gained."""
+        if not draft:
+            return
+        price = self.lengths.price(self._coming)
         for name in dict.fromkeys(draft.sources):
             positions = [i for i, source in enumerate(draft.sources) if source == name]
             for tally in (slot.stats.tally(name), self._totals[name]):
                 tally.credit(positions, n_accepted)
+            n_gained = sum(position < n_accepted for position in positions) - price * len(positions)
+            self.lengths.allowance.credit(slot, name, n_gained, self._token_s)
             self._watch_over(name)
 
     def _watch_over(self, name: str) -> None:
@@ -262,6 +334,17 @@ class Chain:
         that later requests adopt.
         """
         return (bool(drafter.taps) or self._asks(drafter, slot)) and self._works(drafter, slot)
+
+    def _affords(self, drafter: Drafter, slot: Slot, n_positions: int) -> bool:
+        """Whether the drafter can be asked on trial, for so many positions; whatever a free one says, it is one."""
+        seconds = self.lengths.draft_s(drafter.name, n_positions)
+        return self.lengths.allowance.affords(slot, drafter.name, seconds, self._token_s)
+
+    def _pay(self, drafter: Drafter, slots: Sequence[Slot], n_positions: int = _TRIAL) -> None:
+        """The drafter is tried for these slots."""
+        seconds = self.lengths.draft_s(drafter.name, n_positions)
+        for slot in slots:
+            self.lengths.allowance.pay(slot, drafter.name, seconds)
 
     def _serves(self, drafter: Drafter, slot: Slot) -> bool:
         """Whether the slot uses the drafter's guesses."""

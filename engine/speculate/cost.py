@@ -19,7 +19,10 @@ _OUTLIER = 4.0  # a measurement this many times the average is a hiccup of the m
 
 
 class _Seconds:
-    """A running average that one hiccup does not move; two in a row are a machine that has become slower."""
+    """A running average that one hiccup does not move; two in a row are a machine that has become slower.
+
+    Where the first measurement was a hiccup itself, the average falls at once to the next one.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.average = seconds
@@ -27,10 +30,10 @@ class _Seconds:
 
     def observe(self, seconds: float) -> None:
         is_far = seconds > _OUTLIER * self.average
-        if not is_far:
-            self.average += _WEIGHT * (seconds - self.average)
-        elif self._hiccup:
+        if (is_far and self._hiccup) or self.average > _OUTLIER * seconds:
             self.average = seconds
+        elif not is_far:
+            self.average += _WEIGHT * (seconds - self.average)
         self._hiccup = is_far and not self._hiccup
 
 
@@ -84,7 +87,7 @@ class PassCost:
 
 
 class DraftCost:
-    """Seconds a drafter takes per drafted position (all slots together)."""
+    """Seconds a network takes per drafted position, all slots together; a free drafter per call for a slot."""
 
     def __init__(self) -> None:
         self._per_token: _Seconds | None = None

@@ -93,7 +93,8 @@ class DraftBlock(Drafter):
             self._head.inject(batch, fed.streams, self._follower.store)
         else:
             self._captured[0](batch, fed.streams)
-        self._follower.commit(fed)
+        for one in fed.kept:
+            self._follower.commit(one.slot)
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
         able = [

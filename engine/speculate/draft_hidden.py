@@ -32,21 +32,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Span
+from engine.batch import Batch, Span, upload
 from engine.cache.cache import Cache
 from engine.cache.store import Store
 from engine.frames import wanted
 from engine.models.captured import CapturedPass, Capturing, Pass
 from engine.slot import Slot
-from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from engine.speculate.drafter import NO_GUESS, UNREAD, Drafter, Guess, Kept, Unread, Want
 from engine.speculate.follower import Follower
 from engine.speculate.lanes import Lanes
-from engine.speculate.unroll import UNREAD, Going, Rows, Unrolled
+from engine.speculate.tails import Tails
+from engine.speculate.unroll import Going, Loop, Rows, Step, Unrolled
 from kernels.choose.op import RowParams
 
 
@@ -118,7 +121,16 @@ class _Lane:
         return torch.cat((before, states[:-1]))
 
 
-class _Ahead:
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """Rows of a running pass that were fed before it was read, kept or not."""
+
+    start: int  # position of the first
+    said: Tensor  # [n_rows, d_model]
+    states: Tensor  # [n_rows, d_model]
+
+
+class _Climb:
     """The provisional rows of a draft: those of the module that makes the next guess, up to the row that makes it."""
 
     def __init__(self, slots: Sequence[Slot], ends: Sequence[_End], last: int, device: torch.device) -> None:
@@ -184,6 +196,7 @@ class DraftHidden(Drafter):
         self._head = head
         self._follower = Follower(name, head.taps, cache, len(head.modules) - 1)
         self._ends: dict[int, _End] = {}  # by slot id
+        self._fed: dict[int, _Fed] = {}  # by slot id, from `ahead` to `accept`
         self._captured: Sequence[CapturedPass] = ()  # of the modules, where passes are captured
         self._lanes: Lanes | None = None  # of the last one
 
@@ -204,11 +217,13 @@ class DraftHidden(Drafter):
 
     def begin(self, slot: Slot) -> None:
         self._ends.pop(slot.id, None)
+        self._fed.pop(slot.id, None)
 
     def end(self, slot: Slot) -> None:
-        self._ends.pop(slot.id, None)
+        self.begin(slot)
 
     def accept(self, kept: Sequence[Kept]) -> None:
+        kept = [one for one in kept if not self._was_fed(one)]
         ends = {one.slot.id: self._ends.pop(one.slot.id, None) for one in kept}
         fed = self._follower.take([one for one in kept if self._goes_on(one, ends[one.slot.id])])
         if fed is None:
@@ -221,7 +236,19 @@ class DraftHidden(Drafter):
         self._feed(lanes, self._head.fuse(fed.streams))
         for lane in lanes:
             self._ends[lane.slot.id] = _End(lane.slot.n_past, lane.said, lane.carries)
-        self._follower.commit(fed)
+        for one in fed.kept:
+            self._follower.commit(one.slot)
+
+    def _was_fed(self, one: Kept) -> bool:
+        """Take over what `ahead` has fed of the pass already."""
+        fed = self._fed.pop(one.slot.id, None)
+        if fed is None or fed.start != one.start:
+            return False
+        row = one.slot.n_past - one.start - 1
+        carried = fed.states[row : row + 1].clone()  # a view would keep all rows alive
+        self._ends[one.slot.id] = _End(one.slot.n_past, fed.said[row].clone(), [carried])
+        self._follower.commit(one.slot)
+        return True
 
     def _goes_on(self, one: Kept, end: _End | None) -> bool:
         """Whether no row is missing between what was fed and what was kept."""
@@ -262,7 +289,7 @@ class DraftHidden(Drafter):
         if not able:
             return [NO_GUESS] * len(wants)
         modules = self._head.modules
-        ahead = _Ahead([want.slot for want in wants], ends, len(modules) - 1, said[0].device)
+        ahead = _Climb([want.slot for want in wants], ends, len(modules) - 1, said[0].device)
 
         def step(going: Going) -> Rows:
             k = ahead.rise(going)
@@ -279,6 +306,65 @@ class DraftHidden(Drafter):
         first = modules[0].logits(torch.stack(said))  # [n_able, vocab] float32
         return Unrolled(wants).run(able, (first, None), step, loop)
 
+    def ahead(self, wants: Sequence[Want], tails: Tails) -> Unread | None:
+        """For heads of one module, which is fed all rows of the running pass: those of lost drafts are scratch."""
+        is_simple = len(self._head.modules) == 1 and self._follower.store.has_pages_alone
+        if not is_simple or not all(self._keeps_up(want) for want in wants):
+            return None
+        ran, lost = tails.ran, tails.n_lost
+        rows = [ran.rows[want.slot.id] for want in wants]
+        spans = [
+            Span(want.slot.id, (UNREAD,) * len(own), want.n_tokens - 1 - len(own), 0, len(own))
+            for want, own in zip(wants, rows, strict=True)
+        ]
+        assert ran.streams is not None
+        (index,) = upload((np.concatenate([np.asarray(own, np.int64) for own in rows]),), lost.device)
+        hidden = self._head.fuse([one.index_select(0, index) for one in ran.streams.of(self.taps)])
+        successors = torch.cat([ran.picks_of(want.slot.id) for want in wants])
+        said, states = (one.clone() for one in self._run(0, spans, hidden, successors))  # [n_rows, d_model]
+        ends = list(accumulate(len(own) for own in rows))
+        for want, own, end in zip(wants, rows, ends, strict=True):
+            fed = _Fed(want.n_tokens - 1 - len(own), said[end - len(own) : end], states[end - len(own) : end])
+            self._fed[want.slot.id] = fed
+        (last,) = upload((np.array(ends) - 1,), lost.device)
+        last = last - lost  # [n_wants]: the row of each slot's last kept token
+        unrolled = Unrolled(wants, lost)
+        first = self._head.modules[0].logits(said[last])  # [n_wants, vocab] float32
+        unrolled.launch(range(len(wants)), (first, None), *self._loops(wants, states[last], lost))
+        return Unread(*unrolled.taken())
+
+    def _keeps_up(self, want: Want) -> bool:
+        """Whether all rows before the running pass are fed, and there is room for those after."""
+        slot = want.slot
+        end = self._ends.get(slot.id)
+        fed = end is not None and end.n_past == slot.n_past == len(slot.tokens) - 1
+        return fed and self._follower.has_room(slot, len(want.after) + want.n_max)
+
+    def _loops(self, wants: Sequence[Want], states: Tensor, n_lost: Tensor) -> tuple[Step, Loop]:
+        """How a single module goes on guessing. states: [n_wants, d_model], behind each slot's last kept token."""
+        module, page_size = self._head.modules[0], self._follower.page_size
+
+        def batch(going: Going) -> Batch:
+            spans = [
+                Span(wants[i].slot.id, (UNREAD,), wants[i].n_tokens + going.n_made - 2, 1, 1)
+                for i in going.wants
+            ]
+            made = self._follower.batch(spans, going.token_ids)
+            made.move_back(n_lost if len(spans) == len(wants) else n_lost[going.wants], page_size)
+            return made
+
+        def step(going: Going) -> Rows:
+            nonlocal states
+            said, states = self._ran(0, batch(going), going.of(states))
+            return module.logits(said), None
+
+        def loop(going: Going, params: RowParams, limits: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+            if self._lanes is None or not self._lanes.takes(len(limits)):
+                return None
+            return self._lanes(batch(going), params, limits, (going.of(states),))
+
+        return step, loop
+
     def _may_draft(self, slot: Slot) -> bool:
         """Whether a draft may be asked of the head for this slot before its next pass."""
         return slot.n_gap == 1 and slot.speculate.n_max > 0 and self.name in slot.speculate.types
@@ -286,7 +372,10 @@ class DraftHidden(Drafter):
     def _run(
         self, k: int, spans: Sequence[Span], hidden: Tensor, token_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        batch = self._follower.batch(spans, token_ids)
+        return self._ran(k, self._follower.batch(spans, token_ids), hidden)
+
+    def _ran(self, k: int, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[n_logits, d_model] each: what module k says, and its states."""
         if batch.frame is None:
             return self._head.modules[k].run(batch, hidden, self._follower.store)
         said, states = self._captured[k](batch, (hidden,))

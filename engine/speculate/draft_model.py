@@ -6,18 +6,20 @@ the store's length over it. A slot that fell behind (long prompt, drafting switc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from engine.batch import Span
+from engine.batch import Batch, Span
 from engine.cache.cache import Cache
 from engine.models.captured import Capturing, Forward
 from engine.models.network import Network
 from engine.slot import Slot
-from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from engine.speculate.drafter import NO_GUESS, UNREAD, Drafter, Guess, Kept, Unread, Want
 from engine.speculate.lanes import Lanes
-from engine.speculate.unroll import UNREAD, Going, Rows, Unrolled
+from engine.speculate.tails import Tails
+from engine.speculate.unroll import Going, Loop, Rows, Step, Unrolled
 from kernels.choose.op import RowParams
 
 STORE = "draft"
@@ -37,6 +39,7 @@ class DraftModel(Drafter):
         self._lanes: Lanes | None = None  # where passes are captured
         # Picks whose rows are in the store past its length, per slot id.
         self._fed: dict[int, list[int]] = {}
+        self._unread: Counter[int] = Counter()  # per slot id, drafts that nobody has read yet
 
     def capture(self, capturing: Capturing) -> None:
         store, forward = self._cache.stores[STORE], self._run
@@ -48,9 +51,10 @@ class DraftModel(Drafter):
 
     def begin(self, slot: Slot) -> None:
         self._fed.pop(slot.id, None)
+        self._unread.pop(slot.id, None)
 
     def end(self, slot: Slot) -> None:
-        self._fed.pop(slot.id, None)
+        self.begin(slot)
 
     def accept(self, kept: Sequence[Kept]) -> None:
         for one in kept:
@@ -64,31 +68,74 @@ class DraftModel(Drafter):
         able = [
             i
             for i, want in enumerate(wants)
-            if len(want.slot.tokens) - self._length(want.slot) <= self._chunk
-            and self._reserve(want.slot, want.n_max)
+            if len(want.slot.tokens) - self._length(want.slot) <= self._chunk and self._reserve(want)
         ]
         self._feed([want.slot for i, want in enumerate(wants) if i not in able])
         if not able:
             return [NO_GUESS] * len(wants)
         unrolled = Unrolled(wants)
+        first = self._caught_up([wants[i].slot for i in able])  # [n_able, vocab] float32
+        guesses = unrolled.run(able, (first, None), *self._loops(wants))
+        for i in able:
+            self._fed[wants[i].slot.id] = unrolled.picked[i][:-1]
+        return guesses
 
-        def spans(going: Going) -> list[Span]:
-            slots = [wants[i].slot for i in going.wants]
-            return [Span(slot.id, (UNREAD,), len(slot.tokens) + going.n_made - 1, 1, 1) for slot in slots]
+    def ahead(self, wants: Sequence[Want], tails: Tails) -> Unread | None:
+        store = self._cache.stores[STORE]
+        if not store.has_pages_alone or store.device != tails.last.device:
+            return None
+        if not all(self._keeps_up(want) and self._reserve(want) for want in wants):
+            return None
+        # Of all tokens but the last two the rows are there, however many drafts of the running pass are kept.
+        spans = [Span(want.slot.id, (UNREAD,) * 2, want.n_tokens - 2, 0, 1) for want in wants]
+        first = self._forward(spans, tails.last.flatten(), tails.n_lost)  # [n_wants, vocab] float32
+        unrolled = Unrolled(wants, tails.n_lost)
+        unrolled.launch(range(len(wants)), (first, None), *self._loops(wants, tails.n_lost))
+        token_ids, read = unrolled.taken()
+        self._unread.update(want.slot.id for want in wants)
+
+        def guesses() -> list[Guess]:
+            found = read()
+            for want, picked in zip(wants, unrolled.picked, strict=True):
+                if self._unread[want.slot.id]:  # nobody else is in the slot
+                    self._unread[want.slot.id] -= 1
+                    self._cache.commit(want.slot.id, STORE, len(want.slot.tokens))
+                    self._fed[want.slot.id] = picked[:-1]
+            return found
+
+        return Unread(token_ids, guesses)
+
+    def _keeps_up(self, want: Want) -> bool:
+        """Whether rows are there up to the last two tokens behind the running pass, however many drafts that keeps."""
+        slot = want.slot
+        if self._unread[slot.id]:
+            return True
+        n_missing, drafts = len(slot.tokens) - self._length(slot), list(want.after[:-1])
+        fed = self._fed.get(slot.id, [])
+        return n_missing <= 1 if not drafts else n_missing == 0 and fed[: len(drafts) - 1] == drafts[:-1]
+
+    def _loops(self, wants: Sequence[Want], n_lost: Tensor | None = None) -> tuple[Step, Loop]:
+        """How guesses after the first are made. n_lost: as for `Unrolled`."""
+
+        store = self._cache.stores[STORE]
+
+        def batch(going: Going) -> Batch:
+            spans = [
+                Span(wants[i].slot.id, (UNREAD,), wants[i].n_tokens + going.n_made - 1, 1, 1)
+                for i in going.wants
+            ]
+            lost = n_lost if n_lost is None or len(spans) == len(wants) else n_lost[going.wants]
+            return self._batch(spans, going.token_ids, lost)
 
         def step(going: Going) -> Rows:
-            return self._forward(spans(going), going.token_ids), None
+            return self._run(batch(going), store, None), None
 
         def loop(going: Going, params: RowParams, limits: Sequence[int]) -> tuple[Tensor, Tensor] | None:
             if self._lanes is None or not self._lanes.takes(len(limits)):
                 return None
-            return self._lanes(self._cache.batch(STORE, spans(going), going.token_ids), params, limits)
+            return self._lanes(batch(going), params, limits)
 
-        first = self._caught_up([wants[i].slot for i in able])  # [n_able, vocab] float32
-        guesses = unrolled.run(able, (first, None), step, loop)
-        for i in able:
-            self._fed[wants[i].slot.id] = unrolled.picked[i][:-1]
-        return guesses
+        return step, loop
 
     def _caught_up(self, slots: Sequence[Slot]) -> Tensor:  # [n_slots, vocab] float32
         """Feed what each slot has gained; the logits after its last token."""
@@ -102,9 +149,17 @@ class DraftModel(Drafter):
             self._fed.pop(slot.id, None)
         return logits
 
-    def _forward(self, spans: Sequence[Span], token_ids: Tensor | None = None) -> Tensor:
-        """[n_logits, vocab] float32. token_ids: [n_tokens] int64, if only the device knows them."""
-        return self._run(self._cache.batch(STORE, spans, token_ids), self._cache.stores[STORE], None)
+    def _forward(
+        self, spans: Sequence[Span], token_ids: Tensor | None = None, n_lost: Tensor | None = None
+    ) -> Tensor:  # [n_logits, vocab] float32
+        return self._run(self._batch(spans, token_ids, n_lost), self._cache.stores[STORE], None)
+
+    def _batch(self, spans: Sequence[Span], token_ids: Tensor | None, n_lost: Tensor | None) -> Batch:
+        """token_ids: [n_tokens] int64, if only the device knows them; n_lost: as for `Batch.move_back`."""
+        batch = self._cache.batch(STORE, spans, token_ids)
+        if n_lost is not None:
+            batch.move_back(n_lost, self._cache.page_size)
+        return batch
 
     def _feed(self, slots: Sequence[Slot]) -> None:
         """Bring slots closer to their last token, one chunk each in one pass, wanting no logits."""
@@ -133,8 +188,9 @@ class DraftModel(Drafter):
             length += 1
         self._cache.commit(slot.id, STORE, length)
 
-    def _reserve(self, slot: Slot, n_drafts: int) -> bool:
-        return self._cache.reserve(slot.id, STORE, self._length(slot), len(slot.tokens) + n_drafts, n_drafts)
+    def _reserve(self, want: Want) -> bool:
+        slot, end = want.slot, want.n_tokens + want.n_max
+        return self._cache.reserve(slot.id, STORE, self._length(slot), end, want.n_max)
 
     def _length(self, slot: Slot) -> int:
         return self._cache.length(slot.id, STORE)

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from engine.layers.decoder import Taps
 from engine.models.captured import Capturing
 from engine.slot import Slot
+from engine.speculate.tails import Tails
+
+UNREAD = 0  # stands for a token that only the device knows
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
     """A slot that may carry drafts in the coming pass.
 
-    `after` is a draft it has so far, which the drafter is to continue; only free drafters are asked to.
+    `after` is a draft it has so far, which the drafter is to continue; only free drafters are asked to. For `ahead` it
+    is what a running pass adds if it keeps all drafts: these, if the host knows them, and a token that nobody has read.
     """
 
     slot: Slot
     n_max: int  # at least 1; counts what is to be added
     after: Sequence[int] = ()
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens before the guess, `after` included."""
+        return len(self.slot.tokens) + len(self.after)
 
     def context(self, n: int) -> NDArray[np.int32]:
         """The last tokens to be continued, `after` included: [at most n] int32."""
@@ -49,6 +59,15 @@ class Guess:
 
 
 NO_GUESS = Guess()
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Guesses that only the device knows."""
+
+    token_ids: Tensor  # [n_guesses of all wants] int64, want after want, as many as each wants
+    # Waits for them. Called once, when the sequences are known up to where they begin.
+    read: Callable[[], list[Guess]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +113,8 @@ class Drafter(ABC):
     """
 
     name: str
-    # Whether a draft costs so little that one is made for every slot and step, used or not; such a drafter only
-    # reads text, and what it guesses can be judged without verifying it.
+    # Whether a drafter only reads text. A draft then costs so little that one is made wherever it may pay
+    # (`allowance.py`), used or not, and all that the drafter must know it reads off the slot when it is asked.
     is_free: bool = True
     longest: int = 64  # tokens a guess can have; a network is never asked for more
     # Residual streams of the target that the drafter reads (`engine.layers.decoder.Taps`). They exist only while the
@@ -112,8 +131,18 @@ class Drafter(ABC):
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
         """One guess per want, at most `n_max` tokens, empty where there is nothing to say."""
 
+    def ahead(self, wants: Sequence[Want], tails: Tails) -> Unread | None:
+        """Guesses behind a pass that is still running, made without the host; None where the host has to look first.
+
+        tails: where that pass ends, one row per want. `n_max` of every want is at least 1.
+        """
+        return None
+
     def accept(self, kept: Sequence[Kept]) -> None:  # noqa: B027
-        """Told after every target pass, for prompt chunks and verified drafts alike, whoever drafted."""
+        """Told after every target pass, for prompt chunks and verified drafts alike, whoever drafted.
+
+        A free drafter is told of passes only in which tokens of its own were verified.
+        """
 
     def rollback(self, slot: Slot) -> None:
         """`slot.tokens` has become shorter, cut from outside."""

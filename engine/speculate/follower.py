@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from engine.batch import Batch, Span
+from engine.batch import Batch, Span, upload
 from engine.cache.cache import Cache
 from engine.cache.store import Store
 from engine.slot import Slot
@@ -41,6 +41,10 @@ class Follower:
         self._n_behind = n_behind
 
     @property
+    def page_size(self) -> int:
+        return self._cache.page_size
+
+    @property
     def store(self) -> Store:
         return self._cache.stores[self.name]
 
@@ -54,18 +58,16 @@ class Follower:
             assert one.streams is not None
             rows.extend(range(one.streams.first, one.streams.first + one.slot.n_past - one.start))
         streams = fed[0].streams.taps.of(self.taps)  # [n_rows of the pass, d_target] each
-        index = torch.tensor(rows, dtype=torch.int64, device=streams[0].device)
+        (index,) = upload((np.asarray(rows, np.int64),), streams[0].device)
         return Fed(fed, [one.index_select(0, index) for one in streams])
 
     def _fits(self, one: Kept) -> bool:
         return one.slot.n_past > one.start and self._reserve(one.slot, one.start, one.slot.n_past)
 
-    def commit(self, fed: Fed) -> None:
-        """The rows have been written."""
-        for one in fed.kept:
-            # An adopted prefix has all its rows, so the first rows after it leave the length where it is.
-            length = max(self.length(one.slot), one.slot.n_past - self._n_behind)
-            self._cache.commit(one.slot.id, self.name, length)
+    def commit(self, slot: Slot) -> None:
+        """The slot's rows up to where the target is have been written."""
+        # An adopted prefix has all its rows, so the first rows after it leave the length where it is.
+        self._cache.commit(slot.id, self.name, max(self.length(slot), slot.n_past - self._n_behind))
 
     def length(self, slot: Slot) -> int:
         """Rows of the slot that all layers have."""

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.speculate.allowance import Allowance
 from engine.speculate.cost import DraftCost, PassCost
 
 Floats = NDArray[np.float64]
 
 _MARGIN = 1.02  # drafts must promise this much more than none, or they are not worth the noise
 _ROUNDS = 3
-_PROBE_FIRST = 16  # rounds until a drafter that does not pay is tried again
-_PROBE_LAST = 256
-_PROBE_LENGTH = 4
 _SLOPE_ROWS = 16  # rows over which the price of one more is averaged
 _FREE = DraftCost()  # of a network that has not drafted yet
 
@@ -33,14 +31,6 @@ class Pass:
 
     n_ready: int  # slots that will gain a token even without drafts
     n_rows: int  # rows without drafts, prompt chunks included
-
-
-@dataclass(slots=True)
-class _Idle:
-    """Rounds since a slot's costly drafter was last asked."""
-
-    n_rounds: int = 0
-    probe_after: int = _PROBE_FIRST
 
 
 def _table(survivals: Sequence[Floats]) -> Floats:
@@ -57,13 +47,12 @@ class Lengths:
     def __init__(self, *, adaptive: bool) -> None:
         self.pass_cost = PassCost()
         self._adaptive = adaptive
+        self.allowance = Allowance(adaptive=adaptive)
         self._draft_cost: dict[str, DraftCost] = {}
-        self._idle: dict[tuple[int, str], _Idle] = {}
 
-    def begin(self, slot_id: int) -> None:
-        """A new request is in the slot."""
-        for key in [key for key in self._idle if key[0] == slot_id]:
-            del self._idle[key]
+    def token_s(self, coming: Pass) -> float:
+        """Seconds in which plain decoding makes a token."""
+        return self.pass_cost.at(coming.n_ready) / coming.n_ready
 
     def price(self, coming: Pass, rate: float | None = None) -> float:
         """Tokens that one more row must promise to be worth its time, at `rate` tokens/s or plain decoding's."""
@@ -71,11 +60,11 @@ class Lengths:
             return 0.0
         at = self.pass_cost.at
         each = (at(coming.n_rows + _SLOPE_ROWS) - at(coming.n_rows)) / _SLOPE_ROWS
-        return each * (coming.n_ready / at(coming.n_ready) if rate is None else rate)
+        return each / self.token_s(coming) if rate is None else each * rate
 
     def trim(self, survivals: Sequence[Floats], coming: Pass) -> list[int]:
         """How many tokens of each draft to verify; survivals hold one array per slot, [n_drafted]."""
-        if not self._adaptive or not survivals:
+        if not self._adaptive or not any(len(one) for one in survivals):
             return [len(one) for one in survivals]
         _, n_taken, order = self._best(survivals, coming)
         owner = np.arange(len(survivals)).repeat([len(one) for one in survivals])
@@ -90,6 +79,8 @@ class Lengths:
         free: survivals of what each slot has without it, [n_free]; drafted: those expected of the network, [n_max].
         Depth is shared: its cost is one pass of the draft network per position, for all slots together.
         """
+        if not self._may_pay(name, drafted, coming):
+            return 0, [False] * len(free)
         survival = _table(drafted)  # [n_slots, depth]
         known = _table(free)  # [n_slots, most of n_free]
         without, _, _ = self._best(free, coming)
@@ -100,6 +91,16 @@ class Lengths:
                 break
             rate, chosen = found, (depth, takes)
         return chosen
+
+    def _may_pay(self, name: str, drafted: Sequence[Floats], coming: Pass) -> bool:
+        """Whether all that a network promises would be worth its first position, if rows cost nothing.
+
+        Most networks that do not pay fail here, in a tenth of the time that `depth` takes to find it out.
+        """
+        if not self._adaptive:
+            return True
+        worth_s = self.token_s(coming) * float(sum(one.sum() for one in drafted))
+        return worth_s > self.draft_s(name, 1) + (_MARGIN - 1.0) * self.pass_cost.at(coming.n_ready)
 
     def _deepest(
         self, name: str, free: Floats, survival: Floats, coming: Pass, rate: float
@@ -117,7 +118,7 @@ class Lengths:
         seconds = self._seconds(coming, n_rows)
         if self._adaptive:
             depths = np.arange(1, survival.shape[1] + 1)
-            seconds = seconds + self._draft_cost.get(name, _FREE)(1) * depths
+            seconds = seconds + self.draft_s(name, 1) * depths
         rates = (coming.n_ready + tokens) / seconds
         able = np.where(takes.any(0), rates, -1.0)
         # Of equal rates the least depth; where costs count as nothing the greatest, however little it promises.
@@ -146,19 +147,9 @@ class Lengths:
             n_best = 0
         return float(rates[n_best]), n_best, order
 
-    def probe(self, slot_id: int, name: str) -> int:
-        """Tokens to ask of a drafter that promises too little: none, until it has been left alone long enough."""
-        idle = self._idle.setdefault((slot_id, name), _Idle())
-        idle.n_rounds += 1
-        if not self._adaptive or idle.n_rounds < idle.probe_after:
-            return 0
-        idle.n_rounds = 0
-        idle.probe_after = min(2 * idle.probe_after, _PROBE_LAST)
-        return _PROBE_LENGTH
-
-    def restore(self, slot_id: int, name: str) -> None:
-        """The drafter is asked for its own worth, or guessed right: if passed over, it is soon tried again."""
-        self._idle.pop((slot_id, name), None)
+    def draft_s(self, name: str, depth: int) -> float:
+        """Seconds that so many positions of a drafter take; 0 while nobody knows."""
+        return self._draft_cost.get(name, _FREE)(depth)
 
     def drafted(self, name: str, depth: int, seconds: float) -> None:
         """Learn what a drafter's call cost."""

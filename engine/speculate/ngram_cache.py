@@ -17,7 +17,7 @@ import numpy as np
 from engine.errors import SettingError
 from engine.slot import Slot
 from engine.speculate import ngram_file
-from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
 from engine.speculate.ngram_counts import LONGEST, NgramCounts, extend
 
 log = logging.getLogger(__name__)
@@ -71,17 +71,12 @@ class NgramCache(Drafter):
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
         return [self._guess(want) for want in wants]
 
-    def accept(self, kept: Sequence[Kept]) -> None:
-        for one in kept:
-            self._learn(one.slot)
-
     def end(self, slot: Slot) -> None:
-        context = self._context[slot.id]
+        if self._context[slot.id] is not None and self._path is not None:
+            self._dynamic.add(*self._learn(slot).records())
+            self._tell_once_if_full()
         self._context[slot.id] = None
         self._n_learnt[slot.id] = 0
-        if context is not None and self._path is not None:
-            self._dynamic.add(*context.records())
-            self._tell_once_if_full()
 
     def save(self) -> None:
         """Write the dynamic counts to their file, if there is one. Raises `OSError`."""

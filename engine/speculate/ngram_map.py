@@ -51,9 +51,7 @@ class NgramMap(Drafter):
 
     def accept(self, kept: Sequence[Kept]) -> None:
         for one in kept:
-            self._lookup.learn(one.slot)
-            if one.draft:
-                self._judge(one)
+            self._judge(one)
 
     def end(self, slot: Slot) -> None:
         self._held[slot.id] = {}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from engine.slot import Slot
 from engine.speculate.compiled import compiled
-from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
 
 _LEAST_SIZE = 4096
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial; odd, so that no token is ever shifted out
@@ -53,10 +53,6 @@ class NgramMod(Drafter):
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
         return [self._guess(want) for want in wants]
-
-    def accept(self, kept: Sequence[Kept]) -> None:
-        for one in kept:
-            self._learn(one.slot)
 
     def end(self, slot: Slot) -> None:
         self._next[slot.id] = None

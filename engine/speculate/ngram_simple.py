@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.slot import Slot
-from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
 from engine.speculate.ngram_lookup import NgramLookup, Sizes, copied
 
 
@@ -29,10 +29,6 @@ class NgramSimple(Drafter):
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
         return [self._guess(want) for want in wants]
-
-    def accept(self, kept: Sequence[Kept]) -> None:
-        for one in kept:
-            self._lookup.learn(one.slot)
 
     def end(self, slot: Slot) -> None:
         self._lookup.end(slot)

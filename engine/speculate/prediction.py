@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from engine.slot import Slot
 from engine.speculate.compiled import compiled
-from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
 
 Tokens = NDArray[np.int32]
 Ints = NDArray[np.int64]
@@ -101,10 +101,6 @@ class Prediction(Drafter):
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
         return [self._draft(want) for want in wants]
-
-    def accept(self, kept: Sequence[Kept]) -> None:
-        for one in kept:
-            self._catch_up(one.slot)
 
     def end(self, slot: Slot) -> None:
         self._slots[slot.id] = None

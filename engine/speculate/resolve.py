@@ -29,17 +29,17 @@ def resolve_speculate(
 ) -> SpeculateParams:
     """The request's speculation. `n_max` above the server's is lowered; everything else is honoured or refused.
 
-    predicts, constrained: the request brings a predicted text, a grammar; they are drafted from beside whatever types
-    it names.
+    predicts, constrained: the request brings a predicted text, a grammar; these are drafted from beside whatever types
+    it names, and without them their drafters are not asked.
 
     Raises `InvalidRequest` for values out of range and `Unsupported` for drafters that are not loaded.
     """
     types = tuple(loaded) if asked.types is None else _types(asked.types, loaded)
     if predicts and PREDICTION not in loaded:
         raise Unsupported(PREDICTION, "this server drafts nothing (--spec-type none)")
-    brought = (*([PREDICTION] if predicts else []), *([FORCED] if constrained else []))
-    if brought and types:
-        types = tuple(name for name in loaded if name in (*brought, *types))
+    brought = {PREDICTION: predicts, FORCED: constrained}  # the drafters of what only some requests bring
+    if types:
+        types = tuple(name for name in loaded if brought.get(name, name in types))
     n_max = settings.draft_max if asked.n_max is None else asked.n_max
     n_min = settings.draft_min if asked.n_min is None else asked.n_min
     p_min = settings.draft_p_min if asked.p_min is None else asked.p_min

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from engine.slot import Slot
 from engine.speculate.compiled import compiled
-from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
 from engine.speculate.occurrences import Occurrences
 from engine.speculate.shared_history import SharedHistory
 
@@ -68,10 +68,6 @@ class Suffix(Drafter):
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
         return [self._draft(want) for want in wants]
-
-    def accept(self, kept: Sequence[Kept]) -> None:
-        for one in kept:
-            self._seen[one.slot.id].learn(one.slot.history)
 
     def end(self, slot: Slot) -> None:
         self._seen[slot.id].clear()

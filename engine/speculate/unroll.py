@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.sample.pick import pick, row_params
+from engine.batch import Download, upload
+from engine.sample.pick import Row, pick, row_params
 from engine.speculate.drafter import Guess, Want
 from kernels.choose.op import RowParams
 
 # Logits [n_active, vocab] float32 of the next guesses; and how likely each guess is to be accepted, [n_active], where
 # the network has an estimate of its own.
 Rows = tuple[Tensor, Tensor | None]
-UNREAD = 0  # stands in a span for a token that only the device knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Unrolled:
     penalties or grammar depend on the guesses before.
     """
 
-    def __init__(self, wants: Sequence[Want]) -> None:
+    def __init__(self, wants: Sequence[Want], n_lost: Tensor | None = None) -> None:
+        """n_lost: [n_able] int64, for guesses behind a pass that nobody has read (`engine.speculate.tails`)."""
         # Per want: its picks as far as they have been read, those behind its last guess too; -1 where a row had NaN.
         self.picked: list[list[int]] = [[] for _ in wants]
         self._sure: list[list[float]] = [[] for _ in wants]
@@ -69,19 +72,28 @@ class Unrolled:
             tuple[Sequence[int], Tensor, Tensor]
         ] = []  # wants, their picks, how sure: [n_active] each
         self._wants = wants
+        self._n_lost = n_lost
 
     def run(self, able: Sequence[int], first: Rows, step: Step, loop: Loop = no_loop) -> list[Guess]:
         """Guess until every slot has what it wants. A pick uses the target's noise and processing.
 
-        able: the wants that can draft; first: their rows, edited in place. loop: asked before each step, where no row
+        able: the wants that can draft; first: their rows. loop: asked before each step, where no row
         depends on what the host knows.
         """
+        self.launch(able, first, step, loop)
+        self._read()
+        return [self._guess(i) for i in range(len(self._wants))]
+
+    def launch(self, able: Sequence[int], first: Rows, step: Step, loop: Loop = no_loop) -> None:
+        """As `run`, up to where the guesses would be read."""
         active, (logits, confidence), n_made = list(able), first, 0
         looks = self._looks(able, logits.device)
         plain = not looks and not any(self._wants[i].slot.sampling.edits for i in able)
-        params = row_params([self._wants[i].slot.row() for i in able], logits.device)
+        params = row_params([self._row(i) for i in able], logits.device)
+        if self._n_lost is not None:
+            params = replace(params, position=params.position - self._n_lost)
         while active:
-            rows = [self._wants[i].slot.row(self.picked[i]) for i in active]
+            rows = [self._row(i) for i in active]
             choice = pick(logits, rows, params=params, want_probability=confidence is None)
             sure = choice.probability if confidence is None else confidence  # [n_active]
             assert sure is not None
@@ -100,8 +112,28 @@ class Unrolled:
                     self._unread.append((active * len(picked), picked.flatten(), sure.flatten()))
                     break
                 logits, confidence = step(going)
-        self._read()
-        return [self._guess(i) for i in range(len(self._wants))]
+
+    def taken(self) -> tuple[Tensor, Callable[[], list[Guess]]]:
+        """The guesses of a launch as they lie on the device, [n_guesses of all wants] int64, want after want.
+
+        And what waits until they are on the host; they are on their way.
+        """
+        owners, token_ids, sure = self._launched()
+        order = np.concatenate(
+            [np.flatnonzero(owners == i)[: want.n_max] for i, want in enumerate(self._wants)]
+        )
+        (index,) = upload((order,), token_ids.device)
+        token_ids, arriving = token_ids[index], (Download(token_ids[index]), Download(sure[index]))
+
+        def read() -> list[Guess]:
+            self._take_in(owners[order], *(one.read() for one in arriving))
+            return [self._guess(i) for i in range(len(self._wants))]
+
+        return token_ids, read
+
+    def _row(self, i: int) -> Row:
+        want = self._wants[i]
+        return want.slot.row([*want.after, *self.picked[i]])
 
     def _looks(self, able: Sequence[int], device: torch.device) -> bool:
         slots = [self._wants[i].slot for i in able]
@@ -117,23 +149,30 @@ class Unrolled:
         ]
         index = None
         if rows and len(rows) < len(active):
-            index = torch.tensor(rows, dtype=torch.int64, device=token_ids.device)
+            (index,) = upload((np.asarray(rows, np.int64),), token_ids.device)
             token_ids = token_ids.index_select(0, index)
         # A row of NaN has no token; what it leads to will not be used, but must be a token.
         return Going([active[row] for row in rows], rows, n_made, token_ids.clamp_min(0), index)
 
     def _read(self) -> None:
         """Wait for the device, and take in what it has picked since."""
-        if not self._unread:
-            return
-        owners = [i for active, _, _ in self._unread for i in active]
-        token_ids = torch.cat([one for _, one, _ in self._unread]).tolist()
-        sure = torch.cat([one for _, _, one in self._unread]).tolist()
-        for i, token_id, probability in zip(owners, token_ids, sure, strict=True):
+        if self._unread:
+            self._take_in(*self._launched())
+
+    def _launched(self) -> tuple[NDArray[np.int64], Tensor, Tensor]:
+        """What nobody has read: whose, picks [n] int64 and how sure of them [n] float32, in the order of picking."""
+        owners = np.array([i for active, _, _ in self._unread for i in active])
+        token_ids = torch.cat([one for _, one, _ in self._unread])
+        sure = torch.cat([one for _, _, one in self._unread])
+        self._unread.clear()
+        return owners, token_ids, sure
+
+    def _take_in(self, owners: NDArray[np.int64], token_ids: Tensor, sure: Tensor) -> None:
+        read = zip(owners.tolist(), token_ids.tolist(), sure.tolist(), strict=True)
+        for i, token_id, probability in read:
             if len(self.picked[i]) < self._wants[i].n_max:  # a loop goes on for the longest
                 self.picked[i].append(token_id)
                 self._sure[i].append(probability)
-        self._unread.clear()
 
     def _n_sure(self, i: int) -> int:
         """How many of a want's picks, as far as read, are guesses."""

@@ -6,17 +6,20 @@ with the same seed, for any drafter and any draft. Source: Gumbel-max coupling; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import torch
 from torch import Tensor
 
-from engine.sample.logprobs import Logprob, logprobs
-from engine.sample.pick import pick
+from engine.batch import Download
+from engine.sample.logprobs import Judged, Logprob
+from engine.sample.pick import Row, pick
 from engine.slot import Slot
-from engine.speculate.acceptance import Acceptance, coupled
-from engine.speculate.drafter import Draft, Streams
+from engine.speculate.acceptance import Acceptance
+from engine.speculate.drafter import Streams
+from kernels.choose.op import RowParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,44 +33,44 @@ class Verdict:
     prompt_logprobs: Sequence[Logprob] = ()  # of the prompt's tokens behind the span's rows, if it asks
 
 
-def _untimed(part: str) -> None:
-    """Nobody asks where the time goes."""
+class Picks:
+    """The target's picks of a pass, launched and on their way to the host."""
 
+    def __init__(
+        self,
+        logits: Tensor,
+        spans: Sequence[tuple[Slot, Sequence[Row]]],
+        params: RowParams | None = None,
+    ) -> None:
+        """logits: [n_rows, vocab] float32; spans: their rows in order. params: theirs, if at hand."""
+        lengths = [len(rows) for _, rows in spans]
+        self._starts = list(accumulate(lengths, initial=0))
+        every = [row for _, rows in spans for row in rows]
+        # [n_rows] int64, on the device
+        self.token_ids = (
+            pick(logits, every, params=params).token_ids if every else logits.new_empty(0, dtype=torch.int64)
+        )
+        self._judged = {
+            i: Judged(logits[start:end], self.token_ids[start:end], slot.request.logprobs)
+            for i, ((slot, _), start, end) in enumerate(
+                zip(spans, self._starts, self._starts[1:], strict=False)
+            )
+            if slot.request.logprobs is not None
+        }
+        self._host = Download(self.token_ids)
 
-def verify(
-    logits: Tensor,
-    drafts: Sequence[tuple[Slot, Draft]],
-    acceptance: Acceptance = coupled,
-    lap: Callable[[str], None] = _untimed,
-) -> list[Verdict]:
-    """Judge the drafts of all spans that have logits.
+    def read(self) -> list[list[int]]:
+        """Of every span; waits until they are there."""
+        picked: list[int] = self._host.read().tolist()
+        return [picked[start:end] for start, end in zip(self._starts, self._starts[1:], strict=False)]
 
-    logits: [sum of 1 + n_drafts, vocab] float32, in the order of `drafts`. Waits for the device. lap: told when
-    `pick` and `wait` are over (`engine.core.clock`).
-    """
-    if not drafts:
-        return []
-    rows = [row for slot, draft in drafts for row in slot.rows(draft.token_ids)]
-    lengths = [len(draft) + 1 for _, draft in drafts]
-    starts = list(accumulate(lengths, initial=0))
-    # Logits are edited in place, and log-probabilities are told of what they were before.
-    raw = {
-        start: logits[start : start + n].clone()  # [1 + n_drafts, vocab]
-        for (slot, _), start, n in zip(drafts, starts, lengths, strict=False)
-        if slot.request.logprobs is not None
-    }
-    chosen = pick(logits, rows).token_ids  # [n_rows] int64
-    lap("pick")
-    picks: list[int] = chosen.tolist()
-    lap("wait")
-    verdicts = []
-    for (slot, draft), start, n in zip(drafts, starts, lengths, strict=False):
-        own = picks[start : start + n]
-        n_accepted = acceptance(slot, draft.token_ids, own)
-        kept = [*draft.token_ids[:n_accepted], own[n_accepted]]
+    def verdict(
+        self, i: int, slot: Slot, draft: Sequence[int], own: Sequence[int], acceptance: Acceptance
+    ) -> Verdict:
+        """Of span i, whose rows begin with those of `draft`; own: its picks."""
+        n_accepted = acceptance(slot, draft, own)
+        kept = [*draft[:n_accepted], own[n_accepted]]
         told: Sequence[Logprob] = ()
-        if slot.request.logprobs is not None:
-            picked = kept if kept[-1] >= 0 else kept[:-1]
-            told = logprobs(raw[start][: len(picked)], picked, slot.request.logprobs)
-        verdicts.append(Verdict(kept, n_accepted, logprobs=told))
-    return verdicts
+        if i in self._judged:
+            told = self._judged[i].read(kept if kept[-1] >= 0 else kept[:-1])
+        return Verdict(kept, n_accepted, logprobs=told)

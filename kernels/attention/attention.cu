@@ -272,7 +272,7 @@ __device__ inline void leave(const Queries<D>& mine, int half, int slot, const S
 // Joins a chunk of one query to those before, which the same lanes left in slot 0; writes the result after the last.
 template <class T, int D>
 __device__ inline void join_chunk(
-    const Queries<D>& mine, int half, int slot, int n_chunks, Softmax& total, const Sums& memory, T* out) {
+    const Queries<D>& mine, int half, int slot, int n_chunks, Softmax& total, const Sums& memory, const Sinks& sinks, T* out) {
   const int pair = threadIdx.x % 4;
   float* between = n_chunks > 1 ? memory.at(0, mine.index[half]) + 2 * pair : nullptr;
   Shares shares{0.0f, 1.0f};
@@ -282,7 +282,7 @@ __device__ inline void join_chunk(
     shares = join(total, mine.softmax[half]);
   }
   T* to = out + static_cast<long long>(mine.index[half]) * memory.d_head + 2 * pair;
-  const float over = 1.0f / total.sum;
+  const float over = sinks.over(total, mine.index[half]);
 #pragma unroll
   for (int n = 0; n < D / 8; ++n) {
     if (n * 8 >= memory.d_head) continue;
@@ -330,7 +330,7 @@ __device__ inline void take_queries(
 template <class T, class KV, int D>
 __global__ void __launch_bounds__(MOST_WARPS * WARP, D == 256 ? 2 : 3)
     attention(const T* q, const KV* keys, const KV* values, const int* span_starts, const int* n_past, const int* page_table,
-              T* out, float* sums, float* softmax, int n_rows, int n_spans, int n_pages_max, int n_heads, int n_kv,
+              const float* sinks, T* out, float* sums, float* softmax, int n_rows, int n_spans, int n_pages_max, int n_heads, int n_kv,
               int page_size, int d_head, int window, float scale) {
   const int share = n_heads / n_kv, size = QUERIES * (blockDim.x / WARP);
   int span = 0, item = blockIdx.z, n = 0;
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, D == 256 ? 2 : 3)
       const int slot = chunk - own.first_chunk();
       if (mine.position[half] < 0 || slot < 0 || slot >= own.n_chunks()) continue;
       if (gridDim.x == 1) {
-        join_chunk<T, D>(mine, half, slot, own.n_chunks(), total[half], memory, out);
+        join_chunk<T, D>(mine, half, slot, own.n_chunks(), total[half], memory, Sinks{sinks, n_heads}, out);
       } else {
         leave<D>(mine, half, slot, memory);
       }
@@ -371,8 +371,8 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, D == 256 ? 2 : 3)
 // result; n_parts warps make a query's.
 template <class T>
 __global__ void __launch_bounds__(MOST_WARPS * WARP, 1)
-    merge_chunks(const float* sums, const float* softmax, const int* span_starts, const int* n_past, T* out, int n_rows,
-                 int n_spans, int n_heads, int n_parts, int d_head, int window) {
+    merge_chunks(const float* sums, const float* softmax, const int* span_starts, const int* n_past, const float* sinks,
+                 T* out, int n_rows, int n_spans, int n_heads, int n_parts, int d_head, int window) {
   const int warp = blockIdx.x * MOST_WARPS + threadIdx.x / WARP, query = warp / n_parts, row = query / n_heads;
   const int column = (warp % n_parts * WARP + threadIdx.x % WARP) * 2;
   int span = 0;
@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, 1)
       }
     }
   }
-  const float over = 1.0f / total.sum;
+  const float over = Sinks{sinks, n_heads}.over(total, query);
   const unsigned both = packed_pair<T>(__fmul_rn(whole.x, over), __fmul_rn(whole.y, over));
   *reinterpret_cast<unsigned*>(out + static_cast<long long>(query) * d_head + column) = both;
 }

@@ -27,6 +27,20 @@ __device__ inline float joined(const Shares& shares, float total, float chunk) {
   return __fmaf_rn(shares.added, chunk, __fmul_rn(shares.before, total));
 }
 
+// Per head a score that joins the softmax of its queries and brings no value; logits: null where there are none. It joins
+// after the last chunk, so nothing before depends on it.
+struct Sinks {
+  const float* logits;
+  int n_heads;
+
+  // What the sums of query row * n_heads + head are multiplied by at the end.
+  __device__ float over(const Softmax& total, int query) const {
+    if (logits == nullptr) return 1.0f / total.sum;
+    const float logit = __fmul_rn(logits[query % n_heads], 1.44269504f);  // times log2(e), as scores are
+    return 1.0f / (total.sum + exp2f(logit - total.largest));
+  }
+};
+
 // Positions that the row at `position` sees, and the chunks they lie in.
 struct Seen {
   int first, last;

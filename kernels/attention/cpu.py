@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels import threads
 from kernels.attention import walk
-from kernels.attention.spans import Spans, check_window
+from kernels.attention.spans import Spans, check_sinks, check_window
 from kernels.attention.walk import ITEM_ROWS
 from kernels.compiled import (
     bfloat_pointer,
@@ -39,10 +39,17 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def attention(
-    q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float, window: int | None = None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spans: Spans,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     check_window(window)
     n_rows, n_heads, d_head = q.shape
+    check_sinks(sinks, n_heads)
     if not (q.is_contiguous() and keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("attention takes contiguous tensors")
     if keys.dtype != values.dtype or (q.dtype, keys.dtype) not in _BODIES:
@@ -53,7 +60,10 @@ def attention(
         raise ValueError("span_starts, n_past and page_table are int32")
     out = torch.empty((n_rows, n_heads * d_head), dtype=q.dtype)
     _run(
-        (q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr()),
+        (
+            *(q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr()),
+            0 if sinks is None else sinks.data_ptr(),
+        ),
         (spans.span_starts.data_ptr(), spans.n_past.data_ptr(), spans.page_table.data_ptr()),
         (*spans.page_table.shape, n_heads, keys.shape[1], keys.shape[2], d_head, window or walk.NO_WINDOW),
         scale,
@@ -67,7 +77,8 @@ def attention(
 def _run(tensors: Any, batch: Any, shape: Any, scale: float, task: int, n_threads: int) -> None:
     """Count the work and start the threads. tensors, batch, shape: the arguments up to WINDOW, in that order."""
     memory = np.empty(walk.SCALE + 1, np.int64)
-    memory[:4], memory[4:7], memory[7:14] = tensors, batch, shape
+    memory[: walk.STARTS], memory[walk.STARTS : walk.N_SPANS] = tensors, batch
+    memory[walk.N_SPANS : walk.N_THREADS] = shape
     memory[walk.SCALE :].view(np.float64)[0] = scale
     a = long_pointer(memory.ctypes.data)
     starts, past = int_pointer(batch[0]), int_pointer(batch[1])

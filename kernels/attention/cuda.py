@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.attention.spans import Spans, check_window
+from kernels.attention.spans import Spans, check_sinks, check_window
 from kernels.cuda.launch import compile_for, launch, refusal
 from kernels.cuda.source import Source
 from kernels.torch_op import torch_op
@@ -47,20 +47,33 @@ def prepare(device: torch.device) -> None:
 
 
 def attention(
-    q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float, window: int | None = None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spans: Spans,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """As `op.attention`, for any page size.
 
     Raises ValueError for heads that are no multiple of 8, or of 16 where keys and values are float8, or wider than 256.
     """
     check_window(window)
+    check_sinks(sinks, q.shape[1])
     batch = [spans.span_starts, spans.n_past, spans.page_table]
     _check(q, keys, values, batch)
-    return paged_attention(q, keys, values, batch, scale, min(window or NO_WINDOW, NO_WINDOW))
+    return paged_attention(q, keys, values, batch, sinks, scale, min(window or NO_WINDOW, NO_WINDOW))
 
 
 def empty_attention(
-    q: Tensor, keys: Tensor, values: Tensor, batch: list[Tensor], scale: float, window: int
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batch: list[Tensor],
+    sinks: Tensor | None,
+    scale: float,
+    window: int,
 ) -> Tensor:
     """What `paged_attention` returns, unfilled."""
     return q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
@@ -68,12 +81,18 @@ def empty_attention(
 
 @torch_op(empty_attention)
 def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, batch: list[Tensor], scale: float, window: int
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batch: list[Tensor],
+    sinks: Tensor | None,
+    scale: float,
+    window: int,
 ) -> Tensor:
     """`attention` with the spans' tensors in a list: starts, past, page table. Rows of no span are not written."""
     (n_rows, n_heads, d_head), (_, n_kv, page_size, _) = q.shape, keys.shape
     n_spans, n_pages = batch[2].shape
-    out = empty_attention(q, keys, values, batch, scale, window)
+    out = empty_attention(q, keys, values, batch, sinks, scale, window)
     if n_rows == 0 or n_spans == 0:
         return out
     n_warps, n_items, n_chunks = _plan(q, n_kv, n_spans, n_pages * page_size, window)
@@ -88,7 +107,7 @@ def paged_attention(
         n_warps * WARP,
         *(q, keys, values),
         *batch,
-        *(out, sums, softmax),
+        *(sinks, out, sums, softmax),
         *(n_rows, n_spans, n_pages, n_heads, n_kv, page_size, d_head, window, scale * math.log2(math.e)),
         shared=(STAGES[d_kernel] * 2 * STEP + n_warps * QUERIES) * d_kernel * q.element_size(),
     )
@@ -99,7 +118,8 @@ def paged_attention(
             f"merge_chunks<{NAMES[q.dtype]}>",
             (-(-n_rows * n_heads * n_parts // MOST_WARPS), 1, 1),
             MOST_WARPS * WARP,
-            *(sums, softmax, batch[0], batch[1], out, n_rows, n_spans, n_heads, n_parts, d_head, window),
+            *(sums, softmax, batch[0], batch[1], sinks, out),
+            *(n_rows, n_spans, n_heads, n_parts, d_head, window),
         )
     return out
 

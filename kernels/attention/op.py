@@ -10,17 +10,26 @@ from kernels.dispatch import op
 
 @op("cuda", "cpu", "reference")
 def attention(
-    q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float, window: int | None = None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spans: Spans,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q·k) v over positions 0 … p for the row at position p = n_past[i] + (row - starts[i]).
 
     With a window only the last so many of them, p - window + 1 … p: the row's own position counts.
+    A sink is one more score in a head's softmax, which takes its share of the weight and brings no value (StreamingLLM,
+    arXiv 2309.17453, 3.3; learned, gpt-oss).
 
     q: [n_rows, n_heads, d_head]. Query head h reads K/V head h // (n_heads / n_kv_heads).
     keys, values: one layer's store, [n_pages, n_kv_heads, page_size, d_head]; the pass's own rows are in it. Their
     dtype is q's, or float8_e4m3fn whatever q's is: then a code stands for its value, and nothing is scaled.
+    sinks: [n_heads] float32, finite, not multiplied by scale; None: no head has one.
     Returns [n_rows, n_heads * d_head], q's dtype; float32 inside. Neither what lies past a span's last position nor
     what lies before its first row's window is read, and the page table may hold anything there.
-    Raises ValueError for a window below 1.
+    Raises ValueError for a window below 1 and for sinks of another shape or dtype.
     """
     raise NotImplementedError

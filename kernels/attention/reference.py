@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.spans import Spans, check_window
+from kernels.attention.spans import Spans, check_sinks, check_window
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -13,9 +13,16 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def attention(
-    q: Tensor, keys: Tensor, values: Tensor, spans: Spans, scale: float, window: int | None = None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spans: Spans,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     check_window(window)
+    check_sinks(sinks, q.shape[1])
     starts, past = spans.span_starts.tolist(), spans.n_past.tolist()
     out = torch.empty_like(q)
     for i, n_past in enumerate(past):
@@ -23,7 +30,8 @@ def attention(
         n_seen = n_past + starts[i + 1] - starts[i]
         first = 0 if window is None else max(0, n_past - window + 1)  # what the first row sees
         k, v = (_read(store, spans.page_table[i], first, n_seen) for store in (keys, values))
-        out[rows] = _dense(q[rows], k, v, _hidden(n_past - first, rows.stop - rows.start, window, q), scale)
+        hidden = _hidden(n_past - first, rows.stop - rows.start, window, q)
+        out[rows] = _dense(q[rows], k, v, hidden, scale, sinks)
     return out.flatten(1)
 
 
@@ -53,10 +61,14 @@ def _dense(
     v: Tensor,  # [n_kv_heads, n_seen, d_head]
     hidden: Tensor,  # [n_rows, n_seen] bool
     scale: float,
+    sinks: Tensor | None,  # [n_heads]
 ) -> Tensor:  # [n_rows, n_heads, d_head]
     wide = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[0]
     k, v = (x.to(wide).repeat_interleave(group, 0) for x in (k, v))
-    scores = torch.einsum("rhd,hpd->hrp", q.to(wide), k) * scale
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores = (torch.einsum("rhd,hpd->hrp", q.to(wide), k) * scale).masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        column = sinks.to(wide)[:, None, None].expand(-1, q.shape[0], 1)  # [n_heads, n_rows, 1]
+        scores = torch.cat((scores, column), -1)  # [n_heads, n_rows, n_seen + 1]
+    weights = scores.softmax(-1)[..., : k.shape[1]]  # [n_heads, n_rows, n_seen]
     return torch.einsum("hrp,hpd->rhd", weights, v).to(q.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -26,3 +27,11 @@ def check_window(window: int | None) -> None:
     """Raises ValueError for a window in which a row would not even see itself."""
     if window is not None and window < 1:
         raise ValueError(f"a window has at least one position, not {window}")
+
+
+def check_sinks(sinks: Tensor | None, n_heads: int) -> None:
+    """Raises ValueError for sinks that are not one float32 for each query head."""
+    if sinks is None:
+        return
+    if sinks.shape != (n_heads,) or sinks.dtype != torch.float32 or not sinks.is_contiguous():
+        raise ValueError(f"sinks are [{n_heads}] float32, not {[*sinks.shape]} {sinks.dtype}")

@@ -9,13 +9,14 @@ import numpy as np
 from kernels.attention.tiles import BLOCK, LEAST, gather, gather_narrow, gather_rest, score, soften
 from kernels.chunk import CHUNK, load_high_as, load_low_as, store_chunk
 from kernels.compiled import address_of, double_of, float_pointer, inlined, int_pointer, long_pointer, shifted
-from kernels.vector import div, load, mul, splat, store
+from kernels.vector import add, div, exp, load, mul, splat, store, sub
 
 ITEM_LANES = 64  # slots up to which an item takes several heads: they should stay in the cache
 ITEM_ROWS = 64  # rows of a span in one item: more need more scratch memory, fewer read the cache more often
 # The int64 arguments of a task; SCALE holds the bits of a float64, NEXT is the next item, shared by the threads.
-Q, KEYS, VALUES, OUT, STARTS, PAST, TABLE = range(7)
-N_SPANS, N_TABLE, N_HEADS, N_KV, PAGE, D_HEAD, WINDOW, N_THREADS, N_ITEMS, NEXT, SCALE = range(7, 18)
+# SINKS is 0 where there are none.
+Q, KEYS, VALUES, OUT, SINKS, STARTS, PAST, TABLE = range(8)
+N_SPANS, N_TABLE, N_HEADS, N_KV, PAGE, D_HEAD, WINDOW, N_THREADS, N_ITEMS, NEXT, SCALE = range(8, 19)
 NO_WINDOW = 1 << 40  # wider than any text, and far from overflow in a sum
 
 
@@ -194,7 +195,10 @@ def _locate(a: Any, where: Any, stores: Any, positions: Any, rows: Any) -> None:
 
 @inlined
 def _finish(a: Any, item: Any, targets: Any, memory: Any) -> None:
-    """Divide by the sums of weights and write the item's rows. targets: (out, a pointer of the values' kind)."""
+    """Divide by the sums of weights, sinks' included, and write the item's rows.
+
+    targets: (out, a pointer of the values' kind).
+    """
     out, like = targets
     _, begin, end, head_begin, head_end = item
     totals, states = memory[1], memory[2]
@@ -203,8 +207,12 @@ def _finish(a: Any, item: Any, targets: Any, memory: Any) -> None:
     slot = 0
     for head in range(head_begin, head_end):
         for lane in range(n_lanes):
-            row = shifted(out, ((begin + lane // group) * a[N_HEADS] + head * group + lane % group) * d_head)
+            query_head = head * group + lane % group
+            row = shifted(out, ((begin + lane // group) * a[N_HEADS] + query_head) * d_head)
             total = splat(states[2 * slot + 1])
+            if a[SINKS] != 0:
+                sink = splat(float_pointer(a[SINKS])[query_head])
+                total = add(total, exp(sub(sink, splat(states[2 * slot]))))
             for d in range(0, d_head, CHUNK):
                 at = slot * d_pad + d
                 low, high = div(load(totals, at), total), div(load(totals, at + 16), total)

@@ -1,7 +1,8 @@
-// Rows of logits to tokens, in three kernels: `scan` reads every logit once and draws for rows that are not truncated;
-// `weigh` finds the cut of the others; `draw` draws for those and answers for all. Blocks of rows that a kernel has
-// nothing to do for end at once. Results depend on a row's own logits and parameters alone: what blocks add up together
-// are whole numbers, and what they compare is ordered totally.
+// Rows of logits to tokens, in three kernels: `scan` reads every logit once, writes changed rows down, and draws for rows
+// that are not truncated; `weigh` finds the cut of the others; `draw` draws for those and answers for all. Blocks of rows
+// that a kernel has nothing to do for end at once. Results depend on a row's own logits and parameters alone: what blocks
+// add up together are whole numbers, and what they compare is ordered totally.
+#include "change.cuh"
 #include "cut.cuh"
 #include "draw.cuh"
 
@@ -42,17 +43,24 @@ __device__ inline Draw draw_of(const Wish& wish, Key cut, float largest) {
   return {wish.temperature, wish.stream, cut, wish.min_p, largest, 1.0f / wish.temperature};
 }
 
+// The others take for logits what this one has written to `changed` [n_rows, vocab], where that is not null.
 __global__ void __launch_bounds__(CHUNK_WARPS* WARP)
     scan(const float* logits, int n_rows, int vocab, const float* temperature, const int* top_k, const float* top_p,
-         const float* min_p, const long long* seed, const long long* position, Key* workspace) {
+         const float* min_p, const long long* seed, const long long* position, Key* workspace, const int* starts,
+         const int* token_ids, const float* bias, const float* repeat, const float* penalty, const int* index,
+         const unsigned* allowed, int n_words, float* changed) {
   const int n_chunks = pieces(vocab, CHUNK);
   const int row_id = blockIdx.x / n_chunks, chunk = blockIdx.x % n_chunks;
   const Wish wish = Columns{temperature, top_k, top_p, min_p, seed, position}.of(row_id, vocab);
   const Work work = work_of(workspace, n_rows, row_id, vocab);
-  const Row row{logits + static_cast<long long>(row_id) * vocab, vocab, work.tops};
+  const long long first = static_cast<long long>(row_id) * vocab;
+  if (changed != nullptr)
+    change_chunk({starts, token_ids, bias, repeat, penalty}, {index, allowed, n_words}, row_id, chunk, vocab,
+                 logits + first, changed + first);
+  const Row row{(changed == nullptr ? logits : changed) + first, vocab, work.tops};
   const int segment = chunk * CHUNK_WARPS + threadIdx.x / WARP;
   float x[OWN];
-  row.load(segment, x);
+  row.load(segment, x, changed != nullptr);
   if (chunk == 0 && threadIdx.x < 2) work.arrived[threadIdx.x] = 0;
   if (wish.truncates())
     for (int i = chunk * blockDim.x + threadIdx.x; i < 2 * N_BUCKETS; i += n_chunks * blockDim.x) work.amounts[i] = 0;

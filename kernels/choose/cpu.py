@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,18 @@ import torch
 from torch import Tensor
 
 from kernels import threads
+from kernels.choose.change import edit, entries_of, forbid, line_of
 from kernels.choose.draw import largest_token, pick
-from kernels.choose.params import COLUMNS, LEAST_TEMPERATURE, Choice, RowParams
+from kernels.choose.params import (
+    LEAST_TEMPERATURE,
+    Choice,
+    Edits,
+    Masks,
+    RowParams,
+    edit_columns,
+    mask_columns,
+    row_columns,
+)
 from kernels.choose.truncate import LEAST, SEGMENT, find_cut, mass_of, new_work, row_mass, scan, weights
 from kernels.compiled import (
     fetch_add,
@@ -25,38 +36,63 @@ from kernels.compiled import (
 from kernels.vector import first_lane, splat
 
 SERIAL_BELOW = 100_000  # logits in all rows; less is done before a second thread has woken
-LOGITS, N_ROWS, VOCAB, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, POSITION, TOKENS, PROBABILITY, NEXT = range(12)
+LOGITS, N_ROWS, VOCAB, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, POSITION = range(9)
+EDITS, MASKS = 9, 14  # columns of `Edits`; those of `Masks`, n_words
+TOKENS, PROBABILITY, CHANGED, NEXT, N_STARTED = range(17, 22)
+NO_EDITS, NO_MASKS = (0,) * 5, (0,) * 3
+_kept = threading.local()  # .rows: see _memory
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def choose(logits: Tensor, params: RowParams, *, want_probability: bool = False) -> Choice:
+def choose(
+    logits: Tensor,
+    params: RowParams,
+    edits: Edits | None = None,
+    masks: Masks | None = None,
+    *,
+    want_probability: bool = False,
+) -> Choice:
     n_rows, vocab = logits.shape
     wide = logits.to(torch.float32).contiguous()
     token_ids = torch.empty(n_rows, dtype=torch.int64)
     probability = torch.empty(n_rows, dtype=torch.float32) if want_probability else None
-    columns = [getattr(params, name) for name in COLUMNS]
-    for column, dtype in zip(columns, COLUMNS.values(), strict=True):
-        if column.dtype != dtype or not column.is_contiguous() or column.shape != (n_rows,):
-            raise ValueError("row parameters are contiguous, one per row, of the types RowParams names")
+    n_threads = min(threads.available() if n_rows * vocab >= SERIAL_BELOW else 1, n_rows)
+    changed = None if edits is None and masks is None else _memory(n_threads * vocab)
     _run(
         (wide.data_ptr(), n_rows, vocab),
-        tuple(column.data_ptr() for column in columns),
-        (token_ids.data_ptr(), 0 if probability is None else probability.data_ptr()),
-        _task(),
-        threads.available() if n_rows * vocab >= SERIAL_BELOW else 1,
+        _addresses(row_columns(params, n_rows)),
+        NO_EDITS if edits is None else _addresses(edit_columns(edits, n_rows)),
+        NO_MASKS
+        if masks is None
+        else (*_addresses(mask_columns(masks, n_rows, vocab)), masks.allowed.shape[1]),
+        tuple([0 if one is None else one.data_ptr() for one in (token_ids, probability, changed)]),
+        (_task(), n_threads),
     )
     return Choice(token_ids, probability)
 
 
+def _addresses(columns: tuple[Tensor, ...]) -> tuple[int, ...]:
+    return tuple([column.data_ptr() for column in columns])
+
+
+def _memory(n: int) -> Tensor:
+    """For changed rows, [n] float32 at least: kept by the calling thread, as new pages cost more than a copy."""
+    if not hasattr(_kept, "rows") or len(_kept.rows) < n:
+        _kept.rows = torch.empty(n, dtype=torch.float32)
+    rows: Tensor = _kept.rows
+    return rows
+
+
 @long_kernel
-def _run(shape: Any, columns: Any, results: Any, task: int, n_threads: int) -> None:
-    """Start the threads; the arguments are those of the task, in order."""
-    memory = np.empty(NEXT + 1, np.int64)
-    memory[:3], memory[3:9], memory[9:11], memory[NEXT] = shape, columns, results, 0
-    threads.run(task, memory.ctypes.data, min(n_threads, shape[1]))
+def _run(shape: Any, columns: Any, edits: Any, masks: Any, results: Any, work: Any) -> None:
+    """Start the threads. work: (task, number of threads); the arguments before it are those of the task, in order."""
+    memory = np.empty(N_STARTED + 1, np.int64)
+    memory[:TEMPERATURE], memory[TEMPERATURE:EDITS], memory[EDITS:MASKS] = shape, columns, edits
+    memory[MASKS:TOKENS], memory[TOKENS:NEXT], memory[NEXT:] = masks, results, 0
+    threads.run(work[0], memory.ctypes.data, work[1])
     memory[0] = 0  # keeps the memory alive until here
 
 
@@ -65,15 +101,31 @@ def _rows(address: int) -> None:
     a = long_pointer(address)
     n = a[VOCAB]
     peaks, work = np.empty((n + SEGMENT - 1) // SEGMENT, np.float32), new_work(n)
+    changed = shifted(float_pointer(a[CHANGED]), fetch_add(shifted(a, N_STARTED), 1) * n)
     i = fetch_add(shifted(a, NEXT), 1)
     while i < a[N_ROWS]:
-        _row(a, i, peaks, work)
+        _row(a, i, _given(a, i, changed), peaks, work)
         i = fetch_add(shifted(a, NEXT), 1)
 
 
 @inlined
-def _row(a: Any, i: int, peaks: Any, work: Any) -> None:
-    row, n = shifted(float_pointer(a[LOGITS]), i * a[VOCAB]), a[VOCAB]
+def _given(a: Any, i: int, changed: Any) -> Any:
+    """Row i as it is to be picked from: where it has entries or a mask, a copy in `changed` [vocab]."""
+    n, edits, masks = a[VOCAB], shifted(a, EDITS), shifted(a, MASKS)
+    row, span, line = shifted(float_pointer(a[LOGITS]), i * n), entries_of(edits, i), line_of(masks, i)
+    if span[0] == span[1] and line < 0:
+        return row
+    for j in range(n):
+        changed[j] = row[j]
+    edit(changed, n, edits, span)
+    if line >= 0:
+        forbid(changed, n, masks, line)
+    return changed
+
+
+@inlined
+def _row(a: Any, i: int, row: Any, peaks: Any, work: Any) -> None:
+    n = a[VOCAB]
     largest, numbers = scan(row, n, peaks)
     source = row, n, peaks, largest
     token = -1

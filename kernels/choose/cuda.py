@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.choose.params import COLUMNS, Choice, RowParams
+from kernels.choose.params import (
+    Choice,
+    Edits,
+    Masks,
+    RowParams,
+    edit_columns,
+    mask_columns,
+    row_columns,
+)
 from kernels.cuda.launch import compile_for, launch, refusal
 from kernels.cuda.source import Argument, Source
 from kernels.torch_op import torch_op
@@ -27,13 +35,29 @@ def prepare(device: torch.device) -> None:
     compile_for(device, ROWS)
 
 
-def choose(logits: Tensor, params: RowParams, *, want_probability: bool = False) -> Choice:
-    columns = [getattr(params, name) for name in COLUMNS]
-    token_ids, probability = rows(logits, columns, want_probability=want_probability)
+def choose(
+    logits: Tensor,
+    params: RowParams,
+    edits: Edits | None = None,
+    masks: Masks | None = None,
+    *,
+    want_probability: bool = False,
+) -> Choice:
+    columns = row_columns(params, logits.shape[0])
+    entries = () if edits is None else edit_columns(edits, logits.shape[0])
+    words = () if masks is None else mask_columns(masks, *logits.shape)
+    token_ids, probability = rows(logits, columns, entries, words, want_probability=want_probability)
     return Choice(token_ids, probability if want_probability else None)
 
 
-def shapes(logits: Tensor, columns: Sequence[Tensor], *, want_probability: bool) -> tuple[Tensor, Tensor]:
+def shapes(
+    logits: Tensor,
+    columns: Sequence[Tensor],
+    entries: Sequence[Tensor],
+    words: Sequence[Tensor],
+    *,
+    want_probability: bool,
+) -> tuple[Tensor, Tensor]:
     """What `rows` returns, unfilled: token ids [n_rows] int64, probabilities [n_rows] float32 ([0] if unwanted)."""
     n_rows = logits.shape[0]
     return (
@@ -43,28 +67,32 @@ def shapes(logits: Tensor, columns: Sequence[Tensor], *, want_probability: bool)
 
 
 @torch_op(shapes)
-def rows(logits: Tensor, columns: Sequence[Tensor], *, want_probability: bool) -> tuple[Tensor, Tensor]:
-    """`choose` with its parameters as a list, in the order of RowParams."""
-    _check(logits, columns)
+def rows(
+    logits: Tensor,
+    columns: Sequence[Tensor],
+    entries: Sequence[Tensor],
+    words: Sequence[Tensor],
+    *,
+    want_probability: bool,
+) -> tuple[Tensor, Tensor]:
+    """`choose` with the fields of RowParams, Edits and Masks as lists, empty where there are none."""
+    for given in (*columns, *entries, *words):
+        if given.device != logits.device:
+            raise ValueError(f"the logits are on {logits.device}, what is asked of them on {given.device}")
     n_rows, vocab = logits.shape
     wide = logits.to(torch.float32).contiguous()  # [n_rows, vocab]
     n_segments, n_chunks, n_parts = (-(-vocab // size) for size in (SEGMENT, CHUNK, PART))
-    token_ids, probability = shapes(logits, columns, want_probability=want_probability)
+    token_ids, probability = shapes(logits, columns, entries, words, want_probability=want_probability)
     # 64-bit words of every row: see work_of in choose.cu.
     n_words = n_segments + n_chunks + n_parts + 2 + 2 * N_BUCKETS
     workspace = torch.empty(n_rows * n_words, dtype=torch.int64, device=logits.device)
-    told: tuple[Argument, ...] = (wide, n_rows, vocab, *columns, workspace)
-    launch(ROWS, "scan", (n_rows * n_chunks, 1, 1), CHUNK_THREADS, *told)
+    edits: tuple[Argument, ...] = tuple(entries) or (None,) * 5
+    masks: tuple[Argument, ...] = (*words, words[1].shape[1]) if words else (None, None, 0)
+    changed = torch.empty_like(wide) if entries or words else None  # [n_rows, vocab]
+    told: tuple[Argument, ...] = (n_rows, vocab, *columns, workspace)
+    launch(ROWS, "scan", (n_rows * n_chunks, 1, 1), CHUNK_THREADS, wide, *told, *edits, *masks, changed)
+    told = (wide if changed is None else changed, *told)
     launch(ROWS, "weigh", (n_rows * n_parts, 1, 1), PART_THREADS, *told, int(want_probability))
     answers = token_ids, probability if want_probability else None
     launch(ROWS, "draw", (n_rows * n_chunks, 1, 1), CHUNK_THREADS, *told, *answers)
     return token_ids, probability
-
-
-def _check(logits: Tensor, columns: Sequence[Tensor]) -> None:
-    """Raises ValueError on parameters the kernels would read as other bits."""
-    for column, dtype in zip(columns, COLUMNS.values(), strict=True):
-        if column.dtype != dtype or not column.is_contiguous() or column.shape != logits.shape[:1]:
-            raise ValueError("row parameters are contiguous, one per row, of the types RowParams names")
-        if column.device != logits.device:
-            raise ValueError(f"row parameters are on {column.device}, the logits on {logits.device}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from typing import NamedTuple
 
 import torch
@@ -11,7 +10,16 @@ from torch import Tensor
 
 from kernels.choose import noise
 from kernels.choose.mass import masses, weights
-from kernels.choose.params import LEAST_TEMPERATURE, Choice, RowParams
+from kernels.choose.params import (
+    LEAST_TEMPERATURE,
+    Choice,
+    Edits,
+    Masks,
+    RowParams,
+    edit_columns,
+    mask_columns,
+    row_columns,
+)
 
 
 class Values(NamedTuple):
@@ -32,10 +40,18 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def choose(logits: Tensor, params: RowParams, *, want_probability: bool = False) -> Choice:
+def choose(
+    logits: Tensor,
+    params: RowParams,
+    edits: Edits | None = None,
+    masks: Masks | None = None,
+    *,
+    want_probability: bool = False,
+) -> Choice:
     picked, probability = [], []
-    columns = [getattr(params, field.name).tolist() for field in fields(params)]
-    for row, values in zip(logits.to(torch.float32), zip(*columns, strict=True), strict=True):
+    columns = [column.tolist() for column in row_columns(params, len(logits))]
+    rows = masked(edited(logits.to(torch.float32), edits), masks)
+    for row, values in zip(rows, zip(*columns, strict=True), strict=True):
         largest = row.max()
         token = _pick(row, Values(*values)) if bool(largest.isfinite()) else -1
         mass = masses(row - largest) if token >= 0 else torch.ones_like(row, dtype=torch.int64)
@@ -45,6 +61,37 @@ def choose(logits: Tensor, params: RowParams, *, want_probability: bool = False)
         torch.tensor(probability, dtype=torch.float32, device=logits.device) if want_probability else None
     )
     return Choice(torch.tensor(picked, dtype=torch.int64, device=logits.device), chances)
+
+
+def edited(logits: Tensor, edits: Edits | None) -> Tensor:
+    """The logits after their entries. logits: [n_rows, vocab] float32, left as they are."""
+    if edits is None:
+        return logits
+    edit_columns(edits, len(logits))
+    n_entries = edits.starts.diff()  # [n_rows] int32
+    rows = torch.arange(len(n_entries), device=logits.device).repeat_interleave(n_entries)  # [n] int64
+    inside = (edits.token_ids >= 0) & (edits.token_ids < logits.shape[1])  # [n] bool
+    places = rows[inside], edits.token_ids[inside].long()
+    biased = logits[places] + edits.bias[inside]
+    repeat = edits.repeat[inside]
+    repeated = torch.where(biased > 0, biased / repeat, biased * repeat)
+    changed = logits.clone()
+    changed[places] = repeated - edits.penalty[inside]
+    return changed
+
+
+def masked(logits: Tensor, masks: Masks | None) -> Tensor:
+    """The logits, -inf where a token may not be picked. logits: [n_rows, vocab] float32, left as they are."""
+    if masks is None:
+        return logits
+    mask_columns(masks, *logits.shape)
+    bits = torch.arange(32, device=logits.device, dtype=torch.int32)  # [32]
+    forbidden = ((masks.allowed[:, :, None] >> bits) & 1 == 0).flatten(1)  # [n_masked, 32 * n_words]
+    ruled = masks.index >= 0  # [n_rows] bool
+    changed = logits.clone()
+    lines = forbidden[masks.index[ruled].long(), : logits.shape[1]]
+    changed[ruled] = changed[ruled].masked_fill(lines, float("-inf"))
+    return changed
 
 
 def survivors(

@@ -79,13 +79,14 @@ struct Row {
     return segment * SEGMENT + i / 4 * (4 * WARP) + threadIdx.x % WARP * 4 + i % 4;
   }
 
-  // This lane's logits of a segment; -inf beyond the vocabulary.
-  __device__ void load(int segment, float (&x)[OWN]) const {
+  // This lane's logits of a segment; -inf beyond the vocabulary. is_fresh: whether this kernel has written them.
+  __device__ void load(int segment, float (&x)[OWN], bool is_fresh = false) const {
     const bool aligned = reinterpret_cast<unsigned long long>(logits) % 16 == 0;
     if (aligned && (segment + 1) * SEGMENT <= vocab) {
 #pragma unroll
       for (int i = 0; i < OWN; i += 4) {
-        const Vector16<float> four = load16_once(logits + token(segment, i));
+        const float* at = logits + token(segment, i);
+        const Vector16<float> four = is_fresh ? load16(at) : load16_once(at);
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[i + j] = four.values[j];
       }

@@ -10,7 +10,21 @@ from torch import Tensor
 
 from kernels.compiled import bfloat_pointer, float_pointer, inlined, kernel, shifted
 from kernels.gated.reference import check_gate
-from kernels.vector import WIDTH, add, div, exp, first_lane, fma, load_part, mul, splat, store_part, sub
+from kernels.vector import (
+    WIDTH,
+    add,
+    div,
+    exp,
+    first_lane,
+    fma,
+    larger,
+    load_part,
+    mul,
+    smaller,
+    splat,
+    store_part,
+    sub,
+)
 
 # gelu(x) = x / 2 (1 + tanh u) = x / (1 + exp(-2u)) with u = √(2/π) (x + 0.044715 x³)
 GELU_LINEAR, GELU_CUBIC = np.float32(1.5957691216057308), np.float32(0.07135481627260025)  # of 2u
@@ -33,6 +47,14 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
     _GELU[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), n_rows, d_inner)
+    return out
+
+
+def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
+    gate_up = gate_up.contiguous()
+    n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
+    _CLAMPED[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), (n_rows, d_inner), (limit, steepness))
     return out
 
 
@@ -74,6 +96,22 @@ def _gelu_rows(gate_up: Any, out: Any, n_rows: int, d_inner: int) -> None:
 
 
 @inlined
+def _clamped_rows(gate_up: Any, out: Any, shape: Any, how: Any) -> None:
+    """shape: (n_rows, d_inner). how: (limit, steepness)."""
+    n_rows, d_inner = shape
+    most, least = splat(np.float32(how[0])), splat(np.float32(-how[0]))
+    for row in range(n_rows):
+        gates = shifted(gate_up, 2 * row * d_inner)
+        ups, target = shifted(gates, d_inner), shifted(out, row * d_inner)
+        for i in range(0, d_inner, WIDTH):
+            n = d_inner - i
+            gate = smaller(most, load_part(gates, i, n))  # a NaN stays one: it is what comes second
+            up = smaller(most, larger(least, load_part(ups, i, n)))
+            swish = _over_one_plus_exp(gate, mul(splat(np.float32(how[1])), gate))
+            store_part(target, i, mul(swish, add(up, splat(np.float32(1)))), n)
+
+
+@inlined
 def _sigmoid_rows(x: Any, gate: Any, out: Any, shape: Any) -> None:
     """shape: (n_rows, d, d of the gate)."""
     n_rows, d, d_gate = shape
@@ -108,6 +146,16 @@ def _gelu_bfloat(gate_up: int, out: int, n_rows: int, d_inner: int) -> None:
 
 
 @kernel
+def _clamped_float(gate_up: int, out: int, shape: Any, how: Any) -> None:
+    _clamped_rows(float_pointer(gate_up), float_pointer(out), shape, how)
+
+
+@kernel
+def _clamped_bfloat(gate_up: int, out: int, shape: Any, how: Any) -> None:
+    _clamped_rows(bfloat_pointer(gate_up), bfloat_pointer(out), shape, how)
+
+
+@kernel
 def _sigmoid_float(x: int, gate: int, out: int, shape: Any) -> None:
     _sigmoid_rows(float_pointer(x), float_pointer(gate), float_pointer(out), shape)
 
@@ -119,4 +167,5 @@ def _sigmoid_bfloat(x: int, gate: int, out: int, shape: Any) -> None:
 
 _SILU = {torch.float32: _silu_float, torch.bfloat16: _silu_bfloat}
 _GELU = {torch.float32: _gelu_float, torch.bfloat16: _gelu_bfloat}
+_CLAMPED = {torch.float32: _clamped_float, torch.bfloat16: _clamped_bfloat}
 _SIGMOID = {torch.float32: _sigmoid_float, torch.bfloat16: _sigmoid_bfloat}

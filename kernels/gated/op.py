@@ -26,6 +26,16 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
 
 
 @op("triton", "cpu", "reference")
+def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
+    """(up + 1) * gate * sigmoid(steepness * gate) in float32, rounded once (gpt-oss).
+
+    Before that gate is cut at limit from above, up at -limit and at limit. limit: above 0.
+    gate_up: [n_rows, 2 * d_inner], gate first. Returns [n_rows, d_inner], the same dtype.
+    """
+    raise NotImplementedError
+
+
+@op("triton", "cpu", "reference")
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     """x * sigmoid(gate) in float32, rounded once: the output gate of attention, the gate of a shared expert.
 

@@ -21,6 +21,12 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     return (F.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
 
 
+def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
+    gate, up = _wide(gate_up).chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return ((up + 1) * gate * torch.sigmoid(steepness * gate)).to(gate_up.dtype)
+
+
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     check_gate(x, gate)
     return (_wide(x) * torch.sigmoid(_wide(gate))).to(x.dtype)

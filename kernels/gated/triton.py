@@ -25,6 +25,15 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     return _pairs(gate_up, gelu=True)
 
 
+def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
+    n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty((n_rows, d_inner))
+    if out.numel() > 0:
+        grid, sizes = (n_rows, tiles(d_inner, TILE)), (d_inner, TILE)
+        _clamped[grid](aligned(gate_up), out, *sizes, limit, steepness, num_warps=4, **FUSED)
+    return out
+
+
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     check_gate(x, gate)
     (n_rows, d), x = x.shape, aligned(x)
@@ -60,6 +69,32 @@ def _gated(gate_up_at, out_at, D: tl.constexpr, SIZE: tl.constexpr, GELU: tl.con
     if GELU:
         power = wide * (GELU_LINEAR + GELU_CUBIC * (wide * wide))
     gated = over_one_plus_exp(wide, power) * up.to(tl.float32)
+    tl.store(out_at + row * D + i, gated.to(gate.dtype), mask=inside)
+
+
+@triton.jit
+def clamped(gate, up, LIMIT: tl.constexpr, STEEPNESS: tl.constexpr):
+    """`clamped_mul` of tiles in float32."""
+    gate = tl.where(gate > LIMIT, LIMIT, gate)  # unlike `tl.minimum` this leaves a NaN one
+    up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    return over_one_plus_exp(gate, STEEPNESS * gate) * (up + 1.0)
+
+
+@triton.jit
+def _clamped(
+    gate_up_at,
+    out_at,
+    D: tl.constexpr,
+    SIZE: tl.constexpr,
+    LIMIT: tl.constexpr,
+    STEEPNESS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inside = i < D
+    gate = tl.load(gate_up_at + row * (2 * D) + i, mask=inside, other=0.0)  # [SIZE]
+    up = tl.load(gate_up_at + row * (2 * D) + D + i, mask=inside, other=0.0)  # [SIZE]
+    gated = clamped(gate.to(tl.float32), up.to(tl.float32), LIMIT, STEEPNESS)
     tl.store(out_at + row * D + i, gated.to(gate.dtype), mask=inside)
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.gated.op import silu_mul
 from kernels.matmul.op import Packed, linear, pack
+from kernels.moe.activation import activated
 from kernels.moe.choice import route as route
 from kernels.moe.group import add_up, group
-from kernels.moe.types import PackedExperts, Routed
+from kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class ExpertList:
 
     gate_up: Sequence[Packed]
     down: Sequence[Packed]
+    clamped: Clamped | None
 
     @property
     def n_experts(self) -> int:
@@ -39,8 +40,15 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None if dtype in (torch.float32, torch.bfloat16) else "float32 and bfloat16 only"
 
 
-def pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts:
-    return ExpertList([pack(one) for one in gate_up], [pack(one) for one in down])
+def pack_experts(
+    gate_up: Tensor, down: Tensor, biases: ExpertBiases | None = None, clamped: Clamped | None = None
+) -> PackedExperts:
+    gate_up_biases, down_biases = ([None] * len(down),) * 2 if biases is None else biases
+    return ExpertList(
+        [pack(one, bias) for one, bias in zip(gate_up, gate_up_biases, strict=True)],
+        [pack(one, bias) for one, bias in zip(down, down_biases, strict=True)],
+        clamped,
+    )
 
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
@@ -52,6 +60,6 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     starts = groups.starts.tolist()
     for i, expert in enumerate(groups.expert_ids.tolist()):
         rows = slice(starts[i], starts[i + 1])
-        inner = silu_mul(linear(gathered[rows], packed.gate_up[expert]))  # [n, d_inner]
+        inner = activated(linear(gathered[rows], packed.gate_up[expert]), packed.clamped)  # [n, d_inner]
         said[rows] = linear(inner, packed.down[expert], torch.float32)  # [n, d_model]
     return add_up(said, groups, routed.weights, x.dtype)

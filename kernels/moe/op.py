@@ -9,6 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.dispatch import op
+from kernels.moe.types import Clamped as Clamped
+from kernels.moe.types import ExpertBiases as ExpertBiases
 from kernels.moe.types import PackedExperts as PackedExperts
 from kernels.moe.types import Routed as Routed
 from kernels.moe.types import Routing as Routing
@@ -29,10 +31,13 @@ def route(logits: Tensor, routing: Routing) -> Routed:
 
 
 @op("triton", "panels", "cpu", "reference")
-def pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts:
+def pack_experts(
+    gate_up: Tensor, down: Tensor, biases: ExpertBiases | None = None, clamped: Clamped | None = None
+) -> PackedExperts:
     """Lay the experts of one layer out for `experts`.
 
-    gate_up: [n_experts, 2 * d_inner, d_model], gate first. down: [n_experts, d_model, d_inner].
+    gate_up: [n_experts, 2 * d_inner, d_model], gate first. down: [n_experts, d_model, d_inner]. biases: None for none.
+    clamped: the activation between the two products; None: silu(gate) * up.
     Keeps no reference to the tensors where the layout is a copy: drop yours, or memory holds both.
     """
     raise NotImplementedError
@@ -40,7 +45,7 @@ def pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts:
 
 @op("triton", "panels", "cpu", "reference")
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
-    """Per row the sum of weight * down(silu(gate(x)) * up(x)) over its experts.
+    """Per row the sum of weight * down(activation(gate(x), up(x))) over its experts.
 
     x: [n_rows, d_model], dtype of the experts. Returns the same. What a row's experts say is added in float32 in
     ascending order of their ids and rounded once. Experts that no row asks for are not read.

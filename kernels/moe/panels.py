@@ -26,12 +26,12 @@ from kernels.compiled import (
     long_pointer,
     shifted,
 )
-from kernels.gated.op import silu_mul
 from kernels.matmul import panels
 from kernels.matmul.panels import PANEL, SERIAL_BELOW, multiply_floats, multiply_pairs, one_panel
+from kernels.moe.activation import activated
 from kernels.moe.choice import route as route
 from kernels.moe.group import Groups, add_up, group
-from kernels.moe.types import PackedExperts, Routed
+from kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
 from kernels.vector import WIDTH
 
 refuses = panels.refuses
@@ -43,7 +43,7 @@ class PanelStack:
     """One matrix an expert, each laid out as in `matmul/panels.py`."""
 
     panels: Tensor  # [n_experts, n_panels, n_steps, 64] float32 or [..., 64, 2] bfloat16, zero-filled
-    bias: Tensor  # [64] float32, zeros: what each panel's sums begin with
+    bias: Tensor  # [n_experts, n_panels, 64] float32: what each panel's sums begin with
     in_features: int
     out_features: int
 
@@ -54,6 +54,7 @@ class PanelExperts:
 
     gate_up: PanelStack
     down: PanelStack
+    clamped: Clamped | None
 
     @property
     def n_experts(self) -> int:
@@ -68,8 +69,11 @@ class PanelExperts:
         return self.down.in_features
 
 
-def pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts:
-    return PanelExperts(_stack(gate_up), _stack(down))
+def pack_experts(
+    gate_up: Tensor, down: Tensor, biases: ExpertBiases | None = None, clamped: Clamped | None = None
+) -> PackedExperts:
+    of_gate_up, of_down = (None, None) if biases is None else biases
+    return PanelExperts(_stack(gate_up, of_gate_up), _stack(down, of_down), clamped)
 
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
@@ -77,22 +81,23 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
         raise TypeError(f"panels experts got {type(packed).__name__}; pack them with panels too")
     groups = group(routed.expert_ids, packed.n_experts)
     gathered = x.index_select(0, groups.rows)  # [n_pairs, d_model]
-    inner = silu_mul(_linears(gathered, groups, packed.gate_up, x.dtype))  # [n_pairs, d_inner]
+    gate_up = _linears(gathered, groups, packed.gate_up, x.dtype)  # [n_pairs, 2 * d_inner]
+    inner = activated(gate_up, packed.clamped)  # [n_pairs, d_inner]
     said = _linears(inner, groups, packed.down, torch.float32)  # [n_pairs, d_model]
     return add_up(said, groups, routed.weights, x.dtype)
 
 
-def _stack(weights: Tensor) -> PanelStack:
-    """weights: [n_experts, out_features, in_features]."""
+def _stack(weights: Tensor, biases: Tensor | None) -> PanelStack:
+    """weights: [n_experts, out_features, in_features]. biases: [n_experts, out_features]."""
     n_experts, n_out, n_in = weights.shape
-    stack = torch.empty(0)
+    stack, ends = torch.empty(0), torch.empty(n_experts, -(-n_out // PANEL), PANEL)
     for i, weight in enumerate(weights):  # one at a time: a layer's experts are too large for many copies
-        one = panels.pack(weight)
+        one = panels.pack(weight, None if biases is None else biases[i])
         assert isinstance(one, panels.PanelWeight)
         if i == 0:
             stack = one.panels.new_empty((n_experts, *one.panels.shape))
-        stack[i] = one.panels
-    return PanelStack(stack, torch.zeros(PANEL), n_in, n_out)
+        stack[i], ends[i] = one.panels, one.bias.view(-1, PANEL)
+    return PanelStack(stack, ends, n_in, n_out)
 
 
 def _linears(x: Tensor, groups: Groups, stack: PanelStack, out_dtype: torch.dtype) -> Tensor:
@@ -137,7 +142,7 @@ def _all_groups(a: Any, out: Any, multiply: Any) -> None:
         place = np.int64(expert_ids[i]) * n_panels + panel
         weight = shifted(float_pointer(a[PANELS]), place * n_steps * PANEL)
         target = shifted(out, first * n_out), n_out, panel
-        one_panel(rows, weight, float_pointer(a[BIAS]), target, (totals, multiply))
+        one_panel(rows, weight, shifted(float_pointer(a[BIAS]), place * PANEL), target, (totals, multiply))
         item = fetch_add(shifted(a, NEXT), 1)
     memory[:0] = 0  # keeps the memory alive until here
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.moe.types import PackedExperts, Routed, Routing
+from kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,8 @@ class PlainExperts:
 
     gate_up: Tensor  # [n_experts, 2 * d_inner, d_model]
     down: Tensor  # [n_experts, d_model, d_inner]
+    biases: ExpertBiases | None
+    clamped: Clamped | None
 
     @property
     def n_experts(self) -> int:
@@ -52,8 +54,10 @@ def route(logits: Tensor, routing: Routing) -> Routed:
     return Routed(chosen.to(torch.int32), weights.masked_fill(broken, float("nan")))
 
 
-def pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts:
-    return PlainExperts(gate_up, down)
+def pack_experts(
+    gate_up: Tensor, down: Tensor, biases: ExpertBiases | None = None, clamped: Clamped | None = None
+) -> PackedExperts:
+    return PlainExperts(gate_up, down, biases, clamped)
 
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
@@ -62,11 +66,21 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     total = torch.zeros_like(_wide(x))  # [n_rows, d_model]
     for expert in sorted(set(routed.expert_ids.flatten().tolist())):
         rows, places = (routed.expert_ids == expert).nonzero(as_tuple=True)  # [n] each
-        gate, up = _wide(F.linear(x[rows], packed.gate_up[expert])).chunk(2, -1)  # [n, d_inner] each
-        inner = (F.silu(gate) * up).to(x.dtype)  # [n, d_inner]
-        said = _wide(F.linear(inner, packed.down[expert]))  # [n, d_model]
+        biases = packed.biases
+        of_gate_up, of_down = (None, None) if biases is None else (one[expert] for one in biases)
+        gate_up = _wide(F.linear(x[rows], packed.gate_up[expert], of_gate_up))  # [n, 2 * d_inner]
+        inner = _activated(gate_up, packed.clamped).to(x.dtype)  # [n, d_inner]
+        said = _wide(F.linear(inner, packed.down[expert], of_down))  # [n, d_model]
         total[rows] += said * routed.weights[rows, places, None]
     return total.to(x.dtype)
+
+
+def _activated(gate_up: Tensor, clamped: Clamped | None) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    if clamped is None:
+        return F.silu(gate) * up
+    gate, up = gate.clamp(max=clamped.limit), up.clamp(-clamped.limit, clamped.limit)
+    return (up + 1) * gate * torch.sigmoid(clamped.steepness * gate)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gated.triton import clamped as clamped_gate
 from kernels.gated.triton import over_one_plus_exp
 from kernels.moe.triton_route import route as route
-from kernels.moe.types import PackedExperts, Routed
+from kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
 from kernels.triton_launch import FUSED, aligned, power_of_two, tiles
 from kernels.triton_launch import refuses as refuses
 
@@ -32,6 +33,8 @@ class DeviceExperts:
 
     gate_up: Tensor  # [n_experts, 2 * d_inner, d_model]
     down: Tensor  # [n_experts, d_model, d_inner]
+    biases: ExpertBiases | None
+    clamped: Clamped | None
 
     @property
     def n_experts(self) -> int:
@@ -55,8 +58,12 @@ class _Tiles(NamedTuple):
     ends: Tensor  # [n_tiles] int32: and where the tile's expert ends
 
 
-def pack_experts(gate_up: Tensor, down: Tensor) -> PackedExperts:
-    return DeviceExperts(aligned(gate_up), aligned(down))
+def pack_experts(
+    gate_up: Tensor, down: Tensor, biases: ExpertBiases | None = None, clamped: Clamped | None = None
+) -> PackedExperts:
+    if biases is not None:
+        biases = ExpertBiases(biases.gate_up.contiguous(), biases.down.contiguous())
+    return DeviceExperts(aligned(gate_up), aligned(down), biases, clamped)
 
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
@@ -73,11 +80,16 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     depth = 32 if x.dtype == torch.float32 else 64
     n_tiles = sorted_pairs.experts.shape[0]
     fixed = {"num_warps": 4, "num_stages": 4, **FUSED}
+    clamped = packed.clamped or Clamped(limit=0.0, steepness=0.0)
+    biases = packed.biases or ExpertBiases(packed.gate_up, packed.down)  # not read
+    sizes = PAIRS, COLUMNS, depth, packed.biases is not None
     _gate_up[n_tiles, tiles(d_inner, COLUMNS)](
-        x, packed.gate_up, inner, *sorted_pairs, top_k, d_model, d_inner, PAIRS, COLUMNS, depth, **fixed
+        *(x, packed.gate_up, biases.gate_up, inner, *sorted_pairs),
+        *(top_k, d_model, d_inner, *sizes, clamped.limit, clamped.steepness),
+        **fixed,
     )
     _down[n_tiles, tiles(d_model, COLUMNS)](
-        inner, packed.down, said, *sorted_pairs, d_inner, d_model, PAIRS, COLUMNS, depth, **fixed
+        *(inner, packed.down, biases.down, said, *sorted_pairs, d_inner, d_model, *sizes), **fixed
     )
     weights = routed.weights.contiguous()
     _add_up[n_rows, tiles(d_model, SUMS)](said, weights, out, top_k, d_model, SUMS, num_warps=4, **FUSED)
@@ -156,6 +168,7 @@ def _load_pairs(pairs_at, firsts_at, ends_at, tile, PAIRS: tl.constexpr):
 def _gate_up(
     x_at,
     weight_at,
+    bias_at,
     inner_at,
     pairs_at,
     experts_at,
@@ -167,8 +180,11 @@ def _gate_up(
     PAIRS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    BIASED: tl.constexpr,
+    LIMIT: tl.constexpr,
+    STEEPNESS: tl.constexpr,
 ):
-    """silu(gate) * up of a tile of pairs, gate and up rounded to the rows' dtype first."""
+    """The activation of a tile of pairs, gate and up rounded to the rows' dtype first. LIMIT: 0 for silu."""
     tile = tl.program_id(0)
     expert = tl.load(experts_at + tile).to(tl.int64)
     if expert >= 0:
@@ -189,9 +205,16 @@ def _gate_up(
             gate = tl.dot(rows, tl.load(gates_at + at, mask=wanted, other=0.0), gate, input_precision="ieee")
             ups = tl.load(gates_at + (D_INNER * D_IN) + at, mask=wanted, other=0.0)
             up = tl.dot(rows, ups, up, input_precision="ieee")
+        if BIASED:
+            these_at = bias_at + expert * (2 * D_INNER) + column  # [COLUMNS]
+            gate += tl.load(these_at, mask=exists, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(these_at + D_INNER, mask=exists, other=0.0).to(tl.float32)[None, :]
         kind = inner_at.dtype.element_ty
         gate, up = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
-        inner = over_one_plus_exp(gate, gate) * up
+        if LIMIT > 0:
+            inner = clamped_gate(gate, up, LIMIT, STEEPNESS)
+        else:
+            inner = over_one_plus_exp(gate, gate) * up
         target = inner_at + pairs[:, None] * D_INNER + column[None, :]
         tl.store(target, inner.to(kind), mask=there[:, None] & exists[None, :])
 
@@ -200,6 +223,7 @@ def _gate_up(
 def _down(
     inner_at,
     weight_at,
+    bias_at,
     said_at,
     pairs_at,
     experts_at,
@@ -210,6 +234,7 @@ def _down(
     PAIRS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    BIASED: tl.constexpr,
 ):
     """What an expert says to a tile of pairs, in float32."""
     tile = tl.program_id(0)
@@ -227,6 +252,9 @@ def _down(
             rows = tl.load(rows_at + at, mask=there[:, None] & inside[None, :], other=0.0)
             weights = tl.load(weights_at + at, mask=exists[None, :] & inside[:, None], other=0.0)
             said = tl.dot(rows, weights, said, input_precision="ieee")
+        if BIASED:
+            these_at = bias_at + expert * D_OUT + column  # [COLUMNS]
+            said += tl.load(these_at, mask=exists, other=0.0).to(tl.float32)[None, :]
         target = said_at + pairs[:, None] * D_OUT + column[None, :]
         tl.store(target, said, mask=there[:, None] & exists[None, :])
 

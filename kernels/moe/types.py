@@ -37,6 +37,21 @@ class Routed(NamedTuple):
     weights: Tensor  # [n_rows, top_k] float32 (float64 for float64 logits), in the same order
 
 
+class ExpertBiases(NamedTuple):
+    """What is added to the products of every expert, in the experts' dtype."""
+
+    gate_up: Tensor  # [n_experts, 2 * d_inner], gate first
+    down: Tensor  # [n_experts, d_model]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clamped:
+    """The activation `gated.clamped_mul` with its two numbers."""
+
+    limit: float  # above 0
+    steepness: float
+
+
 class PackedExperts(Protocol):
     """The experts of a layer in the layout of one implementation; only that one's `experts` takes them."""
 

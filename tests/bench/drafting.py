@@ -77,20 +77,31 @@ def length(replies: Sequence[Reply]) -> float:
 
 
 def concurrency(scene: Scene) -> Findings:
-    """Tokens a second of several streams together, prompts cached, with the default drafters and without."""
+    """Tokens a second of several streams together, prompts cached, with the default drafters and without.
+
+    Where servers let passes overlap, both also without that, on the same engine.
+    """
     counts = scene.setting.pick((1, 2, 4, 8, 16, *((32, 64) if scene.setting.on_gpu else ())), (1, 3))
     stage = Stage(scene.lab, scene.auto, n_slots=counts[-1], n_ctx=512)
     pool = [task for kind in ("rename", "continue") for task in scene.answered(stage, kind)]
-    sides = {"plain": PLAIN, "auto": scene.auto}
+    sides = {
+        f"{name}{way}": (types, overlaps)
+        for name, types in (("plain", PLAIN), ("auto", scene.auto))
+        for way, overlaps in scene.ways.items()
+    }
     for n in counts:
         tasks = [pool[i % len(pool)] for i in range(2 * n)]
         stage.play(tasks[: len(pool)], scene.auto)  # prompts are cached, passes of this width are met
-        rates: dict[str, list[float]] = {name: [] for name in sides}
+        played: dict[str, list[Played]] = {name: [] for name in sides}
         for _, name in alternating(list(sides), min(3, scene.n_rounds)):
-            rates[name].append(together(stage.play(tasks, sides[name], N_MAX, at_once=n)))
-        for name, found in rates.items():
-            ratio = middle([one / plain for one, plain in zip(found, rates["plain"], strict=True)])
-            told = {"streams": n, "drafter": name, "tokens/s": middle(found), "x plain": ratio}
+            types, stage.overlaps = sides[name]
+            played[name].append(stage.play(tasks, types, N_MAX, at_once=n))
+        plain = [together(one) for one in played["plain"]]
+        for name, found in played.items():
+            rates = [together(one) for one in found]
+            ratio = middle([mine / other for mine, other in zip(rates, plain, strict=True)])
+            told = {"streams": n, "drafter": name, "tokens/s": middle(rates), "x plain": ratio}
+            told["tokens a pass"] = length([reply for one in found for reply in one.replies])
             yield Finding(f"{n} streams, {name}", None, told)
 
 

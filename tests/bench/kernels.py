@@ -20,8 +20,7 @@ from torch import Tensor
 import kernels
 from engine.batch import Batch, Span
 from kernels.attention.op import attention
-from kernels.choose.op import RowParams, choose
-from kernels.edit.op import Entries, Penalties, edit
+from kernels.choose.op import Edits, Masks, RowParams, choose
 from kernels.gated.op import silu_mul
 from kernels.matmul import cpu as onednn
 from kernels.matmul.op import linear, pack
@@ -207,7 +206,7 @@ def picks() -> None:
         "T 0.8, top_p 0.95": (0.8, 0, 0.95),
         "T 0.8, top_k 50": (0.8, 50, 1.0),
     }
-    say("\nchoose and edit, float32 logits of standard deviation 3")
+    say("\nchoose, float32 logits of standard deviation 3")
     for n_rows, vocab in ((1, 4096), (1, VOCAB), (9, VOCAB), (17, VOCAB)):
         logits = torch.randn(n_rows, vocab) * 3
         for name, (temperature, top_k, top_p) in settings.items():
@@ -222,16 +221,26 @@ def picks() -> None:
             took = seconds(lambda _, logits=logits, params=params: choose(logits, params))
             label = f"choose, {n_rows} rows of {vocab}, {name}"
             say(f"{label:44} {1e6 * took:9.1f} us {1e6 * took / n_rows:9.1f} a row")
-    logits, n = torch.randn(17, VOCAB), 500
-    entries = Entries(
-        torch.arange(n) % 17,
-        torch.arange(n),
+            if temperature == 0.0:
+                continue
+            edits, masks = changes(n_rows, vocab)
+            for says, given in (("64 entries a row", (edits,)), ("a mask a row", (None, masks))):
+                took = seconds(lambda _, x=logits, p=params, given=given: choose(x, p, *given))
+                say(f"{f'{label}, {says}':60} {1e6 * took / n_rows:9.1f} a row")
+
+
+def changes(n_rows: int, vocab: int, n_entries: int = 64) -> tuple[Edits, Masks]:
+    """Penalties of the window's tokens, and masks that allow every other word of 32 tokens."""
+    n = n_rows * n_entries
+    edits = Edits(
+        torch.arange(n_rows + 1, dtype=torch.int32) * n_entries,
+        torch.arange(n, dtype=torch.int32) % vocab,
         torch.zeros(n),
-        torch.ones(n, dtype=torch.int32),
-        torch.ones(n, dtype=torch.bool),
+        torch.full((n,), 1.1),
+        torch.zeros(n),
     )
-    penalties = Penalties(torch.ones(17), torch.zeros(17), torch.zeros(17))
-    say(f"{f'edit, {n} entries':44} {1e6 * seconds(lambda _: edit(logits, entries, penalties)):9.1f} us")
+    allowed = (torch.arange(-(-vocab // 32), dtype=torch.int32) % 2 - 1).repeat(n_rows, 1)
+    return edits, Masks(torch.arange(n_rows, dtype=torch.int32), allowed)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -84,23 +84,31 @@ def prompt(scene: Scene) -> Findings:
 def host(scene: Scene) -> Findings:
     """The part of a step of plain decoding in which no pass runs: planning, picking, text, events.
 
-    On CUDA a pass is timed without its launches, as a graph.
+    With passes that overlap and without, on one engine. On CUDA a pass is timed without its launches, as a graph.
     """
-    for n in scene.setting.pick((1, 64) if scene.setting.on_gpu else (1, 8), (1, 2)):
-        stage = Stage(scene.lab, n_slots=n, n_ctx=512)
-        steps, passes = [], []
-        for i in range(scene.n_rounds):
-            tasks = random_tasks(min(4096, scene.lab.target.vocab_size), n, 24)
-            played = stage.play(tasks, tenant=str(i))
-            # All streams run together from the latest first token to the earliest last one.
-            start = max(one.arrivals[0][0] for one in played.replies)
-            end = min(one.arrivals[-1][0] for one in played.replies)
-            n_steps = sum(start < at <= end for at, _ in played.replies[0].arrivals)
-            steps.append((end - start) / max(1, n_steps))
-            passes.append(stage.pass_s(212, 1, n))
-        told = {"streams": n, "step ms": 1e3 * middle(steps), "pass ms": 1e3 * middle(passes)}
-        share = middle([1 - one / step for one, step in zip(passes, steps, strict=True)])
-        yield Finding(f"step of {n} streams", None, {**told, "host": share})
+    counts = scene.setting.pick((1, 8, 64) if scene.setting.on_gpu else (1, 8), (1, 2))
+    stage = Stage(scene.lab, n_slots=counts[-1], n_ctx=512)
+    for n in counts:
+        took: dict[str, list[tuple[float, float]]] = {way: [] for way in scene.ways}
+        for i, way in alternating(list(took), scene.n_rounds):
+            stage.overlaps = scene.ways[way]
+            took[way].append((step_s(stage, n, f"{n} {i}{way}"), stage.pass_s(212, 1, n)))
+        for way, found in took.items():
+            steps, passes = zip(*found, strict=True)
+            told = {"streams": n, "overlaps": "yes" if scene.ways[way] else "no"}
+            told |= {"step ms": 1e3 * middle(steps), "pass ms": 1e3 * middle(passes)}
+            share = middle([1 - one / step for step, one in found])
+            yield Finding(f"step of {n} streams{way}", None, {**told, "host": share})
+
+
+def step_s(stage: Stage, n: int, tenant: str) -> float:
+    """Seconds of a step of n streams together."""
+    tasks = random_tasks(min(4096, stage.lab.target.vocab_size), n, 24)
+    replies = stage.play(tasks, tenant=tenant).replies
+    # All streams run together from the latest first token to the earliest last one.
+    start = max(one.arrivals[0][0] for one in replies)
+    end = min(one.arrivals[-1][0] for one in replies)
+    return (end - start) / max(1, sum(start < at <= end for at, _ in replies[0].arrivals))
 
 
 def memory(scene: Scene) -> Findings:

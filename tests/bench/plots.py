@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.report import Record
+from tests.bench.scene import NO_OVERLAP
 
 Rows = Sequence[Record]  # the figures of a model's findings in one part
 SIDE_IN, DPI, N_COLOURS = 5.2, 80, 64
@@ -80,7 +81,10 @@ def by_rows(axes: Any, rows: Rows) -> None:
 
 def by_streams(axes: Any, rows: Rows) -> None:
     for name, label in (("auto", "default drafters"), ("plain", "no speculation")):
-        line(axes, [one for one in rows if one["drafter"] == name], "streams", "tokens/s", label)
+        for way, style in (("", "o-"), (NO_OVERLAP, "o--")):
+            found = [one for one in rows if one["drafter"] == f"{name}{way}"]
+            if found:
+                line(axes, found, "streams", "tokens/s", f"{label}{way}", style)
     powers(axes, rows, "streams", "streams at once")
     axes.set_ylim(bottom=0)
     axes.set_ylabel("tokens/s of all")

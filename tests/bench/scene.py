@@ -17,6 +17,7 @@ from tests.oracle.lab import Lab
 KINDS = ("rename", "continue", "docstring")
 HISTORY = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
 N_ROUNDS = 7  # of sides that alternate
+NO_OVERLAP = ", no overlap"  # behind the name of what is measured
 
 
 @dataclass
@@ -57,6 +58,12 @@ class Scene:
     def auto(self) -> tuple[str, ...]:
         """What a server with the same files would load by default."""
         return ("suffix", *self.networks[:1])
+
+    @property
+    def ways(self) -> Mapping[str, bool]:
+        """Whether passes overlap (`Stage.overlaps`), by what a name ends with: both where servers do it, on a GPU."""
+        both = self.setting.on_gpu or self.setting.quick
+        return {"": True, NO_OVERLAP: False} if both else {"": False}
 
     @property
     def unread(self) -> Tensor | None:

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.api import Delta, Done, Failed, Sampling, Speculate
-from engine.batch import Batch, Span
+from engine.batch import AnyArray, Batch, Span, upload
 from engine.cache.store import Store
 from engine.core import forward
 from engine.core.engine import Engine
@@ -86,27 +87,40 @@ def random_tasks(vocab_size: int, n: int, most: int) -> list[Task]:
 
 
 class Reciting:
-    """The target's passes, but for their logits, which say what `texts` holds; slots without a text are left alone."""
+    """The target's passes, but for their logits, which say what is to be recited; other slots are left alone.
 
-    def __init__(self, target: forward.Target) -> None:
+    Where a row stands is looked up on the device: of a pass that was launched ahead the host does not know it.
+    """
+
+    def __init__(self, target: forward.Target, n_slots: int, n_ctx: int) -> None:
         self._target = target
-        self.texts: dict[int, Sequence[int]] = {}  # by slot: the whole sequence
+        # [n_slots, n_ctx] int64: the token behind each position; -1: what the target says
+        self._behind = torch.full((n_slots, n_ctx), -1, device=target.network.device)
+
+    def recite(self, slot_id: int, text: Sequence[int]) -> None:
+        """What the slot's sequence is to be, from its first token on; empty: what the target makes of it."""
+        behind = np.full(self._behind.shape[1], -1)
+        behind[: max(0, len(text) - 1)] = text[1:]
+        (known,) = upload((behind,), self._behind.device)
+        self._behind[slot_id].copy_(known)
 
     def __call__(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """As `Target.forward`: [n_logits, vocab] float32."""
         logits = self._target.forward(batch, store, taps)
-        said = [token_id for span in batch.spans for token_id in self._next(span)]  # [n_logits]
-        rows = [row for row, token_id in enumerate(said) if token_id is not None]
-        if rows:
-            token_ids = torch.tensor([said[row] for row in rows]).to(logits.device)
-            logits[torch.tensor(rows).to(logits.device), token_ids] = CERTAIN
-        return logits
+        if not len(logits):
+            return logits
+        slot_ids, rows = upload(_asked(batch.spans), logits.device)
+        said = self._behind[slot_ids, batch.positions[rows]].unsqueeze(1)  # [n_logits, 1] int64
+        token_ids = said.clamp_min(0)
+        return logits.scatter_(1, token_ids, torch.where(said < 0, logits.gather(1, token_ids), CERTAIN))
 
-    def _next(self, span: Span) -> list[int | None]:
-        """The token after each row of a span that has logits."""
-        end = span.n_past + len(span.token_ids) + 1
-        text = self.texts.get(span.slot, ())
-        return [text[at] if at < len(text) else None for at in range(end - span.n_logits, end)]
+
+def _asked(spans: Sequence[Span]) -> tuple[AnyArray, AnyArray]:
+    """The rows of a batch that have logits: (whose, which), [n_logits] int64 each."""
+    ends = itertools.accumulate(len(span.token_ids) for span in spans)
+    rows = [np.arange(end - span.n_logits, end) for span, end in zip(spans, ends, strict=True)]
+    slot_ids = np.repeat([span.slot for span in spans], [span.n_logits for span in spans])
+    return slot_ids, np.concatenate(rows)
 
 
 @dataclass(slots=True)
@@ -128,14 +142,17 @@ class Stage:
         n_ctx: int = 1024,
         adaptive: bool = True,
         captured: bool | None = None,
+        overlaps: bool | None = None,
     ) -> None:
         """n_ctx: tokens that each slot has pages for, and as many again for prefixes.
 
-        captured: whether passes are captured and replayed; None: as a server does on the lab's device.
+        captured: whether passes are captured and replayed; overlaps: whether they are launched before the one before
+        has been read. None: as a server does on the lab's device.
         """
         self.lab = lab
         n_pages = 2 * n_slots * (n_ctx // PAGE + 2)
-        rows = 2048 if lab.target.device.type == "cuda" else 128  # of a pass, as a server has it
+        on_gpu = lab.target.device.type == "cuda"
+        rows = 2048 if on_gpu else 128  # of a pass, as a server has it
         self.bench = Bench(
             types=tuple(types),
             n_slots=n_slots,
@@ -146,12 +163,22 @@ class Stage:
             n_parked=DRAFT_MAX * n_slots,
             draft_max=DRAFT_MAX,
             n_window_pages=n_pages,
-            captured=lab.target.device.type == "cuda" if captured is None else captured,
+            captured=on_gpu if captured is None else captured,
+            overlaps=on_gpu if overlaps is None else overlaps,
         )
         self.engine: Engine = lab.engine(self.bench)
         self._is_warm = False
-        self._voice = Reciting(self.engine._target)
+        self._voice = Reciting(self.engine._target, n_slots, lab.n_ctx)
         self.engine._target = replace(self.engine._target, captured=self._voice)
+
+    @property
+    def overlaps(self) -> bool:
+        """As told at first. May be set between two plays, so that both ways are measured on one engine."""
+        return self.engine.capacity.overlaps
+
+    @overlaps.setter
+    def overlaps(self, overlaps: bool) -> None:
+        self.engine.capacity = replace(self.engine.capacity, overlaps=overlaps)
 
     def play(
         self,
@@ -212,7 +239,7 @@ class Stage:
         )
 
         def make(slot_id: int) -> Slot:
-            self._voice.texts[slot_id] = (*task.prompt, *task.reply) if task.reply else ()
+            self._voice.recite(slot_id, (*task.prompt, *task.reply) if task.reply else ())
             return self.lab.slot(slot_id, name, case, self.bench, expected)
 
         return make

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +13,22 @@ from typing import Any
 import pytest
 import torch
 
-from demo.acceptance import before_loop, passes
+from demo.acceptance import before_loop
+from demo.acceptance import passes as passes_of
 from engine.slot import Slot
 from engine.speculate.drafter import Drafter, Guess, Want
-from tests.bench import models
+from tests.bench import drafting, models, passes
 from tests.bench.models import Model, folders
 from tests.bench.playing import Reply
+from tests.bench.scene import NO_OVERLAP, Scene
 from tests.bench.stage import Stage, Task, demo_tasks, random_tokens
+from tests.gpu.lossless import launched_ahead
+from tests.gpu.setting import Setting
 from tests.gpu.tokens import goals
 from tests.oracle.lab import DEMO, Lab
 
 N_MAX = 5
+NETWORKS = ("draft-model", "draft-eagle3", "draft-mtp")
 PROMPT, REPLY = random_tokens(40, 0, 4000), random_tokens(60, 1, 4000)
 
 
@@ -67,23 +74,84 @@ def test_a_recited_reply_takes_the_passes_that_its_right_guesses_leave(
     assert seconds > 0
     # The first token comes with the prompt.
     right = [i not in wrong for i in range(1, len(REPLY))]
-    assert (n_tokens, n_passes) == (len(REPLY) - 1, passes(right, N_MAX))
+    assert (n_tokens, n_passes) == (len(REPLY) - 1, passes_of(right, N_MAX))
+
+
+@pytest.fixture(scope="module")
+def tasks(lab: PlannedLab) -> list[Task]:
+    """With the target's own replies, which networks foretell."""
+    return Stage(lab).answered(demo_tasks(lab, "rename", 2, 40))
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_nobody_else_hears_a_text_that_is_recited(lab: PlannedLab, captured: bool) -> None:
+@pytest.mark.parametrize("types", [(), *((name,) for name in NETWORKS)])
+def test_passes_that_overlap_say_the_same_and_keep_the_same_drafts(
+    lab: PlannedLab, tasks: list[Task], types: tuple[str, ...], captured: bool
+) -> None:
+    stage = Stage(lab, types, n_slots=2, adaptive=False, captured=captured, overlaps=False)
+    asked = [*tasks, *(replace(task, reply=(), max_tokens=task.n_tokens, may_end=True) for task in tasks)]
+
+    def steps() -> list[list[int]]:
+        """Tokens of each reply after each step, but where what is left of it may make a draft shorter."""
+        replies = stage.play(asked, types, N_MAX).replies
+        assert [tuple(one.token_ids) for one in replies] == [task.reply for task in tasks] * 2
+        return [[n for _, n in one.arrivals if n < len(one.token_ids) - 2 * (1 + N_MAX)] for one in replies]
+
+    with launched_ahead() as drafted:
+        meant = steps()
+        assert not drafted
+        stage.overlaps = True
+        assert steps() == meant
+    assert len(drafted) > (10 if types else 60)
+    assert any(drafted) == bool(types)
+    assert any(one != [*range(1, 1 + len(one))] for one in meant) == bool(types)  # drafts were kept
+
+
+def test_rows_come_from_passes_that_overlap_as_they_say(
+    lab: PlannedLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: Counter[tuple[Sequence[str], bool, bool]] = Counter()
+    play = Stage.play
+
+    def watched(
+        stage: Stage, tasks: Sequence[Task], types: Sequence[str] = (), *more: Any, **named: Any
+    ) -> Any:
+        with launched_ahead() as drafted:
+            played = play(stage, tasks, types, *more, **named)
+        if named:  # prompts are cached and replies are made without names
+            seen[types, stage.overlaps, bool(drafted)] += 1
+        return played
+
+    monkeypatch.setattr(Stage, "play", watched)
+    scene = Scene("demo", lab, Setting(lab.target.device, quick=True, deadline=math.inf))
+    names = [one.name for one in passes.host(scene)]
+    assert names == [f"step of {n} streams{way}" for n in (1, 2) for way in ("", NO_OVERLAP)]
+    assert seen == {((), True, True): 2, ((), False, False): 2}
+    told = {one.name: one.figures for one in drafting.concurrency(scene)}
+    assert [*told] == [
+        f"{n} streams, {name}{way}" for n in (1, 3) for name in ("plain", "auto") for way in ("", NO_OVERLAP)
+    ]
+    assert seen[(), True, True] == seen[(), False, False] == 4
+    assert sorted(overlaps for types, overlaps, _ in seen.elements() if types) == [False, False, True, True]
+    assert all(one["tokens a pass"] == 1 for name, one in told.items() if "plain" in name)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("captured", [False, True])
+def test_nobody_else_hears_a_text_that_is_recited(lab: PlannedLab, captured: bool, overlaps: bool) -> None:
     free = replace(demo_tasks(lab, "continue", 1, 24)[0], may_end=True)
     alone = Stage(lab).play([free]).replies[0]
-    stage = Stage(lab, n_slots=2, captured=captured)
-    beside, recited = stage.play([free, Task("made up", PROMPT, REPLY)]).replies
-    assert stage.pass_s(100, 3, 2) > 0
-    assert beside.token_ids == alone.token_ids
-    assert tuple(recited.token_ids) == REPLY
+    stage = Stage(lab, n_slots=2, captured=captured, overlaps=overlaps)
+    for recited in (Task("made up", PROMPT, REPLY), Task("made up", REPLY, PROMPT)):
+        beside, other = stage.play([free, recited]).replies
+        assert beside.token_ids == alone.token_ids
+        assert tuple(other.token_ids) == recited.reply
+        assert stage.pass_s(100, 3, 2) > 0
 
 
 def test_a_reply_that_is_not_the_recited_one_is_an_error(lab: PlannedLab) -> None:
     stage = Stage(lab)
-    stage._voice._next = lambda span: [None] * span.n_logits  # type: ignore[method-assign]
+    stage._voice.recite = lambda slot_id, text: None  # type: ignore[method-assign]
     with pytest.raises(AssertionError, match="not what was recited"):
         stage.play([Task("made up", PROMPT, REPLY)])
 
@@ -144,6 +212,7 @@ def test_goals_of_the_device() -> None:
     assert met("width", context=2048, rows=8, **{"x one row": 1.06}) == ["NO"]
     assert met("width", context=2048, rows=32, **{"x one row": 1.24}) == ["yes"]
     assert met("width", context=512, rows=8, **{"x one row": 3.0}) == []
-    assert met("host", streams=1, host=0.04) == ["NO"]
-    assert met("host", streams=64, host=0.04) == ["yes"]
-    assert met("host", streams=2, host=0.9) == []
+    assert met("host", streams=1, overlaps="yes", host=0.04) == ["NO"]
+    assert met("host", streams=64, overlaps="yes", host=0.04) == ["yes"]
+    assert met("host", streams=1, overlaps="no", host=0.9) == []
+    assert met("host", streams=2, overlaps="yes", host=0.9) == []

@@ -15,14 +15,12 @@ from torch import Tensor
 
 from engine.batch import RecurrentRows
 from kernels.attention.op import attention
-from kernels.choose.op import RowParams, choose
-from kernels.edit.op import Entries, Penalties, edit
-from kernels.gated.op import gelu_mul, sigmoid_mul, silu_mul
+from kernels.choose.op import Edits, Masks, RowParams, choose
+from kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
 from kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
 from kernels.gated_norm.op import gated_norm
-from kernels.mask.op import mask
 from kernels.matmul.op import linear, pack
-from kernels.moe.op import Routed, Routing, experts, pack_experts, route
+from kernels.moe.op import Clamped, ExpertBiases, Routed, Routing, experts, pack_experts, route
 from kernels.ngram.op import ngram
 from kernels.norm.op import add_rms_norm, rms_norm
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
@@ -31,7 +29,7 @@ from kernels.verify.op import verify
 from tests.gpu import quantized
 from tests.gpu.dice import Dice, Draw, Pages, Tensors, page_tensors
 
-EXACT = ("choose", "mask", "ngram", "verify")  # every implementation gives the same bits
+EXACT = ("choose", "ngram", "verify")  # every implementation gives the same bits
 
 
 def a_matmul(dice: Dice) -> Draw:
@@ -110,6 +108,8 @@ def an_attention(dice: Dice) -> Draw:
     for i, (n, n_past) in enumerate(zip(lengths, past, strict=True)):
         seen = torch.arange(0 if window is None else max(0, n_past - window + 1), n_past + n)
         spoilt[tensors["page_table"][i, seen // page_size].long(), seen % page_size] = False
+    if sunk := dice.random.random() < 0.4:
+        tensors["sinks"] = dice.normal(n_heads, dtype=torch.float32) * 3
     coded = d_head % 16 == 0 and dice.random.random() < 0.4
     for name in ("keys", "values"):
         store = dice.normal(n_pages, n_kv, page_size, d_head).masked_fill(
@@ -119,10 +119,11 @@ def an_attention(dice: Dice) -> Draw:
 
     def call(t: Tensors) -> tuple[Tensor, ...]:
         stores = [as_float8(t[name]) if coded else t[name] for name in ("keys", "values")]
-        return (attention(t["q"], *stores, Pages.of(t), d_head**-0.5, window),)
+        sinks = t["sinks"].float() if sunk else None  # float32 beside any rows
+        return (attention(t["q"], *stores, Pages.of(t), d_head**-0.5, window, sinks),)
 
     shape = f"{n_heads} / {n_kv} heads of {d_head}, page {page_size}, window {window}, float8 {coded}"
-    return Draw(tensors, call, f"rows {lengths} after {past}, {shape}")
+    return Draw(tensors, call, f"rows {lengths} after {past}, {shape}, sinks {sunk}")
 
 
 def a_gated(dice: Dice) -> Draw:
@@ -131,7 +132,11 @@ def a_gated(dice: Dice) -> Draw:
     tensors["gate"] = dice.normal(n_rows, dice.random.choice([1, d]))
 
     def call(t: Tensors) -> tuple[Tensor, ...]:
-        return silu_mul(t["gate_up"]), gelu_mul(t["gate_up"]), sigmoid_mul(t["x"], t["gate"])
+        gate_up = t["gate_up"]
+        return (
+            *(silu_mul(gate_up), gelu_mul(gate_up), clamped_mul(gate_up, 4.0, 1.702)),
+            sigmoid_mul(t["x"], t["gate"]),
+        )
 
     return Draw(tensors, call, f"{n_rows} rows of {d}, gate {[*tensors['gate'].shape]}")
 
@@ -155,13 +160,15 @@ def a_moe(dice: Dice) -> Draw:
     d_model, d_inner, n_experts, top_k = dice.random.choice(
         [(40, 16, 16, 4)] if dice.quick else [(256, 96, 16, 3), (256, 64, 128, 8)]
     )
-    n_rows, grouped = dice.n_rows(), dice.random.random() < 0.4
+    n_rows, grouped, biased = dice.n_rows(), dice.random.random() < 0.4, dice.random.random() < 0.4
     tensors = {
         "logits": dice.normal(n_rows, n_experts),
         "x": dice.normal(n_rows, d_model),
         "gate_up": dice.normal(n_experts, 2 * d_inner, d_model) / d_model**0.5,
         "down": dice.normal(n_experts, d_model, d_inner) / d_inner**0.5,
         "bias": dice.normal(n_experts, dtype=torch.float32),
+        "gate_up_bias": dice.normal(n_experts, 2 * d_inner),
+        "down_bias": dice.normal(n_experts, d_model),
     }
     # What the experts are asked for is fixed, so that rounding in the router does not send a row elsewhere.
     order = torch.rand(n_rows, n_experts, generator=dice.g).argsort(-1)[:, :top_k]
@@ -180,14 +187,16 @@ def a_moe(dice: Dice) -> Draw:
                 n_groups_kept=2,
             )
         found = route(t["logits"], routing)
-        said = experts(
-            t["x"], Routed(t["ids"], t["weights"]), pack_experts(t["gate_up"].clone(), t["down"].clone())
-        )
+        biases, clamped = None, None
+        if biased:  # as in gpt-oss
+            biases = ExpertBiases(t["gate_up_bias"], t["down_bias"])
+            clamped = Clamped(limit=1.0, steepness=1.702)
+        packed = pack_experts(t["gate_up"].clone(), t["down"].clone(), biases, clamped)
+        said = experts(t["x"], Routed(t["ids"], t["weights"]), packed)
         return found.expert_ids, found.weights, said
 
-    return Draw(
-        tensors, call, f"{n_rows} rows, {top_k} of {n_experts}, {d_model} -> {d_inner}, groups {grouped}"
-    )
+    shape = f"{top_k} of {n_experts}, {d_model} -> {d_inner}"
+    return Draw(tensors, call, f"{n_rows} rows, {shape}, groups {grouped}, biases {biased}")
 
 
 def recurrent_tensors(dice: Dice, n_slots: int, n_parked: int) -> dict[str, Tensor]:
@@ -297,51 +306,45 @@ def a_choose(dice: Dice) -> Draw:
         "seed": torch.randint(-(2**62), 2**62, (n,), generator=dice.g),
         "position": torch.randint(0, 9999, (n,), generator=dice.g),
     }
+    if is_edited := dice.random.random() < 0.6:
+        tensors |= edit_tensors(dice, n, vocab)
+    if is_masked := dice.random.random() < 0.4:
+        tensors |= mask_tensors(dice, n, vocab)
 
     def call(t: Tensors) -> tuple[Tensor, ...]:
         params = RowParams(**{name: t[name] for name in RowParams.__slots__})
-        got = choose(t["logits"], params, want_probability=True)
+        edits = Edits(**{name: t[name] for name in Edits.__slots__}) if is_edited else None
+        masks = Masks(**{name: t[name] for name in Masks.__slots__}) if is_masked else None
+        got = choose(t["logits"], params, edits, masks, want_probability=True)
         assert got.probability is not None
-        return got.token_ids, got.probability
+        return got.token_ids, got.probability, t["logits"]  # which are to be left as they are
 
-    return Draw(tensors, call, f"{n} rows of {vocab}, kind {kind}")
+    return Draw(tensors, call, f"{n} rows of {vocab}, kind {kind}, edited {is_edited}, masked {is_masked}")
 
 
-def an_edit(dice: Dice) -> Draw:
-    n_rows, vocab = dice.n_rows(), dice.random.choice([40, 5003])
-    n = dice.random.randint(0, min(300, n_rows * vocab))
-    places = torch.randperm(n_rows * vocab, generator=dice.g)[:n]
-    tensors = {
-        "logits": dice.normal(n_rows, vocab) * 3,
-        "rows": places // vocab,
-        "token_ids": places % vocab,
+def edit_tensors(dice: Dice, n_rows: int, vocab: int) -> dict[str, Tensor]:
+    """The tensors of `Edits`: rows without entries among them, and tokens that there are not."""
+    each = [
+        torch.randperm(vocab + 3, generator=dice.g)[: dice.random.choice([0, 1, 5, 300])]
+        for _ in range(n_rows)
+    ]
+    n = sum(map(len, each))
+    return {
+        "starts": torch.tensor([0, *itertools.accumulate(map(len, each))], dtype=torch.int32),
+        "token_ids": torch.cat(each).int(),
         "bias": dice.normal(n, dtype=torch.float32),
-        "count": torch.randint(0, 5, (n,), generator=dice.g).int(),
-        "in_window": torch.randint(0, 2, (n,), generator=dice.g).bool(),
-        "repeat": 1 + dice.uniform(n_rows),
-        "presence": dice.uniform(n_rows),
-        "frequency": dice.uniform(n_rows),
+        "repeat": 0.5 + dice.uniform(n),
+        "penalty": dice.normal(n, dtype=torch.float32),
     }
 
-    def call(t: Tensors) -> tuple[Tensor, ...]:
-        entries = Entries(**{name: t[name] for name in Entries.__slots__})
-        edit(t["logits"], entries, Penalties(**{name: t[name] for name in Penalties.__slots__}))
-        return (t["logits"],)
 
-    return Draw(tensors, call, f"{n} entries in {n_rows} rows of {vocab}")
-
-
-def a_mask(dice: Dice) -> Draw:
-    n_rows, vocab = dice.n_rows(), dice.random.choice([1, 31, 33, 5003])
-    n, n_words = dice.random.randint(0, n_rows), -(-vocab // 32) + dice.random.randint(0, 1)
-    tensors = {"logits": dice.normal(n_rows, vocab), "rows": torch.randperm(n_rows, generator=dice.g)[:n]}
-    tensors["allowed"] = torch.randint(-(2**31), 2**31, (n, n_words), generator=dice.g).int()
-
-    def call(t: Tensors) -> tuple[Tensor, ...]:
-        mask(t["logits"], t["rows"], t["allowed"])
-        return (t["logits"],)
-
-    return Draw(tensors, call, f"{n} of {n_rows} rows of {vocab}")
+def mask_tensors(dice: Dice, n_rows: int, vocab: int) -> dict[str, Tensor]:
+    """The tensors of `Masks`: rows without a mask, rows that share one, perhaps a word to spare."""
+    n, n_words = dice.random.randint(1, n_rows), -(-vocab // 32) + dice.random.randint(0, 1)
+    return {
+        "index": torch.randint(-1, n, (n_rows,), generator=dice.g).int(),
+        "allowed": torch.randint(-(2**31), 2**31, (n, n_words), generator=dice.g).int(),
+    }
 
 
 def an_ngram(dice: Dice) -> Draw:
@@ -402,8 +405,6 @@ MAKERS: dict[str, Callable[[Dice], Draw]] = {
     "short_conv": a_short_conv,
     "gated_delta": a_gated_delta,
     "choose": a_choose,
-    "edit": an_edit,
-    "mask": a_mask,
     "ngram": an_ngram,
     "verify": a_verify,
 }

@@ -6,14 +6,20 @@ float64 by the references, where sums in another order flip no pick. Grammars ar
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import kernels
+from engine.core.ahead import Ahead
+from engine.core.forward import Flight
 from tests.gpu.setting import Finding, Findings, Setting
 from tests.oracle.lab import Bench, Folders, Lab, play
 from tests.oracle.lossless import KINDS, TEXT_DRAFTERS, chains, demo_cases, disturbed, folders_of
@@ -30,12 +36,15 @@ def cases(setting: Setting) -> list[str]:
         f"drafting {kind} {name}"
         for name, kind in itertools.product(setting.pick(SAMPLINGS, ("warm",)), kinds)
     ]
-    return [*(f"replays {kind}" for kind in kinds), *drafting, *(f"as on the CPU {kind}" for kind in kinds)]
+    before = [f"{name} {kind}" for name in ("replays", "overlapping") for kind in kinds]
+    return [*before, *drafting, *(f"as on the CPU {kind}" for kind in kinds)]
 
 
 def run(setting: Setting, case: str) -> Findings:
     if case.startswith("replays"):
         yield from replays(setting, case.split()[-1])
+    elif case.startswith("overlapping"):
+        yield from overlapping(setting, case.split()[-1])
     elif case.startswith("drafting"):
         _, kind, name = case.split()
         yield from drafting(setting, kind, name)
@@ -76,6 +85,44 @@ def replays(setting: Setting, kind: str) -> Findings:
         )
 
 
+def overlapping(setting: Setting, kind: str) -> Findings:
+    """Passes that are launched before the one before has been read, captured, against plain decoding in one slot.
+
+    Networks guess ahead where all their layers have pages; drafts behind states or windows wait for the host.
+    """
+    one = lab(kind, setting.pick(torch.bfloat16, torch.float32), str(setting.device))
+    asked = demo_cases(one, "warm", setting.pick(8, 2))  # noise is keyed by position
+    expected = play(one, Bench(), asked)
+    networks = ("draft-model", *[*one.folders.heads][:1]) if kind == "full" else ()
+    for i, chain in enumerate([(), *((name,) for name in networks)]):
+        bench = Bench(chain, n_slots=4, adaptive=False, captured=True, overlaps=True)
+        with launched_ahead() as drafted:
+            tally = disturbed(one, bench, asked, expected, i)
+        told = {"tokens": tally.n_tokens, "accepted": tally.n_accepted, "requests that differ": tally.n_wrong}
+        told |= {"passes launched ahead": len(drafted), "of them with drafts": sum(map(bool, drafted))}
+        proven = any(drafted) and tally.n_accepted > 0 if chain else len(drafted) > 0
+        yield Finding(
+            f"{kind}, {chain[0] if chain else 'plain'}, overlapping",
+            ok=proven and not tally.n_wrong,
+            figures=told,
+        )
+
+
+@contextlib.contextmanager
+def launched_ahead() -> Iterator[list[int]]:
+    """Of every pass that is launched ahead inside the block, how many drafts it has."""
+    launch, drafted = Ahead.launch, []
+
+    def noted(*args: Any) -> Flight | None:
+        flight = launch(*args)
+        if flight is not None:
+            drafted.append(sum(map(len, flight.drafts)))
+        return flight
+
+    with patch.object(Ahead, "launch", noted):
+        yield drafted
+
+
 def drafting(setting: Setting, kind: str, name: str) -> Findings:
     """Each chain on engines under random arrivals, cancels and cuts, against plain decoding in one slot."""
     dtype = setting.pick(torch.bfloat16, torch.float32)
@@ -83,7 +130,7 @@ def drafting(setting: Setting, kind: str, name: str) -> Findings:
     asked = demo_cases(one, name, setting.pick(8, 2))
     expected = play(one, Bench(), asked)
     benches = (
-        {"n_slots": 4, "n_pages": 26, "captured": True},
+        {"n_slots": 4, "n_pages": 26, "captured": True, "overlaps": True},
         {
             "n_slots": 8,
             "n_pages": 512,

@@ -16,12 +16,12 @@ import kernels
 from engine.batch import RecurrentRows
 from kernels import dispatch
 from kernels.attention.op import attention
-from kernels.choose.op import RowParams, choose
-from kernels.gated.op import gelu_mul, sigmoid_mul, silu_mul
+from kernels.choose.op import Edits, Masks, RowParams, choose
+from kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
 from kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
 from kernels.gated_norm.op import gated_norm
 from kernels.matmul.op import linear, pack
-from kernels.moe.op import Routed, Routing, experts, pack_experts, route
+from kernels.moe.op import Clamped, ExpertBiases, Routed, Routing, experts, pack_experts, route
 from kernels.norm.op import add_rms_norm
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 from kernels.short_conv.op import ConvState, short_conv
@@ -79,7 +79,10 @@ def of_gated(things: Things) -> Compute:
 
     def compute(first: int, n: int) -> Sequence[Tensor]:
         rows = slice(first, first + n)
-        return silu_mul(gate_up[rows]), gelu_mul(gate_up[rows]), sigmoid_mul(x[rows], gate[rows])
+        return (
+            *(silu_mul(gate_up[rows]), gelu_mul(gate_up[rows]), clamped_mul(gate_up[rows], 1.0, 1.702)),
+            sigmoid_mul(x[rows], gate[rows]),
+        )
 
     return compute
 
@@ -90,12 +93,17 @@ def of_gated_norm(things: Things) -> Compute:
     return lambda first, n: [gated_norm(x[first : first + n], gate[first : first + n], weight, 1e-6, "silu")]
 
 
-def of_moe(things: Things) -> Compute:
+def of_moe(things: Things, *, biased: bool = False) -> Compute:
     d_model, d_inner, n_experts, top_k = things.setting.pick((2048, 768, 128, 8), (40, 16, 16, 4))
-    packed = pack_experts(
+    matrices = (
         things.normal(n_experts, 2 * d_inner, d_model) / d_model**0.5,
         things.normal(n_experts, d_model, d_inner) / d_inner**0.5,
     )
+    biases, clamped = None, None
+    if biased:
+        biases = ExpertBiases(things.normal(n_experts, 2 * d_inner), things.normal(n_experts, d_model))
+        clamped = Clamped(limit=1.0, steepness=1.702)
+    packed = pack_experts(*matrices, biases, clamped)
     logits, x = things.normal(N_ROWS, n_experts), things.normal(N_ROWS, d_model)
     logits[40:] = logits[40]  # many rows of the same experts
     routing = Routing(top_k=top_k, scores="softmax", normed=True)
@@ -126,11 +134,18 @@ def of_choose(things: Things) -> Compute:
         "seed": column(range(N_ROWS), torch.int64),
         "position": column(range(N_ROWS), torch.int64),
     }
+    n_entries = 5  # of every row: its largest logits, pushed down
+    token_ids = logits.topk(n_entries).indices.int().flatten()
+    starts = torch.arange(N_ROWS + 1, device=things.device).int() * n_entries
+    values = things.normal(3, len(token_ids)).float().abs() + 0.1
+    index = column([-1, 0, 1], torch.int32)
+    allowed = torch.arange(2 * -(-vocab // 32), device=things.device).int().view(2, -1) * 0x9E3779B
 
     def compute(first: int, n: int) -> Sequence[Tensor]:
-        rows = slice(first, first + n)
+        rows, entries = slice(first, first + n), slice(first * n_entries, (first + n) * n_entries)
         some = RowParams(**{name: value[rows] for name, value in params.items()})
-        found = choose(logits[rows], some, want_probability=True)
+        edits = Edits(starts[: n + 1], token_ids[entries], *(one[entries] for one in values))
+        found = choose(logits[rows], some, edits, Masks(index[rows], allowed), want_probability=True)
         assert found.probability is not None
         return found.token_ids, found.probability
 
@@ -162,7 +177,9 @@ def sequences(things: Things, n_past: int) -> tuple[Pages, int]:
     return Pages(**{name: value.to(things.device) for name, value in tensors.items()}), n_pages
 
 
-def of_attention(things: Things, window: int | None = None, *, coded: bool = False) -> Compute:
+def of_attention(
+    things: Things, window: int | None = None, *, coded: bool = False, sunk: bool = False
+) -> Compute:
     n_past = things.setting.pick(1000, 130)
     heads, n_kv, d = things.setting.pick((16, 4, 128), (4, 2, 16))
     every, n_pages = sequences(things, n_past)
@@ -170,14 +187,15 @@ def of_attention(things: Things, window: int | None = None, *, coded: bool = Fal
     if coded:
         keys, values = keys.to(torch.float8_e4m3fn), values.to(torch.float8_e4m3fn)
     q, company = things.normal(N_ROWS, heads, d), things.normal(12, heads, d)
+    sinks = things.normal(heads, dtype=torch.float32) if sunk else None
 
     def compute(first: int, n: int) -> Sequence[Tensor]:
         if n in (3, 16):  # beside other spans, which come before and behind
             spans = spans_of([5, n, 7], [n_past + 200, n_past + first, 40], every, [1, 0, 2])
             rows = torch.cat((company[:5], q[first : first + n], company[5:]))
-            return [attention(rows, keys, values, spans, d**-0.5, window)[5 : 5 + n]]
+            return [attention(rows, keys, values, spans, d**-0.5, window, sinks)[5 : 5 + n]]
         spans = spans_of([n], [n_past + first], every, [0])
-        return [attention(q[first : first + n], keys, values, spans, d**-0.5, window)]
+        return [attention(q[first : first + n], keys, values, spans, d**-0.5, window, sinks)]
 
     return compute
 
@@ -281,9 +299,14 @@ ROWS: dict[str, Sequence[Callable[[Things], Compute]]] = {
     "matmul": (of_matmul, *(partial(of_quantized, kind=kind) for kind in quantized.KINDS)),
     "norm": (of_norm,),
     "norm_rope_write": (of_norm_rope_write,),
-    "attention": (of_attention, partial(of_attention, window=100), partial(of_attention, coded=True)),
+    "attention": (
+        of_attention,
+        partial(of_attention, window=100),
+        partial(of_attention, coded=True),
+        partial(of_attention, window=100, sunk=True),
+    ),
     "gated": (of_gated,),
-    "moe": (of_moe,),
+    "moe": (of_moe, partial(of_moe, biased=True)),
     "gated_norm": (of_gated_norm,),
     "choose": (of_choose,),
 }

@@ -119,6 +119,7 @@ class Bench:
     snapshot_bytes: int = 2**26
     draft_max: int = 24
     captured: bool = False  # passes are captured and replayed
+    overlaps: bool = False  # passes are launched before the one before has been read
 
 
 @dataclass(slots=True)
@@ -192,6 +193,7 @@ class Lab:
             n_ctx=self.n_ctx,
             batch_size=bench.batch_size,
             eos_ids=self.tokenizer.eos_ids,
+            overlaps=bench.overlaps,
         )
         engine = Engine(self.target, cache, chain, capacity)
         if bench.captured:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.api import Delta, Done, Failed, Grammar, Request, Sampling, Speculate
 from engine.errors import InvalidRequest, Overloaded, TimedOut, Unsupported
-from engine.sample.logprobs import logprobs
+from engine.sample.logprobs import Judged
 from engine.text.tokenizer import Tokenizer
 from tests.oracle.lab import ASKS, DEMO, Bench, Case, Lab, play
 
@@ -93,11 +93,11 @@ def test_an_echo_without_logprobs_costs_no_rows(lab: Lab) -> None:
 
 def test_logprobs_are_finite_and_ties_fall_to_the_lower_id() -> None:
     rows = torch.tensor([[0.0, 5.0, 5.0, -math.inf]])
-    (one,) = logprobs(rows, [3], 3)
+    (one,) = Judged(rows, torch.tensor([3]), 3).read([3])
     assert one.logprob == -9999.0
     assert [token_id for token_id, _ in one.top] == [1, 2, 0]
-    assert logprobs(rows[:0], [], 3) == []
-    assert logprobs(rows, [1], 0)[0].top == ()
+    assert Judged(rows, torch.tensor([3]), 3).read([]) == []
+    assert Judged(rows, torch.tensor([1]), 0).read([1])[0].top == []
 
 
 def test_nothing_ends_a_reply_before_its_least_length(lab: Lab) -> None:

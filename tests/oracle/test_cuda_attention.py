@@ -45,13 +45,25 @@ def poison_unseen(
     return poisoned, replace(spans, page_table=table)
 
 
+def make_sinks(n_heads: int) -> Tensor:
+    """Some of about the size of a score, one that leaves hardly anything of a row, one that is not felt."""
+    sinks = random(n_heads, dtype=torch.float32, seed=4) * 3
+    sinks[2::6], sinks[3::6] = 60.0, -300.0
+    return sinks
+
+
 def assert_near(
-    found: Tensor, q: Tensor, stores: tuple[Tensor, Tensor], spans: Spans, window: int | None
+    found: Tensor,
+    q: Tensor,
+    stores: tuple[Tensor, Tensor],
+    spans: Spans,
+    window: int | None,
+    sinks: Tensor | None,  # [n_heads]
 ) -> None:
     """A weight is rounded once, above and below the line; the result once; a weight below 2^-14 loses 2^-25 at most."""
     keys, values = (store.double() for store in stores)
-    meant = reference.attention(q.double(), keys, values, spans, 0.3, window)
-    magnitude = reference.attention(q.double(), keys, values.abs(), spans, 0.3, window)
+    meant = reference.attention(q.double(), keys, values, spans, 0.3, window, sinks)
+    magnitude = reference.attention(q.double(), keys, values.abs(), spans, 0.3, window, sinks)
     half, n_seen = HALF[q.dtype], int(spans.n_past.max()) + q.shape[0]
     allowed = 2 * half * magnitude + half * meant.abs() + n_seen * 2.0**-25 * values.abs().max() + 1e-5
     assert found.shape == meant.shape
@@ -74,13 +86,14 @@ def test_is_near_float64(dtype: torch.dtype, seed: int) -> None:
     if seed % 5 == 0:
         lengths, past = [*lengths, 0, 2], [*past, 40, 30]  # an empty span has no items
     window = pick(1, 30, 64, 530) if seed % 2 else None
+    sinks = make_sinks(n_kv * share) if seed % 4 > 1 else None
     spans = make_spans(lengths, past, page_size)
     stores = make_stores(spans, (n_kv, page_size, d_head), dtype)
     q = random(sum(lengths), n_kv * share, d_head, dtype=dtype)
     poisoned, known = poison_unseen(stores, spans, window)
     with emulated(order=seed):
-        found = cuda.attention(q, *poisoned, known, 0.3, window)
-    assert_near(found, q, stores, spans, window)
+        found = cuda.attention(q, *poisoned, known, 0.3, window, sinks)
+    assert_near(found, q, stores, spans, window, sinks)
 
 
 @each_dtype
@@ -109,10 +122,11 @@ def test_float8_keys_and_values_are_read_as_those_of_the_queries_dtype(
     wide = make_stores(spans, (n_kv, page_size, d_head), torch.float32)
     poisoned, known = poison_unseen((wide[0] * 3, wide[1] * 100), spans, window)
     keys, values = (store.to(torch.float8_e4m3fn) for store in poisoned)
+    sinks = make_sinks(n_heads) if n_kv > 1 else None
     with emulated(order=2):
-        found = cuda.attention(q, keys, values, known, 0.3, window)
+        found = cuda.attention(q, keys, values, known, 0.3, window, sinks)
     with emulated(order=1):
-        meant = cuda.attention(q, keys.to(dtype), values.to(dtype), known, 0.3, window)
+        meant = cuda.attention(q, keys.to(dtype), values.to(dtype), known, 0.3, window, sinks)
     assert not found.isnan().any()
     assert same(found, meant)
 
@@ -139,6 +153,7 @@ class Prompt:
         self.spans = make_spans([n], [0], page_size)
         self.stores = make_stores(self.spans, (n_kv, page_size, d_head), dtype)
         self.q = random(n, n_heads, d_head, dtype=dtype)
+        self.sinks: Tensor | None = None  # [n_heads]
 
     def rows(self, pieces: list[tuple[int, int]], window: int | None = None, order: int = 0) -> Tensor:
         """Rows of spans (first row, rows), each a slot of its own with the same keys and values."""
@@ -151,15 +166,17 @@ class Prompt:
         )
         q = torch.cat([self.q[first : first + n] for first, n in pieces])
         with emulated(order=order):
-            return cuda.attention(q, *self.stores, spans, 0.2, window)
+            return cuda.attention(q, *self.stores, spans, 0.2, window, self.sinks)
 
 
 @each_dtype
 @pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize("sunk", [False, True], ids=["no-sinks", "sinks"])
 def test_a_row_has_the_same_bits_at_every_width_and_in_any_batch(
-    dtype: torch.dtype, window: int | None
+    dtype: torch.dtype, window: int | None, sunk: bool
 ) -> None:
     prompt = Prompt(600, (3, 1, 64), dtype)
+    prompt.sinks = make_sinks(3) if sunk else None
     first = 500  # the rows from 512 on see two chunks
     whole = prompt.rows([(first, 100)], window)
     for width in WIDTHS:
@@ -203,10 +220,12 @@ def test_no_width_shows_where_results_nearly_cancel() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 1000])
+@pytest.mark.parametrize("sunk", [False, True], ids=["no-sinks", "sinks"])
 def test_chunks_joined_by_their_block_and_by_a_second_launch_agree(
-    window: int | None, monkeypatch: pytest.MonkeyPatch
+    window: int | None, sunk: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = cancelling(1700, (4, 2, 64))
+    prompt.sinks = torch.tensor([7.0, 1.0, 8.0, 6.5]) if sunk else None  # of about what 1,700 scores are
     pieces = [(1695, 5), (0, 1), (1014, 10)]
     spread = prompt.rows(pieces, window)
     monkeypatch.setattr(cuda, "MOST_BLOCKS", 20)  # two blocks go through the chunks of an item
@@ -297,6 +316,8 @@ def test_what_does_not_fit_is_refused() -> None:
         cuda.attention(q, keys, values, replace(spans, n_past=spans.n_past.long()), 0.2)
     with pytest.raises(ValueError, match="window"):
         cuda.attention(q, keys, values, spans, 0.2, 0)
+    with pytest.raises(ValueError, match=r"sinks are \[2\] float32"):
+        cuda.attention(q, keys, values, spans, 0.2, sinks=torch.zeros(4))
     assert cuda.refuses(torch.device("cuda"), torch.float32) == "bfloat16 and float16 only"
     assert cuda.refuses(torch.device("cpu"), torch.bfloat16) == "the device is cpu"
 
@@ -306,7 +327,7 @@ def test_traced_graphs_know_the_shape() -> None:
         q, store = (torch.empty(3, n, 64, dtype=torch.bfloat16) for n in (4, 2))
         some = torch.empty(2, dtype=torch.int32)
         whole = torch.ops.slipstream.attention_paged_attention
-        out = whole(q, store[:, :, None], store[:, :, None], [some, some, some[None]], 0.1, 5)
+        out = whole(q, store[:, :, None], store[:, :, None], [some, some, some[None]], None, 0.1, 5)
     assert (out.shape, out.dtype) == ((3, 256), torch.bfloat16)
 
 

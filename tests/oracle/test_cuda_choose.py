@@ -292,6 +292,6 @@ def test_the_traced_op_has_the_shapes_of_its_results() -> None:
             logits = torch.empty(5, 80, dtype=torch.bfloat16)
             columns = [torch.empty(5, dtype=dtype) for dtype in COLUMNS.values()]
             op = torch.ops.slipstream.choose_rows
-            ids, probability = op(logits, columns, want_probability=wanted)
+            ids, probability = op(logits, columns, [], [], want_probability=wanted)
         assert (ids.shape, ids.dtype) == ((5,), torch.int64)
         assert (probability.shape, probability.dtype) == ((5 if wanted else 0,), torch.float32)

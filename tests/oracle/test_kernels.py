@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,8 +14,7 @@ from torch import Tensor
 import kernels
 from kernels import dispatch
 from kernels.attention.op import attention
-from kernels.edit.op import Entries, Penalties, edit
-from kernels.gated.op import gelu_mul, sigmoid_mul, silu_mul
+from kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
 from kernels.matmul import cpu, panels
 from kernels.matmul.op import linear, pack
 from kernels.norm.op import add_rms_norm, rms_norm
@@ -72,7 +72,7 @@ def assert_near(got: Tensor, meant: Tensor, dtype: torch.dtype) -> None:
 @pytest.fixture
 def chosen(implementation: str) -> Iterator[None]:
     """Runs the test with one implementation of the ops that have it."""
-    folders = [name for name in kernels.OPS if name not in ("edit", "matmul", "ngram", "verify")]
+    folders = [name for name in kernels.OPS if name not in ("matmul", "ngram", "verify")]
     with kernels.use(implementation, *folders):
         yield
 
@@ -230,7 +230,23 @@ def test_attention_in_a_window(
     check_attention(dtype, shape, window)
 
 
-def check_attention(dtype: torch.dtype, shape: tuple[int, int, int, int], window: int | None) -> None:
+@each_case
+@pytest.mark.parametrize("window", [None, 1, 65])
+@pytest.mark.parametrize("shape", [(16, 4, 2, 8), (80, 6, 2, 16)], ids=str)
+def test_attention_with_sinks(
+    chosen: None, dtype: torch.dtype, shape: tuple[int, int, int, int], window: int | None
+) -> None:
+    n_heads = shape[1]
+    check_attention(dtype, shape, window, sinks=random(n_heads, dtype=torch.float32, seed=8) * 2)
+    check_attention(dtype, shape, window, sinks=torch.tensor([-200.0, 12.0, 200.0, 0.0, 3.0, 5.0])[:n_heads])
+
+
+def check_attention(
+    dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    window: int | None,
+    sinks: Tensor | None = None,  # [n_heads]
+) -> None:
     """Against a softmax per row and head, with NaN in whatever no row may see. shape: d_head … page_size."""
     d_head, n_heads, n_kv, page_size = shape
     lengths, past = [1, 5, 1, 70, 2, 3], [0, 0, 130, 3, 63, 191]
@@ -246,8 +262,9 @@ def check_attention(dtype: torch.dtype, shape: tuple[int, int, int, int], window
         for row, head in itertools.product(range(n), range(n_heads)):
             end, h = past[i] + row + 1, head // (n_heads // n_kv)
             seen = slice(0 if window is None else max(0, end - window), end)
-            odds = torch.softmax(k[h, seen] @ q[start + row, head].double() * 0.3, 0)
-            meant[start + row, head] = odds @ v[h, seen]
+            odds = (k[h, seen] @ q[start + row, head].double() * 0.3).exp()
+            sink = 0.0 if sinks is None else math.exp(sinks[head])
+            meant[start + row, head] = odds @ v[h, seen] / (odds.sum() + sink)
     # What lies behind a row's position may be anything: stale rows of another request, a draft gone wrong. So may
     # what lies before its window: pages freed and written by another slot, entries that name none.
     firsts = [0 if window is None else max(0, p - window + 1) for p in past]
@@ -255,7 +272,7 @@ def check_attention(dtype: torch.dtype, shape: tuple[int, int, int, int], window
         poison(store, spans, lengths, past, firsts)
     for i, first in enumerate(firsts):
         spans.page_table[i, : first // page_size] = 10**6
-    assert_near(attention(q, keys, values, spans, 0.3, window), meant.flatten(1), dtype)
+    assert_near(attention(q, keys, values, spans, 0.3, window, sinks), meant.flatten(1), dtype)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "cpu"])
@@ -263,6 +280,14 @@ def test_a_window_has_at_least_one_position(chosen: None) -> None:
     spans, one = make_spans([1], [0], 8), torch.zeros(3, 1, 8, 4)
     with pytest.raises(ValueError, match="at least one position"):
         attention(torch.zeros(1, 1, 4), one, one, spans, 1.0, 0)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+def test_sinks_are_one_float32_for_each_query_head(chosen: None) -> None:
+    spans, one = make_spans([1], [0], 8), torch.zeros(3, 1, 8, 4)
+    for sinks in (torch.zeros(1), torch.zeros(2, 1), torch.zeros(2, dtype=torch.bfloat16)):
+        with pytest.raises(ValueError, match=r"sinks are \[2\] float32"):
+            attention(torch.zeros(1, 2, 4), one, one, spans, 1.0, sinks=sinks)
 
 
 def poison(store: Tensor, spans: Spans, lengths: list[int], past: list[int], firsts: list[int]) -> None:
@@ -322,6 +347,22 @@ def test_gelu_mul(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
 
 
 @each_case
+@pytest.mark.parametrize("d_inner", [1, 17, 64, 300])
+def test_clamped_mul(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
+    gate_up = random(5, 2 * d_inner, dtype=dtype) * 5
+    gate_up[0, 0], gate_up[1, 0], gate_up[2, d_inner], gate_up[3, d_inner] = -200.0, 200.0, 200.0, -200.0
+    gate, up = gate_up.double().chunk(2, -1)
+    gate, up = gate.where(gate < 6, 6), up.where(up.abs() < 6, 6 * up.sign())
+    assert_near(clamped_mul(gate_up, 6.0, 1.7), (up + 1) * gate / (1 + torch.exp(-1.7 * gate)), dtype)
+    for place in (0, d_inner):  # clamping does not hide a NaN
+        broken = gate_up.clone()
+        broken[4, place] = float("nan")
+        found = clamped_mul(broken, 6.0, 1.7).isnan()
+        assert bool(found[4, 0])
+        assert int(found.sum()) == 1
+
+
+@each_case
 @pytest.mark.parametrize("d", [1, 17, 64, 300])
 def test_sigmoid_mul(chosen: None, dtype: torch.dtype, d: int) -> None:
     x, gate = random(5, d, dtype=dtype), random(5, d, dtype=dtype, seed=1) * 5
@@ -333,29 +374,6 @@ def test_sigmoid_mul(chosen: None, dtype: torch.dtype, d: int) -> None:
     for wrong in (random(5, d + 1, dtype=dtype), random(1, 1, dtype=dtype), gate.half()):
         with pytest.raises(ValueError, match="does not fit"):
             sigmoid_mul(x, wrong)
-
-
-def test_edit_goes_in_order() -> None:
-    entries = Entries(
-        rows=torch.tensor([0, 0, 0, 2, 2]),
-        token_ids=torch.tensor([1, 3, 4, 0, 1]),
-        bias=torch.tensor([0.0, 0.5, -9.0, 0.0, 0.0]),
-        count=torch.tensor([0, 2, 1, 3, 0], dtype=torch.int32),
-        in_window=torch.tensor([True, True, True, False, True]),
-    )
-    penalties = Penalties(
-        torch.tensor([2.0, 3.0, 4.0]), torch.tensor([0.25, 9.0, 1.0]), torch.tensor([0.125, 9.0, 0.5])
-    )
-    logits = torch.arange(15, dtype=torch.float32).view(3, 5) - 2
-    meant = logits.clone()
-    meant[0, 1] = -1 * 2  # negative: multiplied
-    meant[0, 3] = (1 + 0.5) / 2 - 0.25 - 2 * 0.125
-    meant[0, 4] = (2 - 9) * 2 - 0.25 - 0.125
-    meant[2, 0] = 8 - 1 - 3 * 0.5  # outside the window: not divided
-    meant[2, 1] = 9 / 4
-    with kernels.use("reference"):
-        edit(logits, entries, penalties)
-    assert torch.equal(logits, meant)
 
 
 def test_nothing_runs_unselected() -> None:

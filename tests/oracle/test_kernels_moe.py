@@ -15,7 +15,7 @@ from kernels.gated.op import silu_mul
 from kernels.matmul import panels
 from kernels.matmul.op import linear, pack
 from kernels.moe import op
-from kernels.moe.op import PackedExperts, Routed, Routing
+from kernels.moe.op import Clamped, ExpertBiases, PackedExperts, Routed, Routing
 from tests.oracle.test_kernels import FAST, assert_near, cases, random
 from tests.oracle.test_kernels_width import WIDTHS, assert_rows_alone
 
@@ -87,6 +87,12 @@ def matrices(d_model: int, d_inner: int, dtype: torch.dtype) -> tuple[Tensor, Te
     """gate_up [n_experts, 2 * d_inner, d_model] and down [n_experts, d_model, d_inner]."""
     gate_up = random(N_EXPERTS, 2 * d_inner, d_model, dtype=dtype, seed=1) / d_model**0.5
     return gate_up, random(N_EXPERTS, d_model, d_inner, dtype=dtype, seed=2) / d_inner**0.5
+
+
+def gpt_oss(d_model: int, d_inner: int, dtype: torch.dtype) -> tuple[ExpertBiases, Clamped]:
+    """Biases and activation as that family has them, at a limit that is often reached."""
+    biases = (random(N_EXPERTS, n, dtype=dtype, seed=n) for n in (2 * d_inner, d_model))
+    return ExpertBiases(*biases), Clamped(limit=1.5, steepness=1.702)
 
 
 def some_routed(n_rows: int, top_k: int = 3) -> Routed:
@@ -172,6 +178,33 @@ def test_experts(chosen: None, dtype: torch.dtype, d_model: int, d_inner: int, n
 
 
 @each_case
+@pytest.mark.parametrize(("d_model", "d_inner"), [(16, 8), (7, 3), (130, 70)])
+@pytest.mark.parametrize("n_rows", [1, 33])
+def test_biases_and_a_clamped_activation(
+    chosen: None, dtype: torch.dtype, d_model: int, d_inner: int, n_rows: int
+) -> None:
+    x, (gate_up, down) = random(n_rows, d_model, dtype=dtype), matrices(d_model, d_inner, dtype)
+    biases, clamped = gpt_oss(d_model, d_inner, dtype)
+    routed = some_routed(n_rows)
+    both = torch.einsum("rm,eim->rei", x.double(), gate_up.double()) + biases.gate_up.double()
+    gates, ups = both.chunk(2, -1)
+    gates, ups = gates.minimum(torch.tensor(1.5)), ups.clamp(-1.5, 1.5)
+    inner = (ups + 1) * gates / (1 + torch.exp(-1.702 * gates))
+    said = torch.einsum("rei,emi->rem", inner, down.double()) + biases.down.double()
+    meant = torch.einsum("re,rem->rm", dense(routed), said)
+    assert_near(op.experts(x, routed, op.pack_experts(gate_up, down, biases, clamped)), meant, dtype)
+    # Each by itself.
+    no_clamp = op.experts(x, routed, op.pack_experts(gate_up, down, biases))
+    said = torch.einsum(
+        "rei,emi->rem", torch.nn.functional.silu(both[..., :d_inner]) * both[..., d_inner:], down.double()
+    )
+    assert_near(no_clamp, torch.einsum("re,rem->rm", dense(routed), said + biases.down.double()), dtype)
+    zeros = ExpertBiases(torch.zeros_like(biases.gate_up), torch.zeros_like(biases.down))
+    unbiased = op.experts(x, routed, op.pack_experts(gate_up, down, clamped=clamped))
+    assert torch.equal(unbiased, op.experts(x, routed, op.pack_experts(gate_up, down, zeros, clamped)))
+
+
+@each_case
 def test_experts_that_nobody_asks_for_are_not_read(chosen: None, dtype: torch.dtype) -> None:
     x, (gate_up, down) = random(9, 40, dtype=dtype), matrices(40, 24, dtype)
     routed = some_routed(9, top_k=2)
@@ -196,7 +229,8 @@ def test_no_rows(chosen: None, dtype: torch.dtype) -> None:
 def test_panels_have_the_bits_of_one_product_after_the_other(dtype: torch.dtype) -> None:
     skip_without_panels("panels", dtype)
     kernels.select("cpu", dtype)
-    x, weights, routed = random(70, 300, dtype=dtype), matrices(300, 90, dtype), some_routed(70)
+    x, routed = random(70, 300, dtype=dtype), some_routed(70)
+    weights = *matrices(300, 90, dtype), *gpt_oss(300, 90, dtype)
     with kernels.use("panels", "matmul", "moe"):
         together = op.experts(x, routed, op.pack_experts(*weights))
     with kernels.use("panels", "matmul"), kernels.use("cpu", "moe"):
@@ -223,18 +257,22 @@ def test_the_sum_goes_up_by_expert_in_float32_and_is_rounded_once(
 @each_fast_dtype
 @pytest.mark.parametrize("implementation", ["cpu", "panels"])
 @pytest.mark.parametrize(("d_model", "d_inner"), [(41, 23), (512, 200), (1200, 96)])
-def test_width(implementation: str, dtype: torch.dtype, d_model: int, d_inner: int, n_threads: int) -> None:
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+def test_width(
+    implementation: str, dtype: torch.dtype, d_model: int, d_inner: int, biased: bool, n_threads: int
+) -> None:
     skip_without_panels(implementation, dtype)
     kernels.select("cpu", dtype)
     x, routed = random(70, d_model, dtype=dtype), some_routed(70)
+    more = gpt_oss(d_model, d_inner, dtype) if biased else ()
     with kernels.use(implementation, "moe"):
-        packed = op.pack_experts(*matrices(d_model, d_inner, dtype))
+        packed = op.pack_experts(*matrices(d_model, d_inner, dtype), *more)
         whole = op.experts(x, routed, packed)
         for width in WIDTHS:
             for rows in (slice(0, width), slice(70 - width, 70), slice(3, 3 + width)):
                 some = op.experts(x[rows], first_rows(routed, rows), packed)
                 assert torch.equal(some, whole[rows]), width
-    name = f"{implementation} {d_model} {dtype}"
+    name = f"{implementation} {d_model} {biased} {dtype}"
     assert torch.equal(SEEN.setdefault(name, whole.clone()), whole), f"differs at {n_threads} threads"
 
 

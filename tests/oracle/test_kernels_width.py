@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kernels
 from kernels.attention.op import attention
-from kernels.gated.op import gelu_mul, sigmoid_mul, silu_mul
+from kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
 from kernels.matmul.op import Packed, linear, pack
 from kernels.norm.op import add_rms_norm, rms_norm
 from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
@@ -95,6 +95,7 @@ def test_norms_and_gates(dtype: torch.dtype, n_threads: int) -> None:
                 assert_rows_alone(lambda rows, scale=scale: add_rms_norm(rows, rows, scale, 1e-6)[0], x)
             assert_rows_alone(silu_mul, x)
             assert_rows_alone(gelu_mul, x)
+            assert_rows_alone(lambda rows: clamped_mul(rows, 1.0, 1.7), x)
             assert_rows_alone(lambda rows: sigmoid_mul(rows, rows), x)
             whole = assert_rows_alone(lambda rows: sigmoid_mul(rows, rows[:, :1]), x)
             assert torch.equal(whole, sigmoid_mul(x, x[:, :1].expand(70, d)))
@@ -134,6 +135,7 @@ def attend(
     tables: list[int],
     page_size: int,
     window: int | None = None,
+    sinks: Tensor | None = None,  # [n_heads]
 ) -> Tensor:
     """Attention of spans whose page tables are rows `tables` of one made for all."""
     q, keys, values = tensors
@@ -146,26 +148,28 @@ def attend(
         page_table=whole.page_table[tables].contiguous(),
     )
     with kernels.use("cpu", "attention"):
-        return attention(q, keys, values, spans, 0.2, window)
+        return attention(q, keys, values, spans, 0.2, window, sinks)
 
 
 @each_fast_dtype
 @pytest.mark.parametrize("shape", [(4, 2, 64, 16), (3, 3, 40, 8), (5, 1, 16, 64)], ids=str)
 @pytest.mark.parametrize("window", [None, 1, 37, 64, 100])
+@pytest.mark.parametrize("sunk", [False, True], ids=["no-sinks", "sinks"])
 def test_attention(
-    shape: tuple[int, int, int, int], window: int | None, dtype: torch.dtype, n_threads: int
+    shape: tuple[int, int, int, int], window: int | None, sunk: bool, dtype: torch.dtype, n_threads: int
 ) -> None:
     n_heads, n_kv, d_head, page_size = shape
+    sinks = random(n_heads, dtype=torch.float32, seed=5) * 3 if sunk else None
     n_pages = make_spans([1, 1, 1], [199, 299, 90], page_size).n_pages
     keys, values = (random(n_pages, n_kv, page_size, d_head, dtype=dtype, seed=seed) for seed in (1, 2))
     q = random(200, n_heads, d_head, dtype=dtype)
 
     def run(lengths: list[int], past: list[int], first: int, tables: list[int]) -> Tensor:
         rows = q[first : first + sum(lengths)]
-        return attend(lengths, past, (rows, keys, values), tables, page_size, window)
+        return attend(lengths, past, (rows, keys, values), tables, page_size, window, sinks)
 
     whole = run([200], [0], 0, [0])  # a whole prompt at once
-    bits_across_threads(n_threads, f"attention {shape} {window} {dtype}", whole)
+    bits_across_threads(n_threads, f"attention {shape} {window} {sunk} {dtype}", whole)
     for width in WIDTHS:
         for first in (0, 61, 200 - width):
             assert torch.equal(run([width], [first], first, [0]), whole[first : first + width]), (

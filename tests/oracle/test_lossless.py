@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from engine.api import Sampling, Speculate
 from engine.batch import Span
-from engine.core import forward
 from engine.core.plan import Work
 from engine.sample import pick as picking
 from engine.sample.pick import Row
 from engine.slot import Slot
-from engine.speculate.drafter import Draft
-from engine.speculate.verify import Verdict, verify
+from engine.speculate.verify import Picks, Verdict
 from tests.oracle.lab import DEMO, Bench, Lab, Trouble, play
 from tests.oracle.lossless import (
     ALL,
@@ -45,7 +42,7 @@ def test_text_is_that_of_plain_decoding(lab: Lab, name: str) -> None:
     cases = demo_cases(lab, name, 6)
     expected = play(lab, Bench(), cases)
     for i, chain in enumerate(chains(lab.folders)):
-        bench = list(benches(chain))[i % 4]  # pairwise; `make lossless` runs them all
+        bench = list(benches(chain))[i % 5]  # pairwise; `make lossless` runs them all
         found = disturbed(lab, bench, cases, expected, seed=i)
         assert found.n_tokens > 0
         assert found.n_wrong == 0, bench
@@ -57,7 +54,7 @@ def test_text_is_that_of_plain_decoding_with_other_caches(kind: str, tmp_path: P
     cases = demo_cases(lab, "all", 4)
     expected = play(lab, Bench(snapshot_bytes=0), cases)
     for i, chain in enumerate(one for one in chains(lab.folders) if not one or one[0] not in TEXT_DRAFTERS):
-        bench = list(benches(chain))[i % 4]
+        bench = list(benches(chain))[i % 5]
         assert disturbed(lab, bench, cases, expected, seed=i).n_wrong == 0, bench
 
 
@@ -96,13 +93,13 @@ def _blind(row: Row) -> Row:
 
 
 def _plant_blind_penalties(patch: pytest.MonkeyPatch) -> None:
-    entries = picking._row_entries
-    patch.setattr(picking, "_row_entries", lambda row: entries(_blind(row)))
+    entries = picking._entries
+    patch.setattr(picking, "_entries", lambda rows: entries([_blind(row) for row in rows]))
 
 
 def _plant_wrong_position(patch: pytest.MonkeyPatch) -> None:
-    params = picking.row_params
-    patch.setattr(picking, "row_params", lambda rows, device: params([_blind(row) for row in rows], device))
+    columns = picking._columns
+    patch.setattr(picking, "_columns", lambda rows: columns([_blind(row) for row in rows]))
 
 
 def _plant_commit_too_far(patch: pytest.MonkeyPatch) -> None:
@@ -119,16 +116,14 @@ def _plant_commit_too_far(patch: pytest.MonkeyPatch) -> None:
 def _plant_accept_too_many(patch: pytest.MonkeyPatch) -> None:
     """The first rejected draft is kept as well."""
 
-    def too_many(logits: Tensor, drafts: Sequence[tuple[Slot, Draft]], *more: Any) -> list[Verdict]:
-        return [
-            Verdict(
-                [*draft.token_ids[: one.n_accepted + 1], *one.token_ids[one.n_accepted :]][: len(draft) + 1],
-                min(one.n_accepted + 1, len(draft)),
-            )
-            for one, (_, draft) in zip(verify(logits, drafts, *more), drafts, strict=True)
-        ]
+    honest = Picks.verdict
 
-    patch.setattr(forward, "verify", too_many)
+    def too_many(self: Picks, i: int, slot: Slot, draft: Sequence[int], *more: Any) -> Verdict:
+        one = honest(self, i, slot, draft, *more)
+        kept = [*draft[: one.n_accepted + 1], *one.token_ids[one.n_accepted :]]
+        return Verdict(kept[: len(draft) + 1], min(one.n_accepted + 1, len(draft)))
+
+    patch.setattr(Picks, "verdict", too_many)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.moe import reference as plain
-from kernels.moe.types import Routed, Routing
+from kernels.moe.types import Clamped, ExpertBiases, Routed, Routing
 from tests.oracle.interpreted import assert_near
 
 # isort: split
@@ -103,10 +103,17 @@ def test_experts(seed: int, dtype: torch.dtype) -> None:
     down = normal(n_experts, d_model, d_inner, dtype=dtype, seed=2) / d_inner**0.5
     routed = some_routed(n_rows, n_experts, random.randint(1, min(n_experts, 4)), seed)
     x = normal(n_rows, d_model, dtype=dtype, seed=seed)
-    got = moe.experts(x, routed, moe.pack_experts(gate_up, down))
+    biases, wide_biases, clamped = None, None, None
+    if seed % 2:
+        biases = ExpertBiases(*(normal(n_experts, n, dtype=dtype, seed=n) for n in (2 * d_inner, d_model)))
+        wide_biases = ExpertBiases(*(one.double() for one in biases))
+    if seed % 3:
+        clamped = Clamped(limit=0.7, steepness=1.702)
+    got = moe.experts(x, routed, moe.pack_experts(gate_up, down, biases, clamped))
     # The definition in float64 of the same numbers: unlike in the narrow dtype, it rounds nothing in between.
     wide = Routed(routed.expert_ids, routed.weights.double())
-    meant = plain.experts(x.double(), wide, plain.pack_experts(gate_up.double(), down.double()))
+    packed = plain.pack_experts(gate_up.double(), down.double(), wide_biases, clamped)
+    meant = plain.experts(x.double(), wide, packed)
     largest = meant.abs().max().item()
     share = {torch.float32: 3e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}[dtype]
     assert got.dtype == dtype

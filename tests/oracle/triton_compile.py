@@ -29,16 +29,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from kernels.edit import triton as edit
-from kernels.edit.entries import Entries, Penalties
 from kernels.gated import triton as gated
 from kernels.gated_delta import triton as gated_delta
 from kernels.gated_delta.state import DeltaGate, DeltaState
 from kernels.gated_norm import triton as gated_norm
-from kernels.mask import triton as mask
 from kernels.matmul import triton as matmul
 from kernels.moe import triton as moe
-from kernels.moe.types import Routed, Routing
+from kernels.moe.types import Clamped, ExpertBiases, Routed, Routing
 from kernels.norm import triton as norm
 from kernels.norm_rope_write import triton as norm_rope_write
 from kernels.norm_rope_write.rows import HeadNorms, Rope
@@ -107,6 +104,7 @@ def run_norm_rope_write(dtype: torch.dtype) -> None:
 def run_gates(dtype: torch.dtype) -> None:
     gated.silu_mul(none_of(dtype, N_ROWS, 2 * 17408))
     gated.gelu_mul(none_of(dtype, N_ROWS, 2 * 10240))
+    gated.clamped_mul(none_of(dtype, N_ROWS, 2 * 2880), 7.0, 1.702)
     gated.sigmoid_mul(none_of(dtype, N_ROWS, 6144), none_of(dtype, N_ROWS, 6144))
     gated.sigmoid_mul(none_of(dtype, N_ROWS, 6144), none_of(dtype, N_ROWS, 1))
     heads, gates = none_of(dtype, N_ROWS, 48, 128), none_of(dtype, N_ROWS, 48 * 128)
@@ -136,7 +134,7 @@ def run_recurrent(dtype: torch.dtype) -> None:
 
 
 def run_experts(dtype: torch.dtype) -> None:
-    """Qwen3 (30B, 3B active), and a router with groups and bias."""
+    """Qwen3 (30B, 3B active), a router with groups and bias, and gpt-oss (20B)."""
     logits = none_of(dtype, N_ROWS, 128)
     moe.route(logits, Routing(top_k=8, scores="softmax", normed=True))
     bias = none_of(torch.float32, 256)
@@ -147,6 +145,10 @@ def run_experts(dtype: torch.dtype) -> None:
     routed = Routed(none_of(torch.int32, N_ROWS, 8), none_of(torch.float32, N_ROWS, 8))
     packed = moe.pack_experts(none_of(dtype, 128, 2 * 768, 2048), none_of(dtype, 128, 2048, 768))
     moe.experts(none_of(dtype, N_ROWS, 2048), routed, packed)
+    matrices = none_of(dtype, 32, 2 * 2880, 2880), none_of(dtype, 32, 2880, 2880)
+    biases = ExpertBiases(none_of(dtype, 32, 2 * 2880), none_of(dtype, 32, 2880))
+    packed = moe.pack_experts(*matrices, biases, Clamped(limit=7.0, steepness=1.702))
+    moe.experts(none_of(dtype, N_ROWS, 2880), routed, packed)
 
 
 def run_products(dtype: torch.dtype) -> None:
@@ -156,20 +158,6 @@ def run_products(dtype: torch.dtype) -> None:
         matmul.linear(none_of(torch.float32, N_ROWS, 5120), packed)
 
 
-def run_logits(dtype: torch.dtype) -> None:
-    """These take float32 whatever the network's dtype."""
-    logits, n = none_of(torch.float32, N_ROWS, 151936), 40
-    mask.mask(logits, none_of(torch.int64, 3), none_of(torch.int32, 3, 4748))
-    entries = Entries(
-        none_of(torch.int64, n),
-        none_of(torch.int64, n),
-        none_of(torch.float32, n),
-        none_of(torch.int32, n),
-        none_of(torch.bool, n),
-    )
-    edit.edit(logits, entries, Penalties(*(none_of(torch.float32, N_ROWS) for _ in range(3))))
-
-
 ALL: tuple[Callable[[torch.dtype], None], ...] = (
     run_norms,
     run_norm_rope_write,
@@ -177,7 +165,6 @@ ALL: tuple[Callable[[torch.dtype], None], ...] = (
     run_recurrent,
     run_experts,
     run_products,
-    run_logits,
 )
 
 

@@ -111,7 +111,7 @@ def test_exactness_is_promised_by_an_implementation_or_refused() -> None:
     assert kernels.select("cpu", torch.bfloat16, exact=kernels.OPS) == kernels.select("cpu", torch.bfloat16)
     with pytest.raises(CannotRunError, match=r"reference refused: its bits may depend on the rows"):
         kernels.select("cpu", torch.float16, exact=("matmul",))
-    assert kernels.select("cpu", torch.float16, exact=("mask", "verify"))  # these promise it
+    assert kernels.select("cpu", torch.float16, exact=("choose", "verify"))  # these promise it
 
 
 def test_every_operator_has_an_exact_implementation_for_cuda() -> None:

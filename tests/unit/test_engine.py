@@ -158,6 +158,7 @@ class Faulty(Drafter):
     """Raises in the verb that is told to."""
 
     name = "faulty"
+    is_free = False  # so that it is told of every pass
 
     def __init__(self, verb: str) -> None:
         self.verb = verb

@@ -67,6 +67,18 @@ def test_text_models_within_wrappers(of: Callable[..., Forecast], name: str, bil
     assert told["draft-mtp"].n_params < 0.03 * told["target"].n_params
 
 
+@pytest.mark.parametrize(("name", "billions"), [("gpt-oss-20b", 20.91), ("gpt-oss-120b", 116.83)])
+def test_gpt_oss(of: Callable[..., Forecast], name: str, billions: float) -> None:
+    """Parameters as its model card counts them (arXiv 2508.10925, table 1); MXFP4 is widened to 16 bits."""
+    told = of(name)
+    target = told.networks["target"]
+    assert round(target.n_params / 1e9, 2) == billions
+    assert target.weight_bytes == pytest.approx(2 * target.n_params, rel=1e-5)
+    n_layers = 24 if name == "gpt-oss-20b" else 36
+    assert target.token_bytes == n_layers // 2 * 2 * 8 * 64 * 2  # of full layers; the others are windows
+    assert told.taken.windows > 0
+
+
 @pytest.mark.parametrize(
     ("name", "token_kib", "state_mib", "conv_mb"),
     [
@@ -218,7 +230,7 @@ def test_settings_that_a_start_would_refuse(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config: quant_method"),
+        ({"quantization_config": {"quant_method": "quark"}}, "quantization_config: quant_method"),
         ({"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM is not supported"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers"),
         ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers"),

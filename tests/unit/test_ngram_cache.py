@@ -198,9 +198,9 @@ def test_state_is_that_of_a_drafter_that_saw_the_text_at_once(
     for slot in slots:
         fresh = NgramCache(2, None, None, VOCAB)
         again = began(fresh, slot.tokens, slot.id)
+        assert guess(drafter, slot) == guess(fresh, again)
         assert rows(drafter, slot.id) == rows(fresh, slot.id)
         assert counted(context(drafter, slot.id).records()) == Plain().learn(slot.tokens).counts
-        assert guess(drafter, slot) == guess(fresh, again)
 
 
 def context(drafter: NgramCache, slot_id: int) -> NgramCounts:

@@ -59,7 +59,8 @@ def keep(
 
 
 def state(drafter: Drafter, slot: Slot) -> object:
-    """What the drafter knows of a slot, in a form that can be compared."""
+    """What the drafter knows of a slot once it was asked, in a form that can be compared."""
+    guess(drafter, slot)
     if isinstance(drafter, NgramMod):
         table = drafter._next[slot.id]
         return None if table is None else table.tolist()

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.errors import UnsupportedModel
 from engine.models.fields import Fields
 from engine.models.quantization import read_scheme
-from engine.quantized import Awq, Fp8, Gptq, PackedInt4, Scheme
+from engine.quantized import Awq, Fp8, Gptq, Mxfp4, PackedInt4, Scheme
 from engine.service.forecast import forecast
 from engine.settings import Settings
 from kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized, joined, widened
@@ -60,6 +60,7 @@ def floats(**weights: Any) -> dict[str, Any]:
         ({**GPTQ, "desc_act": True, "checkpoint_format": "gptq_v2"}, Gptq(128, shuffled=True, zero_shift=0)),
         (FP8, Fp8((128, 128))),
         ({"quant_method": "fp8"}, Fp8(None)),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, Mxfp4()),
         (packed(), PackedInt4(128, symmetric=True)),
         (
             packed({"strategy": "channel", "group_size": None, "symmetric": False}),

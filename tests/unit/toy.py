@@ -112,6 +112,7 @@ def toy_engine(
     adaptive: bool = False,
     eos: int = VOCAB,
     acceptance: Acceptance = coupled,
+    overlaps: bool = False,
 ) -> Toy:
     """A toy engine with 4-token pages; `eos` past the vocabulary never ends a text."""
     select(CPU, torch.float32)
@@ -119,7 +120,9 @@ def toy_engine(
     sizes = Sizes(n_slots=n_slots, n_pages=n_pages, page_size=4)
     stores = {name: Store([FullKV(1, 1)], sizes, torch.float32, CPU) for name in ("target", "draft")}
     cache = Cache(stores, n_slots, n_pages, 4)
-    capacity = Capacity(n_slots=n_slots, n_ctx=256, batch_size=batch_size, eos_ids=frozenset({eos}))
+    capacity = Capacity(
+        n_slots=n_slots, n_ctx=256, batch_size=batch_size, eos_ids=frozenset({eos}), overlaps=overlaps
+    )
     chain = Chain(make_drafters(cache), Lengths(adaptive=adaptive))
     engine = Engine(target, cache, chain, capacity, acceptance)  # type: ignore[arg-type]
     return Toy(engine, cache, target)

@@ -1,1 +1,0 @@
-"""Sparse changes of logits: bias and penalties."""

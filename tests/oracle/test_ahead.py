@@ -1,0 +1,102 @@
+"""Drafts made on the device behind a pass that nobody has read, against those that the host asks for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.api import Sampling, Speculate
+from engine.batch import Batch
+from engine.core import ahead
+from engine.core.forward import Behind, Flight
+from engine.speculate.chain import Chain
+from engine.speculate.drafter import Guess, Want
+from engine.speculate.offer import Offer
+from tests.oracle.lab import DEMO, Bench, Case, Lab, play
+from tests.oracle.lossless import demo_cases
+
+
+@pytest.fixture(scope="module")
+def lab() -> Lab:
+    return Lab(DEMO, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def cases(lab: Lab) -> list[Case]:
+    """Hot enough that drafts are kept in part, and that noise of another place is another token."""
+    asked = demo_cases(lab, "warm", 4)
+    return [
+        replace(one, sampling=Sampling(seed=i, temperature=1.3), speculate=Speculate(n_max=5), max_tokens=32)
+        for i, one in enumerate(asked)
+    ]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Flight]:
+    """The passes that were launched ahead."""
+    seen: list[Flight] = []
+    launch = ahead.Ahead.launch
+
+    def watched(*args: object) -> Flight | None:
+        flight = launch(*args)  # type: ignore[arg-type]
+        seen.extend([] if flight is None else [flight])
+        return flight
+
+    monkeypatch.setattr(ahead.Ahead, "launch", watched)
+    return seen
+
+
+@pytest.fixture
+def guessed(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], list[Sequence[int]]]:
+    """What was guessed, by request and tokens before."""
+    seen: dict[tuple[str, int], list[Sequence[int]]] = defaultdict(list)
+    offer = Chain._offer
+
+    def watched(self: Chain, name: str, want: Want, guess: Guess) -> Offer:
+        seen[want.slot.request.id, want.n_tokens].append(guess.token_ids)
+        return offer(self, name, want, guess)
+
+    monkeypatch.setattr(Chain, "_offer", watched)
+    return seen
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("name", ["draft-model", "draft-eagle3", "draft-mtp"])
+def test_a_network_guesses_ahead_what_it_guesses_when_it_is_asked(
+    lab: Lab,
+    cases: Sequence[Case],
+    launched: list[Flight],
+    guessed: dict[tuple[str, int], list[Sequence[int]]],
+    name: str,
+    captured: bool,
+) -> None:
+    bench = Bench((name,), adaptive=False, captured=captured)
+    asked, made = (play(lab, replace(bench, overlaps=one), cases) for one in (False, True))
+    assert made.tokens == asked.tokens
+    assert sum(flight.guesses is not None for flight in launched) > 8
+    twice = [one for one in guessed.values() if len(one) == 2]
+    assert len(twice) > 12
+    for (
+        one,
+        other,
+    ) in twice:  # near a text's end drafts are shorter, by as much as the running pass might still keep
+        n = min(len(one), len(other))
+        assert list(one[:n]) == list(other[:n])
+
+
+@pytest.mark.parametrize("name", ["draft-model", "draft-mtp"])
+@pytest.mark.parametrize("part", ["positions", "noise"])
+def test_a_pass_that_begins_at_the_wrong_place_is_seen(
+    lab: Lab, cases: Sequence[Case], monkeypatch: pytest.MonkeyPatch, name: str, part: str
+) -> None:
+    bench = Bench((name,), adaptive=False, overlaps=True)
+    meant = play(lab, bench, cases).tokens
+    if part == "positions":
+        monkeypatch.setattr(Batch, "move_back", lambda *args: None)
+    else:
+        monkeypatch.setattr(Behind, "params", lambda *args: None)
+    assert play(lab, bench, cases).tokens != meant

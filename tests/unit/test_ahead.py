@@ -1,0 +1,264 @@
+"""Passes launched behind a pass that nobody has read: the same text, whatever happens in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.api import Delta, Done, Event, Failed
+from engine.batch import Batch, Span
+from engine.core import ahead
+from engine.core.forward import Flight
+from engine.speculate import tails
+from engine.speculate.drafter import Drafter, Guess, Unread, Want
+from engine.speculate.tails import Ran, Tails
+from kernels import select
+from tests.unit.toy import CPU, VOCAB, Toy, toy_engine, toy_slot
+
+PROMPTS = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [9, 8], "c": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}
+N_TOKENS = 20
+
+
+class Knowing(Drafter):
+    """Stands for a network: knows the text, but for every third position of it."""
+
+    name = "knowing"
+    is_free = False
+
+    def __init__(self, texts: dict[str, list[int]], *, goes_ahead: bool = True) -> None:
+        self._texts = texts
+        self._goes_ahead = goes_ahead
+        self.n_ahead = 0
+        self.n_astray = 0  # reads where the text did not end where the guesses begin
+
+    def _guess(self, want: Want, n_tokens: int) -> list[int]:
+        whole = [*PROMPTS[want.slot.request.id], *self._texts[want.slot.request.id], *[0] * 20]
+        return [
+            (token_id + (i % 3 == 0)) % VOCAB
+            for i, token_id in enumerate(whole[: n_tokens + want.n_max])
+            if i >= n_tokens
+        ]
+
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+        return [Guess(self._guess(want, want.n_tokens)) for want in wants]
+
+    def ahead(self, wants: Sequence[Want], tails: Tails) -> Unread | None:
+        if not self._goes_ahead:
+            return None
+        self.n_ahead += 1
+        ends = [want.n_tokens - lost for want, lost in zip(wants, tails.n_lost.tolist(), strict=True)]
+        made = [self._guess(want, end) for want, end in zip(wants, ends, strict=True)]
+
+        def read() -> list[Guess]:
+            self.n_astray += [len(want.slot.tokens) for want in wants] != ends
+            return [Guess(one) for one in made]
+
+        return Unread(torch.tensor([token_id for one in made for token_id in one]), read)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[int]]:
+    return play(toy_engine(n_slots=1))[0]
+
+
+def play(
+    toy: Toy, *, types: tuple[str, ...] = (), between: Callable[[Toy], None] = lambda toy: None
+) -> tuple[dict[str, list[int]], dict[str, Event]]:
+    """Play the prompts to their ends: tokens and last event of each. between: called after every step."""
+    tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}
+    last: dict[str, Event] = {}
+    for name, prompt in PROMPTS.items():
+        toy.engine.add(
+            name, lambda slot_id, name=name, prompt=prompt: toy_slot(slot_id, name, prompt, types=types)
+        )
+    for _ in range(500):
+        if not toy.engine.busy:
+            break
+        for name, event in toy.engine.step():
+            if isinstance(event, Delta):
+                tokens[name] += event.token_ids
+            else:
+                last[name] = event
+        between(toy)
+    assert not toy.engine.busy
+    assert toy.engine.stats().n_pages_held == 0
+    return tokens, last
+
+
+@pytest.fixture
+def flights(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Per step, whether a pass was launched ahead."""
+    seen: list[bool] = []
+    launch = ahead.Ahead.launch
+
+    def watched(*args: object) -> Flight | None:
+        flight = launch(*args)  # type: ignore[arg-type]
+        seen.append(flight is not None)
+        return flight
+
+    monkeypatch.setattr(ahead.Ahead, "launch", watched)
+    return seen
+
+
+@pytest.mark.parametrize("n_slots", [1, 2, 3])
+def test_plain_text_is_the_same_and_nearly_all_passes_are_launched_ahead(
+    expected: dict[str, list[int]], flights: list[bool], n_slots: int
+) -> None:
+    tokens, last = play(toy_engine(n_slots=n_slots, overlaps=True))
+    assert tokens == expected
+    assert all(isinstance(one, Done) for one in last.values())
+    assert flights.count(False) <= 3
+
+
+@pytest.mark.parametrize("n_slots", [1, 3])
+def test_drafts_made_on_the_device_are_the_drafts_of_the_host(
+    expected: dict[str, list[int]], flights: list[bool], n_slots: int
+) -> None:
+    there, here = Knowing(expected), Knowing(expected)
+    hosted = toy_engine(lambda cache: [here], n_slots=n_slots)
+    toy = toy_engine(lambda cache: [there], n_slots=n_slots, overlaps=True)
+    assert play(hosted, types=("knowing",))[0] == play(toy, types=("knowing",))[0] == expected
+    assert there.n_ahead > 5
+    assert there.n_astray == 0
+    assert sum(flights) > 5
+    by_host, by_device = (
+        one.engine.stats().drafters["knowing"].accepted_by_position for one in (hosted, toy)
+    )
+    # Drafts are shorter at a text's end, of which the running pass might keep more than it does.
+    assert sum(by_device) > 0.85 * sum(by_host)
+
+
+def test_a_network_that_needs_the_host_gets_it(expected: dict[str, list[int]], flights: list[bool]) -> None:
+    drafter = Knowing(expected, goes_ahead=False)
+    tokens, _ = play(toy_engine(lambda cache: [drafter], overlaps=True), types=("knowing",))
+    assert tokens == expected
+    assert sum(flights) < len(flights) / 2
+
+
+def test_a_device_that_keeps_other_tokens_than_the_host_changes_nothing(
+    expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = tails.verify
+
+    def generous(*args: Tensor) -> tuple[Tensor, Tensor]:
+        n_accepted, next_ids = honest(*args)
+        return (n_accepted + 1).clamp(max=3), next_ids
+
+    monkeypatch.setattr(tails, "verify", generous)
+    toy = toy_engine(lambda cache: [Knowing(expected)], n_slots=2, overlaps=True)
+    assert play(toy, types=("knowing",))[0] == expected
+
+
+def test_requests_cut_back_while_a_pass_runs_write_the_same_again(expected: dict[str, list[int]]) -> None:
+    random = np.random.default_rng(0)
+    n_cut = 0
+
+    def cut(toy: Toy) -> None:
+        nonlocal n_cut
+        for slot in list(toy.engine._running):
+            if slot.n_decoded > 3 and random.random() < 0.2:
+                toy.engine.rollback(slot.request.id, len(slot.tokens) - int(random.integers(1, 4)))
+                n_cut += 1
+
+    for drafters in ([], [Knowing(expected)]):
+        toy = toy_engine(lambda cache, drafters=drafters: drafters, overlaps=True)
+        tokens, last = play(toy, types=("knowing",) if drafters else (), between=cut)
+        assert {len(one) for one in tokens.values()} != {N_TOKENS}
+        for name, text in expected.items():
+            assert isinstance(last[name], Done)
+            assert tokens[name][-3:] == text[-3:]
+    assert n_cut > 10
+
+
+def test_a_cancelled_request_leaves_the_others_alone(expected: dict[str, list[int]]) -> None:
+    toy = toy_engine(n_slots=3, overlaps=True)
+
+    def cancel(toy: Toy) -> None:
+        if any(slot.request.id == "b" and slot.n_decoded > 4 for slot in toy.engine._running):
+            toy.engine.cancel("b")
+
+    tokens, last = play(toy, between=cancel)
+    assert (tokens["a"], tokens["c"]) == (expected["a"], expected["c"])
+    assert "b" not in last
+
+
+def test_short_of_pages_slots_are_preempted_and_go_on(expected: dict[str, list[int]]) -> None:
+    toy = toy_engine(lambda cache: [Knowing(expected)], n_slots=3, n_pages=14, overlaps=True)
+    assert play(toy, types=("knowing",))[0] == expected
+    assert toy.engine.stats().n_preempted > 0
+
+
+@pytest.mark.parametrize("types", [(), ("knowing",)])
+def test_a_pass_that_breaks_off_is_run_again(expected: dict[str, list[int]], types: tuple[str, ...]) -> None:
+    toy = toy_engine(lambda cache: [Knowing(expected)], overlaps=True)
+
+    def sometimes(batch: Batch, logits: Tensor) -> None:
+        if toy.target.n_passes % 4 == 3:
+            raise RuntimeError("broken")
+
+    toy.target.spoil = sometimes
+    assert play(toy, types=types)[0] == expected
+
+
+@pytest.mark.parametrize("types", [(), ("knowing",)])
+def test_a_row_without_numbers_ends_its_request_alone(
+    expected: dict[str, list[int]], types: tuple[str, ...]
+) -> None:
+    def spoil(batch: Batch, logits: Tensor) -> None:
+        far = (
+            batch.positions[batch.logit_index] == len(PROMPTS["b"]) + 8
+        )  # "b" gets there first, and then is gone
+        logits[far & torch.tensor([_owner(batch, int(i)) == slot_of["b"] for i in batch.logit_index])] = (
+            float("nan")
+        )
+
+    toy = toy_engine(lambda cache: [Knowing(expected)], n_slots=3, overlaps=True)
+    slot_of = {"b": 1}
+    toy.target.spoil = spoil
+    tokens, last = play(toy, types=types)
+    assert isinstance(last["b"], Failed)
+    assert tokens["b"] == expected["b"][:9]
+    assert (tokens["a"], tokens["c"]) == (expected["a"], expected["c"])
+
+
+def _owner(batch: Batch, row: int) -> int:
+    return batch.spans[int(torch.searchsorted(batch.span_starts, row, right=True)) - 1].slot
+
+
+def test_a_pass_of_none_but_ended_requests_is_forgotten(expected: dict[str, list[int]]) -> None:
+    toy = toy_engine(n_slots=1, overlaps=True)
+    assert play(toy)[0] == expected
+    assert play(toy)[0] == expected
+
+
+def test_tails_are_what_the_host_would_keep() -> None:
+    select(CPU, torch.float32)
+    token_ids = torch.tensor(
+        [5, 6, 7, 8, 1, 2, 3]
+    )  # slot 4: 5 and drafts 6 7 8; slot 2: 2 behind a known 1; then 3
+    rows = {4: range(4), 2: range(5, 6), 0: range(6, 7)}
+    picks = torch.tensor([6, 7, 9, 0, 11, -1])
+    ends = Tails.of(Ran(rows, token_ids, picks))
+    assert ends.last.tolist() == [[7, 9], [2, 11], [3, 0]]
+    assert ends.n_lost.tolist() == [1, 0, 0]
+    two = ends.of_slots([2, 4])
+    assert (two.last.tolist(), two.n_lost.tolist()) == ([[2, 11], [7, 9]], [0, 1])
+    assert ends.ran.picks_of(2).tolist() == [11]
+    # A guess that is none is kept by nobody, although its row had to have a token.
+    none = Tails.of(Ran({0: range(2)}, torch.tensor([5, 0]), torch.tensor([0, 3]), drafts=torch.tensor([-1])))
+    assert (none.last.tolist(), none.n_lost.tolist()) == ([[5, 0]], [1])
+
+
+def test_a_batch_moved_back_is_the_batch_of_the_earlier_places() -> None:
+    tables = [[3, 1, 4, 15], [9, 2, 6, 5]]
+    late, early = (
+        Batch.build([Span(0, (7, 8, 9), 9 - one, 2, 3), Span(1, (5,), 4 - other, 0, 1)], tables, 4, CPU)
+        for one, other in ((0, 0), (3, 1))
+    )
+    late.move_back(torch.tensor([3, 1]), 4)
+    for name, part in early.parts.items():
+        assert torch.equal(late.parts[name], part), name
