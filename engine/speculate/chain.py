@@ -137,7 +137,11 @@ class Chain:
         for drafter in self._networks:
             able = [want for want in wants if self._serves(drafter, want.slot)]
             depths, trials = self._depths(drafter, able, [NO_OFFER] * len(able), coming)
-            asked = [replace(want, n_max=n) for want, n in zip(able, depths, strict=True) if n]
+            asked = [
+                replace(want, n_max=n)
+                for want, n in zip(able, depths, strict=True)
+                if n >= max(1, want.slot.speculate.n_min)
+            ]
             if any(want.slot.speculate.p_min > 0 for want in asked):
                 return None  # what is not sure is not to be verified, and only the host cuts a draft
             if asked:

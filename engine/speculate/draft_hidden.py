@@ -345,12 +345,14 @@ class DraftHidden(Drafter):
         module, page_size = self._head.modules[0], self._follower.page_size
 
         def batch(going: Going) -> Batch:
+            nonlocal n_lost
+            n_lost = going.of(n_lost)
             spans = [
                 Span(wants[i].slot.id, (UNREAD,), wants[i].n_tokens + going.n_made - 2, 1, 1)
                 for i in going.wants
             ]
             made = self._follower.batch(spans, going.token_ids)
-            made.move_back(n_lost if len(spans) == len(wants) else n_lost[going.wants], page_size)
+            made.move_back(n_lost, page_size)
             return made
 
         def step(going: Going) -> Rows:

@@ -116,16 +116,16 @@ class DraftModel(Drafter):
 
     def _loops(self, wants: Sequence[Want], n_lost: Tensor | None = None) -> tuple[Step, Loop]:
         """How guesses after the first are made. n_lost: as for `Unrolled`."""
-
         store = self._cache.stores[STORE]
 
         def batch(going: Going) -> Batch:
+            nonlocal n_lost
+            n_lost = None if n_lost is None else going.of(n_lost)
             spans = [
                 Span(wants[i].slot.id, (UNREAD,), wants[i].n_tokens + going.n_made - 1, 1, 1)
                 for i in going.wants
             ]
-            lost = n_lost if n_lost is None or len(spans) == len(wants) else n_lost[going.wants]
-            return self._batch(spans, going.token_ids, lost)
+            return self._batch(spans, going.token_ids, n_lost)
 
         def step(going: Going) -> Rows:
             return self._run(batch(going), store, None), None

@@ -118,6 +118,22 @@ def test_linear(chosen_matmul: None, dtype: torch.dtype, n_in: int) -> None:
     assert_near(wide, meant + bias.double(), dtype)
 
 
+@pytest.mark.parametrize("n_in", [64, 2500])
+def test_a_cpu_without_products_in_bfloat16_takes_float32(monkeypatch: pytest.MonkeyPatch, n_in: int) -> None:
+    monkeypatch.setattr(cpu, "_computed_in", lambda dtype: torch.float32)
+    weight, bias, x = (
+        random(70, n_in, dtype=torch.bfloat16, seed=1) / n_in**0.5,
+        random(70, dtype=torch.bfloat16, seed=2),
+        random(5, n_in, dtype=torch.bfloat16, seed=3),
+    )
+    packed = cpu.pack(weight, bias)
+    made = cpu.linear(x, packed)
+    assert made.dtype == torch.bfloat16
+    assert_near(made, torch.einsum("ri,oi->ro", x.double(), weight.double()) + bias.double(), torch.bfloat16)
+    assert torch.equal(torch.cat([cpu.linear(row[None], packed) for row in x]), made)
+    assert cpu.linear(x, packed, torch.float32).dtype == torch.float32
+
+
 def test_a_weight_packed_elsewhere_is_refused() -> None:
     with kernels.use("reference"):
         packed = pack(random(4, 8, dtype=torch.float32))
