@@ -19,13 +19,13 @@ from engine.cache.saved import Saved
 from engine.core import forward, plan
 from engine.core.ahead import Ahead
 from engine.core.clock import Clock
-from engine.core.finish import Ending, done, echo, keep
+from engine.core.finish import Ending, broken, done, echo, keep
 from engine.core.forward import Flight
 from engine.core.plan import Place, Work
 from engine.core.remembered import SLOT, Remembered
 from engine.core.waiting import NewSlot, Waiting
 from engine.core.warm import warm_up
-from engine.errors import EngineError, InvalidRequest, StepFailed, TimedOut
+from engine.errors import EngineError, InvalidRequest, TimedOut
 from engine.models.captured import Capturing
 from engine.models.network import Network
 from engine.slot import Slot, state_of
@@ -82,7 +82,7 @@ class Engine:
         self._totals = _Totals()
         self._ahead = Ahead(cache, chain, capacity.batch_size, self._work)
         self._flight: Flight | None = None  # launched behind a pass that has been read since
-        self._read_s = 0.0  # when the last pass was read
+        self._read_s = 0.0  # when the last pass was read; 0: there has been nothing to do since
         self.n_moves = 0  # times that a request entered a slot or left one
 
     @property
@@ -187,12 +187,18 @@ class Engine:
         places = [Place.of(slot) for slot in self._running]
         wants = plan.wants(places, self.capacity.batch_size)
         self.clock.lap("plan")
+        asked = time.perf_counter()
         made = self._chain.draft(wants, plan.without_drafts(places, self.capacity.batch_size))
+        drafting_s = time.perf_counter() - asked
         self.clock.lap("draft")
         drafts = {want.slot.id: draft for want, draft in zip(wants, made, strict=True)}
         works = self._reserve(self._work(places, drafts))
         self.clock.lap("plan")
-        return forward.launch(self._target, self._cache, works) if works else None
+        if not works:
+            return None
+        if self._read_s:  # networks draft on the device, which does not wait then
+            self._chain.lengths.gap.observe(time.perf_counter() - self._read_s - drafting_s)
+        return forward.launch(self._target, self._cache, works)
 
     def _work(self, places: Sequence[Place], drafts: Mapping[int, Draft]) -> list[Work]:
         return plan.work(places, drafts, self.capacity.batch_size, self._cache.page_size, self._next_border)
@@ -300,7 +306,8 @@ class Engine:
                 continue
             n_past = one.start + one.n_certain + outcome.n_accepted
             self._totals.n_prompt += max(0, min(slot.n_prompt, n_past) - one.start)
-            events += self._told_of_prompt(one, outcome)
+            told = echo(slot, one.start, outcome.prompt_logprobs, is_complete=one.n_picks > 0)
+            events += [] if told is None else [(slot.request.id, told)]
             delta, ending = keep(slot, one.draft, outcome, self.capacity.eos_ids)
             slot.n_past = min(n_past, len(slot.tokens) - 1)
             if ending is not Ending.BROKEN and self._cache.length(slot.id, forward.STORE) < slot.n_past:
@@ -309,7 +316,7 @@ class Engine:
                 self._count(slot, one, delta)
                 events.append((slot.request.id, delta))
             if ending is Ending.BROKEN:
-                ended.append((slot, Failed(_broken(slot))))
+                ended.append((slot, Failed(broken(slot))))
             elif ending is not None:
                 ended.append((slot, self._done(slot, ending)))
             kept.append(Kept(slot, one.draft, outcome.n_accepted, one.start, outcome.streams))
@@ -326,18 +333,6 @@ class Engine:
 
     def _done(self, slot: Slot, ending: Ending) -> Done:
         return done(slot, ending, synthetic=self._target.acceptance is not coupled)
-
-    def _told_of_prompt(self, work: Work, verdict: Verdict) -> list[tuple[str, Event]]:
-        """Take in what a pass says of the prompt's tokens; tell the prompt, once it is complete, if that is asked."""
-        slot = work.slot
-        if slot.prompt_logprobs is not None:
-            # A slot that started over is told again of tokens it knows about.
-            slot.prompt_logprobs += verdict.prompt_logprobs[len(slot.prompt_logprobs) - work.start :]
-        if not slot.echoes or not work.n_picks:
-            return []
-        told = echo(slot)
-        slot.echoes, slot.prompt_logprobs = False, None
-        return [(slot.request.id, told)]
 
     def _count(self, slot: Slot, work: Work, delta: Delta) -> None:
         """Credit a round. Accepted drafts behind an end token or stop string are not in the text and not counted."""
@@ -357,6 +352,8 @@ class Engine:
         for where in (self._running, self._preempted):
             if slot in where:
                 where.remove(slot)
+        if not self.busy:
+            self._read_s = 0.0
 
     @torch.inference_mode()
     def capture(self, capturing: Capturing) -> None:
@@ -391,11 +388,3 @@ class Engine:
             step_s=self.clock.totals(),
             step_average_s=self.clock.averages(),
         )
-
-
-def _broken(slot: Slot) -> EngineError:
-    """What is wrong where no token could be picked."""
-    constraint, grammar = slot.constraint, slot.request.grammar
-    if constraint is not None and grammar is not None and constraint.failure is not None:
-        return InvalidRequest(grammar.param, f"cannot be followed any further: {constraint.failure}")
-    return StepFailed("the model's output is not a number for this request")

@@ -7,10 +7,11 @@ cuts text, ids and counts at the same place.
 from __future__ import annotations
 
 import time
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from enum import Enum
 
 from engine.api import Delta, Done, Echo, Speculation, Timings, TokenLogprob, Usage
+from engine.errors import EngineError, InvalidRequest, StepFailed
 from engine.sample.logprobs import Logprob
 from engine.slot import Slot
 from engine.speculate.drafter import Draft
@@ -74,11 +75,19 @@ def _told(slot: Slot, one: Logprob) -> TokenLogprob:
     return TokenLogprob(one.token_id, data(one.token_id), one.logprob, top)
 
 
-def echo(slot: Slot) -> Echo:
-    """The prompt told back, with what the model said of it; only once all of it is computed."""
+def echo(slot: Slot, start: int, judged: Sequence[Logprob], *, is_complete: bool) -> Echo | None:
+    """The prompt told back, with what the model said of it, if that is asked and all of it is computed.
+
+    judged: what a pass said of the prompt's tokens after the one at `start`. A slot that started over is told again of
+    tokens it knows about.
+    """
+    if slot.prompt_logprobs is not None:
+        slot.prompt_logprobs += judged[len(slot.prompt_logprobs) - start :]
+    if not slot.echoes or not is_complete:
+        return None
     prompt = slot.tokens[: slot.n_prompt]
-    judged = slot.prompt_logprobs
-    told = () if judged is None else (None, *(_told(slot, one) for one in judged))
+    told = () if slot.prompt_logprobs is None else (None, *(_told(slot, one) for one in slot.prompt_logprobs))
+    slot.echoes, slot.prompt_logprobs = False, None
     return Echo(tuple(prompt), tuple(slot.text.pieces(prompt)), told)
 
 
@@ -110,3 +119,11 @@ def done(slot: Slot, ending: Ending, *, synthetic: bool = False) -> Done:
         ),
         seed=slot.sampling.seed,
     )
+
+
+def broken(slot: Slot) -> EngineError:
+    """What is wrong where no token could be picked."""
+    constraint, grammar = slot.constraint, slot.request.grammar
+    if constraint is not None and grammar is not None and constraint.failure is not None:
+        return InvalidRequest(grammar.param, f"cannot be followed any further: {constraint.failure}")
+    return StepFailed("the model's output is not a number for this request")

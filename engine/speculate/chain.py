@@ -86,14 +86,14 @@ class Chain:
 
     def begin(self, slot: Slot) -> None:
         """A request enters a slot, or starts over from its tokens."""
-        self.lengths.allowance.begin(slot.id)
+        self.lengths.begin(slot.id)
         self._survival.begin(slot.id)
         self._shadows.drop(slot.id)
         self._tell_each("begin", slot)
 
     def rollback(self, slot: Slot) -> None:
         """The slot's tokens have become fewer."""
-        self.lengths.allowance.begin(slot.id)
+        self.lengths.begin(slot.id)
         self._shadows.drop(slot.id)
         self._tell_each("rollback", slot)
 
@@ -112,6 +112,8 @@ class Chain:
         if not wants:
             return []
         self._coming, self._token_s = coming, self.lengths.token_s(coming)
+        for want in wants:
+            self.lengths.gap.ask(want.slot.id)
         offers = self._free_offers(wants)
         for drafter in self._networks:
             offers = self._with_network(drafter, wants, offers, coming)
@@ -124,12 +126,14 @@ class Chain:
     def foresee(self, wants: Sequence[Want], coming: Pass) -> Foreseen | None:
         """What to draft behind a pass that nobody has read; None where the host has to look at that one first.
 
-        So it has where a drafter that reads text has something to say already, and where the network that pays cannot
-        go on without the host. wants: as for `Drafter.ahead`.
+        So it has where drafters that read text have lately been worth it or have something to say already, and where
+        the network that pays cannot go on without the host. wants: as for `Drafter.ahead`.
         """
         if not wants:
             return Foreseen()
         self._coming, self._token_s = coming, self.lengths.token_s(coming)
+        if self.lengths.gap.pays([want.slot.id for want in wants], self._token_s):
+            return None
         known = [replace(want, after=()) for want in wants]
         offers = self._free_offers(known)
         if any(self.lengths.trim([one.survival for one in offers], coming)):
@@ -209,7 +213,7 @@ class Chain:
         """How many tokens to ask a network for, per slot; and the slots where that is a trial, to be paid.
 
         Where it promises too little it is now and then asked for a few all the same; whether they are verified or
-        not, the text will judge them.
+        not, the text will judge them. Where costs count as nothing there is nothing to find out.
         """
         if not wants:
             return [], []
@@ -222,8 +226,9 @@ class Chain:
         depths: list[int] = []
         trials: list[Slot] = []
         for want, n_most, taken in zip(wants, most, takes, strict=True):
-            n = depth if taken else _TRIAL if self._affords(drafter, want.slot, _TRIAL) else 0
-            if n and not taken:
+            n = depth if taken else 0
+            if not taken and self.lengths.adaptive and self._affords(drafter, want.slot, _TRIAL):
+                n = _TRIAL
                 trials.append(want.slot)
             # A draft worth making is asked for at the request's least length, or it would be thrown away.
             depths.append(min(n_most, max(n, want.slot.speculate.n_min)) if n else 0)
@@ -295,6 +300,8 @@ class Chain:
 
     def credit(self, slot: Slot, draft: Draft, n_accepted: int) -> None:
         """Count a verified draft for the authors of its tokens, to whom it brings in what it gained."""
+        free = {one.name for one in self._free}
+        self.lengths.gap.gain(slot.id, sum(source in free for source in draft.sources[:n_accepted]))
         if not draft:
             return
         price = self.lengths.price(self._coming)

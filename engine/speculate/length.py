@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from engine.speculate.allowance import Allowance
 from engine.speculate.cost import DraftCost, PassCost
+from engine.speculate.gap import Gap
 
 Floats = NDArray[np.float64]
 
@@ -46,9 +47,15 @@ class Lengths:
 
     def __init__(self, *, adaptive: bool) -> None:
         self.pass_cost = PassCost()
-        self._adaptive = adaptive
+        self.adaptive = adaptive
         self.allowance = Allowance(adaptive=adaptive)
+        self.gap = Gap(adaptive=adaptive)
         self._draft_cost: dict[str, DraftCost] = {}
+
+    def begin(self, slot_id: int) -> None:
+        """The slot has another text."""
+        self.allowance.begin(slot_id)
+        self.gap.begin(slot_id)
 
     def token_s(self, coming: Pass) -> float:
         """Seconds in which plain decoding makes a token."""
@@ -56,7 +63,7 @@ class Lengths:
 
     def price(self, coming: Pass, rate: float | None = None) -> float:
         """Tokens that one more row must promise to be worth its time, at `rate` tokens/s or plain decoding's."""
-        if not self._adaptive:
+        if not self.adaptive:
             return 0.0
         at = self.pass_cost.at
         each = (at(coming.n_rows + _SLOPE_ROWS) - at(coming.n_rows)) / _SLOPE_ROWS
@@ -64,7 +71,7 @@ class Lengths:
 
     def trim(self, survivals: Sequence[Floats], coming: Pass) -> list[int]:
         """How many tokens of each draft to verify; survivals hold one array per slot, [n_drafted]."""
-        if not self._adaptive or not any(len(one) for one in survivals):
+        if not self.adaptive or not any(len(one) for one in survivals):
             return [len(one) for one in survivals]
         _, n_taken, order = self._best(survivals, coming)
         owner = np.arange(len(survivals)).repeat([len(one) for one in survivals])
@@ -97,7 +104,7 @@ class Lengths:
 
         Most networks that do not pay fail here, in a tenth of the time that `depth` takes to find it out.
         """
-        if not self._adaptive:
+        if not self.adaptive:
             return True
         worth_s = self.token_s(coming) * float(sum(one.sum() for one in drafted))
         return worth_s > self.draft_s(name, 1) + (_MARGIN - 1.0) * self.pass_cost.at(coming.n_ready)
@@ -116,13 +123,13 @@ class Lengths:
         n_rows = np.where(takes, pays.cumsum(1), n_free).sum(0)  # [depth]
         tokens = np.where(takes, np.where(pays, survival, 0.0).cumsum(1), t_free).sum(0)
         seconds = self._seconds(coming, n_rows)
-        if self._adaptive:
+        if self.adaptive:
             depths = np.arange(1, survival.shape[1] + 1)
             seconds = seconds + self.draft_s(name, 1) * depths
         rates = (coming.n_ready + tokens) / seconds
         able = np.where(takes.any(0), rates, -1.0)
         # Of equal rates the least depth; where costs count as nothing the greatest, however little it promises.
-        best = int(able.argmax()) if self._adaptive else len(able) - 1 - int(able[::-1].argmax())
+        best = int(able.argmax()) if self.adaptive else len(able) - 1 - int(able[::-1].argmax())
         return float(rates[best]) if takes[:, best].any() else -1.0, best + 1, takes[:, best].tolist()
 
     def _seconds(self, coming: Pass, n_drafted: NDArray[np.int64]) -> Floats:
@@ -130,7 +137,7 @@ class Lengths:
 
         That work (prompt chunks) makes rows dearer or cheaper; its own time is not charged to them.
         """
-        if not self._adaptive:
+        if not self.adaptive:
             return np.ones(len(n_drafted))
         beside = self.pass_cost.at(coming.n_ready) - self.pass_cost.at(coming.n_rows)
         return beside + self.pass_cost(coming.n_rows + n_drafted)

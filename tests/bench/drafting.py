@@ -81,7 +81,7 @@ def concurrency(scene: Scene) -> Findings:
 
     Where servers let passes overlap, both also without that, on the same engine.
     """
-    counts = scene.setting.pick((1, 2, 4, 8, 16, *((32, 64) if scene.setting.on_gpu else ())), (1, 3))
+    counts = scene.setting.pick((1, 2, 4, 8, 16, *((32, 64) if scene.setting.on_gpu else ())), (1, 2))
     stage = Stage(scene.lab, scene.auto, n_slots=counts[-1], n_ctx=512)
     pool = [task for kind in ("rename", "continue") for task in scene.answered(stage, kind)]
     sides = {

@@ -93,7 +93,7 @@ class Scene:
     def answered(self, stage: Stage, kind: str) -> list[Task]:
         """Tasks of a kind with replies to recite, made once."""
         if kind not in self.tasks:
-            most = self.setting.pick(64, 24)
+            most = self.setting.pick(64, 12)
             if kind == "random":
                 vocab_size = min(4096, self.lab.target.vocab_size)  # inflated ids never occur
                 self.tasks[kind] = random_tasks(vocab_size, self.n_rounds, self.setting.pick(32, 8))

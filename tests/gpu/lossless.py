@@ -79,7 +79,7 @@ def replays(setting: Setting, kind: str) -> Findings:
             f"{kind}, replays of every size", ok=not wrong, figures={"sizes that differ": "; ".join(wrong)}
         )
     for name in setting.pick(("draft-model", *one.folders.heads), ("draft-model",)):
-        n_accepted, same = same_drafts(one, (name,))
+        n_accepted, same = same_drafts(one, (name,), setting.pick(6, 2))
         yield Finding(
             f"{kind}, {name} replayed", ok=same and n_accepted > 0, figures={"accepted": n_accepted}
         )
@@ -93,7 +93,9 @@ def overlapping(setting: Setting, kind: str) -> Findings:
     one = lab(kind, setting.pick(torch.bfloat16, torch.float32), str(setting.device))
     asked = demo_cases(one, "warm", setting.pick(8, 2))  # noise is keyed by position
     expected = play(one, Bench(), asked)
-    networks = ("draft-model", *[*one.folders.heads][:1]) if kind == "full" else ()
+    networks = (
+        setting.pick(("draft-model", *[*one.folders.heads][:1]), ("draft-model",)) if kind == "full" else ()
+    )
     for i, chain in enumerate([(), *((name,) for name in networks)]):
         bench = Bench(chain, n_slots=4, adaptive=False, captured=True, overlaps=True)
         with launched_ahead() as drafted:

@@ -76,7 +76,7 @@ def _spans(random: np.random.Generator, n_spans: int, n_rows: int, vocab: int) -
     ]
 
 
-def same_drafts(lab: Lab, types: tuple[str, ...]) -> tuple[int, bool]:
+def same_drafts(lab: Lab, types: tuple[str, ...], n_cases: int = 6) -> tuple[int, bool]:
     """(drafts accepted, whether text, counts and all pages are those of passes that are not captured).
 
     With penalties the host looks at every guess; without them guesses are looped on the device.
@@ -91,7 +91,7 @@ def same_drafts(lab: Lab, types: tuple[str, ...]) -> tuple[int, bool]:
                 speculate=Speculate(n_max=(8, 2, 5)[i % 3]),
                 sampling=replace(one.sampling, ignore_eos=name == "all"),  # which edits rows
             )
-            for i, one in enumerate(demo_cases(lab, name, 6))
+            for i, one in enumerate(demo_cases(lab, name, n_cases))
         ]
         plain, replayed = (play(lab, replace(bench, captured=one), cases) for one in (False, True))
         n_accepted += sum(one for _, one in _drafts(plain).values())

@@ -33,6 +33,7 @@ def test_every_captured_size_gives_the_bits_of_the_pass_itself_with_windows(tmp_
     assert compare_all_sizes(Lab(folders_of("window", tmp_path), torch.bfloat16)) == []
 
 
+@pytest.mark.parametrize("lab", [torch.bfloat16], ids=str, indirect=True)
 @pytest.mark.parametrize("name", ["draft-model", *LOADERS])
 def test_drafts_and_text_are_the_same(lab: Lab, name: str) -> None:
     """A value frozen in a draft network's capture would show in nothing but its acceptance."""
@@ -50,6 +51,7 @@ def test_drafts_and_text_are_the_same_with_other_caches(kind: str, name: str, tm
     assert n_accepted > 0
 
 
+@pytest.mark.parametrize("lab", [torch.float32], ids=str, indirect=True)
 def test_a_value_frozen_in_a_capture_is_seen(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths that a replay does not read anew change the text."""
     cases = [replace(one, max_tokens=24) for one in demo_cases(lab, "greedy", 4)]

@@ -39,12 +39,12 @@ def cases_of(lab: Lab, name: str, n_cases: int = 6) -> list[Case]:
     return demo_cases(lab, name, n_cases)
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
-def test_text_is_that_of_plain_decoding(lab: Lab, name: str) -> None:
-    cases = cases_of(lab, name)
+@pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
+def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
+    cases = cases_of(lab, list(SAMPLINGS)[n])
     expected = play(lab, Bench(snapshot_bytes=0), cases)
     for i, chain in enumerate(CHAINS):
-        for bench in list(benches(chain))[i % 2 :: 2]:
+        for bench in list(benches(chain))[(i + n) % 3 :: 3]:
             found = disturbed(lab, bench, cases, expected, seed=i)
             assert found.n_wrong == 0, bench
             assert found.n_accepted > 0 or chain == ("garbage",)
