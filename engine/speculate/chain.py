@@ -112,8 +112,7 @@ class Chain:
         if not wants:
             return []
         self._coming, self._token_s = coming, self.lengths.token_s(coming)
-        for want in wants:
-            self.lengths.gap.ask(want.slot.id)
+        self.lengths.gap.ask(self._read(wants))
         offers = self._free_offers(wants)
         for drafter in self._networks:
             offers = self._with_network(drafter, wants, offers, coming)
@@ -132,7 +131,7 @@ class Chain:
         if not wants:
             return Foreseen()
         self._coming, self._token_s = coming, self.lengths.token_s(coming)
-        if self.lengths.gap.pays([want.slot.id for want in wants], self._token_s):
+        if self.lengths.gap.pays(self._read(wants), self._token_s):
             return None
         known = [replace(want, after=()) for want in wants]
         offers = self._free_offers(known)
@@ -356,6 +355,10 @@ class Chain:
         seconds = self.lengths.draft_s(drafter.name, n_positions)
         for slot in slots:
             self.lengths.allowance.pay(slot, drafter.name, seconds)
+
+    def _read(self, wants: Sequence[Want]) -> list[int]:
+        """The slots whose text any drafter reads."""
+        return [want.slot.id for want in wants if any(self._serves(one, want.slot) for one in self._free)]
 
     def _serves(self, drafter: Drafter, slot: Slot) -> bool:
         """Whether the slot uses the drafter's guesses."""
