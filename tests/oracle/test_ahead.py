@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine.api import Sampling, Speculate
 from engine.batch import Batch
 from engine.core import ahead
 from engine.core.forward import Behind, Flight
 from engine.speculate.chain import Chain
+from engine.speculate.draft_hidden import DraftHidden
 from engine.speculate.drafter import Guess, Want
 from engine.speculate.offer import Offer
-from tests.oracle.lab import DEMO, Bench, Case, Lab, play
+from tests.checkpoints import tiny_checkpoint
+from tests.oracle.lab import DEMO, Bench, Case, Folders, Lab, play
 from tests.oracle.lossless import demo_cases
 
 
@@ -86,6 +91,53 @@ def test_a_network_guesses_ahead_what_it_guesses_when_it_is_asked(
     ) in twice:  # near a text's end drafts are shorter, by as much as the running pass might still keep
         n = min(len(one), len(other))
         assert list(one[:n]) == list(other[:n])
+
+
+@pytest.mark.parametrize("name", ["draft-eagle3", "draft-mtp"])
+def test_what_a_head_reads_of_a_pass_is_not_that_of_the_next_replay(
+    lab: Lab,
+    cases: Sequence[Case],
+    launched: list[Flight],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """It follows a request that drafts nothing."""
+    read: list[Tensor] = []
+    feed = DraftHidden._feed
+
+    def watched(self: DraftHidden, lanes: Sequence[Any], hidden: Tensor) -> None:
+        read.append(hidden.clone())
+        feed(self, lanes, hidden)
+
+    monkeypatch.setattr(DraftHidden, "_feed", watched)
+    bench = Bench((name,), adaptive=False, captured=True)
+    plain = [replace(cases[0], speculate=Speculate(n_max=0))]
+    play(lab, bench, plain)
+    meant, read = read, []
+    play(lab, replace(bench, overlaps=True), plain)
+    assert len(launched) > 20
+    assert len(read) == len(meant)
+    assert all(map(torch.equal, read, meant))
+
+
+@pytest.mark.parametrize("types", [(), ("draft-model",)])
+def test_states_that_a_pass_moves_are_those_of_the_tokens_kept(
+    launched: list[Flight], tmp_path: Path, caplog: pytest.LogCaptureFixture, types: tuple[str, ...]
+) -> None:
+    """Of a pass without drafts that is known before it is read, of one with drafts it is not.
+
+    The draft model has pages alone and could go ahead; it is a stranger, whose drafts are lost.
+    """
+    tiny_checkpoint("qwen3_5", tmp_path / "target", changes={"max_position_embeddings": 2048})
+    tiny_checkpoint("qwen3", tmp_path / "draft", changes={"max_position_embeddings": 2048})
+    lab = Lab(Folders(tmp_path / "target", tmp_path / "draft"), torch.float32)
+    asked = [replace(one, speculate=Speculate(n_max=3)) for one in demo_cases(lab, "warm", 4)]
+    meant = play(lab, Bench(snapshot_bytes=0), asked).tokens
+    bench = Bench(types, n_slots=2, adaptive=False, overlaps=True)
+    assert play(lab, bench, asked).tokens == meant
+    assert all(flight.is_certain for flight in launched)
+    assert launched or types
+    assert not caplog.records  # a pass that fails is run again
 
 
 @pytest.mark.parametrize("name", ["draft-model", "draft-mtp"])
