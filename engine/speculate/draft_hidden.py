@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -121,15 +120,6 @@ class _Lane:
         return torch.cat((before, states[:-1]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Fed:
-    """Rows of a running pass that were fed before it was read, kept or not."""
-
-    start: int  # position of the first
-    said: Tensor  # [n_rows, d_model]
-    states: Tensor  # [n_rows, d_model]
-
-
 class _Climb:
     """The provisional rows of a draft: those of the module that makes the next guess, up to the row that makes it."""
 
@@ -196,7 +186,7 @@ class DraftHidden(Drafter):
         self._head = head
         self._follower = Follower(name, head.taps, cache, len(head.modules) - 1)
         self._ends: dict[int, _End] = {}  # by slot id
-        self._fed: dict[int, _Fed] = {}  # by slot id, from `ahead` to `accept`
+        self._fed: dict[int, int] = {}  # slot id -> start of a running pass whose rows `ahead` has fed
         self._captured: Sequence[CapturedPass] = ()  # of the modules, where passes are captured
         self._lanes: Lanes | None = None  # of the last one
 
@@ -240,13 +230,10 @@ class DraftHidden(Drafter):
             self._follower.commit(one.slot)
 
     def _was_fed(self, one: Kept) -> bool:
-        """Take over what `ahead` has fed of the pass already."""
-        fed = self._fed.pop(one.slot.id, None)
-        if fed is None or fed.start != one.start:
+        """Whether `ahead` has fed the pass's rows already: then the next draft is made, and nothing is kept for it."""
+        if self._fed.pop(one.slot.id, None) != one.start:
             return False
-        row = one.slot.n_past - one.start - 1
-        carried = fed.states[row : row + 1].clone()  # a view would keep all rows alive
-        self._ends[one.slot.id] = _End(one.slot.n_past, fed.said[row].clone(), [carried])
+        self._ends[one.slot.id] = _End(one.slot.n_past, None, ())
         self._follower.commit(one.slot)
         return True
 
@@ -321,12 +308,9 @@ class DraftHidden(Drafter):
         (index,) = upload((np.concatenate([np.asarray(own, np.int64) for own in rows]),), lost.device)
         hidden = self._head.fuse([one.index_select(0, index) for one in ran.streams.of(self.taps)])
         successors = torch.cat([ran.picks_of(want.slot.id) for want in wants])
-        said, states = (one.clone() for one in self._run(0, spans, hidden, successors))  # [n_rows, d_model]
-        ends = list(accumulate(len(own) for own in rows))
-        for want, own, end in zip(wants, rows, ends, strict=True):
-            fed = _Fed(want.n_tokens - 1 - len(own), said[end - len(own) : end], states[end - len(own) : end])
-            self._fed[want.slot.id] = fed
-        (last,) = upload((np.array(ends) - 1,), lost.device)
+        said, states = self._run(0, spans, hidden, successors)  # [n_rows, d_model] each
+        self._fed |= {span.slot: span.n_past for span in spans}
+        (last,) = upload((np.cumsum([len(own) for own in rows]) - 1,), lost.device)
         last = last - lost  # [n_wants]: the row of each slot's last kept token
         unrolled = Unrolled(wants, lost)
         first = self._head.modules[0].logits(said[last])  # [n_wants, vocab] float32

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,25 @@ def guessed(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], list[Seque
 
 
 @pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("host_looks", [0, 3])
 @pytest.mark.parametrize("name", ["draft-model", "draft-eagle3", "draft-mtp"])
 def test_a_network_guesses_ahead_what_it_guesses_when_it_is_asked(
     lab: Lab,
     cases: Sequence[Case],
     launched: list[Flight],
     guessed: dict[tuple[str, int], list[Sequence[int]]],
+    monkeypatch: pytest.MonkeyPatch,
     name: str,
+    host_looks: int,
     captured: bool,
 ) -> None:
+    """host_looks: every so many passes the host looks first, and the network goes on from what it guessed ahead."""
+    turns, is_open = count(1), ahead.Ahead._is_open
+
+    def sometimes(*args: Any) -> bool:
+        return is_open(*args) and not (host_looks and next(turns) % host_looks == 0)
+
+    monkeypatch.setattr(ahead.Ahead, "_is_open", sometimes)
     bench = Bench((name,), adaptive=False, captured=captured)
     asked, made = (play(lab, replace(bench, overlaps=one), cases) for one in (False, True))
     assert made.tokens == asked.tokens

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
+from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
 from engine.speculate.gap import Gap
+from tests.unit.toy import toy_engine, toy_slot
 
 TOKEN_S = 0.01
 
@@ -82,3 +88,43 @@ def test_another_text_begins_with_what_is_usual() -> None:
     assert gap.pays([0], TOKEN_S)  # 8 tokens once are not forgotten by all at once
     looked(gap, 1, *[0] * 200)
     assert not gap.pays([0], TOKEN_S)
+
+
+class Ticking:
+    """A clock that every look moves on by a second."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def perf_counter(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+class Slow(Drafter):
+    """Takes a thousand seconds to say nothing."""
+
+    name = "slow"
+    is_free = False
+
+    def __init__(self, clock: Ticking) -> None:
+        self._clock = clock
+
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+        self._clock.now += 1000.0
+        return [NO_GUESS] * len(wants)
+
+
+def test_the_gap_is_the_hosts_time_between_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that of drafters and that of nothing to do."""
+    clock, gaps = Ticking(), []
+    monkeypatch.setattr("engine.core.engine.time", clock)
+    monkeypatch.setattr(Gap, "observe", lambda self, seconds: gaps.append(seconds))
+    toy = toy_engine(lambda cache: [Slow(clock)], n_slots=1)
+    for name in ("a", "b"):
+        toy.engine.add(name, lambda slot_id, name=name: toy_slot(slot_id, name, [1, 2], types=("slow",)))
+        while toy.engine.busy:
+            toy.engine.step()
+        clock.now += 1e6
+    assert len(gaps) == 2 * 19  # 20 passes each, the first of which nobody waited for
+    assert 0 < min(gaps) <= max(gaps) < 100

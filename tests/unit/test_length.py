@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
@@ -81,6 +83,27 @@ def test_a_network_drafts_as_deep_as_its_own_cost_allows() -> None:
     assert depths == sorted(depths, reverse=True)
     assert depths[0] >= 6
     assert depths[-1] == 0
+
+
+def test_a_network_that_is_not_looked_at_closely_would_not_pay() -> None:
+    """The quick look turns down nothing that the close one would take, and most of what it would not."""
+    random = np.random.default_rng(0)
+    n_taken = n_left = 0
+    for _ in range(400):
+        lengths = lengths_with_cost(random.choice([0.002, 0.02, 0.2]))
+        n_slots = int(random.integers(1, 6))
+        lengths.drafted("net", 1, float(random.choice([0.02, 0.2, 1.0])))
+        drafted = [falling(random.uniform(0.02, 0.9), 8) for _ in range(n_slots)]
+        free = [falling(random.uniform(0.0, 0.9), int(random.integers(0, 6))) for _ in range(n_slots)]
+        coming = Pass(n_slots, n_slots)
+        quick = lengths.depth("net", free, drafted, coming)
+        with patch.object(Lengths, "_may_pay", lambda *args: True):
+            close = lengths.depth("net", free, drafted, coming)
+        assert quick == close
+        n_taken += close[0] > 0
+        n_left += not (close[0] or lengths._may_pay("net", drafted, coming))
+    assert n_taken > 50
+    assert n_left > 50
 
 
 def test_a_network_is_left_out_where_a_free_draft_promises_as_much() -> None:
