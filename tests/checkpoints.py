@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +257,20 @@ def theirs(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     ).eval()
+
+
+def edited(folder: Path, target: Path, edit: Callable[[dict[str, Tensor]], Any]) -> Path:
+    """A copy of a checkpoint with its tensors changed in place by `edit`."""
+    shutil.copytree(folder, target)
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+def with_config(folder: Path, target: Path, **changes: Any) -> Path:
+    """A copy of a checkpoint with other config fields; None takes one away."""
+    copy = edited(folder, target, lambda all: None)
+    config = {**json.loads((copy / "config.json").read_text()), **changes}
+    (copy / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return copy

@@ -123,7 +123,8 @@ class Unrolled:
             [np.flatnonzero(owners == i)[: want.n_max] for i, want in enumerate(self._wants)]
         )
         (index,) = upload((order,), token_ids.device)
-        token_ids, arriving = token_ids[index], (Download(token_ids[index]), Download(sure[index]))
+        token_ids = token_ids[index]
+        arriving = Download(token_ids), Download(sure[index])
 
         def read() -> list[Guess]:
             self._take_in(owners[order], *(one.read() for one in arriving))

@@ -11,7 +11,7 @@ from torch import Tensor
 import kernels
 from engine.models.registry import load_network
 from tests.emulator import emulated, needs_compiler, same
-from tests.oracle.test_models import Runner
+from tests.oracle.feeding import Runner
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("_selected")]
 FOLDER = Path(__file__).parents[2] / "demo" / "draft"

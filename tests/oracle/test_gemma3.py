@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor
 
 from engine.api import Chat
 from engine.batch import Span
-from engine.cache.cache import Cache
-from engine.cache.store import Sizes, Store
 from engine.errors import CheckpointMismatch, UnsupportedModel
-from engine.models.network import Network
 from engine.text.chat import load_chat_template
 from engine.text.tokenizer import Tokenizer
-from tests.checkpoints import tiny_checkpoint
-from tests.oracle.test_models import (
-    CPU,
-    N_PAGES,
-    N_PROMPT,
-    N_SLOTS,
-    Oracle,
-    Runner,
-    difference,
-    edited,
-    loaded,
-    rows,
-    theirs,
-)
+from tests.checkpoints import N_PROMPT, Oracle, edited, theirs, tiny_checkpoint, with_config
+from tests.oracle.feeding import Windowed, compare_cuts, compare_ragged, difference, loaded, rows
 
 WINDOW, PAGE = 16, 8
 SOME = {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 2}
@@ -50,45 +33,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-class Windowed(Runner):
-    """A runner whose sequences are published, so that windows move on; pages that nobody holds are NaN."""
-
-    def __init__(self, network: Network, n_window_pages: int = N_PAGES) -> None:
-        self.network = network
-        sizes = Sizes(n_slots=N_SLOTS, n_pages=2 * N_PAGES, page_size=PAGE, n_window_pages=n_window_pages)
-        self.store = Store(network.needs, sizes, network.dtype, CPU)
-        self.cache = Cache({"target": self.store}, N_SLOTS, 2 * N_PAGES, PAGE)
-        self.tokens: dict[int, list[int]] = {}
-        self.poison()
-
-    def feed(self, *spans: Span, n_kept: Sequence[int] = ()) -> Tensor:
-        logits = super().feed(*spans, n_kept=n_kept)
-        for span in spans:
-            tokens = self.tokens.setdefault(span.slot, [])
-            tokens[span.n_past :] = span.token_ids
-            del tokens[self.cache.length(span.slot, "target") :]
-            self.cache.publish(span.slot, tokens, len(tokens))
-        self.poison()
-        return logits
-
-    def poison(self) -> None:
-        windows = self.store.windows
-        assert windows is not None
-        idle = [i for i, page in enumerate(windows.pool.pages) if page.n_holders == 0]
-        for need, layer in zip(self.network.needs, self.store.layers, strict=True):
-            if need.window is not None:
-                layer.keys[idle] = layer.values[idle] = torch.nan
-
-
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracle], variant: str) -> None:
     folder, prompt, expected = oracle(variant)
-    assert expected.std() > 0.3, "logits must be large enough to show a difference"
-    ids, runner = prompt.tolist(), Windowed(loaded(folder))
-    assert difference(runner.feed_chunks(0, ids, [N_PROMPT]), expected) < 1e-4
-    assert difference(runner.feed_chunks(1, ids, [33, 1, 15, 2, 49]), expected) < 1e-4
-    assert difference(runner.feed_chunks(2, ids, [1] * N_PROMPT), expected) < 1e-4
+    compare_cuts(Windowed(loaded(folder)), prompt, expected)
 
 
 @pytest.mark.usefixtures("ops")
@@ -96,33 +45,8 @@ def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracl
 def test_ragged_spans_with_drafts_of_which_some_are_kept(
     oracle: Callable[[str], Oracle], variant: str
 ) -> None:
-    """Five slots go over the same text, guessing some tokens right and the rest wrong, beside chunks."""
     folder, prompt, expected = oracle(variant)
-    ids, runner, rng = prompt.tolist(), Windowed(loaded(folder)), random.Random(2)
-    n_past = [0] * N_SLOTS
-    n_checked = n_rejected = 0
-    while min(n_past) < N_PROMPT:
-        spans, kept, wanted = [], [], []
-        for slot in rng.sample(range(N_SLOTS), N_SLOTS):
-            left = N_PROMPT - n_past[slot]
-            if left == 0 or rng.random() < 0.2:
-                continue
-            start, n_certain = n_past[slot], min(rng.choice([1, 1, 1, 2, 17]), left)
-            n_right = min(rng.choice([0, 1, 3, 7]), left - n_certain)
-            wrong = [rng.randrange(384) for _ in range(rng.choice([0, 1, 4, 20]))]
-            tokens = [*ids[start : start + n_certain + n_right], *wrong]
-            spans.append(Span(slot, tokens, start, n_right + len(wrong), len(tokens)))
-            kept.append(n_right)
-            n_past[slot] += n_certain + n_right
-            wanted += [*range(start, n_past[slot]), *[-1] * len(wrong)]
-            n_rejected += len(wrong)
-        if spans:
-            logits = runner.feed(*spans, n_kept=kept)
-            places = torch.tensor(wanted)
-            assert difference(logits[places >= 0], expected[places[places >= 0]]) < 1e-4
-            n_checked += int((places >= 0).sum())
-    assert n_checked == N_SLOTS * N_PROMPT
-    assert n_rejected > 50
+    compare_ragged(Windowed(loaded(folder)), prompt, expected, seed=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -177,14 +101,6 @@ def test_bfloat16_is_near(oracle: Callable[[str], Oracle]) -> None:
     coarse = Windowed(loaded(folder, torch.bfloat16)).feed_chunks(0, prompt.tolist(), [N_PROMPT])
     error = (coarse - expected).abs()
     assert error.mean() < 0.1 * expected.std()
-
-
-def with_config(folder: Path, target: Path, **changes: Any) -> Path:
-    """A copy of a checkpoint with other config fields; None takes one away."""
-    copy = edited(folder, target, lambda all: None)
-    config = {**json.loads((copy / "config.json").read_text()), **changes}
-    (copy / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-    return copy
 
 
 OLD_KEYS: dict[str, Any] = {

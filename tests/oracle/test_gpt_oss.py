@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,21 +22,9 @@ from engine.layers.attention import Attention
 from engine.models.blueprint import draw
 from engine.models.registry import load_network, read_model
 from engine.weights import Weights
-from tests.checkpoints import noised_copy
+from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, theirs, with_config
+from tests.oracle.feeding import CPU, N_CTX, Windowed, compare_cuts, compare_ragged, difference, loaded, rows
 from tests.oracle.lab import Bench, Case, Folders, Lab, Trouble, play
-from tests.oracle.test_gemma3 import Windowed, with_config
-from tests.oracle.test_models import (
-    CPU,
-    N_CTX,
-    N_PROMPT,
-    N_SLOTS,
-    Oracle,
-    difference,
-    edited,
-    loaded,
-    rows,
-    theirs,
-)
 
 pytestmark = pytest.mark.usefixtures("_selected")
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -62,40 +49,13 @@ Tensors = dict[str, Tensor]
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracle], variant: str) -> None:
     folder, prompt, expected = oracle(variant)
-    assert expected.std() > 0.3, "logits must be large enough to show a difference"
-    ids, runner = prompt.tolist(), Windowed(loaded(folder))
-    assert difference(runner.feed_chunks(0, ids, [N_PROMPT]), expected) < 1e-4
-    assert difference(runner.feed_chunks(1, ids, [33, 1, 15, 2, 49]), expected) < 1e-4
-    assert difference(runner.feed_chunks(2, ids, [1] * N_PROMPT), expected) < 1e-4
+    compare_cuts(Windowed(loaded(folder)), prompt, expected)
 
 
 @pytest.mark.usefixtures("ops")
 def test_ragged_spans_with_drafts_of_which_some_are_kept(oracle: Callable[[str], Oracle]) -> None:
-    """Slots at different places; each span ends in drafts, right ones up to a place drawn at random."""
     folder, prompt, expected = oracle("gpt_oss")
-    ids, runner, rng = prompt.tolist(), Windowed(loaded(folder)), random.Random(4)
-    n_past, n_checked, n_rejected = [0] * N_SLOTS, 0, 0
-    while min(n_past) < N_PROMPT:
-        spans, kept, wanted = [], [], []
-        for slot in rng.sample(range(N_SLOTS), rng.randint(1, N_SLOTS)):
-            start = n_past[slot]
-            n_certain = min(rng.choice([1, 1, 1, 2, 17]), N_PROMPT - start)
-            if n_certain == 0:
-                continue
-            n_right = min(rng.choice([0, 1, 3, 7]), N_PROMPT - start - n_certain)
-            wrong = [rng.randrange(384) for _ in range(rng.choice([0, 1, 4, 20]))]
-            n_past[slot] += n_certain + n_right
-            tokens = [*ids[start : n_past[slot]], *wrong]
-            spans.append(Span(slot, tokens, start, n_right + len(wrong), len(tokens)))
-            kept.append(n_right)
-            wanted += [*range(start, n_past[slot]), *[-1] * len(wrong)]
-            n_rejected += len(wrong)
-        if spans:
-            logits, places = runner.feed(*spans, n_kept=kept), torch.tensor(wanted)
-            assert difference(logits[places >= 0], expected[places[places >= 0]]) < 1e-4
-            n_checked += int((places >= 0).sum())
-    assert n_checked == N_SLOTS * N_PROMPT
-    assert n_rejected > 50
+    compare_ragged(Windowed(loaded(folder)), prompt, expected, seed=4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

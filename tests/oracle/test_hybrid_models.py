@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,8 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from engine.batch import Span
 from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
-from tests.checkpoints import write_tokenizer
-from tests.oracle.test_models import (
-    N_PROMPT,
-    Oracle,
-    Runner,
-    difference,
-    edited,
-    loaded,
-    rows,
-    theirs,
-)
+from tests.checkpoints import N_PROMPT, Oracle, edited, theirs, write_tokenizer
+from tests.oracle.feeding import Runner, compare_cuts, compare_ragged, difference, loaded, rows
 
 pytestmark = pytest.mark.usefixtures("_selected")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,11 +33,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracle], variant: str) -> None:
     folder, prompt, expected = oracle(variant)
-    assert expected.std() > 0.3, "logits must be large enough to show a difference"
-    ids, runner = prompt.tolist(), Runner(loaded(folder))
-    assert difference(runner.feed_chunks(0, ids, [N_PROMPT]), expected) < 1e-4
-    assert difference(runner.feed_chunks(1, ids, [33, 1, 15, 2, 49]), expected) < 1e-4
-    assert difference(runner.feed_chunks(2, ids, [1] * N_PROMPT), expected) < 1e-4
+    compare_cuts(Runner(loaded(folder)), prompt, expected)
 
 
 @pytest.mark.usefixtures("ops")
@@ -55,33 +41,8 @@ def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracl
 def test_ragged_spans_with_drafts_of_which_some_are_kept(
     oracle: Callable[[str], Oracle], variant: str
 ) -> None:
-    """Five slots go over the same text, guessing some tokens right and the rest wrong, beside chunks."""
     folder, prompt, expected = oracle(variant)
-    ids, runner, rng = prompt.tolist(), Runner(loaded(folder)), random.Random(2)
-    n_past = [0] * 5
-    n_checked = n_rejected = 0
-    while min(n_past) < N_PROMPT:
-        spans, kept, wanted = [], [], []
-        for slot in rng.sample(range(5), 5):
-            left = N_PROMPT - n_past[slot]
-            if left == 0 or rng.random() < 0.2:
-                continue
-            start, n_certain = n_past[slot], min(rng.choice([1, 1, 1, 2, 17]), left)
-            n_right = min(rng.choice([0, 1, 3, 7]), left - n_certain)
-            wrong = [rng.randrange(384) for _ in range(rng.choice([0, 1, 4]))]
-            tokens = [*ids[start : start + n_certain + n_right], *wrong]
-            spans.append(Span(slot, tokens, start, n_right + len(wrong), len(tokens)))
-            kept.append(n_right)
-            n_past[slot] += n_certain + n_right
-            wanted += [*range(start, n_past[slot]), *[-1] * len(wrong)]
-            n_rejected += len(wrong)
-        if spans:
-            logits = runner.feed(*spans, n_kept=kept)
-            places = torch.tensor(wanted)
-            assert difference(logits[places >= 0], expected[places[places >= 0]]) < 1e-4
-            n_checked += int((places >= 0).sum())
-    assert n_checked == 5 * N_PROMPT
-    assert n_rejected > 50
+    compare_ragged(Runner(loaded(folder)), prompt, expected, seed=2)
 
 
 @pytest.mark.parametrize("variant", ["qwen3_5", "qwen3_next"])

@@ -19,9 +19,9 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 from engine.batch import Span
 from engine.models.mtp import load_mtp
 from engine.models.registry import load_network
-from tests.checkpoints import tiny_checkpoint
+from tests.checkpoints import theirs, tiny_checkpoint
+from tests.oracle.feeding import Runner
 from tests.oracle.head_rounds import CPU, N_CTX, VOCAB, Pages, text, worst
-from tests.oracle.test_models import Runner, theirs
 
 N = 60
 # Per family: transformers' config, layer, norm and rotary embedding.

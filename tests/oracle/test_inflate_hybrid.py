@@ -26,9 +26,9 @@ from engine.text.tokenizer import Tokenizer
 from tests.bench.inflate import inflate
 from tests.bench.inflate_hybrid import HybridInflation, HybridShape, place_layers
 from tests.checkpoints import tiny_checkpoint
+from tests.oracle.feeding import Runner
 from tests.oracle.head_rounds import CPU, N_CTX, Pages, text
 from tests.oracle.test_inflate import logits as theirs
-from tests.oracle.test_models import Runner
 
 pytestmark = pytest.mark.usefixtures("_selected")
 DEMOS = [Path("demo/hybrid"), Path("demo/hybrid-draft")]

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from engine.batch import Span
-from engine.cache.cache import Cache
-from engine.cache.store import Sizes, Store
 from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
-from engine.models.network import Network
-from engine.models.registry import load_network
-from tests.checkpoints import N_PROMPT, Oracle, noised_copy, theirs, tiny_checkpoint
+from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, theirs, tiny_checkpoint
+from tests.oracle.feeding import (
+    CPU,
+    N_CTX,
+    Runner,
+    compare_cuts,
+    difference,
+    loaded,
+    rows,
+)
 
-CPU = torch.device("cpu")
-N_CTX, PAGE, N_PAGES, N_SLOTS = 256, 16, 80, 5
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -43,61 +43,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 pytestmark = pytest.mark.usefixtures("_selected")
 
 
-class Runner:
-    """A network with a cache; feeds texts in any cut."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        sizes = Sizes(n_slots=N_SLOTS, n_pages=N_PAGES, page_size=PAGE, n_parked=64, n_window_pages=N_PAGES)
-        store = Store(network.needs, sizes, network.dtype, CPU)
-        self.cache = Cache({"target": store}, N_SLOTS, N_PAGES, PAGE)
-
-    def feed(self, *spans: Span, n_kept: Sequence[int] = ()) -> Tensor:
-        """Logits of one pass, [n_logits, vocab]. Of each span its certain tokens are kept, and n_kept[i] drafts."""
-        for span in spans:
-            end = span.n_past + len(span.token_ids)
-            assert self.cache.reserve(span.slot, "target", span.n_past, end, span.n_drafts)
-        with torch.inference_mode():
-            logits = self.network.forward(self.cache.batch("target", spans), self.cache.stores["target"])
-        for span, n_drafts in zip(spans, n_kept or [0] * len(spans), strict=True):
-            end = span.n_past + len(span.token_ids)
-            self.cache.commit(span.slot, "target", end - span.n_drafts + n_drafts)
-        return logits
-
-    def feed_chunks(self, slot: int, token_ids: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        """Logits of all rows of one text fed in chunks, [n_tokens, vocab]."""
-        starts = itertools.accumulate(sizes, initial=0)
-        return torch.cat(
-            [
-                self.feed(rows(slot, token_ids, start, size))
-                for start, size in zip(starts, sizes, strict=False)
-            ]
-        )
-
-
-def rows(slot: int, token_ids: Sequence[int], start: int, size: int) -> Span:
-    """The span of `size` tokens of a text from `start`, with all logits."""
-    return Span(slot, list(token_ids[start : start + size]), start, 0, size)
-
-
-def loaded(folder: Path, dtype: torch.dtype = torch.float32, n_vocab: int | None = 384) -> Network:
-    return load_network(folder, dtype, CPU, N_CTX, n_vocab)
-
-
-def difference(ours: Tensor, expected: Tensor) -> float:
-    assert ours.dtype == torch.float32
-    return float((ours - expected).abs().max())
-
-
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracle], variant: str) -> None:
     folder, prompt, expected = oracle(variant)
-    assert expected.std() > 0.3, "logits must be large enough to show a difference"
-    ids, runner = prompt.tolist(), Runner(loaded(folder))
-    assert difference(runner.feed_chunks(0, ids, [N_PROMPT]), expected) < 1e-4
-    assert difference(runner.feed_chunks(1, ids, [33, 1, 15, 2, 49]), expected) < 1e-4
-    assert difference(runner.feed_chunks(2, ids, [1] * N_PROMPT), expected) < 1e-4
+    compare_cuts(Runner(loaded(folder)), prompt, expected)
 
 
 @pytest.mark.usefixtures("ops")
@@ -205,15 +155,6 @@ def test_sharded_checkpoint(oracle: Callable[[str], Oracle], tmp_path: Path) -> 
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     logits = Runner(loaded(tmp_path)).feed(rows(0, prompt.tolist(), 0, N_PROMPT))
     assert difference(logits, expected) < 1e-4
-
-
-def edited(folder: Path, target: Path, edit: Callable[[dict[str, Tensor]], Any]) -> Path:
-    """A copy of a checkpoint with its tensors changed in place by `edit`."""
-    shutil.copytree(folder, target)
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, target / "model.safetensors")
-    return target
 
 
 def test_tensors_that_do_not_fit_are_refused(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,22 +22,11 @@ from engine.layers.moe import MoE, MoESpec, SharedSpec
 from engine.models.mtp import load_mtp
 from engine.weights import Weights
 from kernels.moe.op import Routing, route
-from tests.checkpoints import noised_copy, tiny_checkpoint
+from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, theirs, tiny_checkpoint, with_config
 from tests.head_checkpoints import mtp_deepseek, write
+from tests.oracle.feeding import CPU, N_CTX, Runner, compare_cuts, compare_ragged, difference, loaded, rows
 from tests.oracle.head_rounds import Pages, streams_of, text
 from tests.oracle.lab import Bench, Case, Folders, Lab, Trouble, play
-from tests.oracle.test_models import (
-    CPU,
-    N_CTX,
-    N_PROMPT,
-    Oracle,
-    Runner,
-    difference,
-    edited,
-    loaded,
-    rows,
-    theirs,
-)
 
 pytestmark = pytest.mark.usefixtures("_selected")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,11 +48,7 @@ Tensors = dict[str, Tensor]
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracle], variant: str) -> None:
     folder, prompt, expected = oracle(variant)
-    assert expected.std() > 0.3, "logits must be large enough to show a difference"
-    ids, runner = prompt.tolist(), Runner(loaded(folder))
-    assert difference(runner.feed_chunks(0, ids, [N_PROMPT]), expected) < 1e-4
-    assert difference(runner.feed_chunks(1, ids, [33, 1, 15, 2, 49]), expected) < 1e-4
-    assert difference(runner.feed_chunks(2, ids, [1] * N_PROMPT), expected) < 1e-4
+    compare_cuts(Runner(loaded(folder)), prompt, expected)
 
 
 @pytest.mark.usefixtures("ops")
@@ -73,29 +56,8 @@ def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracl
 def test_ragged_spans_with_drafts_of_which_some_are_kept(
     oracle: Callable[[str], Oracle], variant: str
 ) -> None:
-    """Slots at different places; each span ends in drafts, right ones up to a place drawn at random."""
     folder, prompt, expected = oracle(variant)
-    ids, runner, rng = prompt.tolist(), Runner(loaded(folder)), random.Random(3)
-    n_past, n_checked = [0] * 5, 0
-    while min(n_past) < N_PROMPT:
-        spans, wanted = [], []
-        for slot in rng.sample(range(5), rng.randint(1, 5)):
-            start = n_past[slot]
-            n_certain = min(rng.choice([1, 1, 1, 9, 30]), N_PROMPT - start)
-            if n_certain == 0:
-                continue
-            n_right = rng.randint(0, min(7, N_PROMPT - start - n_certain))
-            wrong = [rng.randrange(384) for _ in range(rng.randint(0, 7))]
-            n_past[slot] += n_certain + n_right
-            drafts = [*ids[start + n_certain : n_past[slot]], *wrong]
-            n_rows = n_certain + len(drafts)
-            spans.append(Span(slot, [*ids[start : start + n_certain], *drafts], start, len(drafts), n_rows))
-            wanted += [*range(start, n_past[slot]), *[-1] * len(wrong)]
-        if spans:
-            logits, known = runner.feed(*spans), torch.tensor(wanted)
-            assert difference(logits[known >= 0], expected[known[known >= 0]]) < 1e-4
-            n_checked += len(wanted)
-    assert n_checked > 5 * N_PROMPT
+    compare_ragged(Runner(loaded(folder)), prompt, expected, seed=3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -223,15 +185,6 @@ def test_tensors_that_do_not_fit_are_refused(oracle: Callable[[str], Oracle], tm
     refused(transposed, LoadError, r"experts\.down_proj has shape \[8, 32, 64\].*asks for \[8, 64, 32\]")
 
 
-def with_config(folder: Path, target: Path, changes: dict[str, Any]) -> Path:
-    """A copy of a checkpoint with other config keys; None removes one."""
-    copy = edited(folder, target, lambda all: None)
-    config = {**json.loads((copy / "config.json").read_text()), **changes}
-    config = {key: value for key, value in config.items() if value is not None}
-    (copy / "config.json").write_text(json.dumps(config))
-    return copy
-
-
 @pytest.mark.parametrize(
     ("variant", "changes", "message"),
     [
@@ -254,17 +207,17 @@ def test_configs_that_make_no_sense_are_refused(
     oracle: Callable[[str], Oracle], variant: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedModel, match=message):
-        loaded(with_config(oracle(variant)[0], tmp_path / "copy", changes))
+        loaded(with_config(oracle(variant)[0], tmp_path / "copy", **changes))
 
 
 def test_older_config_keys(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
     """transformers 4 wrote `num_experts`; a GLM config that is silent about rotation means half of each head."""
     folder, prompt, expected = oracle("qwen3_moe")
-    older = with_config(folder, tmp_path / "1", {"num_local_experts": None, "num_experts": 8})
+    older = with_config(folder, tmp_path / "1", num_local_experts=None, num_experts=8)
     logits = Runner(loaded(older)).feed(rows(0, prompt.tolist(), 0, N_PROMPT))
     assert difference(logits, expected) < 1e-4
     folder, prompt, expected = oracle("glm4_moe")
-    older = with_config(folder, tmp_path / "2", {"rope_parameters": None, "rope_theta": 1e6})
+    older = with_config(folder, tmp_path / "2", rope_parameters=None, rope_theta=1e6)
     assert "partial_rotary_factor" not in (older / "config.json").read_text()
     logits = Runner(loaded(older)).feed(rows(0, prompt.tolist(), 0, N_PROMPT))
     assert difference(logits, expected) < 1e-4

@@ -24,7 +24,7 @@ from kernels.matmul.op import linear
 from tests import quantised
 from tests.checkpoints import tiny_checkpoint
 from tests.head_checkpoints import add_tensors, mtp_deepseek
-from tests.oracle.test_models import N_CTX, Runner, rows
+from tests.oracle.feeding import N_CTX, Runner, rows
 
 pytestmark = pytest.mark.usefixtures("_selected")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
