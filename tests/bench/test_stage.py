@@ -129,7 +129,7 @@ def test_rows_come_from_passes_that_overlap_as_they_say(
     assert seen == {((), True, True): 2, ((), False, False): 2}
     told = {one.name: one.figures for one in drafting.concurrency(scene)}
     assert [*told] == [
-        f"{n} streams, {name}{way}" for n in (1, 3) for name in ("plain", "auto") for way in ("", NO_OVERLAP)
+        f"{n} streams, {name}{way}" for n in (1, 2) for name in ("plain", "auto") for way in ("", NO_OVERLAP)
     ]
     assert seen[(), True, True] == seen[(), False, False] == 4
     assert sorted(overlaps for types, overlaps, _ in seen.elements() if types) == [False, False, True, True]
