@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -18,6 +19,7 @@ from numba.core.datamodel.registry import register_default
 
 from kernels.compiled import emits, inlined
 
+HAS_PAIRS = bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
 WIDTH = 16
 FLOATS = ir.VectorType(ir.FloatType(), WIDTH)
 INTS = ir.VectorType(ir.IntType(32), WIDTH)
@@ -203,10 +205,27 @@ class _BFloat(ir.Type):  # type: ignore[misc]
 
 @emits(a_vector)
 def add_pairs(builder: ir.IRBuilder, total: Any, x: Any, y: Any) -> Any:
-    """total + x₀y₀ + x₁y₁ per lane, where x and y hold two bfloat16 in every lane. Needs a CPU with avx512bf16."""
+    """total + x₀y₀ + x₁y₁ per lane, where x and y hold two bfloat16 in every lane.
+
+    One instruction on CPUs with avx512bf16; on others two fused multiply-adds in float32.
+    """
+    if not HAS_PAIRS:
+        for half in (_first_half, _second_half):
+            total = call_intrinsic(
+                builder, "llvm.fma.v16f32", FLOATS, half(builder, x), half(builder, y), total
+            )
+        return total
     pairs = ir.VectorType(_BFloat(), 2 * WIDTH)
     x, y = builder.bitcast(x, pairs), builder.bitcast(y, pairs)
     return call_intrinsic(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, x, y)
+
+
+def _first_half(builder: ir.IRBuilder, pairs: Any) -> Any:
+    return builder.bitcast(builder.shl(builder.bitcast(pairs, INTS), constant(16)), FLOATS)
+
+
+def _second_half(builder: ir.IRBuilder, pairs: Any) -> Any:
+    return builder.bitcast(builder.and_(builder.bitcast(pairs, INTS), constant(-65536)), FLOATS)
 
 
 @emits(a_vector)

@@ -1,4 +1,4 @@
-"""Linear layers on CPUs without AVX-512, bit-identical for any number of rows: oneDNN with prepacked weights.
+"""Linear layers on CPUs that panels do not serve, bit-identical for any number of rows: oneDNN, prepacked weights.
 
 oneDNN sums an inner dimension of at most 1024 in one order, whatever the number of rows; longer ones it may split
 differently. So the inner dimension is cut into fixed chunks and the partial results are added in order.

@@ -1,4 +1,4 @@
-"""Experts on CPUs with AVX-512: all of a layer in two compiled calls, with the panels of `kernels/matmul`.
+"""Experts on CPUs with AVX2 or AVX-512: all of a layer in two compiled calls, with the panels of `kernels/matmul`.
 
 A piece of work is one panel of one expert, for all rows that ask for it. A product has the bits that
 `matmul/panels.py` would give it.

@@ -50,12 +50,16 @@ def median_s(work: Callable[[], object], n: int = 15) -> float:
 
 @torch.inference_mode()
 def bandwidth() -> float:
-    """Bytes/s at which oneDNN's prepacked linears read their weights for one row: 8192 x 2048 bf16, 20 of them."""
+    """Bytes/s at which oneDNN's prepacked linears read their weights for one row: 8192 x 2048, 20 of them.
+
+    In bfloat16, or where it has no products in that in float32.
+    """
+    dtype = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
     reorder, product = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
-    packed = [reorder(torch.randn(8192, 2048).to(torch.bfloat16)) for _ in range(20)]  # 32 MiB each
-    x = torch.randn(1, 2048).to(torch.bfloat16)
+    packed = [reorder(torch.randn(8192, 2048).to(dtype)) for _ in range(20)]  # 32 or 64 MiB each
+    x = torch.randn(1, 2048).to(dtype)
     seconds = median_s(lambda: [product(x, one, None, "none", [], "") for one in packed])
-    return 20 * 8192 * 2048 * 2 / seconds
+    return 20 * 8192 * 2048 * dtype.itemsize / seconds
 
 
 @torch.inference_mode()
