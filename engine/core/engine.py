@@ -366,6 +366,7 @@ class Engine:
     @torch.inference_mode()
     def warm_up(self, n_repeats: int = 3) -> None:
         """Measure a pass at every width the engine will use, which also compiles what is compiled at first use."""
+        log.info("warming up; at the very first start kernels are compiled, which may take a minute or two")
         most = min(self.capacity.batch_size, self.capacity.n_ctx)
         warm_up(self._target, self._cache, self._chain.lengths.pass_cost, most, n_repeats)
 
