@@ -36,7 +36,8 @@ PANEL = 64  # outputs computed at a time: four vectors
 STEPS = 32  # steps of the sums taken with all rows before the next: 8 KiB of weights, so that memory is asked steadily
 AHEAD = 64  # steps between the weights in use and those that are being fetched
 SERIAL_BELOW = 2_000_000  # multiply-adds; less is done before a second thread has woken
-FEATURES = {torch.float32: "fma", torch.bfloat16: "fma"}
+DTYPES = torch.float32, torch.bfloat16
+FEATURE = "fma"  # of the CPU
 IS_WIDE = bool(
     llvmlite.binding.get_host_cpu_features().get("avx512f")
 )  # 32 registers of 16 floats, not 16 of 8
@@ -55,10 +56,9 @@ class PanelWeight:
 
 @functools.cache
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    if dtype not in FEATURES:
+    if dtype not in DTYPES:
         return "float32 and bfloat16 only"
-    feature = FEATURES[dtype]
-    return None if llvmlite.binding.get_host_cpu_features().get(feature) else f"this CPU has no {feature}"
+    return None if llvmlite.binding.get_host_cpu_features().get(FEATURE) else f"this CPU has no {FEATURE}"
 
 
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:

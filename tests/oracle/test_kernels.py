@@ -422,7 +422,7 @@ def test_the_table_says_why_a_slower_product_runs(monkeypatch: pytest.MonkeyPatc
         cpu.refuses.cache_clear()
         return next(line for line in kernels.select("cpu", torch.float32) if line.op == "matmul")
 
-    monkeypatch.setitem(panels.FEATURES, torch.float32, "sixteen hands")
+    monkeypatch.setattr(panels, "FEATURE", "sixteen hands")
     line = selected()
     assert line.implementation == "cpu"
     assert "this CPU has no sixteen hands" in line.reason
