@@ -79,8 +79,8 @@ docker-check: setup
 	$(BIN)/python -m tests.docker.replay $(ARGS)
 
 docs: setup
-	$(BIN)/python -m server.flags_table README.md
-	$(BIN)/python -m server.api_page docs/api.md
+	$(BIN)/python -m slipstream.server.describe.flags_table README.md
+	$(BIN)/python -m slipstream.server.describe.api_page docs/api.md
 	$(BIN)/python -m tests.emulator.sources kernels/cuda/registers.md
 
 clean:

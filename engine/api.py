@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from engine.errors import EngineError
+from slipstream.engine.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)

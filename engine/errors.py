@@ -1,6 +1,6 @@
 """The error tree. Read it first: every way a request or the engine can fail has one class here.
 
-The engine knows no HTTP status; `server/errors.py` is the only table that does.
+The engine knows no HTTP status; `server/http/error_table.py` is the only table that does.
 
     EngineError
     ├─ RequestError            the caller can fix it

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Layout, RecurrentRows, upload
+from slipstream.engine.batch import Batch, Layout, RecurrentRows, upload
 
 # Rows of a frame. Between two of them passes cost the same on a device that waits for the weights.
 ROWS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

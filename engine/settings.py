@@ -1,6 +1,6 @@
 """Every setting of the server: type, default, bounds, flags, one line of meaning.
 
-One frozen dataclass, so that the engine runs without pydantic. `server/cli.py` derives the flags, the
+One frozen dataclass, so that the engine runs without pydantic. `server/command/cli.py` derives the flags, the
 environment variables (`SLIPSTREAM_CTX_SIZE`), the TOML keys (`ctx_size`) and the README's table from the
 metadata below. A default is written nowhere else.
 """
@@ -289,7 +289,7 @@ class Settings:
 
 def check(settings: Settings) -> None:
     """Raises `SettingError` for the first value outside its bounds or choices."""
-    from engine.errors import SettingError
+    from slipstream.engine.errors import SettingError
 
     for one in fields(settings):
         value = getattr(settings, one.name)

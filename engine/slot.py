@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.api import DrafterCount, Request, SlotState
-from engine.sample.logprobs import Logprob
-from engine.sample.params import SamplingParams
-from engine.sample.pick import Row
-from engine.text.grammar import Constraint
-from engine.text.stream import TextStream
+from slipstream.engine.api import DrafterCount, Request, SlotState
+from slipstream.engine.sample.logprobs import Logprob
+from slipstream.engine.sample.params import SamplingParams
+from slipstream.engine.sample.pick import Row
+from slipstream.engine.text.grammar import Constraint
+from slipstream.engine.text.text_stream import TextStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernels.dispatch import Op as Op
-    from kernels.dispatch import Selected as Selected
-    from kernels.dispatch import select as select
-    from kernels.dispatch import use as use
+    from slipstream.kernels.dispatch import Op as Op
+    from slipstream.kernels.dispatch import Selected as Selected
+    from slipstream.kernels.dispatch import select as select
+    from slipstream.kernels.dispatch import use as use
 
 OPS = (
     "matmul",
@@ -32,7 +32,7 @@ OPS = (
 def __getattr__(name: str) -> Any:
     """`kernels.select` and `kernels.use`, loaded when first asked for."""
     if name in ("Op", "Selected", "select", "use"):
-        from kernels import dispatch
+        from slipstream.kernels import dispatch
 
         return getattr(dispatch, name)
-    raise AttributeError(f"module 'kernels' has no attribute {name!r}")
+    raise AttributeError(f"module 'slipstream.kernels' has no attribute {name!r}")

@@ -12,8 +12,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from kernels.compiled import emits
-from kernels.vector import (
+from slipstream.kernels.compiled import emits
+from slipstream.kernels.vector import (
     BYTES,
     FLOATS,
     INTS,

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, T
 
 import torch
 
-import kernels
+from slipstream import kernels
 
 
 class Placed(Protocol):
@@ -216,7 +216,7 @@ def _is_exact(folder: str, implementation: str) -> bool:
 
 def _module(folder: str, implementation: str) -> ModuleType:
     try:
-        return importlib.import_module(f"kernels.{folder}.{implementation}")
+        return importlib.import_module(f"slipstream.kernels.{folder}.{implementation}")
     except ImportError as error:
         raise CannotRunError(f"kernels.{folder}.{implementation} does not import: {error}") from error
 
@@ -224,7 +224,7 @@ def _module(folder: str, implementation: str) -> ModuleType:
 @functools.cache
 def _ops() -> dict[str, list[Op[Any, Any, Any]]]:
     """Folder -> its ops, by import of every `op.py`."""
-    modules = {folder: importlib.import_module(f"kernels.{folder}.op") for folder in kernels.OPS}
+    modules = {folder: importlib.import_module(f"slipstream.kernels.{folder}.op") for folder in kernels.OPS}
     return {
         folder: [value for value in vars(module).values() if isinstance(value, Op)]
         for folder, module in modules.items()

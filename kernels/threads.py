@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.ccallback import CFunc
 
-from kernels.compiled import cache_on_disk, emits, inlined
+from slipstream.kernels.compiled import cache_on_disk, emits, inlined
 
 # (task address, argument address, number of threads, 0): GOMP_parallel
 _parallel: Any = types.ExternalFunction(

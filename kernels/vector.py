@@ -17,7 +17,7 @@ from numba import types
 from numba.core.datamodel import models
 from numba.core.datamodel.registry import register_default
 
-from kernels.compiled import emits, inlined
+from slipstream.kernels.compiled import emits, inlined
 
 HAS_PAIRS = bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
 WIDTH = 16

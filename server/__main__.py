@@ -1,5 +1,5 @@
-"""`python -m server`."""
+"""`python -m slipstream.server`."""
 
-from server.cli import main
+from slipstream.server.command.cli import main
 
 main()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DEMO = ("-m", str(ROOT / "demo" / "target"), "-md", str(ROOT / "demo" / "draft"), "--alias", "demo")
-SERVER, FAKE = "server", "tests.http.entry"
+SERVER, FAKE = "slipstream.server", "tests.http.entry"
 READY_S, STOP_S = 120.0, 30.0
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
-from engine.models.captured import Replay
-from kernels import dispatch
+from slipstream.engine.models.captured import Replay
+from slipstream.kernels import dispatch
 
 READS = {
     torch.ops.aten._local_scalar_dense.default,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import kernels
+from slipstream import kernels
 
 ROOT = Path(__file__).parents[1]
 CODE = ("server", "engine", "kernels")
@@ -32,32 +32,36 @@ def imported_by(statement: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "statement", ["import server.app", "import engine.api, engine.settings, engine.errors"]
+    "statement",
+    [
+        "import slipstream.server.http.app",
+        "import slipstream.engine.api, slipstream.engine.settings, slipstream.engine.errors",
+    ],
 )
 def test_http_code_and_public_types_load_no_torch(statement: str) -> None:
     assert not {"torch", "numba", "transformers", "tokenizers"} & imported_by(statement)
 
 
 def test_the_engine_loads_no_web_framework() -> None:
-    loaded = imported_by("import engine.service.launch")
+    loaded = imported_by("import slipstream.engine.service.start.launch")
     assert not {"pydantic", "fastapi", "starlette", "uvicorn", "transformers"} & loaded
 
 
 def test_kernels_is_cheap_to_import_and_does_not_upset_transformers() -> None:
-    assert not {"torch", "numba"} & imported_by("import kernels")
+    assert not {"torch", "numba"} & imported_by("import slipstream.kernels")
     version = tuple(
         int(part)
         for part in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"].split(".")
     )
     assert not (0, 18, 2) <= version < (0, 19, 0), "transformers would take our `kernels` for another package"
-    imported_by("import kernels, transformers.models.qwen3.modeling_qwen3")
+    imported_by("import slipstream.kernels, transformers.models.qwen3.modeling_qwen3")
 
 
 @pytest.mark.parametrize("folder", kernels.OPS)
 def test_every_implementation_has_the_signature_of_its_op(folder: str) -> None:
-    from kernels.dispatch import Op
+    from slipstream.kernels.dispatch import Op
 
-    op_module = importlib.import_module(f"kernels.{folder}.op")
+    op_module = importlib.import_module(f"slipstream.kernels.{folder}.op")
     ops = [value for value in vars(op_module).values() if isinstance(value, Op)]
     assert ops
     for op in ops:
@@ -115,7 +119,7 @@ def test_nothing_is_ever_unpickled() -> None:
 
 def test_the_readme_table_of_flags_is_fresh() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "server.flags_table", "README.md", "--check"],
+        [sys.executable, "-m", "slipstream.server.describe.flags_table", "README.md", "--check"],
         cwd=ROOT,
         capture_output=True,
         text=True,

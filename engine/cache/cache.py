@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Span
-from engine.cache.pages import PagePool, prefix_keys
-from engine.cache.snapshots import Snapshots
-from engine.cache.store import Store
+from slipstream.engine.batch import Batch, Span
+from slipstream.engine.cache.pages import PagePool, prefix_keys
+from slipstream.engine.cache.snapshots import Snapshots
+from slipstream.engine.cache.store import Store
 
 # Most bytes of snapshots per byte of keys and values. With 8 and Qwen3.5-27B in bfloat16 they lie 320 tokens apart.
 # More fill the host's memory with states that are seldom resumed; with fewer, less of a shared prefix is saved.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.cache.store import LayerState, Need, Sizes
+from slipstream.engine.cache.store import LayerState, Need, Sizes
 
 
 @dataclass(frozen=True, slots=True)

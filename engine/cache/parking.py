@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.batch import RecurrentRows, Span
+from slipstream.engine.batch import RecurrentRows, Span
 
 
 @dataclass(slots=True)

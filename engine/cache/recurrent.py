@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.batch import RecurrentRows
-from engine.cache.store import LayerState, Need, Sizes
-from kernels.gated_delta.op import DeltaState, settle
-from kernels.short_conv.op import ConvState, settle_window
+from slipstream.engine.batch import RecurrentRows
+from slipstream.engine.cache.store import LayerState, Need, Sizes
+from slipstream.kernels.gated_delta.op import DeltaState, settle
+from slipstream.kernels.short_conv.op import ConvState, settle_window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.cache.cache import Cache
-from engine.cache.pages import PagePool, prefix_keys
-from engine.cache.store import Store
-from engine.cache.window import OFFERED
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.pages import PagePool, prefix_keys
+from slipstream.engine.cache.store import Store
+from slipstream.engine.cache.window import OFFERED
 
 Place = tuple[str, int]  # (store, tokens before the border)
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.batch import RecurrentRows
-from engine.cache.parking import Parking
-from engine.cache.window import WindowPages
-from engine.frames import Frame, Frames, Room
+from slipstream.engine.batch import RecurrentRows
+from slipstream.engine.cache.parking import Parking
+from slipstream.engine.cache.window import WindowPages
+from slipstream.engine.frames import Frame, Frames, Room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

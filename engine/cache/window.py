@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.pages import PagePool
+from slipstream.engine.cache.pages import PagePool
 
 # What a page table says of pages that were given back. Nobody reads it: attention begins at the window.
 _GONE = 0

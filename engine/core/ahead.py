@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.batch import Download
-from engine.cache.cache import Cache
-from engine.core import forward, plan
-from engine.core.forward import Behind, Flight, Target
-from engine.core.plan import Place, Work
-from engine.slot import Slot
-from engine.speculate.acceptance import coupled
-from engine.speculate.chain import Chain
-from engine.speculate.drafter import Draft
-from engine.speculate.tails import Tails
+from slipstream.engine.batch import Download
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.core import forward, plan
+from slipstream.engine.core.forward import Behind, Flight, Target
+from slipstream.engine.core.plan import Place, Work
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.acceptance import coupled
+from slipstream.engine.speculate.chain import Chain
+from slipstream.engine.speculate.drafter import Draft
+from slipstream.engine.speculate.tails import Tails
 
 Plan = Callable[[Sequence[Place], dict[int, Draft]], list[Work]]
 

@@ -13,26 +13,26 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.api import Delta, Done, EngineStats, Event, Failed
-from engine.cache.cache import Cache
-from engine.cache.saved import Saved
-from engine.core import forward, plan
-from engine.core.ahead import Ahead
-from engine.core.clock import Clock
-from engine.core.finish import Ending, broken, done, echo, keep
-from engine.core.forward import Flight
-from engine.core.plan import Place, Work
-from engine.core.remembered import SLOT, Remembered
-from engine.core.waiting import NewSlot, Waiting
-from engine.core.warm import warm_up
-from engine.errors import EngineError, InvalidRequest, TimedOut
-from engine.models.captured import Capturing
-from engine.models.network import Network
-from engine.slot import Slot, state_of
-from engine.speculate.acceptance import Acceptance, coupled
-from engine.speculate.chain import Chain
-from engine.speculate.drafter import Draft, Kept
-from engine.speculate.verify import Verdict
+from slipstream.engine.api import Delta, Done, EngineStats, Event, Failed
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.saved import Saved
+from slipstream.engine.core import forward, plan
+from slipstream.engine.core.ahead import Ahead
+from slipstream.engine.core.clock import Clock
+from slipstream.engine.core.finish import Ending, broken, done, echo, keep
+from slipstream.engine.core.forward import Flight
+from slipstream.engine.core.plan import Place, Work
+from slipstream.engine.core.queue import NewSlot, Waiting
+from slipstream.engine.core.remembered import SLOT, Remembered
+from slipstream.engine.core.warm import warm_up
+from slipstream.engine.errors import EngineError, InvalidRequest, TimedOut
+from slipstream.engine.models.captured import Capturing
+from slipstream.engine.models.network import Network
+from slipstream.engine.slot import Slot, state_of
+from slipstream.engine.speculate.acceptance import Acceptance, coupled
+from slipstream.engine.speculate.chain import Chain
+from slipstream.engine.speculate.drafter import Draft, Kept
+from slipstream.engine.speculate.verify import Verdict
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence, Set
 from enum import Enum
 
-from engine.api import Delta, Done, Echo, Speculation, Timings, TokenLogprob, Usage
-from engine.errors import EngineError, InvalidRequest, StepFailed
-from engine.sample.logprobs import Logprob
-from engine.slot import Slot
-from engine.speculate.drafter import Draft
-from engine.speculate.verify import Verdict
+from slipstream.engine.api import Delta, Done, Echo, Speculation, Timings, TokenLogprob, Usage
+from slipstream.engine.errors import EngineError, InvalidRequest, StepFailed
+from slipstream.engine.sample.logprobs import Logprob
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.drafter import Draft
+from slipstream.engine.speculate.verify import Verdict
 
 
 class Ending(Enum):

@@ -17,23 +17,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Download, Span, upload
-from engine.cache.cache import Cache
-from engine.cache.store import Store
-from engine.core.clock import Clock
-from engine.core.plan import Work
-from engine.errors import EngineError, StepFailed
-from engine.layers.decoder import Taps
-from engine.models.captured import Forward
-from engine.models.network import Network
-from engine.sample.logprobs import Judged
-from engine.sample.pick import Row, row_params
-from engine.speculate.acceptance import Acceptance, coupled
-from engine.speculate.drafter import Draft, Streams
-from engine.speculate.foreseen import UnreadDrafts
-from engine.speculate.tails import Ran, Tails
-from engine.speculate.verify import Picks, Verdict
-from kernels.choose.op import RowParams
+from slipstream.engine.batch import Batch, Download, Span, upload
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.store import Store
+from slipstream.engine.core.clock import Clock
+from slipstream.engine.core.plan import Work
+from slipstream.engine.errors import EngineError, StepFailed
+from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.models.captured import Forward
+from slipstream.engine.models.network import Network
+from slipstream.engine.sample.logprobs import Judged
+from slipstream.engine.sample.pick import Row, row_params
+from slipstream.engine.speculate.acceptance import Acceptance, coupled
+from slipstream.engine.speculate.drafter import Draft, Streams
+from slipstream.engine.speculate.foreseen import UnreadDrafts
+from slipstream.engine.speculate.tails import Ran, Tails
+from slipstream.engine.speculate.verify import Picks, Verdict
+from slipstream.kernels.choose.op import RowParams
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from engine.batch import Span
-from engine.sample.pick import Row
-from engine.slot import Slot
-from engine.speculate.drafter import NO_DRAFT, UNREAD, Draft, Want
-from engine.speculate.length import Pass
+from slipstream.engine.batch import Span
+from slipstream.engine.sample.pick import Row
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.decide.length import Pass
+from slipstream.engine.speculate.drafter import NO_DRAFT, UNREAD, Draft, Want
 
 _MOST_JUDGED = 128  # rows of a prompt whose logits are held at once: each is as wide as the vocabulary
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.cache import saved
-from engine.cache.cache import Cache
-from engine.cache.saved import Saved
-from engine.errors import InvalidRequest, SlotFileRefused
+from slipstream.engine.cache import saved
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.saved import Saved
+from slipstream.engine.errors import InvalidRequest, SlotFileRefused
 
 SLOT = "id_slot"
 

@@ -8,13 +8,13 @@ from collections import Counter
 import numpy as np
 import torch
 
-from engine.api import Sampling
-from engine.batch import Span
-from engine.cache.cache import Cache
-from engine.core.forward import STORE, Target
-from engine.sample.params import resolve_sampling
-from engine.sample.pick import Row, pick
-from engine.speculate.cost import TIERS, PassCost
+from slipstream.engine.api import Sampling
+from slipstream.engine.batch import Span
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.core.forward import STORE, Target
+from slipstream.engine.sample.params import resolve_sampling
+from slipstream.engine.sample.pick import Row, pick
+from slipstream.engine.speculate.decide.cost import TIERS, PassCost
 
 # Ways of picking that run different code; compiled code must not be met first by a client.
 _WARM_UP = (

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.cache.kv import FullKV, KVLayer, WindowKV, WindowKVLayer
-from engine.layers.linear import load_linear
-from engine.layers.norm import NormSpec, load_scale
-from engine.layers.rope import RopeSpec
-from engine.weights import TensorSource
-from kernels.attention.op import attention
-from kernels.gated.op import sigmoid_mul
-from kernels.matmul.op import Packed, linear, pack
-from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
+from slipstream.engine.batch import Batch
+from slipstream.engine.cache.kv import FullKV, KVLayer, WindowKV, WindowKVLayer
+from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.layers.linear import load_linear
+from slipstream.engine.layers.norm import NormSpec, load_scale
+from slipstream.engine.layers.rope import RopeSpec
+from slipstream.kernels.attention.op import attention
+from slipstream.kernels.gated.op import sigmoid_mul
+from slipstream.kernels.matmul.op import Packed, linear, pack
+from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 
 Ropes = Mapping[RopeSpec, Rope]  # tables, made once for all layers that share them
 

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.cache.store import Need, Store
-from engine.layers.attention import Ropes
-from engine.layers.embed import Embedding, Head, load_embedding, load_head
-from engine.layers.norm import Norm, NormNames, NormSpec, load_norm
-from engine.layers.rope import RopeSpec, rope_tables
-from engine.weights import TensorSource
-from kernels.norm_rope_write.op import Rope
+from slipstream.engine.batch import Batch
+from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.layers.attention import Ropes
+from slipstream.engine.layers.embed import Embedding, Head, load_embedding, load_head
+from slipstream.engine.layers.norm import Norm, NormNames, NormSpec, load_norm
+from slipstream.engine.layers.rope import RopeSpec, rope_tables
+from slipstream.kernels.norm_rope_write.op import Rope
 
 
 class Mixer(Protocol):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.weights import TensorSource
-from kernels.matmul.op import Packed, linear, pack
+from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.kernels.matmul.op import Packed, linear, pack
 
 
 @dataclass(frozen=True, slots=True)

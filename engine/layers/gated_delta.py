@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.cache.recurrent import Recurrent, RecurrentLayer
-from engine.layers.attention import Ropes
-from engine.layers.linear import load_linear
-from engine.weights import TensorSource
-from kernels.gated_delta.op import DeltaGate, gated_delta
-from kernels.gated_norm.op import gated_norm
-from kernels.matmul.op import Packed, linear, pack
-from kernels.short_conv.op import short_conv
+from slipstream.engine.batch import Batch
+from slipstream.engine.cache.recurrent import Recurrent, RecurrentLayer
+from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.layers.attention import Ropes
+from slipstream.engine.layers.linear import load_linear
+from slipstream.kernels.gated_delta.op import DeltaGate, gated_delta
+from slipstream.kernels.gated_norm.op import gated_norm
+from slipstream.kernels.matmul.op import Packed, linear, pack
+from slipstream.kernels.short_conv.op import short_conv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.weights import TensorSource
-from kernels.matmul.op import Packed, pack
+from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.kernels.matmul.op import Packed, pack
 
 
 def load_linear(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.layers.linear import load_linear
-from engine.weights import TensorSource
-from kernels.gated.op import gelu_mul, silu_mul
-from kernels.matmul.op import Packed, linear
+from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.layers.linear import load_linear
+from slipstream.kernels.gated.op import gelu_mul, silu_mul
+from slipstream.kernels.matmul.op import Packed, linear
 
 
 @dataclass(frozen=True, slots=True)

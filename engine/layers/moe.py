@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.layers.mlp import GatedMLP, MLPSpec
-from engine.weights import TensorSource
-from kernels.gated.op import sigmoid_mul
-from kernels.matmul.op import Packed, linear, pack
-from kernels.moe.op import PackedExperts, Routing, experts, pack_experts, route
+from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.layers.mlp import GatedMLP, MLPSpec
+from slipstream.kernels.gated.op import sigmoid_mul
+from slipstream.kernels.matmul.op import Packed, linear, pack
+from slipstream.kernels.moe.op import PackedExperts, Routing, experts, pack_experts, route
 
 # What a checkpoint calls the matrices of one expert: gate, up, down.
 PLAIN = ("gate_proj", "up_proj", "down_proj")

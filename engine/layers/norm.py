@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.weights import TensorSource
-from kernels.norm.op import add_rms_norm, rms_norm
+from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.kernels.norm.op import add_rms_norm, rms_norm
 
 
 @dataclass(frozen=True, slots=True)

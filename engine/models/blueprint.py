@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.cache.store import Need
-from engine.errors import UnsupportedModel
-from engine.layers.decoder import DecoderSpec, load_block, load_decoder
-from engine.layers.linear import load_linear
-from engine.layers.norm import load_norm
-from engine.layers.rope import rope_tables
-from engine.models.config import ModelConfig
-from engine.models.registry import decoder_spec
-from engine.quantized import Scheme, packed_bytes
-from kernels import select
-from kernels.matmul.quantized import Quantized, joined
-from kernels.norm_rope_write.op import Rope
+from slipstream.engine.cache.store import Need
+from slipstream.engine.checkpoint.layouts import Scheme, packed_bytes
+from slipstream.engine.errors import UnsupportedModel
+from slipstream.engine.layers.decoder import DecoderSpec, load_block, load_decoder
+from slipstream.engine.layers.linear import load_linear
+from slipstream.engine.layers.norm import load_norm
+from slipstream.engine.layers.rope import rope_tables
+from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.engine.models.registry import decoder_spec
+from slipstream.kernels import select
+from slipstream.kernels.matmul.quantized import Quantized, joined
+from slipstream.kernels.norm_rope_write.op import Rope
 
 META, CUDA = torch.device("meta"), torch.device("cuda")
 # What configs call the number of layers of multi-token prediction; each has one of these keys, or none.

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.cache.store import Store
-from engine.frames import Frame, Frames, wanted
-from engine.layers.decoder import Taps
+from slipstream.engine.batch import Batch
+from slipstream.engine.cache.store import Store
+from slipstream.engine.frames import Frame, Frames, wanted
+from slipstream.engine.layers.decoder import Taps
 
 Replay = Callable[[], None]
 # Runs the work once, captures it, and returns what does it again.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.cache.store import Need, Store
-from engine.layers.decoder import Decoder, Taps
-from engine.models.config import ModelConfig
+from slipstream.engine.batch import Batch
+from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.layers.decoder import Decoder, Taps
+from slipstream.engine.models.reading.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,23 @@ from typing import Any
 
 import torch
 
-from engine.errors import LoadError, UnsupportedModel
-from engine.layers.decoder import DecoderSpec, load_decoder
-from engine.models import gemma3, glm4_moe, gpt_oss, llama, qwen2, qwen3, qwen3_5, qwen3_moe
-from engine.models.config import ModelConfig, read_config
-from engine.models.mtp import mtp_tensors
-from engine.models.network import Network
-from engine.quantized import Scheme
-from engine.weights import Weights
+from slipstream.engine.checkpoint.layouts import Scheme
+from slipstream.engine.checkpoint.weights import Weights
+from slipstream.engine.errors import LoadError, UnsupportedModel
+from slipstream.engine.layers.decoder import DecoderSpec, load_decoder
+from slipstream.engine.models.families import (
+    gemma3,
+    glm4_moe,
+    gpt_oss,
+    llama,
+    qwen2,
+    qwen3,
+    qwen3_5,
+    qwen3_moe,
+)
+from slipstream.engine.models.heads.mtp import mtp_tensors
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.reading.config import ModelConfig, read_config
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.cache.store import Need, Store
-from engine.layers.decoder import Taps
-from engine.models.network import Network
+from slipstream.engine.batch import Batch
+from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.models.network import Network
 
 _SPACES = {"\u2581": "\u0120"}  # SentencePiece's mark of a leading space, and byte-level BPE's
 

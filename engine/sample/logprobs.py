@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.batch import Download
+from slipstream.engine.batch import Download
 
 LEAST = -9999.0  # JSON has no infinity
 

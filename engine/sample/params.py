@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.api import Sampling
-from engine.errors import InvalidRequest
+from slipstream.engine.api import Sampling
+from slipstream.engine.errors import InvalidRequest
 
 # OpenAI's defaults; the repeat window is llama.cpp's.
 FALLBACK: Mapping[str, float | int] = {

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import AnyArray, upload
-from engine.sample.params import SamplingParams
-from kernels.choose.op import Choice, Edits, Masks, RowParams, choose
+from slipstream.engine.batch import AnyArray, upload
+from slipstream.engine.sample.params import SamplingParams
+from slipstream.kernels.choose.op import Choice, Edits, Masks, RowParams, choose
 
 TOKEN_BITS = 32  # of a (row, token) in one number
 

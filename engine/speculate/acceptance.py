@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from engine.errors import SettingError
-from engine.settings import Settings
-from engine.slot import Slot
+from slipstream.engine.errors import SettingError
+from slipstream.engine.settings import Settings
+from slipstream.engine.slot import Slot
 
 # (slot, its drafts, the target's picks at the rows after 0, 1, … drafts) -> accepted drafts
 Acceptance = Callable[[Slot, Sequence[int], Sequence[int]], int]

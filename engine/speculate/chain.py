@@ -14,16 +14,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from engine.batch import Download
-from engine.models.captured import Capturing
-from engine.slot import DrafterTally, Slot
-from engine.speculate.drafter import NO_DRAFT, Draft, Drafter, Guess, Kept, Want
-from engine.speculate.foreseen import Foreseen, UnreadDrafts
-from engine.speculate.length import Lengths, Pass
-from engine.speculate.offer import NO_OFFER, Offer
-from engine.speculate.shadow import Shadows
-from engine.speculate.survival import Survival, grades
-from engine.speculate.tails import Tails
+from slipstream.engine.batch import Download
+from slipstream.engine.models.captured import Capturing
+from slipstream.engine.slot import DrafterTally, Slot
+from slipstream.engine.speculate.decide.length import Lengths, Pass
+from slipstream.engine.speculate.decide.offer import NO_OFFER, Offer
+from slipstream.engine.speculate.decide.shadow import Shadows
+from slipstream.engine.speculate.decide.survival import Survival, grades
+from slipstream.engine.speculate.drafter import NO_DRAFT, Draft, Drafter, Guess, Kept, Want
+from slipstream.engine.speculate.foreseen import Foreseen, UnreadDrafts
+from slipstream.engine.speculate.tails import Tails
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.layers.decoder import Taps
-from engine.models.captured import Capturing
-from engine.slot import Slot
-from engine.speculate.tails import Tails
+from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.models.captured import Capturing
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.tails import Tails
 
 UNREAD = 0  # stands for a token that only the device knows
 

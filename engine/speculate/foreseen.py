@@ -8,9 +8,9 @@ from itertools import islice
 
 from torch import Tensor
 
-from engine.batch import Download
-from engine.speculate.drafter import UNREAD, Draft, Want
-from engine.speculate.tails import Tails
+from slipstream.engine.batch import Download
+from slipstream.engine.speculate.drafter import UNREAD, Draft, Want
+from slipstream.engine.speculate.tails import Tails
 
 
 @dataclass(frozen=True, slots=True)

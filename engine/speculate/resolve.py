@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.api import Speculate
-from engine.errors import InvalidRequest, Unsupported
-from engine.settings import Settings
-from engine.slot import SpeculateParams
+from slipstream.engine.api import Speculate
+from slipstream.engine.errors import InvalidRequest, Unsupported
+from slipstream.engine.settings import Settings
+from slipstream.engine.slot import SpeculateParams
 
 NO_DRAFTER = "none"
 PREDICTION = "prediction"

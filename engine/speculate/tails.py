@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import upload
-from engine.layers.decoder import Taps
-from kernels.verify.op import verify
+from slipstream.engine.batch import upload
+from slipstream.engine.layers.decoder import Taps
+from slipstream.kernels.verify.op import verify
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from engine.batch import Download
-from engine.sample.logprobs import Judged, Logprob
-from engine.sample.pick import Row, pick
-from engine.slot import Slot
-from engine.speculate.acceptance import Acceptance
-from engine.speculate.drafter import Streams
-from kernels.choose.op import RowParams
+from slipstream.engine.batch import Download
+from slipstream.engine.sample.logprobs import Judged, Logprob
+from slipstream.engine.sample.pick import Row, pick
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.acceptance import Acceptance
+from slipstream.engine.speculate.drafter import Streams
+from slipstream.kernels.choose.op import RowParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.api import Chat
-from engine.errors import InvalidRequest, LoadError, Unsupported
-from engine.text.control import Breaker, free_marks
-from engine.text.json_file import read_object
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.api import Chat
+from slipstream.engine.errors import InvalidRequest, LoadError, Unsupported
+from slipstream.engine.text.control import Breaker, free_marks
+from slipstream.engine.text.json_file import read_object
+from slipstream.engine.text.tokenizer import Tokenizer
 
 # Some templates build control tokens out of the role, so it may not be any word.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -33,7 +33,7 @@ class ChatTemplate:
         if "default" not in sources:
             raise LoadError(f"{where}: no chat template is named default, only {', '.join(sources)}")
         try:
-            from engine.text.template import compile_template, render
+            from slipstream.engine.text.template import compile_template, render
         except ImportError:
             raise LoadError(
                 f"{where}: its chat template needs the package jinja2, which is not installed"

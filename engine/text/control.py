@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from engine.errors import InvalidRequest
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.errors import InvalidRequest
+from slipstream.engine.text.tokenizer import Tokenizer
 
 # Code points that Unicode keeps free for a program's own use.
 NONCHARACTERS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.api import JSON_STYLE, Grammar
-from engine.errors import InvalidRequest, Unsupported
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.api import JSON_STYLE, Grammar
+from slipstream.engine.errors import InvalidRequest, Unsupported
+from slipstream.engine.text.tokenizer import Tokenizer
 
 Words = NDArray[np.int32]  # a mask: bit i of word w allows token 32 * w + i
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.errors import LoadError
+from slipstream.engine.errors import LoadError
 
 
 def read_object(path: Path) -> dict[str, Any]:

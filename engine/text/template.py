@@ -16,8 +16,8 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.errors import InvalidRequest, LoadError
-from engine.text.control import NONCHARACTERS
+from slipstream.engine.errors import InvalidRequest, LoadError
+from slipstream.engine.text.control import NONCHARACTERS
 
 # Characters a rendered chat may have; a request body holds fewer, so only a runaway template writes more.
 N_CHARS_MAX = 1 << 25

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from engine.errors import InvalidRequest, LoadError, Unsupported
-from engine.text.json_file import read_object
+from slipstream.engine.errors import InvalidRequest, LoadError, Unsupported
+from slipstream.engine.text.json_file import read_object
 
 # Tokens around prefix and suffix when the text between them is asked for: Qwen, StarCoder, DeepSeek, CodeLlama.
 INFILL = (

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import threads
-from kernels.attention import walk
-from kernels.attention.spans import Spans, check_sinks, check_window
-from kernels.attention.walk import ITEM_ROWS
-from kernels.compiled import (
+from slipstream.kernels import threads
+from slipstream.kernels.attention import walk
+from slipstream.kernels.attention.spans import Spans, check_sinks, check_window
+from slipstream.kernels.attention.walk import ITEM_ROWS
+from slipstream.kernels.compiled import (
     bfloat_pointer,
     fetch_add,
     float_pointer,

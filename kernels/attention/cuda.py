@@ -9,10 +9,10 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.attention.spans import Spans, check_sinks, check_window
-from kernels.cuda.launch import compile_for, launch, refusal
-from kernels.cuda.source import Source
-from kernels.torch_op import torch_op
+from slipstream.kernels.attention.spans import Spans, check_sinks, check_window
+from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
+from slipstream.kernels.cuda.source import Source
+from slipstream.kernels.torch_op import torch_op
 
 CHUNK, STEP, QUERIES, MOST_WARPS, WARP = 512, 32, 16, 4, 32  # as in attention.cu
 STAGES = {64: 3, 128: 3, 256: 2}  # by d_head; others run in the next wider kernel, what they lack is not read

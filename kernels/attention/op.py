@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.attention.spans import Spans as Spans
-from kernels.dispatch import op
+from slipstream.kernels.attention.spans import Spans as Spans
+from slipstream.kernels.dispatch import op
 
 
 @op("cuda", "cpu", "reference")

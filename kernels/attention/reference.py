@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.spans import Spans, check_sinks, check_window
+from slipstream.kernels.attention.spans import Spans, check_sinks, check_window
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:

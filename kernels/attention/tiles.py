@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.chunk import CHUNK, load_high, load_high_part, load_low, load_low_part, sum_rows
-from kernels.compiled import address_of, inlined, pointer_like, prefetch, shifted
-from kernels.vector import (
+from slipstream.kernels.chunk import CHUNK, load_high, load_high_part, load_low, load_low_part, sum_rows
+from slipstream.kernels.compiled import address_of, inlined, pointer_like, prefetch, shifted
+from slipstream.kernels.vector import (
     add,
     exp,
     fma,

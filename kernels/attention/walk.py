@@ -6,10 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from kernels.attention.tiles import BLOCK, LEAST, gather, gather_narrow, gather_rest, score, soften
-from kernels.chunk import CHUNK, load_high_as, load_low_as, store_chunk
-from kernels.compiled import address_of, double_of, float_pointer, inlined, int_pointer, long_pointer, shifted
-from kernels.vector import add, div, exp, load, mul, splat, store, sub
+from slipstream.kernels.attention.tiles import BLOCK, LEAST, gather, gather_narrow, gather_rest, score, soften
+from slipstream.kernels.chunk import CHUNK, load_high_as, load_low_as, store_chunk
+from slipstream.kernels.compiled import (
+    address_of,
+    double_of,
+    float_pointer,
+    inlined,
+    int_pointer,
+    long_pointer,
+    shifted,
+)
+from slipstream.kernels.vector import add, div, exp, load, mul, splat, store, sub
 
 ITEM_LANES = 64  # slots up to which an item takes several heads: they should stay in the cache
 ITEM_ROWS = 64  # rows of a span in one item: more need more scratch memory, fewer read the cache more often

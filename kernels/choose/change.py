@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.choose.truncate import LEAST
-from kernels.compiled import float_pointer, inlined, int_pointer, routine, shifted
+from slipstream.kernels.choose.truncate import LEAST
+from slipstream.kernels.compiled import float_pointer, inlined, int_pointer, routine, shifted
 
 
 @inlined

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import threads
-from kernels.choose.change import edit, entries_of, forbid, line_of
-from kernels.choose.draw import largest_token, pick
-from kernels.choose.params import (
+from slipstream.kernels import threads
+from slipstream.kernels.choose.change import edit, entries_of, forbid, line_of
+from slipstream.kernels.choose.draw import largest_token, pick
+from slipstream.kernels.choose.row_params import (
     LEAST_TEMPERATURE,
     Choice,
     Edits,
@@ -23,8 +23,17 @@ from kernels.choose.params import (
     mask_columns,
     row_columns,
 )
-from kernels.choose.truncate import LEAST, SEGMENT, find_cut, mass_of, new_work, row_mass, scan, weights
-from kernels.compiled import (
+from slipstream.kernels.choose.truncate import (
+    LEAST,
+    SEGMENT,
+    find_cut,
+    mass_of,
+    new_work,
+    row_mass,
+    scan,
+    weights,
+)
+from slipstream.kernels.compiled import (
     fetch_add,
     float_pointer,
     inlined,
@@ -33,7 +42,7 @@ from kernels.compiled import (
     long_pointer,
     shifted,
 )
-from kernels.vector import first_lane, splat
+from slipstream.kernels.vector import first_lane, splat
 
 SERIAL_BELOW = 100_000  # logits in all rows; less is done before a second thread has woken
 LOGITS, N_ROWS, VOCAB, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, POSITION = range(9)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.choose.params import (
+from slipstream.kernels.choose.row_params import (
     Choice,
     Edits,
     Masks,
@@ -16,9 +16,9 @@ from kernels.choose.params import (
     mask_columns,
     row_columns,
 )
-from kernels.cuda.launch import compile_for, launch, refusal
-from kernels.cuda.source import Argument, Source
-from kernels.torch_op import torch_op
+from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
+from slipstream.kernels.cuda.source import Argument, Source
+from slipstream.kernels.torch_op import torch_op
 
 ROWS = Source(__file__, "choose.cu", ("scan", "weigh", "draw"), fuse=False)
 # As in the .cu files: tokens of a warp's read, of a block that scans or draws, of a block that weighs; their threads.

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.choose.params import Choice as Choice
-from kernels.choose.params import Edits as Edits
-from kernels.choose.params import Masks as Masks
-from kernels.choose.params import RowParams as RowParams
-from kernels.dispatch import op
+from slipstream.kernels.choose.row_params import Choice as Choice
+from slipstream.kernels.choose.row_params import Edits as Edits
+from slipstream.kernels.choose.row_params import Masks as Masks
+from slipstream.kernels.choose.row_params import RowParams as RowParams
+from slipstream.kernels.dispatch import op
 
 
 @op("cuda", "cpu", "reference", any_dtype=True)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.choose import noise
-from kernels.choose.mass import masses, weights
-from kernels.choose.params import (
+from slipstream.kernels.choose import noise
+from slipstream.kernels.choose.mass import masses, weights
+from slipstream.kernels.choose.row_params import (
     LEAST_TEMPERATURE,
     Choice,
     Edits,

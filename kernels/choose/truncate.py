@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.choose import mass
-from kernels.compiled import bits_of, float_pointer, inlined, int_pointer, routine
-from kernels.vector import (
+from slipstream.kernels.choose import mass
+from slipstream.kernels.compiled import bits_of, float_pointer, inlined, int_pointer, routine
+from slipstream.kernels.vector import (
     WIDTH,
     add,
     at_least,

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from kernels.cuda import cubins
-from kernels.cuda.source import Source
-from kernels.dispatch import CannotRunError
+from slipstream.kernels.cuda import cubins
+from slipstream.kernels.cuda.source import Source
+from slipstream.kernels.dispatch import CannotRunError
 
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 # A cubin runs on its own capability and on later minor ones of the same major. `sm_90a` has what only Hopper has.

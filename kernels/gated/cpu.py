@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.compiled import bfloat_pointer, float_pointer, inlined, kernel, shifted
-from kernels.gated.reference import check_gate
-from kernels.vector import (
+from slipstream.kernels.compiled import bfloat_pointer, float_pointer, inlined, kernel, shifted
+from slipstream.kernels.gated.reference import check_gate
+from slipstream.kernels.vector import (
     WIDTH,
     add,
     div,

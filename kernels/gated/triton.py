@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated.reference import check_gate
-from kernels.triton_launch import FUSED, aligned, tiles
-from kernels.triton_launch import refuses as refuses
+from slipstream.kernels.gated.reference import check_gate
+from slipstream.kernels.triton_launch import FUSED, aligned, tiles
+from slipstream.kernels.triton_launch import refuses as refuses
 
 TILE = 1024  # elements of a program
 # gelu(x) = x / 2 (1 + tanh u) = x / (1 + exp(-2u)) with u = √(2/π) (x + 0.044715 x³)

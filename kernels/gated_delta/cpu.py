@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import threads
-from kernels.compiled import (
+from slipstream.kernels import threads
+from slipstream.kernels.compiled import (
     bfloat_pointer,
     fetch_add,
     float_pointer,
@@ -24,9 +24,9 @@ from kernels.compiled import (
     long_pointer,
     shifted,
 )
-from kernels.gated_delta import reference, walk
-from kernels.gated_delta.spans import RecurrentSpans
-from kernels.gated_delta.state import DeltaGate, DeltaState
+from slipstream.kernels.gated_delta import reference, walk
+from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 
 SERIAL_BELOW = 500_000  # elements of states times updates; less is not worth waking another thread for
 

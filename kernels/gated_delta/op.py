@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import op
-from kernels.gated_delta.spans import RecurrentSpans as RecurrentSpans
-from kernels.gated_delta.state import DeltaGate as DeltaGate
-from kernels.gated_delta.state import DeltaState as DeltaState
+from slipstream.kernels.dispatch import op
+from slipstream.kernels.gated_delta.spans import RecurrentSpans as RecurrentSpans
+from slipstream.kernels.gated_delta.state import DeltaGate as DeltaGate
+from slipstream.kernels.gated_delta.state import DeltaState as DeltaState
 
 
 @op("triton", "cpu", "reference")

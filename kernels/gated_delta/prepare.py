@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.compiled import inlined
-from kernels.vector import (
+from slipstream.kernels.compiled import inlined
+from slipstream.kernels.vector import (
     WIDTH,
     add,
     div,

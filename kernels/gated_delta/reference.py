@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.gated_delta.spans import RecurrentSpans
-from kernels.gated_delta.state import DeltaGate, DeltaState
+from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 
 EPS = 1e-6  # added to a sum of squares
 

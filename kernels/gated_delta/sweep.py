@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.compiled import inlined
-from kernels.vector import add, fma, load, load_part, mul, splat, store, store_part
+from slipstream.kernels.compiled import inlined
+from slipstream.kernels.vector import add, fma, load, load_part, mul, splat, store, store_part
 
 COLUMNS = 64
 

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_delta import reference
-from kernels.gated_delta.spans import RecurrentSpans
-from kernels.gated_delta.state import DeltaGate, DeltaState
-from kernels.gated_delta.triton_columns import advance_columns
-from kernels.triton_launch import FUSED, ROUNDED, aligned, power_of_two, tiles
-from kernels.triton_launch import refuses as refuses
+from slipstream.kernels.gated_delta import reference
+from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
+from slipstream.kernels.gated_delta.triton_columns import advance_columns
+from slipstream.kernels.triton_launch import FUSED, ROUNDED, aligned, power_of_two, tiles
+from slipstream.kernels.triton_launch import refuses as refuses
 
 COLUMNS = 8  # of the state, in a program
 CHUNK = 16  # rows of the state in one variable of a program

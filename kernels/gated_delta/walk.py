@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from kernels.compiled import float_pointer, inlined, int_pointer, shifted
-from kernels.gated_delta.prepare import copy, decay, fill, multiply, normalise, sigmoid
-from kernels.gated_delta.sweep import COLUMNS, fold, four, put_four, update, weigh
-from kernels.vector import WIDTH, first_lane, load_part, mul, splat, store_part, sub
+from slipstream.kernels.compiled import float_pointer, inlined, int_pointer, shifted
+from slipstream.kernels.gated_delta.prepare import copy, decay, fill, multiply, normalise, sigmoid
+from slipstream.kernels.gated_delta.sweep import COLUMNS, fold, four, put_four, update, weigh
+from slipstream.kernels.vector import WIDTH, first_lane, load_part, mul, splat, store_part, sub
 
 # Places of the arguments, all int64. OUT and MIXED are of the rows' dtype, other tensors float32 or int32.
 MIXED, DECAY, BETA, OUT, A_LOG, DT_BIAS, STATE, KEYS, DELTAS, DECAYS = range(10)

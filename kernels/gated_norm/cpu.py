@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.compiled import bfloat_pointer, float_pointer, inlined, kernel, shifted
-from kernels.norm.cpu import inverse_rms
-from kernels.vector import WIDTH, add, div, exp, load_part, mul, splat, store_part, sub
+from slipstream.kernels.compiled import bfloat_pointer, float_pointer, inlined, kernel, shifted
+from slipstream.kernels.norm.cpu import inverse_rms
+from slipstream.kernels.vector import WIDTH, add, div, exp, load_part, mul, splat, store_part, sub
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:

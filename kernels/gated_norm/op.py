@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from kernels.dispatch import op
+from slipstream.kernels.dispatch import op
 
 Activation = Literal["silu", "sigmoid"]
 

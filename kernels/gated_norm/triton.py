@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated.triton import over_one_plus_exp
-from kernels.norm.triton import inverse_rms
-from kernels.triton_launch import ALIGNMENT, FUSED, aligned, power_of_two, tiles
-from kernels.triton_launch import refuses as refuses
+from slipstream.kernels.gated.triton import over_one_plus_exp
+from slipstream.kernels.norm.triton import inverse_rms
+from slipstream.kernels.triton_launch import ALIGNMENT, FUSED, aligned, power_of_two, tiles
+from slipstream.kernels.triton_launch import refuses as refuses
 
 HEADS = 4  # of a program
 

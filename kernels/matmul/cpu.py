@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.matmul.packed import Packed
-from kernels.matmul.quantized import Quantized, widened
+from slipstream.kernels.matmul.packed import Packed
+from slipstream.kernels.matmul.quantized import Quantized, widened
 
 CHUNK = 1024
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cuda.launch import compile_for, launch, refusal
-from kernels.cuda.source import Source
-from kernels.matmul.fragments import BLOCK, STEP, TILE, FragmentWeight, coded, with_zeros
-from kernels.matmul.packed import Packed
-from kernels.matmul.quantized import Int4Weight, Quantized
-from kernels.torch_op import torch_op
+from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
+from slipstream.kernels.cuda.source import Source
+from slipstream.kernels.matmul.fragments import BLOCK, STEP, TILE, FragmentWeight, coded, with_zeros
+from slipstream.kernels.matmul.packed import Packed
+from slipstream.kernels.matmul.quantized import Int4Weight, Quantized
+from slipstream.kernels.torch_op import torch_op
 
 STAGES, THREADS = 3, 128  # as in matmul.cu
 WIDTHS = (16, 32, 64)  # rows of a block: eight times N_TILES

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized, widened
+from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized, widened
 
 TILE, STEP, BLOCK = 128, 64, 32  # as in fragments.cuh
 E4M3_NAN = 0x7F

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.dispatch import op
-from kernels.matmul.packed import Packed as Packed
-from kernels.matmul.quantized import Quantized as Quantized
+from slipstream.kernels.dispatch import op
+from slipstream.kernels.matmul.packed import Packed as Packed
+from slipstream.kernels.matmul.quantized import Quantized as Quantized
 
 
 @op("cuda", "triton", "panels", "cpu", "tiled", "reference")

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import threads
-from kernels.compiled import (
+from slipstream.kernels import threads
+from slipstream.kernels.compiled import (
     address_of,
     bfloat_pointer,
     fetch_add,
@@ -28,9 +28,9 @@ from kernels.compiled import (
     prefetch,
     shifted,
 )
-from kernels.matmul.packed import Packed
-from kernels.matmul.quantized import Quantized, widened
-from kernels.vector import WIDTH, add_pairs, fma, load, splat, store, store_part
+from slipstream.kernels.matmul.packed import Packed
+from slipstream.kernels.matmul.quantized import Quantized, widened
+from slipstream.kernels.vector import WIDTH, add_pairs, fma, load, splat, store, store_part
 
 PANEL = 64  # outputs computed at a time: four vectors
 STEPS = 32  # steps of the sums taken with all rows before the next: 8 KiB of weights, so that memory is asked steadily

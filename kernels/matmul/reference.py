@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.matmul.packed import Packed
-from kernels.matmul.quantized import Quantized, widened
+from slipstream.kernels.matmul.packed import Packed
+from slipstream.kernels.matmul.quantized import Quantized, widened
 
 
 @dataclass(frozen=True, slots=True)

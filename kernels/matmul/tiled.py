@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.matmul.packed import Packed
-from kernels.matmul.quantized import Quantized, widened
-from kernels.matmul.reference import PlainWeight
+from slipstream.kernels.matmul.packed import Packed
+from slipstream.kernels.matmul.quantized import Quantized, widened
+from slipstream.kernels.matmul.reference import PlainWeight
 
 TILE = 16
 

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.matmul.packed import Packed
-from kernels.matmul.quantized import Quantized, widened
-from kernels.matmul.reference import PlainWeight
-from kernels.triton_launch import FUSED, aligned, refuses_device, tiles
+from slipstream.kernels.matmul.packed import Packed
+from slipstream.kernels.matmul.quantized import Quantized, widened
+from slipstream.kernels.matmul.reference import PlainWeight
+from slipstream.kernels.triton_launch import FUSED, aligned, refuses_device, tiles
 
 ROWS, COLUMNS, DEPTH = 16, 32, 32  # of a tile; inputs of a step
 

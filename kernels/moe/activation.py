@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.gated.op import clamped_mul, silu_mul
-from kernels.moe.types import Clamped
+from slipstream.kernels.gated.op import clamped_mul, silu_mul
+from slipstream.kernels.moe.types import Clamped
 
 
 def activated(gate_up: Tensor, clamped: Clamped | None) -> Tensor:

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.compiled import bfloat_pointer, float_pointer, inlined, int_pointer, kernel, shifted
-from kernels.moe.types import Routed, Routing
-from kernels.vector import (
+from slipstream.kernels.compiled import bfloat_pointer, float_pointer, inlined, int_pointer, kernel, shifted
+from slipstream.kernels.moe.types import Routed, Routing
+from slipstream.kernels.vector import (
     WIDTH,
     add,
     div,

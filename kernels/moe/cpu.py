@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.matmul.op import Packed, linear, pack
-from kernels.moe.activation import activated
-from kernels.moe.choice import route as route
-from kernels.moe.group import add_up, group
-from kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
+from slipstream.kernels.matmul.op import Packed, linear, pack
+from slipstream.kernels.moe.activation import activated
+from slipstream.kernels.moe.choice import route as route
+from slipstream.kernels.moe.group import add_up, group
+from slipstream.kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
 
 
 @dataclass(frozen=True, slots=True)

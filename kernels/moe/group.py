@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.compiled import bfloat_pointer, float_pointer, inlined, int_pointer, kernel, shifted
-from kernels.vector import WIDTH, add, load_part, mul, splat, store_part
+from slipstream.kernels.compiled import bfloat_pointer, float_pointer, inlined, int_pointer, kernel, shifted
+from slipstream.kernels.vector import WIDTH, add, load_part, mul, splat, store_part
 
 
 class Groups(NamedTuple):

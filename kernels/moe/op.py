@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import op
-from kernels.moe.types import Clamped as Clamped
-from kernels.moe.types import ExpertBiases as ExpertBiases
-from kernels.moe.types import PackedExperts as PackedExperts
-from kernels.moe.types import Routed as Routed
-from kernels.moe.types import Routing as Routing
+from slipstream.kernels.dispatch import op
+from slipstream.kernels.moe.types import Clamped as Clamped
+from slipstream.kernels.moe.types import ExpertBiases as ExpertBiases
+from slipstream.kernels.moe.types import PackedExperts as PackedExperts
+from slipstream.kernels.moe.types import Routed as Routed
+from slipstream.kernels.moe.types import Routing as Routing
 
 
 @op("triton", "panels", "cpu", "reference")

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import threads
-from kernels.compiled import (
+from slipstream.kernels import threads
+from slipstream.kernels.compiled import (
     bfloat_pointer,
     fetch_add,
     float_pointer,
@@ -26,13 +26,13 @@ from kernels.compiled import (
     long_pointer,
     shifted,
 )
-from kernels.matmul import panels
-from kernels.matmul.panels import PANEL, SERIAL_BELOW, multiply_floats, multiply_pairs, one_panel
-from kernels.moe.activation import activated
-from kernels.moe.choice import route as route
-from kernels.moe.group import Groups, add_up, group
-from kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
-from kernels.vector import WIDTH
+from slipstream.kernels.matmul import panels
+from slipstream.kernels.matmul.panels import PANEL, SERIAL_BELOW, multiply_floats, multiply_pairs, one_panel
+from slipstream.kernels.moe.activation import activated
+from slipstream.kernels.moe.choice import route as route
+from slipstream.kernels.moe.group import Groups, add_up, group
+from slipstream.kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
+from slipstream.kernels.vector import WIDTH
 
 refuses = panels.refuses
 X, PANELS, BIAS, OUT, EXPERTS, STARTS, N_TOUCHED, N_STEPS, N_OUT, NEXT = range(10)

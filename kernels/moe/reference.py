@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed, Routing
+from slipstream.kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed, Routing
 
 
 @dataclass(frozen=True, slots=True)

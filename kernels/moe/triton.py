@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated.triton import clamped as clamped_gate
-from kernels.gated.triton import over_one_plus_exp
-from kernels.moe.triton_route import route as route
-from kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
-from kernels.triton_launch import FUSED, aligned, power_of_two, tiles
-from kernels.triton_launch import refuses as refuses
+from slipstream.kernels.gated.triton import clamped as clamped_gate
+from slipstream.kernels.gated.triton import over_one_plus_exp
+from slipstream.kernels.moe.triton_route import route as route
+from slipstream.kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
+from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
+from slipstream.kernels.triton_launch import refuses as refuses
 
 PAIRS = 64  # rows of a product's tile
 COLUMNS = 32  # outputs of a product's tile

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.moe.types import Routed, Routing
-from kernels.triton_launch import FUSED, aligned, power_of_two
+from slipstream.kernels.moe.types import Routed, Routing
+from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two
 
 
 def route(logits: Tensor, routing: Routing) -> Routed:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cuda.launch import compile_for, launch, refusal
-from kernels.cuda.source import Source
-from kernels.torch_op import torch_op
+from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
+from slipstream.kernels.cuda.source import Source
+from slipstream.kernels.torch_op import torch_op
 
 SOURCE = Source(__file__, "ngram.cu", ("find", "take"))
 THREADS, CHUNK = 256, 2048  # of `find`, as in ngram.cu

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.compiled import bfloat_pointer, float_pointer, inlined, kernel, shifted
-from kernels.vector import WIDTH, add, fma, load_part, mul, rounded, splat, store_part, sum_lanes
+from slipstream.kernels.compiled import bfloat_pointer, float_pointer, inlined, kernel, shifted
+from slipstream.kernels.vector import WIDTH, add, fma, load_part, mul, rounded, splat, store_part, sum_lanes
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:

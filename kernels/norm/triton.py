@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_launch import FUSED, aligned, power_of_two
-from kernels.triton_launch import refuses as refuses
+from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two
+from slipstream.kernels.triton_launch import refuses as refuses
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

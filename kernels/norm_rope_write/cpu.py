@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.compiled import (
+from slipstream.kernels.compiled import (
     bfloat_pointer,
     float_pointer,
     fp8_pointer,
@@ -17,9 +17,9 @@ from kernels.compiled import (
     pointer_like,
     shifted,
 )
-from kernels.norm.cpu import inverse_rms
-from kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
-from kernels.vector import WIDTH, add, load_part, mul, rounded, rounded_before, store_part, sub
+from slipstream.kernels.norm.cpu import inverse_rms
+from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
+from slipstream.kernels.vector import WIDTH, add, load_part, mul, rounded, rounded_before, store_part, sub
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import op
-from kernels.norm_rope_write.rows import HeadNorms as HeadNorms
-from kernels.norm_rope_write.rows import Rope as Rope
-from kernels.norm_rope_write.rows import Rows as Rows
+from slipstream.kernels.dispatch import op
+from slipstream.kernels.norm_rope_write.rows import HeadNorms as HeadNorms
+from slipstream.kernels.norm_rope_write.rows import Rope as Rope
+from slipstream.kernels.norm_rope_write.rows import Rows as Rows
 
 
 @op("triton", "cpu", "reference")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.norm.reference import rms_norm
-from kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
+from slipstream.kernels.norm.reference import rms_norm
+from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.norm.triton import inverse_rms
-from kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
-from kernels.triton_launch import FUSED, aligned, power_of_two, tiles
-from kernels.triton_launch import refuses as refuses
+from slipstream.kernels.norm.triton import inverse_rms
+from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
+from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
+from slipstream.kernels.triton_launch import refuses as refuses
 
 HEADS = 4  # of a program
 LARGEST, NAN = (

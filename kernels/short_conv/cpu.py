@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import threads
-from kernels.compiled import (
+from slipstream.kernels import threads
+from slipstream.kernels.compiled import (
     address_of,
     bfloat_pointer,
     fetch_add,
@@ -22,9 +22,9 @@ from kernels.compiled import (
     pointer_like,
     shifted,
 )
-from kernels.gated_delta.spans import RecurrentSpans
-from kernels.short_conv.state import ConvState
-from kernels.vector import WIDTH, add, div, exp, fma, load_part, splat, store_part, sub
+from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.short_conv.state import ConvState
+from slipstream.kernels.vector import WIDTH, add, div, exp, fma, load_part, splat, store_part, sub
 
 # Places of the arguments, all int64.
 X, WEIGHT, OUT, WINDOW, PARKED = range(5)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import op
-from kernels.gated_delta.spans import RecurrentSpans as RecurrentSpans
-from kernels.short_conv.state import ConvState as ConvState
+from slipstream.kernels.dispatch import op
+from slipstream.kernels.gated_delta.spans import RecurrentSpans as RecurrentSpans
+from slipstream.kernels.short_conv.state import ConvState as ConvState
 
 
 @op("triton", "cpu", "reference")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.gated_delta.spans import RecurrentSpans
-from kernels.short_conv.state import ConvState
+from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.short_conv.state import ConvState
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated.triton import over_one_plus_exp
-from kernels.gated_delta.spans import RecurrentSpans
-from kernels.short_conv.state import ConvState
-from kernels.triton_launch import FUSED, tiles
-from kernels.triton_launch import refuses as refuses
+from slipstream.kernels.gated.triton import over_one_plus_exp
+from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.short_conv.state import ConvState
+from slipstream.kernels.triton_launch import FUSED, tiles
+from slipstream.kernels.triton_launch import refuses as refuses
 
 TILE = 512  # channels of a program
 SPANS = 64  # span starts looked at together

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cuda.launch import compile_for, launch, refusal
-from kernels.cuda.source import Source
-from kernels.torch_op import torch_op
+from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
+from slipstream.kernels.cuda.source import Source
+from slipstream.kernels.torch_op import torch_op
 
 SPANS = Source(__file__, "verify.cu", ("verify",))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import op
+from slipstream.kernels.dispatch import op
 
 
 @op("cuda", "reference", any_dtype=True)

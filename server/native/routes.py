@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from engine.settings import Settings
-from server.body import checked, read_json
-from server.errors import bad_request
-from server.gate import Gate
-from server.native.wire import MAX_PIECES, Detokenize, Tokenize
+from slipstream.engine.settings import Settings
+from slipstream.server.http.body import checked, read_json
+from slipstream.server.http.error_table import bad_request
+from slipstream.server.http.gate import Gate
+from slipstream.server.native.wire import MAX_PIECES, Detokenize, Tokenize
 
 
 def routes(gate: Gate, settings: Settings) -> APIRouter:

@@ -8,14 +8,14 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from engine.api import AsyncEngine
-from engine.settings import Settings
-from server.auth import salted
-from server.body import checked, read_json
-from server.errors import bad_request, not_supported
-from server.gate import Gate
-from server.native.wire import EraseSlot, SlotFile
-from server.tally import ms
+from slipstream.engine.api import AsyncEngine
+from slipstream.engine.settings import Settings
+from slipstream.server.http.auth import salted
+from slipstream.server.http.body import checked, read_json
+from slipstream.server.http.error_table import bad_request, not_supported
+from slipstream.server.http.gate import Gate
+from slipstream.server.native.wire import EraseSlot, SlotFile
+from slipstream.server.report.tally import ms
 
 Action = Callable[[AsyncEngine, int, Request], Awaitable[dict[str, Any]]]
 

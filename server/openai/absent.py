@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from fastapi import APIRouter
 
-from server.errors import not_found
+from slipstream.server.http.error_table import not_found
 
 # What is absent, where it would be found, and what serves instead.
 ABSENT: tuple[tuple[str, tuple[str, ...], str], ...] = (

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from engine.api import Chat, Grammar, Infill, ModelInfo, Prompt, Request, Sampling, Speculate
-from engine.settings import Settings
-from server.auth import salted
-from server.errors import bad_request, unsupported
-from server.openai.formats.enforce import or_json
-from server.openai.formats.reading import Known
-from server.openai.forms import CHAT, TEXT, Form, Told
-from server.openai.message import FIELDS, Reading
-from server.openai.structured import grammar_of
-from server.openai.tools import Asked, asked
-from server.openai.wire import ChatRequest, CompletionRequest, Generate, Message
+from slipstream.engine.api import Chat, Grammar, Infill, ModelInfo, Prompt, Request, Sampling, Speculate
+from slipstream.engine.settings import Settings
+from slipstream.server.http.auth import salted
+from slipstream.server.http.error_table import bad_request, unsupported
+from slipstream.server.openai.formats.enforce import or_json
+from slipstream.server.openai.formats.reading import Known
+from slipstream.server.openai.forms import CHAT, TEXT, Form, Told
+from slipstream.server.openai.message import FIELDS, Reading
+from slipstream.server.openai.structured import grammar_of
+from slipstream.server.openai.tools import Asked, asked
+from slipstream.server.openai.wire import ChatRequest, CompletionRequest, Generate, Message
 
 T = TypeVar("T")
 SEED_BITS = 53  # a drawn seed is told to the client, and JavaScript keeps integers only up to here

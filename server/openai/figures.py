@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from engine.api import Done, DrafterCount, Speculation
-from server import tally
-from server.tally import ms, ratio
+from slipstream.engine.api import Done, DrafterCount, Speculation
+from slipstream.server.report import tally
+from slipstream.server.report.tally import ms, ratio
 
 PREDICTION = "prediction"  # the drafter whose tokens OpenAI's usage counts
 

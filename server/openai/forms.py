@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.api import Delta, Done, Echo, EventStream, TokenLogprob
-from server.openai import logprobs
+from slipstream.engine.api import Delta, Done, Echo, EventStream, TokenLogprob
+from slipstream.server.openai import wire_logprobs as logprobs
 
 
 class Parser(Protocol):

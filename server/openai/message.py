@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.api import Delta, Done
-from server.openai.formats.format import CallArguments, CallStart, Content, Piece, Reasoning, Tools
-from server.openai.formats.reading import Known, parser_of
+from slipstream.engine.api import Delta, Done
+from slipstream.server.openai.formats.format import CallArguments, CallStart, Content, Piece, Reasoning, Tools
+from slipstream.server.openai.formats.reading import Known, parser_of
 
 LETTERS = string.ascii_letters + string.digits
 N_ID = 9  # Mistral's templates take exactly so many letters and digits, and no others

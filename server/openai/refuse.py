@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.errors import unsupported
+from slipstream.server.http.error_table import unsupported
 
 # Why not, then field -> values that mean "off". null always does.
 _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (

@@ -11,11 +11,11 @@ from typing import Any
 
 import orjson
 
-from engine.api import Delta, Done, Echo, EventStream, ModelInfo
-from engine.errors import EngineFault
-from server.meter import record
-from server.openai import figures
-from server.openai.convert import Job
+from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo
+from slipstream.engine.errors import EngineFault
+from slipstream.server.openai import figures
+from slipstream.server.openai.convert import Job
+from slipstream.server.report.meter import record
 
 DONE = b"data: [DONE]\n\n"
 

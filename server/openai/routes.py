@@ -11,19 +11,19 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.api import AsyncEngine, ModelInfo
-from engine.settings import Settings
-from server.body import checked, read_json
-from server.errors import bad_request, not_found
-from server.gate import Gate
-from server.openai.convert import Caller, Job, asked_tools, chat_job, completion_job, read_chat
-from server.openai.formats.reading import Knowing
-from server.openai.refuse import without_refused
-from server.openai.reply import Reply
-from server.openai.stream import chunks, collect, submit
-from server.openai.structured import translate
-from server.openai.wire import ChatRequest, CompletionRequest, Generate, gathered
-from server.sse import CLIENT_LEFT, Events, close_all, unless_gone
+from slipstream.engine.api import AsyncEngine, ModelInfo
+from slipstream.engine.settings import Settings
+from slipstream.server.http.body import checked, read_json
+from slipstream.server.http.error_table import bad_request, not_found
+from slipstream.server.http.gate import Gate
+from slipstream.server.http.sse import CLIENT_LEFT, Events, close_all, unless_gone
+from slipstream.server.openai.choices import chunks, collect, submit
+from slipstream.server.openai.convert import Caller, Job, asked_tools, chat_job, completion_job, read_chat
+from slipstream.server.openai.formats.reading import Knowing
+from slipstream.server.openai.refuse import without_refused
+from slipstream.server.openai.reply import Reply
+from slipstream.server.openai.structured import translate
+from slipstream.server.openai.wire import ChatRequest, CompletionRequest, Generate, gathered
 
 Wire = TypeVar("Wire", bound=Generate)
 Convert = Callable[[Wire, Caller], Job]

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from server.body import wrong
+from slipstream.server.http.body import wrong
 
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_DEPTH = 64

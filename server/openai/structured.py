@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import orjson
 from pydantic import BeforeValidator, Field
 
-from engine.api import Grammar
-from server.body import wrong
-from server.errors import bad_request, unsupported
-from server.openai import sent
-from server.openai.schema import MAX_SCHEMA_BYTES, check_size, read_schema
+from slipstream.engine.api import Grammar
+from slipstream.server.http.body import wrong
+from slipstream.server.http.error_table import bad_request, unsupported
+from slipstream.server.openai import sent
+from slipstream.server.openai.schema import MAX_SCHEMA_BYTES, check_size, read_schema
 
 MAX_CHOICES = 1024
 MAX_GBNF = 16 << 10  # characters; the translation's time grows with the square of the rules: 0.2 s at most

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.body import wrong
-from server.openai import sent
-from server.openai.formats.format import Tool
-from server.openai.schema import read_schema
+from slipstream.server.http.body import wrong
+from slipstream.server.openai import sent
+from slipstream.server.openai.formats.format import Tool
+from slipstream.server.openai.schema import read_schema
 
 MAX_TOOLS = 128
 MAX_CALLS = 128  # of a message

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationInfo, model_validator
 
-from engine.api import MOST_LOGPROBS
-from engine.settings import Settings
-from server.body import shown, wrong
-from server.errors import bad_request
-from server.openai.structured import (
+from slipstream.engine.api import MOST_LOGPROBS
+from slipstream.engine.settings import Settings
+from slipstream.server.http.body import shown, wrong
+from slipstream.server.http.error_table import bad_request
+from slipstream.server.openai.structured import (
     Choices,
     GrammarText,
     JsonSchema,
@@ -23,7 +23,7 @@ from server.openai.structured import (
     ResponseFormat,
     StructuredOutputs,
 )
-from server.openai.tools import (
+from slipstream.server.openai.tools import (
     CallsSent,
     ToolChoice,
     ToolChoiceSent,

@@ -19,13 +19,13 @@ from functools import partial
 
 import torch
 
-from engine.api import Speculate
-from engine.batch import Span
-from engine.core import forward
-from engine.service.launch import launch
-from engine.service.thread import ThreadEngine
-from engine.settings import Settings
-from kernels.choose.op import RowParams, choose
+from slipstream.engine.api import Speculate
+from slipstream.engine.batch import Span
+from slipstream.engine.core import forward
+from slipstream.engine.service.run.thread import ThreadEngine
+from slipstream.engine.service.start.launch import launch
+from slipstream.engine.settings import Settings
+from slipstream.kernels.choose.op import RowParams, choose
 from tests.bench.playing import ROOT, Ask, demo_asks, play, random_asks
 
 N_PAIRS = 7

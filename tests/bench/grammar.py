@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from engine.api import AsyncEngine, Delta, Done, Grammar, Request, Sampling, Speculate
-from engine.core.engine import Engine
-from engine.sample import pick
-from engine.service.launch import launch
-from engine.settings import Settings
-from engine.text.grammar import Constraint
+from slipstream.engine.api import AsyncEngine, Delta, Done, Grammar, Request, Sampling, Speculate
+from slipstream.engine.core.engine import Engine
+from slipstream.engine.sample import pick
+from slipstream.engine.service.start.launch import launch
+from slipstream.engine.settings import Settings
+from slipstream.engine.text.grammar import Constraint
 from tests.schemas import ENDLESS, SCHEMAS
 
 VERBS = ("push", "pop", "mask", "masks", "n_legal", "forced")

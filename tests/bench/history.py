@@ -19,18 +19,18 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.api import Request, Sampling
-from engine.sample.params import resolve_sampling
-from engine.settings import Settings
-from engine.slot import Slot, SpeculateParams
-from engine.speculate.drafter import NO_DRAFT, Drafter, Guess, Kept, Want
-from engine.speculate.ngram_cache import NgramCache
-from engine.speculate.ngram_map import NgramMapK, NgramMapK4V
-from engine.speculate.ngram_mod import NgramMod
-from engine.speculate.ngram_simple import NgramSimple
-from engine.speculate.prediction import Prediction
-from engine.speculate.suffix import Suffix
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.api import Request, Sampling
+from slipstream.engine.sample.params import resolve_sampling
+from slipstream.engine.settings import Settings
+from slipstream.engine.slot import Slot, SpeculateParams
+from slipstream.engine.speculate.drafter import NO_DRAFT, Drafter, Guess, Kept, Want
+from slipstream.engine.speculate.ngram.ngram_cache import NgramCache
+from slipstream.engine.speculate.ngram.ngram_map import NgramMapK, NgramMapK4V
+from slipstream.engine.speculate.ngram.ngram_mod import NgramMod
+from slipstream.engine.speculate.ngram.ngram_simple import NgramSimple
+from slipstream.engine.speculate.text.prediction import Prediction
+from slipstream.engine.speculate.text.suffix import Suffix
+from slipstream.engine.text.tokenizer import Tokenizer
 from tests.bench.playing import ROOT
 
 BEGIN_MS = 30.0

@@ -17,16 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import kernels
-from engine.batch import Batch, Span
-from kernels.attention.op import attention
-from kernels.choose.op import Edits, Masks, RowParams, choose
-from kernels.gated.op import silu_mul
-from kernels.matmul import cpu as onednn
-from kernels.matmul.op import linear, pack
-from kernels.moe.op import Routing, experts, pack_experts, route
-from kernels.norm.op import add_rms_norm
-from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
+from slipstream import kernels
+from slipstream.engine.batch import Batch, Span
+from slipstream.kernels.attention.op import attention
+from slipstream.kernels.choose.op import Edits, Masks, RowParams, choose
+from slipstream.kernels.gated.op import silu_mul
+from slipstream.kernels.matmul import cpu as onednn
+from slipstream.kernels.matmul.op import linear, pack
+from slipstream.kernels.moe.op import Routing, experts, pack_experts, route
+from slipstream.kernels.norm.op import add_rms_norm
+from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 from tests.bench.recurrent import recurrent
 
 N_SETS = 6

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-import kernels
+from slipstream import kernels
 from tests.bench.inflate import inflate
 from tests.oracle.lab import DEMO, Folders, Lab
 from tests.oracle.lossless import HYBRID

@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
-from engine.api import Request, Sampling, Speculate
-from engine.core.engine import Engine
-from engine.service.launch import launch
-from engine.service.thread import ThreadEngine
-from engine.settings import Settings
-from kernels.dispatch import watched
+from slipstream.engine.api import Request, Sampling, Speculate
+from slipstream.engine.core.engine import Engine
+from slipstream.engine.service.run.thread import ThreadEngine
+from slipstream.engine.service.start.launch import launch
+from slipstream.engine.settings import Settings
+from slipstream.kernels.dispatch import watched
 from tests.bench.bars import say
 from tests.bench.playing import ROOT, random_asks
 

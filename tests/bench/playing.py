@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.api import AsyncEngine, Chat, Delta, Done, Failed, Prompt, Request, Sampling, Speculate
+from slipstream.engine.api import AsyncEngine, Chat, Delta, Done, Failed, Prompt, Request, Sampling, Speculate
 
 ROOT = Path(__file__).parents[2]
 NGRAM, TIMES = 8, 3

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.batch import RecurrentRows
-from kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
-from kernels.gated_norm.op import gated_norm
-from kernels.short_conv.op import ConvState, short_conv
+from slipstream.engine.batch import RecurrentRows
+from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
+from slipstream.kernels.gated_norm.op import gated_norm
+from slipstream.kernels.short_conv.op import ConvState, short_conv
 
 N_KEY_HEADS, D_HEAD, WIDTH, N_PARKED = 16, 128, 4, 40
 Line = Callable[

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api import Delta, Done, Failed, Sampling, Speculate
-from engine.batch import AnyArray, Batch, Span, upload
-from engine.cache.store import Store
-from engine.core import forward
-from engine.core.engine import Engine
-from engine.layers.decoder import Taps
-from engine.slot import Slot
+from slipstream.engine.api import Delta, Done, Failed, Sampling, Speculate
+from slipstream.engine.batch import AnyArray, Batch, Span, upload
+from slipstream.engine.cache.store import Store
+from slipstream.engine.core import forward
+from slipstream.engine.core.engine import Engine
+from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.slot import Slot
 from tests.bench.playing import ROOT, Reply
 from tests.gpu.clock import measure
 from tests.oracle.lab import ASKS, Bench, Case, Lab

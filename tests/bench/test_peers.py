@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.api import Request
-from engine.errors import InvalidRequest
+from slipstream.engine.api import Request
+from slipstream.engine.errors import InvalidRequest
 from tests.bench import peers
 from tests.bench.peers import OURS, server
 from tests.bench.scene import Scene

@@ -15,8 +15,8 @@ import torch
 
 from demo.acceptance import before_loop
 from demo.acceptance import passes as passes_of
-from engine.slot import Slot
-from engine.speculate.drafter import Drafter, Guess, Want
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.drafter import Drafter, Guess, Want
 from tests.bench import drafting, models, passes
 from tests.bench.models import Model, folders
 from tests.bench.playing import Reply

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.api import Request
+from slipstream.engine.api import Request
 from tests.http.fake import FakeEngine, delta, done, words
 from tests.http.serving import served
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from engine.settings import Settings
-from server.cli import read_settings
+from slipstream.engine.settings import Settings
+from slipstream.server.command.cli import read_settings
 from tests.docker.dockerfile import Stage, filled, read
 
 ROOT = Path(__file__).parents[2]

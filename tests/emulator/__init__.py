@@ -24,8 +24,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cuda.launch import launched_by
-from kernels.cuda.source import Argument, Grid, Source
+from slipstream.kernels.cuda.launcher import launched_by
+from slipstream.kernels.cuda.source import Argument, Grid, Source
 from tests.emulator.guarded import Guarded
 
 HERE = Path(__file__).parent

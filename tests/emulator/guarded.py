@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.cuda.source import Argument
+from slipstream.kernels.cuda.source import Argument
 
 PAGE = mmap.PAGESIZE
 MARK = 0xA5

@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import kernels
-from kernels.cuda import nvrtc
-from kernels.cuda.source import Source
+from slipstream import kernels
+from slipstream.kernels.cuda import nvrtc
+from slipstream.kernels.cuda.source import Source
 
 KERNELS = Path(kernels.__file__).parent
 SPILLS: dict[str, int] = {}  # instance -> bytes that are known and meant
@@ -24,8 +24,8 @@ def sources_of(folder: str) -> list[Source]:
     """Those that the modules of an op's folder launch."""
     found: dict[Path, Source] = {}
     for path in sorted((KERNELS / folder).glob("*.py")):
-        if "kernels.cuda.source" in path.read_text():
-            module = importlib.import_module(f"kernels.{folder}.{path.stem}")
+        if "slipstream.kernels.cuda.source" in path.read_text():
+            module = importlib.import_module(f"slipstream.kernels.{folder}.{path.stem}")
             found |= {one.path: one for one in vars(module).values() if isinstance(one, Source)}
     return list(found.values())
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from server.openai.refuse import REFUSED
-from server.openai.wire import ChatRequest, CompletionRequest
-from server.operations import STATUSES
+from slipstream.server.describe.operations import STATUSES
+from slipstream.server.openai.refuse import REFUSED
+from slipstream.server.openai.wire import ChatRequest, CompletionRequest
 from tests.fuzz.requests import REQUESTS
 
 SILENCE_S = 60.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.api import Request
+from slipstream.engine.api import Request
 from tests.fuzz.mutate import Mutator, aftermath, fault, run
 from tests.fuzz.requests import REQUESTS
 from tests.http.fake import FakeEngine, Step, words

@@ -35,7 +35,7 @@ def block() -> None:
 
 if __name__ == "__main__":
     block()
-    import engine.service.launch  # noqa: F401 - it must load too, though no part launches a server's engine
+    import slipstream.engine.service.start.launch  # noqa: F401 - it must load too, though no part launches a server's engine
     from tests.gpu import child
 
     child.main()

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.layers.decoder import load_decoder
-from engine.models.mtp import Mtp, found_layers, load_layer, plan_of
-from engine.models.network import Network
-from engine.models.registry import decoder_spec, read_model
-from engine.text.grammar import Grammars
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.layers.decoder import load_decoder
+from slipstream.engine.models.heads.mtp import Mtp, found_layers, load_layer, plan_of
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.registry import decoder_spec, read_model
+from slipstream.engine.text.grammar import Grammars
+from slipstream.engine.text.tokenizer import Tokenizer
 from tests.bench.inflate import INFLATIONS
 from tests.bench.inflate_dense import Entry, Inflation
 from tests.bench.models import Model, Sizes
@@ -117,7 +117,7 @@ def inflated(
 
 
 def inflated_mtp(source: Any, target: Network, n_ctx: int) -> Mtp:
-    """The head among a hybrid's own tensors (`engine.models.mtp.load_mtp`)."""
+    """The head among a hybrid's own tensors (`engine.models.heads.mtp.load_mtp`)."""
     before = source.n_params
     ((names, _),) = found_layers(source.names, target.config.n_layers)
     plan = plan_of(source, names, target, n_ctx)

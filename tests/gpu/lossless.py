@@ -17,9 +17,9 @@ from unittest.mock import patch
 
 import torch
 
-import kernels
-from engine.core.ahead import Ahead
-from engine.core.forward import Flight
+from slipstream import kernels
+from slipstream.engine.core.ahead import Ahead
+from slipstream.engine.core.forward import Flight
 from tests.gpu.setting import Finding, Findings, Setting
 from tests.oracle.lab import Bench, Folders, Lab, play
 from tests.oracle.lossless import KINDS, TEXT_DRAFTERS, chains, demo_cases, disturbed, folders_of

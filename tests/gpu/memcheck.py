@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-import kernels
-from kernels import dispatch
+from slipstream import kernels
+from slipstream.kernels import dispatch
 from tests.gpu.dice import Dice
 from tests.gpu.draws import MAKERS
 from tests.gpu.parity import ONE_DTYPE, implementations

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import kernels
-from kernels import dispatch
+from slipstream import kernels
+from slipstream.kernels import dispatch
 from tests.gpu.dice import Dice, Draw
 from tests.gpu.draws import EXACT, MAKERS
 from tests.gpu.setting import Figures, Finding, Findings, Setting, selected, spoils

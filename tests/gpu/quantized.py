@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
+from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
 from tests.gpu.dice import Dice, Tensors
 
 KINDS = ("int4", "fp8")

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-import kernels
-from kernels.dispatch import CannotRunError, Selected
+from slipstream import kernels
+from slipstream.kernels.dispatch import CannotRunError, Selected
 
 Figures = dict[str, Any]  # column -> number or text
 

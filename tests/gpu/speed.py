@@ -15,19 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.batch import Batch, RecurrentRows, Span
-from kernels.attention.op import attention
-from kernels.choose.op import RowParams, choose
-from kernels.gated.op import silu_mul
-from kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
-from kernels.gated_norm.op import gated_norm
-from kernels.matmul.op import Packed, linear, pack
-from kernels.moe.op import Routing, experts, pack_experts, route
-from kernels.ngram.op import ngram
-from kernels.norm.op import add_rms_norm
-from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
-from kernels.short_conv.op import ConvState, short_conv
-from kernels.verify.op import verify
+from slipstream.engine.batch import Batch, RecurrentRows, Span
+from slipstream.kernels.attention.op import attention
+from slipstream.kernels.choose.op import RowParams, choose
+from slipstream.kernels.gated.op import silu_mul
+from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
+from slipstream.kernels.gated_norm.op import gated_norm
+from slipstream.kernels.matmul.op import Packed, linear, pack
+from slipstream.kernels.moe.op import Routing, experts, pack_experts, route
+from slipstream.kernels.ngram.op import ngram
+from slipstream.kernels.norm.op import add_rms_norm
+from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
+from slipstream.kernels.short_conv.op import ConvState, short_conv
+from slipstream.kernels.verify.op import verify
 from tests.gpu import quantized
 from tests.gpu.ceilings import copy_rate
 from tests.gpu.clock import Took, measure

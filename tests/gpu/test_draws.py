@@ -10,9 +10,9 @@ import importlib
 import pytest
 import torch
 
-import kernels
 import tests.oracle.interpreted  # noqa: F401 - before anything else loads Triton, and puts its interpreter right
-from kernels import dispatch
+from slipstream import kernels
+from slipstream.kernels import dispatch
 from tests.emulator import emulated, needs_compiler
 from tests.gpu.dice import Dice
 from tests.gpu.draws import EXACT, MAKERS
@@ -27,7 +27,7 @@ def made_for_gpus(name: str) -> list[str]:
 
 
 for _folder in made_for_gpus("triton"):  # now, while Triton still interprets
-    importlib.import_module(f"kernels.{_folder}.triton")
+    importlib.import_module(f"slipstream.kernels.{_folder}.triton")
 
 
 def holds(folder: str, name: str, seed: int) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
-from engine.api import Chat
-from engine.text.chat import load_chat_template
-from engine.text.tokenizer import Tokenizer
-from kernels.dispatch import CannotRunError
+from slipstream import kernels
+from slipstream.engine.api import Chat
+from slipstream.engine.text.chat import load_chat_template
+from slipstream.engine.text.tokenizer import Tokenizer
+from slipstream.kernels.dispatch import CannotRunError
 from tests.gpu import run
 from tests.gpu.memcheck import told
 from tests.gpu.setting import selected
@@ -67,7 +67,7 @@ import os, signal, sys
 from tests.gpu import bare, child
 bare.block()
 import tests.gpu.ceilings, tests.gpu.machine, tests.gpu.parity, tests.gpu.width
-from kernels.matmul import tiled
+from slipstream.kernels.matmul import tiled
 
 right = tiled.linear
 def wrong(x, packed, out_dtype=None):
@@ -198,7 +198,7 @@ def test_memcheck_names_the_kernel() -> None:
 def test_a_kernel_that_cannot_be_prepared_is_named_and_the_reference_takes_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from kernels.gated import cpu as gated
+    from slipstream.kernels.gated import cpu as gated
 
     def cannot(device: torch.device) -> None:
         raise CannotRunError("kernels/gated/gated.cu: does not compile")

@@ -12,19 +12,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-import kernels
-from engine.batch import RecurrentRows
-from kernels import dispatch
-from kernels.attention.op import attention
-from kernels.choose.op import Edits, Masks, RowParams, choose
-from kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
-from kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
-from kernels.gated_norm.op import gated_norm
-from kernels.matmul.op import linear, pack
-from kernels.moe.op import Clamped, ExpertBiases, Routed, Routing, experts, pack_experts, route
-from kernels.norm.op import add_rms_norm
-from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
-from kernels.short_conv.op import ConvState, short_conv
+from slipstream import kernels
+from slipstream.engine.batch import RecurrentRows
+from slipstream.kernels import dispatch
+from slipstream.kernels.attention.op import attention
+from slipstream.kernels.choose.op import Edits, Masks, RowParams, choose
+from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
+from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
+from slipstream.kernels.gated_norm.op import gated_norm
+from slipstream.kernels.matmul.op import linear, pack
+from slipstream.kernels.moe.op import Clamped, ExpertBiases, Routed, Routing, experts, pack_experts, route
+from slipstream.kernels.norm.op import add_rms_norm
+from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
+from slipstream.kernels.short_conv.op import ConvState, short_conv
 from tests.gpu import quantized
 from tests.gpu.dice import Pages, page_tensors
 from tests.gpu.parity import DTYPES, bits, implementations, short, split

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.api import (
+from slipstream.engine.api import (
     AsyncEngine,
     Delta,
     Done,
@@ -26,7 +26,13 @@ from engine.api import (
     Sampling,
     Speculate,
 )
-from engine.errors import ContextTooLong, EngineStopped, InvalidRequest, RequestError, SlotFileRefused
+from slipstream.engine.errors import (
+    ContextTooLong,
+    EngineStopped,
+    InvalidRequest,
+    RequestError,
+    SlotFileRefused,
+)
 
 Check = Callable[[AsyncEngine], Awaitable[None]]
 LIMIT_S = 60.0

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 from pydantic import TypeAdapter
 
-from server.operations import OPERATIONS, statuses_of
-from server.shapes import Error
+from slipstream.server.describe.operations import OPERATIONS, statuses_of
+from slipstream.server.describe.server_replies import Error
 
 # Told by the router about any path, so no operation lists them.
 NOWHERE = (404, 405)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 import time
 
-from engine.api import AsyncEngine
-from engine.errors import UnsupportedModel
-from engine.settings import Settings
-from server.cli import start
+from slipstream.engine.api import AsyncEngine
+from slipstream.engine.errors import UnsupportedModel
+from slipstream.engine.settings import Settings
+from slipstream.server.command.cli import start
 from tests.http.fake import FakeEngine, words
 
 

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import count
 
-from engine.api import (
+from slipstream.engine.api import (
     Chat,
     Delta,
     Done,
@@ -31,7 +31,7 @@ from engine.api import (
     TokenLogprob,
     Usage,
 )
-from engine.errors import (
+from slipstream.engine.errors import (
     ContextTooLong,
     EngineStopped,
     InvalidRequest,

@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.settings import Settings
-from server.address import bind
-from server.gate import Gate
-from server.limits import unix_path
-from server.serve import listener
-from server.tracing import Tracing
+from slipstream.engine.settings import Settings
+from slipstream.server.command.serve import listener
+from slipstream.server.http.address import bind
+from slipstream.server.http.gate import Gate
+from slipstream.server.http.limits import unix_path
+from slipstream.server.report.tracing import Tracing
 from tests.http.document import held
 from tests.http.fake import FakeEngine
 

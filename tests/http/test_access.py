@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from server import pages
+from slipstream.server.http import web_page as pages
 from tests.http.fake import FakeEngine, delta, done
 from tests.http.serving import Served, chat, raw, served, until
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.api import Delta, Request
+from slipstream.engine.api import Delta, Request
 from tests.http.fake import done, echo, told, words
 from tests.http.serving import Served
 

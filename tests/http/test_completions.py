@@ -9,8 +9,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from engine.api import Infill
-from engine.errors import Unsupported
+from slipstream.engine.api import Infill
+from slipstream.engine.errors import Unsupported
 from tests.http.serving import Served
 
 PATH = "/v1/completions"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.api import Failed
-from engine.errors import (
+from slipstream.engine.api import Failed
+from slipstream.engine.errors import (
     ContextTooLong,
     EngineError,
     EngineStopped,
@@ -17,7 +17,7 @@ from engine.errors import (
     TimedOut,
     Unsupported,
 )
-from server.errors import problem_of
+from slipstream.server.http.error_table import problem_of
 from tests.http.fake import delta, done
 from tests.http.serving import Served, chat, raw, until
 

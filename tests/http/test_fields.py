@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from engine.api import Infill
+from slipstream.engine.api import Infill
 from tests.http.fake import done
 from tests.http.serving import Served, chat
 

@@ -8,8 +8,8 @@ import orjson
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.openai.refuse import REFUSED
-from server.openai.wire import ChatRequest, CompletionRequest, Message, Speculative
+from slipstream.server.openai.refuse import REFUSED
+from slipstream.server.openai.wire import ChatRequest, CompletionRequest, Message, Speculative
 from tests.http.serving import Served, chat
 
 NAMES = sorted(

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.settings import Settings
-from server import pages
-from server.app import create_app
-from server.auth import PUBLIC
+from slipstream.engine.settings import Settings
+from slipstream.server.http import web_page as pages
+from slipstream.server.http.app import create_app
+from slipstream.server.http.auth import PUBLIC
 from tests.http.fake import FakeEngine
 from tests.http.serving import Served, raw, served
 
@@ -249,7 +249,10 @@ def test_nothing_here_can_fetch() -> None:
         "http.client",
         "ftplib",
     }
-    allowed = {"engine/service/folder.py": {"huggingface_hub"}, "server/healthcheck.py": {"http.client"}}
+    allowed = {
+        "engine/service/start/folder.py": {"huggingface_hub"},
+        "server/command/healthcheck.py": {"http.client"},
+    }
     for path, tree in modules():
         found = set()
         for node in ast.walk(tree):

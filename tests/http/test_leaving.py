@@ -36,7 +36,7 @@ def test_leaving_before_the_first_chunk(server: Served) -> None:
 
 
 def test_leaving_within_the_body(server: Served, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG", "server")
+    caplog.set_level("DEBUG", "slipstream")
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.settings import Settings
-from server.address import bind
-from server.serve import run
+from slipstream.engine.settings import Settings
+from slipstream.server.command.serve import run
+from slipstream.server.http.address import bind
 from tests.http.entry import load
 from tests.http.serving import chat, logged, served, until
 

@@ -15,13 +15,13 @@ import httpx
 import pytest
 import trustme
 
-from engine.errors import SettingError
-from engine.settings import Settings
-from server import pages
-from server.address import bind, is_taken
-from server.auth import keys_of
-from server.limits import check
-from server.serve import run
+from slipstream.engine.errors import SettingError
+from slipstream.engine.settings import Settings
+from slipstream.server.command.serve import run
+from slipstream.server.http import web_page as pages
+from slipstream.server.http.address import bind, is_taken
+from slipstream.server.http.auth import keys_of
+from slipstream.server.http.limits import check
 from tests.http.entry import load
 from tests.http.fake import delta, done
 from tests.http.serving import Served, chat, logged, raw, served, until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from engine.api import Delta, Echo, Request, TokenLogprob
+from slipstream.engine.api import Delta, Echo, Request, TokenLogprob
 from tests.http.fake import done, told
 from tests.http.serving import Served
 

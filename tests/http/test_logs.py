@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from engine.api import Failed
-from engine.errors import StepFailed
-from server import logs, pulse
+from slipstream.engine.api import Failed
+from slipstream.engine.errors import StepFailed
+from slipstream.server.report import logs, pulse
 from tests.http.fake import FakeEngine, counted, delta, done
 from tests.http.serving import Served, chat, logged, raw, served, until
 
@@ -34,19 +34,19 @@ def written(request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logs.formatter(request.getfixturevalue("form")))
-    root, level = logging.getLogger(), logging.getLogger("server").level
+    root, level = logging.getLogger(), logging.getLogger("slipstream").level
     root.addHandler(handler)
-    logging.getLogger("server").setLevel("DEBUG")
+    logging.getLogger("slipstream").setLevel("DEBUG")
     yield stream
     root.removeHandler(handler)
-    logging.getLogger("server").setLevel(level)
+    logging.getLogger("slipstream").setLevel(level)
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_nothing_forges_a_line(written: io.StringIO, form: str) -> None:
-    log = logs.logger("server.test")
+    log = logs.logger("slipstream.server.test")
     log.info(HOSTILE, user=HOSTILE, names=[HOSTILE], nothing=None, seconds=0.12345678)
-    logging.getLogger("engine.test").warning("dropped request=%s", HOSTILE)
+    logging.getLogger("slipstream.engine.test").warning("dropped request=%s", HOSTILE)
     lines = written.getvalue().split("\n")[:-1]
     assert len(lines) == 2
     assert all(line.isprintable() for line in lines)
@@ -54,15 +54,15 @@ def test_nothing_forges_a_line(written: io.StringIO, form: str) -> None:
     assert "0.123457" in lines[0]
     if form == "json":
         first, second = map(json.loads, lines)
-        assert (first["level"], first["logger"]) == ("info", "server.test")
-        assert (second["level"], second["logger"]) == ("warning", "engine.test")
+        assert (first["level"], first["logger"]) == ("info", "slipstream.server.test")
+        assert (second["level"], second["logger"]) == ("warning", "slipstream.engine.test")
         assert "forged" in first["user"]
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_a_traceback_cannot_pass_for_an_event(written: io.StringIO, form: str) -> None:
     secret = "what the user wrote"
-    for log in (logs.logger("server.test"), logging.getLogger("engine.test")):
+    for log in (logs.logger("slipstream.server.test"), logging.getLogger("slipstream.engine.test")):
         try:
             raise ValueError(HOSTILE, len(secret))
         except ValueError:
@@ -79,7 +79,9 @@ def test_a_traceback_cannot_pass_for_an_event(written: io.StringIO, form: str) -
 
 @pytest.mark.parametrize("form", ["json"])
 def test_what_json_cannot_say_is_still_logged(written: io.StringIO, form: str) -> None:
-    logs.logger("server.test").info("odd", big=2**70, half="\ud800", names=["\ud800"], thing=object())
+    logs.logger("slipstream.server.test").info(
+        "odd", big=2**70, half="\ud800", names=["\ud800"], thing=object()
+    )
     assert json.loads(written.getvalue())["big"] == str(2**70)
 
 
@@ -104,7 +106,7 @@ def test_what_clients_send_is_harmless(server: Served, written: io.StringIO, for
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Any:
-    caplog.set_level("INFO", logger="server")
+    caplog.set_level("INFO", logger="slipstream")
     return lambda n: until(lambda: len(logged(caplog, "request")) == n) or logged(caplog, "request")
 
 
@@ -154,7 +156,7 @@ def test_probes_are_quiet(server: Served, lines: Any) -> None:
 
 def test_ids_do_not_leak_into_other_requests(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     """Two requests on one connection, which is one context of the event loop."""
-    caplog.set_level("DEBUG", logger="server")
+    caplog.set_level("DEBUG", logger="slipstream")
     for number in (1, 2):
         server.post("/v1/chat/completions", chat(unknown=1), headers={"x-request-id": f"id-{number}"})
     until(lambda: len(logged(caplog, "request")) == 2)
@@ -207,7 +209,7 @@ def test_figures_of_an_interval() -> None:
 
 
 async def test_a_line_only_while_busy(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="server")
+    caplog.set_level("INFO", logger="slipstream")
     engine = Working()
     beat = asyncio.create_task(pulse.pulse(engine, 0.01))
     await asyncio.sleep(0.1)

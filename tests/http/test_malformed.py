@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
-from server.openai.wire import ChatRequest, CompletionRequest
+from slipstream.server.openai.wire import ChatRequest, CompletionRequest
 from tests.http.serving import Served, chat
 
 CANARY = "qzCanary"

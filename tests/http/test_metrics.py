@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.api import DrafterCount, Failed
-from engine.errors import Overloaded, TimedOut
+from slipstream.engine.api import DrafterCount, Failed
+from slipstream.engine.errors import Overloaded, TimedOut
 from tests.http.fake import FakeEngine, counted, delta, done
 from tests.http.serving import Served, send, served, until
 

@@ -15,15 +15,16 @@ from openapi_spec_validator import validate
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_core import PydanticUndefined
 
-from engine.api import Request
-from engine.settings import Settings
-from server import api_page, gate, meanings
-from server.app import create_app
-from server.native.wire import Detokenize, EraseSlot, SlotFile, Tokenize
-from server.openai import refuse
-from server.openai.wire import ChatRequest, CompletionRequest
-from server.openapi import document
-from server.operations import CODES, OPERATIONS, STATUSES, statuses_of
+from slipstream.engine.api import Request
+from slipstream.engine.settings import Settings
+from slipstream.server.describe import api_page, meanings
+from slipstream.server.describe.openapi import document
+from slipstream.server.describe.operations import CODES, OPERATIONS, STATUSES, statuses_of
+from slipstream.server.http import gate
+from slipstream.server.http.app import create_app
+from slipstream.server.native.wire import Detokenize, EraseSlot, SlotFile, Tokenize
+from slipstream.server.openai import refuse
+from slipstream.server.openai.wire import ChatRequest, CompletionRequest
 from tests.http.document import hold, hold_events
 from tests.http.fake import FakeEngine, Step, delta, done
 from tests.http.serving import Served, chat, served

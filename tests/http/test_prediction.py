@@ -68,7 +68,7 @@ def test_the_usage_chunk_tells_it(server: Served, path: str) -> None:
 
 
 def test_the_log_line_tells_drafters(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="server"), served() as server:
+    with caplog.at_level("INFO", logger="slipstream"), served() as server:
         answers = [server.chat(prediction=TEXT)]
         server.engine.script = lambda request: [delta("x"), done(request, 1)]
         answers.append(server.chat())

@@ -14,9 +14,9 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from engine.api import Delta, Failed, TokenLogprob
-from engine.errors import Overloaded, StepFailed
-from server import sse
+from slipstream.engine.api import Delta, Failed, TokenLogprob
+from slipstream.engine.errors import Overloaded, StepFailed
+from slipstream.server.http import sse
 from tests.http.fake import delta, done, words
 from tests.http.serving import Served, until
 

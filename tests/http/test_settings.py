@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.settings import Settings
-from server import flags, flags_table
-from server.cli import read_settings
+from slipstream.engine.settings import Settings
+from slipstream.server.command import flags
+from slipstream.server.command.cli import read_settings
+from slipstream.server.describe import flags_table
 
 
 def read(*arguments: str, **environ: str) -> Settings:
@@ -191,14 +192,15 @@ def test_the_table(tmp_path: Path) -> None:
 
 
 def test_the_readme_is_fresh() -> None:
-    path = Path(flags_table.__file__).parent.parent / "README.md"
+    path = Path(flags_table.__file__).parents[3] / "README.md"
     if not path.exists() or flags_table.START not in path.read_text():
         pytest.skip("no table in the README")
     assert flags_table.main([str(path), "--check"]) == 0
 
 
-@pytest.mark.parametrize("module", ["server.app", "server.cli", "server.serve", "server.flags_table"])
+@pytest.mark.parametrize("module", ["http.app", "command.cli", "command.serve", "describe.flags_table"])
 def test_no_torch_is_loaded(module: str) -> None:
-    code = f"import sys, {module}; print(*{{'torch', 'numba', 'transformers', 'engine.service'}} & set(sys.modules))"
+    heavy = {"torch", "numba", "transformers", "slipstream.engine.service"}
+    code = f"import sys, slipstream.server.{module}; print(*{heavy} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import SlotFileRefused
+from slipstream.engine.errors import SlotFileRefused
 from tests.http.fake import FakeEngine
 from tests.http.serving import Served, chat, served
 

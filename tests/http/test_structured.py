@@ -14,8 +14,8 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
-from engine.api import Grammar
-from engine.errors import InvalidRequest
+from slipstream.engine.api import Grammar
+from slipstream.engine.errors import InvalidRequest
 from tests.http.fake import INFO, delta, done
 from tests.http.serving import Served
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from engine.settings import Settings
-from server import cli, notify, startup
-from server.healthcheck import healthcheck
-from server.serve import run
+from slipstream.engine.settings import Settings
+from slipstream.server.command import cli, notify, startup
+from slipstream.server.command.healthcheck import healthcheck
+from slipstream.server.command.serve import run
 from tests.http.entry import load
 from tests.http.fake import INFO, FakeEngine, delta, done
 from tests.http.serving import chat, logged, served
@@ -54,7 +54,7 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         number = silent.getsockname()[1]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("server.healthcheck.TIMEOUT_S", 0.2)
+            patch.setattr("slipstream.server.command.healthcheck.TIMEOUT_S", 0.2)
             assert check(capsys, "--port", str(number)) == (1, "no answer: timed out")
     status, told = check(capsys, "--port", str(number))
     assert (status, told[:10]) == (1, "no answer:")
@@ -151,7 +151,7 @@ def test_sockets_without_a_name_and_without_anybody(tmp_path: Path) -> None:
 
 
 def test_the_unit_in_the_documentation_starts(tmp_path: Path) -> None:
-    text = (Path(cli.__file__).parents[1] / "docs" / "systemd.md").read_text()
+    text = (Path(cli.__file__).parents[3] / "docs" / "systemd.md").read_text()
     (start,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
     keys = tmp_path / "api-keys"
     keys.write_text("key")
@@ -170,7 +170,7 @@ def test_the_unit_in_the_documentation_starts(tmp_path: Path) -> None:
 
 
 def test_the_block_as_an_event(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
-    caplog.set_level("INFO", logger="server")
+    caplog.set_level("INFO", logger="slipstream")
     run(Settings(model="DYING", port=0, log_format="json", api_key="secret-key"), load)
     (told,) = logged(caplog, "ready")
     assert (told["model"], told["n_params"], told["device"], told["dtype"]) == (
@@ -189,7 +189,7 @@ def test_the_block_as_an_event(caplog: pytest.LogCaptureFixture, capsys: pytest.
 
 
 def test_the_block_as_a_table(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
-    caplog.set_level("INFO", logger="server")
+    caplog.set_level("INFO", logger="slipstream")
     run(Settings(model="DYING", port=0, log_format="text"), load)
     assert not logged(caplog, "ready")
     out = capsys.readouterr().out

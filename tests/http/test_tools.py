@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from engine.api import Chat, Delta, Request
+from slipstream.engine.api import Chat, Delta, Request
 from tests.http.fake import INFO, Step, delta, done
 from tests.http.serving import Served, served
 

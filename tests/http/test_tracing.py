@@ -10,10 +10,10 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from engine.api import Failed
-from engine.errors import StepFailed
-from server import tracing
-from server.cli import read_settings
+from slipstream.engine.api import Failed
+from slipstream.engine.errors import StepFailed
+from slipstream.server.command.cli import read_settings
+from slipstream.server.report import tracing
 from tests.http.fake import delta, words
 from tests.http.serving import Served, chat, served, until
 
@@ -128,8 +128,9 @@ def test_opentelemetrys_own_variable_is_read() -> None:
 
 def test_without_an_endpoint_nothing_is_loaded() -> None:
     code = (
-        "import sys; from engine.settings import Settings; from server.app import create_app;"
-        " from server.gate import Gate; create_app(Gate(), Settings()); print('opentelemetry.sdk' in sys.modules)"
+        "import sys; from slipstream.engine.settings import Settings;"
+        "from slipstream.server.http.app import create_app; from slipstream.server.http.gate import Gate;"
+        "create_app(Gate(), Settings()); print('opentelemetry.sdk' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from engine.api import Chat, Delta, DrafterCount, Speculation, Timings, Usage
+from slipstream.engine.api import Chat, Delta, DrafterCount, Speculation, Timings, Usage
 from tests.http.fake import counted, delta, done
 from tests.http.serving import Served, chat, raw
 

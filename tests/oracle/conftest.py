@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import kernels
+from slipstream import kernels
 from tests.checkpoints import N_PROMPT, Oracle, theirs, tiny_checkpoint
 
 # Triton has wheels for Linux alone; there it is among what tests need.

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.batch import Span
-from engine.cache.cache import Cache
-from engine.cache.store import Sizes, Store
-from engine.models.network import Network
-from engine.models.registry import load_network
+from slipstream.engine.batch import Span
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.registry import load_network
 from tests.checkpoints import N_PROMPT
 
 CPU = torch.device("cpu")

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Span
-from engine.cache.kv import FullKV
-from engine.cache.store import Sizes, Store
-from engine.layers.decoder import Taps
-from engine.models.block_backbone import BlockDraft
-from engine.models.dspark import DSpark
-from engine.models.eagle3 import Eagle3
-from engine.models.mtp import Mtp
-from engine.models.network import Network
+from slipstream.engine.batch import Batch, Span
+from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.models.heads.block_backbone import BlockDraft
+from slipstream.engine.models.heads.dspark import DSpark
+from slipstream.engine.models.heads.eagle3 import Eagle3
+from slipstream.engine.models.heads.mtp import Mtp
+from slipstream.engine.models.network import Network
 
 CPU = torch.device("cpu")
 N_CTX, PAGE, N_PAGES, N_SLOTS, VOCAB = 128, 16, 48, 4, 384

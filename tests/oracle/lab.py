@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.api import (
+from slipstream.engine.api import (
     Delta,
     Done,
     Echo,
@@ -27,41 +27,41 @@ from engine.api import (
     Speculate,
     TokenLogprob,
 )
-from engine.cache.cache import Cache
-from engine.cache.snapshots import Snapshots
-from engine.cache.store import Sizes, Store
-from engine.core.engine import Capacity, Engine
-from engine.errors import InvalidRequest
-from engine.frames import frame_sizes
-from engine.models.captured import Capture, Capturing, cuda_capture
-from engine.models.dflash import load_dflash
-from engine.models.eagle3 import load_eagle3
-from engine.models.mtp import load_mtp
-from engine.models.registry import load_network
-from engine.sample.params import resolve_sampling
-from engine.settings import Settings
-from engine.slot import Slot, SlotStats
-from engine.speculate.chain import Chain
-from engine.speculate.draft_block import DraftBlock
-from engine.speculate.draft_hidden import DraftHidden
-from engine.speculate.draft_model import DraftModel
-from engine.speculate.drafter import Drafter
-from engine.speculate.forced import Forced
-from engine.speculate.garbage import Garbage
-from engine.speculate.length import Lengths
-from engine.speculate.ngram_cache import NgramCache
-from engine.speculate.ngram_map import NgramMapK, NgramMapK4V
-from engine.speculate.ngram_mod import NgramMod
-from engine.speculate.ngram_simple import NgramSimple
-from engine.speculate.prediction import Prediction
-from engine.speculate.resolve import resolve_speculate
-from engine.speculate.scripted import Scripted
-from engine.speculate.shared_history import SharedHistory
-from engine.speculate.suffix import Suffix
-from engine.text.grammar import Grammars
-from engine.text.stream import TextStream
-from engine.text.tokenizer import Tokenizer
-from kernels import select
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.snapshots import Snapshots
+from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.core.engine import Capacity, Engine
+from slipstream.engine.errors import InvalidRequest
+from slipstream.engine.frames import frame_sizes
+from slipstream.engine.models.captured import Capture, Capturing, cuda_capture
+from slipstream.engine.models.heads.dflash import load_dflash
+from slipstream.engine.models.heads.eagle3 import load_eagle3
+from slipstream.engine.models.heads.mtp import load_mtp
+from slipstream.engine.models.registry import load_network
+from slipstream.engine.sample.params import resolve_sampling
+from slipstream.engine.settings import Settings
+from slipstream.engine.slot import Slot, SlotStats
+from slipstream.engine.speculate.bench.garbage import Garbage
+from slipstream.engine.speculate.chain import Chain
+from slipstream.engine.speculate.decide.length import Lengths
+from slipstream.engine.speculate.drafter import Drafter
+from slipstream.engine.speculate.network.draft_block import DraftBlock
+from slipstream.engine.speculate.network.draft_hidden import DraftHidden
+from slipstream.engine.speculate.network.draft_model import DraftModel
+from slipstream.engine.speculate.ngram.ngram_cache import NgramCache
+from slipstream.engine.speculate.ngram.ngram_map import NgramMapK, NgramMapK4V
+from slipstream.engine.speculate.ngram.ngram_mod import NgramMod
+from slipstream.engine.speculate.ngram.ngram_simple import NgramSimple
+from slipstream.engine.speculate.resolve import resolve_speculate
+from slipstream.engine.speculate.text.forced import Forced
+from slipstream.engine.speculate.text.prediction import Prediction
+from slipstream.engine.speculate.text.shared_history import SharedHistory
+from slipstream.engine.speculate.text.suffix import Suffix
+from slipstream.engine.text.grammar import Grammars
+from slipstream.engine.text.text_stream import TextStream
+from slipstream.engine.text.tokenizer import Tokenizer
+from slipstream.kernels import select
+from tests.oracle.scripted import Scripted
 from tests.recording import record
 
 EIGHT = Speculate(n_max=8)

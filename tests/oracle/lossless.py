@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.api import Grammar, Sampling, Speculate
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.api import Grammar, Sampling, Speculate
+from slipstream.engine.text.tokenizer import Tokenizer
 from tests.oracle.lab import (
     ASKS,
     DEMO,

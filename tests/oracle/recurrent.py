@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta, settle
-from kernels.short_conv.op import ConvState, settle_window, short_conv
+from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta, settle
+from slipstream.kernels.short_conv.op import ConvState, settle_window, short_conv
 
 N_SLOTS, N_PARKED, N_TOKENS, WIDTH = 5, 40, 220, 4
 

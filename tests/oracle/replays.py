@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api import Speculate
-from engine.batch import Span
-from engine.core import forward
-from engine.frames import Frames, frame_sizes
-from engine.layers.decoder import Taps
-from engine.models.captured import Capturing
+from slipstream.engine.api import Speculate
+from slipstream.engine.batch import Span
+from slipstream.engine.core import forward
+from slipstream.engine.frames import Frames, frame_sizes
+from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.models.captured import Capturing
 from tests.oracle.lab import Bench, Lab, Played, play
 from tests.oracle.lossless import demo_cases
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api import Sampling, Speculate
-from engine.batch import Batch
-from engine.core import ahead
-from engine.core.forward import Behind, Flight
-from engine.speculate.chain import Chain
-from engine.speculate.draft_hidden import DraftHidden
-from engine.speculate.drafter import Guess, Want
-from engine.speculate.offer import Offer
+from slipstream.engine.api import Sampling, Speculate
+from slipstream.engine.batch import Batch
+from slipstream.engine.core import ahead
+from slipstream.engine.core.forward import Behind, Flight
+from slipstream.engine.speculate.chain import Chain
+from slipstream.engine.speculate.decide.offer import Offer
+from slipstream.engine.speculate.drafter import Guess, Want
+from slipstream.engine.speculate.network.draft_hidden import DraftHidden
 from tests.checkpoints import tiny_checkpoint
 from tests.oracle.lab import DEMO, Bench, Case, Folders, Lab, play
 from tests.oracle.lossless import demo_cases

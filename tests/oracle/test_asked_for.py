@@ -15,10 +15,10 @@ from tokenizers import decoders
 from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM
 
-from engine.api import Delta, Done, Failed, Grammar, Request, Sampling, Speculate
-from engine.errors import InvalidRequest, Overloaded, TimedOut, Unsupported
-from engine.sample.logprobs import Judged
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.api import Delta, Done, Failed, Grammar, Request, Sampling, Speculate
+from slipstream.engine.errors import InvalidRequest, Overloaded, TimedOut, Unsupported
+from slipstream.engine.sample.logprobs import Judged
+from slipstream.engine.text.tokenizer import Tokenizer
 from tests.oracle.lab import ASKS, DEMO, Bench, Case, Lab, play
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, ignore_eos=True)
@@ -147,7 +147,7 @@ def test_a_grammar_too_complex_to_follow_ends_its_request_alone(
     asks = replace(ASKS, grammar=Grammar("regex", "[a-z ]{200}"))
     cases = [case(lab, asks), case(lab, ASKS)]
     expected = play(lab, Bench(), cases[1:]).tokens[0]
-    from engine.text.grammar import Constraint
+    from slipstream.engine.text.grammar import Constraint
 
     honest = Constraint._mask
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.batch import Span
-from engine.models.dflash import load_dflash
-from engine.models.dspark import load_dspark
-from engine.models.registry import load_network
+from slipstream.engine.batch import Span
+from slipstream.engine.models.heads.dflash import load_dflash
+from slipstream.engine.models.heads.dspark import load_dspark
+from slipstream.engine.models.registry import load_network
 from tests import head_checkpoints as made
 from tests.oracle import head_formulas as formulas
 from tests.oracle.head_formulas import Formula

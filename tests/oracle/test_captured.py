@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch
-from engine.frames import ROWS, Frame, frame_sizes
+from slipstream.engine.batch import Batch
+from slipstream.engine.frames import ROWS, Frame, frame_sizes
 from tests.oracle.lab import DEMO, Bench, Lab, play
 from tests.oracle.lossless import LOADERS, demo_cases, folders_of
 from tests.oracle.replays import compare_all_sizes, same_drafts

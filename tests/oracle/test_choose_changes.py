@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels import use
-from kernels.choose import cpu, cuda, reference
-from kernels.choose.op import Choice, Edits, Masks, RowParams, choose
+from slipstream.kernels import use
+from slipstream.kernels.choose import cpu, cuda, reference
+from slipstream.kernels.choose.op import Choice, Edits, Masks, RowParams, choose
 from tests.emulator import COMPILER, emulated, same
 from tests.oracle.test_kernels_choose import params, random_rows
 from tests.recording import record

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels.attention import cuda, op, reference
+from slipstream.kernels.attention import cuda, op, reference
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_kernels import Spans, make_spans, random
 

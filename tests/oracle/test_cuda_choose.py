@@ -12,12 +12,12 @@ from cuda.pathfinder import find_nvidia_header_directory
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels.choose import cuda, noise, reference
-from kernels.choose.mass import masses, weights
-from kernels.choose.op import Choice, RowParams
-from kernels.choose.params import COLUMNS
-from kernels.cuda.launch import launch
-from kernels.cuda.source import Source
+from slipstream.kernels.choose import cuda, noise, reference
+from slipstream.kernels.choose.mass import masses, weights
+from slipstream.kernels.choose.op import Choice, RowParams
+from slipstream.kernels.choose.row_params import COLUMNS
+from slipstream.kernels.cuda.launcher import launch
+from slipstream.kernels.cuda.source import Source
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_kernels_choose import params, random_rows
 from tests.unit.test_noise import DRAWS, GUMBEL, PHILOX

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels.matmul import cuda, op, reference
-from kernels.matmul.fragments import STEP, TILE
+from slipstream.kernels.matmul import cuda, op, reference
+from slipstream.kernels.matmul.fragments import STEP, TILE
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_kernels import random
 

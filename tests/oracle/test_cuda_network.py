@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
-from engine.models.registry import load_network
+from slipstream import kernels
+from slipstream.engine.models.registry import load_network
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.feeding import Runner
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.matmul import cuda
-from kernels.matmul.fragments import FragmentWeight
-from kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
+from slipstream.kernels.matmul import cuda
+from slipstream.kernels.matmul.fragments import FragmentWeight
+from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_cuda_matmul import assert_near, each_dtype
 from tests.oracle.test_kernels import random

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import kernels
-from kernels.verify import cuda, reference
-from kernels.verify.op import verify
+from slipstream import kernels
+from slipstream.kernels.verify import cuda, reference
+from slipstream.kernels.verify.op import verify
 from tests.emulator import emulated, needs_compiler
 
 ORDERS = (0, 1, 7)

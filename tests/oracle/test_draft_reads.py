@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.api import Delta
-from engine.cache.cache import Cache
-from engine.cache.store import Sizes, Store
-from engine.core.engine import Capacity, Engine
-from engine.models.dspark import load_dspark
-from engine.models.eagle3 import load_eagle3
-from engine.models.mtp import load_mtp
-from engine.models.network import Network
-from engine.models.registry import load_network
-from engine.speculate.chain import Chain
-from engine.speculate.draft_block import DraftBlock
-from engine.speculate.draft_hidden import DraftHidden
-from engine.speculate.draft_model import STORE, DraftModel
-from engine.speculate.drafter import Drafter, Guess, Want
-from engine.speculate.length import Lengths
+from slipstream.engine.api import Delta
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.core.engine import Capacity, Engine
+from slipstream.engine.models.heads.dspark import load_dspark
+from slipstream.engine.models.heads.eagle3 import load_eagle3
+from slipstream.engine.models.heads.mtp import load_mtp
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.registry import load_network
+from slipstream.engine.speculate.chain import Chain
+from slipstream.engine.speculate.decide.length import Lengths
+from slipstream.engine.speculate.drafter import Drafter, Guess, Want
+from slipstream.engine.speculate.network.draft_block import DraftBlock
+from slipstream.engine.speculate.network.draft_hidden import DraftHidden
+from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
 from tests import head_checkpoints as made
 from tests.oracle.head_rounds import CPU, N_CTX, PAGE, VOCAB, text
 from tests.unit.test_unroll import reads

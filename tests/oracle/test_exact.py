@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.batch import Span
-from engine.cache.cache import Cache
-from engine.cache.store import Sizes, Store
-from engine.core.forward import STORE
-from engine.models.network import Network
-from engine.models.registry import load_network
-from kernels import OPS, select
+from slipstream.engine.batch import Span
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.core.forward import STORE
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.registry import load_network
+from slipstream.kernels import OPS, select
 from tests.checkpoints import tiny_checkpoint
 from tests.oracle.lossless import DEMO, HYBRID, folders_of
 

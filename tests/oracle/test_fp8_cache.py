@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
-from engine.cache.kv import keep_keys_in
-from engine.cache.store import Store
-from kernels.attention.op import attention
-from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
+from slipstream import kernels
+from slipstream.engine.cache.kv import keep_keys_in
+from slipstream.engine.cache.store import Store
+from slipstream.kernels.attention.op import attention
+from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 from tests.oracle import lab as bench_of
 from tests.oracle.lab import Bench, Lab, play
 from tests.oracle.lossless import DEMO, demo_cases, disturbed

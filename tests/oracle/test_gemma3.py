@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from engine.api import Chat
-from engine.batch import Span
-from engine.errors import CheckpointMismatch, UnsupportedModel
-from engine.text.chat import load_chat_template
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.api import Chat
+from slipstream.engine.batch import Span
+from slipstream.engine.errors import CheckpointMismatch, UnsupportedModel
+from slipstream.engine.text.chat import load_chat_template
+from slipstream.engine.text.tokenizer import Tokenizer
 from tests.checkpoints import N_PROMPT, Oracle, edited, theirs, tiny_checkpoint, with_config
 from tests.oracle.feeding import Windowed, compare_cuts, compare_ragged, difference, loaded, rows
 

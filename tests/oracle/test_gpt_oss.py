@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from engine.api import Sampling
-from engine.batch import Span
-from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
-from engine.layers.attention import Attention
-from engine.models.blueprint import draw
-from engine.models.registry import load_network, read_model
-from engine.weights import Weights
+from slipstream.engine.api import Sampling
+from slipstream.engine.batch import Span
+from slipstream.engine.checkpoint.weights import Weights
+from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
+from slipstream.engine.layers.attention import Attention
+from slipstream.engine.models.blueprint import draw
+from slipstream.engine.models.registry import load_network, read_model
 from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, theirs, with_config
 from tests.oracle.feeding import CPU, N_CTX, Windowed, compare_cuts, compare_ragged, difference, loaded, rows
 from tests.oracle.lab import Bench, Case, Folders, Lab, Trouble, play

@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.batch import Span
-from engine.errors import CheckpointMismatch, DraftMismatch, LoadError, UnsupportedModel
-from engine.models import block_backbone, eagle3
-from engine.models.dflash import load_dflash
-from engine.models.dspark import load_dspark
-from engine.models.eagle3 import load_eagle3
-from engine.models.fields import Fields
-from engine.models.kinds import kind_of
-from engine.models.mtp import load_mtp
-from engine.models.network import Network
-from engine.models.registry import load_network
+from slipstream.engine.batch import Span
+from slipstream.engine.errors import CheckpointMismatch, DraftMismatch, LoadError, UnsupportedModel
+from slipstream.engine.models.heads import block_backbone, eagle3
+from slipstream.engine.models.heads.dflash import load_dflash
+from slipstream.engine.models.heads.dspark import load_dspark
+from slipstream.engine.models.heads.eagle3 import load_eagle3
+from slipstream.engine.models.heads.kinds import kind_of
+from slipstream.engine.models.heads.mtp import load_mtp
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.registry import load_network
 from tests import head_checkpoints as made
 from tests.checkpoints import tiny_checkpoint
 from tests.oracle.head_rounds import CPU, N_CTX, VOCAB, Pages, streams_of, text

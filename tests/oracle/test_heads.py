@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
-from engine.batch import Span
-from engine.models.eagle3 import load_eagle3
-from engine.models.mtp import Mtp, load_mtp
-from engine.models.network import Network
-from engine.models.registry import load_network
+from slipstream.engine.batch import Span
+from slipstream.engine.models.heads.eagle3 import load_eagle3
+from slipstream.engine.models.heads.mtp import Mtp, load_mtp
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.registry import load_network
 from tests import head_checkpoints as made
 from tests.oracle import head_formulas as formulas
 from tests.oracle.head_formulas import Formula, MtpNames

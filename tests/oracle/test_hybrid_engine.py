@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api import Speculate
-from engine.batch import RecurrentRows, Span
-from engine.cache.cache import Cache
-from engine.cache.parking import Parking
-from engine.layers.gated_delta import GatedDelta
+from slipstream.engine.api import Speculate
+from slipstream.engine.batch import RecurrentRows, Span
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.parking import Parking
+from slipstream.engine.layers.gated_delta import GatedDelta
 from tests.checkpoints import noised_copy, tiny_checkpoint
 from tests.oracle.lab import Bench, Case, Folders, Lab, Trouble, play
 from tests.oracle.lossless import SAMPLINGS, benches, demo_cases, disturbed, narrowed
@@ -131,7 +131,7 @@ def _plant_forgotten_reset(patch: pytest.MonkeyPatch) -> None:
         parking.reset(slot, 0)
 
     patch.setattr(Cache, "_resume", resume)
-    patch.setattr("engine.cache.store.Store.reset", lambda self, slot: None)
+    patch.setattr("slipstream.engine.cache.store.Store.reset", lambda self, slot: None)
 
 
 def _plant_unparked_history(patch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from engine.batch import Span
-from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
+from slipstream.engine.batch import Span
+from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from tests.checkpoints import N_PROMPT, Oracle, edited, theirs, write_tokenizer
 from tests.oracle.feeding import Runner, compare_cuts, compare_ragged, difference, loaded, rows
 

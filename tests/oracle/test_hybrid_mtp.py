@@ -16,9 +16,9 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-from engine.batch import Span
-from engine.models.mtp import load_mtp
-from engine.models.registry import load_network
+from slipstream.engine.batch import Span
+from slipstream.engine.models.heads.mtp import load_mtp
+from slipstream.engine.models.registry import load_network
 from tests.checkpoints import theirs, tiny_checkpoint
 from tests.oracle.feeding import Runner
 from tests.oracle.head_rounds import CPU, N_CTX, VOCAB, Pages, text, worst

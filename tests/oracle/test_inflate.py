@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.models.config import read_config
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.models.reading.config import read_config
+from slipstream.engine.text.tokenizer import Tokenizer
 from tests.bench.inflate import inflate
 from tests.bench.inflate_dense import Shape
 from tests.checkpoints import tiny_checkpoint

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.batch import Span
-from engine.models.block_backbone import BlockDraft
-from engine.models.dflash import load_dflash
-from engine.models.eagle3 import Eagle3, load_eagle3
-from engine.models.mtp import Mtp, load_mtp
-from engine.models.network import Network
-from engine.models.registry import load_network
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.batch import Span
+from slipstream.engine.models.heads.block_backbone import BlockDraft
+from slipstream.engine.models.heads.dflash import load_dflash
+from slipstream.engine.models.heads.eagle3 import Eagle3, load_eagle3
+from slipstream.engine.models.heads.mtp import Mtp, load_mtp
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.registry import load_network
+from slipstream.engine.text.tokenizer import Tokenizer
 from tests import head_checkpoints as made
 from tests.bench.inflate import inflate
 from tests.bench.inflate_heads import inflate_head

@@ -17,12 +17,12 @@ from demo.checkpoint import hybrid_config
 from demo.hybrid_mtp import HybridMtp
 from demo.hybrid_network import HybridNetwork
 from demo.train_hybrid import HYBRID_SHAPE
-from engine.batch import Span
-from engine.layers.decoder import Taps
-from engine.models.mtp import load_mtp
-from engine.models.network import Network
-from engine.models.registry import load_network
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.batch import Span
+from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.models.heads.mtp import load_mtp
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.registry import load_network
+from slipstream.engine.text.tokenizer import Tokenizer
 from tests.bench.inflate import inflate
 from tests.bench.inflate_hybrid import HybridInflation, HybridShape, place_layers
 from tests.checkpoints import tiny_checkpoint

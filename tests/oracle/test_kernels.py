@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
-from kernels import dispatch
-from kernels.attention.op import attention
-from kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
-from kernels.matmul import cpu, panels
-from kernels.matmul.op import linear, pack
-from kernels.norm.op import add_rms_norm, rms_norm
-from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
+from slipstream import kernels
+from slipstream.kernels import dispatch
+from slipstream.kernels.attention.op import attention
+from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
+from slipstream.kernels.matmul import cpu, panels
+from slipstream.kernels.matmul.op import linear, pack
+from slipstream.kernels.norm.op import add_rms_norm, rms_norm
+from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 
 FAST = (torch.float32, torch.bfloat16)
 # Largest difference allowed, as a share of the largest value: rounding of the result, and of a chain of sums.
@@ -436,8 +436,8 @@ def test_the_table_says_why_a_slower_product_runs(monkeypatch: pytest.MonkeyPatc
 
 def test_cached_machine_code_is_bound_to_all_sources() -> None:
     """numba's own stamp sees one file; a kernel must not outlive a change of what it is made of."""
-    from kernels.compiled import SOURCES
-    from kernels.norm import cpu
+    from slipstream.kernels.compiled import SOURCES
+    from slipstream.kernels.norm import cpu
 
     with kernels.use("cpu", "norm"):
         rms_norm(torch.ones(1, 8), torch.ones(8), 1e-6)

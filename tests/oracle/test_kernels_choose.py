@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
-from kernels.choose import noise
-from kernels.choose import truncate as compiled
-from kernels.choose.cpu import SERIAL_BELOW
-from kernels.choose.mass import weights
-from kernels.choose.op import Choice, RowParams, choose
-from kernels.choose.reference import survivors
-from kernels.choose.truncate import LEAST, SEGMENT, find_cut, new_work, scan, survives
-from kernels.compiled import float_pointer
-from kernels.vector import WIDTH, load, store
+from slipstream import kernels
+from slipstream.kernels.choose import noise
+from slipstream.kernels.choose import truncate as compiled
+from slipstream.kernels.choose.cpu import SERIAL_BELOW
+from slipstream.kernels.choose.mass import weights
+from slipstream.kernels.choose.op import Choice, RowParams, choose
+from slipstream.kernels.choose.reference import survivors
+from slipstream.kernels.choose.truncate import LEAST, SEGMENT, find_cut, new_work, scan, survives
+from slipstream.kernels.compiled import float_pointer
+from slipstream.kernels.vector import WIDTH, load, store
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["reference", "cpu"])
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
-from kernels.gated_delta.op import DeltaState
-from kernels.gated_norm.op import Activation, gated_norm
-from kernels.short_conv.op import ConvState
+from slipstream import kernels
+from slipstream.kernels.gated_delta.op import DeltaState
+from slipstream.kernels.gated_norm.op import Activation, gated_norm
+from slipstream.kernels.short_conv.op import ConvState
 from tests.oracle.recurrent import N_TOKENS, Layer, Sizes, Span, Tokens, recurrence
 
 FAST = (torch.float32, torch.bfloat16)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
-from kernels.gated.op import silu_mul
-from kernels.matmul import panels
-from kernels.matmul.op import linear, pack
-from kernels.moe import op
-from kernels.moe.op import Clamped, ExpertBiases, PackedExperts, Routed, Routing
+from slipstream import kernels
+from slipstream.kernels.gated.op import silu_mul
+from slipstream.kernels.matmul import panels
+from slipstream.kernels.matmul.op import linear, pack
+from slipstream.kernels.moe import op
+from slipstream.kernels.moe.op import Clamped, ExpertBiases, PackedExperts, Routed, Routing
 from tests.oracle.test_kernels import FAST, assert_near, cases, random
 from tests.oracle.test_kernels_width import WIDTHS, assert_rows_alone
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
-from kernels.attention.op import attention
-from kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
-from kernels.matmul.op import Packed, linear, pack
-from kernels.norm.op import add_rms_norm, rms_norm
-from kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
+from slipstream import kernels
+from slipstream.kernels.attention.op import attention
+from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
+from slipstream.kernels.matmul.op import Packed, linear, pack
+from slipstream.kernels.norm.op import add_rms_norm, rms_norm
+from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 from tests.oracle.test_kernels import FAST, make_spans, random, skip_unless_it_runs
 
 WIDTHS = (1, 2, 3, 5, 8, 16, 64)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.api import Sampling, Speculate
-from engine.batch import Span
-from engine.core.plan import Work
-from engine.sample import pick as picking
-from engine.sample.pick import Row
-from engine.slot import Slot
-from engine.speculate.verify import Picks, Verdict
+from slipstream.engine.api import Sampling, Speculate
+from slipstream.engine.batch import Span
+from slipstream.engine.core.plan import Work
+from slipstream.engine.sample import pick as picking
+from slipstream.engine.sample.pick import Row
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.verify import Picks, Verdict
 from tests.oracle.lab import DEMO, Bench, Lab, Trouble, play
 from tests.oracle.lossless import (
     ALL,

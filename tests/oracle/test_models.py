@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine.batch import Span
-from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
+from slipstream.engine.batch import Span
+from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, theirs, tiny_checkpoint
 from tests.oracle.feeding import (
     CPU,

@@ -14,14 +14,14 @@ from transformers import Qwen3NextConfig
 from transformers.modeling_layers import MtpModel
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
 
-from engine.api import Sampling
-from engine.batch import Span
-from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
-from engine.layers.mlp import GatedMLP
-from engine.layers.moe import MoE, MoESpec, SharedSpec
-from engine.models.mtp import load_mtp
-from engine.weights import Weights
-from kernels.moe.op import Routing, route
+from slipstream.engine.api import Sampling
+from slipstream.engine.batch import Span
+from slipstream.engine.checkpoint.weights import Weights
+from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
+from slipstream.engine.layers.mlp import GatedMLP
+from slipstream.engine.layers.moe import MoE, MoESpec, SharedSpec
+from slipstream.engine.models.heads.mtp import load_mtp
+from slipstream.kernels.moe.op import Routing, route
 from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, theirs, tiny_checkpoint, with_config
 from tests.head_checkpoints import mtp_deepseek, write
 from tests.oracle.feeding import CPU, N_CTX, Runner, compare_cuts, compare_ragged, difference, loaded, rows
@@ -246,7 +246,7 @@ def test_the_correction_bias_and_the_router_of_glm_stay_float32(
     assert torch.equal(routed.weights, torch.full((1, 2), 1.25))
     seen: list[Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.layers.moe.route", lambda *all: seen.append(all[0]) or route(*all))
+        patch.setattr("slipstream.engine.layers.moe.route", lambda *all: seen.append(all[0]) or route(*all))
         layer(torch.ones(2, 64, dtype=torch.bfloat16))
     assert seen[0].dtype == torch.float32
 

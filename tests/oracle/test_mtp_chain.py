@@ -16,18 +16,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api import Request, Sampling
-from engine.cache.cache import Cache
-from engine.cache.store import Sizes, Store
-from engine.layers.decoder import Taps
-from engine.models.mtp import Mtp, load_mtp
-from engine.models.network import Network
-from engine.models.registry import load_network
-from engine.sample.params import resolve_sampling
-from engine.slot import Slot, SpeculateParams
-from engine.speculate import unroll
-from engine.speculate.draft_hidden import DraftHidden
-from engine.speculate.drafter import NO_DRAFT, Kept, Streams, Want
+from slipstream.engine.api import Request, Sampling
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.models.heads.mtp import Mtp, load_mtp
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.registry import load_network
+from slipstream.engine.sample.params import resolve_sampling
+from slipstream.engine.slot import Slot, SpeculateParams
+from slipstream.engine.speculate.drafter import NO_DRAFT, Kept, Streams, Want
+from slipstream.engine.speculate.network import unroll
+from slipstream.engine.speculate.network.draft_hidden import DraftHidden
 from tests import head_checkpoints as made
 from tests.oracle import head_formulas as formulas
 from tests.oracle.head_formulas import Formula, MtpNames

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
-from engine.models.blueprint import draw
-from engine.models.mtp import load_mtp
-from engine.models.registry import load_network, read_model
-from engine.service.sizes import Checkpoint
-from kernels.dispatch import use
-from kernels.matmul.op import linear
+from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
+from slipstream.engine.models.blueprint import draw
+from slipstream.engine.models.heads.mtp import load_mtp
+from slipstream.engine.models.registry import load_network, read_model
+from slipstream.engine.service.start.sizes import Checkpoint
+from slipstream.kernels.dispatch import use
+from slipstream.kernels.matmul.op import linear
 from tests import quantised
 from tests.checkpoints import tiny_checkpoint
 from tests.head_checkpoints import add_tensors, mtp_deepseek
@@ -139,7 +139,7 @@ def test_mtp_layers_in_the_same_folder(plain: Any, tmp_path: Path, name: str) ->
 
 def test_what_is_not_rounded_is_said(plain: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     narrow, _ = quantised.write_quantised(plain("qwen3"), tmp_path, CODINGS["fp8"]())
-    with caplog.at_level(logging.INFO, "engine.models.registry"):
+    with caplog.at_level(logging.INFO, "slipstream.engine.models.registry"):
         load_network(narrow, torch.float32, CPU, N_CTX)
     assert [record.getMessage() for record in caplog.records] == [
         f"quantised weights model={narrow} method=fp8",

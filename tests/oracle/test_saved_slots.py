@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.api import Delta, Done, Sampling
-from engine.cache.cache import Cache
-from engine.core.engine import Engine
-from engine.errors import InvalidRequest
-from engine.service.slot_files import SlotFiles
-from engine.slot import Slot
+from slipstream.engine.api import Delta, Done, Sampling
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.core.engine import Engine
+from slipstream.engine.errors import InvalidRequest
+from slipstream.engine.service.run.slot_files import SlotFiles
+from slipstream.engine.slot import Slot
 from tests.checkpoints import noised_copy, tiny_checkpoint
 from tests.oracle.lab import DEMO, Bench, Case, Folders, Lab
 

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import torch
 
-from engine.api import Grammar, Sampling, Speculate
+from slipstream.engine.api import Grammar, Sampling, Speculate
 from tests.oracle.lab import ASKS, DEMO, Bench, Case, Lab, differences, play
 from tests.schemas import ENDLESS, SCHEMAS
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine.batch import Span
-from engine.layers.decoder import Taps
-from engine.models.registry import load_network
+from slipstream.engine.batch import Span
+from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.models.registry import load_network
 from tests.oracle.head_rounds import (
     CPU,
     N_CTX,

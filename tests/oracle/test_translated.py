@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.batch import Batch, Span
-from engine.cache.store import Sizes, Store
-from engine.errors import DraftMismatch
-from engine.models.registry import load_network
-from engine.models.translated import shared_tokens, translate
-from engine.service.launch import launch
-from engine.settings import Settings
-from engine.text.tokenizer import Tokenizer, by_id
-from kernels import select
+from slipstream.engine.batch import Batch, Span
+from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.errors import DraftMismatch
+from slipstream.engine.models.registry import load_network
+from slipstream.engine.models.translated import shared_tokens, translate
+from slipstream.engine.service.start.launch import launch
+from slipstream.engine.settings import Settings
+from slipstream.engine.text.tokenizer import Tokenizer, by_id
+from slipstream.kernels import select
 
 DEMO = Path(__file__).parents[2] / "demo"
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import triton_launch
+from slipstream.kernels import triton_launch
 
 FOLDERS = sorted(path.parent.name for path in Path("kernels").glob("*/triton.py"))
 SHARED_LEAST = 99 * 1024  # of a program, on compute capability 8.9 and 12.0; others have more

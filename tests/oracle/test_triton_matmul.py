@@ -7,11 +7,11 @@ import random as randoms
 import pytest
 import torch
 
-from kernels.matmul import reference as plain
+from slipstream.kernels.matmul import reference as plain
 from tests.oracle.interpreted import assert_near
 
 # isort: split
-from kernels.matmul import triton as matmul
+from slipstream.kernels.matmul import triton as matmul
 
 
 @pytest.mark.parametrize("seed", range(20))

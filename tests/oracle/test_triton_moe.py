@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.moe import reference as plain
-from kernels.moe.types import Clamped, ExpertBiases, Routed, Routing
+from slipstream.kernels.moe import reference as plain
+from slipstream.kernels.moe.types import Clamped, ExpertBiases, Routed, Routing
 from tests.oracle.interpreted import assert_near
 
 # isort: split
-from kernels.moe import triton as moe
+from slipstream.kernels.moe import triton as moe
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (1, 2, 3, 5, 8, 16)

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
-from kernels.gated_delta.op import DeltaGate
-from kernels.gated_delta.state import DeltaState
-from kernels.short_conv import reference as plain_conv
-from kernels.short_conv.state import ConvState
+from slipstream import kernels
+from slipstream.kernels.gated_delta.op import DeltaGate
+from slipstream.kernels.gated_delta.state import DeltaState
+from slipstream.kernels.short_conv import reference as plain_conv
+from slipstream.kernels.short_conv.state import ConvState
 from tests.oracle.interpreted import assert_near
 from tests.oracle.recurrent import Layer, Sizes, Span, make_rows
 
 # isort: split
-from kernels.gated_delta import triton as delta
-from kernels.short_conv import triton as conv
+from slipstream.kernels.gated_delta import triton as delta
+from slipstream.kernels.short_conv import triton as conv
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (1, 2, 3, 5, 8, 16)

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gated import reference as plain_gated
-from kernels.gated_norm import reference as plain_gated_norm
-from kernels.norm import reference as plain_norm
-from kernels.norm_rope_write import reference as plain_rope
-from kernels.norm_rope_write.rows import HeadNorms, Rope
+from slipstream.kernels.gated import reference as plain_gated
+from slipstream.kernels.gated_norm import reference as plain_gated_norm
+from slipstream.kernels.norm import reference as plain_norm
+from slipstream.kernels.norm_rope_write import reference as plain_rope
+from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope
 from tests.oracle.interpreted import assert_near
 
 # isort: split
-from kernels.gated import triton as gated
-from kernels.gated_norm import triton as gated_norm
-from kernels.norm import triton as norm
-from kernels.norm_rope_write import triton as rope
+from slipstream.kernels.gated import triton as gated
+from slipstream.kernels.gated_norm import triton as gated_norm
+from slipstream.kernels.norm import triton as norm
+from slipstream.kernels.norm_rope_write import triton as rope
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (1, 2, 3, 5, 8, 16)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.cache.window import WindowPages
+from slipstream.engine.cache.window import WindowPages
 from tests.checkpoints import noised_copy, tiny_checkpoint
 from tests.oracle.lab import Bench, Case, Folders, Lab, Trouble, play
 from tests.oracle.lossless import SAMPLINGS, benches, demo_cases, disturbed, narrowed

@@ -29,18 +29,18 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from kernels.gated import triton as gated
-from kernels.gated_delta import triton as gated_delta
-from kernels.gated_delta.state import DeltaGate, DeltaState
-from kernels.gated_norm import triton as gated_norm
-from kernels.matmul import triton as matmul
-from kernels.moe import triton as moe
-from kernels.moe.types import Clamped, ExpertBiases, Routed, Routing
-from kernels.norm import triton as norm
-from kernels.norm_rope_write import triton as norm_rope_write
-from kernels.norm_rope_write.rows import HeadNorms, Rope
-from kernels.short_conv import triton as short_conv
-from kernels.short_conv.state import ConvState
+from slipstream.kernels.gated import triton as gated
+from slipstream.kernels.gated_delta import triton as gated_delta
+from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
+from slipstream.kernels.gated_norm import triton as gated_norm
+from slipstream.kernels.matmul import triton as matmul
+from slipstream.kernels.moe import triton as moe
+from slipstream.kernels.moe.types import Clamped, ExpertBiases, Routed, Routing
+from slipstream.kernels.norm import triton as norm
+from slipstream.kernels.norm_rope_write import triton as norm_rope_write
+from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope
+from slipstream.kernels.short_conv import triton as short_conv
+from slipstream.kernels.short_conv.state import ConvState
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 N_ROWS, N_SPANS, N_SLOTS, N_PARKED = 9, 2, 8, 64

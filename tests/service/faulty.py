@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from engine.api import AsyncEngine
-from engine.settings import Settings
-from server.cli import start
+from slipstream.engine.api import AsyncEngine
+from slipstream.engine.settings import Settings
+from slipstream.server.command.cli import start
 
 STEPS_BEFORE = 10
 CAUSES: dict[str, Callable[[], BaseException]] = {
@@ -22,7 +22,7 @@ CAUSES: dict[str, Callable[[], BaseException]] = {
 
 
 def load(settings: Settings) -> AsyncEngine:
-    from engine.service.launch import launch
+    from slipstream.engine.service.start.launch import launch
 
     served = launch(settings)
     engine: Any = served._engine

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.service.launch import launch
-from engine.service.thread import ThreadEngine
-from engine.settings import Settings
+from slipstream.engine.service.run.thread import ThreadEngine
+from slipstream.engine.service.start.launch import launch
+from slipstream.engine.settings import Settings
 from tests.http import contract
 
 DEMO = Path(__file__).parents[2] / "demo"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import Chat
-from engine.errors import InvalidRequest, LoadError
-from engine.service.launch import launch
-from engine.settings import Settings
-from engine.text.chat import load_chat_template
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.api import Chat
+from slipstream.engine.errors import InvalidRequest, LoadError
+from slipstream.engine.service.start.launch import launch
+from slipstream.engine.settings import Settings
+from slipstream.engine.text.chat import load_chat_template
+from slipstream.engine.text.tokenizer import Tokenizer
 
 TARGET = Path(__file__).parents[2] / "demo" / "target"
 CODE = "from pathlib import Path\nPath({mark!r}).write_text('executed')\nclass Model: ...\n"

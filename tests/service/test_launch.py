@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.errors import LoadError, SettingError
-from engine.frames import frame_sizes
-from engine.models.config import read_config
-from engine.service import launch as launching
-from engine.service.drafters import drafter_types
-from engine.service.launch import launch
-from engine.service.sizes import Checkpoint, context
-from engine.settings import Settings
+from slipstream.engine.errors import LoadError, SettingError
+from slipstream.engine.frames import frame_sizes
+from slipstream.engine.models.reading.config import read_config
+from slipstream.engine.service.start import launch as launching
+from slipstream.engine.service.start.drafters import drafter_types
+from slipstream.engine.service.start.launch import launch
+from slipstream.engine.service.start.sizes import Checkpoint, context
+from slipstream.engine.settings import Settings
 from tests.checkpoints import tiny_checkpoint
 from tests.recording import record
 
@@ -129,7 +129,7 @@ async def test_memory_of_states_is_told_and_a_size_without_use_refused(
 ) -> None:
     hybrid = tiny_checkpoint("qwen3_5", tmp_path / "hybrid")
     base = Settings(model=str(hybrid), ctx_size=256, parallel=2, draft_max=3)
-    with caplog.at_level("INFO", logger="engine.service.sizes"):
+    with caplog.at_level("INFO", logger="slipstream.engine.service.start.sizes"):
         await launch(replace(base, cache_ram=1)).close()
     # Three layers: 4 heads of 16 x 16 in float32 and three inputs of 128 channels; a row's record beside its input.
     state, row = 3 * (4 * 16 * 16 * 4 + 3 * 128 * 4), 3 * ((2 * 16 + 4 * 17) * 4 + 128 * 4)

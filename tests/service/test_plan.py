@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from engine.core import forward
-from engine.service.launch import launch
-from engine.settings import Settings
-from server.cli import plan
-from server.plan import GPUS, memory_of, table
+from slipstream.engine.core import forward
+from slipstream.engine.service.start.launch import launch
+from slipstream.engine.settings import Settings
+from slipstream.server.command.cli import plan
+from slipstream.server.command.forecast_table import GPUS, memory_of, table
 from tests.checkpoints import tiny_checkpoint
 from tests.head_checkpoints import add_tensors, mtp_deepseek
 from tests.service.test_engine_contract import DEMO

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine.core.clock import PARTS
-from server.cli import profile
-from server.profile import table
+from slipstream.engine.core.clock import PARTS
+from slipstream.server.command.cli import profile
+from slipstream.server.command.profile_table import table
 from tests.service.test_engine_contract import DEMO
 
 TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")

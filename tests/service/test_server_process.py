@@ -53,7 +53,7 @@ def server() -> Iterator[Running]:
         "demo",
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "server", *arguments],
+        [sys.executable, "-m", "slipstream.server", *arguments],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,

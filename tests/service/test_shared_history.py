@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import Chat, Delta, Done, DrafterCount, Request, Sampling
-from engine.service.launch import launch
-from engine.service.thread import ThreadEngine
-from engine.settings import Settings
+from slipstream.engine.api import Chat, Delta, Done, DrafterCount, Request, Sampling
+from slipstream.engine.service.run.thread import ThreadEngine
+from slipstream.engine.service.start.launch import launch
+from slipstream.engine.settings import Settings
 
 TARGET = str(Path(__file__).parents[2] / "demo" / "target")
 ASK = Chat([{"role": "user", "content": "Continue this code:\n\ndef total(values):\n    result = 0\n"}])

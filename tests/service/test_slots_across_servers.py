@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from engine.api import Delta, Done, Request, Sampling
-from engine.errors import EngineStopped, SettingError, SlotFileRefused, Unsupported
-from engine.service.launch import launch
-from engine.service.thread import ThreadEngine
-from engine.settings import Settings
+from slipstream.engine.api import Delta, Done, Request, Sampling
+from slipstream.engine.errors import EngineStopped, SettingError, SlotFileRefused, Unsupported
+from slipstream.engine.service.run.thread import ThreadEngine
+from slipstream.engine.service.start.launch import launch
+from slipstream.engine.settings import Settings
 from tests.checkpoints import noised_copy, tiny_checkpoint
 
 TARGET = Path(__file__).parents[2] / "demo" / "target"

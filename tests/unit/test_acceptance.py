@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.api import Delta, Done
-from engine.errors import SettingError
-from engine.settings import Settings
-from engine.speculate.acceptance import SyntheticAcceptance, coupled, synthetic_rates
-from engine.speculate.synthetic import Synthetic
+from slipstream.engine.api import Delta, Done
+from slipstream.engine.errors import SettingError
+from slipstream.engine.settings import Settings
+from slipstream.engine.speculate.acceptance import SyntheticAcceptance, coupled, synthetic_rates
+from slipstream.engine.speculate.bench.synthetic import Synthetic
 from tests.unit.toy import VOCAB, toy_engine, toy_slot
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api import Delta, Done, Event, Failed
-from engine.batch import Batch, Download, Span
-from engine.core import ahead
-from engine.core.forward import Flight
-from engine.speculate import tails
-from engine.speculate.drafter import Drafter, Guess, Unread, Want
-from engine.speculate.tails import Ran, Tails
-from kernels import select
+from slipstream.engine.api import Delta, Done, Event, Failed
+from slipstream.engine.batch import Batch, Download, Span
+from slipstream.engine.core import ahead
+from slipstream.engine.core.forward import Flight
+from slipstream.engine.speculate import tails
+from slipstream.engine.speculate.drafter import Drafter, Guess, Unread, Want
+from slipstream.engine.speculate.tails import Ran, Tails
+from slipstream.kernels import select
 from tests.unit.toy import CPU, VOCAB, Toy, toy_engine, toy_slot
 
 PROMPTS = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [9, 8], "c": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}

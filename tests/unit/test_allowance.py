@@ -9,13 +9,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.slot import Slot
-from engine.speculate.allowance import Allowance
-from engine.speculate.chain import Chain
-from engine.speculate.cost import TIERS
-from engine.speculate.drafter import Drafter, Guess, Kept, Want
-from engine.speculate.length import Lengths, Pass
-from engine.speculate.suffix import Suffix
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.chain import Chain
+from slipstream.engine.speculate.decide.allowance import Allowance
+from slipstream.engine.speculate.decide.cost import TIERS
+from slipstream.engine.speculate.decide.length import Lengths, Pass
+from slipstream.engine.speculate.drafter import Drafter, Guess, Kept, Want
+from slipstream.engine.speculate.text.suffix import Suffix
 from tests.unit.toy import toy_slot
 
 SHARE = 0.01
@@ -109,7 +109,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("engine.speculate.chain.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("slipstream.engine.speculate.chain.time.perf_counter", lambda: self.now)
 
 
 class Timed(Drafter):

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine.cache.cache import Cache
-from engine.cache.kv import FullKV
-from engine.cache.pages import PagePool, prefix_keys
-from engine.cache.store import Sizes, Store
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.pages import PagePool, prefix_keys
+from slipstream.engine.cache.store import Sizes, Store
 
 SIZE = 4
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from engine.core import clock as clock_module
-from engine.core.clock import PARTS, Clock
+from slipstream.engine.core import clock as clock_module
+from slipstream.engine.core.clock import PARTS, Clock
 from tests.unit.toy import toy_engine, toy_slot
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.errors import LoadError, UnsupportedModel
-from engine.models.config import ModelConfig, read_config
+from slipstream.engine.errors import LoadError, UnsupportedModel
+from slipstream.engine.models.reading.config import ModelConfig, read_config
 
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

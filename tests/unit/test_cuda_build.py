@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.cuda import cubins, nvrtc
-from kernels.cuda.launch import launch, launched_by, packed, refusal
-from kernels.cuda.source import Source
-from kernels.dispatch import CannotRunError
+from slipstream.kernels.cuda import cubins, nvrtc
+from slipstream.kernels.cuda.launcher import launch, launched_by, packed, refusal
+from slipstream.kernels.cuda.source import Source
+from slipstream.kernels.dispatch import CannotRunError
 
 KERNEL = """
 #include "factor.cuh"
@@ -177,10 +177,10 @@ def test_refusals_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr("kernels.cuda.launch._driver_version", lambda: 12080)
+    monkeypatch.setattr("slipstream.kernels.cuda.launcher._driver_version", lambda: 12080)
     assert refusal(cuda) == "the driver is for CUDA 12.8; CUDA 13.0 is needed"
     refusal.cache_clear()
-    monkeypatch.setattr("kernels.cuda.launch._driver_version", lambda: 13000)
+    monkeypatch.setattr("slipstream.kernels.cuda.launcher._driver_version", lambda: 13000)
     assert refusal(cuda) is None
     refusal.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
@@ -193,7 +193,7 @@ def test_a_machine_without_cuda_core_refuses_and_still_imports() -> None:
         "import sys, torch; sys.modules['cuda'] = None\n"
         "torch.cuda.is_available = lambda: True\n"
         "torch.cuda.get_device_capability = lambda _: (9, 0)\n"
-        "from kernels.ngram import cuda\n"
+        "from slipstream.kernels.ngram import cuda\n"
         "print(cuda.refuses(torch.device('cuda', 0), torch.int32))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -204,7 +204,7 @@ def test_a_machine_without_cuda_core_refuses_and_still_imports() -> None:
 def test_a_machine_without_a_driver_refuses() -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is a driver")
-    from kernels.cuda import launch as module
+    from slipstream.kernels.cuda import launcher as module
 
     with pytest.raises(CannotRunError, match="driver"):
         module._driver_version()

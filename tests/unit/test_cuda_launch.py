@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kernels.cuda import nvrtc
-from kernels.cuda.source import Source
+from slipstream.kernels.cuda import nvrtc
+from slipstream.kernels.cuda.source import Source
 from tests.emulator import COMPILER, HERE, needs_compiler
 
 pytestmark = needs_compiler
@@ -30,9 +30,9 @@ torch._C._cuda_getDevice = lambda: 0
 torch._C._cuda_getCurrentRawStream = lambda device: stream
 torch.cuda.is_available = lambda: True
 torch.cuda.get_device_capability = lambda device: (9, 0)
-from kernels.cuda.launch import launch, refusal
-from kernels.cuda.source import Source
-from kernels.dispatch import CannotRunError
+from slipstream.kernels.cuda.launcher import launch, refusal
+from slipstream.kernels.cuda.source import Source
+from slipstream.kernels.dispatch import CannotRunError
 told = {"refusal": refusal(torch.device("cuda", 0))}
 source = Source(sys.argv[2], "probes.cu", tuple(sys.argv[3:]))
 x, out = torch.zeros(9), torch.zeros(9)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cuda import nvrtc
+from slipstream.kernels.cuda import nvrtc
 from tests.emulator.sources import FOLDERS, KERNELS, check, sources_of
 
 MOST_KERNELS = 40  # of one architecture, so that a first start stays short

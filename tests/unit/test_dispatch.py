@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import kernels
-from kernels import dispatch
-from kernels.cuda.launch import refusal
-from kernels.dispatch import CannotRunError
+from slipstream import kernels
+from slipstream.kernels import dispatch
+from slipstream.kernels.cuda.launcher import refusal
+from slipstream.kernels.dispatch import CannotRunError
 
 CUDA = torch.device("cuda", 0)
 
@@ -37,7 +37,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def double(x: Tensor) -> Tensor:
         raise NotImplementedError
 
-    double.__module__ = "kernels.double.op"
+    double.__module__ = "slipstream.kernels.double.op"
     op = dispatch.op(*refusals, any_dtype=True)(double)
     monkeypatch.setattr(kernels, "OPS", ("double",))
     monkeypatch.setattr(dispatch, "_ops", lambda: {"double": [op]})
@@ -91,9 +91,10 @@ def test_watched_ops_run_inside_what_watches_them_and_go_back() -> None:
 
 def test_choosing_for_the_cpu_imports_nothing_of_cuda_and_triton() -> None:
     code = (
-        "import sys, torch, kernels\n"
+        "import sys, torch\nfrom slipstream import kernels\n"
         "kernels.select('cpu', torch.float32)\n"
-        "print(*[one for one in sys.modules if one.startswith('kernels.') and one.endswith(('.cuda', '.triton'))])"
+        "ours = [one for one in sys.modules if one.startswith('slipstream.kernels.')]\n"
+        "print(*[one for one in ours if one.endswith(('.cuda', '.triton'))])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == []

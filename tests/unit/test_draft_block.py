@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api import Delta, Done
-from engine.batch import Batch
-from engine.cache.cache import Cache
-from engine.cache.store import Store
-from engine.slot import Slot
-from engine.speculate.draft_block import DraftBlock
-from engine.speculate.drafter import Drafter
+from slipstream.engine.api import Delta, Done
+from slipstream.engine.batch import Batch
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.store import Store
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.drafter import Drafter
+from slipstream.engine.speculate.network.draft_block import DraftBlock
 from tests.unit.toy import VOCAB, Toy, ToyNetwork, toy_engine, toy_slot
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api import Delta, Done
-from engine.batch import Batch
-from engine.cache.cache import Cache
-from engine.cache.kv import FullKV
-from engine.cache.store import Sizes, Store
-from engine.speculate.draft_hidden import DraftHidden
-from engine.speculate.drafter import Drafter
+from slipstream.engine.api import Delta, Done
+from slipstream.engine.batch import Batch
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.speculate.drafter import Drafter
+from slipstream.engine.speculate.network.draft_hidden import DraftHidden
 from tests.unit.toy import CPU, ToyNetwork, toy_engine, toy_slot
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.cuda.launch import launch
-from kernels.cuda.source import Source
+from slipstream.kernels.cuda.launcher import launch
+from slipstream.kernels.cuda.source import Source
 from tests.emulator import EmulatedError, emulated, needs_compiler
 
 pytestmark = needs_compiler

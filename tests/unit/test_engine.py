@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api import Delta, Done, Event, Failed
-from engine.batch import Batch
-from engine.cache.cache import Cache
-from engine.cache.store import Store
-from engine.errors import StepFailed
-from engine.layers.decoder import Taps
-from engine.slot import Slot
-from engine.speculate.draft_model import DraftModel
-from engine.speculate.drafter import Drafter, Guess, Kept, Want
-from engine.speculate.garbage import Garbage
+from slipstream.engine.api import Delta, Done, Event, Failed
+from slipstream.engine.batch import Batch
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.store import Store
+from slipstream.engine.errors import StepFailed
+from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.bench.garbage import Garbage
+from slipstream.engine.speculate.drafter import Drafter, Guess, Kept, Want
+from slipstream.engine.speculate.network.draft_model import DraftModel
 from tests.unit.toy import VOCAB, Toy, ToyNetwork, toy_engine, toy_slot
 
 PROMPTS = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [9, 8], "c": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}

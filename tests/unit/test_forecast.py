@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cache.store import Sizes, Store
-from engine.errors import LoadError, SettingError, UnsupportedModel
-from engine.models.blueprint import META, draw, draw_mtp
-from engine.models.registry import read_model
-from engine.service.forecast import Forecast, forecast
-from engine.service.sizes import PAGE_SIZE, Demand, n_parked
-from engine.settings import Settings
+from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.errors import LoadError, SettingError, UnsupportedModel
+from slipstream.engine.models.blueprint import META, draw, draw_mtp
+from slipstream.engine.models.registry import read_model
+from slipstream.engine.service.start.sizes import PAGE_SIZE, Demand, n_parked
+from slipstream.engine.service.tools.forecast import Forecast, forecast
+from slipstream.engine.settings import Settings
 from tests.public_configs import CONFIGS, COPIES, PARAMETERS, SILENT_MTP
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

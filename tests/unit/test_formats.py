@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from engine.api import Chat
-from engine.text import tokenizer as text_tokenizer
-from engine.text.chat import ChatTemplate, load_chat_template
-from server.openai.formats.format import (
+from slipstream.engine.api import Chat
+from slipstream.engine.text import tokenizer as text_tokenizer
+from slipstream.engine.text.chat import ChatTemplate, load_chat_template
+from slipstream.server.openai.formats.format import (
     CallArguments,
     CallEnd,
     CallStart,
@@ -29,9 +29,9 @@ from server.openai.formats.format import (
     Tool,
     joined,
 )
-from server.openai.formats.known import BY_NAME, format_of
-from server.openai.formats.reading import Known, parser_of
-from server.openai.formats.xml_call import as_json
+from slipstream.server.openai.formats.known import BY_NAME, format_of
+from slipstream.server.openai.formats.reading import Known, parser_of
+from slipstream.server.openai.formats.xml_call import as_json
 from tests.http.fake import INFO
 
 DEMO = Path(__file__).parents[2] / "demo"
@@ -512,7 +512,7 @@ def test_forced_calls(name: str, with_tokens: bool, vocabulary: Tokenizer) -> No
 
 
 def test_a_choice_between_calls_and_json(vocabulary: Tokenizer) -> None:
-    from server.openai.formats.enforce import or_json
+    from slipstream.server.openai.formats.enforce import or_json
 
     known = known_of(BY_NAME["hermes"], vocabulary)
     grammar = or_json(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
-from engine.speculate.gap import Gap
+from slipstream.engine.speculate.decide.gap import Gap
+from slipstream.engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
 from tests.unit.toy import toy_engine, toy_slot
 
 TOKEN_S = 0.01
@@ -118,7 +118,7 @@ class Slow(Drafter):
 def test_the_gap_is_the_hosts_time_between_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without that of drafters and that of nothing to do."""
     clock, gaps = Ticking(), []
-    monkeypatch.setattr("engine.core.engine.time", clock)
+    monkeypatch.setattr("slipstream.engine.core.engine.time", clock)
     monkeypatch.setattr(Gap, "observe", lambda self, seconds: gaps.append(seconds))
     toy = toy_engine(lambda cache: [Slow(clock)], n_slots=1)
     for name in ("a", "b"):

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.api import Grammar
-from engine.errors import InvalidRequest
-from engine.text.grammar import Constraint, Grammars, Thinking, Words
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.api import Grammar
+from slipstream.engine.errors import InvalidRequest
+from slipstream.engine.text.grammar import Constraint, Grammars, Thinking, Words
+from slipstream.engine.text.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "demo" / "target"
 VOCAB = 4096

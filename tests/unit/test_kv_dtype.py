@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from engine.cache import saved
-from engine.cache.cache import Cache
-from engine.cache.kv import FullKV, WindowKV, keep_keys_in
-from engine.cache.recurrent import Recurrent
-from engine.cache.store import Need, Sizes, Store
-from engine.errors import SettingError
-from engine.models.registry import read_model
-from engine.service.drafts import DraftSource, head_token_bytes
-from engine.service.forecast import forecast
-from engine.service.launch import _fingerprint
-from engine.service.sizes import Checkpoint
-from engine.settings import Settings
+from slipstream.engine.cache import saved
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.kv import FullKV, WindowKV, keep_keys_in
+from slipstream.engine.cache.recurrent import Recurrent
+from slipstream.engine.cache.store import Need, Sizes, Store
+from slipstream.engine.errors import SettingError
+from slipstream.engine.models.registry import read_model
+from slipstream.engine.service.start.draft_network import DraftSource, head_token_bytes
+from slipstream.engine.service.start.launch import _fingerprint
+from slipstream.engine.service.start.sizes import Checkpoint
+from slipstream.engine.service.tools.forecast import forecast
+from slipstream.engine.settings import Settings
 from tests.public_configs import CONFIGS
 
 ROOT = Path(__file__).parents[2]

@@ -7,10 +7,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from engine.speculate.cost import TIERS, PassCost
-from engine.speculate.length import Lengths, Pass
-from engine.speculate.shadow import Shadows
-from engine.speculate.survival import Survival, grades
+from slipstream.engine.speculate.decide.cost import TIERS, PassCost
+from slipstream.engine.speculate.decide.length import Lengths, Pass
+from slipstream.engine.speculate.decide.shadow import Shadows
+from slipstream.engine.speculate.decide.survival import Survival, grades
 from tests.unit.toy import toy_slot
 
 ONE = Pass(1, 1)

@@ -14,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.errors import LoadError, SettingError
-from engine.slot import Slot
-from engine.speculate import ngram_cache, ngram_counts, ngram_file
-from engine.speculate.drafter import NO_DRAFT, Guess, Kept, Want
-from engine.speculate.ngram_cache import NgramCache
-from engine.speculate.ngram_counts import NgramCounts
+from slipstream.engine.errors import LoadError, SettingError
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.drafter import NO_DRAFT, Guess, Kept, Want
+from slipstream.engine.speculate.ngram import count_file as ngram_file
+from slipstream.engine.speculate.ngram import counts as ngram_counts
+from slipstream.engine.speculate.ngram import ngram_cache
+from slipstream.engine.speculate.ngram.counts import NgramCounts
+from slipstream.engine.speculate.ngram.ngram_cache import NgramCache
 from tests.unit.toy import toy_slot
 
 VOCAB = 1000

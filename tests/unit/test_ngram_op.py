@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels.ngram import cuda, reference
+from slipstream.kernels.ngram import cuda, reference
 from tests.emulator import emulated, needs_compiler, same
 
 Ngram = Callable[[Tensor, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.slot import Slot
-from engine.speculate import ngram_map, ngram_mod, occurrences
-from engine.speculate.drafter import NO_DRAFT, Draft, Drafter, Kept, Want
-from engine.speculate.ngram_map import NgramMap, NgramMapK, NgramMapK4V
-from engine.speculate.ngram_mod import NgramMod
-from engine.speculate.ngram_simple import NgramSimple
-from engine.speculate.synthetic import Synthetic
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.bench.synthetic import Synthetic
+from slipstream.engine.speculate.drafter import NO_DRAFT, Draft, Drafter, Kept, Want
+from slipstream.engine.speculate.ngram import ngram_map, ngram_mod
+from slipstream.engine.speculate.ngram.ngram_map import NgramMap, NgramMapK, NgramMapK4V
+from slipstream.engine.speculate.ngram.ngram_mod import NgramMod
+from slipstream.engine.speculate.ngram.ngram_simple import NgramSimple
+from slipstream.engine.speculate.text import occurrences
 from tests.unit.toy import toy_slot
 
 tokens_of = st.lists(st.integers(0, 2), min_size=1, max_size=40)

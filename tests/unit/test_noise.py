@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from kernels.choose import noise
-from kernels.choose.mass import MASS_ONE, masses, weights
+from slipstream.kernels.choose import noise
+from slipstream.kernels.choose.mass import MASS_ONE, masses, weights
 
 # Random123's known answers for philox4x32-10: counter, key, result.
 PHILOX = [

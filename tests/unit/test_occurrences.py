@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.speculate import occurrences
-from engine.speculate.occurrences import Occurrences
+from slipstream.engine.speculate.text import occurrences
+from slipstream.engine.speculate.text.occurrences import Occurrences
 
 
 def array(tokens: list[int]) -> NDArray[np.int32]:

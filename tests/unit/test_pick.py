@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api import Sampling
-from engine.sample import pick as picking
-from engine.sample.params import resolve_sampling
-from engine.sample.pick import Row, pick, row_params
-from kernels import select
-from kernels.choose.op import choose
+from slipstream.engine.api import Sampling
+from slipstream.engine.sample import pick as picking
+from slipstream.engine.sample.params import resolve_sampling
+from slipstream.engine.sample.pick import Row, pick, row_params
+from slipstream.kernels import select
+from slipstream.kernels.choose.op import choose
 
 VOCAB = 60
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.slot import Slot
-from engine.speculate.drafter import NO_DRAFT, NO_GUESS, Guess, Kept, Want
-from engine.speculate.prediction import Prediction
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.drafter import NO_DRAFT, NO_GUESS, Guess, Kept, Want
+from slipstream.engine.speculate.text.prediction import Prediction
 from tests.unit.toy import toy_slot
 
 DRAFTER = Prediction(2)
@@ -196,7 +196,7 @@ def test_a_prediction_that_repeats_itself_is_followed(period: int) -> None:
 
 COMPILED = """
 from tests.unit.test_prediction import *
-from engine.speculate import prediction
+from slipstream.engine.speculate import prediction
 functions = [one for one in vars(prediction).values() if hasattr(one, "py_func")]
 made = [len(one.signatures) for one in functions]
 for output in (TEXT[:5], [*TEXT[:5], 9, *TEXT[6:20]], [*TEXT[:60], *TEXT[10:20]], []):

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedModel
-from engine.models.fields import Fields
-from engine.models.quantization import read_scheme
-from engine.quantized import Awq, Fp8, Gptq, Mxfp4, PackedInt4, Scheme
-from engine.service.forecast import forecast
-from engine.settings import Settings
-from kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized, joined, widened
+from slipstream.engine.checkpoint.layouts import Awq, Fp8, Gptq, Mxfp4, PackedInt4, Scheme
+from slipstream.engine.errors import UnsupportedModel
+from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.reading.quantization import read_scheme
+from slipstream.engine.service.tools.forecast import forecast
+from slipstream.engine.settings import Settings
+from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized, joined, widened
 from tests import quantised
 from tests.public_configs import CONFIGS, PARAMETERS
 

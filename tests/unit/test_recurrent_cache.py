@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
 
-from engine.batch import RecurrentRows, Span
-from engine.cache.cache import Cache
-from engine.cache.kv import FullKV
-from engine.cache.parking import Parking
-from engine.cache.snapshots import Snapshots
-from engine.cache.store import Sizes, Store
+from slipstream.engine.batch import RecurrentRows, Span
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.parking import Parking
+from slipstream.engine.cache.snapshots import Snapshots
+from slipstream.engine.cache.store import Sizes, Store
 
 SIZE = 4
 CPU = torch.device("cpu")

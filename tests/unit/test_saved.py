@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.cache import saved
-from engine.cache.cache import Cache
-from engine.cache.kv import FullKV, WindowKV
-from engine.cache.pages import prefix_keys
-from engine.cache.saved import Saved
-from engine.cache.snapshots import Snapshots
-from engine.cache.store import Sizes, Store
+from slipstream.engine.cache import saved
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.kv import FullKV, WindowKV
+from slipstream.engine.cache.pages import prefix_keys
+from slipstream.engine.cache.saved import Saved
+from slipstream.engine.cache.snapshots import Snapshots
+from slipstream.engine.cache.store import Sizes, Store
 
 SIZE = 4
 TOKENS = list(range(1, 22))  # five full pages and a token

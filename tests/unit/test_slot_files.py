@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.cache.cache import Cache
-from engine.cache.kv import FullKV
-from engine.cache.recurrent import Recurrent
-from engine.cache.saved import Saved, SavedWindow
-from engine.cache.store import Need, Sizes, Store
-from engine.errors import InvalidRequest, SlotFileRefused
-from engine.service import slot_files
-from engine.service.slot_files import SlotFiles, state_fingerprint
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.recurrent import Recurrent
+from slipstream.engine.cache.saved import Saved, SavedWindow
+from slipstream.engine.cache.store import Need, Sizes, Store
+from slipstream.engine.errors import InvalidRequest, SlotFileRefused
+from slipstream.engine.service.run import slot_files
+from slipstream.engine.service.run.slot_files import SlotFiles, state_fingerprint
 
 CPU = torch.device("cpu")
 

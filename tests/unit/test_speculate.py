@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine.api import Speculate
-from engine.errors import InvalidRequest, Unsupported
-from engine.settings import Settings
-from engine.slot import Slot
-from engine.speculate.chain import Chain
-from engine.speculate.cost import TIERS
-from engine.speculate.draft_model import STORE, DraftModel
-from engine.speculate.drafter import Draft, Drafter, Guess, Kept, Want
-from engine.speculate.length import Lengths, Pass
-from engine.speculate.resolve import resolve_speculate
+from slipstream.engine.api import Speculate
+from slipstream.engine.errors import InvalidRequest, Unsupported
+from slipstream.engine.settings import Settings
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.chain import Chain
+from slipstream.engine.speculate.decide.cost import TIERS
+from slipstream.engine.speculate.decide.length import Lengths, Pass
+from slipstream.engine.speculate.drafter import Draft, Drafter, Guess, Kept, Want
+from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
+from slipstream.engine.speculate.resolve import resolve_speculate
 from tests.unit.toy import ToyNetwork, toy_engine, toy_slot
 
 

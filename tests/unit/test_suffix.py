@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.api import Request
-from engine.slot import Slot
-from engine.speculate import shared_history
-from engine.speculate.drafter import NO_DRAFT, Guess, Kept, Want
-from engine.speculate.shared_history import SharedHistory
-from engine.speculate.suffix import LENGTHS, LONGEST, VOTERS, Suffix
+from slipstream.engine.api import Request
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.drafter import NO_DRAFT, Guess, Kept, Want
+from slipstream.engine.speculate.text import shared_history
+from slipstream.engine.speculate.text.shared_history import SharedHistory
+from slipstream.engine.speculate.text.suffix import LENGTHS, LONGEST, VOTERS, Suffix
 from tests.unit.toy import toy_slot
 
 
@@ -253,7 +253,7 @@ def test_very_short_outputs_are_not_kept_and_of_very_long_ones_the_end() -> None
 
 COMPILED = """
 from tests.unit.test_suffix import *
-from engine.speculate import occurrences, suffix
+from slipstream.engine.speculate import occurrences, suffix
 functions = [one for module in (suffix, occurrences) for one in vars(module).values() if hasattr(one, "py_func")]
 drafter = Suffix(2, SharedHistory(1000, "tenant"))
 made = [len(one.signatures) for one in functions]

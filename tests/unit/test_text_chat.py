@@ -11,12 +11,12 @@ import pytest
 from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer
 
-from engine.api import Chat
-from engine.errors import InvalidRequest, LoadError, Unsupported
-from engine.text import template
-from engine.text.chat import ChatTemplate, load_chat_template
-from engine.text.control import NONCHARACTERS
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.api import Chat
+from slipstream.engine.errors import InvalidRequest, LoadError, Unsupported
+from slipstream.engine.text import template
+from slipstream.engine.text.chat import ChatTemplate, load_chat_template
+from slipstream.engine.text.control import NONCHARACTERS
+from slipstream.engine.text.tokenizer import Tokenizer
 from tests.checkpoints import write_tokenizer
 
 S, E = "<|im_start|>", "<|im_end|>"

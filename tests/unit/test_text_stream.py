@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models
 
-from engine.text.stream import N_PENDING_MAX, TextStream
-from engine.text.tokenizer import Tokenizer
+from slipstream.engine.text.text_stream import N_PENDING_MAX, TextStream
+from slipstream.engine.text.tokenizer import Tokenizer
 from tests.checkpoints import write_tokenizer
 
 TEXTS = ("hello world", "Größe 漢字 😀👩‍👩‍👧 end", "def add(left, right):\n    return left", "\ufffd!", "   ")

@@ -11,8 +11,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer
 
-from engine.errors import InvalidRequest, LoadError
-from engine.text.tokenizer import Tokenizer, same_vocabulary
+from slipstream.engine.errors import InvalidRequest, LoadError
+from slipstream.engine.text.tokenizer import Tokenizer, same_vocabulary
 from tests.checkpoints import write_tokenizer
 
 TEXTS = ("", " ", "hello world", "def add(left, right):", "Größe 漢字 😀\r\n\t", "a<|im_end|>b", "\x00\ufffd")

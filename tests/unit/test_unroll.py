@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api import Sampling
-from engine.sample.params import resolve_sampling
-from engine.sample.pick import pick
-from engine.slot import Slot
-from engine.speculate.drafter import Guess, Want
-from engine.speculate.unroll import Going, Rows, Unrolled
-from kernels import select
+from slipstream.engine.api import Sampling
+from slipstream.engine.sample.params import resolve_sampling
+from slipstream.engine.sample.pick import pick
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.drafter import Guess, Want
+from slipstream.engine.speculate.network.unroll import Going, Rows, Unrolled
+from slipstream.kernels import select
 from tests.unit.toy import CPU, VOCAB, toy_slot
 
 READS = ("tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "nonzero")

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
-from engine.weights import INDEX, SINGLE, Weights
+from slipstream.engine.checkpoint.weights import INDEX, SINGLE, Weights
+from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 
 CPU = torch.device("cpu")
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.weight": torch.ones(4), "c.bias": torch.zeros(0)}

@@ -11,16 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine.batch import Span
-from engine.cache.cache import Cache
-from engine.cache.kv import FullKV, WindowKV
-from engine.cache.pages import prefix_keys
-from engine.cache.recurrent import Recurrent
-from engine.cache.store import Sizes, Store
-from engine.cache.window import WindowPages
-from engine.errors import SettingError
-from engine.service import sizes
-from engine.settings import Settings
+from slipstream.engine.batch import Span
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.kv import FullKV, WindowKV
+from slipstream.engine.cache.pages import prefix_keys
+from slipstream.engine.cache.recurrent import Recurrent
+from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.window import WindowPages
+from slipstream.engine.errors import SettingError
+from slipstream.engine.service.start import sizes
+from slipstream.engine.settings import Settings
 
 SIZE, WINDOW = 4, 6
 CPU = torch.device("cpu")

@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api import Request, Sampling
-from engine.batch import Batch
-from engine.cache.cache import Cache
-from engine.cache.kv import FullKV
-from engine.cache.store import Sizes, Store
-from engine.core.engine import Capacity, Engine
-from engine.layers.decoder import Taps
-from engine.sample.params import resolve_sampling
-from engine.slot import Slot, SlotStats, SpeculateParams
-from engine.speculate.acceptance import Acceptance, coupled
-from engine.speculate.chain import Chain
-from engine.speculate.drafter import Drafter
-from engine.speculate.length import Lengths
-from kernels import select
+from slipstream.engine.api import Request, Sampling
+from slipstream.engine.batch import Batch
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.core.engine import Capacity, Engine
+from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.sample.params import resolve_sampling
+from slipstream.engine.slot import Slot, SlotStats, SpeculateParams
+from slipstream.engine.speculate.acceptance import Acceptance, coupled
+from slipstream.engine.speculate.chain import Chain
+from slipstream.engine.speculate.decide.length import Lengths
+from slipstream.engine.speculate.drafter import Drafter
+from slipstream.kernels import select
 
 VOCAB = 32
 CPU = torch.device("cpu")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from server.openai.formats.enforce import Rules, any_of, quoted, repeated
-from server.openai.formats.format import Calls, Enforce, Format, Mark, Tool
-from server.openai.formats.json_call import HeadedJson
+from slipstream.server.openai.formats.enforce import Rules, any_of, quoted, repeated
+from slipstream.server.openai.formats.format import Calls, Enforce, Format, Mark, Tool
+from slipstream.server.openai.formats.json_call import HeadedJson
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 OPEN, CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.api import JSON_STYLE
-from server.openai.formats.format import Mark, Tool
-from server.openai.formats.xml_call import types_of
+from slipstream.engine.api import JSON_STYLE
+from slipstream.server.openai.formats.format import Mark, Tool
+from slipstream.server.openai.formats.xml_call import types_of
 
 DEFINITIONS = ("$defs", "definitions")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Literal
 
-from server.openai.formats.format import (
+from slipstream.server.openai.formats.format import (
     CallArguments,
     CallEnd,
     CallStart,
@@ -22,8 +22,8 @@ from server.openai.formats.format import (
     Tools,
     joined,
 )
-from server.openai.formats.json_call import Value
-from server.openai.formats.scanner import AT_ONCE, CHUNK, CLOSES, OPENS, Event, compiled, scanner
+from slipstream.server.openai.formats.json_call import Value
+from slipstream.server.openai.formats.scanner import AT_ONCE, CHUNK, CLOSES, OPENS, Event, compiled, scanner
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")

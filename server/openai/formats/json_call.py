@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from server.openai.formats.format import CallArguments, CallEnd, CallStart, Content, Piece, joined
+from slipstream.server.openai.formats.format import CallArguments, CallEnd, CallStart, Content, Piece, joined
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 ARGUMENTS = frozenset({"arguments", "parameters"})

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.api import ModelInfo
-from server.openai.formats.deepseek import DEEPSEEK, DEEPSEEK_V31
-from server.openai.formats.format import Format
-from server.openai.formats.glm import GLM
-from server.openai.formats.harmony import HARMONY
-from server.openai.formats.hermes import HERMES
-from server.openai.formats.llama3 import LLAMA3
-from server.openai.formats.mistral import MISTRAL, MISTRAL_LIST
-from server.openai.formats.plain import NONE, PLAIN
-from server.openai.formats.qwen3_coder import QWEN3_CODER
+from slipstream.engine.api import ModelInfo
+from slipstream.server.openai.formats.deepseek import DEEPSEEK, DEEPSEEK_V31
+from slipstream.server.openai.formats.format import Format
+from slipstream.server.openai.formats.glm import GLM
+from slipstream.server.openai.formats.harmony import HARMONY
+from slipstream.server.openai.formats.hermes import HERMES
+from slipstream.server.openai.formats.llama3 import LLAMA3
+from slipstream.server.openai.formats.mistral import MISTRAL, MISTRAL_LIST
+from slipstream.server.openai.formats.plain import NONE, PLAIN
+from slipstream.server.openai.formats.qwen3_coder import QWEN3_CODER
 
 # The first one whose signs a chat template has.
 FORMATS: tuple[Format, ...] = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from server.openai.formats.enforce import Rules, any_of, named_json
-from server.openai.formats.format import Calls, Format, Mark, Tool
-from server.openai.formats.json_call import JsonCalls
+from slipstream.server.openai.formats.enforce import Rules, any_of, named_json
+from slipstream.server.openai.formats.format import Calls, Format, Mark, Tool
+from slipstream.server.openai.formats.json_call import JsonCalls
 
 OPEN = "<|python_tag|>"
 

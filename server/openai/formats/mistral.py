@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from server.openai.formats.enforce import Rules, any_of, named_json, quoted, repeated
-from server.openai.formats.format import Calls, Format, Mark, Piece, Tool
-from server.openai.formats.json_call import HeadedJson, JsonCalls
+from slipstream.server.openai.formats.enforce import Rules, any_of, named_json, quoted, repeated
+from slipstream.server.openai.formats.format import Calls, Format, Mark, Piece, Tool
+from slipstream.server.openai.formats.json_call import HeadedJson, JsonCalls
 
 OPEN, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 HEAD = re.compile(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
-from server.openai.formats.format import (
+from slipstream.server.openai.formats.format import (
     CallEnd,
     CallStart,
     Content,
@@ -22,7 +22,7 @@ from server.openai.formats.format import (
     Tools,
     joined,
 )
-from server.openai.formats.scanner import AT_ONCE, CLOSES, OPENS, Event, compiled, scanner
+from slipstream.server.openai.formats.scanner import AT_ONCE, CLOSES, OPENS, Event, compiled, scanner
 
 REASONING, CALL, STRAY, BETWEEN, CONTENT = "reasoning", "call", "stray", "between", "content"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.openai.formats.format import Format
+from slipstream.server.openai.formats.format import Format
 
 PLAIN = Format(name="plain", signs=("</think>",), reasoning=("<think>", "</think>"))
 NONE = Format(name="none")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from server.openai.formats.enforce import Rules, any_of, parameter, parameters, quoted, repeated
-from server.openai.formats.format import Calls, Format, Mark, Tool
-from server.openai.formats.xml_call import Tags, XmlCall
+from slipstream.server.openai.formats.enforce import Rules, any_of, parameter, parameters, quoted, repeated
+from slipstream.server.openai.formats.format import Calls, Format, Mark, Tool
+from slipstream.server.openai.formats.xml_call import Tags, XmlCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 TAGS = Tags(

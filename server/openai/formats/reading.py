@@ -7,16 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.api import AsyncEngine, ModelInfo
-from engine.settings import Settings
-from server.errors import unsupported
-from server.openai.formats import scanner
-from server.openai.formats.enforce import quoted
-from server.openai.formats.format import Format, Tool, Tools
-from server.openai.formats.harmony import HarmonyParser
-from server.openai.formats.known import format_of
-from server.openai.formats.parser import Parser
-from server.openai.formats.plain import NONE
+from slipstream.engine.api import AsyncEngine, ModelInfo
+from slipstream.engine.settings import Settings
+from slipstream.server.http.error_table import unsupported
+from slipstream.server.openai.formats import scanner
+from slipstream.server.openai.formats.enforce import quoted
+from slipstream.server.openai.formats.format import Format, Tool, Tools
+from slipstream.server.openai.formats.harmony import HarmonyParser
+from slipstream.server.openai.formats.known import format_of
+from slipstream.server.openai.formats.parser import Parser
+from slipstream.server.openai.formats.plain import NONE
 
 TAG = re.compile(r"<[^<>\s]+>")
 

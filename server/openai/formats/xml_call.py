@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from server.openai.formats.format import CallArguments, CallEnd, CallStart, Content, Piece, Tools
-from server.openai.formats.json_call import NAME
+from slipstream.server.openai.formats.format import CallArguments, CallEnd, CallStart, Content, Piece, Tools
+from slipstream.server.openai.formats.json_call import NAME
 
 WORDS = {"True": True, "False": False, "None": None}  # as Python writes them, which models do too
 KINDS: dict[str, type | tuple[type, ...]] = {

@@ -1,0 +1,371 @@
+"""Layouts of quantised checkpoints: from the tensors that stand for one matrix to the weight that the products take.
+
+A layout knows what its tensors are called, in which order they hold codes of few bits, and nothing of a network. All
+are read into the two kinds of `kernels/matmul/quantized.py`; what no product takes narrow is widened. Sources: the
+files of AutoAWQ (version gemm), AutoGPTQ and GPTQModel, compressed-tensors, gpt-oss, transformers' block-wise fp8.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.errors import LoadError, UnsupportedModel
+from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
+
+# What layouts call the tensors of the matrix `name.weight` besides itself: `name.scales` and so on.
+MARKS = (
+    "qweight",
+    "weight_packed",
+    "weight_scale_inv",
+    "weight_scale",
+)  # one of these every narrow matrix has
+PIECES = (
+    *MARKS,
+    "qzeros",
+    "scales",
+    "g_idx",
+    "weight_shape",
+    "weight_zero_point",
+    "weight_g_idx",
+    "input_scale",
+)
+WORDS, WHOLE, FP8, SCALES = ("I32",), ("I64", "I32"), ("F8_E4M3",), ("F32", "BF16", "F16")  # of safetensors
+
+# Values of four-bit floats (e2m1) by code (OCP Microscaling Formats 1.0, 5.3.3); eight more are the same below zero.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+BYTES = ("U8",)
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of columns 0 … 7 in a word, counted from the lowest four bits
+MXFP4_ROWS = 4096  # outputs widened at a time
+META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The stored tensors of one matrix."""
+
+    where: str  # folder and matrix, for messages
+    names: Mapping[str, str]  # what follows the matrix's name -> stored name
+    read: Callable[
+        [str, Sequence[int] | None, Sequence[str]], Tensor
+    ]  # (stored name, shape, dtypes) -> on the device
+
+    def __contains__(self, piece: str) -> bool:
+        return piece in self.names
+
+    def take(self, piece: str, shape: Sequence[int] | None, dtypes: Sequence[str]) -> Tensor:
+        """A piece as it is stored. shape: None for any. Raises `LoadError` if it is missing or another's."""
+        if piece not in self.names:
+            raise LoadError(f"{self.where}: has no {piece}")
+        return self.read(self.names[piece], shape, dtypes)
+
+
+class Layout(Protocol):
+    """How the matrices of one kind are stored."""
+
+    @property
+    def codes(self) -> str:
+        """The piece with the codes."""
+
+    def shape(self, stored: Sequence[int]) -> tuple[int, int]:
+        """(out_features, in_features) of a matrix whose codes have that shape."""
+
+    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | Quantized:
+        """The matrix [out_features, in_features], its values in `dtype`. Raises `LoadError` or `UnsupportedModel`."""
+
+    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | Quantized:
+        """The same without memory, but for the order of inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Matrices that a config says are stored in one layout."""
+
+    layout: Layout
+    targets: Sequence[str] | None = None  # patterns of their names; None: all that are not left alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """How a checkpoint's config says its matrices are stored."""
+
+    method: str
+    groups: Sequence[Group]
+    ignored: Sequence[str] = ()  # patterns of what is stored as it is
+    activations: str | None = None  # what else its makers meant to be rounded, which is not done here
+
+    def layout(self, name: str) -> Layout | None:
+        """The layout that the config promises for the linear layer `name`, None if it is stored as it is."""
+        if any(named(name, pattern) for pattern in self.ignored):
+            return None
+        for group in self.groups:
+            if group.targets is None or any(named(name, pattern) for pattern in group.targets):
+                return group.layout
+        return None
+
+    def layout_of(self, pieces: Pieces) -> Layout:
+        """The layout that these tensors are in, whatever the config promises. Raises `UnsupportedModel`."""
+        found = [group.layout for group in self.groups if group.layout.codes in pieces]
+        if not found:
+            raise UnsupportedModel(
+                f"{pieces.where}: is stored as {', '.join(sorted(pieces.names))},"
+                f" which is not how {self.method} stores a matrix"
+            )
+        return found[0]
+
+
+def named(name: str, pattern: str) -> bool:
+    """Whether a pattern of a config means the layer `name`: a regular expression after `re:`, or parts of its path."""
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), name) is not None
+    return f".{pattern}." in f".{name}."
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]. A word has eight outputs."""
+
+    n_group: int | None  # inputs that share scale and zero; None: all
+    codes = "qweight"
+
+    def shape(self, stored: Sequence[int]) -> tuple[int, int]:
+        return 8 * stored[1], stored[0]
+
+    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
+        n_out, n_in = shape
+        n_groups, n_words = count_groups(pieces, n_in, self.n_group), count_words(pieces, n_out)
+        codes = _interleaved(pieces.take("qweight", [n_in, n_words], WORDS))  # [n_in, n_out]
+        zeros = _interleaved(pieces.take("qzeros", [n_groups, n_words], WORDS))  # [n_groups, n_out]
+        scales = pieces.take("scales", [n_groups, n_out], SCALES).to(torch.float32)
+        return Int4Weight(in_pairs(codes.t()), scales.t().contiguous(), zeros.t().contiguous(), None, dtype)
+
+    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
+        return empty_int4(shape, self.n_group, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """`qweight` [in / 8, out], `qzeros` [groups, out / 8], `scales` [groups, out], `g_idx` [in]: each input's group."""
+
+    n_group: int | None  # inputs that share scale and zero; None: all
+    shuffled: bool  # groups are not runs of neighbours, so `g_idx` must be there
+    zero_shift: int  # what is to be added to a stored zero: 1 in the first version of the format
+    codes = "qweight"
+
+    def shape(self, stored: Sequence[int]) -> tuple[int, int]:
+        return stored[1], 8 * stored[0]
+
+    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
+        n_out, n_in = shape
+        n_groups = count_groups(pieces, n_in, self.n_group)
+        words = pieces.take("qweight", [count_words(pieces, n_in), n_out], WORDS)
+        codes = words.t().contiguous().view(torch.uint8)  # [n_out, n_in / 2]
+        stored = nibbles(pieces.take("qzeros", [n_groups, count_words(pieces, n_out)], WORDS))
+        zeros = (stored + self.zero_shift) & 15  # [n_groups, n_out]; a zero of 0 was stored as 15
+        scales = pieces.take("scales", [n_groups, n_out], SCALES).to(torch.float32)
+        order = read_order(pieces, "g_idx", n_in, n_groups) if self.shuffled or "g_idx" in pieces else None
+        return Int4Weight(
+            reordered(codes, order), scales.t().contiguous(), zeros.t().contiguous(), order, dtype
+        )
+
+    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
+        return empty_int4(shape, self.n_group, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInt4:
+    """`weight_packed` [out, in / 8], `weight_scale` [out, groups], `weight_shape` [2] of compressed-tensors.
+
+    Where zeros differ also `weight_zero_point` [out / 8, groups], where inputs are shuffled `weight_g_idx` [in].
+    """
+
+    n_group: int | None  # inputs that share scale and zero; None: all
+    symmetric: bool  # every zero is 8
+    codes = "weight_packed"
+
+    def shape(self, stored: Sequence[int]) -> tuple[int, int]:
+        return stored[0], 8 * stored[1]
+
+    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
+        n_out, n_in = shape
+        n_groups = count_groups(pieces, n_in, self.n_group)
+        if (told := pieces.take("weight_shape", [2], WHOLE).tolist()) != list(shape):
+            raise LoadError(f"{pieces.where}: weight_shape says {told}, the config asks for {list(shape)}")
+        codes = pieces.take("weight_packed", [n_out, count_words(pieces, n_in)], WORDS).view(torch.uint8)
+        scales = pieces.take("weight_scale", [n_out, n_groups], SCALES).to(torch.float32)
+        if self.symmetric:
+            zeros = torch.full_like(scales, 8, dtype=torch.uint8)  # [n_out, n_groups]
+        else:
+            words = pieces.take("weight_zero_point", [count_words(pieces, n_out), n_groups], WORDS)
+            zeros = nibbles(words.t()).t().contiguous()
+        shuffled = "weight_g_idx" in pieces
+        order = read_order(pieces, "weight_g_idx", n_in, n_groups) if shuffled else None
+        return Int4Weight(reordered(codes, order), scales, zeros, order, dtype)
+
+    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
+        return empty_int4(shape, self.n_group, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """`weight` [out, in] float8_e4m3fn and what it is multiplied by, `weight_scale` or `weight_scale_inv`.
+
+    Of a scale that lies beside it for inputs (`input_scale`) nothing is made: inputs are not rounded.
+    """
+
+    block: (
+        tuple[int, int] | None
+    )  # outputs and inputs that share a scale; None: all inputs, of all outputs or of one
+    codes = "weight"
+
+    def shape(self, stored: Sequence[int]) -> tuple[int, int]:
+        return stored[0], stored[1]
+
+    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Fp8Weight:
+        n_out, n_in = shape
+        piece = "weight_scale_inv" if "weight_scale_inv" in pieces else "weight_scale"
+        expected = None if self.block is None else [-(-n_out // self.block[0]), -(-n_in // self.block[1])]
+        scales = pieces.take(piece, expected, SCALES).to(torch.float32)
+        block = self.block
+        if block is None:
+            if scales.numel() not in (1, n_out):
+                raise LoadError(
+                    f"{pieces.where}: {piece} has shape {list(scales.shape)}, must be one scale or one per output"
+                )
+            block = (n_out // scales.numel(), n_in)
+            scales = scales.reshape(-1, 1)
+        if "input_scale" in pieces:
+            pieces.take("input_scale", None, SCALES)
+        codes = pieces.take("weight", shape, FP8)
+        if bool((codes.view(torch.uint8) & 127 == 127).any()):
+            raise LoadError(f"{pieces.where}: holds values that are not finite; the file is damaged")
+        return Fp8Weight(codes, scales, block, dtype)
+
+    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Fp8Weight:
+        n_out, n_in = shape
+        block = self.block or (1, n_in)  # per output, which is not less than what is stored
+        scales = torch.empty(-(-n_out // block[0]), -(-n_in // block[1]), device=META)
+        return Fp8Weight(torch.empty(shape, dtype=torch.float8_e4m3fn, device=META), scales, block, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """`blocks` [..., out, in / 32, 16] of codes, `scales` [..., out, in / 32] of exponents, all of eight bits.
+
+    Several matrices, as those of experts, come one below the other. No product reads these codes, so they are widened.
+    """
+
+    codes = "blocks"
+
+    def shape(self, stored: Sequence[int]) -> tuple[int, int]:
+        return math.prod(stored[:-2]), 32 * stored[-2]
+
+    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        n_out, n_in = shape
+        blocks, scales = (pieces.take(piece, None, BYTES) for piece in ("blocks", "scales"))
+        if blocks.shape != (*scales.shape, 16) or (scales[..., 0].numel(), 32 * scales.shape[-1]) != shape:
+            raise LoadError(
+                f"{pieces.where}: blocks {list(blocks.shape)} with scales {list(scales.shape)},"
+                f" the config asks for {n_out} outputs of {n_in} inputs"
+            )
+        if bool((scales == 255).any()):
+            raise LoadError(f"{pieces.where}: holds values that are not finite; the file is damaged")
+        codes, exponents = blocks.view(n_out, n_in // 2), scales.view(n_out, n_in // 32)
+        matrix = torch.empty(shape, dtype=dtype, device=blocks.device)
+        for first in range(0, n_out, MXFP4_ROWS):  # not at once: on the way a value takes eight bytes
+            rows = slice(first, first + MXFP4_ROWS)
+            matrix[rows] = mxfp4_values(codes[rows], exponents[rows])
+        return matrix
+
+    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+
+def mxfp4_values(codes: Tensor, exponents: Tensor) -> Tensor:
+    """[n_rows, n / 2] uint8, the first of two in the low four bits, [n_rows, n / 32] uint8 -> [n_rows, n] float32."""
+    table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)  # [16]
+    pairs = torch.stack((codes & 15, codes >> 4), 2)  # [n_rows, n / 2, 2]
+    factors = exponents.view(torch.float8_e8m0fnu).to(torch.float32)  # [n_rows, n / 32]
+    return (table[pairs.int()].view(*factors.shape, 32) * factors[:, :, None]).flatten(1)
+
+
+def count_groups(pieces: Pieces, n_in: int, n_group: int | None) -> int:
+    """Groups of so many inputs. Raises `UnsupportedModel` if they do not come out even."""
+    if n_in % (n_group or n_in):
+        raise UnsupportedModel(f"{pieces.where}: {n_in} inputs are no multiple of group_size = {n_group}")
+    return n_in // (n_group or n_in)
+
+
+def count_words(pieces: Pieces, n: int) -> int:
+    """Words of eight codes each. Raises `UnsupportedModel` if they do not come out even."""
+    if n % 8:
+        raise UnsupportedModel(
+            f"{pieces.where}: 4-bit codes of {n} inputs or outputs, must be a multiple of 8"
+        )
+    return n // 8
+
+
+def nibbles(words: Tensor) -> Tensor:
+    """The eight codes of each word, the lowest bits first: [n_rows, n] int32 -> [n_rows, 8 * n] uint8."""
+    pairs = words.contiguous().view(torch.uint8)  # [n_rows, 4 * n]
+    return torch.stack((pairs & 15, pairs >> 4), 2).flatten(1)
+
+
+def _interleaved(words: Tensor) -> Tensor:
+    """The same of AWQ's words, whose columns lie in another order."""
+    codes = nibbles(words).view(words.shape[0], -1, 8)  # [n_rows, n, 8]
+    return codes[:, :, list(AWQ_PLACES)].flatten(1)
+
+
+def in_pairs(codes: Tensor) -> Tensor:
+    """[n_out, n_in] -> [n_out, n_in / 2] uint8, as `Int4Weight` keeps them."""
+    return codes[:, ::2] | codes[:, 1::2] << 4
+
+
+def read_order(pieces: Pieces, piece: str, n_in: int, n_groups: int) -> Tensor | None:
+    """Inputs sorted by the group that a piece gives each, [n_in] int64; None if groups are runs of neighbours.
+
+    Raises `LoadError` unless all groups have one size.
+    """
+    groups = pieces.take(piece, [n_in], WHOLE).to(torch.int64)  # [n_in]
+    runs = torch.arange(n_in, device=groups.device) // (n_in // n_groups)  # [n_in]
+    if torch.equal(groups, runs):
+        return None
+    order = torch.argsort(groups, stable=True)
+    if not torch.equal(groups[order], runs):
+        raise LoadError(
+            f"{pieces.where}: {piece} must name each of {n_groups} groups {n_in // n_groups} times"
+        )
+    return order
+
+
+def reordered(codes: Tensor, order: Tensor | None) -> Tensor:
+    """Codes in pairs [n_out, n_in / 2] whose inputs come in another order."""
+    if order is None:
+        return codes
+    apart = torch.stack((codes & 15, codes >> 4), 2).flatten(1)  # [n_out, n_in]
+    return in_pairs(apart[:, order])
+
+
+def empty_int4(shape: tuple[int, int], n_group: int | None, dtype: torch.dtype) -> Int4Weight:
+    """Without memory."""
+    n_out, n_in = shape
+    n_groups = math.ceil(n_in / (n_group or n_in))
+    codes = torch.empty(n_out, n_in // 2, dtype=torch.uint8, device=META)
+    scales = torch.empty(n_out, n_groups, device=META)
+    return Int4Weight(
+        codes, scales, torch.empty(n_out, n_groups, dtype=torch.uint8, device=META), None, dtype
+    )
+
+
+def packed_bytes(matrix: Tensor | Quantized, device: torch.device) -> int:
+    """What it takes of a device once it is packed: products of CPUs read no codes, so there it is widened."""
+    if device.type == "cpu":
+        return math.prod(matrix.shape) * matrix.dtype.itemsize
+    return matrix.nbytes

@@ -1,0 +1,1 @@
+"""The model families, one file each: a config becomes a parts list."""

@@ -1,0 +1,79 @@
+"""gpt-oss: sliding and full layers in turn, heads with a sink each, experts with biases and a clamped activation."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.layers.attention import AttentionSpec
+from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
+from slipstream.engine.layers.moe import MoESpec
+from slipstream.engine.layers.norm import NormSpec
+from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.kernels.matmul.quantized import widened
+from slipstream.kernels.moe.op import Clamped, ExpertBiases, PackedExperts, Routing, pack_experts
+
+UNDERSTOOD = ("layer_types", "num_local_experts")  # keys that other families must refuse
+# What transformers assumes of keys that are left out: the first layer of each two slides.
+DEFAULTS: dict[str, Any] = {"attention_bias": True, "sliding_window_pattern": 2}
+
+
+def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+    """What a decoder of this family is made of."""
+
+    def attention(window: int | None) -> AttentionSpec:
+        bias = config.attention_bias
+        return config.attention(qkv_bias=bias, out_bias=bias, window=window, sinks=True)
+
+    experts = read_experts(config)
+    blocks = [BlockSpec(attention(window), experts) for window in config.windows]
+    return config.decoder(blocks, n_positions, vocab_size, NormSpec(config.norm_eps, wide=True))
+
+
+def read_experts(config: ModelConfig) -> MoESpec:
+    """The mixture of experts. Raises `UnsupportedModel` naming key and value."""
+    fields = config.fields
+    n_experts, top_k = fields.count("num_local_experts"), fields.count("num_experts_per_tok")
+    if top_k > n_experts:
+        raise fields.refuse("num_experts_per_tok", f"must be at most the number of experts, {n_experts}")
+    clamped = Clamped(
+        limit=fields.positive("swiglu_limit", 7.0), steepness=fields.positive("swiglu_alpha", 1.702)
+    )
+    return MoESpec(
+        d_model=config.d_model,
+        d_ffn=config.d_ffn,
+        n_experts=n_experts,
+        # A softmax over the chosen logits alone is one over all of them, divided by the sum over the chosen.
+        routing=Routing(top_k=top_k, scores="softmax", normed=True),
+        router="router",
+        router_bias=True,
+        load_experts=partial(load_experts, clamped),
+    )
+
+
+def load_experts(clamped: Clamped, weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:
+    """The experts whose tensors start with `name`. Of gate and up the files hold an output each in turn."""
+    n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
+
+    def matrices(part: str, d_in: int, d_out: int) -> Tensor:  # [n_experts, d_out, d_in]
+        narrow = f"{name}.{part}"
+        if f"{narrow}.weight" in weights:  # MXFP4: output by output, all experts below each other
+            return widened(weights.take_linear([narrow], d_in, [n * d_out])).view(n, d_out, d_in)
+        return weights.take(narrow, [n, d_in, d_out]).transpose(1, 2)
+
+    gate_up = apart(matrices("gate_up_proj", d_model, 2 * d_ffn))  # [n_experts, 2 * d_ffn, d_model]
+    down = matrices("down_proj", d_ffn, d_model).contiguous()  # [n_experts, d_model, d_ffn]
+    biases = ExpertBiases(
+        gate_up=apart(weights.take(f"{name}.gate_up_proj_bias", [n, 2 * d_ffn])),
+        down=weights.take(f"{name}.down_proj_bias", [n, d_model]),
+    )
+    return pack_experts(gate_up, down, biases, clamped)
+
+
+def apart(gate_up: Tensor) -> Tensor:
+    """[n_experts, 2 * d_ffn, ...], a gate and an up in turn -> the same, all gates first."""
+    return torch.cat((gate_up[:, 0::2], gate_up[:, 1::2]), 1)

@@ -1,0 +1,88 @@
+"""Qwen3-Next, Qwen3.5 and Qwen3.6, dense and with experts: gated-delta layers, every fourth one gated attention.
+
+Of the released wrapper checkpoints the text model is read. All norms are stored as what is added to 1, but the one
+within a gated-delta layer.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from slipstream.engine.cache.recurrent import Recurrent
+from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec, FeedForwardSpec, MixerSpec
+from slipstream.engine.layers.gated_delta import GatedDeltaSpec
+from slipstream.engine.layers.mlp import MLPSpec
+from slipstream.engine.layers.moe import SharedSpec
+from slipstream.engine.layers.norm import NormSpec
+from slipstream.engine.models.families.softmax_experts import read_experts, sparse_layers
+from slipstream.engine.models.reading.config import ModelConfig
+
+# Config keys that other families must refuse.
+UNDERSTOOD = ("layer_types", "num_experts", "attn_output_gate")
+
+
+def parts(config: ModelConfig, n_positions: int, vocab_size: int, *, grouped: bool) -> DecoderSpec:
+    """What a decoder of this family is made of. grouped: how the projections of gated-delta layers are stored."""
+    norm = NormSpec(config.norm_eps, one_plus=True)
+    fields = config.fields
+    if not fields.flag("attn_output_gate", default=True):
+        raise fields.refuse("attn_output_gate", "attention without an output gate is not supported")
+    mixers: dict[str, MixerSpec] = {
+        "full_attention": config.attention(
+            qkv_bias=config.attention_bias, out_bias=config.attention_bias, head_norm=norm, gated=True
+        ),
+        "linear_attention": GatedDeltaSpec(
+            d_model=config.d_model, state=read_state(config), eps=config.norm_eps, grouped=grouped
+        ),
+    }
+    ffns = feed_forwards(config)
+    blocks = [BlockSpec(mixers[kind], ffn) for kind, ffn in zip(layer_kinds(config), ffns, strict=True)]
+    return config.decoder(blocks, n_positions, vocab_size, norm)
+
+
+qwen3_5 = partial(parts, grouped=False)
+qwen3_next = partial(parts, grouped=True)
+
+
+def layer_kinds(config: ModelConfig) -> list[str]:
+    """`full_attention` or `linear_attention` per layer: listed, or every so many a full one."""
+    fields, n_layers = config.fields, config.n_layers
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        interval = fields.count("full_attention_interval", 4)
+        return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(n_layers)]
+    known = {"full_attention", "linear_attention"}
+    if not isinstance(kinds, list) or len(kinds) != n_layers or not set(kinds) <= known:
+        raise fields.refuse(
+            "layer_types", f"must name one of {', '.join(sorted(known))} for {n_layers} layers"
+        )
+    return kinds
+
+
+def feed_forwards(config: ModelConfig) -> list[FeedForwardSpec]:
+    """One per layer: dense, or experts beside a shared one. Raises `UnsupportedModel` naming key and value."""
+    fields = config.fields
+    dense = MLPSpec(config.d_model, config.d_ffn)
+    if not fields.values.get("num_experts"):
+        return [dense] * config.n_layers
+    d_shared = fields.count("shared_expert_intermediate_size")
+    shared = SharedSpec(name="shared_expert", d_ffn=d_shared, gated=True)
+    sparse = read_experts(config, normed=True, shared=shared)
+    return [sparse if here else dense for here in sparse_layers(config)]
+
+
+def read_state(config: ModelConfig) -> Recurrent:
+    """The shape of the recurrent state. Raises `UnsupportedModel` naming key and value."""
+    fields = config.fields
+    n_key_heads, n_value_heads = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
+    if n_value_heads % n_key_heads:
+        raise fields.refuse("linear_num_value_heads", f"must be a multiple of the {n_key_heads} key heads")
+    if fields.text("output_gate_type", "swish") not in ("swish", "silu"):
+        raise fields.refuse("output_gate_type", "must be swish")
+    return Recurrent(
+        n_key_heads=n_key_heads,
+        n_value_heads=n_value_heads,
+        d_key=fields.count("linear_key_head_dim"),
+        d_value=fields.count("linear_value_head_dim"),
+        conv_width=fields.count("linear_conv_kernel_dim", 4, least=2),
+    )

@@ -1,0 +1,35 @@
+"""What the families with softmax routing read of their configs: Qwen3-MoE, Qwen3-Next, Qwen3.5-MoE."""
+
+from __future__ import annotations
+
+from slipstream.engine.layers.moe import MoESpec, SharedSpec
+from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.kernels.moe.op import Routing
+
+
+def read_experts(config: ModelConfig, *, normed: bool, shared: SharedSpec | None = None) -> MoESpec:
+    """The mixture of experts. normed: whether weights sum to 1 if the config does not say.
+
+    Raises `UnsupportedModel` naming key and value.
+    """
+    fields = config.fields
+    n_experts = fields.count("num_experts" if fields.has("num_experts") else "num_local_experts")
+    top_k = fields.count("num_experts_per_tok")
+    if top_k > n_experts:
+        raise fields.refuse("num_experts_per_tok", f"must be at most the number of experts, {n_experts}")
+    return MoESpec(
+        d_model=config.d_model,
+        d_ffn=fields.count("moe_intermediate_size"),
+        n_experts=n_experts,
+        routing=Routing(top_k=top_k, scores="softmax", normed=fields.flag("norm_topk_prob", default=normed)),
+        shared=shared,
+    )
+
+
+def sparse_layers(config: ModelConfig) -> list[bool]:
+    """Which layers have experts: every `decoder_sparse_step`-th but those in `mlp_only_layers`."""
+    fields, n_layers = config.fields, config.n_layers
+    step, dense = fields.count("decoder_sparse_step", 1), fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(one) is int and 0 <= one < n_layers for one in dense):
+        raise fields.refuse("mlp_only_layers", f"must be a list of layers below {n_layers}")
+    return [(i + 1) % step == 0 and i not in dense for i in range(n_layers)]

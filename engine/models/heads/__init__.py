@@ -1,0 +1,1 @@
+"""The networks of draft heads, and how a folder's kind is recognised."""

@@ -1,0 +1,30 @@
+"""DFlash (z-lab): a block of tokens in one pass, conditioned on the target's hidden states as keys and values.
+
+The network is `engine.models.heads.block_backbone`; a DFlash folder adds nothing to it. Usually it has neither
+embedding nor head: both are the target's, and the mask token is a row of the target's embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from slipstream.engine.checkpoint.weights import Weights
+from slipstream.engine.models.heads.block_backbone import BlockDraft, load_block_draft
+from slipstream.engine.models.network import Network
+
+
+def load_dflash(
+    path: Path | str, target: Network, n_ctx: int, taps: Sequence[int] | None = None
+) -> BlockDraft:
+    """The draft network of a folder, in the target's dtype on its device.
+
+    n_ctx: positions the rotary tables cover, the last block included. taps: hidden states to read, in our
+    numbers, instead of those that the config asks for. Raises `LoadError` and its subclasses naming file,
+    tensor and value.
+    """
+    weights = Weights(path, target.dtype, target.device)
+    draft = load_block_draft(weights, target, n_ctx, taps)
+    weights.leave(["t2d"])  # which ids the draft knows: for training
+    weights.finish()
+    return draft

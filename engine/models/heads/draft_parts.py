@@ -1,0 +1,280 @@
+"""Parts that draft heads share: blocks whose shape is read off the tensors, embeddings and heads of their own.
+
+The configs of published heads are often the target's, copied: they carry its number of layers, its head size,
+its vocabulary. What the tensors say therefore wins over what the config says; the config gives only what no
+tensor can, the number of heads, the rotary embedding and the epsilon of the norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.checkpoint.weights import Weights
+from slipstream.engine.errors import DraftMismatch, LoadError, UnsupportedModel
+from slipstream.engine.layers.attention import Attention, AttentionSpec
+from slipstream.engine.layers.decoder import AnyHead, Block, FeedForward
+from slipstream.engine.layers.embed import Embedding, Head, load_embedding
+from slipstream.engine.layers.linear import load_linear
+from slipstream.engine.layers.mlp import MLPSpec
+from slipstream.engine.layers.moe import MoE, MoESpec
+from slipstream.engine.layers.norm import NormSpec, load_norm
+from slipstream.engine.layers.rope import RopeSpec, rope_tables
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.reading.config import read_rope, refuse_sliding_window, refuse_unsupported
+from slipstream.engine.models.reading.fields import Fields
+from slipstream.kernels.matmul.op import Packed, linear, pack
+from slipstream.kernels.norm_rope_write.op import Rope
+
+# Parts of a block that only heads of a target with experts have: a piece of a tensor's name -> what it is for.
+EXPERT_PARTS = {
+    ".mlp.experts.": "a mixture of experts",
+    ".mlp.gate.": "a mixture of experts",
+    ".mlp.shared_expert": "a mixture of experts",
+}
+# Parts that no head here has.
+FOREIGN_PARTS = {
+    **EXPERT_PARTS,
+    ".self_attn.kv_a_proj_with_mqa.": "latent attention",
+    ".linear_attn.": "linear attention",
+    ".self_attn.sinks": "attention sinks",
+    "attention_sink_bias": "attention sinks",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPlan:
+    """What all blocks of a head have in common beside the shapes of their tensors."""
+
+    d_model: int
+    n_heads: int
+    d_head: int
+    norm: NormSpec
+    rope: RopeSpec
+    table: Rope  # of `rope`
+    moe: MoESpec | None = None  # how the target mixes experts, for blocks that do
+
+
+def read_plan(
+    fields: Fields, weights: Weights, block: str, d_model: int, n_ctx: int, target: Network
+) -> BlockPlan:
+    """The plan of a head with a config of its own; `block` is the name of one of its blocks.
+
+    n_ctx: positions the rotary tables cover. The target's tables serve if they are the same. Raises
+    `UnsupportedModel` naming key and value, `LoadError` naming a tensor that does not divide into heads.
+    """
+    refuse_unsupported(fields, target.config.heeded)
+    refuse_sliding_window(fields)
+    name, n_heads = f"{block}.self_attn.q_proj.weight", fields.count("num_attention_heads")
+    d_q = weights.shape(f"{block}.self_attn.o_proj.weight")[-1]  # q_proj has more rows where there is a gate
+    if d_q % n_heads:
+        raise LoadError(f"{weights.folder}: tensor {name} has {d_q} rows for {n_heads} query heads")
+    rope = read_rope(fields, d_q // n_heads)
+    return BlockPlan(
+        d_model=d_model,
+        n_heads=n_heads,
+        d_head=d_q // n_heads,
+        norm=NormSpec(fields.positive("rms_norm_eps", 1e-6)),
+        rope=rope,
+        table=rope_table(rope, n_ctx, target),
+    )
+
+
+def rope_table(rope: RopeSpec, n_ctx: int, target: Network) -> Rope:
+    """The table of a rotary embedding over n_ctx positions: the target's, if it has it."""
+    table = target.decoder.ropes.get(rope)
+    if table is None or n_ctx > target.n_ctx:
+        table = Rope(*rope_tables(rope, n_ctx, target.device))
+    return table
+
+
+def refuse_tensors(weights: Weights, foreign: Mapping[str, str], prefix: str = "") -> None:
+    """Raise `UnsupportedModel` naming the first tensor under `prefix` whose name holds one of the pieces.
+
+    foreign: piece of a name -> what such a tensor is for.
+    """
+    for name in sorted(weights.names):
+        for piece, what in foreign.items():
+            if name.startswith(prefix) and piece in name:
+                raise UnsupportedModel(f"{weights.folder}: tensor {name}: {what}, which is not supported")
+
+
+def load_draft_attention(weights: Weights, block: str, plan: BlockPlan, d_in: int) -> Attention:
+    """The attention of the block whose tensors start with `block`, reading rows of width d_in.
+
+    The number of key heads, biases, head norms and whether the output is gated come from the tensors. Raises
+    `LoadError` or `UnsupportedModel` naming the tensor that does not fit.
+    """
+    name, d_head = f"{block}.self_attn", plan.d_head
+    d_kv = weights.shape(f"{name}.k_proj.weight")[0]
+    if d_kv % d_head or plan.n_heads % (d_kv // d_head):
+        raise LoadError(
+            f"{weights.folder}: tensor {name}.k_proj.weight has {d_kv} rows, which do not serve"
+            f" {plan.n_heads} query heads of width {d_head}"
+        )
+    has_norms = any(f"{name}.{part}_norm.weight" in weights for part in ("q", "k"))
+    spec = AttentionSpec(
+        d_model=plan.d_model,
+        d_in=d_in,
+        n_heads=plan.n_heads,
+        n_kv_heads=d_kv // d_head,
+        d_head=d_head,
+        rope=plan.rope,
+        qkv_bias=f"{name}.q_proj.bias" in weights,
+        out_bias=f"{name}.o_proj.bias" in weights,
+        head_norm=plan.norm if has_norms else None,
+        gated=weights.shape(f"{name}.q_proj.weight")[0] == 2 * plan.n_heads * d_head,
+    )
+    return spec.load(weights, block, {plan.rope: plan.table})
+
+
+def load_any_linear(weights: Weights, name: str, d_in: int, d_out: int) -> Packed:
+    """The linear layer `name`, with a bias if there is one."""
+    return load_linear(weights, [name], d_in, [d_out], bias=f"{name}.bias" in weights)
+
+
+def load_draft_block(weights: Weights, name: str, plan: BlockPlan) -> Block:
+    """The ordinary block whose tensors start with `name`, its shape read off them, but for that of experts."""
+    has_experts = plan.moe is not None and f"{name}.mlp.gate.weight" in weights
+    foreign = FOREIGN_PARTS.keys() - EXPERT_PARTS.keys() if has_experts else FOREIGN_PARTS.keys()
+    refuse_tensors(weights, {piece: FOREIGN_PARTS[piece] for piece in foreign}, f"{name}.")
+    return Block(
+        mixer_norm=load_norm(weights, f"{name}.input_layernorm", plan.d_model, plan.norm),
+        mixer=load_draft_attention(weights, name, plan, plan.d_model),
+        ffn_norm=load_norm(weights, f"{name}.post_attention_layernorm", plan.d_model, plan.norm),
+        ffn=load_draft_ffn(weights, f"{name}.mlp", plan, plan.moe if has_experts else None),
+    )
+
+
+def load_draft_ffn(weights: Weights, name: str, plan: BlockPlan, moe: MoESpec | None) -> FeedForward:
+    """The feed-forward layer whose tensors start with `name`: a mixture of experts, or one MLP of any width."""
+    if moe is not None:
+        return moe.load(weights, name)
+    gate = f"{name}.gate_proj"
+    d_ffn = weights.shape(f"{gate}.weight")[0]
+    return MLPSpec(plan.d_model, d_ffn, bias=f"{gate}.bias" in weights).load(weights, name)
+
+
+def experts_of(target: Network) -> MoESpec | None:
+    """How the last of the target's blocks that mixes experts does it; None if there is none."""
+    mixed = [block.ffn.spec for block in target.decoder.blocks if isinstance(block.ffn, MoE)]
+    return mixed[-1] if mixed else None
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedHead:
+    """Logits over a part of the target's vocabulary, minus infinity elsewhere."""
+
+    packed: Packed
+    token_ids: Tensor  # [n_draft_ids] int64: the target's id of each row of the matrix, none twice
+    vocab_size: int  # of the target
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [n_rows, d_model]. Returns [n_rows, vocab] float32."""
+        known = linear(x, self.packed, torch.float32)  # [n_rows, n_draft_ids]
+        logits = known.new_full((x.shape[0], self.vocab_size), float("-inf"))  # [n_rows, vocab]
+        return logits.index_copy_(1, self.token_ids, known)
+
+
+def load_draft_ends(weights: Weights, d_model: int, target: Network) -> tuple[Embedding, AnyHead]:
+    """`embed_tokens` and `lm_head` of a draft, the target's for those that are not there.
+
+    Raises `UnsupportedModel` for a draft with an embedding of its own and no head: whether it means the
+    target's head or its embedding cannot be told.
+    """
+    embedding = load_draft_embedding(weights, "embed_tokens", d_model, target)
+    if embedding is not target.decoder.embedding and "lm_head.weight" not in weights:
+        raise UnsupportedModel(
+            f"{weights.folder}: tensor embed_tokens.weight differs from the target's and there is no"
+            " lm_head.weight; tied draft heads are not supported"
+        )
+    return embedding, load_draft_head(weights, "lm_head", d_model, target)
+
+
+def load_draft_head(weights: Weights, name: str, d_model: int, target: Network) -> AnyHead:
+    """The head `name`: own, own and reduced to the ids that `d2t` names, or the target's if there is none.
+
+    d2t[i] is what to add to draft id i to get the target's id. Raises `LoadError` for ids outside the target's
+    vocabulary and `DraftMismatch` for widths that do not fit.
+    """
+    name = f"{name}.weight"
+    if name not in weights:
+        if target.config.d_model != d_model:
+            raise DraftMismatch(
+                f"{weights.folder}: has no {name}, and the target's has width {target.config.d_model}"
+                f" where the draft's has {d_model}"
+            )
+        return target.decoder.head
+    n_rows = weights.shape(name)[0]
+    token_ids = read_draft_ids(weights, name, n_rows, target)  # [n_rows] int64 on the CPU
+    matrix = weights.take(name, [n_rows, d_model])
+    if "d2t" not in weights:
+        return Head(pack(matrix[: target.vocab_size]), target.vocab_size)
+    kept = (token_ids < target.vocab_size).nonzero()[:, 0]  # [n_kept]: rows of ids that the tokenizer has
+    matrix = matrix.index_select(0, kept.to(weights.device))  # [n_kept, d_model]
+    return ReducedHead(pack(matrix), token_ids[kept].to(weights.device), target.vocab_size)
+
+
+def read_draft_ids(weights: Weights, name: str, n_draft_ids: int, target: Network) -> Tensor:
+    """The target's id of each row of the draft's head, [n_draft_ids] int64 on the CPU.
+
+    Ids of padding rows, which only the target's embedding has, are among them. Raises `LoadError` naming the
+    id that does not exist, or that two rows claim.
+    """
+    n_rows = target.config.vocab_rows
+    draft_ids = torch.arange(n_draft_ids, dtype=torch.int64)  # [n_draft_ids]
+    if "d2t" not in weights:
+        if not target.vocab_size <= n_draft_ids <= n_rows:
+            raise LoadError(
+                f"{weights.folder}: {name} has {n_draft_ids} rows, the target {target.vocab_size} tokens"
+                f" in {n_rows} rows, and there is no d2t that says which is which"
+            )
+        return draft_ids
+    token_ids = draft_ids + weights.take_integers("d2t", n_draft_ids).cpu()  # [n_draft_ids]
+    outside = ((token_ids < 0) | (token_ids >= n_rows)).nonzero()  # [n_outside, 1]
+    if len(outside):
+        at = int(outside[0])
+        raise LoadError(
+            f"{weights.folder}: d2t[{at}] maps draft id {at} to {int(token_ids[at])},"
+            f" outside the target's vocabulary of {n_rows}"
+        )
+    if len(torch.unique(token_ids)) != n_draft_ids:
+        raise LoadError(f"{weights.folder}: d2t maps two draft ids to one token of the target")
+    return token_ids
+
+
+def load_draft_embedding(weights: Weights, name: str, d_model: int, target: Network) -> Embedding:
+    """The embedding `name` of the draft, or the target's where there is none or where it is a copy of it.
+
+    Raises `DraftMismatch` if it has too few rows, or if the target's would be needed and has another width.
+    """
+    tensor, shared = f"{name}.weight", target.decoder.embedding
+    width = shared.weight.shape[1]
+    if tensor not in weights:
+        if width != d_model:
+            raise DraftMismatch(
+                f"{weights.folder}: has no {tensor}, and the target's has width {width}"
+                f" where the draft's needs {d_model}"
+            )
+        return shared
+    shape = weights.shape(tensor)
+    if shape == tuple(shared.weight.shape) and weights.drop_copy(tensor, shared.weight):
+        return shared
+    if shape[0] < target.vocab_size:
+        raise DraftMismatch(
+            f"{weights.folder}: {tensor} has {shape[0]} rows, the target has {target.vocab_size} tokens"
+        )
+    return load_embedding(weights, name, shape[0], d_model)
+
+
+def check_taps(folder: Path, taps: Sequence[int], target: Network) -> tuple[int, ...]:
+    """The tap ids if the target has them all. Raises `DraftMismatch` naming the one that it has not."""
+    last = target.config.n_layers + 1
+    for tap in taps:
+        if not 0 <= tap <= last:
+            raise DraftMismatch(f"{folder}: hidden state {tap} is asked for, the target has 0 to {last}")
+    return tuple(taps)

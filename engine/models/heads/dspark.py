@@ -1,0 +1,162 @@
+"""DSpark (DeepSpec): DFlash's block, corrected from left to right, with an estimate of what will be accepted.
+
+The block's logits come from one pass and know nothing of each other's tokens. A table of low rank then adds to
+each row what the token before it suggests, which whoever picks the tokens asks for one row after another; a
+linear layer estimates from the row and that token how likely the pick is to be accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.batch import Batch
+from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.checkpoint.weights import Weights
+from slipstream.engine.errors import LoadError
+from slipstream.engine.layers.decoder import AnyHead, logits_of
+from slipstream.engine.layers.embed import Embedding
+from slipstream.engine.models.heads.block_backbone import BlockDraft, load_block_draft
+from slipstream.engine.models.heads.draft_parts import load_draft_head, refuse_tensors
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.reading.fields import Fields
+from slipstream.kernels.matmul.op import Packed, linear, pack
+
+MARKOV = "markov_head.markov_w1.weight"
+BIAS = "markov_head.markov_w2"
+# Pieces of names of the heads that do more than add a table's row.
+VARIANTS = {
+    "markov_head.gate": "the gated correction",
+    "markov_head.joint": "the recurrent correction",
+    "markov_head.rnn": "the recurrent correction",
+    "correction_head": "the causal correction",
+    "draft_adapter": "an adapter before the head",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """How likely a row's pick is to be accepted if all before it are."""
+
+    matrix: Packed  # [1, d_model], or [1, d_model + rank]
+    with_markov: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DSpark:
+    """The block draft and its two small heads. It holds no state of any sequence."""
+
+    block: BlockDraft
+    before: Embedding  # [vocab_rows, rank]: what a token says about the next
+    bias: AnyHead  # rank -> vocabulary
+    confidence_head: Confidence | None
+    n_params: int  # without what it shares with the target
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Hidden states of the target that `inject` takes."""
+        return self.block.taps
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block, the anchor among them."""
+        return self.block.block_size
+
+    @property
+    def n_drafts(self) -> int:
+        """Tokens that one block predicts."""
+        return self.block.n_drafts
+
+    @property
+    def mask_id(self) -> int:
+        """The token of the rows to be predicted."""
+        return self.block.mask_id
+
+    @property
+    def d_model(self) -> int:
+        """Width of the draft."""
+        return self.block.d_model
+
+    @property
+    def needs(self) -> list[Need]:
+        """What each layer needs from a `Store`."""
+        return self.block.needs
+
+    def inject(self, batch: Batch, features: Sequence[Tensor], store: Store) -> None:
+        """`BlockDraft.inject`."""
+        self.block.inject(batch, features, store)
+
+    def forward(self, batch: Batch, store: Store) -> Tensor:
+        """`BlockDraft.forward`: logits that `correct` has yet to go over, [n_logits, vocab] float32."""
+        return self.block.forward(batch, store)
+
+    def run(self, batch: Batch, store: Store) -> tuple[Tensor, Tensor]:
+        """`forward`'s logits with what `confidence` reads of the same rows, [n_logits, d_model]."""
+        return self.block.run(batch, store)
+
+    def correct(self, logits: Tensor, previous: Tensor) -> Tensor:
+        """Logits of rows whose token before is known, [n_rows, vocab] float32.
+
+        logits: rows of `forward`, [n_rows, vocab]. previous: [n_rows] int64, the anchor for the first row of a
+        block, then the token picked before. Ids outside a reduced vocabulary stay at minus infinity.
+        """
+        return logits + logits_of(self.bias, self.before(previous))
+
+    def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
+        """Probability that a row's pick is accepted if all before it are, [n_rows] float32; None: no estimate.
+
+        hidden: [n_rows, d_model] from `run`. previous: [n_rows] int64 as for `correct`.
+        """
+        head = self.confidence_head
+        if head is None:
+            return None
+        read = torch.cat((hidden, self.before(previous)), -1) if head.with_markov else hidden
+        return torch.sigmoid(linear(read, head.matrix, torch.float32))[:, 0]
+
+
+def load_dspark(path: Path | str, target: Network, n_ctx: int, taps: Sequence[int] | None = None) -> DSpark:
+    """The draft network of a folder, in the target's dtype on its device.
+
+    n_ctx: positions the rotary tables cover, the last block included. taps: hidden states to read, in our
+    numbers, instead of those that the config asks for. Raises `LoadError` and its subclasses naming file,
+    tensor and value.
+    """
+    weights = Weights(path, target.dtype, target.device)
+    fields = Fields.read(weights.folder / "config.json")
+    refuse_tensors(weights, VARIANTS)
+    if fields.text("markov_head_type", "vanilla") != "vanilla":
+        raise fields.refuse("markov_head_type", "only vanilla is supported")
+    block = load_block_draft(weights, target, n_ctx, taps)
+    n_rows, rank = weights.shape(MARKOV)
+    weights.shape(f"{BIAS}.weight")  # it has to be there: no other head stands in for it
+    if n_rows < target.vocab_size:
+        raise LoadError(f"{weights.folder}: tensor {MARKOV} has {n_rows} rows for {target.vocab_size} tokens")
+    draft = DSpark(
+        block=block,
+        before=Embedding(weights.take(MARKOV, [n_rows, rank])),
+        bias=load_draft_head(weights, BIAS, rank, target),
+        confidence_head=load_confidence(weights, block.d_model, rank),
+        n_params=weights.n_params,  # last: all tensors have been taken
+    )
+    weights.leave(["t2d"])  # which ids the draft knows: for training
+    weights.finish()
+    return draft
+
+
+def load_confidence(weights: Weights, d_model: int, rank: int) -> Confidence | None:
+    """The head `confidence_head.proj`, or None if the folder has none."""
+    name = "confidence_head.proj"
+    if f"{name}.weight" not in weights:
+        return None
+    d_in = weights.shape(f"{name}.weight")[-1]
+    if d_in not in (d_model, d_model + rank):
+        raise LoadError(
+            f"{weights.folder}: tensor {name}.weight reads {d_in} numbers, neither {d_model} nor {d_model + rank}"
+        )
+    matrix = weights.take(f"{name}.weight", [1, d_in])
+    bias = weights.take(f"{name}.bias", [1]) if f"{name}.bias" in weights else None
+    return Confidence(pack(matrix, bias), with_markov=d_in != d_model)

@@ -1,0 +1,311 @@
+"""Multi-token prediction: the extra layer that a target was trained with (DeepSeek-V3, arXiv 2412.19437, 2.2).
+
+For a feature position p it takes the token x_{p+1} and the target's hidden state at p after the final norm, and
+predicts x_{p+2} with the target's own head. What it returns, normed once, stands in for the target's state at
+the next position. The tensors lie in the target's folder, under names that differ by family, or beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.batch import Batch
+from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.checkpoint.weights import Weights
+from slipstream.engine.errors import LoadError, UnsupportedModel
+from slipstream.engine.layers.decoder import AnyHead, Block, logits_of, run_blocks, wanted_rows
+from slipstream.engine.layers.embed import Embedding
+from slipstream.engine.layers.norm import Norm, load_norm
+from slipstream.engine.models.heads.draft_parts import (
+    BlockPlan,
+    experts_of,
+    load_any_linear,
+    load_draft_block,
+    load_draft_embedding,
+    load_draft_head,
+    read_plan,
+    rope_table,
+)
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.reading.fields import Fields
+from slipstream.kernels.matmul.op import Packed, linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What a family calls the tensors of one layer of its head; `{i}` is the layer's number."""
+
+    layer: str  # prefix of all tensors of the layer
+    token_norm: str
+    hidden_norm: str
+    joint: str
+    norm: str
+    block: str
+    embedding: str | None = None  # a copy of the target's, if any
+    head: str | None = None
+    hidden_first: bool = False  # order of the two halves that `joint` reads
+    one_plus: bool = False
+
+
+DEEPSEEK = Names(
+    layer="model.layers.{i}.",
+    token_norm="model.layers.{i}.enorm",
+    hidden_norm="model.layers.{i}.hnorm",
+    joint="model.layers.{i}.eh_proj",
+    norm="model.layers.{i}.shared_head.norm",
+    block="model.layers.{i}",
+    embedding="model.layers.{i}.embed_tokens",
+    head="model.layers.{i}.shared_head.head",
+)
+MIMO = Names(
+    layer="model.mtp_layers.{i}.",
+    token_norm="model.mtp_layers.{i}.token_layernorm",
+    hidden_norm="model.mtp_layers.{i}.hidden_layernorm",
+    joint="model.mtp_layers.{i}.input_proj",
+    norm="model.mtp_layers.{i}.final_layernorm",
+    block="model.mtp_layers.{i}",
+    hidden_first=True,
+)
+QWEN = Names(
+    layer="mtp.",
+    token_norm="mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
+    joint="mtp.fc",
+    norm="mtp.norm",
+    block="mtp.layers.0",
+    one_plus=True,
+)
+# Each head has one tensor like no other's: the matrix that joins token and hidden state.
+FAMILIES = (DEEPSEEK, MIMO, QWEN)
+EMBEDDING = "model.embed_tokens.weight"
+MIMO_V2 = re.compile(r"model\.mtp\.layers\.(\d+)\.eh_proj\.weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpLayer:
+    """One layer with what leads into it and out of it."""
+
+    place: int  # among the head's layers, and of its keys and values in the store
+    token_norm: Norm
+    hidden_norm: Norm
+    joint: Packed  # [d_model, 2 * d_model]
+    hidden_first: bool
+    block: Block
+    norm: Norm
+    embedding: Embedding
+    head: AnyHead
+    recycle_normed: bool
+
+    def join(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
+        """token_ids: [n_rows]. hidden: [n_rows, d_model]. Returns what enters the block, [n_rows, d_model]."""
+        token = self.token_norm(self.embedding(token_ids))  # [n_rows, d_model]
+        state = self.hidden_norm(hidden)  # [n_rows, d_model]
+        halves = (state, token) if self.hidden_first else (token, state)
+        return linear(torch.cat(halves, -1), self.joint)
+
+    def run(self, batch: Batch, hidden: Tensor, store: Store) -> tuple[Tensor, Tensor]:
+        """What `logits` reads and the recurrence of the wanted rows, [n_logits, d_model] each.
+
+        batch: token x_{p+1+place} at position p. hidden: [n_tokens, d_model] in the target's dtype: of the first
+        layer the target's state at p after its final norm, of any other the recurrence at p of the layer before it;
+        where a layer is looped, the recurrence of the row that guessed the token. Writes its keys and values of all
+        rows. Runs under `torch.inference_mode`.
+        """
+        joined = self.join(batch.token_ids, hidden)  # [n_tokens, d_model]
+        x, added = run_blocks(
+            [self.block], joined, None, batch, [store.layers[self.place]]
+        )  # [n_tokens, d_model] each
+        assert added is not None  # there is one block
+        normed, x = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model] each
+        return normed, normed if self.recycle_normed else x
+
+    def logits(self, said: Tensor) -> Tensor:
+        """[n_rows, d_model] -> [n_rows, vocab] float32."""
+        return logits_of(self.head, said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mtp:
+    """The head as a network. It holds no state of any sequence; its store holds one entry per layer and position p.
+
+    Most checkpoints have one layer, trained for the first guess and looped for more. Where there are several,
+    layer i was trained for guess i + 1 and has keys and values of its own, which the whole text must have been
+    fed to with tokens shifted by i + 1.
+    """
+
+    taps: tuple[int, ...]  # the one stream after the target's final norm
+    d_model: int
+    n_params: int  # without what it shares with the target
+    layers: Sequence[MtpLayer]
+
+    @property
+    def n_layers(self) -> int:
+        """Layers, each for one guess further ahead."""
+        return len(self.layers)
+
+    @property
+    def modules(self) -> Sequence[MtpLayer]:
+        """What makes the guesses, one after another; the last one goes on by itself."""
+        return self.layers
+
+    @property
+    def needs(self) -> list[Need]:
+        """What each layer needs from a `Store`."""
+        return [layer.block.mixer.need for layer in self.layers]
+
+    def fuse(self, taps: Sequence[Tensor]) -> Tensor:
+        """The streams `self.taps`, [n_rows, d_model] each -> what the first layer reads, [n_rows, d_model]."""
+        (hidden,) = taps
+        return hidden
+
+    def forward(self, batch: Batch, hidden: Tensor, store: Store, layer: int = 0) -> tuple[Tensor, Tensor]:
+        """`MtpLayer.run` and `logits` of a layer: [n_logits, vocab] float32 and recurrence [n_logits, d_model]."""
+        said, recurrence = self.layers[layer].run(batch, hidden, store)
+        return self.layers[layer].logits(said), recurrence
+
+
+def mtp_tensors(names: Collection[str], n_layers: int) -> frozenset[str]:
+    """Which of a folder's tensors belong to an MTP head, for a target of n_layers layers; none if it has none.
+
+    Tensors that merely look like it, without the matrix that every head has, are not among them.
+    """
+    prefixes = [names_of.layer for names_of, _ in found_layers(names, n_layers)]
+    if any(MIMO_V2.fullmatch(name) for name in names):
+        prefixes.append("model.mtp.layers.")
+    return frozenset(name for name in names if name.startswith(tuple(prefixes)))
+
+
+def is_whole_model(names: Collection[str]) -> bool:
+    """Whether a folder holds a model, with or without an MTP head, rather than a head alone."""
+    return "model.layers.0.input_layernorm.weight" in names and "model.layers.0.eh_proj.weight" not in names
+
+
+def found_layers(names: Collection[str], n_layers: int) -> list[tuple[Names, int]]:
+    """The layers that a folder holds, in order: their names, filled in, and their numbers.
+
+    DeepSeek numbers them on from the target's last; below n_layers nothing is one.
+    """
+    found: list[tuple[Names, int]] = []
+    for family in FAMILIES:
+        pattern = re.compile(re.escape(family.joint + ".weight").replace(r"\{i\}", r"(\d+)"))
+        for name in names:
+            match = pattern.fullmatch(name)
+            number = int(match[1]) if match and match.groups() else 0
+            if match and (family is not DEEPSEEK or number >= n_layers):
+                filled: dict[str, Any] = {
+                    key: value.replace("{i}", str(number))
+                    for key in Names.__dataclass_fields__
+                    if isinstance(value := getattr(family, key), str)
+                }
+                found.append((replace(family, **filled), number))
+    return sorted(found, key=lambda one: one[1])
+
+
+def load_mtp(path: Path | str, target: Network, n_ctx: int, *, recycle_normed: bool = True) -> Mtp:
+    """The head in a folder, the target's own or another, in the target's dtype on its device.
+
+    n_ctx: positions the rotary tables cover. recycle_normed: whether the vector for the next step is taken
+    after the head's norm, which is how all engines run all families but GLM, where one does not. Tensors of
+    other networks in the folder are left alone. Raises `LoadError` and its subclasses naming file, tensor and
+    value.
+    """
+    weights = Weights(path, target.dtype, target.device, target.config.quantization)
+    first = target.config.n_layers if is_whole_model(weights.names) else 0
+    found = found_layers(weights.names, first)
+    check_layers(weights, [names for names, _ in found])
+    weights.leave(weights.names - mtp_tensors(weights.names, first))
+    plan = plan_of(weights, found[0][0], target, n_ctx)
+    mtp = Mtp(
+        taps=(target.config.n_layers + 1,),
+        d_model=plan.d_model,
+        layers=[
+            load_layer(weights, names, plan, target, place, recycle_normed=recycle_normed)
+            for place, (names, _) in enumerate(found)
+        ],
+        n_params=weights.n_params,  # last: all tensors have been taken
+    )
+    weights.finish()
+    if any(need != mtp.needs[0] for need in mtp.needs):
+        raise UnsupportedModel(f"{path}: the layers of the MTP head differ in shape")
+    return mtp
+
+
+def check_layers(weights: Weights, found: Sequence[Names]) -> None:
+    """Raise `LoadError` or `UnsupportedModel` unless the folder holds the layers of one family, one or more."""
+    for name in sorted(weights.names):
+        if MIMO_V2.fullmatch(name):
+            raise UnsupportedModel(f"{weights.folder}: tensor {name}: the head of MiMo-V2 is not supported")
+    if not found:
+        known = ", ".join(f"{family.joint}.weight" for family in FAMILIES)
+        raise LoadError(f"{weights.folder}: no MTP head here; none of its tensors is named {known}")
+    shapes = [weights.shape(f"{names.joint}.weight") for names in found]
+    families = {(names.hidden_first, names.one_plus) for names in found}
+    if len(set(shapes)) > 1 or len(families) > 1:
+        raise UnsupportedModel(
+            f"{weights.folder}: {found[0].joint}.weight and {found[-1].joint}.weight are not of one kind"
+        )
+
+
+def plan_of(weights: Weights, names: Names, target: Network, n_ctx: int) -> BlockPlan:
+    """The plan of the block: the target's in its own folder or without a config, else from the folder's config."""
+    config, path = target.config, weights.folder / "config.json"
+    if path.exists() and not is_whole_model(weights.names):
+        plan = read_plan(Fields.read(path), weights, names.block, config.d_model, n_ctx, target)
+    else:
+        plan = BlockPlan(
+            d_model=config.d_model,
+            n_heads=config.n_heads,
+            d_head=config.d_head,
+            norm=config.norm,
+            rope=config.rope,
+            table=rope_table(config.rope, n_ctx, target),
+        )
+    norm = replace(plan.norm, one_plus=names.one_plus)
+    return replace(plan, norm=norm, moe=experts_of(target))
+
+
+def load_layer(
+    weights: Weights, names: Names, plan: BlockPlan, target: Network, place: int, *, recycle_normed: bool
+) -> MtpLayer:
+    """The layer in a place of the head. Its embedding and head are the target's unless it has others of its own."""
+    d_model = plan.d_model
+    embedding, head = target.decoder.embedding, target.decoder.head
+    own_head: AnyHead = head
+    if names.embedding is not None:
+        embedding = load_draft_embedding(weights, names.embedding, d_model, target)
+    if names.head is not None and not repeats_head(weights, f"{names.head}.weight", target):
+        own_head = load_draft_head(weights, names.head, d_model, target)
+    return MtpLayer(
+        place=place,
+        token_norm=load_norm(weights, names.token_norm, d_model, plan.norm),
+        hidden_norm=load_norm(weights, names.hidden_norm, d_model, plan.norm),
+        joint=load_any_linear(weights, names.joint, 2 * d_model, d_model),
+        hidden_first=names.hidden_first,
+        block=load_draft_block(weights, names.block, plan),
+        norm=load_norm(weights, names.norm, d_model, plan.norm),
+        embedding=embedding,
+        head=own_head,
+        recycle_normed=recycle_normed,
+    )
+
+
+def repeats_head(weights: Weights, name: str, target: Network) -> bool:
+    """Whether a tensor is a copy of the target's head; if so it is accounted for.
+
+    The target's head is packed and cannot be compared. So the folder must be the target's own, which its
+    embedding shows, and hold the original beside the copy.
+    """
+    embedding = target.decoder.embedding.weight
+    if not is_whole_model(weights.names) or EMBEDDING not in weights:
+        return False
+    if weights.shape(EMBEDDING) != tuple(embedding.shape):
+        return False
+    original = "lm_head.weight" if "lm_head.weight" in weights else EMBEDDING
+    return weights.drop_copy(EMBEDDING, embedding) and weights.drop_twin(name, original)

@@ -1,0 +1,351 @@
+"""Strict reader of a checkpoint's config.json and generation_config.json, in both dialects of transformers.
+
+What the network would have to do differently and cannot is refused by key and value. Keys that change nothing
+about the function computed are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.engine.checkpoint.layouts import Scheme
+from slipstream.engine.errors import UnsupportedModel
+from slipstream.engine.layers.attention import AttentionSpec
+from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
+from slipstream.engine.layers.norm import NormSpec
+from slipstream.engine.layers.rope import SCALINGS, RopeSpec, yarn_attention_factor
+from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.reading.quantization import KEYS as QUANTIZATION_KEYS
+from slipstream.engine.models.reading.quantization import read_scheme
+from slipstream.engine.text.tokenizer import stop_ids
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# Keys that change the function computed, with the values under which they do not. A key that is absent or
+# null is harmless everywhere; one that a family understands is that family's business.
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "hidden_activation": ("silu", "swish"),
+    **dict.fromkeys(QUANTIZATION_KEYS, ()),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "logits_scaling": (1,),
+    "logit_scale": (1,),
+    "query_pre_attn_scalar": (),
+    "clip_qkv": (0,),
+    "no_rope_layers": ((),),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "n_routed_experts": (0,),
+    "attn_output_gate": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+}
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # of `layer_types`
+FULL_EVERY = "sliding_window_pattern"  # the key of older files: every so many layers a full one
+GENERATION = "generation_config.json"
+# What it calls a default -> the request field.
+SAMPLING_KEYS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape of a network and what its checkpoint says about using it."""
+
+    architecture: str
+    d_model: int
+    d_ffn: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    vocab_rows: int  # rows of the embedding; the tokenizer may use fewer
+    n_ctx_train: int
+    norm_eps: float
+    rope: RopeSpec  # of full layers, where kinds of layers differ
+    tied: bool | None  # None: the checkpoint does not say, its tensors decide
+    attention_bias: bool
+    mlp_bias: bool
+    dtype: torch.dtype  # of the stored weights
+    eos_ids: frozenset[int]
+    bos_id: int | None
+    sampling: Mapping[str, float | int]  # defaults of generation_config.json by request field
+    quantization: Scheme | None = None  # how matrices of few bits are stored
+    fields: Fields = field(
+        compare=False, repr=False
+    )  # all of the text model's keys, for what one family alone asks
+    heeded: Collection[str] = ()  # keys among `fields` that other families would have to refuse
+
+    @property
+    def norm(self) -> NormSpec:
+        """The plain norm, on queries and keys too where a family has them there."""
+        return NormSpec(self.norm_eps)
+
+    @property
+    def windows(self) -> list[int | None]:
+        """Per layer, how many positions a row sees, its own included; None: all before it.
+
+        Raises `UnsupportedModel` for kinds of layers that are neither full nor sliding.
+        """
+        fields, n = self.fields, self.n_layers
+        has_window = fields.has("sliding_window") and fields.flag("use_sliding_window", default=True)
+        window = fields.count("sliding_window") if has_window else None
+        if window is None or "layer_types" not in self.heeded:
+            return [None] * n  # `refuse_sliding_window` has seen to the second
+        kinds = fields.values.get("layer_types")
+        if kinds is None:
+            first, every = fields.count("max_window_layers", 0, least=0), fields.count(FULL_EVERY, n + 1)
+            kinds = [SLIDING if i >= first and (i + 1) % every else FULL for i in range(n)]
+        if not isinstance(kinds, list) or len(kinds) != n or not set(kinds) <= {FULL, SLIDING}:
+            raise fields.refuse("layer_types", f"must name {FULL} or {SLIDING} for {n} layers")
+        return [window if kind == SLIDING else None for kind in kinds]
+
+    def attention(self, **changes: Any) -> AttentionSpec:
+        """Attention of this shape; `changes` are fields of `AttentionSpec` in which a family differs."""
+        shape: dict[str, Any] = {
+            "d_model": self.d_model,
+            "n_heads": self.n_heads,
+            "n_kv_heads": self.n_kv_heads,
+            "d_head": self.d_head,
+            "rope": self.rope,
+        }
+        return AttentionSpec(**{**shape, **changes})
+
+    def decoder(
+        self, blocks: Sequence[BlockSpec], n_positions: int, vocab_size: int, norm: NormSpec | None = None
+    ) -> DecoderSpec:
+        """A decoder of these blocks. norm: of the residual stream; None: the plain one."""
+        return DecoderSpec(
+            d_model=self.d_model,
+            vocab_rows=self.vocab_rows,
+            vocab_size=vocab_size,
+            n_positions=n_positions,
+            norm=norm or self.norm,
+            tied=self.tied,
+            blocks=blocks,
+        )
+
+
+def read_config(
+    path: Path | str,
+    understood: Mapping[str, Collection[str]] | None = None,
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+) -> ModelConfig:
+    """The config of a checkpoint folder. Raises `UnsupportedModel` naming key and value, or `LoadError`.
+
+    path: the folder, or a config file, whose generation_config.json lies beside it if anywhere.
+    understood: per architecture, keys that change the function computed and that its family heeds. defaults: per
+    architecture, values of keys that its checkpoints leave out.
+    """
+    path = Path(path)
+    file, folder = (path, path.parent) if path.is_file() else (path / "config.json", path)
+    outer = Fields.read(file)
+    architecture = read_architecture(outer)
+    fields = text_fields(outer).over((defaults or {}).get(architecture, {}))
+    heeded = (understood or {}).get(architecture, ())
+    refuse_unsupported(fields, {*heeded, *QUANTIZATION_KEYS})
+    refuse_sliding_window(fields, heeded)
+    d_model = fields.count("hidden_size")
+    n_heads = fields.count("num_attention_heads")
+    n_kv_heads = fields.count("num_key_value_heads", n_heads)
+    d_head = fields.count("head_dim", d_model // n_heads or None)
+    if n_heads % n_kv_heads:
+        raise fields.refuse("num_key_value_heads", f"must divide num_attention_heads = {n_heads}")
+    return ModelConfig(
+        architecture=architecture,
+        d_model=d_model,
+        # Where every layer has experts there need not be a width of dense ones.
+        d_ffn=fields.count("intermediate_size", fields.values.get("moe_intermediate_size")),
+        n_layers=fields.count("num_hidden_layers"),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        d_head=d_head,
+        vocab_rows=fields.count("vocab_size"),
+        n_ctx_train=fields.count("max_position_embeddings"),
+        norm_eps=fields.positive("rms_norm_eps", 1e-6),
+        rope=read_rope(fields, d_head, FULL if "layer_types" in heeded else None),
+        tied=fields.flag("tie_word_embeddings", default=False) if fields.has("tie_word_embeddings") else None,
+        attention_bias=fields.flag("attention_bias", default=False),
+        mlp_bias=fields.flag("mlp_bias", default=False),
+        dtype=read_dtype(fields),
+        eos_ids=stop_ids(file, folder / GENERATION),
+        bos_id=read_bos(fields),
+        sampling=read_sampling(folder),
+        quantization=read_scheme(fields),
+        fields=fields,
+        heeded=heeded,
+    )
+
+
+def text_fields(outer: Fields) -> Fields:
+    """The keys of the text model: all of them, or those under `text_config` of a wrapper for several media.
+
+    Where both have a say, whether embedding and head are tied is the wrapper's.
+    """
+    if not outer.has("text_config"):
+        return outer
+    inner = outer.child("text_config")
+    shared = {
+        key: outer.values[key]
+        for key in (
+            "tie_word_embeddings",
+            "dtype",
+            "torch_dtype",
+            *QUANTIZATION_KEYS,
+        )
+        if outer.has(key)
+    }
+    return Fields({**inner.values, **shared}, inner.where)
+
+
+def read_architecture(fields: Fields) -> str:
+    """The one name under `architectures`."""
+    names = fields.values.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise fields.refuse("architectures", "must be a list of one name")
+    return names[0]
+
+
+def read_dtype(fields: Fields) -> torch.dtype:
+    """The dtype of the stored weights; float32 if the checkpoint does not say."""
+    key = "dtype" if fields.has("dtype") else "torch_dtype"
+    name = fields.text(key, "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise fields.refuse(key, f"must be one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def read_bos(fields: Fields) -> int | None:
+    """The id of the begin token, or None."""
+    value = fields.values.get("bos_token_id")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise fields.refuse("bos_token_id", "must be a token id")
+    return value
+
+
+def refuse_unsupported(fields: Fields, understood: Collection[str] = ()) -> None:
+    """Raise `UnsupportedModel` for the first key that asks for something its family does not do."""
+    for key, harmless in HARMLESS.items():
+        if key in understood:
+            continue
+        value = fields.values.get(key)
+        value = tuple(value) if isinstance(value, list) else value
+        if value is not None and value not in harmless:
+            raise fields.refuse(key, "not supported")
+
+
+def refuse_sliding_window(fields: Fields, understood: Collection[str] = ()) -> None:
+    """Raise `UnsupportedModel` if any layer would not attend to the whole context, and its family heeds no such key."""
+    kinds = fields.values.get("layer_types")
+    if "layer_types" in understood:
+        return
+    if kinds is not None:
+        if not isinstance(kinds, list) or set(kinds) != {"full_attention"}:
+            raise fields.refuse("layer_types", "only full_attention is supported")
+        return
+    if not fields.has("sliding_window") or not fields.flag("use_sliding_window", default=True):
+        return
+    reaches_all = fields.count("sliding_window") >= fields.count("max_position_embeddings")
+    first = fields.values.get("max_window_layers")
+    no_layer = isinstance(first, int) and first >= fields.count("num_hidden_layers")
+    if not reaches_all and not no_layer:
+        raise fields.refuse("sliding_window", "sliding windows are not supported")
+
+
+def read_rope(fields: Fields, d_head: int, kind_of_layer: str | None = None) -> RopeSpec:
+    """The rotary embedding: `rope_parameters` where present, else the older top-level keys.
+
+    kind_of_layer: whose it is where there is one for each; None: kinds that differ are refused.
+    """
+    given = fields.child("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    if kind_of_layer is not None and isinstance(given.values.get(kind_of_layer), dict):
+        given = given.child(kind_of_layer)
+    if any(isinstance(value, dict) for value in given.values.values()):
+        raise UnsupportedModel(
+            f"{given.where}: different rotary embeddings per kind of layer are not supported"
+        )
+    key = "rope_type" if given.has("rope_type") else "type"
+    kind = given.text(key, "default")
+    kind = "default" if kind == "mrope" else kind  # with text alone its three position rows are equal
+    if kind not in SCALINGS:
+        raise given.refuse(key, f"must be one of {', '.join(SCALINGS)}")
+    theta = (given if given.has("rope_theta") else fields).positive("rope_theta", 10000.0)
+    partial = (given if given.has("partial_rotary_factor") else fields).positive("partial_rotary_factor", 1.0)
+    n_dims = int(d_head * partial)
+    if partial > 1 or n_dims % 2 or n_dims == 0:
+        raise UnsupportedModel(
+            f"{fields.where}: head_dim {d_head} with partial_rotary_factor {partial}: "
+            f"{n_dims} rotated dimensions, must be even and at most head_dim"
+        )
+    plain = RopeSpec(kind=kind, theta=theta, n_dims=n_dims)
+    return plain if kind == "default" else read_scaling(fields, given, plain)
+
+
+def read_scaling(fields: Fields, given: Fields, plain: RopeSpec) -> RopeSpec:
+    """The spec of a scaled rotary embedding, from the scaling's own object `given`."""
+    top = fields if fields.has("original_max_position_embeddings") else given
+    n_ctx = top.count("original_max_position_embeddings", fields.count("max_position_embeddings"))
+    if given.has("factor") or plain.kind != "yarn":
+        factor = given.positive("factor")
+    else:
+        factor = fields.count("max_position_embeddings") / n_ctx
+    low, high = given.positive("low_freq_factor", 1.0), given.positive("high_freq_factor", 4.0)
+    if low >= high:
+        raise given.refuse("low_freq_factor", f"must be below high_freq_factor = {high}")
+    attention_factor = 1.0
+    if plain.kind == "yarn":
+        mscale, mscale_all = given.number("mscale", 0.0), given.number("mscale_all_dim", 0.0)
+        attention_factor = given.positive(
+            "attention_factor", yarn_attention_factor(factor, mscale, mscale_all)
+        )
+    return RopeSpec(
+        kind=plain.kind,
+        theta=plain.theta,
+        n_dims=plain.n_dims,
+        factor=factor,
+        low_freq_factor=low,
+        high_freq_factor=high,
+        n_ctx_original=n_ctx,
+        beta_fast=given.positive("beta_fast", 32.0),
+        beta_slow=given.positive("beta_slow", 1.0),
+        truncate=given.flag("truncate", default=True),
+        attention_factor=attention_factor,
+    )
+
+
+def read_sampling(folder: Path) -> dict[str, float | int]:
+    """Sampling defaults of generation_config.json by request field; empty if the file is not there."""
+    path = folder / GENERATION
+    if not path.exists():
+        return {}
+    fields = Fields.read(path)
+    found: dict[str, float | int] = {}
+    for key, name in SAMPLING_KEYS.items():
+        if not fields.has(key):
+            continue
+        value = fields.number(key)
+        if (
+            value < 0
+            or (key in ("top_p", "min_p") and value > 1)
+            or (key == "repetition_penalty" and value == 0)
+        ):
+            raise fields.refuse(key, "out of range")
+        found[name] = int(value) if key == "top_k" else value
+    if not fields.flag("do_sample", default=True):
+        found["temperature"] = 0.0  # the checkpoint asks for greedy decoding
+    return found

@@ -1,0 +1,26 @@
+"""What others see of the engine while it computes: a picture taken between two steps, now and then."""
+
+from __future__ import annotations
+
+import time
+
+from slipstream.engine.api import EngineStats
+from slipstream.engine.core.engine import Engine
+
+_FRESH_S = 0.02  # a picture costs 5 % of a tiny model's step
+
+
+class Picture:
+    """The engine's figures. They are renewed on the engine's thread and read on any."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._taken_s, self._n_moves = time.perf_counter(), engine.n_moves
+        self.stats: EngineStats = engine.stats()
+
+    def renew(self) -> None:
+        """Take a new one; while the same requests run, one that is 20 ms old will do."""
+        now, n_moves = time.perf_counter(), self._engine.n_moves
+        if self._engine.busy and n_moves == self._n_moves and now - self._taken_s < _FRESH_S:
+            return
+        self.stats, self._taken_s, self._n_moves = self._engine.stats(), now, n_moves

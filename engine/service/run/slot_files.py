@@ -1,0 +1,183 @@
+"""Slots in files: a saved prefix as safetensors, never pickled, with what proves that it belongs to this server.
+
+A file with state of another model would be read without any error and give senseless text, and so would a flipped
+bit. So a file names the networks that made it, and a checksum covers all its tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.saved import Saved, SavedWindow
+from slipstream.engine.checkpoint.weights import fault
+from slipstream.engine.errors import InvalidRequest, SlotFileRefused
+
+_FORMAT = "slipstream-slot-1"
+_NAME_BYTES = 200  # file systems take 255, of which a temporary name needs some more
+_BARRED = frozenset('/\\:*?"<>|')
+_N_SAMPLES, _SAMPLE_BYTES = 256, 1024  # of each file of weights
+
+
+class SlotFiles:
+    """The folder of saved slots. Every tenant has a folder of its own in it: names tell nothing to another one."""
+
+    def __init__(self, folder: Path, fingerprint: str, page_size: int) -> None:
+        """fingerprint: `state_fingerprint` of the running networks."""
+        self._folder = folder
+        self._identity = {"format": _FORMAT, "page_size": str(page_size), "fingerprint": fingerprint}
+
+    def path(self, filename: str, tenant: str) -> Path:
+        """Where a name lies. Raises `InvalidRequest` unless it is a plain, visible name in the folder itself."""
+        if not filename or len(filename.encode()) > _NAME_BYTES:
+            raise InvalidRequest("filename", f"must have 1 … {_NAME_BYTES} bytes")
+        if not filename.isprintable() or _BARRED & set(filename):
+            barred = " ".join(sorted(_BARRED))
+            raise InvalidRequest("filename", f"must have neither control characters nor any of {barred}")
+        if filename.startswith((".", " ")) or filename.endswith((".", " ")):
+            raise InvalidRequest("filename", "must not begin or end with a dot or a space")
+        if not tenant:
+            return self._folder / filename
+        return self._folder / f"tenant-{hashlib.sha256(tenant.encode()).hexdigest()[:32]}" / filename
+
+    def write(self, path: Path, saved: Saved) -> int:
+        """Store a prefix, in place of what was there, which stays whole until then; returns the file's bytes."""
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        tensors = {name: tensor.contiguous() for name, tensor in _tensors(saved).items()}
+        metadata = {**self._identity, "sha256": _checksum(tensors)}
+        # Only its owner may read what people wrote; mkstemp sees to it.
+        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+        os.close(handle)
+        try:
+            save_file(tensors, temporary, metadata=metadata)
+            n_bytes = os.stat(temporary).st_size
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        return n_bytes
+
+    def read(self, path: Path) -> tuple[Saved, int]:
+        """What is stored there, and the file's bytes.
+
+        Raises `SlotFileRefused` for a file that is missing, damaged, or another model's.
+        """
+        name = path.name
+        if not path.is_file():
+            raise SlotFileRefused(f"there is no saved slot {name}")
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                metadata = file.metadata() or {}
+                self._check(name, metadata)
+                mapped = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+                if _checksum(mapped) != metadata.get("sha256"):
+                    raise SlotFileRefused(f"{name} is damaged: its checksum is wrong")
+                # A copy: the file may change under a mapping.
+                saved = _saved({key: tensor.clone() for key, tensor in mapped.items()})
+            return saved, path.stat().st_size
+        except (SafetensorError, OSError) as error:
+            raise SlotFileRefused(f"{name} is damaged: {fault(path)} ({error})") from None
+        except (KeyError, ValueError):
+            raise SlotFileRefused(f"{name} is damaged: not the tensors of a saved slot") from None
+
+    def _check(self, name: str, metadata: Mapping[str, str]) -> None:
+        for key, told in (
+            ("format", "in another format"),
+            ("page_size", "with pages of another size"),
+            ("fingerprint", "by another model, draft or dtype"),
+        ):
+            found = metadata.get(key)
+            if found != self._identity[key]:
+                raise SlotFileRefused(f"{name} was saved {told}: {found}, here {self._identity[key]}")
+
+
+def state_fingerprint(folders: Iterable[Path], cache: Cache) -> str:
+    """Changes with the weights and configs of the networks whose state is cached, and with how it is laid out.
+
+    Weights are sampled, evenly over each file: reading all of them takes too long.
+    """
+    digest = hashlib.sha256()
+    for folder in folders:
+        digest.update((folder / "config.json").read_bytes())
+        for file in sorted(folder.glob("*.safetensors")):
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size}".encode())
+            with file.open("rb") as stream:
+                for n in range(_N_SAMPLES):
+                    stream.seek(size * n // _N_SAMPLES)
+                    digest.update(stream.read(_SAMPLE_BYTES))
+    for name, store in cache.stores.items():
+        kinds = [(tuple(one.shape[1:]), str(one.dtype)) for one in store.page_tensors]
+        kinds += [(tuple(one.shape[1:]), str(one.dtype)) for one in store.window_tensors]
+        kinds += [(tuple(one.shape), str(one.dtype)) for one in store.slot_tensors]
+        digest.update(repr((name, store.device.type, kinds)).encode())
+    return digest.hexdigest()[:32]
+
+
+def _tensors(saved: Saved) -> dict[str, Tensor]:
+    """The prefix under names; of a list of tensors each has its number at the end."""
+    tensors = {"tokens": torch.tensor(saved.tokens, dtype=torch.int32)}
+
+    def put(name: str, parts: Sequence[Tensor]) -> None:
+        tensors.update({f"{name}.{i}": part for i, part in enumerate(parts)})
+
+    for store, n_pages in saved.complete.items():
+        tensors[f"complete.{store}"] = torch.tensor([n_pages], dtype=torch.int32)
+        put(f"rows.{store}", saved.rows[store])
+    for store, window in saved.windows.items():
+        tensors[f"window_numbers.{store}"] = torch.tensor(window.numbers, dtype=torch.int32)
+        put(f"window_rows.{store}", window.rows)
+    for (store, n_tokens), states in saved.states.items():
+        put(f"states.{store}.{n_tokens}", states)
+    return tensors
+
+
+def _saved(tensors: Mapping[str, Tensor]) -> Saved:
+    """The opposite of `_tensors`. Raises KeyError or ValueError for other names."""
+    tensors = dict(tensors)
+
+    def take(name: str) -> list[Tensor]:
+        parts: list[Tensor] = []
+        while (part := tensors.pop(f"{name}.{len(parts)}", None)) is not None:
+            parts.append(part)
+        return parts
+
+    def stores(name: str) -> list[str]:
+        return [key.removeprefix(f"{name}.") for key in tensors if key.startswith(f"{name}.")]
+
+    complete: dict[str, int] = {}
+    for store in stores("complete"):
+        [complete[store]] = tensors.pop(f"complete.{store}").tolist()
+    rows = {store: take(f"rows.{store}") for store in complete}
+    windows = {
+        store: SavedWindow(tensors.pop(f"window_numbers.{store}").tolist(), take(f"window_rows.{store}"))
+        for store in stores("window_numbers")
+    }
+    states = {}
+    for place in {key.rpartition(".")[0] for key in tensors if key.startswith("states.")}:
+        _, store, n_tokens = place.split(".")
+        states[store, int(n_tokens)] = take(place)
+    saved = Saved(tensors.pop("tokens").tolist(), complete, rows, windows, states)
+    if tensors:
+        raise ValueError(f"unknown tensors: {', '.join(tensors)}")
+    return saved
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(repr((name, tuple(tensor.shape), str(tensor.dtype))).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

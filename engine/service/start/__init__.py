@@ -1,0 +1,1 @@
+"""Settings become a warm engine: folders, sizes, networks, drafters."""

@@ -1,0 +1,286 @@
+"""Settings -> a warm engine: checkpoints, cache, drafters, start-up measurements.
+
+What is worked out here (context, pages, batch size) is not a setting; it is logged once and shown in `/props`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.engine.api import ModelInfo
+from slipstream.engine.core import forward
+from slipstream.engine.core.engine import Capacity, Engine
+from slipstream.engine.core.queue import Waiting
+from slipstream.engine.errors import DraftMismatch, SettingError
+from slipstream.engine.frames import frame_sizes
+from slipstream.engine.models.captured import Capturing, cuda_capture
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.registry import load_network, read_model
+from slipstream.engine.models.translated import TranslatedNetwork, shared_tokens, translate
+from slipstream.engine.service.run.slot_files import SlotFiles, state_fingerprint
+from slipstream.engine.service.run.thread import Text, ThreadEngine
+from slipstream.engine.service.start.draft_network import (
+    DRAFT_MODEL,
+    DraftSource,
+    draft_source,
+    head_token_bytes,
+    load_head,
+)
+from slipstream.engine.service.start.drafters import Parts, build, drafter_types
+from slipstream.engine.service.start.folder import local_folder, run_dtype
+from slipstream.engine.service.start.sizes import (
+    PAGE_SIZE,
+    Checkpoint,
+    batch_size,
+    context,
+    make_cache,
+    pages_each,
+)
+from slipstream.engine.settings import Settings, check
+from slipstream.engine.speculate.acceptance import SyntheticAcceptance, coupled, synthetic_rates
+from slipstream.engine.speculate.chain import Chain
+from slipstream.engine.speculate.decide.length import Lengths
+from slipstream.engine.speculate.network import draft_model
+from slipstream.engine.speculate.resolve import NO_DRAFTER
+from slipstream.engine.text.chat import load_chat_template
+from slipstream.engine.text.grammar import Grammars
+from slipstream.engine.text.tokenizer import Tokenizer, by_id, same_vocabulary
+from slipstream.kernels import OPS, select
+from slipstream.kernels.dispatch import CannotRunError
+
+log = logging.getLogger(__name__)
+
+PRODUCTS = ("matmul",)  # what layers of another dtype than float32 may do in it
+_LEAST_SHARED = 0.5  # of the target's tokens that a draft model must know
+
+
+def launch(settings: Settings) -> ThreadEngine:
+    """Load everything and start the engine's thread. Raises `LoadError`. Blocks until warm."""
+    check(settings)
+    slot_folder = _slot_folder(settings)
+    started = time.perf_counter()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    if not settings.model:
+        raise SettingError("model", "''", "a model folder or hub name is needed")
+    target_from = _checkpoint(settings.model, settings.device, settings.dtype)
+    draft_folder = None if settings.model_draft is None else local_folder(settings.model_draft)
+    source = draft_source(draft_folder, target_from)
+    types = drafter_types(settings, None if source is None else source.name)
+    rates = synthetic_rates(settings, types)
+    tokenizer = Tokenizer(target_from.path)
+    used = source if source is not None and source.name in types else None
+    n_ctx, networks = _networks(settings, target_from, tokenizer, used)
+    target = networks[forward.STORE]
+    capacity = Capacity(
+        n_slots=settings.parallel,
+        n_ctx=n_ctx,
+        batch_size=batch_size(settings, target.device),
+        eos_ids=tokenizer.eos_ids,
+        overlaps=settings.async_scheduling and target.device.type == "cuda",
+    )
+    followers = [name for name in networks if name in types]
+    cache = make_cache(settings, networks, n_ctx, followers)
+    parts = Parts(settings, networks, cache, capacity)
+    drafters = [build(name, parts) for name in types]
+    chain = Chain(drafters, Lengths(adaptive=settings.spec_adaptive), by_value=settings.spec_order == "value")
+    acceptance = SyntheticAcceptance(rates, tokenizer.eos_ids) if rates else coupled
+    waiting = Waiting(settings.max_queue_wait, settings.request_timeout)
+    engine = Engine(target, cache, chain, capacity, acceptance, waiting)
+    if settings.cuda_graphs and target.device.type == "cuda":
+        _capture(engine, target, settings, n_drafts=settings.draft_max if types else 0)
+    engine.warm_up()
+    template = load_chat_template(target_from.path, tokenizer)
+    text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size))
+    info = _info(settings, target_from, text, engine, types)
+    slot_files = None
+    if slot_folder is not None:
+        folders = [target_from.path] if used is None else [target_from.path, used.path]
+        slot_files = SlotFiles(slot_folder, state_fingerprint(folders, cache), PAGE_SIZE)
+    _log_ready(info, time.perf_counter() - started)
+    return ThreadEngine(engine, text, info, settings, slot_files)
+
+
+def _capture(engine: Engine, target: Network, settings: Settings, n_drafts: int) -> None:
+    """Capture the passes of all networks as CUDA graphs. Where that fails, they run as they are."""
+    started = time.perf_counter()
+    capturing = Capturing(
+        cuda_capture(target.device),
+        frame_sizes(settings.parallel, n_drafts),
+        pages_each(settings, engine.capacity.n_ctx),
+        n_drafts,
+        torch.zeros(1, target.config.d_model, dtype=target.dtype, device=target.device),
+    )
+    try:
+        engine.capture(capturing)
+    except Exception:
+        log.exception(
+            "passes could not be captured and run slower than they should; --no-cuda-graphs does not try"
+        )
+        return
+    log.info("captured sizes=%d seconds=%.1f", len(capturing.sizes), time.perf_counter() - started)
+
+
+def _slot_folder(settings: Settings) -> Path | None:
+    """Where slots are saved, if they can be."""
+    name = settings.slot_save_path
+    if name is not None and (not name or not os.access(name, os.W_OK) or not Path(name).is_dir()):
+        raise SettingError("slot_save_path", name or "''", "must be a folder that can be written to")
+    return None if name is None else Path(name)
+
+
+def _networks(
+    settings: Settings, target_from: Checkpoint, tokenizer: Tokenizer, source: DraftSource | None
+) -> tuple[int, dict[str, Any]]:
+    """(context, networks by the name of their store: the target, then a draft model or a head)."""
+    draft_from, head_bytes = None, 0
+    if source is not None and source.name == DRAFT_MODEL:
+        draft_from = _checkpoint(str(source.path), settings.device_draft or settings.device, settings.dtype)
+    elif source is not None:
+        head_bytes = head_token_bytes(source, target_from, settings)
+    sources = [one for one in (target_from, draft_from) if one is not None]
+    n_ctx = context(settings, sources, head_bytes)
+    _select_ops(sources, exact=settings.exact)
+    target = _load(target_from, tokenizer, n_ctx)
+    networks: dict[str, Any] = {forward.STORE: target}
+    if draft_from is not None:
+        networks[draft_model.STORE] = _load_draft(draft_from, tokenizer, n_ctx)
+    elif source is not None:
+        networks[source.name] = load_head(source, target, n_ctx, settings.draft_taps)
+    return n_ctx, networks
+
+
+def _log_ready(info: ModelInfo, seconds: float) -> None:
+    told = {
+        "model": info.name,
+        "n_params": info.n_params,
+        "dtype": info.dtype,
+        "device": info.device,
+        "n_ctx": info.n_ctx,
+        "n_slots": info.n_slots,
+        "n_pages": info.n_pages,
+        "page_size": info.page_size,
+        "drafters": ",".join(info.drafters) or NO_DRAFTER,
+        "load_s": round(seconds, 1),
+    }
+    log.info("loaded %s", " ".join(f"{name}={value}" for name, value in told.items()))
+
+
+def _checkpoint(name: str, device: str, dtype: str) -> Checkpoint:
+    path = local_folder(name)
+    config = read_model(path)
+    return Checkpoint(path, config, _device(device), run_dtype(config, dtype))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError("device", name, "is not cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise SettingError("device", name, "is not cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingError("device", name, f"this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _load(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network:
+    return load_network(source.path, source.dtype, source.device, n_ctx, tokenizer.vocab_size)
+
+
+def _select_ops(sources: Sequence[Checkpoint], *, exact: bool) -> None:
+    """Fix each op's implementation for every device and dtype in use, and say which.
+
+    float32 is always among them: some layers, such as the routers of some experts, multiply in it. Raises
+    `SettingError` where exactness is asked for and an op has no implementation that promises it.
+    """
+    asked: dict[tuple[torch.device, torch.dtype], Sequence[str]]
+    asked = {(one.device, torch.float32): PRODUCTS for one in sources}
+    asked |= {(one.device, one.dtype): OPS for one in sources}
+    for (device, dtype), folders in asked.items():
+        try:
+            lines = select(device, dtype, exact=folders if exact else ())
+        except CannotRunError as error:
+            if not exact:
+                raise
+            raise SettingError("exact", exact, f"cannot be kept on {device} in {dtype}: {error}") from None
+        chosen = " ".join(f"{line.op}={line.implementation}" for line in lines)
+        log.info("operators device=%s dtype=%s %s", device, str(dtype).removeprefix("torch."), chosen)
+        for line in lines:
+            level = logging.INFO if "refused" in line.reason else logging.DEBUG
+            log.log(level, "operator %s=%s: %s", line.op, line.implementation, line.reason)
+
+
+def _load_draft(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network | TranslatedNetwork:
+    """The draft model, in the target's token ids. Raises `DraftMismatch` if they have too few tokens in common."""
+    own = Tokenizer(source.path)
+    if same_vocabulary(tokenizer, own) and source.config.vocab_rows >= tokenizer.vocab_size:
+        return _load(source, tokenizer, n_ctx)
+    ours, theirs = by_id(tokenizer), by_id(own)
+    share = len(shared_tokens(ours, theirs)) / max(1, len(ours))
+    if share < _LEAST_SHARED:
+        raise DraftMismatch(
+            f"{source.path}: has {share:.0%} of the target's {len(ours)} tokens,"
+            f" at least {_LEAST_SHARED:.0%} are needed"
+        )
+    log.info("vocabulary shared=%.1f%%: ids are translated between draft and target", 100 * share)
+    return translate(_load(source, own, n_ctx), ours, theirs, tokenizer.vocab_size)
+
+
+def _info(
+    settings: Settings, source: Checkpoint, text: Text, engine: Engine, types: Sequence[str]
+) -> ModelInfo:
+    target, tokenizer, stats = engine.target, text.tokenizer, engine.stats()
+    defaults = dict(source.config.sampling)
+    for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+        value = getattr(settings, name)
+        if value is not None:
+            defaults[name] = value
+    return ModelInfo(
+        name=settings.alias or source.path.resolve().name,
+        path=str(source.path),
+        architecture=source.config.architecture,
+        n_params=target.n_params,
+        weight_bytes=target.weight_bytes,
+        vocab_size=target.vocab_size,
+        n_ctx=engine.capacity.n_ctx,
+        n_ctx_train=source.config.n_ctx_train,
+        n_slots=engine.capacity.n_slots,
+        batch_size=engine.capacity.batch_size,
+        n_pages=stats.n_pages_free + stats.n_pages_cached + stats.n_pages_held,
+        page_size=PAGE_SIZE,
+        device=str(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        drafters=tuple(types),
+        chat_template=text.template.source if text.template is not None else None,
+        bos_token=tokenizer.token(tokenizer.bos_id) if tokenizer.bos_id is not None else None,
+        eos_tokens=tuple(tokenizer.token(one) or str(one) for one in sorted(tokenizer.eos_ids)),
+        fingerprint=_fingerprint(source.path, settings, types),
+        created=int(time.time()),
+        sampling_defaults=defaults,
+        added_tokens=tokenizer.added_tokens,
+        tool_template=text.template.tool_source if text.template is not None else None,
+    )
+
+
+def _fingerprint(path: Path, settings: Settings, types: Sequence[str]) -> str:
+    """Changes with config, weights (header and size of each file), dtype and drafters."""
+    digest = hashlib.sha256(
+        repr((settings.dtype, settings.kv_cache_dtype, settings.device, settings.model_draft, types)).encode()
+    )
+    digest.update((path / "config.json").read_bytes())
+    for file in sorted(path.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            digest.update(stream.read(1 << 16))
+        digest.update(str(file.stat().st_size).encode())
+    return f"slipstream-{digest.hexdigest()[:12]}"

@@ -1,0 +1,275 @@
+"""The sizes a server works out at start: context, rows of a pass, pages. Not settings; logged, shown in `/props`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.kv import keep_keys_in
+from slipstream.engine.cache.snapshots import Snapshots
+from slipstream.engine.cache.store import Need, Sizes, Store
+from slipstream.engine.errors import SettingError
+from slipstream.engine.models.blueprint import draw, position_bytes
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.engine.models.registry import decoder_spec
+from slipstream.engine.settings import Settings
+
+log = logging.getLogger(__name__)
+
+PAGE_SIZE = 64
+CPU_SHARE = 0.25  # of free host memory for the cache
+CUDA_SHARE = 0.9  # of device memory left after the weights
+_CONTEXT_MOST = 32768  # unless asked for: longer ones are rarely meant and cost every slot its share of pages
+_CONTEXT_LEAST = 512
+# Of keys and values, by `--kv-cache-dtype`; None: the network's.
+KV_DTYPES = {"auto": None, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
+_SNAPSHOT_MOST = 8192  # MiB of host memory for snapshots, unless asked for
+_ROWS = {
+    "cuda": 2048,
+    "cpu": 128,
+}  # on CPU a pass is short, so that a prompt never holds up other streams for long
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the layers of one network ask of the cache."""
+
+    needs: Sequence[Need]
+    dtype: torch.dtype
+    rows: int = _ROWS["cuda"]  # of a pass, unless they are set
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        return sum(need.token_bytes(self.dtype) for need in self.needs)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's recurrent states."""
+        return sum(need.slot_bytes(self.dtype) for need in self.needs)
+
+    @property
+    def parked_bytes(self) -> int:
+        """Bytes of one parked row in all layers."""
+        return sum(need.parked_bytes(self.dtype) for need in self.needs)
+
+    def n_window_pages(self, settings: Settings) -> int:
+        """Pages of layers with a window: what all slots can hold at once, and as much again for prefixes."""
+        windows = [need.window for need in self.needs if need.window is not None]
+        if not windows:
+            return 0
+        # One page more for a window that begins within a page, one for a copied page.
+        n_tokens = max(windows) + (settings.batch_size or self.rows) + settings.draft_max
+        return 2 * settings.parallel * (-(-n_tokens // PAGE_SIZE) + 2)
+
+    def window_bytes(self, settings: Settings) -> int:
+        """Bytes of those pages, and of the one that is nobody's."""
+        each = PAGE_SIZE * sum(need.window_bytes(self.dtype) for need in self.needs)
+        return each * (self.n_window_pages(settings) + 1)
+
+    def fixed_bytes(self, settings: Settings) -> int:
+        """Bytes of recurrent states, parked rows and windows of all slots, and of the page that is nobody's."""
+        states = self.slot_bytes * settings.parallel + self.parked_bytes * n_parked(settings)
+        return states + self.window_bytes(settings) + PAGE_SIZE * self.token_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of a device: how much is free, and which share of it the cache may take."""
+
+    free: float  # bytes; infinite if there is as much as it takes
+    share: float
+
+    @classmethod
+    def of(cls, device: torch.device) -> Memory:
+        """As it is now."""
+        if device.type == "cuda":
+            return cls(torch.cuda.mem_get_info(device)[0], CUDA_SHARE)
+        return cls(_free_memory(), CPU_SHARE)
+
+    def cache_bytes(self, settings: Settings, other_bytes: int) -> float:
+        """Bytes for all pages: as set, or the share of what is free once `other_bytes` more are taken."""
+        if settings.cache_size is not None:
+            return settings.cache_size * 2.0**20
+        return self.share * (self.free - other_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint folder and how it will run."""
+
+    path: Path
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def demand(self) -> Demand:
+        """What its layers ask of the cache."""
+        needs = [block.mixer.need for block in decoder_spec(self.config, 1).blocks]
+        return Demand(needs, self.dtype, _ROWS[self.device.type])
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of its rotary tables per position of the context."""
+        return position_bytes(decoder_spec(self.config, 1))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that its weights will take of the device: those of its files, unless it is quantised."""
+        if self.config.quantization is not None:
+            return draw(self.config, self.dtype, self.device).weight_bytes
+        return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+
+
+def kept(settings: Settings, needs: Sequence[Need]) -> list[Need]:
+    """What layers need, their keys and values in the dtype that is set."""
+    return keep_keys_in(needs, KV_DTYPES[settings.kv_cache_dtype])
+
+
+def context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int = 0) -> int:
+    """Most tokens of one sequence: as set, or as many as model and memory allow. The target comes first.
+
+    head_bytes: of one token's keys and values in a draft head.
+    """
+    demands = [replace(one.demand, needs=kept(settings, one.demand.needs)) for one in sources]
+    room = Memory.of(sources[0].device).cache_bytes(settings, sum(one.weight_bytes for one in sources))
+    room -= sum(one.fixed_bytes(settings) for one in demands)
+    each = head_bytes + sum(one.token_bytes for one in demands) + sum(one.position_bytes for one in sources)
+    return longest(settings, min(one.config.n_ctx_train for one in sources), room, each)
+
+
+def longest(settings: Settings, most: int, room: float, token_bytes: int) -> int:
+    """Most tokens of one sequence: as set, or as `room` bytes and the models' positions allow.
+
+    most: positions that all models are made for. token_bytes: of all that one more token takes, its row in rotary
+    tables too. Raises `SettingError` if more is set than there are positions.
+    """
+    if settings.ctx_size is None:
+        n_fitting = room / token_bytes - settings.draft_max - 2 * PAGE_SIZE
+        return int(min(most, _CONTEXT_MOST, max(n_fitting, _CONTEXT_LEAST)))
+    if settings.ctx_size > most:
+        raise SettingError("ctx_size", settings.ctx_size, f"is more than the {most} positions of the model")
+    return settings.ctx_size
+
+
+def batch_size(settings: Settings, device: torch.device) -> int:
+    """Rows of one pass."""
+    size = settings.batch_size or _ROWS[device.type]
+    if settings.parallel >= size:
+        raise SettingError(
+            "parallel",
+            settings.parallel,
+            f"must be less than the {size} rows of a pass (--batch-size), or prompts would never run",
+        )
+    return size
+
+
+def n_parked(settings: Settings) -> int:
+    """Rows of drafts that recurrent layers can keep: every slot's longest draft."""
+    return settings.parallel * settings.draft_max
+
+
+def pages_each(settings: Settings, n_ctx: int) -> int:
+    """Pages that one sequence of full length takes with its drafts, and one more for a copied page."""
+    return -(-(n_ctx + settings.draft_max) // PAGE_SIZE) + 1
+
+
+def page_bytes(demands: Iterable[Demand]) -> int:
+    """Bytes of one page in the stores of all networks."""
+    return PAGE_SIZE * sum(one.token_bytes for one in demands)
+
+
+def page_count(settings: Settings, n_ctx: int, demands: Sequence[Demand], memory: Memory) -> int:
+    """Pages for twice all slots at full length, or as many as the memory allows; at least one full sequence.
+
+    memory: as it is once the weights are loaded. Raises `SettingError` if not even one sequence fits.
+    """
+    each, size = pages_each(settings, n_ctx), page_bytes(demands)
+    room = memory.cache_bytes(settings, sum(one.fixed_bytes(settings) for one in demands))
+    # Where all layers have windows, pages are mere numbers.
+    fitting = room / size if size else math.inf if room >= 0 else 0
+    wanted = math.inf if settings.cache_size is not None and size else 2 * each * settings.parallel
+    n_pages = int(min(fitting, wanted))
+    if n_pages < each:
+        raise SettingError(
+            "cache_size",
+            settings.cache_size or "(free memory)",
+            f"gives {max(n_pages, 0)} pages, one sequence of --ctx-size {n_ctx} needs {each};"
+            f" a page has {size / 2**20:.2f} MiB",
+        )
+    return n_pages
+
+
+class HasLayers(Protocol):
+    """What has cached state: a whole network, or a head, which runs as its target does."""
+
+    @property
+    def needs(self) -> list[Need]: ...
+
+
+def make_cache(
+    settings: Settings, networks: Mapping[str, HasLayers], n_ctx: int, followers: Collection[str] = ()
+) -> Cache:
+    """The stores of all networks, with as many pages as `page_count` says.
+
+    `networks` by the name of their store, the target's first; their weights are loaded. `followers` are those whose
+    rows are made while the target computes.
+    """
+    target = next(iter(networks.values()))
+    assert isinstance(target, Network)
+    runs = {
+        name: (getattr(one, "dtype", target.dtype), getattr(one, "device", target.device))
+        for name, one in networks.items()
+    }
+    demands = {
+        name: Demand(kept(settings, network.needs), runs[name][0], _ROWS[runs[name][1].type])
+        for name, network in networks.items()
+    }
+    n_pages = page_count(settings, n_ctx, list(demands.values()), Memory.of(target.device))
+    sizes = Sizes(
+        n_slots=settings.parallel, n_pages=n_pages, page_size=PAGE_SIZE, n_parked=n_parked(settings)
+    )
+    stores = {
+        name: Store(one.needs, replace(sizes, n_window_pages=one.n_window_pages(settings)), *runs[name])
+        for name, one in demands.items()
+    }
+    if settings.cache_ram is not None and not any(store.parking for store in stores.values()):
+        raise SettingError("cache_ram", settings.cache_ram, "has no use with models without recurrent layers")
+    snapshots = Snapshots(snapshot_bytes(settings))
+    for name, one in demands.items():
+        _log_store(name, one, settings)
+    return Cache(stores, settings.parallel, n_pages, PAGE_SIZE, followers, snapshots)
+
+
+def _log_store(name: str, demand: Demand, settings: Settings) -> None:
+    """What a network's layers take: per token, per slot, per parked row, of windows."""
+    log.info(
+        "store network=%s token_bytes=%d slot_bytes=%d parked_row_bytes=%d n_parked=%d window_bytes=%d",
+        name,
+        demand.token_bytes,
+        demand.slot_bytes,
+        demand.parked_bytes,
+        n_parked(settings) if demand.parked_bytes else 0,
+        demand.window_bytes(settings),
+    )
+
+
+def snapshot_bytes(settings: Settings) -> int:
+    """Most host memory for snapshots of recurrent states: as set, or a share of what is free."""
+    if settings.cache_ram is not None:
+        return settings.cache_ram * 2**20
+    return min(_SNAPSHOT_MOST * 2**20, int(CPU_SHARE * _free_memory()))
+
+
+def _free_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

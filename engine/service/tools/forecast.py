@@ -1,0 +1,292 @@
+"""What a server would take of a device's memory, from configs alone: no weights, no device.
+
+Layers are those that a load would build (`engine/models/blueprint.py`), sizes are worked out by the functions that
+a start uses (`sizes.py`). So a forecast differs from a start only in what it is told of the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from slipstream.engine.checkpoint.weights import Weights
+from slipstream.engine.core import forward
+from slipstream.engine.errors import SettingError, UnsupportedModel
+from slipstream.engine.models.blueprint import META, Outline, draw, draw_mtp, mtp_layers
+from slipstream.engine.models.heads.kinds import kind_of
+from slipstream.engine.models.heads.mtp import found_layers
+from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.engine.models.registry import read_model
+from slipstream.engine.service.start.draft_network import DRAFT_MODEL, DRAFT_MTP
+from slipstream.engine.service.start.drafters import drafter_types
+from slipstream.engine.service.start.folder import CONFIGS, local_folder, run_dtype
+from slipstream.engine.service.start.sizes import (
+    CUDA_SHARE,
+    PAGE_SIZE,
+    Demand,
+    Memory,
+    batch_size,
+    kept,
+    longest,
+    n_parked,
+    page_bytes,
+    page_count,
+    pages_each,
+)
+from slipstream.engine.settings import Settings, check
+from slipstream.engine.speculate.network import draft_model
+
+# Keys that only a draft head's config has, which is otherwise a model's.
+HEAD_KEYS = ("draft_vocab_size", "eagle_config", "dflash_config", "markov_rank", "speculators_model_type")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkForecast:
+    """One network of a server."""
+
+    architecture: str
+    dtype: str
+    n_params: int
+    weight_bytes: int
+    token_bytes: int  # of one token's keys and values
+    slot_bytes: int  # of one slot's recurrent states
+    parked_bytes: int  # of one drafted token that recurrent layers keep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """Bytes of the device's memory by what takes them. Buffers of a pass come on top."""
+
+    weights: int
+    tables: int  # of rotary embeddings, for every position
+    states: int  # recurrent ones of all slots
+    parked: int  # rows of drafts in recurrent layers, for all slots
+    windows: int  # keys and values of layers that look back over a window, for all slots
+    spare: int  # the page of keys and values that is nobody's
+    pages: int  # keys and values; 0 if not even one sequence of full length fits
+
+    @property
+    def fixed(self) -> int:
+        """All but the pages."""
+        return self.weights + self.tables + self.states + self.parked + self.windows + self.spare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A server's memory."""
+
+    networks: Mapping[str, NetworkForecast]  # by the name of their store, the target's first
+    drafters: Sequence[str]
+    n_ctx: int
+    n_ctx_train: int  # positions that the networks are made for
+    n_slots: int
+    draft_max: int
+    page_size: int  # tokens
+    page_bytes: int
+    n_pages: int
+    pages_each: int  # that one sequence of full length takes
+    taken: Taken
+    total_bytes: int
+    memory_bytes: int | None  # None: as much as it takes
+    needed_one: int | None  # bytes of free memory for one sequence of n_ctx; None where --cache-size is set
+    needed_all: int | None  # and for one in every slot
+    longest_one: int  # tokens of one sequence if it has all pages; 0 if none fits
+    longest_all: int  # of each if there is one in every slot
+    refusal: str | None  # why the server would not start; None if it would
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    config: ModelConfig
+    dtype: torch.dtype
+    outline: Outline
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(self.outline.needs, self.dtype)
+
+    def told(self) -> NetworkForecast:
+        return NetworkForecast(
+            architecture=self.config.architecture,
+            dtype=str(self.dtype).removeprefix("torch."),
+            n_params=self.outline.n_params,
+            weight_bytes=self.outline.weight_bytes,
+            token_bytes=self.demand.token_bytes,
+            slot_bytes=self.demand.slot_bytes,
+            parked_bytes=self.demand.parked_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """Networks with settings and memory, asked for one context after another."""
+
+    settings: Settings
+    networks: Mapping[str, _Drawn]
+    free: float  # bytes before the server starts
+
+    @property
+    def demands(self) -> list[Demand]:
+        return [one.demand for one in self.networks.values()]
+
+    @property
+    def n_positions(self) -> int:
+        """Most tokens of a sequence that all networks are made for."""
+        return min(one.config.n_ctx_train for one in self.networks.values())
+
+    def context(self) -> int:
+        """The context as a start would choose it."""
+        outlines = [one.outline for one in self.networks.values()]
+        room = Memory(self.free, CUDA_SHARE).cache_bytes(
+            self.settings, sum(one.weight_bytes for one in outlines)
+        )
+        room -= sum(one.fixed_bytes(self.settings) for one in self.demands)
+        token_bytes = sum(one.position_bytes for one in outlines)
+        token_bytes += sum(one.token_bytes for one in self.demands)
+        return longest(self.settings, self.n_positions, room, token_bytes)
+
+    def taken(self, n_ctx: int) -> Taken:
+        """What is taken before there are pages."""
+        outlines = [one.outline for one in self.networks.values()]
+        return Taken(
+            weights=sum(one.weight_bytes for one in outlines),
+            tables=n_ctx * sum(one.position_bytes for one in outlines),
+            states=self.settings.parallel * sum(one.slot_bytes for one in self.demands),
+            parked=n_parked(self.settings) * sum(one.parked_bytes for one in self.demands),
+            windows=sum(one.window_bytes(self.settings) for one in self.demands),
+            spare=page_bytes(self.demands),
+            pages=0,
+        )
+
+    def pages(self, n_ctx: int) -> tuple[int, str | None]:
+        """(pages, None), or (0, why the server would not start)."""
+        settings, free, taken = self.settings, self.free, self.taken(n_ctx)
+        if taken.fixed > free:
+            return 0, f"without pages it takes {_gib(taken.fixed)}, there are {_gib(free)}"
+        memory = Memory(free - taken.weights - taken.tables, CUDA_SHARE)
+        try:
+            n_pages = page_count(settings, n_ctx, self.demands, memory)
+        except SettingError as error:
+            return 0, str(error)
+        total = taken.fixed + n_pages * page_bytes(self.demands)
+        if total > free:
+            # A start takes the setting's word for it and fails in the allocation.
+            return (
+                0,
+                f"--cache-size {settings.cache_size}: makes {_gib(total)} in all, there are {_gib(free)}",
+            )
+        return n_pages, None
+
+    def longest(self, n: int) -> int:
+        """The longest context of which n sequences fit at once, 0 if none does."""
+
+        def too_long(n_ctx: int) -> bool:
+            return self.pages(n_ctx)[0] < n * pages_each(self.settings, n_ctx)
+
+        return bisect_left(range(1, self.n_positions + 1), 1, key=too_long)
+
+    def needed(self, n_ctx: int, n: int) -> int | None:
+        """Free memory with which n sequences fit at once; None where the size of the cache is set."""
+        if self.settings.cache_size is not None:
+            return None
+        pages = n * pages_each(self.settings, n_ctx) * page_bytes(self.demands)
+        return self.taken(n_ctx).fixed + math.ceil(pages / CUDA_SHARE) + 1
+
+
+def forecast(settings: Settings, memory_bytes: int | None = None) -> Forecast:
+    """The memory of a server with these settings, whose models may be folders, config files or hub names.
+
+    memory_bytes: what is free on the device before the server starts; None: as much as it takes. Raises `LoadError`
+    for configs that cannot be read or served and for settings that cannot take effect. That the memory does not
+    suffice is no error but the forecast's `refusal`.
+    """
+    check(settings)
+    batch_size(settings, torch.device("cuda"))
+    networks, drafters = _networks(settings)
+    server = _Server(settings, networks, math.inf if memory_bytes is None else memory_bytes)
+    n_ctx, size = server.context(), page_bytes(server.demands)
+    n_pages, refusal = server.pages(n_ctx)
+    if refusal is not None:  # then tell of the context that would be, not of the least one
+        n_ctx = replace(server, free=math.inf).context()
+    taken = replace(server.taken(n_ctx), pages=n_pages * size)
+    return Forecast(
+        networks={name: one.told() for name, one in networks.items()},
+        drafters=drafters,
+        n_ctx=n_ctx,
+        n_ctx_train=server.n_positions,
+        n_slots=settings.parallel,
+        draft_max=settings.draft_max,
+        page_size=PAGE_SIZE,
+        page_bytes=size,
+        n_pages=n_pages,
+        pages_each=pages_each(settings, n_ctx),
+        taken=taken,
+        total_bytes=taken.fixed + taken.pages,
+        memory_bytes=memory_bytes,
+        needed_one=server.needed(n_ctx, 1),
+        needed_all=server.needed(n_ctx, settings.parallel),
+        longest_one=server.longest(1),
+        longest_all=server.longest(settings.parallel),
+        refusal=refusal,
+    )
+
+
+def _gib(n_bytes: float) -> str:
+    return f"{n_bytes / 2**30:.2f} GiB"
+
+
+def _networks(settings: Settings) -> tuple[dict[str, _Drawn], tuple[str, ...]]:
+    """(the networks by the name of their store, the drafters): those that a server would load."""
+    path = _path(settings.model)
+    config = read_model(path)
+    dtype = run_dtype(config, settings.dtype)
+    networks = {forward.STORE: _drawn(settings, config, dtype, draw(config, dtype))}
+    if settings.model_draft is not None:
+        types = drafter_types(settings, DRAFT_MODEL)
+        config = _read_draft(_path(settings.model_draft))
+        dtype = run_dtype(config, settings.dtype)
+        networks[draft_model.STORE] = _drawn(settings, config, dtype, draw(config, dtype))
+        return networks, types
+    n_mtp = _mtp_layers(path, config)
+    types = drafter_types(settings, DRAFT_MTP if n_mtp else None)
+    if DRAFT_MTP in types:
+        networks[DRAFT_MTP] = _drawn(settings, config, dtype, draw_mtp(config, dtype, n_mtp))
+    return networks, types
+
+
+def _drawn(settings: Settings, config: ModelConfig, dtype: torch.dtype, outline: Outline) -> _Drawn:
+    return _Drawn(config, dtype, replace(outline, needs=kept(settings, outline.needs)))
+
+
+def _path(name: str) -> Path:
+    path = Path(name)
+    return path if path.is_file() else local_folder(name, CONFIGS)
+
+
+def _has_weights(path: Path) -> bool:
+    return path.is_dir() and any(path.glob("*.safetensors"))
+
+
+def _mtp_layers(path: Path, config: ModelConfig) -> int:
+    """MTP layers of a target: those in its files where they are there, else those its config speaks of."""
+    if not _has_weights(path):
+        return mtp_layers(config)
+    names = Weights(path, torch.float32, META).names  # opened, not read
+    return len(found_layers(names, config.n_layers))
+
+
+def _read_draft(path: Path) -> ModelConfig:
+    """The config of a draft model. Raises `UnsupportedModel` for a head, whose size its config does not tell."""
+    kind = kind_of(path) if _has_weights(path) else DRAFT_MODEL
+    if kind != DRAFT_MODEL:
+        raise UnsupportedModel(f"{path}: is a {kind}; of draft networks given apart, only models are planned")
+    config = read_model(path)
+    for key in HEAD_KEYS:
+        if config.fields.has(key):
+            raise config.fields.refuse(key, "the config of a draft head; only draft models are planned")
+    return config

@@ -1,0 +1,1 @@
+"""Drafters that know nothing, for tests and benchmarks of the machinery."""

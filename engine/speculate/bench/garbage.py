@@ -1,0 +1,26 @@
+"""garbage: tokens without sense. Proof that a drafter can cost time and nothing else; for tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slipstream.engine.speculate.drafter import Drafter, Guess, Want
+
+
+class Garbage(Drafter):
+    """Draws drafts of random length and content, the same ones in every run."""
+
+    name = "garbage"
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+        return [self._draw(want) for want in wants]
+
+    def _draw(self, want: Want) -> Guess:
+        random = np.random.default_rng((len(want.slot.tokens), want.slot.sampling.seed))
+        n_drafts = int(random.integers(0, want.n_max + 1))
+        return Guess(random.integers(0, self._vocab_size, n_drafts).tolist())

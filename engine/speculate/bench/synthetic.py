@@ -1,0 +1,49 @@
+"""synthetic: always as many guesses as may be verified, of no meaning; for benchmarks of chosen acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.drafter import Drafter, Guess, Want
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_MASK = 2**64 - 1
+
+
+class Synthetic(Drafter):
+    """Guesses that depend on the request's seed and the position only, and never end a text."""
+
+    name = "synthetic"
+
+    def __init__(self, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        """Raises `ValueError` if every token of the vocabulary ends a text."""
+        words = [i for i in range(vocab_size) if i not in eos_ids]
+        if not words:
+            raise ValueError(f"all {vocab_size} tokens end a text")
+        self._words = np.array(words, dtype=np.int32)  # [n_words]
+
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+        return [Guess(self._draw(want.slot, len(want.after), want.n_max)) for want in wants]
+
+    def _draw(self, slot: Slot, n_after: int, n: int) -> list[int]:
+        first = len(slot.tokens) + n_after
+        numbers = _random(slot.sampling.seed, np.arange(first, first + n, dtype=np.uint64))
+        token_ids: list[int] = self._words[numbers % np.uint64(len(self._words))].tolist()
+        return token_ids
+
+
+def _random(seed: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64 (Steele, Lea and Flood 2014) of seed and position: [n] uint64."""
+    key = _mixed(np.array([seed & _MASK], np.uint64))
+    return _mixed(key + positions * _STEP)
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * _MIX[0]
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * _MIX[1]
+    return numbers ^ (numbers >> np.uint64(31))

@@ -1,0 +1,1 @@
+"""Which draft is verified, and how much of it: what tokens are worth against what they cost."""

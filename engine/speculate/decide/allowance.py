@@ -1,0 +1,105 @@
+"""How often a drafter is asked on trial: as often as it earns, and besides for a small share of the time.
+
+Asking takes time, whether anything comes of it or not. So every drafter has savings per slot, in seconds, and where
+nobody knows what it will say it is asked when they pay for the call: a trial. An accepted token brings in the time in
+which plain decoding makes one, less that of the rows its draft took. Besides, savings grow with the slot's text, by 1 %
+of the time in which plain decoding makes it, shared evenly by the slot's drafters. So trials take no more than that
+beyond what they earn, whatever a pass costs and however many slots there are.
+
+Where passes are dear that pays for a trial at every token, and drafters that read text never rest. Where passes are
+cheap one that earns nothing is asked every few tokens: so long can text that it knows go unnoticed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from slipstream.engine.slot import Slot
+
+_SHARE = 0.01  # of the time of plain decoding
+
+
+@dataclass(slots=True)
+class _Savings:
+    seconds: float
+    since: int  # tokens of the slot when they were counted
+    due: int = 0  # tokens of the slot before which they do not pay for a trial
+    paid: float = 0.0  # seconds, for the last trial
+
+
+class Allowance:
+    """Savings of every (slot, drafter). Not adaptive: costs count as nothing.
+
+    token_s, in all methods: seconds in which plain decoding makes a token.
+    """
+
+    def __init__(self, *, adaptive: bool) -> None:
+        self._adaptive = adaptive
+        self._savings: dict[tuple[int, str], _Savings] = {}
+
+    def begin(self, slot_id: int) -> None:
+        """The slot has another text."""
+        for key in [key for key in self._savings if key[0] == slot_id]:
+            del self._savings[key]
+
+    def pays(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
+        """Whether a drafter can pay for a trial that takes so long. It has paid then."""
+        if not self.affords(slot, name, seconds, token_s):
+            return False
+        self.pay(slot, name, seconds)
+        return True
+
+    def affords(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
+        """Whether a drafter can pay for a trial that takes so long."""
+        if not self._adaptive:
+            return True
+        own = self._savings.get((slot.id, name))
+        if own is not None and len(slot.tokens) < own.due:
+            return False
+        own = self._counted(slot, name, seconds, token_s)
+        if own.seconds < seconds:
+            own.due = own.since + math.ceil((seconds - own.seconds) / _grows(slot, token_s))
+            return False
+        return True
+
+    def pay(self, slot: Slot, name: str, seconds: float) -> None:
+        """A drafter that can afford it is tried."""
+        own = self._savings.get((slot.id, name))
+        if own is not None:
+            own.seconds -= seconds
+            own.paid = seconds
+
+    def refund(self, slot: Slot, name: str) -> None:
+        """The drafter's last guess has proved right: if that was a trial, it cost nothing."""
+        own = self._savings.get((slot.id, name))
+        if own is not None:
+            own.seconds += own.paid
+            own.paid, own.due = 0.0, 0
+
+    def credit(self, slot: Slot, name: str, n_gained: float, token_s: float) -> None:
+        """A draft was verified; n_gained: the drafter's accepted tokens, less what all its tokens' rows cost."""
+        own = self._counted(slot, name, 0.0, token_s)
+        own.seconds = max(0.0, own.seconds + n_gained * token_s)
+        own.due = 0
+
+    def _counted(self, slot: Slot, name: str, price: float, token_s: float) -> _Savings:
+        """The savings with what the text has added. A token's time is given at first, and no more is kept.
+
+        That pays for some vain trials, but not for a text of them; a trial that costs more can be saved up for.
+        """
+        n, share_s = len(slot.tokens), _share(slot, token_s)
+        own = self._savings.setdefault((slot.id, name), _Savings(share_s, n))
+        own.seconds = min(own.seconds + (n - own.since) * _grows(slot, token_s), max(share_s, price))
+        own.since = n
+        return own
+
+
+def _share(slot: Slot, token_s: float) -> float:
+    """A drafter's share of a token's time."""
+    return token_s / len(slot.speculate.types)
+
+
+def _grows(slot: Slot, token_s: float) -> float:
+    """Seconds that a drafter's savings grow by with each token."""
+    return _SHARE * _share(slot, token_s)

@@ -1,0 +1,196 @@
+"""draft-model: a small language model that guesses token by token, on the target's page ids.
+
+All slots that draft share one ragged pass per position. K/V of a guess that was kept stays: `accept` only moves
+the store's length over it. A slot that fell behind (long prompt, drafting switched off) catches up in chunks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from slipstream.engine.batch import Batch, Span
+from slipstream.engine.cache.cache import Cache
+from slipstream.engine.models.captured import Capturing, Forward
+from slipstream.engine.models.network import Network
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.drafter import NO_GUESS, UNREAD, Drafter, Guess, Kept, Unread, Want
+from slipstream.engine.speculate.network.lanes import Lanes
+from slipstream.engine.speculate.network.unroll import Going, Loop, Rows, Step, Unrolled
+from slipstream.engine.speculate.tails import Tails
+from slipstream.kernels.choose.op import RowParams
+
+STORE = "draft"
+
+
+class DraftModel(Drafter):
+    """Picks with the target's noise, truncation and temperature on its own logits."""
+
+    name = "draft-model"
+    is_free = False
+
+    def __init__(self, network: Network, cache: Cache, chunk: int) -> None:
+        """`chunk`: most rows of one slot that a catching-up pass may have."""
+        self._run: Forward = network.forward
+        self._cache = cache
+        self._chunk = chunk
+        self._lanes: Lanes | None = None  # where passes are captured
+        # Picks whose rows are in the store past its length, per slot id.
+        self._fed: dict[int, list[int]] = {}
+        self._unread: Counter[int] = Counter()  # per slot id, drafts that nobody has read yet
+
+    def capture(self, capturing: Capturing) -> None:
+        store, forward = self._cache.stores[STORE], self._run
+        if store.device != capturing.stream.device:
+            return  # a draft model elsewhere runs as it is
+        self._run = capturing.forward(forward, store)
+        if store.has_pages_alone:
+            self._lanes = Lanes(lambda batch, _: [forward(batch, store, None)], store, capturing.capture)
+
+    def begin(self, slot: Slot) -> None:
+        self._fed.pop(slot.id, None)
+        self._unread.pop(slot.id, None)
+
+    def end(self, slot: Slot) -> None:
+        self.begin(slot)
+
+    def accept(self, kept: Sequence[Kept]) -> None:
+        for one in kept:
+            self._advance(one.slot)
+        behind = [
+            one.slot for one in kept if len(one.slot.tokens) - self._length(one.slot) > self._cache.page_size
+        ]
+        self._feed(behind)
+
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+        able = [
+            i
+            for i, want in enumerate(wants)
+            if len(want.slot.tokens) - self._length(want.slot) <= self._chunk and self._reserve(want)
+        ]
+        self._feed([want.slot for i, want in enumerate(wants) if i not in able])
+        if not able:
+            return [NO_GUESS] * len(wants)
+        unrolled = Unrolled(wants)
+        first = self._caught_up([wants[i].slot for i in able])  # [n_able, vocab] float32
+        guesses = unrolled.run(able, (first, None), *self._loops(wants))
+        for i in able:
+            self._fed[wants[i].slot.id] = unrolled.picked[i][:-1]
+        return guesses
+
+    def ahead(self, wants: Sequence[Want], tails: Tails) -> Unread | None:
+        store = self._cache.stores[STORE]
+        if not store.has_pages_alone or store.device != tails.last.device:
+            return None
+        if not all(self._keeps_up(want) and self._reserve(want) for want in wants):
+            return None
+        # Of all tokens but the last two the rows are there, however many drafts of the running pass are kept.
+        spans = [Span(want.slot.id, (UNREAD,) * 2, want.n_tokens - 2, 0, 1) for want in wants]
+        first = self._forward(spans, tails.last.flatten(), tails.n_lost)  # [n_wants, vocab] float32
+        unrolled = Unrolled(wants, tails.n_lost)
+        unrolled.launch(range(len(wants)), (first, None), *self._loops(wants, tails.n_lost))
+        token_ids, read = unrolled.taken()
+        self._unread.update(want.slot.id for want in wants)
+
+        def guesses() -> list[Guess]:
+            found = read()
+            for want, picked in zip(wants, unrolled.picked, strict=True):
+                if self._unread[want.slot.id]:  # nobody else is in the slot
+                    self._unread[want.slot.id] -= 1
+                    self._cache.commit(want.slot.id, STORE, len(want.slot.tokens))
+                    self._fed[want.slot.id] = picked[:-1]
+            return found
+
+        return Unread(token_ids, guesses)
+
+    def _keeps_up(self, want: Want) -> bool:
+        """Whether rows are there up to the last two tokens behind the running pass, however many drafts that keeps."""
+        slot = want.slot
+        if self._unread[slot.id]:
+            return True
+        n_missing, drafts = len(slot.tokens) - self._length(slot), list(want.after[:-1])
+        fed = self._fed.get(slot.id, [])
+        return n_missing <= 1 if not drafts else n_missing == 0 and fed[: len(drafts) - 1] == drafts[:-1]
+
+    def _loops(self, wants: Sequence[Want], n_lost: Tensor | None = None) -> tuple[Step, Loop]:
+        """How guesses after the first are made. n_lost: as for `Unrolled`."""
+        store = self._cache.stores[STORE]
+
+        def batch(going: Going) -> Batch:
+            nonlocal n_lost
+            n_lost = None if n_lost is None else going.of(n_lost)
+            spans = [
+                Span(wants[i].slot.id, (UNREAD,), wants[i].n_tokens + going.n_made - 1, 1, 1)
+                for i in going.wants
+            ]
+            return self._batch(spans, going.token_ids, n_lost)
+
+        def step(going: Going) -> Rows:
+            return self._run(batch(going), store, None), None
+
+        def loop(going: Going, params: RowParams, limits: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+            if self._lanes is None or not self._lanes.takes(len(limits)):
+                return None
+            return self._lanes(batch(going), params, limits)
+
+        return step, loop
+
+    def _caught_up(self, slots: Sequence[Slot]) -> Tensor:  # [n_slots, vocab] float32
+        """Feed what each slot has gained; the logits after its last token."""
+        spans = []
+        for slot in slots:
+            n_past = self._length(slot)
+            spans.append(Span(slot.id, slot.tokens[n_past:], n_past, 0, 1))
+        logits = self._forward(spans)
+        for slot in slots:
+            self._cache.commit(slot.id, STORE, len(slot.tokens))
+            self._fed.pop(slot.id, None)
+        return logits
+
+    def _forward(
+        self, spans: Sequence[Span], token_ids: Tensor | None = None, n_lost: Tensor | None = None
+    ) -> Tensor:  # [n_logits, vocab] float32
+        return self._run(self._batch(spans, token_ids, n_lost), self._cache.stores[STORE], None)
+
+    def _batch(self, spans: Sequence[Span], token_ids: Tensor | None, n_lost: Tensor | None) -> Batch:
+        """token_ids: [n_tokens] int64, if only the device knows them; n_lost: as for `Batch.move_back`."""
+        batch = self._cache.batch(STORE, spans, token_ids)
+        if n_lost is not None:
+            batch.move_back(n_lost, self._cache.page_size)
+        return batch
+
+    def _feed(self, slots: Sequence[Slot]) -> None:
+        """Bring slots closer to their last token, one chunk each in one pass, wanting no logits."""
+        spans = []
+        for slot in slots:
+            start = self._length(slot)
+            end = min(start + self._chunk, len(slot.tokens) - 1)
+            border = self._cache.next_border(STORE, start, slot.n_prompt)
+            end = end if border is None else min(end, border)
+            if start < end and self._cache.reserve(slot.id, STORE, start, end):
+                spans.append(Span(slot.id, slot.tokens[start:end], start, 0, 0))
+        if spans:
+            self._forward(spans)
+        for span in spans:
+            self._cache.commit(span.slot, STORE, span.n_past + len(span.token_ids))
+
+    def _advance(self, slot: Slot) -> None:
+        """Move the length over guesses that became part of the sequence, whoever's draft brought them in.
+
+        The last token stays to be fed: its row gives the next guess.
+        """
+        length = self._length(slot)
+        for token_id in self._fed.pop(slot.id, []):
+            if length >= len(slot.tokens) - 1 or slot.tokens[length] != token_id:
+                break
+            length += 1
+        self._cache.commit(slot.id, STORE, length)
+
+    def _reserve(self, want: Want) -> bool:
+        slot, end = want.slot, want.n_tokens + want.n_max
+        return self._cache.reserve(slot.id, STORE, self._length(slot), end, want.n_max)
+
+    def _length(self, slot: Slot) -> int:
+        return self._cache.length(slot.id, STORE)

@@ -1,0 +1,1 @@
+"""The n-gram drafters, under llama.cpp's names."""

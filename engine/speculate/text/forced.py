@@ -1,0 +1,27 @@
+"""forced: what a request's grammar leaves no choice about. Such a guess is always right.
+
+A slot's grammar allows only the canonical tokens of forced text, with speculation on or off, so this drafter says what
+the target is bound to pick. Source of the idea: fast-forward tokens of llguidance, jump-forward decoding of SGLang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream.engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
+
+
+class Forced(Drafter):
+    """Drafts the forced text of slots with a grammar. It keeps nothing: the slot's constraint is all there is."""
+
+    name = "forced"
+
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+        return [self._guess(want) for want in wants]
+
+    def _guess(self, want: Want) -> Guess:
+        constraint = want.slot.constraint
+        if constraint is None:
+            return NO_GUESS
+        token_ids = constraint.forced(want.after, want.n_max)
+        return Guess(token_ids, [1.0] * len(token_ids))

@@ -1,0 +1,141 @@
+"""Token ids -> visible text, token by token: never half a character, never the beginning of a stop string.
+
+A token's text can appear later than the token: bytes of one character may be spread over several tokens, and
+text that could still become a stop string is held back until it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tokenizers.decoders import DecodeStream
+
+from slipstream.engine.text.tokenizer import Tokenizer
+
+# Prompt tokens that give the first reply token its context: only a text's start drops a leading space.
+N_CONTEXT = 8
+# Tokens that may wait for their character to be complete. A character has at most 4 bytes; beyond this the
+# bytes are no text, and each further one would cost a decode of all that wait.
+N_PENDING_MAX = 32
+
+
+class TextStream:
+    """The text of one reply. Used by one thread."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        stop: tuple[str, ...] = (),
+        *,
+        skip_special: bool = True,
+    ) -> None:
+        """skip_special: leave control tokens out of the text."""
+        self.stopped: str | None = None  # the stop string that ended the text
+        self._tokenizer = tokenizer
+        self._stop = tuple(one for one in stop if one)
+        self._held = ""  # decoded text that is a proper prefix of a stop string
+        self._shown: list[int] = []  # the tokens whose text was decoded last
+        self._pending: list[int] = []  # tokens after them without text so far
+        self._skips = skip_special
+        self._decoder = DecodeStream(skip_special_tokens=skip_special)
+        for one in prompt_ids[-N_CONTEXT:]:
+            self._step(one)  # their text belongs to the prompt
+        self._shown, self._pending = list(prompt_ids[-N_CONTEXT:]), []
+
+    def restarted(self, prompt_ids: Sequence[int], token_ids: Sequence[int], n_min: int = 0) -> TextStream:
+        """The stream of the same reply after other tokens, the first n_min of which no stop string may end."""
+        stream = TextStream(self._tokenizer, prompt_ids, self._stop, skip_special=self._skips)
+        for i, token_id in enumerate(token_ids):
+            stream.push(token_id, may_stop=i >= n_min)
+        return stream
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token, if nothing came before and nothing may stop it."""
+        stream = TextStream(self._tokenizer, (), skip_special=self._skips)
+        found = [stream.push(token_id) for token_id in token_ids]
+        if found:
+            found[-1] += stream.flush()
+        return found
+
+    @property
+    def token_bytes(self) -> Callable[[int], bytes]:
+        """What a single token writes."""
+        return self._tokenizer.token_bytes
+
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """The text that becomes visible with one more token; empty once a stop string was complete.
+
+        may_stop: whether a stop string in the text so far may end it.
+        """
+        if self.stopped is not None:
+            return ""
+        self._pending.append(token_id)
+        text = self._step(token_id)
+        if text is not None:
+            self._shown, self._pending = self._pending, []
+        elif len(self._pending) < N_PENDING_MAX:
+            return ""
+        else:
+            text = self._decode_pending()
+            self._restart()
+        if may_stop and self._stop:
+            return self._release(text)
+        text, self._held = self._held + text, ""
+        return text
+
+    def flush(self) -> str:
+        """What is left at the end: held text, and an incomplete character as U+FFFD."""
+        if self.stopped is not None:
+            return ""
+        text = self._decode_pending()
+        text = self._release(text) if self._stop else text
+        text += self._held
+        self._pending, self._held = [], ""
+        return text
+
+    def _step(self, token_id: int) -> str | None:
+        """What the decoder makes of one more token; None while its characters are incomplete."""
+        try:
+            text: str | None = self._decoder.step(self._tokenizer.backend, token_id)
+        except Exception:  # noqa: BLE001 - all it raises: bytes that looked like text turned out to be none
+            self._restart()
+            self._pending = [token_id]
+            text = self._decoder.step(self._tokenizer.backend, token_id)
+        return text
+
+    def _restart(self) -> None:
+        """Decode the coming tokens as if the text began with them."""
+        self._decoder = DecodeStream(skip_special_tokens=self._skips)
+        self._shown, self._pending = [], []
+
+    def _decode_pending(self) -> str:
+        """The text of the pending tokens after those shown, incomplete characters included."""
+        if not self._pending:
+            return ""
+        before = self._decoded(self._shown).rstrip("\ufffd")
+        return self._decoded(self._shown + self._pending)[len(before) :]
+
+    def _decoded(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special=self._skips)
+
+    def _release(self, text: str) -> str:
+        """The part of held and new text that no stop string can claim; sets `stopped` if one is complete."""
+        text = self._held + text
+        found = [(start, one) for one in self._stop if (start := text.find(one)) >= 0]
+        if found:
+            start, self.stopped = min(found)
+            self._held = ""
+            return text[:start]
+        n_held = max(n_open(text, one) for one in self._stop)
+        cut = len(text) - n_held
+        self._held = text[cut:]
+        return text[:cut]
+
+
+def n_open(text: str, stop: str) -> int:
+    """Length of the longest end of the text that is a proper prefix of the stop string."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

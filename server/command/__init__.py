@@ -1,0 +1,1 @@
+"""The command `slipstream`: settings, the server's life, the other subcommands."""

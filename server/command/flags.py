@@ -1,0 +1,112 @@
+"""Settings as options: flags, environment variables, TOML keys and groups, all derived from the metadata of
+`engine.settings.Settings`; and their values from all three sources.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from slipstream.engine.settings import Settings
+
+PREFIX = "SLIPSTREAM_"
+# The first setting of each group; the order is that of the dataclass.
+GROUP_STARTS = {
+    "model": "Model",
+    "spec_type": "Speculation",
+    "ctx_size": "Capacity",
+    "seed": "Sampling defaults",
+    "host": "Server",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting with all its names."""
+
+    name: str
+    kind: Any  # the type, as annotated
+    default: Any
+    meta: Mapping[str, Any]
+    group: str
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The long name first, then llama.cpp's."""
+        return (f"--{self.name.replace('_', '-')}", *self.meta["flags"])
+
+    @property
+    def env(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def is_switch(self) -> bool:
+        return self.kind is bool
+
+    def read(self, raw: object, *, typed: bool) -> Any:
+        """The value of `raw`: a text from a flag or variable, or typed as TOML has it. Raises ValueError."""
+        try:
+            return TypeAdapter(self.kind, config=ConfigDict(allow_inf_nan=False)).validate_python(
+                raw, strict=typed
+            )
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"]) from None
+
+
+def _options() -> tuple[Option, ...]:
+    hints = get_type_hints(Settings)
+    options, group = [], ""
+    for one in dataclasses.fields(Settings):
+        group = GROUP_STARTS.get(one.name, group)
+        options.append(Option(one.name, hints[one.name], one.default, one.metadata, group))
+    return tuple(options)
+
+
+OPTIONS = _options()
+BY_NAME = {one.name: one for one in OPTIONS}
+BY_ENV = {one.env: one for one in OPTIONS}
+
+
+def merged(
+    flags: Mapping[str, Any], named: Mapping[str, str], config: str | None, origins: dict[str, str]
+) -> dict[str, Any]:
+    """The values of all sources, flags over environment over file, and in `origins` where each is from.
+
+    Raises ValueError for an unknown name, and for a wrong value even where it is overruled.
+    """
+    values: dict[str, Any] = {}
+
+    def take(option: Option, raw: object, origin: str, *, typed: bool = False) -> None:
+        origins[option.name] = origin
+        try:
+            values[option.name] = option.read(raw, typed=typed)
+        except ValueError as error:
+            raise ValueError(f"{option.flags[0]} (from {origin}): {error}") from None
+
+    for key, value in _file(config).items():
+        name = key.replace("-", "_")
+        if name not in BY_NAME or name in values:
+            raise ValueError(f"{config}: {'unknown key' if name not in BY_NAME else 'given twice:'} {key}")
+        take(BY_NAME[name], value, str(config), typed=True)
+    for variable, text in named.items():
+        if variable not in BY_ENV:
+            raise ValueError(f"unknown environment variable {variable}")
+        take(BY_ENV[variable], text, variable)
+    for name, value in flags.items():
+        take(BY_NAME[name], value, "the command line")
+    return values
+
+
+def _file(config: str | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    try:
+        return tomllib.loads(Path(config).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{config}: {error}") from None

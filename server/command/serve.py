@@ -1,0 +1,220 @@
+"""A server's life: port first, then the model; signals drain; the exit status tells how it ended.
+
+uvicorn by itself would close the port on SIGTERM, cut streams and die by the signal, so signals are ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import uvicorn
+
+from slipstream.engine.api import AsyncEngine
+from slipstream.engine.errors import LoadError, SettingError
+from slipstream.engine.settings import Settings
+from slipstream.server.command import notify as systemd
+from slipstream.server.command import startup
+from slipstream.server.command.notify import Notify
+from slipstream.server.http.address import bind, is_taken, mark_of, release, url_of
+from slipstream.server.http.app import create_app
+from slipstream.server.http.auth import keys_of, open_to_others
+from slipstream.server.http.connection import connection
+from slipstream.server.http.gate import Gate
+from slipstream.server.http.limits import is_loopback, unix_path
+from slipstream.server.openai.formats.reading import known
+from slipstream.server.report.logs import Form, form_of, logger
+from slipstream.server.report.pulse import pulse
+from slipstream.server.report.tracing import Tracing
+
+Load = Callable[[Settings], AsyncEngine]
+
+log = logger(__name__)
+EXIT_FAILED, EXIT_CANNOT_LOAD, EXIT_PORT_TAKEN = 1, 3, 4
+FLUSH_S = 5  # for the last bytes of finished replies
+WATCH_S = 0.5
+
+
+class Listener(uvicorn.Server):
+    """uvicorn without its signal handlers. `traces` are the application's, to be closed after it."""
+
+    traces: Tracing | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def listener(gate: Gate, settings: Settings) -> Listener:
+    app = create_app(gate, settings)
+    config = uvicorn.Config(
+        app,
+        http=connection(settings.timeout),  # h11 refuses huge headers, which httptools does not
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,  # longer than clients keep idle connections, so that they close first
+        timeout_graceful_shutdown=FLUSH_S,
+        ssl_keyfile=settings.ssl_key_file,
+        ssl_certfile=settings.ssl_cert_file,
+        reset_contextvars=True,  # request ids must not leak into other requests' tasks
+    )
+    server = Listener(config)
+    server.traces = app.state.traces
+    return server
+
+
+def run(settings: Settings, load: Load, notify: Notify = systemd.silent) -> int:
+    """Serve until a signal or a failure; returns the exit status. `notify` hears when it is ready and stopping."""
+    try:
+        _check_certificate(settings)
+        port = bind(settings)
+    except SettingError as error:
+        log.error("cannot_start", reason=str(error))
+        return EXIT_PORT_TAKEN if is_taken(error) else EXIT_CANNOT_LOAD
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_Life(settings, port, notify).run(load))
+
+
+def _check_certificate(settings: Settings) -> None:
+    """uvicorn would fail with a traceback, and only when the port is open."""
+    if settings.ssl_cert_file is None or settings.ssl_key_file is None:
+        return
+    try:
+        ssl.create_default_context().load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file)
+    except OSError as error:
+        reason = f"does not load together with --ssl-key-file: {error.strerror or error}"
+        raise SettingError("ssl_cert_file", settings.ssl_cert_file, reason) from error
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+class _Life:
+    """One run from the open port to the exit status."""
+
+    def __init__(self, settings: Settings, port: socket.socket, notify: Notify) -> None:
+        self.settings = settings
+        self.port = port
+        self.number = None if unix_path(settings.host) is not None else port.getsockname()[1]
+        self.mark = mark_of(settings)
+        self.url = url_of(settings, self.number)
+        self.notify = notify
+        self.form: Form = form_of(settings.log_format, sys.stderr)
+        self.gate = Gate()
+        self.asked = asyncio.Event()
+
+    async def run(self, load: Load) -> int:
+        self._take_signals()
+        server = listener(self.gate, self.settings)
+        serving = asyncio.create_task(server.serve(sockets=[self.port]))
+        log.info("listening", url=self.url)
+        self._warn()
+        work = asyncio.create_task(self._work(load))
+        await asyncio.wait({work, serving}, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        if not work.done():
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            log.error("listener_ended")
+        await serving
+        release(self.settings, self.mark)
+        if server.traces:
+            await asyncio.to_thread(server.traces.close)
+        # Only now: replies still being written read events the engine keeps for them.
+        if self.gate.engine:
+            await self.gate.engine.close()
+        return EXIT_FAILED if work.cancelled() else work.result()
+
+    async def _work(self, load: Load) -> int:
+        started = time.perf_counter()
+        engine = await self._load(load)
+        if isinstance(engine, int):
+            return engine
+        await known(engine, self.settings)  # loads what reads replies, so that no request waits for it
+        self.gate.open(engine)
+        self._announce(engine, time.perf_counter() - started)
+        self.notify(systemd.READY)
+        beat = asyncio.create_task(pulse(engine))
+        try:
+            return await self._until_stopped(engine)
+        finally:
+            beat.cancel()
+
+    async def _load(self, load: Load) -> AsyncEngine | int:
+        """The engine, or an exit status if it did not load or nobody waits for it any more."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="load")
+        loading = asyncio.get_running_loop().run_in_executor(pool, load, self.settings)
+        asked = asyncio.create_task(self.asked.wait())
+        waiting: set[asyncio.Future[Any]] = {loading, asked}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        pool.shutdown(wait=False)
+        if not loading.done():
+            return 0
+        try:
+            return loading.result()
+        except LoadError as error:
+            log.error("cannot_load", reason=str(error))
+            return EXIT_CANNOT_LOAD
+        except Exception:
+            log.exception("load_failed")
+            return EXIT_FAILED
+
+    async def _until_stopped(self, engine: AsyncEngine) -> int:
+        while not self.asked.is_set():
+            if engine.status == "failed":
+                log.error("engine_failed")
+                return EXIT_FAILED
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.asked.wait(), WATCH_S)
+        log.info("draining", timeout_s=self.settings.shutdown_timeout)
+        self.notify(systemd.STOPPING)
+        await engine.drain(self.settings.shutdown_timeout)
+        log.info("drained")
+        return 0
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        if self.asked.is_set():
+            os._exit(128 + number)  # the second one means now
+        self.asked.set()
+
+    def _warn(self) -> None:
+        """Of what is allowed and dangerous."""
+        settings = self.settings
+        private = is_loopback(settings.host) or unix_path(settings.host) is not None
+        if not private and not keys_of(settings):
+            log.warning(f"ANYONE WHO CAN REACH {self.url} MAY USE THIS SERVER: set --api-key")
+        if settings.api_key_file is not None and open_to_others(settings.api_key_file):
+            log.warning("key_file_open_to_others", path=settings.api_key_file, wanted="mode 600")
+
+    def _announce(self, engine: AsyncEngine, load_s: float) -> None:
+        told = startup.facts(engine.info, self.settings, self.number, load_s)
+        sys.stdout.write(startup.example(engine.info, self.settings, self.number))
+        if self.form == "text":
+            sys.stdout.write(startup.table(told) + "\n")
+        else:
+            log.info("ready", **told)
+        sys.stdout.flush()

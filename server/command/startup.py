@@ -1,0 +1,73 @@
+"""The start-up block: what is running, with which limits, told once; on a terminal as a table, else as one event."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+from slipstream.engine.api import ModelInfo
+from slipstream.engine.settings import Settings
+from slipstream.server import version
+from slipstream.server.http.address import url_of
+from slipstream.server.http.auth import keys_of
+from slipstream.server.http.limits import unix_path
+from slipstream.server.openai.formats.known import format_of
+
+UNLIMITED = "none"
+
+
+def facts(info: ModelInfo, settings: Settings, port: int | None, load_s: float) -> dict[str, Any]:
+    """Name and value, in the order in which they are shown."""
+    page_tokens = info.n_pages * info.page_size
+    return {
+        "version": version(),
+        "python": platform.python_version(),
+        "url": url_of(settings, port),
+        "api_keys": len(keys_of(settings)),
+        "model": info.name,
+        "path": info.path,
+        "architecture": info.architecture,
+        "n_params": info.n_params,
+        "weight_bytes": info.weight_bytes,
+        "dtype": info.dtype,
+        "device": info.device,
+        "fingerprint": info.fingerprint,
+        "n_ctx": info.n_ctx,
+        "n_slots": info.n_slots,
+        "n_pages": info.n_pages,
+        "page_size": info.page_size,
+        "cache_tokens": page_tokens,
+        "batch_size": info.batch_size,
+        "drafters": ",".join(info.drafters) or UNLIMITED,
+        "draft_max": settings.draft_max,
+        "chat_template": "the model's" if info.chat_template else UNLIMITED,
+        "chat_format": format_of(info, settings.chat_format).name,
+        "max_queue": settings.max_queue,
+        "max_body_mib": settings.max_body,
+        "max_queue_wait_s": settings.max_queue_wait or UNLIMITED,
+        "request_timeout_s": settings.request_timeout or UNLIMITED,
+        "timeout_s": settings.timeout,
+        "load_s": round(load_s, 1),
+    }
+
+
+def table(told: dict[str, Any]) -> str:
+    """The block for people."""
+    width = max(len(name) for name in told)
+    return "".join(f"  {name.replace('_', ' '):<{width}}  {_shown(value)}\n" for name, value in told.items())
+
+
+def _shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def example(info: ModelInfo, settings: Settings, port: int | None) -> str:
+    """A first request to copy."""
+    path, url = unix_path(settings.host), url_of(settings, port)
+    address = f"--unix-socket {path} http://localhost{settings.api_prefix}" if path is not None else url
+    key = " -H 'authorization: Bearer YOUR_KEY'" if keys_of(settings) else ""
+    return (
+        f"{info.name} is ready on {url}\n\n"
+        f"  curl {address}/v1/chat/completions -H 'content-type: application/json'{key} \\\n"
+        '    -d \'{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}\'\n\n'
+    )

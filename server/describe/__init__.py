@@ -1,0 +1,1 @@
+"""The server described: OpenAPI document, API page, table of flags."""

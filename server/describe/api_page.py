@@ -1,0 +1,208 @@
+"""The page docs/api.md, from the OpenAPI document.
+
+`python -m slipstream.server.describe.api_page docs/api.md [--check]` writes it; with --check nothing is written, and
+the exit status is 1 if the page is stale.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slipstream.server.describe.openapi import REFERENCE, document
+from slipstream.server.describe.operations import CODES, OPERATIONS, STATUSES, Operation
+from slipstream.server.http.web_page import FILES
+from slipstream.server.openai.absent import ABSENT
+from slipstream.server.openai.refuse import IGNORED, REFUSED
+
+Schema = Mapping[str, Any]
+INTRO = """# HTTP API
+
+Generated from the code by `make docs`; the same as data is at `/openapi.json`.
+
+`null` means absent everywhere. Unknown fields are ignored and logged (`--strict-api`: refused); a known field is
+honoured or refused by name, and a value outside its range is refused, never clamped. With `--api-key`, send
+`Authorization: Bearer KEY` or `X-Api-Key: KEY` to all paths but those marked *open*. Every reply carries
+`x-request-id`.
+"""
+
+
+def page() -> str:
+    """The page as Markdown."""
+    schemas = document()["components"]["schemas"]
+    told = [one for path, one in OPERATIONS.items() if path not in FILES]
+    used = _reached([model.__name__ for one in told for model in one.body], schemas)
+    replies = _reached([model.__name__ for one in told for model in (*one.reply, *_events(one))], schemas)
+    parts = [
+        INTRO,
+        "## Endpoints\n\n" + _table(("Endpoint", "What", "Body", "Reply"), _endpoints()),
+        "Absent, answered 404 by name: " + "; ".join(_absent()) + ".\n",
+        "## Fields\n",
+        *(_fields(name, schemas[name]) for name in used),
+        "## Refused fields\n\nA 400 `unsupported_value`, unless the value asks for nothing.\n\n"
+        + _table(("Reason", "Fields"), _refused()),
+        "Accepted, without influence: " + ", ".join(f"`{name}`" for name in sorted(IGNORED)) + ".\n",
+        "## Replies\n\nFields marked ? may be absent.\n",
+        *(_fields(name, schemas[name], reply=True) for name in replies if name not in used),
+        '## Errors\n\n`{"error": {"message", "type", "param", "code"}}`, with a status or, after a stream\'s first'
+        " byte, as an event before `[DONE]`.\n\n" + _table(("Status", "Meaning", "`code`"), _statuses()),
+    ]
+    return "\n".join(parts)
+
+
+def _events(one: Operation) -> tuple[Any, ...]:
+    return (one.event,) if one.event else ()
+
+
+def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _endpoints() -> Iterator[tuple[str, ...]]:
+    for path, one in OPERATIONS.items():
+        if path in FILES:
+            continue
+        query = "&".join(f"{each['name']}=…" for each in one.parameters if each["in"] == "query")
+        name = f"`{', '.join(one.methods).upper()} {path}{'?' + query if query else ''}`"
+        reply = " or ".join(_link(model.__name__) for model in one.reply) or one.media or ""
+        yield (
+            name + (" *open*" if one.public else ""),
+            one.summary,
+            " or ".join(_link(model.__name__) for model in one.body),
+            ("list of " if one.many else "") + reply,
+        )
+    yield "`GET /` *open*", "The chat page", "", "text/html"
+
+
+def _link(name: str) -> str:
+    return f"[{name}](#{name.lower()})"
+
+
+def _absent() -> Iterator[str]:
+    for what, paths, instead in ABSENT:
+        names = ", ".join(f"`{path.replace('{rest:path}', '…')}`" for path in paths)
+        yield f"{what} ({names}{'; use ' + instead if instead else ''})"
+
+
+def _refused() -> Iterator[tuple[str, ...]]:
+    for reason in dict.fromkeys(reason for reason, _ in REFUSED.values()):
+        names = [f"`{name}`" for name, (why, _) in REFUSED.items() if why == reason]
+        yield reason, ", ".join(names)
+
+
+def _statuses() -> Iterator[tuple[str, ...]]:
+    for status, told in STATUSES.items():
+        yield str(status), told, ", ".join(f"`{code}`" for code in CODES[status])
+
+
+def _reached(names: list[str], schemas: Mapping[str, Schema]) -> list[str]:
+    """These models and those they are made of, each once, a model before its parts."""
+    found: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        if name not in found:
+            found[name] = None
+            for inner in _references(schemas[name].get("properties", {})):
+                visit(inner)
+
+    for name in names:
+        visit(name)
+    return list(found)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, list):
+        schema = dict(enumerate(schema))
+    if isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key == "$ref":
+                yield value.removeprefix(REFERENCE)
+            else:
+                yield from _references(value)
+
+
+def _fields(model: str, schema: Schema, *, reply: bool = False) -> str:
+    required = schema.get("required", ())
+    rows = [
+        (f"`{name}`{_mark(name in required, reply)}", _kind(one), one.get("description", ""))
+        for name, one in schema.get("properties", {}).items()
+        if not _is_told_elsewhere(name)
+    ]
+    rows.sort(key=lambda row: "*required*" not in row[0])
+    about = schema.get("description", "").replace("\n", " ")
+    return (
+        f"### {model}\n\n"
+        + (f"{about}\n\n" if about else "")
+        + _table(("Field", "Type", "Meaning"), iter(rows))
+    )
+
+
+def _mark(required: bool, reply: bool) -> str:  # noqa: FBT001
+    if reply:
+        return "" if required else "?"
+    return " *required*" if required else ""
+
+
+def _is_told_elsewhere(name: str) -> bool:
+    return name in REFUSED or name in IGNORED or name.startswith("speculative.")
+
+
+def _kind(schema: Schema) -> str:
+    """A schema in a few words: `integer, 0 … 20`."""
+    if "$ref" in schema:
+        return _link(schema["$ref"].removeprefix(REFERENCE))
+    if "anyOf" in schema or "oneOf" in schema:
+        forms = schema.get("anyOf", schema.get("oneOf", ()))
+        return " or ".join(dict.fromkeys(_kind(one) for one in forms if one.get("type") != "null")) or "null"
+    if "const" in schema or "enum" in schema:
+        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        return ", ".join(f"`{one}`" for one in values)
+    if schema.get("type") == "array":
+        return f"list{_range(schema, 'minItems', 'maxItems')} of {_kind(schema.get('items', {}))}"
+    if schema.get("type") == "string":
+        return "string" + _range(schema, "minLength", "maxLength", " characters")
+    if schema.get("type") in ("integer", "number"):
+        return str(schema["type"]) + _range(schema, "minimum", "maximum", "", ", ")
+    return str(schema.get("type", "any"))
+
+
+def _range(schema: Schema, least: str, most: str, unit: str = "", lead: str = " of ") -> str:
+    low, high = schema.get(least), schema.get(most)
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    low_told = f"above {above}" if above is not None else "" if low is None else _power(low)
+    high_told = f"below {_power(below)}" if below is not None else "" if high is None else f"{_power(high)}"
+    if not (low_told or high_told):
+        return ""
+    if low_told and high_told:
+        return f"{lead}{low_told} … {high_told}{unit}"
+    return f"{lead}{'at least ' + low_told if low_told else 'at most ' + high_told}{unit}"
+
+
+def _power(value: float) -> str:
+    """Large limits as powers of two."""
+    for power in (31, 64):
+        for less in (0, 1):
+            if value == 2**power - less:
+                return f"2^{power}" + (" - 1" if less else "")
+    return f"{value:g}"
+
+
+def main(arguments: list[str]) -> int:
+    status = 0
+    for path in (Path(one) for one in arguments if one != "--check"):
+        if path.exists() and path.read_text(encoding="utf-8") == page():
+            continue
+        if "--check" in arguments:
+            sys.stderr.write(f"{path} is stale; `make docs` renews it\n")
+            status = 1
+        else:
+            path.write_text(page(), encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

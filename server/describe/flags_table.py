@@ -1,0 +1,69 @@
+"""The README's table of settings, from their metadata.
+
+`python -m slipstream.server.describe.flags_table README.md [--check]` writes it between `<!-- flags -->` and
+`<!-- /flags -->`; with --check nothing is written, and the exit status is 1 if the table is stale.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+from pathlib import Path
+
+from slipstream.server.command.flags import OPTIONS, Option
+
+START, END = "<!-- flags -->", "<!-- /flags -->"
+
+
+def table() -> str:
+    """One Markdown table per group."""
+    parts = []
+    for group, options in groupby(OPTIONS, key=lambda one: one.group):
+        rows = ["| Flag | Default | Meaning |", "|---|---|---|", *(_row(one) for one in options)]
+        parts.append(f"**{group}**\n\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def _row(option: Option) -> str:
+    names = [f"`{flag}`" for flag in option.flags]
+    if option.is_switch:
+        names.insert(1, f"`{option.flags[0].replace('--', '--no-', 1)}`")
+    meaning = option.meta["meaning"]
+    if option.meta["choices"]:
+        meaning += f" ({', '.join(option.meta['choices'])})"
+    return f"| {', '.join(names)} | {_default(option)} | {meaning.replace('|', chr(92) + '|')} |"
+
+
+def _default(option: Option) -> str:
+    if option.is_switch:
+        return "on" if option.default else "off"
+    return "" if option.default in (None, "") else f"`{option.default}`"
+
+
+def updated(text: str) -> str:
+    """`text` with the table between the marks renewed. Raises ValueError where they are missing."""
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        raise ValueError(f"no {START} … {END} in the file")
+    return f"{before}{START}\n{table()}{END}{after}"
+
+
+def main(arguments: list[str]) -> int:
+    paths = [Path(one) for one in arguments if one != "--check"]
+    status = 0
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        fresh = updated(text)
+        if fresh == text:
+            continue
+        if "--check" in arguments:
+            sys.stderr.write(f"{path}: the table of settings is stale; `make docs` renews it\n")
+            status = 1
+        else:
+            path.write_text(fresh, encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

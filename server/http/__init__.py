@@ -1,0 +1,1 @@
+"""What every request passes: connection, limits, keys, bodies, errors, event streams."""

@@ -1,0 +1,105 @@
+"""Where a server listens: a TCP port or a unix socket, bound before anything is loaded; and how to reach it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+
+from slipstream.engine.errors import SettingError
+from slipstream.engine.settings import Settings
+from slipstream.server.http.limits import unix_path
+
+BACKLOG = 2048
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A listening socket. Raises `SettingError`, from an `OSError` where the system refused."""
+    path = unix_path(settings.host)
+    return _bind_unix(path) if path is not None else _bind_tcp(settings)
+
+
+def is_taken(error: SettingError) -> bool:
+    """Did `bind` fail because somebody else listens there?"""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+
+
+def _bind_tcp(settings: Settings) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        # `localhost` has two addresses, and clients try the older one at least as often.
+        family, kind, protocol, _, address = sorted(found, key=lambda one: one[0] != socket.AF_INET)[0]
+    except OSError as error:
+        raise SettingError("host", settings.host, str(error)) from error
+    port = socket.socket(family, kind, protocol)
+    try:
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port.bind(address)
+        port.listen(BACKLOG)
+    except OSError as error:
+        port.close()
+        raise SettingError("port", settings.port, error.strerror or str(error)) from error
+    return port
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """A socket file for this user alone. One that a dead server has left behind is replaced, nothing else is."""
+    port = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        before = os.umask(0o177)
+        try:
+            port.bind(path)
+        finally:
+            os.umask(before)
+        port.listen(BACKLOG)
+    except OSError as error:
+        port.close()
+        raise SettingError("host", path, error.strerror or str(error)) from error
+    return port
+
+
+def _remove_stale(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(errno.EEXIST, "a file that is no socket is in the way")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:  # nobody listens
+                os.unlink(path)
+            else:
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def mark_of(settings: Settings) -> int | None:
+    """What tells this server's socket file from one that another makes in its place later."""
+    path = unix_path(settings.host)
+    return None if path is None else os.stat(path).st_ino
+
+
+def release(settings: Settings, mark: int | None) -> None:
+    """Remove the socket file of a server that ends."""
+    path = unix_path(settings.host)
+    with contextlib.suppress(OSError):
+        if path is not None and os.stat(path).st_ino == mark:
+            os.unlink(path)
+
+
+def reachable(host: str) -> str:
+    """A host name that a client on this machine can connect to."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def url_of(settings: Settings, port: int | None) -> str:
+    """The server's address as told to people; a unix socket's is its path."""
+    if (path := unix_path(settings.host)) is not None:
+        return f"unix:{path}{settings.api_prefix}"
+    host = reachable(settings.host)
+    scheme = "https" if settings.ssl_cert_file else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.api_prefix}"

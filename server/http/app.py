@@ -1,0 +1,94 @@
+"""`create_app`: routes, error handlers and the layers around them. Loads no torch.
+
+Layers from outside in: request id and last-resort 500, host check, prefix, other origins, API key, body limit, routes.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from slipstream.engine.api import AsyncEngine
+from slipstream.engine.errors import EngineError
+from slipstream.engine.settings import Settings
+from slipstream.server import version
+from slipstream.server.describe import openapi
+from slipstream.server.http import web_page as pages
+from slipstream.server.http.auth import PUBLIC, Auth, keys_of
+from slipstream.server.http.envelope import Frame
+from slipstream.server.http.error_table import Problem, Refused, not_found, problem_of
+from slipstream.server.http.gate import Gate
+from slipstream.server.http.limits import BodyLimit, HostCheck, Prefix, origins_of
+from slipstream.server.http.sse import CLIENT_LEFT
+from slipstream.server.native import routes as native
+from slipstream.server.native import slots
+from slipstream.server.openai import absent
+from slipstream.server.openai import routes as openai
+from slipstream.server.report import metrics, status, tracing
+from slipstream.server.report.meter import Meter
+
+
+def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
+    """The HTTP application of a ready engine, or of a gate whose engine comes later."""
+    gate = engine if isinstance(engine, Gate) else Gate(engine)
+    meter, traces = Meter(), None
+    if settings.otlp_endpoint:
+        traces = tracing.Tracing(tracing.exporter_to(settings.otlp_endpoint), version())
+    # The interactive documentation would load scripts from elsewhere.
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.include_router(openai.routes(gate, settings))
+    app.include_router(absent.routes())
+    app.include_router(native.routes(gate, settings))
+    app.include_router(slots.routes(gate, settings))
+    app.include_router(status.routes(gate, settings))
+    app.include_router(metrics.routes(gate, meter))
+    app.include_router(openapi.routes(settings.api_prefix, keyed=bool(keys_of(settings))))
+    app.include_router(pages.routes())
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _left)
+    for kind in (Refused, EngineError):
+        app.add_exception_handler(kind, _told)
+    # The layer added last is the outermost.
+    app.add_middleware(BodyLimit, limit_mib=settings.max_body, timeout_s=settings.timeout)
+    app.add_middleware(Auth, keys=keys_of(settings), public=PUBLIC | pages.FILES.keys())
+    if origins := origins_of(settings):
+        # No cookies are used here, so none are allowed. Preflights carry no key and end in this layer.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(Prefix, prefix=settings.api_prefix)
+    app.add_middleware(HostCheck, host=settings.host)
+    app.add_middleware(Frame, meter=meter, traces=traces)
+    app.state.traces = traces
+    return app
+
+
+async def _told(_request: Request, error: Exception) -> Response:
+    return problem_of(error).response()
+
+
+async def _left(_request: Request, _error: Exception) -> Response:
+    """Gone while its body was being read."""
+    return Response(status_code=CLIENT_LEFT)
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, which the router refuses by itself."""
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return not_found("this path does not exist here").problem.response()
+    if error.status_code == 405:
+        message = "this path does not take this method"
+        return Problem(
+            405, "invalid_request_error", "method_not_allowed", message, headers=headers
+        ).response()
+    message = str(error.detail)
+    return Problem(error.status_code, "invalid_request_error", None, message, headers=headers).response()

@@ -1,0 +1,83 @@
+"""API keys: a Bearer token or X-Api-Key on every path but the public ones.
+
+Keys are compared in constant time, and against all of them, so that timing tells nothing; only their digests are
+kept. The matching key's digest becomes the tenant, which salts prefix-cache keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import stat
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slipstream.engine.errors import SettingError
+from slipstream.engine.settings import Settings
+from slipstream.server.http.error_table import unauthorized
+
+PUBLIC = frozenset({"/health", "/v1/health", "/live", "/ready"})
+
+
+def keys_of(settings: Settings) -> tuple[str, ...]:
+    """The accepted keys, of the setting and of the file. Raises `SettingError`, so that a wrong file opens nothing."""
+    keys = [key for part in (settings.api_key or "").split(",") if (key := part.strip())]
+    if settings.api_key is not None and not keys:
+        raise SettingError("api_key", "''", "no key in it")
+    if settings.api_key_file is not None:
+        keys += _keys_in(settings.api_key_file)
+    return tuple(dict.fromkeys(keys))
+
+
+def _keys_in(path: str) -> list[str]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise SettingError("api_key_file", path, reason or str(error)) from error
+    keys = [key for line in text.splitlines() if (key := line.strip()) and not key.startswith("#")]
+    if not keys:
+        raise SettingError("api_key_file", path, "no key in it")
+    return keys
+
+
+def open_to_others(path: str) -> bool:
+    """May other users of this machine read or change the file?"""
+    return bool(Path(path).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+
+
+def salted(tenant: str, cache_salt: str | None) -> str:
+    """Whose prefix cache a request shares: its API key's, or the part of it that its salt sets apart."""
+    return f"{tenant}:{cache_salt}" if cache_salt else tenant
+
+
+class Auth:
+    """ASGI layer that answers 401 unless a key is right, and sets `state["tenant"]`."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...], public: frozenset[str]) -> None:
+        self.app = app
+        self.digests = tuple(_digest(key) for key in keys)
+        self.public = public
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.digests and scope["path"] not in self.public:
+            tenant = self._tenant(Headers(scope=scope))
+            if tenant is None:
+                await unauthorized().problem.response()(scope, receive, send)
+                return
+            scope.setdefault("state", {})["tenant"] = tenant
+        await self.app(scope, receive, send)
+
+    def _tenant(self, headers: Headers) -> str | None:
+        offered = headers.get("authorization") or headers.get("x-api-key") or ""
+        scheme, _, token = offered.partition(" ")
+        key = (token if scheme.lower() == "bearer" else offered).strip()
+        digest = _digest(key)
+        found = [mine for mine in self.digests if hmac.compare_digest(mine, digest)]
+        return found[0].hex()[:16] if found else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()

@@ -1,0 +1,99 @@
+"""Request bodies: JSON in, a checked wire model out; or a 400 that names the field, never the input.
+
+orjson refuses what the standard parser lets through: NaN, infinities, lone surrogates, endless nesting. Of a key given
+twice it keeps the last, where a proxy in front may have looked at the first; so those are refused here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
+from starlette.requests import Request
+
+from slipstream.server.http.error_table import bad_request, not_json
+from slipstream.server.report.logs import logger
+
+log = logger(__name__)
+Model = TypeVar("Model", bound=BaseModel)
+OWN_CODES = frozenset({"unsupported_value"})
+STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+AFTER_KEY = re.compile(rb'"[ \t\r\n]*:')  # also some places inside strings
+
+
+def wrong(message: str, *, code: str = "invalid_value") -> PydanticCustomError:
+    """An error for a field validator to raise."""
+    return PydanticCustomError(code, "{reason}", {"reason": message})
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as an object. Asking for JSON's content type keeps plain HTML forms of other sites out."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise not_json()
+    body = await request.body()
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise bad_request("the body must be a JSON object", code="invalid_json")
+    if _has_a_key_twice(body, data):
+        reason = "the body is not valid JSON: a key is given twice in one object"
+        raise bad_request(reason, code="invalid_json")
+    return data
+
+
+def _has_a_key_twice(body: bytes, data: dict[str, Any]) -> bool:
+    """Whether `body`, valid JSON, has more keys than what was read of it. Colons stand behind keys and in strings."""
+    n_keys = 0
+    waiting: list[Any] = [data]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            n_keys += len(one)
+            one = one.values()
+        waiting += [inner for inner in one if isinstance(inner, dict | list)]
+    # Most bodies are settled by the first count, which is the cheaper one: it may only be too high.
+    return len(AFTER_KEY.findall(body)) != n_keys and STRING.sub(b"", body).count(b":") != n_keys
+
+
+def checked(model: type[Model], data: dict[str, Any], *, strict: bool) -> Model:
+    """`data` as `model`. Unknown fields are ignored and logged, or refused when `strict`."""
+    try:
+        made = model.model_validate(data)
+    except ValidationError as error:
+        raise _first(error) from None
+    unknown = sorted(made.model_extra or ())
+    if unknown and strict:
+        raise bad_request(
+            f"unknown field: {shown(unknown[0])}", param=shown(unknown[0]), code="unknown_field"
+        )
+    if unknown:
+        log.debug("unknown_fields", names=",".join(shown(name) for name in unknown[:32]))
+    return made
+
+
+def shown(name: str) -> str:
+    """A field name sent by a client, short and printable enough to tell back."""
+    return "".join(char for char in name[:64] if char.isprintable()) or "?"
+
+
+def _first(error: ValidationError) -> Exception:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = _path(first["loc"])
+    code = first["type"] if first["type"] in OWN_CODES else "invalid_value"
+    if first["type"] == "missing":
+        return bad_request(f"{param}: this field is required", param=param, code="missing_field")
+    return bad_request(f"{param}: {first['msg']}", param=param, code=code)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """`("messages", 0, "content")` as `messages[0].content`."""
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{shown(step)}" if path else shown(step)
+    return path or "body"

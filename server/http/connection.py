@@ -1,0 +1,77 @@
+"""One client's connection: uvicorn's h11 protocol with an end to waiting for a request, and errors in OpenAI's shape.
+
+uvicorn limits how large headers may be but not how long they may take, and a connection may stay silent for ever
+before its first request, or after one byte of the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+import orjson
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from slipstream.server.http.error_table import Problem
+
+MALFORMED = Problem(
+    400, "invalid_request_error", "malformed_request", "this is no HTTP request, or its headers are too large"
+)
+
+
+class Connection(H11Protocol):
+    """Closes itself `timeout_s` after it was made, or after a request's first byte, unless the headers are complete."""
+
+    timeout_s = 60.0
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.trailing_data[0]:  # the next request has begun to come already
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        body = orjson.dumps(MALFORMED.content())
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _watch(self) -> None:
+        """Start the clock where headers, or the rest of an answered request, are awaited; else stop it."""
+        awaited = self.conn.their_state is h11.IDLE or (self.cycle and self.cycle.response_complete)
+        if not awaited:
+            self._unwatch()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.timeout_s, self.transport.close)
+
+    def _unwatch(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def connection(timeout_s: float) -> type[Connection]:
+    """The protocol class for uvicorn, which makes instances of it by itself."""
+    return type("Connection", (Connection,), {"timeout_s": timeout_s})

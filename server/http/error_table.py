@@ -1,0 +1,172 @@
+"""Errors on the wire: the one table from error class to status, type, code, headers and extra keys.
+
+A body is OpenAI's `{"error": {"message", "type", "param", "code"}}`, for a status and for an event alike.
+Clients retry 408, 409, 429 and every status from 500 on, so those carry `retry-after` or
+`x-should-retry: false`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from slipstream.engine.errors import (
+    ContextTooLong,
+    EngineStopped,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    SlotFileRefused,
+    TimedOut,
+    Unsupported,
+)
+from slipstream.server.report.meter import record
+
+RETRY_AFTER_S = 5  # while loading or draining: long enough for a restart behind a proxy to show
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One error as a client sees it."""
+
+    status: int
+    type: str
+    code: str | None
+    message: str
+    param: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+                **self.extra,
+            }
+        }
+
+    def response(self) -> Response:
+        record().code = self.code or self.type
+        body = orjson.dumps(self.content())
+        return Response(body, self.status, dict(self.headers), media_type="application/json")
+
+
+class Refused(Exception):
+    """A refusal the HTTP side decides by itself."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def bad_request(message: str, *, param: str | None = None, code: str = "invalid_value") -> Refused:
+    return Refused(Problem(400, "invalid_request_error", code, message, param))
+
+
+def unsupported(param: str, reason: str) -> Refused:
+    return bad_request(f"{param}: {reason}", param=param, code="unsupported_value")
+
+
+def unauthorized() -> Refused:
+    headers = {"www-authenticate": "Bearer"}
+    message = "a valid API key is needed: 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
+    return Refused(Problem(401, "authentication_error", "invalid_api_key", message, headers=headers))
+
+
+def wrong_host() -> Refused:
+    message = "this server listens on loopback and answers only to its own host names (see --host)"
+    return Refused(Problem(403, "permission_error", "host_not_allowed", message))
+
+
+def not_found(message: str, *, code: str = "not_found", param: str | None = None) -> Refused:
+    return Refused(Problem(404, "not_found_error", code, message, param))
+
+
+def too_large(limit_mib: int) -> Refused:
+    message = f"the body is larger than {limit_mib} MiB; --max-body sets the limit"
+    return Refused(Problem(413, "invalid_request_error", "body_too_large", message))
+
+
+def too_slow(limit_s: float) -> Refused:
+    message = (
+        f"the body did not arrive in time; --timeout sets the limit ({limit_s:g} s, and more for long bodies)"
+    )
+    headers = {"x-should-retry": "false", "connection": "close"}
+    return Refused(Problem(408, "timeout_error", "body_timeout", message, headers=headers))
+
+
+def not_json() -> Refused:
+    message = "send the body as JSON with the header 'content-type: application/json'"
+    return Refused(Problem(415, "invalid_request_error", "unsupported_media_type", message))
+
+
+def not_supported(message: str) -> Refused:
+    """Switched off on this server; another try will not help."""
+    headers = {"x-should-retry": "false"}
+    return Refused(Problem(501, "not_supported_error", "not_supported", message, headers=headers))
+
+
+def unavailable(message: str, code: str) -> Refused:
+    headers = {"retry-after": str(RETRY_AFTER_S)}
+    return Refused(Problem(503, "unavailable_error", code, message, headers=headers))
+
+
+def internal() -> Problem:
+    """Says nothing about the cause: that is in the log, under the request's id."""
+    message = "the server failed on this request; its log has the cause under this x-request-id"
+    return Problem(500, "server_error", "internal_error", message, headers={"x-should-retry": "false"})
+
+
+def _request(code: str) -> Callable[[Any], Problem]:
+    return lambda error: Problem(400, "invalid_request_error", code, str(error), error.param)
+
+
+def _too_long(error: ContextTooLong) -> Problem:
+    extra = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
+    return Problem(
+        400, "exceed_context_size_error", "context_length_exceeded", str(error), error.param, extra
+    )
+
+
+def _overloaded(error: Overloaded) -> Problem:
+    headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+    return Problem(429, "rate_limit_error", "queue_full", str(error), headers=headers)
+
+
+def _timed_out(error: TimedOut) -> Problem:
+    # Another try would take as long.
+    return Problem(504, "timeout_error", "request_timeout", str(error), headers={"x-should-retry": "false"})
+
+
+def _stopped(_error: EngineStopped) -> Problem:
+    return unavailable("the server is stopping", "server_stopping").problem
+
+
+# First match wins; whatever is not listed is our fault and told as `internal`.
+TABLE: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
+    (Refused, lambda error: error.problem),
+    (ContextTooLong, _too_long),
+    (SlotFileRefused, _request("slot_file_refused")),
+    (Unsupported, _request("unsupported_value")),
+    (InvalidRequest, _request("invalid_value")),
+    (RequestError, _request("invalid_request")),
+    (Overloaded, _overloaded),
+    (TimedOut, _timed_out),
+    (EngineStopped, _stopped),
+)
+
+
+def problem_of(error: Exception) -> Problem:
+    """What a client is told about `error`."""
+    for kind, tell in TABLE:
+        if isinstance(error, kind):
+            return tell(error)
+    return internal()

@@ -1,0 +1,149 @@
+"""What a request may be before anyone reads it: its path's prefix, its size and time, the host name it was sent to.
+
+The host check keeps a web page elsewhere from reaching a loopback server through a rebound DNS name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import time
+
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from slipstream.engine.errors import SettingError
+from slipstream.engine.settings import Settings
+from slipstream.server.http.error_table import not_found, too_large, too_slow, wrong_host
+
+PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
+ORIGIN = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+LEAST_BYTES_PER_S = 1 << 14  # of a long body; a slow telephone line still has that
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def unix_path(host: str) -> str | None:
+    """The path of a unix socket, if `host` names one."""
+    if host.startswith("unix:"):
+        return host.removeprefix("unix:")
+    return host if host.endswith(".sock") else None
+
+
+def origins_of(settings: Settings) -> list[str]:
+    return [one for part in (settings.cors_origins or "").split(",") if (one := part.strip())]
+
+
+def check(settings: Settings) -> None:
+    """Raises `SettingError` for what only the server can tell is wrong."""
+    if not PREFIX.fullmatch(settings.api_prefix):
+        raise SettingError(
+            "api_prefix", settings.api_prefix, "must begin with / and not end with it, as in /llm"
+        )
+    for origin in origins_of(settings):
+        if not ORIGIN.fullmatch(origin):
+            reason = "is no exact origin, as in https://my.example:8443; * is not accepted"
+            raise SettingError("cors_origins", origin, reason)
+    if (settings.ssl_key_file is None) != (settings.ssl_cert_file is None):
+        absent, given = ("key", "cert") if settings.ssl_key_file is None else ("cert", "key")
+        reason = f"--ssl-{absent}-file is needed too"
+        raise SettingError(f"ssl_{given}_file", getattr(settings, f"ssl_{given}_file"), reason)
+    if unix_path(settings.host) == "":
+        raise SettingError("host", settings.host, "a path is needed after unix:")
+
+
+class HostCheck:
+    """ASGI layer that, on a loopback server, refuses requests meant for another host name."""
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self.app = app
+        self.checks = is_loopback(host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.checks:
+            named = Headers(scope=scope).get("host")
+            # HTTP/1.0 may leave the header out; no browser does.
+            if named is not None and not is_loopback(_without_port(named)):
+                await wrong_host().problem.response()(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def _without_port(named: str) -> str:
+    if named.startswith("["):
+        return named[1:].partition("]")[0]
+    return named.partition(":")[0].lower()
+
+
+class Prefix:
+    """ASGI layer that serves everything below `prefix`, and nothing beside it."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self.app = app
+        self.prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.prefix:
+            path, below = scope["path"], f"{self.prefix}/"
+            if path == self.prefix:
+                # The page's own addresses are relative to the folder it is in.
+                await RedirectResponse(below, 308)(scope, receive, send)
+                return
+            if not path.startswith(below):
+                problem = not_found(
+                    "this path does not exist here; --api-prefix is in front of every route"
+                ).problem
+                await problem.response()(scope, receive, send)
+                return
+            # In place, so that the layers outside know which route it was.
+            scope["path"] = path[len(self.prefix) :]
+            scope["raw_path"] = scope["raw_path"][len(self.prefix) :]
+        await self.app(scope, receive, send)
+
+
+class BodyLimit:
+    """ASGI layer that refuses a body over the limit: by its announced length, and while it is read.
+
+    A body may take `timeout_s` in all, and more in proportion to what has come of it.
+    """
+
+    def __init__(self, app: ASGIApp, limit_mib: int, timeout_s: float) -> None:
+        self.app = app
+        self.limit_mib = limit_mib
+        self.timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limit = self.limit_mib << 20
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "0")
+        if not announced.isdecimal() or int(announced[:20]) > limit:
+            await too_large(self.limit_mib).problem.response()(scope, receive, send)
+            return
+        n_read, has_more, started = 0, True, time.monotonic()
+
+        async def counting() -> Message:
+            nonlocal n_read, has_more
+            if not has_more:  # somebody waits for the client to leave
+                return await receive()
+            allowed = self.timeout_s + n_read / LEAST_BYTES_PER_S
+            try:
+                async with asyncio.timeout(started + allowed - time.monotonic()):
+                    message = await receive()
+            except TimeoutError:
+                raise too_slow(self.timeout_s) from None
+            n_read += len(message.get("body", b""))
+            has_more = message.get("more_body", False)
+            if n_read > limit:
+                raise too_large(self.limit_mib)
+            return message
+
+        await self.app(scope, counting, send)

@@ -1,0 +1,82 @@
+"""Server-sent events, and what happens when the client leaves: leaving cancels the generation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import anyio
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from slipstream.engine.api import EventStream
+from slipstream.server.report.logs import logger
+
+log = logger(__name__)
+T = TypeVar("T")
+
+PING_S = 15.0  # proxies give up on a silent connection after 30 to 60 s
+CLIENT_LEFT = 499  # a status nobody sees; for the log
+
+
+async def close_all(streams: Sequence[EventStream]) -> None:
+    """Cancel what is not finished."""
+    await asyncio.gather(*(stream.aclose() for stream in streams))
+
+
+class Events(EventSourceResponse):
+    """Sends `chunks`; whatever ends the response also closes `streams`, be it before the first chunk.
+
+    A reader that takes nothing for `timeout_s` is gone, and its slot is wanted.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        streams: Sequence[EventStream],
+        *,
+        grace_s: float,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(
+            chunks,
+            headers={"Cache-Control": "no-cache"},
+            sep="\n",
+            ping=PING_S,
+            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
+            send_timeout=timeout_s,
+            shutdown_event=anyio.Event(),
+            shutdown_grace_period=grace_s,
+        )
+        self.streams = streams
+        self.timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            log.warning("reader_timeout", seconds=self.timeout_s)
+        finally:
+            await close_all(self.streams)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`; None if the client left first, with `work` cancelled."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has closed the connection. The body must have been read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

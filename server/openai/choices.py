@@ -1,0 +1,112 @@
+"""From engine streams to a reply: choices merged into one stream of events, as chunks or collected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+
+from slipstream.engine.api import AsyncEngine, Delta, Done, Echo, Event, EventStream, Failed
+from slipstream.engine.errors import ContextTooLong, EngineError
+from slipstream.server.http.error_table import internal, problem_of
+from slipstream.server.http.sse import close_all
+from slipstream.server.openai.convert import Job
+from slipstream.server.openai.reply import DONE, Reply, event
+from slipstream.server.report.logs import logger
+from slipstream.server.report.meter import record
+
+log = logger(__name__)
+
+
+async def submit(engine: AsyncEngine, job: Job) -> list[EventStream]:
+    """Admit every choice, or none: what can be refused is refused here, before the first byte."""
+    streams: list[EventStream] = []
+    try:
+        for request in job.requests:
+            streams.append(await engine.submit(request))  # noqa: PERF401 - those before a refusal must be closed
+    except BaseException as error:
+        await close_all(streams)
+        if isinstance(error, ContextTooLong):
+            error.param = job.form.prompt_field
+        raise
+    return streams
+
+
+async def chunks(reply: Reply, streams: Sequence[EventStream]) -> AsyncIterator[bytes]:
+    """The reply as server-sent events. An error here is an event too: the status has long been sent."""
+    for chunk in reply.opening():
+        yield chunk
+    try:
+        async with aclosing(_wanted(reply, streams)) as events:
+            async for index, happened in events:
+                if isinstance(happened, Echo | Delta):
+                    yield reply.piece(index, happened)
+                else:
+                    for chunk in reply.end(index, _done(happened)):
+                        yield chunk
+        reply.check()
+    except EngineError as error:
+        log.warning("failed", error=str(error))
+        problem = problem_of(error)
+        record().code = problem.code
+        yield event(problem.content())
+    except Exception:
+        log.exception("unexpected")
+        problem = internal()
+        record().code = problem.code
+        yield event(problem.content())
+    yield DONE
+
+
+async def collect(reply: Reply, streams: Sequence[EventStream]) -> bytes:
+    """The reply in one piece. Raises what a choice failed with."""
+    async with aclosing(_wanted(reply, streams)) as events:
+        async for index, happened in events:
+            reply.keep(index, happened if isinstance(happened, Echo | Delta) else _done(happened))
+    return reply.whole()
+
+
+def _done(happened: Done | Failed) -> Done:
+    if isinstance(happened, Failed):
+        raise happened.error
+    return happened
+
+
+async def _wanted(reply: Reply, streams: Sequence[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:
+    """Events of all choices. One that goes on although nothing more of it is told is asked to finish."""
+    async with aclosing(_merged(streams)) as events:
+        async for index, happened in events:
+            if isinstance(happened, Delta) and reply.is_ended(index):
+                streams[index].finish()
+                continue
+            yield index, happened
+
+
+async def _merged(streams: Sequence[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:
+    """Events of all choices as they come. At most one per choice waits here: a slow reader holds back."""
+    if len(streams) == 1:
+        async for only in streams[0]:
+            yield 0, only
+        return
+    waiting = {asyncio.create_task(_next(stream)): index for index, stream in enumerate(streams)}
+    try:
+        while waiting:
+            ready, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(ready, key=lambda one: waiting[one]):
+                index = waiting.pop(task)
+                happened = task.result()
+                if happened is not None:
+                    yield index, happened
+                    waiting[asyncio.create_task(_next(streams[index]))] = index
+    finally:
+        for task in waiting:
+            task.cancel()
+        # A stream may be closed only when nobody waits for its next event any more.
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _next(stream: EventStream) -> Event | None:
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        return None

@@ -1,0 +1,279 @@
+"""What the OpenAI endpoints answer, as models: for the OpenAPI document and the tests that hold replies against it.
+
+Replies themselves are made in `reply.py` and `forms.py`, without these. A field with a default may be absent.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from slipstream.server.describe.server_replies import DrafterFigures, Shape
+
+
+class PromptDetails(Shape):
+    cached_tokens: int = Field(description="prompt tokens taken from the prefix cache")
+
+
+class CompletionDetails(Shape):
+    accepted_prediction_tokens: int | None = Field(None, description="tokens of `prediction` that came true")
+    rejected_prediction_tokens: int | None = Field(None, description="tokens of `prediction` that did not")
+    reasoning_tokens: int | None = None
+
+
+class Usage(Shape):
+    """Token counts of a request. A prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | None = None
+
+
+class Timings(Shape):
+    """llama-server's `timings`; of several choices the slowest one's."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+    draft_n: int | None = None
+    draft_n_accepted: int | None = None
+    drafters: dict[str, DrafterFigures] | None = None
+
+
+class SpeculativeDecoding(Shape):
+    """vLLM's figures of speculation; the histogram counts steps by accepted drafts."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+
+class Metrics(Shape):
+    """vLLM's figures of a request."""
+
+    time_to_first_token_ms: float
+    generation_time_ms: float
+    queue_time_ms: float
+    mean_itl_ms: float
+    tokens_per_second: float
+    speculative_decoding: SpeculativeDecoding | None = None
+
+
+class Resolved(Shape):
+    """The speculation settings that were in force, after the server's limits."""
+
+    types: list[str]
+    n_max: int
+    n_min: int
+    p_min: float
+    ngram_size_n: int | None = None
+    ngram_size_m: int | None = None
+    ngram_min_hits: int | None = None
+
+
+class Detail(Shape):
+    """`spec_detail`: which drafter guessed each token, and each token's share of the text."""
+
+    sources: list[str | None]
+    token_ids: list[int]
+    pieces: list[str] | None = None
+
+
+class Function(Shape):
+    name: str
+    arguments: str = Field(description="JSON text")
+
+
+class ToolCall(Shape):
+    id: str
+    type: Literal["function"]
+    function: Function
+
+
+class AssistantMessage(Shape):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class FunctionPiece(Shape):
+    name: str | None = Field(None, description="in a call's first piece only")
+    arguments: str | None = Field(None, description="to be joined to those before")
+
+
+class ToolCallPiece(Shape):
+    index: int
+    id: str | None = Field(None, description="in a call's first piece only")
+    type: Literal["function"] | None = None
+    function: FunctionPiece
+
+
+class MessageDelta(Shape):
+    """What a chunk adds to a message; strings are to be joined."""
+
+    role: Literal["assistant"] | None = Field(None, description="in a choice's first chunk only")
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallPiece] | None = None
+
+
+class TopLogprob(Shape):
+    token: str
+    bytes: list[int] | None
+    logprob: float
+
+
+class TokenLogprob(Shape):
+    token: str
+    bytes: list[int] | None = Field(description="what the token writes; not always whole characters")
+    logprob: float = Field(
+        description="of the model's own row: before bias, penalties, grammar and temperature"
+    )
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Shape):
+    content: list[TokenLogprob] | None
+    refusal: None = None
+
+
+class TextLogprobs(Shape):
+    """Lists of one entry per token; nulls where a token has nothing before it."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class Choice(Shape):
+    index: int
+    stop_reason: str | int | None = Field(None, description="the stop string or stop token that ended it")
+    token_ids: list[int] | None = Field(None, description="with `return_token_ids`")
+
+
+class ChatChoice(Choice):
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatChunkChoice(Choice):
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+
+
+class TextChoice(Choice):
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    prompt_token_ids: list[int] | None = None
+
+
+class TextChunkChoice(Choice):
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    prompt_token_ids: list[int] | None = None
+
+
+class Head(Shape):
+    """What every reply and every chunk begins with; constant over a stream."""
+
+    id: str
+    created: int = Field(description="Unix seconds")
+    model: str
+    system_fingerprint: str = Field(description="changes with version, weights, dtype and drafters")
+    service_tier: Literal["default"] | None = Field(None, description="with a `service_tier` of the request")
+
+
+class Whole(Head):
+    usage: Usage
+    timings: Timings
+    metrics: Metrics
+    speculative: Resolved
+    seed: int = Field(description="of the first choice; choice i has this plus i")
+    synthetic: bool | None = Field(None, description="drafts were accepted at random: the text means nothing")
+    spec: list[list[Detail]] | None = Field(None, description="with `spec_detail`: per choice, per step")
+    prompt_token_ids: list[int] | None = Field(None, description="with `return_token_ids`")
+
+
+class ChatCompletion(Whole):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class TextCompletion(Whole):
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+
+
+class Chunk(Head):
+    usage: Usage | None = Field(None, description="in the last chunk with `include_usage`")
+    timings: Timings | None = Field(None, description="in the last chunk")
+    metrics: Metrics | None = Field(None, description="in the last chunk")
+    speculative: Resolved | None = Field(None, description="in the last chunk")
+    seed: int | None = Field(None, description="in the last chunk")
+    synthetic: bool | None = None
+    spec: Detail | None = Field(None, description="with `spec_detail`")
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatCompletionChunk(Chunk):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+
+
+class TextCompletionChunk(Chunk):
+    object: Literal["text_completion"]
+    choices: list[TextChunkChoice]
+
+
+class ModelMeta(Shape):
+    architecture: str
+    n_vocab: int
+    n_ctx: int
+    n_ctx_train: int
+    n_params: int
+    size: int
+
+
+class ModelCard(Shape):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int = Field(description="most tokens of one sequence")
+    meta: ModelMeta
+
+
+class ModelList(Shape):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class RenderedPrompt(Shape):
+    prompt: str
+
+
+class InputTokens(Shape):
+    object: str
+    input_tokens: int

@@ -1,0 +1,114 @@
+"""Log lines: one event each, as JSON or as readable text. Everything goes through structlog's processors, also what
+the engine and libraries log with the standard library.
+
+Text from outside cannot forge an event: every character that does not print is escaped, and in text the lines of a
+traceback stand behind a bar.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import partial
+from typing import Literal, TextIO
+
+import orjson
+import structlog
+from structlog.typing import EventDict, Processor
+
+Form = Literal["json", "text"]
+
+BAR = "    | "
+OURS = "slipstream"
+
+
+def logger(name: str) -> structlog.stdlib.BoundLogger:
+    """A logger whose calls are `log.info("event", key=value)`; None is left out."""
+    found: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    return found
+
+
+def form_of(log_format: str, stream: TextIO) -> Form:
+    """What `--log-format` comes to where logs are written."""
+    if log_format == "auto":
+        return "text" if stream.isatty() else "json"
+    return "json" if log_format == "json" else "text"
+
+
+def configure(level: str, form: Form, *, colors: bool = False) -> None:
+    """Send everything to stderr, libraries from warnings on. Called once, by the command line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter(form, colors=colors))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger(OURS).setLevel(level.upper())
+
+
+def formatter(form: Form, *, colors: bool = False) -> logging.Formatter:
+    """Writes events of structlog and records of the standard library alike."""
+    text = form == "text"
+    render: Processor = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0) if text else _as_json
+    return structlog.stdlib.ProcessorFormatter(
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,  # without local variables, which hold prompts
+            partial(_escaped, bar=BAR if text else ""),
+            render,
+        ],
+        foreign_pre_chain=_SHARED,
+    )
+
+
+def printable(text: str) -> str:
+    """`text` with escapes for what does not print: line breaks, terminal codes, marks that turn the direction."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def _escaped(_logger: object, _method: str, event: EventDict, *, bar: str) -> EventDict:
+    def safe(one: object) -> object:
+        if isinstance(one, list | tuple):
+            return [safe(each) for each in one]
+        return printable(one) if isinstance(one, str) else one
+
+    told = {name: safe(one) for name, one in event.items()}
+    if isinstance(trace := event.get("exception"), str):
+        told["exception"] = "\n".join(bar + printable(line) for line in trace.splitlines())
+    return told
+
+
+def _tidied(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Without what is not known, and floats to the microsecond."""
+    return {
+        name: round(one, 6) if isinstance(one, float) else one
+        for name, one in event.items()
+        if one is not None
+    }
+
+
+def _as_json(_logger: object, _method: str, event: EventDict) -> str:
+    try:
+        return orjson.dumps(event, default=str).decode()
+    except orjson.JSONEncodeError:  # a number of more than 64 bits, or text in a list that is no Unicode
+        return orjson.dumps({name: printable(str(one)) for name, one in event.items()}).decode()
+
+
+_SHARED: tuple[Processor, ...] = (
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_logger_name,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    _tidied,
+)
+
+# Events go on as records of the standard library, so that its levels and handlers count for them as well.
+structlog.configure(
+    processors=[
+        structlog.stdlib.filter_by_level,
+        *_SHARED,
+        structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+    ],
+    logger_factory=structlog.stdlib.LoggerFactory(),
+    wrapper_class=structlog.stdlib.BoundLogger,
+    cache_logger_on_first_use=True,
+)

@@ -1,0 +1,128 @@
+"""`/metrics` for Prometheus: the engine's own counters, read anew for each scrape, and what the meter has counted.
+
+The names after the prefix are those of vLLM and llama-server, so that dashboards carry over. What they count for
+speculation as a whole is told per drafter here: a draft that two drafters made counts as a draft of each, so sum
+over `drafter` for tokens, not for drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from starlette.responses import Response
+
+from slipstream.engine.api import EngineStats, ModelInfo
+from slipstream.server import version
+from slipstream.server.http.gate import Gate
+from slipstream.server.report.meter import PREFIX, Meter
+from slipstream.server.report.tally import seconds_of
+
+
+def routes(gate: Gate, meter: Meter) -> APIRouter:
+    """The route `/metrics`: open while the engine is loaded, behind the API key like the other status routes."""
+    router = APIRouter()
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        engine = gate.for_looking()
+        text = generate_latest(Scrape(engine.stats(), engine.info, meter))
+        return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    return router
+
+
+class Scrape:
+    """One picture of a server as a Prometheus collector. It needs no registry, so two servers share nothing."""
+
+    def __init__(self, stats: EngineStats, info: ModelInfo, meter: Meter) -> None:
+        self._stats = stats
+        self._info = info
+        self._meter = meter
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, each family once."""
+        yield self._build()
+        yield from self._engine()
+        yield from self._speculation()
+        yield from self._meter.collect()
+
+    def _build(self) -> Metric:
+        info = self._info
+        labels = {
+            "version": version(),
+            "model": info.name,
+            "fingerprint": info.fingerprint,
+            "device": info.device,
+            "dtype": info.dtype,
+        }
+        family = GaugeMetricFamily(PREFIX + "build_info", "What is running; always 1.", labels=list(labels))
+        family.add_metric(list(labels.values()), 1)
+        return family
+
+    def _engine(self) -> Iterator[Metric]:
+        stats = self._stats
+        n_pages = stats.n_pages_free + stats.n_pages_cached + stats.n_pages_held
+        for name, told, value in (
+            (
+                "prompt_tokens",
+                "Prompt tokens processed; those taken from the prefix cache are not counted.",
+                stats.n_prompt_tokens,
+            ),
+            ("generation_tokens", "Tokens generated.", stats.n_completion_tokens),
+            ("num_preemptions", "Requests put aside to make room for others.", stats.n_preempted),
+        ):
+            yield CounterMetricFamily(PREFIX + name, told, value)
+        for name, told, level in (
+            ("num_requests_running", "Requests that hold a slot.", sum(slot.busy for slot in stats.slots)),
+            ("num_requests_waiting", "Requests that wait for a slot.", stats.n_waiting),
+            (
+                "kv_cache_usage_perc",
+                "Pages held by slots, 0 to 1; pages only kept for later prompts count as free.",
+                stats.n_pages_held / max(1, n_pages),
+            ),
+        ):
+            yield GaugeMetricFamily(PREFIX + name, told, level)
+        steps = CounterMetricFamily(
+            PREFIX + "step_seconds",
+            "Time of the engine's steps by part; on a GPU forward and pick are launches, wait is for the device.",
+            labels=["part"],
+        )
+        for part, seconds in stats.step_s.items():
+            steps.add_metric((part,), seconds)
+        yield steps
+
+    def _speculation(self) -> Iterator[Metric]:
+        drafters = self._stats.drafters
+        for name, told, total in (
+            ("num_drafts", "Verified drafts with tokens of the drafter.", attrgetter("n_drafts")),
+            ("num_draft_tokens", "Tokens drafted and verified.", attrgetter("n_drafted")),
+            ("num_accepted_tokens", "Drafted tokens accepted.", attrgetter("n_accepted")),
+        ):
+            family = _counter(name, told, "drafter")
+            for drafter, count in drafters.items():
+                family.add_metric((drafter,), total(count))
+            yield family
+        wasted = CounterMetricFamily(
+            PREFIX + "wasted_verify_tokens", "Drafted tokens verified in vain.", labels=["drafter"]
+        )
+        for drafter, count in drafters.items():
+            wasted.add_metric((drafter,), count.n_drafted - count.n_accepted)
+        yield wasted
+        by_place = _counter(
+            "num_accepted_tokens_per_pos", "Accepted tokens by place in the draft.", "drafter", "position"
+        )
+        times = _counter("seconds", "Time spent in the drafter, by verb.", "drafter", "verb")
+        for drafter, count in drafters.items():
+            for position, n_accepted in enumerate(count.accepted_by_position):
+                by_place.add_metric((drafter, str(position)), n_accepted)
+            for verb, seconds in seconds_of(count).items():
+                times.add_metric((drafter, verb), seconds)
+        yield from (by_place, times)
+
+
+def _counter(name: str, told: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"{PREFIX}spec_decode_{name}", told, labels=labels)

@@ -1,0 +1,133 @@
+"""What the server tells about itself: `/health`, `/ready`, `/live`, `/slots`, `/props`, with llama-server's keys where
+those exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from slipstream.engine.api import AsyncEngine, SlotState
+from slipstream.engine.settings import Settings
+from slipstream.server.http.error_table import unavailable
+from slipstream.server.http.gate import Gate
+from slipstream.server.openai.formats.known import format_of
+from slipstream.server.report.tally import ms, shown
+
+SECRET = frozenset({"api_key"})
+
+
+def routes(gate: Gate, settings: Settings) -> APIRouter:
+    router = APIRouter()
+
+    async def health(request: Request) -> Response:
+        """Ready for requests? 503 while loading, draining or failed, and without an idle slot if that is asked."""
+        status = gate.status
+        if status == "ready" and _no_slot(request, gate.for_looking()):
+            raise unavailable("no slot is idle", "no_idle_slot")
+        if status == "ready":
+            return JSONResponse({"status": "ok", **_warnings(gate.for_looking())})
+        problem = gate.refusal().problem
+        return JSONResponse({"status": status, **problem.content()}, 503, dict(problem.headers))
+
+    async def live() -> Response:
+        """Worth keeping alive? Only a failed engine is not."""
+        failed = gate.status == "failed"
+        return JSONResponse({"status": "failed" if failed else "ok"}, 503 if failed else 200)
+
+    for path, endpoint in (("/health", health), ("/v1/health", health), ("/ready", health), ("/live", live)):
+        router.add_api_route(path, endpoint, methods=["GET", "HEAD"])
+
+    @router.get("/slots")
+    async def slots(request: Request) -> list[dict[str, Any]]:
+        engine = gate.for_looking()
+        if _no_slot(request, engine):
+            raise unavailable("no slot is idle", "no_idle_slot")
+        stats = engine.stats()
+        step_ms = {part: ms(seconds) for part, seconds in stats.step_average_s.items()}
+        return [_slot(one, engine) | {"step_ms": step_ms} for one in stats.slots]
+
+    @router.get("/props")
+    async def props() -> dict[str, Any]:
+        return _props(gate.for_looking(), settings)
+
+    return router
+
+
+def _no_slot(request: Request, engine: AsyncEngine) -> bool:
+    """Does the request want a failure where no slot is idle, and is none?"""
+    asked = request.query_params.get("fail_on_no_slot") == "1"
+    return asked and all(one.busy for one in engine.stats().slots)
+
+
+def _warnings(engine: AsyncEngine) -> dict[str, Any]:
+    """What works less well than it should; nothing if all is well."""
+    stats = engine.stats()
+    told = [f"{name} failed repeatedly and is switched off" for name in stats.disabled_drafters]
+    told += [f"{name} is hardly ever right: see the log" for name in stats.doubtful_drafters]
+    return {"warnings": told} if told else {}
+
+
+def _slot(slot: SlotState, engine: AsyncEngine) -> dict[str, Any]:
+    return {
+        "id": slot.id,
+        "n_ctx": engine.info.n_ctx,
+        "speculative": bool(engine.info.drafters),
+        "is_processing": slot.busy,
+        "id_task": slot.request_id,
+        "n_prompt_tokens": slot.n_prompt,
+        "n_prompt_tokens_processed": max(0, min(slot.n_past, slot.n_prompt) - slot.n_cached),
+        "n_prompt_tokens_cache": slot.n_cached,
+        "n_past": slot.n_past,
+        "next_token": [
+            {"has_next_token": slot.busy, "n_remain": slot.n_remaining, "n_decoded": slot.n_decoded}
+        ],
+        "drafters": shown(slot.drafters),
+    }
+
+
+def _props(engine: AsyncEngine, settings: Settings) -> dict[str, Any]:
+    info, stats = engine.info, engine.stats()
+    told = {name: value for name, value in dataclasses.asdict(settings).items() if name not in SECRET}
+    return {
+        "default_generation_settings": {"params": dict(info.sampling_defaults), "n_ctx": info.n_ctx},
+        "total_slots": info.n_slots,
+        "model_alias": info.name,
+        "model_path": info.path,
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "endpoint_slots": True,
+        "endpoint_props": False,
+        "endpoint_metrics": True,
+        "chat_template": info.chat_template,
+        "chat_format": format_of(info, settings.chat_format).name,
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_tokens[0] if info.eos_tokens else None,
+        "build_info": info.fingerprint,
+        "is_sleeping": False,
+        "status": engine.status,
+        "settings": told,
+        "model": dataclasses.asdict(info),
+        "speculation": {
+            "drafters": list(info.drafters),
+            "disabled": list(stats.disabled_drafters),
+            "n_max": settings.draft_max,
+            "counts": shown(stats.drafters),
+        },
+        "engine": {
+            name: getattr(stats, name)
+            for name in (
+                "n_waiting",
+                "n_pages_free",
+                "n_pages_cached",
+                "n_pages_held",
+                "n_steps",
+                "n_prompt_tokens",
+                "n_completion_tokens",
+                "n_preempted",
+            )
+        },
+    }

@@ -1,0 +1,74 @@
+"""Counts and times in JSON: numbers that are always finite, and what each drafter did, for a request or for all.
+
+A drafter's object has llama-server's `draft_n` and `draft_n_accepted`, and what that server and vLLM else tell
+in their logs, per drafter: calls and times of the verbs, drafts, and acceptance by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from itertools import zip_longest
+from typing import Any
+
+from slipstream.engine.api import DrafterCount
+
+VERBS = ("begin", "draft", "accept")
+
+
+def ms(seconds: float) -> float:
+    """Milliseconds, to the microsecond."""
+    return round(seconds * 1000, 3)
+
+
+def ratio(part: float, whole: float) -> float:
+    """`part / whole`; 0 where there is nothing to divide by, as JSON has no other word for it."""
+    return round(part / whole, 6) if whole > 0 else 0.0
+
+
+def added(several: Iterable[Mapping[str, DrafterCount]]) -> dict[str, DrafterCount]:
+    """The counts of several requests together, by drafter."""
+    totals: dict[str, DrafterCount] = {}
+    for counts in several:
+        for name, count in counts.items():
+            totals[name] = _sum(totals.get(name, DrafterCount()), count)
+    return totals
+
+
+def _sum(one: DrafterCount, other: DrafterCount) -> DrafterCount:
+    def plus(name: str) -> Any:
+        mine, more = getattr(one, name), getattr(other, name)
+        if isinstance(mine, tuple):
+            return tuple(a + b for a, b in zip_longest(mine, more, fillvalue=0))
+        return mine + more
+
+    return DrafterCount(**{each.name: plus(each.name) for each in fields(DrafterCount)})
+
+
+def shown(counts: Mapping[str, DrafterCount]) -> dict[str, dict[str, Any]]:
+    """The counts as clients read them, by drafter."""
+    return {name: _shown(count) for name, count in counts.items()}
+
+
+def _shown(count: DrafterCount) -> dict[str, Any]:
+    """Rates by position are relative to all drafts, however long, as llama-server and vLLM print them."""
+    return {
+        "draft_n": count.n_drafted,
+        "draft_n_accepted": count.n_accepted,
+        "n_drafts": count.n_drafts,
+        "n_drafts_accepted": count.n_drafts_accepted,
+        "acceptance_rate_per_position": [ratio(n, count.n_drafts) for n in count.accepted_by_position],
+        "calls": {verb: getattr(count, f"n_{verb}_calls") for verb in VERBS},
+        "ms": {verb: ms(seconds) for verb, seconds in seconds_of(count).items()},
+    }
+
+
+def seconds_of(count: DrafterCount) -> dict[str, float]:
+    """Time spent in each verb."""
+    return {verb: getattr(count, f"{verb}_s") for verb in VERBS}
+
+
+def in_short(counts: Mapping[str, DrafterCount]) -> str | None:
+    """`suffix:12/20,prediction:40/44`: accepted and drafted tokens for a log line; None if nothing was drafted."""
+    parts = [f"{name}:{one.n_accepted}/{one.n_drafted}" for name, one in counts.items() if one.n_drafted]
+    return ",".join(parts) or None
