@@ -126,7 +126,7 @@ class Store:
             self.windows = WindowPages(sizes.n_slots, sizes.n_window_pages, sizes.page_size, window)
 
     @property
-    def has_pages_alone(self) -> bool:
+    def is_positional(self) -> bool:
         """Whether all that a pass moves are rows of full-attention pages."""
         return self.parking is None and self.windows is None
 

@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from slipstream.engine.api import Delta, Done, EngineStats, Event, Failed
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.saved import Saved
 from slipstream.engine.core import forward, plan
-from slipstream.engine.core.ahead import Ahead
 from slipstream.engine.core.clock import Clock
 from slipstream.engine.core.finish import Ending, broken, done, echo, keep
-from slipstream.engine.core.forward import Flight
+from slipstream.engine.core.flight import Flight
 from slipstream.engine.core.plan import Place, Work
 from slipstream.engine.core.queue import NewSlot, Waiting
-from slipstream.engine.core.remembered import SLOT, Remembered
+from slipstream.engine.core.remembered import Remembered
 from slipstream.engine.core.warm import warm_up
-from slipstream.engine.errors import EngineError, InvalidRequest, TimedOut
+from slipstream.engine.errors import EngineError, TimedOut
 from slipstream.engine.models.captured import Capturing
 from slipstream.engine.models.network import Network
 from slipstream.engine.slot import Slot, state_of
 from slipstream.engine.speculate.acceptance import Acceptance, coupled
 from slipstream.engine.speculate.chain import Chain
-from slipstream.engine.speculate.drafter import Draft, Kept
+from slipstream.engine.speculate.decide.value import Pass
+from slipstream.engine.speculate.drafter import Kept
 from slipstream.engine.speculate.verify import Verdict
 
 log = logging.getLogger(__name__)
@@ -78,10 +77,9 @@ class Engine:
         self._running: list[Slot] = []  # oldest first
         self._preempted: list[Slot] = []  # without cached state, waiting for pages; oldest first
         self.waiting = Waiting() if waiting is None else waiting
-        self._remembered = Remembered(cache, capacity.n_slots)
+        self.remembered = Remembered(cache, self._slots)
         self._totals = _Totals()
-        self._ahead = Ahead(cache, chain, capacity.batch_size, self._work)
-        self._flight: Flight | None = None  # launched behind a pass that has been read since
+        self._flight: Flight | None = None  # launched behind a pass that was unread then
         self._read_s = 0.0  # when the last pass was read; 0: there has been nothing to do since
         self.n_moves = 0  # times that a request entered a slot or left one
 
@@ -119,40 +117,7 @@ class Engine:
                 slot.truncate(n_tokens)
                 slot.n_past = min(self._cache.rollback(slot.id, len(slot.tokens) - 1), slot.n_past)
                 if slot in self._running:
-                    self._chain.rollback(slot)
-
-    def save(self, slot_id: int, tenant: str) -> Saved:
-        """A copy of what is cached of a slot's last or running sequence, if it is the tenant's.
-
-        Raises `InvalidRequest` if there is nothing.
-        """
-        return self._remembered.save(self._checked(slot_id), tenant)
-
-    @torch.inference_mode()
-    def restore(self, slot_id: int, saved: Saved, tenant: str) -> int:
-        """Put what `save` took back into the cache, as an idle slot's last sequence.
-
-        Returns the tokens of it from which a request can go on: less than all where room lacks. Raises
-        `InvalidRequest` for a busy slot, `SlotFileRefused` if it is not of this engine's cache.
-        """
-        return self._remembered.restore(self._idle(slot_id), saved, tenant)
-
-    def erase(self, slot_id: int, tenant: str) -> int:
-        """Forget an idle slot's last sequence and what is cached of it alone; returns the number of those tokens.
-
-        Raises `InvalidRequest` for a busy slot.
-        """
-        return self._remembered.erase(self._idle(slot_id), tenant)
-
-    def _checked(self, slot_id: int) -> int:
-        if not 0 <= slot_id < self.capacity.n_slots:
-            raise InvalidRequest(SLOT, f"there is no slot {slot_id}, only 0 … {self.capacity.n_slots - 1}")
-        return slot_id
-
-    def _idle(self, slot_id: int) -> int:
-        if self._slots[self._checked(slot_id)] is not None:
-            raise InvalidRequest(SLOT, f"slot {slot_id} is busy; try again when its request is over")
-        return slot_id
+                    self._chain.start_over(slot)
 
     def close(self) -> None:
         """Let the drafters write what is to outlive the process."""
@@ -167,41 +132,79 @@ class Engine:
         self.clock.start()
         events = self._expired()
         self._fill_slots()
-        flight, self._flight = self._running_flight() or self._launched(), None
+        flight, self._flight = self._running_flight() or self._launch(), None
         if flight is None:
             return events
-        if self.capacity.overlaps:
-            self._flight = self._ahead.launch(self._target, flight, self._running)
-        if flight.guesses is not None:
-            flight.guesses.learn()
+        if self.capacity.overlaps and self._may_follow(flight):
+            self._flight = self._launch(flight)
         outcomes = forward.read(self._target, self._cache, flight)
         self._totals.n_steps += 1
         self._measure(flight)
-        events += self._settle(outcomes)
-        if self._flight is not None and self._flight.behind is not None:
-            self._flight.works = self._flight.behind.begun(self._flight.works)
+        events += self._settle(outcomes, flight.coming)
+        if self._flight is not None:
+            self._flight.start_over()
         return events
 
-    def _launched(self) -> Flight | None:
-        """A pass of which everything is known."""
-        places = [Place.of(slot) for slot in self._running]
-        wants = plan.wants(places, self.capacity.batch_size)
+    def _launch(self, unread: Flight | None = None) -> Flight | None:
+        """The next pass, behind the unread pass if there is any; None: nothing to run, or that has to be read first."""
+        budget = self.capacity.batch_size
+        places = (
+            [Place.of(slot) for slot in self._running] if unread is None else unread.places(self._running)
+        )
+        wants, coming = plan.wants(places, budget), plan.without_drafts(places, budget)
+        tails = None
+        if unread is not None:
+            tails = unread.tails()
+            # A slot that the unread pass does not move on has no end there to draft from.
+            wants = [want for want in wants if tails is not None and want.slot.id in tails.slot_ids]
         self.clock.lap("plan")
         asked = time.perf_counter()
-        made = self._chain.draft(wants, plan.without_drafts(places, self.capacity.batch_size))
+        drafts = self._chain.draft(wants, coming, tails)
         drafting_s = time.perf_counter() - asked
         self.clock.lap("draft")
-        drafts = {want.slot.id: draft for want, draft in zip(wants, made, strict=True)}
-        works = self._reserve(self._work(places, drafts))
+        if drafts is None:
+            return None
+        works = plan.work(places, drafts.by_slot, budget, self._cache.page_size, self._next_border)
+        if unread is not None:
+            return self._launch_behind(unread, Flight([*works], coming, drafts, tails))
+        works = self._reserve(works)
         self.clock.lap("plan")
         if not works:
             return None
         if self._read_s:  # networks draft on the device, which does not wait then
             self._chain.lengths.gap.observe(time.perf_counter() - self._read_s - drafting_s)
-        return forward.launch(self._target, self._cache, works)
+        return forward.launch(self._target, self._cache, Flight([*works], coming, drafts))
 
-    def _work(self, places: Sequence[Place], drafts: Mapping[int, Draft]) -> list[Work]:
-        return plan.work(places, drafts, self.capacity.batch_size, self._cache.page_size, self._next_border)
+    def _launch_behind(self, unread: Flight, flight: Flight) -> Flight | None:
+        """Launch the pass if there are pages for all of it: no slot gives up its own for a pass that can wait."""
+        if not flight.planned:
+            return None
+        if unread.is_certain:
+            # Without drafts all that runs is kept, whatever the picks are, and the next batch is built upon it.
+            for one in unread.works:
+                if one is not None:
+                    self._cache.commit(one.slot.id, forward.STORE, one.end)
+        if not all(self._has_room(one) for one in flight.planned):
+            flight.discard()
+            return flight
+        self.clock.lap("plan")
+        unread.keep_streams()
+        return forward.launch(self._target, self._cache, flight)
+
+    def _has_room(self, one: Work) -> bool:
+        return self._cache.reserve(one.slot.id, forward.STORE, one.start, one.end, len(one.draft))
+
+    def _may_follow(self, flight: Flight) -> bool:
+        """Whether the next pass depends on nothing that only the host could do with the picks of an unread pass."""
+        if self._target.acceptance is not coupled or flight.picks is None:
+            return False
+        if any(slot.reads_drafts or slot.prompt_logprobs is not None for slot in self._running):
+            return False
+        if not flight.is_certain and not self._cache.stores[forward.STORE].is_positional:
+            return False  # how much is kept decides what the next pass folds into its states
+        # A snapshot is taken of a state before it moves on.
+        works = [one for one in flight.works if one is not None]
+        return not any(one.end == self._next_border(Place(one.slot, one.start)) for one in works)
 
     def _running_flight(self) -> Flight | None:
         """The pass that was launched in the last step, if any of its works still counts."""
@@ -209,7 +212,10 @@ class Engine:
         if flight is None:
             return None
         flight.works = [self._still(one) for one in flight.works]
-        return flight if any(flight.works) else None
+        if any(flight.works):
+            return flight
+        flight.read_drafts()  # or their drafters would count on the pass
+        return None
 
     def _still(self, work: Work | None) -> Work | None:
         """The work, if it still counts: requests may have ended or been cut back since it was launched."""
@@ -221,9 +227,9 @@ class Engine:
     def _measure(self, flight: Flight) -> None:
         """Learn what the pass cost. One that was launched behind another began when that was over."""
         now = time.perf_counter()
-        n_rows, seconds = sum(flight.n_rows), now - max(flight.started, self._read_s)
+        n_rows, seconds = flight.n_rows, now - max(flight.started, self._read_s)
         self._read_s = now
-        if flight.guesses is None:  # otherwise some of it was drafting
+        if not flight.has_unread_drafts:  # otherwise some of it was drafting
             self._chain.lengths.pass_cost.observe(n_rows, seconds)
         self.clock.passed(n_rows, seconds)
 
@@ -251,7 +257,7 @@ class Engine:
         while self.waiting and None in self._slots:
             slot = self.waiting.pop()(self._slots.index(None))
             self._slots[slot.id] = slot
-            self._remembered.put(slot.id, slot.tokens, slot.request.tenant)
+            self.remembered.put(slot.id, slot.tokens, slot.request.tenant)
             slot.stats.started_s = time.perf_counter()
             self._begin(slot)
             slot.stats.n_cached = slot.n_past
@@ -272,7 +278,7 @@ class Engine:
         for one in sorted(works, key=lambda one: one.slot.stats.started_s):
             if one.slot not in self._running:
                 continue  # preempted for an older slot a moment ago
-            while not self._cache.reserve(one.slot.id, forward.STORE, one.start, one.end, len(one.draft)):
+            while not self._has_room(one):
                 if one.draft:
                     one = one.with_draft_of(len(one.draft) // 2)
                     continue
@@ -294,8 +300,10 @@ class Engine:
         self._preempted.sort(key=lambda one: one.stats.started_s)
         self._totals.n_preempted += 1
 
-    def _settle(self, outcomes: Sequence[tuple[Work, Verdict | EngineError]]) -> list[tuple[str, Event]]:
-        """Commit what each slot keeps, tell the drafters, and collect what the clients are to hear."""
+    def _settle(
+        self, outcomes: Sequence[tuple[Work, Verdict | EngineError]], coming: Pass
+    ) -> list[tuple[str, Event]]:
+        """Commit what each slot keeps, hand it to the drafters, and collect the clients' events."""
         events: list[tuple[str, Event]] = []
         kept: list[Kept] = []
         ended: list[tuple[Slot, Event]] = []
@@ -313,7 +321,7 @@ class Engine:
             if ending is not Ending.BROKEN and self._cache.length(slot.id, forward.STORE) < slot.n_past:
                 self._cache.commit(slot.id, forward.STORE, slot.n_past)
             if one.n_picks:
-                self._count(slot, one, delta)
+                self._count(slot, one, delta, coming)
                 events.append((slot.request.id, delta))
             if ending is Ending.BROKEN:
                 ended.append((slot, Failed(broken(slot))))
@@ -334,12 +342,12 @@ class Engine:
     def _done(self, slot: Slot, ending: Ending) -> Done:
         return done(slot, ending, synthetic=self._target.acceptance is not coupled)
 
-    def _count(self, slot: Slot, work: Work, delta: Delta) -> None:
+    def _count(self, slot: Slot, work: Work, delta: Delta, coming: Pass) -> None:
         """Credit a round. Accepted drafts behind an end token or stop string are not in the text and not counted."""
         n_accepted = sum(source is not None for source in delta.sources)
         slot.stats.histogram[n_accepted] += 1
         self._totals.n_completion += len(delta.token_ids)
-        self._chain.credit(slot, work.draft, n_accepted)
+        self._chain.credit(slot, work.draft, n_accepted, coming)
 
     def _free(self, slot: Slot) -> None:
         """The slot's request is over; its published pages stay with the prefix cache."""
@@ -382,10 +390,10 @@ class Engine:
             n_steps=self._totals.n_steps,
             n_prompt_tokens=self._totals.n_prompt,
             n_completion_tokens=self._totals.n_completion,
-            drafters={name: tally.count() for name, tally in self._chain.totals.items()},
+            drafters={name: tally.count() for name, tally in self._chain.guard.totals.items()},
             n_preempted=self._totals.n_preempted,
-            disabled_drafters=self._chain.disabled,
-            doubtful_drafters=self._chain.doubtful,
+            disabled_drafters=self._chain.guard.disabled,
+            doubtful_drafters=self._chain.guard.doubtful,
             step_s=self.clock.totals(),
             step_average_s=self.clock.averages(),
         )

@@ -8,7 +8,6 @@ the device is out of memory, the largest span's request ends and the others go o
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -17,23 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.engine.batch import Batch, Download, Span, upload
+from slipstream.engine.batch import Batch, Span, upload
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.store import Store
 from slipstream.engine.core.clock import Clock
+from slipstream.engine.core.flight import Flight
 from slipstream.engine.core.plan import Work
 from slipstream.engine.errors import EngineError, StepFailed
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.captured import Forward
 from slipstream.engine.models.network import Network
 from slipstream.engine.sample.logprobs import Judged
-from slipstream.engine.sample.pick import Row, row_params
 from slipstream.engine.speculate.acceptance import Acceptance, coupled
 from slipstream.engine.speculate.drafter import Draft, Streams
-from slipstream.engine.speculate.foreseen import UnreadDrafts
-from slipstream.engine.speculate.tails import Ran, Tails
 from slipstream.engine.speculate.verify import Picks, Verdict
-from slipstream.kernels.choose.op import RowParams
 
 log = logging.getLogger(__name__)
 
@@ -60,126 +56,21 @@ class Target:
 Outcome = Verdict | EngineError
 
 
-@dataclass(slots=True)
-class Flight:
-    """A pass that was launched and that nobody has read."""
-
-    works: list[Work | None]  # None: it counts no more, its request is over or was cut back
-    n_rows: Sequence[int]  # of each work, as launched
-    n_picks: Sequence[int]  # of each work
-    drafts: Sequence[Draft]  # of each work
-    behind: Behind | None = None  # what it took from the device
-    picks: Picks | None = None  # None: the pass could not be launched
-    token_ids: Tensor | None = None  # [n_rows of all] int64
-    taps: Taps | None = None
-    # Per work, what its rows say of its prompt, and the tokens that this is about.
-    prompts: Sequence[tuple[Judged, Sequence[int]] | None] = ()
-    started: float = field(default_factory=time.perf_counter)
-
-    @classmethod
-    def of(cls, works: Sequence[Work], behind: Behind | None = None) -> Flight:
-        counts = [one.n_rows for one in works], [one.n_picks for one in works]
-        return cls([*works], *counts, [one.draft for one in works], behind)
-
-    @property
-    def guesses(self) -> UnreadDrafts | None:
-        """What its drafts are, if only the device knows."""
-        return None if self.behind is None else self.behind.guesses
-
-    @property
-    def firsts(self) -> Sequence[int]:
-        """The first row of each work."""
-        return list(accumulate(self.n_rows, initial=0))[:-1]
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether it has no drafts: how long its sequences will be is known."""
-        return all(n <= 1 for n in self.n_picks)
-
-    def keep_streams(self) -> None:
-        """Copy what a replay of the captured pass would overwrite."""
-        if self.taps is not None:
-            self.taps = self.taps.copy()
-
-    @property
-    def ran(self) -> Ran:
-        """What it leaves on the device. To be asked before the next batch is built, and looked at before it is run."""
-        assert self.picks is not None
-        assert self.token_ids is not None
-        names = [-1 - i if one is None else one.slot.id for i, one in enumerate(self.works)]
-        ends = zip(names, accumulate(self.n_rows), self.n_picks, strict=True)
-        rows = {name: range(end - n, end) for name, end, n in ends if n}
-        drafts = None if self.guesses is None else self.guesses.token_ids
-        return Ran(rows, self.token_ids, self.picks.token_ids, drafts, self.taps)
-
-
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """What a pass takes from the device, because it is launched before the host knows it."""
-
-    tails: Tails
-    spans: Sequence[int]  # which of the pass's works go on from them
-    is_certain: bool  # whether nothing can have been lost
-    guesses: UnreadDrafts | None  # the drafts of its works
-    lost: Download  # the tails' n_lost
-
-    def fill(self, batch: Batch, page_size: int) -> None:
-        """Put into the batch what the host left open."""
-        lengths = [len(span.token_ids) for span in batch.spans]
-        firsts = np.cumsum([0, *lengths])[np.asarray(self.spans)]
-        rows, values = [firsts], [self.tails.last[:, 1]]
-        if self.guesses is not None:
-            rows += [
-                first + 1 + np.arange(batch.spans[i].n_drafts)
-                for i, first in zip(self.spans, firsts, strict=True)
-            ]
-            values.append(self.guesses.token_ids.clamp_min(0))  # a row with NaN guesses no token
-        (index,) = upload((np.concatenate(rows),), batch.token_ids.device)
-        batch.token_ids.index_copy_(0, index, torch.cat(values))
-        if not self.is_certain:
-            batch.move_back(self._lost(len(lengths)), page_size)
-
-    def params(self, rows: Sequence[Sequence[Row]], device: torch.device) -> RowParams:
-        """Of the rows of every work."""
-        params = row_params([row for own in rows for row in own], device)
-        if self.is_certain:
-            return params
-        owners = np.repeat(np.arange(len(rows)), [len(own) for own in rows])
-        (index,) = upload((owners,), device)
-        return replace(params, position=params.position - self._lost(len(rows))[index])
-
-    def begun(self, works: Sequence[Work | None]) -> list[Work | None]:
-        """The pass's works where they really began, now that the pass before has been read.
-
-        One that began elsewhere than its slot is counts no more: the device and the host have to agree on every token.
-        """
-        lost = dict(zip(self.spans, self.lost.read().tolist(), strict=True))
-        begun = [
-            one if one is None else (one.start - lost.get(i, 0), one.now()) for i, one in enumerate(works)
-        ]
-        return [one[1] if one is not None and one[0] == one[1].start else None for one in begun]
-
-    def _lost(self, n_works: int) -> Tensor:  # [n_works] int64
-        lost = self.tails.n_lost
-        (index,) = upload((np.asarray(self.spans),), lost.device)
-        return lost.new_zeros(n_works).index_copy_(0, index, lost)
-
-
-def launch(target: Target, cache: Cache, works: Sequence[Work], behind: Behind | None = None) -> Flight:
-    """Launch a pass; behind: the one before, if nobody has read that. What fails is tried again when it is read."""
-    flight = Flight.of(works, behind)
+def launch(target: Target, cache: Cache, flight: Flight) -> Flight:
+    """Launch a pass. What fails is tried again when it is read."""
     try:
-        _launch(target, cache, flight, works)
+        _launch(target, cache, flight)
     except Exception:
-        log.exception("pass failed spans=%d; trying again without drafts", len(works))
+        log.exception("pass failed spans=%d; trying again without drafts", len(flight.works))
     return flight
 
 
 def read(target: Target, cache: Cache, flight: Flight) -> list[tuple[Work, Outcome]]:
     """Wait for a pass; per work that still counts, its verdict, or the error that ends its request."""
+    drafts = flight.read_drafts()
     if flight.picks is not None:
         try:
-            return _verdicts(target, flight)
+            return _verdicts(target, flight, drafts)
         except Exception:
             log.exception("pass failed spans=%d; trying again without drafts", len(flight.works))
     return _again(target, cache, [one.without_draft() for one in flight.works if one is not None])
@@ -221,16 +112,15 @@ def _restore(target: Target, cache: Cache, work: Work) -> None:
 
 
 def _pass(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Work, Outcome]]:
-    flight = Flight.of(works)
-    _launch(target, cache, flight, works)
-    return _verdicts(target, flight)
+    flight = Flight([*works])
+    _launch(target, cache, flight)
+    return _verdicts(target, flight, flight.read_drafts())
 
 
-def _launch(target: Target, cache: Cache, flight: Flight, works: Sequence[Work]) -> None:
-    behind = flight.behind
+def _launch(target: Target, cache: Cache, flight: Flight) -> None:
+    works = flight.planned
     batch = cache.batch(STORE, [one.span for one in works])
-    if behind is not None:
-        behind.fill(batch, cache.page_size)
+    flight.fill(batch, cache.page_size)
     target.clock.lap("batch")
     flight.token_ids = batch.token_ids
     flight.taps = Taps(target.taps) if target.taps else None
@@ -238,29 +128,29 @@ def _launch(target: Target, cache: Cache, flight: Flight, works: Sequence[Work])
     target.clock.lap("forward")
     logits, flight.prompts = _split(works, logits)
     rows = [one.rows for one in works]
-    params = None if behind is None else behind.params(rows, logits.device)
     spans = [(one.slot, own) for one, own in zip(works, rows, strict=True) if own]
-    flight.picks = Picks(logits, spans, params)
+    flight.picks = Picks(logits, spans, flight.params(rows, logits.device))
     target.clock.lap("pick")
 
 
-def _verdicts(target: Target, flight: Flight) -> list[tuple[Work, Outcome]]:
+def _verdicts(target: Target, flight: Flight, drafts: Sequence[Draft]) -> list[tuple[Work, Outcome]]:
     assert flight.picks is not None
     picked = enumerate(flight.picks.read())
     target.clock.lap("wait")
     outcomes: list[tuple[Work, Outcome]] = []
-    drafts = flight.drafts if flight.guesses is None else flight.guesses.drafts(flight.drafts)
-    works = zip(flight.works, drafts, flight.n_picks, strict=True)
-    for (one, draft, n_picks), prompt, first in zip(works, flight.prompts, flight.firsts, strict=True):
-        i, own = next(picked) if n_picks else (-1, [])
+    works = zip(flight.works, flight.planned, drafts, flight.prompts, flight.firsts, strict=True)
+    for one, planned, draft, prompt, first in works:
+        i, own = next(picked) if planned.n_picks else (-1, [])
         if one is None:
             continue
         verdict = Verdict((), 0)
-        if n_picks:
+        if planned.n_picks:
             verdict = flight.picks.verdict(i, one.slot, draft.token_ids, own, target.acceptance)
         streams = Streams(flight.taps, first) if flight.taps else None
-        told = () if prompt is None else prompt[0].read(prompt[1])
-        outcomes.append((replace(one, draft=draft), replace(verdict, streams=streams, prompt_logprobs=told)))
+        judged = () if prompt is None else prompt[0].read(prompt[1])
+        outcomes.append(
+            (replace(one, draft=draft), replace(verdict, streams=streams, prompt_logprobs=judged))
+        )
     return outcomes
 
 

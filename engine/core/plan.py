@@ -1,7 +1,8 @@
 """Which tokens run in a step. Pure: slots and drafts in, work out; no torch, no clocks.
 
-Ready slots come first with their drafts, then prompt tokens in what is left of the row budget, oldest first.
-Both are spans of one ragged batch.
+Ready slots come first with their drafts, then prompt tokens in what is left of the row budget, oldest first. Both are
+spans of a single ragged batch. A pass behind an unread pass is planned in the same way, from the places that the slots
+will have if that keeps every draft: it cannot need more pages.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from slipstream.engine.batch import Span
 from slipstream.engine.sample.pick import Row
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.decide.length import Pass
+from slipstream.engine.speculate.decide.value import Pass
 from slipstream.engine.speculate.drafter import NO_DRAFT, UNREAD, Draft, Want
 
 _MOST_JUDGED = 128  # rows of a prompt whose logits are held at once: each is as wide as the vocabulary
@@ -20,13 +21,12 @@ _MOST_JUDGED = 128  # rows of a prompt whose logits are held at once: each is as
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a slot is: now, or behind a pass that runs, as if that kept every draft."""
+    """How far a slot is: now, or behind an unread pass, as if that kept every draft."""
 
     slot: Slot
     n_past: int  # tokens that are through the target
-    unread: Sequence[
-        int
-    ] = ()  # what the running pass adds to the sequence: its drafts, and UNREAD for its last pick
+    # What the unread pass adds to the sequence: its drafts, and `UNREAD` for its last pick.
+    unread: Sequence[int] = ()
 
     @classmethod
     def of(cls, slot: Slot) -> Place:
@@ -108,8 +108,7 @@ class Work:
 
     def with_draft_of(self, n_drafts: int) -> Work:
         """The same work with the first tokens of its draft only."""
-        draft = Draft(self.draft.token_ids[:n_drafts], self.draft.sources[:n_drafts])
-        return replace(self, draft=draft)
+        return replace(self, draft=self.draft.first(n_drafts))
 
     def without_draft(self) -> Work:
         return replace(self, draft=NO_DRAFT)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.saved import Saved
 from slipstream.engine.errors import InvalidRequest, SlotFileRefused
+from slipstream.engine.slot import Slot
 
 SLOT = "id_slot"
 
@@ -27,19 +30,22 @@ class _Sequence:
 class Remembered:
     """Sequences by slot. A slot that another tenant used last is as good as unused: nothing is told of it."""
 
-    def __init__(self, cache: Cache, n_slots: int) -> None:
+    def __init__(self, cache: Cache, slots: Sequence[Slot | None]) -> None:
+        """slots: the engine's own list, None where a slot is idle."""
         self._cache = cache
-        self._last = [_Sequence()] * n_slots
+        self._slots = slots
+        self._last = [_Sequence()] * len(slots)
 
     def put(self, slot_id: int, tokens: Sequence[int], tenant: str) -> None:
         """The slot has begun a sequence."""
         self._last[slot_id] = _Sequence(tokens, tenant)
 
     def save(self, slot_id: int, tenant: str) -> Saved:
-        """What is cached of the slot's sequence; of a running one what is published so far.
+        """A copy of what is cached of the slot's sequence, if it is the tenant's; of a running one what is published.
 
         Raises `InvalidRequest` if there is nothing.
         """
+        self._check(slot_id)
         found = saved.save(self._cache, self._tokens(slot_id, tenant), tenant)
         if not found.tokens:
             raise InvalidRequest(
@@ -49,11 +55,14 @@ class Remembered:
             )
         return found
 
+    @torch.inference_mode()
     def restore(self, slot_id: int, found: Saved, tenant: str) -> int:
-        """Put a saved sequence back into the cache, as the idle slot's last one.
+        """Put what `save` took back into the cache, as an idle slot's last sequence.
 
-        Returns how many of its tokens the next request has cached if it begins with them.
+        Returns the tokens of it from which a request can go on: less than all where room lacks. Raises
+        `InvalidRequest` for a busy slot, `SlotFileRefused` if it is not of this engine's cache.
         """
+        self._check_idle(slot_id)
         if not saved.fits(self._cache, found):
             raise SlotFileRefused("its tensors have other shapes than this server's cache")
         saved.load(self._cache, found, tenant)
@@ -65,11 +74,24 @@ class Remembered:
         return n_tokens
 
     def erase(self, slot_id: int, tenant: str) -> int:
-        """Forget the idle slot's sequence and what only the cache holds of it; returns the number of those tokens."""
+        """Forget an idle slot's sequence and what is cached of it alone; returns the number of those tokens.
+
+        Raises `InvalidRequest` for a busy slot.
+        """
+        self._check_idle(slot_id)
         n_tokens = saved.erase(self._cache, self._tokens(slot_id, tenant), tenant)
         if self._last[slot_id].tenant == tenant:
             self._last[slot_id] = _Sequence()
         return n_tokens
+
+    def _check(self, slot_id: int) -> None:
+        if not 0 <= slot_id < len(self._slots):
+            raise InvalidRequest(SLOT, f"there is no slot {slot_id}, only 0 … {len(self._slots) - 1}")
+
+    def _check_idle(self, slot_id: int) -> None:
+        self._check(slot_id)
+        if self._slots[slot_id] is not None:
+            raise InvalidRequest(SLOT, f"slot {slot_id} is busy; try again when its request is over")
 
     def _tokens(self, slot_id: int, tenant: str) -> Sequence[int]:
         last = self._last[slot_id]

@@ -1,10 +1,15 @@
-"""The drafter: five verbs. Whatever a drafter does, it changes how soon tokens come, never which."""
+"""Drafters propose tokens: four verbs, begin, draft, accept, end. They change how soon tokens come, never which.
+
+There are two sorts. A drafter that reads text knows a slot's tokens and answers at once. A network guesses on a device,
+so what it answers may be unread: the tokens lie where the next pass can take them, and `read` waits for them.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +27,8 @@ UNREAD = 0  # stands for a token that only the device knows
 class Want:
     """A slot that may carry drafts in the coming pass.
 
-    `after` is a draft it has so far, which the drafter is to continue; only free drafters are asked to. For `ahead` it
-    is what a running pass adds if it keeps all drafts: these, if the host knows them, and a token that nobody has read.
+    `after` is what follows the slot's tokens before the guess: a draft that a text drafter is to continue; or, behind
+    an unread pass, what that adds if it keeps all its drafts, with `UNREAD` where only the device knows the token.
     """
 
     slot: Slot
@@ -61,27 +66,55 @@ class Guess:
 NO_GUESS = Guess()
 
 
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """Guesses that only the device knows."""
+class Guesses(Protocol):
+    """A network's guesses, one per want, that may be unread."""
 
-    token_ids: Tensor  # [n_guesses of all wants] int64, want after want, as many as each wants
-    # Waits for them. Called once, when the sequences are known up to where they begin.
-    read: Callable[[], list[Guess]]
+    @property
+    def token_ids(self) -> Tensor:
+        """[n_guesses of all wants] int64 on the device, want after want, as many as each wants; -1 where NaN."""
+
+    def read(self) -> list[Guess]:
+        """Wait for them. To be called once, when the sequences are known up to where the guesses begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What the target is to verify for one slot. `sources[i]` is the drafter that guessed `token_ids[i]`."""
+    """Tokens for the target to verify in one slot. `sources[i]` is the drafter that guessed `token_ids[i]`."""
 
-    token_ids: Sequence[int] = ()
-    sources: Sequence[str] = ()
+    token_ids: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    # Probability that a token is accepted together with all before it; never increasing. Empty: unknown.
+    survival: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), compare=False)  # [n_tokens]
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def first(self, n: int) -> Draft:
+        """Its first n tokens."""
+        return Draft(self.token_ids[:n], self.sources[:n], self.survival[:n])
+
+    def followed_by(self, other: Draft) -> Draft:
+        """This draft and, if all of it is accepted, the other."""
+        if not self or not other:
+            return self
+        survival = np.concatenate((self.survival, self.survival[-1] * other.survival))
+        return Draft(self.token_ids + other.token_ids, self.sources + other.sources, survival)
+
 
 NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """The drafts of a pass, that may be unread."""
+
+    by_slot: Mapping[int, Draft]  # by slot id; unread: of the lengths that will be, with `UNREAD` for tokens
+    token_ids: Tensor | None = None  # [n_drafted of all slots] int64 on the device; None: they are read
+    # The same once they are known, and the drafters' own records brought up to date; called once, as `Guesses.read`.
+    read: Callable[[], Mapping[int, Draft]] | None = None
+
+
+NO_DRAFTS = Drafts({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,47 +142,56 @@ class Kept:
 class Drafter(ABC):
     """Proposes tokens the target may accept.
 
-    One instance serves all slots. State kept per slot is a cache of `slot.tokens` and must survive `begin`.
+    A single instance serves all slots. State kept per slot is a cache of `slot.tokens` and must survive `begin`.
     """
 
     name: str
-    # Whether a drafter only reads text. A draft then costs so little that one is made wherever it may pay
-    # (`allowance.py`), used or not, and all that the drafter must know it reads off the slot when it is asked.
-    is_free: bool = True
-    longest: int = 64  # tokens a guess can have; a network is never asked for more
-    # Residual streams of the target that the drafter reads (`engine.layers.decoder.Taps`). They exist only while the
-    # target computes a token, so a drafter with taps is told of every pass of every slot, drafting or not.
-    taps: tuple[int, ...] = ()
-
-    def capture(self, capturing: Capturing) -> None:  # noqa: B027  most drafters have no passes
-        """Capture the drafter's passes, so that they can be replayed. Called once, before the first sequence."""
 
     def begin(self, slot: Slot) -> None:  # noqa: B027  most drafters keep nothing between rounds
-        """A new sequence in this slot, or the same one starting over from its tokens."""
+        """A new sequence in this slot, or the same sequence starting over, shorter, from its tokens."""
+
+    def accept(self, kept: Sequence[Kept]) -> None:  # noqa: B027
+        """Called after the target's passes. A text drafter hears only of those that verified tokens of its own."""
+
+    def end(self, slot: Slot) -> None:  # noqa: B027
+        """The slot's request is over."""
+
+
+class TextDrafter(Drafter):
+    """A drafter that only reads text.
+
+    A guess costs so little that it is made wherever it may pay (`decide/trials.py`), used or not, and all that the
+    drafter must know it reads off the slot when it is asked.
+    """
 
     @abstractmethod
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
         """One guess per want, at most `n_max` tokens, empty where there is nothing to say."""
 
-    def ahead(self, wants: Sequence[Want], tails: Tails) -> Unread | None:
-        """Guesses behind a pass that is still running, made without the host; None where the host has to look first.
 
-        tails: where that pass ends, one row per want. `n_max` of every want is at least 1.
+class NetworkDrafter(Drafter):
+    """A drafter that runs a network on a device, asked only where it promises more than what is there."""
+
+    longest: int = 64  # tokens a guess can have
+    # Residual streams of the target that the drafter reads (`engine.layers.decoder.Taps`). They exist only while the
+    # target computes a token, so a drafter with taps accepts every pass of every slot, drafting or not.
+    taps: tuple[int, ...] = ()
+
+    def capture(self, capturing: Capturing) -> None:
+        """Capture the drafter's passes, so that they can be replayed. Called once, before the first sequence."""
+
+    @abstractmethod
+    def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
+        """Guesses of at most `n_max` tokens for each want.
+
+        tails: where an unread pass ends, a row per want, for guesses behind that pass. None is returned where the host
+        has to read that pass first.
         """
-        return None
 
-    def accept(self, kept: Sequence[Kept]) -> None:  # noqa: B027
-        """Told after every target pass, for prompt chunks and verified drafts alike, whoever drafted.
 
-        A free drafter is told of passes only in which tokens of its own were verified.
-        """
+@runtime_checkable
+class Lasting(Protocol):
+    """A drafter with something that outlives the process."""
 
-    def rollback(self, slot: Slot) -> None:
-        """`slot.tokens` has become shorter, cut from outside."""
-        self.begin(slot)
-
-    def end(self, slot: Slot) -> None:  # noqa: B027
-        """The slot's request is over."""
-
-    def close(self) -> None:  # noqa: B027
-        """The server shuts down: what is to outlive it is written now."""
+    def close(self) -> None:
+        """The server shuts down: write it now."""

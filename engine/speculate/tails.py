@@ -1,6 +1,6 @@
-"""Where a pass ends that nobody has read: what the next pass has to know of it, on the device.
+"""Where an unread pass ends: what has to be known of it, on the device, to launch the next pass behind it.
 
-The host plans that next pass as if every draft were kept. How many were not, and what the last tokens are, follows from
+The host plans the next pass as if every draft were kept. How many were not, and what the last tokens are, follows from
 the picks by the rule of verification, which the device applies for itself. Nothing of it lasts: the host judges the
 same picks when it reads them.
 """
@@ -8,7 +8,7 @@ same picks when it reads them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -20,56 +20,82 @@ from slipstream.engine.layers.decoder import Taps
 from slipstream.kernels.verify.op import verify
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What a pass has left on the device, read or not."""
-
-    rows: Mapping[
-        int, range
-    ]  # by slot id, in order: the rows that have picks, a certain token's and its drafts'
-    token_ids: Tensor  # [n_rows] int64, of all rows
-    picks: Tensor  # [n_picks] int64, slot after slot; -1 where a row had NaN
-    drafts: Tensor | None = (
-        None  # [n_drafts] int64, slot after slot; -1: none; None: as they stand in token_ids
-    )
-    streams: Taps | None = None  # that drafters read
-
-    def picks_of(self, slot_id: int) -> Tensor:
-        """[n_rows of the slot] int64, where a row with NaN has any token: it ends its request."""
-        starts = dict(zip(self.rows, accumulate(map(len, self.rows.values()), initial=0), strict=False))
-        start = starts[slot_id]
-        return self.picks[start : start + len(self.rows[slot_id])].clamp_min(0)
-
-
-@dataclass(frozen=True, slots=True)
 class Tails:
-    """Where a pass leaves some slots' sequences, one row each."""
+    """The ends of the sequences that an unread pass writes, a row per slot, in the order of `slot_ids`.
 
-    ran: Ran
-    slot_ids: Sequence[int]
-    last: Tensor  # [n, 2] int64: the last two tokens
-    n_lost: Tensor  # [n] int64: drafts that were not kept
+    Verified when first looked at, which has to be before the next batch is built: that may use the pass's memory again.
+    """
 
-    @classmethod
-    def of(cls, ran: Ran) -> Tails:
-        """Of all slots that have picks."""
-        device, n = ran.picks.device, len(ran.rows)
-        counts = np.array([len(rows) for rows in ran.rows.values()])
+    def __init__(
+        self,
+        rows: Mapping[int, range],
+        token_ids: Tensor,
+        picks: Tensor,
+        drafts: Tensor | None = None,
+        streams: Taps | None = None,
+    ) -> None:
+        """rows: by slot id, in order, the rows that have picks, those of a certain token and of its drafts.
+
+        token_ids: [n_rows] int64, of all rows; picks: [n_picks] int64, slot after slot, -1 where a row had NaN;
+        drafts: [n_drafts] int64, slot after slot, -1 where there is none; None: as they stand in token_ids.
+        streams: of all rows, if drafters read any.
+        """
+        self.rows, self.streams = rows, streams
+        self.slot_ids: Sequence[int] = list(rows)
+        self._token_ids, self._drafts = token_ids, drafts
+        # A row with NaN has no token, and ends its request; what runs behind it needs a token nevertheless.
+        self._picks = picks.clamp_min(0)
+
+    @cached_property
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        counts = np.array([len(rows) for rows in self.rows.values()])
+        n, device = len(counts), self._picks.device
         starts = np.cumsum([0, *counts]).astype(np.int32)
-        firsts = np.array([rows[0] for rows in ran.rows.values()])
-        others = np.concatenate([np.asarray(rows[1:], np.int64) for rows in ran.rows.values()])
+        firsts = np.array([rows[0] for rows in self.rows.values()])
+        others = np.concatenate([np.asarray(rows[1:], np.int64) for rows in self.rows.values()])
         arrays = (starts, np.arange(n), firsts, others, counts - 1)
         span_starts, spans, certain, drafted, n_drafts = upload(arrays, device)
         tokens = torch.zeros(n, 1 + int(counts.max()), dtype=torch.int32, device=device)
-        tokens[:, 0] = ran.token_ids[certain]
+        tokens[:, 0] = self._token_ids[certain]
         lengths = torch.ones(n, dtype=torch.int32, device=device)
-        drafts = ran.token_ids[drafted] if ran.drafts is None else ran.drafts
-        # A row with NaN has no token, and ends its request; what runs behind it needs one nevertheless.
-        n_accepted, _ = verify(ran.picks.clamp_min(0), drafts, span_starts, spans, tokens, lengths)
+        drafts = self._token_ids[drafted] if self._drafts is None else self._drafts
+        n_accepted, _ = verify(self._picks, drafts, span_starts, spans, tokens, lengths)
         ends = torch.stack((lengths - 2, lengths - 1), 1).long()  # [n, 2]
-        return cls(ran, list(ran.rows), tokens.gather(1, ends).long(), n_drafts - n_accepted)
+        return tokens.gather(1, ends).long(), n_drafts - n_accepted
+
+    @property
+    def last(self) -> Tensor:
+        """[n_slots, 2] int64: the last two tokens of each sequence."""
+        return self._ends[0]
+
+    @property
+    def n_lost(self) -> Tensor:
+        """[n_slots] int64: drafts of each sequence that were not kept."""
+        return self._ends[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self._picks.device
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether there were drafts at all."""
+        return any(len(rows) > 1 for rows in self.rows.values())
+
+    def picks_of(self, slot_id: int) -> Tensor:
+        """[n_rows of the slot] int64."""
+        starts = dict(zip(self.rows, accumulate(map(len, self.rows.values()), initial=0), strict=False))
+        start = starts[slot_id]
+        return self._picks[start : start + len(self.rows[slot_id])]
 
     def of_slots(self, slot_ids: Sequence[int]) -> Tails:
-        """Those of some slots."""
-        (index,) = upload((np.array([self.slot_ids.index(one) for one in slot_ids]),), self.last.device)
-        return Tails(self.ran, slot_ids, self.last[index], self.n_lost[index])
+        """The same with rows for these slots alone, in this order."""
+        if list(slot_ids) == list(self.slot_ids):
+            return self
+        (index,) = upload(
+            (np.array([self.slot_ids.index(slot_id) for slot_id in slot_ids]),), self._picks.device
+        )
+        chosen = Tails(self.rows, self._token_ids, self._picks, self._drafts, self.streams)
+        chosen.slot_ids = slot_ids
+        chosen._ends = self.last[index], self.n_lost[index]
+        return chosen

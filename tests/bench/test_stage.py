@@ -16,7 +16,7 @@ import torch
 from demo.acceptance import before_loop
 from demo.acceptance import passes as passes_of
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import Drafter, Guess, Want
+from slipstream.engine.speculate.drafter import Drafter, Guess, TextDrafter, Want
 from tests.bench import drafting, models, passes
 from tests.bench.models import Model, folders
 from tests.bench.playing import Reply
@@ -32,7 +32,7 @@ NETWORKS = ("draft-model", "draft-eagle3", "draft-mtp")
 PROMPT, REPLY = random_tokens(40, 0, 4000), random_tokens(60, 1, 4000)
 
 
-class Planned(Drafter):
+class Planned(TextDrafter):
     """Drafts a reply that is right but at some places."""
 
     name = "scripted"

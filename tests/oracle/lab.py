@@ -43,7 +43,7 @@ from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot, SlotStats
 from slipstream.engine.speculate.bench.garbage import Garbage
 from slipstream.engine.speculate.chain import Chain
-from slipstream.engine.speculate.decide.length import Lengths
+from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.drafter import Drafter
 from slipstream.engine.speculate.network.draft_block import DraftBlock
 from slipstream.engine.speculate.network.draft_hidden import DraftHidden
@@ -365,9 +365,9 @@ class _Run:
     def move(self, slot_id: int) -> None:
         """Take what is cached of an idle slot's last sequence out of the cache, and put it back."""
         try:
-            saved = self.engine.save(slot_id, "")
-            self.engine.erase(slot_id, "")
-            self.played.n_restored += self.engine.restore(slot_id, saved, "")
+            saved = self.engine.remembered.save(slot_id, "")
+            self.engine.remembered.erase(slot_id, "")
+            self.played.n_restored += self.engine.remembered.restore(slot_id, saved, "")
         except InvalidRequest:
             return  # busy, or nothing of it is cached any more
 

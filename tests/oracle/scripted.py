@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import Drafter, Guess, Want
+from slipstream.engine.speculate.drafter import Guess, TextDrafter, Want
 
 
-class Scripted(Drafter):
+class Scripted(TextDrafter):
     """Drafts `future(slot)`, what will follow the slot's tokens; each token is right with probability `rate`."""
 
     name = "scripted"

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from slipstream.engine.api import Sampling, Speculate
 from slipstream.engine.batch import Batch
-from slipstream.engine.core import ahead
-from slipstream.engine.core.forward import Behind, Flight
+from slipstream.engine.core.engine import Engine
+from slipstream.engine.core.flight import Flight
 from slipstream.engine.speculate.chain import Chain
-from slipstream.engine.speculate.decide.offer import Offer
-from slipstream.engine.speculate.drafter import Guess, Want
+from slipstream.engine.speculate.drafter import Draft, Guess, Want
 from slipstream.engine.speculate.network.draft_hidden import DraftHidden
 from tests.checkpoints import tiny_checkpoint
 from tests.oracle.lab import DEMO, Bench, Case, Folders, Lab, play
@@ -43,16 +42,16 @@ def cases(lab: Lab) -> list[Case]:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Flight]:
-    """The passes that were launched ahead."""
+    """The passes that were launched behind unread passes."""
     seen: list[Flight] = []
-    launch = ahead.Ahead.launch
+    launch = Engine._launch
 
-    def watched(*args: object) -> Flight | None:
-        flight = launch(*args)  # type: ignore[arg-type]
-        seen.extend([] if flight is None else [flight])
+    def watched(self: Engine, unread: Flight | None = None) -> Flight | None:
+        flight = launch(self, unread)
+        seen.extend([flight] if unread is not None and flight is not None and any(flight.works) else [])
         return flight
 
-    monkeypatch.setattr(ahead.Ahead, "launch", watched)
+    monkeypatch.setattr(Engine, "_launch", watched)
     return seen
 
 
@@ -62,7 +61,7 @@ def guessed(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], list[Seque
     seen: dict[tuple[str, int], list[Sequence[int]]] = defaultdict(list)
     offer = Chain._offer
 
-    def watched(self: Chain, name: str, want: Want, guess: Guess) -> Offer:
+    def watched(self: Chain, name: str, want: Want, guess: Guess) -> Draft:
         seen[want.slot.request.id, want.n_tokens].append(guess.token_ids)
         return offer(self, name, want, guess)
 
@@ -84,16 +83,16 @@ def test_a_network_guesses_ahead_what_it_guesses_when_it_is_asked(
     captured: bool,
 ) -> None:
     """host_looks: every so many passes the host looks first, and the network goes on from what it guessed ahead."""
-    turns, is_open = count(1), ahead.Ahead._is_open
+    turns, may_follow = count(1), Engine._may_follow
 
-    def sometimes(*args: Any) -> bool:
-        return is_open(*args) and not (host_looks and next(turns) % host_looks == 0)
+    def sometimes(self: Engine, flight: Flight) -> bool:
+        return may_follow(self, flight) and not (host_looks and next(turns) % host_looks == 0)
 
-    monkeypatch.setattr(ahead.Ahead, "_is_open", sometimes)
+    monkeypatch.setattr(Engine, "_may_follow", sometimes)
     bench = Bench((name,), adaptive=False, captured=captured)
     asked, made = (play(lab, replace(bench, overlaps=one), cases) for one in (False, True))
     assert made.tokens == asked.tokens
-    assert sum(flight.guesses is not None for flight in launched) > 8
+    assert sum(flight.has_unread_drafts for flight in launched) > 8
     twice = [one for one in guessed.values() if len(one) == 2]
     assert len(twice) > 12
     for (
@@ -161,5 +160,5 @@ def test_a_pass_that_begins_at_the_wrong_place_is_seen(
     if part == "positions":
         monkeypatch.setattr(Batch, "move_back", lambda *args: None)
     else:
-        monkeypatch.setattr(Behind, "params", lambda *args: None)
+        monkeypatch.setattr(Flight, "params", lambda *args: None)
     assert play(lab, bench, cases).tokens != meant

@@ -18,13 +18,14 @@ from slipstream.engine.models.heads.mtp import load_mtp
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network
 from slipstream.engine.speculate.chain import Chain
-from slipstream.engine.speculate.decide.length import Lengths
-from slipstream.engine.speculate.drafter import Drafter, Guess, Want
+from slipstream.engine.speculate.decide.value import Lengths
+from slipstream.engine.speculate.drafter import Guesses, NetworkDrafter, Want
 from slipstream.engine.speculate.network.draft_block import DraftBlock
 from slipstream.engine.speculate.network.draft_hidden import DraftHidden
 from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
 from tests import head_checkpoints as made
 from tests.oracle.head_rounds import CPU, N_CTX, PAGE, VOCAB, text
+from tests.unit.doubles import Ready
 from tests.unit.test_unroll import reads
 from tests.unit.toy import toy_slot
 
@@ -34,14 +35,14 @@ Folders = Callable[[str], Path]
 SIZES = Sizes(n_slots=2, n_pages=64, page_size=PAGE)
 
 
-def eagle3(folder: Path, target: Network, cache: Cache) -> Drafter:
+def eagle3(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
     case = made.EAGLE3["SpecForge"]
     head = load_eagle3(made.write(folder, made.eagle3_tensors(case), case["config"]), target, N_CTX)
     return DraftHidden(STORE, head, cache)
 
 
-def mtp(n_layers: int) -> Callable[[Path, Network, Cache], Drafter]:
-    def make(folder: Path, target: Network, cache: Cache) -> Drafter:
+def mtp(n_layers: int) -> Callable[[Path, Network, Cache], NetworkDrafter]:
+    def make(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
         tensors: made.Tensors = {}
         for i in range(n_layers):
             tensors |= made.mtp_deepseek(f"model.layers.{6 + i}.", 4 + i)
@@ -50,7 +51,7 @@ def mtp(n_layers: int) -> Callable[[Path, Network, Cache], Drafter]:
     return make
 
 
-def dspark(folder: Path, target: Network, cache: Cache) -> Drafter:
+def dspark(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
     config = {**made.DSPARK_CONFIG, "block_size": 16}
     head = load_dspark(
         made.write(folder, made.dspark(31, n_layers=2, n_taps=2, rank=12), config), target, N_CTX
@@ -58,7 +59,7 @@ def dspark(folder: Path, target: Network, cache: Cache) -> Drafter:
     return DraftBlock(STORE, head, cache)
 
 
-def draft_model(folder: Path, target: Network, cache: Cache) -> Drafter:
+def draft_model(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
     return DraftModel(target, cache, 64)
 
 
@@ -68,7 +69,7 @@ def draft_model(folder: Path, target: Network, cache: Cache) -> Drafter:
     ids=["draft-model", "eagle3", "mtp", "mtp of three", "dspark"],
 )
 def test_reads_of_a_draft_do_not_grow_with_it(
-    make: Callable[[Path, Network, Cache], Drafter],
+    make: Callable[[Path, Network, Cache], NetworkDrafter],
     folder_of: Folders,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -86,13 +87,14 @@ def test_reads_of_a_draft_do_not_grow_with_it(
     engine = Engine(target, cache, Chain([drafter], Lengths(adaptive=False)), capacity)
     counts: dict[int, list[int]] = {2: [], 16: []}
 
-    def draft(wants: list[Want]) -> list[Guess]:
+    def draft(wants: list[Want], tails: object = None) -> Guesses:
         with reads(monkeypatch) as found:
-            guesses = original(wants)
+            made = original(wants)
+            guesses = made.read()
         (n,) = {want.n_max for want in wants}
         assert [len(one) for one in guesses] == [n] * len(wants)
         counts[n].append(len(found))
-        return guesses
+        return Ready(guesses)
 
     original = drafter.draft
     drafter.draft = draft  # type: ignore[method-assign, assignment]

@@ -25,7 +25,7 @@ from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network
 from slipstream.engine.sample.params import resolve_sampling
 from slipstream.engine.slot import Slot, SpeculateParams
-from slipstream.engine.speculate.drafter import NO_DRAFT, Kept, Streams, Want
+from slipstream.engine.speculate.drafter import NO_DRAFT, Guess, Kept, Streams, Want
 from slipstream.engine.speculate.network import unroll
 from slipstream.engine.speculate.network.draft_hidden import DraftHidden
 from tests import head_checkpoints as made
@@ -130,6 +130,11 @@ class Stage:
         for slot in (self.slots[i] for i in gains):
             self.cache.publish(slot.id, slot.tokens, slot.n_prompt)
 
+    def guesses(self, wants: Sequence[Want]) -> list[Guess]:
+        guesses = self.drafter.draft(wants)
+        assert guesses is not None
+        return guesses.read()
+
     def states(self, slot: Slot) -> Tensor:
         return streams_of(self.target, slot.tokens[: slot.n_past], (7,))[0]
 
@@ -144,7 +149,7 @@ class Stage:
         original = unroll.pick
         with monkeypatch.context() as patch, torch.inference_mode():
             patch.setattr(unroll, "pick", pick)
-            made_now = self.drafter.draft([Want(self.slots[i], depth) for i, depth in depths.items()])
+            made_now = self.guesses([Want(self.slots[i], depth) for i, depth in depths.items()])
         row = Counter[int]()
         for (i, depth), guess in zip(depths.items(), made_now, strict=True):
             assert len(guess) == depth
@@ -236,7 +241,7 @@ def test_a_row_missed_silences_the_slot_until_it_starts_over(
     slot = stage.add(text(6, 12))
     slot.n_past = 1  # a pass that the drafter was not told of
     stage.accept({slot.id: 10})
-    assert not stage.drafter.draft([Want(slot, 3)])[0].token_ids
+    assert not stage.guesses([Want(slot, 3)])[0].token_ids
     assert stage.cache.length(slot.id, NAME) == 0, "nothing was taken in behind the gap"
     stage.begin(slot)
     assert slot.n_past == 0

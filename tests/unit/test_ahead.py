@@ -11,11 +11,10 @@ from torch import Tensor
 
 from slipstream.engine.api import Delta, Done, Event, Failed
 from slipstream.engine.batch import Batch, Download, Span
-from slipstream.engine.core import ahead
-from slipstream.engine.core.forward import Flight
+from slipstream.engine.core.engine import Engine
 from slipstream.engine.speculate import tails
-from slipstream.engine.speculate.drafter import Drafter, Guess, Unread, Want
-from slipstream.engine.speculate.tails import Ran, Tails
+from slipstream.engine.speculate.drafter import Guess, Guesses, NetworkDrafter, TextDrafter, Want
+from slipstream.engine.speculate.tails import Tails
 from slipstream.kernels import select
 from tests.unit.toy import CPU, VOCAB, Toy, toy_engine, toy_slot
 
@@ -23,41 +22,51 @@ PROMPTS = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [9, 8], "c": [1, 2, 3, 4, 5, 6, 7, 8
 N_TOKENS = 20
 
 
-class Knowing(Drafter):
+def known(texts: dict[str, list[int]], want: Want, n_tokens: int) -> list[int]:
+    """How the text goes on behind so many tokens, wrong at every third position."""
+    whole = [*PROMPTS[want.slot.request.id], *texts[want.slot.request.id], *[0] * 20]
+    return [
+        (token_id + (i % 3 == 0)) % VOCAB
+        for i, token_id in enumerate(whole[: n_tokens + want.n_max])
+        if i >= n_tokens
+    ]
+
+
+class Made:
+    """Guesses of `Knowing`, that count in it whether they were read where they begin."""
+
+    def __init__(self, drafter: Knowing, wants: Sequence[Want], ends: Sequence[int]) -> None:
+        self._drafter, self._wants, self._ends = drafter, wants, list(ends)
+        self._made = [known(drafter.texts, want, end) for want, end in zip(wants, ends, strict=True)]
+
+    @property
+    def token_ids(self) -> Tensor:
+        return torch.tensor([token_id for one in self._made for token_id in one])
+
+    def read(self) -> list[Guess]:
+        self._drafter.n_read += 1
+        self._drafter.n_astray += [len(want.slot.tokens) for want in self._wants] != self._ends
+        return [Guess(one) for one in self._made]
+
+
+class Knowing(NetworkDrafter):
     """Stands for a network: knows the text, but for every third position of it."""
 
     name = "knowing"
-    is_free = False
 
     def __init__(self, texts: dict[str, list[int]], *, goes_ahead: bool = True) -> None:
-        self._texts = texts
+        self.texts = texts
         self._goes_ahead = goes_ahead
-        self.n_ahead = 0
+        self.n_made = self.n_ahead = self.n_read = 0
         self.n_astray = 0  # reads where the text did not end where the guesses begin
 
-    def _guess(self, want: Want, n_tokens: int) -> list[int]:
-        whole = [*PROMPTS[want.slot.request.id], *self._texts[want.slot.request.id], *[0] * 20]
-        return [
-            (token_id + (i % 3 == 0)) % VOCAB
-            for i, token_id in enumerate(whole[: n_tokens + want.n_max])
-            if i >= n_tokens
-        ]
-
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        return [Guess(self._guess(want, want.n_tokens)) for want in wants]
-
-    def ahead(self, wants: Sequence[Want], tails: Tails) -> Unread | None:
-        if not self._goes_ahead:
+    def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
+        if tails is not None and not self._goes_ahead:
             return None
-        self.n_ahead += 1
-        ends = [want.n_tokens - lost for want, lost in zip(wants, tails.n_lost.tolist(), strict=True)]
-        made = [self._guess(want, end) for want, end in zip(wants, ends, strict=True)]
-
-        def read() -> list[Guess]:
-            self.n_astray += [len(want.slot.tokens) for want in wants] != ends
-            return [Guess(one) for one in made]
-
-        return Unread(torch.tensor([token_id for one in made for token_id in one]), read)
+        self.n_made += 1
+        self.n_ahead += tails is not None
+        n_lost = [0] * len(wants) if tails is None else tails.n_lost.tolist()
+        return Made(self, wants, [want.n_tokens - lost for want, lost in zip(wants, n_lost, strict=True)])
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +102,16 @@ def play(
 def flights(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Per step, whether a pass was launched ahead."""
     seen: list[bool] = []
-    launch = ahead.Ahead.launch
+    step = Engine.step
 
-    def watched(*args: object) -> Flight | None:
-        flight = launch(*args)  # type: ignore[arg-type]
-        seen.append(flight is not None)
-        return flight
+    def watched(self: Engine) -> list[tuple[str, Event]]:
+        n_steps = self.stats().n_steps
+        events = step(self)
+        if self.capacity.overlaps and self.stats().n_steps > n_steps:
+            seen.append(self._flight is not None)
+        return events
 
-    monkeypatch.setattr(ahead.Ahead, "launch", watched)
+    monkeypatch.setattr(Engine, "step", watched)
     return seen
 
 
@@ -127,6 +138,7 @@ def test_drafts_made_on_the_device_are_the_drafts_of_the_host(
     assert play(hosted, types=("knowing",))[0] == play(toy, types=("knowing",))[0] == expected
     assert there.n_ahead > 5
     assert there.n_astray == 0
+    assert there.n_read == there.n_made
     assert sum(flights) > 5
     by_host, by_device = (
         one.engine.stats().drafters["knowing"].accepted_by_position for one in (hosted, toy)
@@ -135,14 +147,19 @@ def test_drafts_made_on_the_device_are_the_drafts_of_the_host(
     assert sum(by_device) > 0.85 * sum(by_host)
 
 
-class Copying(Knowing):
-    """Stands for a drafter that reads text: knows how it goes on where a word of its own has just been written."""
+class Copying(TextDrafter):
+    """Knows how a text goes on where a word of its own has just been written."""
 
     name = "copying"
-    is_free = True
 
-    def _guess(self, want: Want, n_tokens: int) -> list[int]:
-        return super()._guess(want, n_tokens) if want.slot.tokens[n_tokens - 1] % 4 == 0 else []
+    def __init__(self, texts: dict[str, list[int]]) -> None:
+        self._texts = texts
+
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+        return [
+            Guess(known(self._texts, want, want.n_tokens) if want.slot.tokens[-1] % 4 == 0 else ())
+            for want in wants
+        ]
 
 
 def test_what_a_token_just_picked_tells_is_not_lost(expected: dict[str, list[int]]) -> None:
@@ -281,14 +298,14 @@ def test_tails_are_what_the_host_would_keep() -> None:
     )  # slot 4: 5 and drafts 6 7 8; slot 2: 2 behind a known 1; then 3
     rows = {4: range(4), 2: range(5, 6), 0: range(6, 7)}
     picks = torch.tensor([6, 7, 9, 0, 11, -1])
-    ends = Tails.of(Ran(rows, token_ids, picks))
+    ends = Tails(rows, token_ids, picks)
     assert ends.last.tolist() == [[7, 9], [2, 11], [3, 0]]
     assert ends.n_lost.tolist() == [1, 0, 0]
     two = ends.of_slots([2, 4])
     assert (two.last.tolist(), two.n_lost.tolist()) == ([[2, 11], [7, 9]], [0, 1])
-    assert ends.ran.picks_of(2).tolist() == [11]
+    assert ends.picks_of(2).tolist() == [11]
     # A guess that is none is kept by nobody, although its row had to have a token.
-    none = Tails.of(Ran({0: range(2)}, torch.tensor([5, 0]), torch.tensor([0, 3]), drafts=torch.tensor([-1])))
+    none = Tails({0: range(2)}, torch.tensor([5, 0]), torch.tensor([0, 3]), drafts=torch.tensor([-1]))
     assert (none.last.tolist(), none.n_lost.tolist()) == ([[5, 0]], [1])
 
 

@@ -11,11 +11,12 @@ import pytest
 
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
-from slipstream.engine.speculate.decide.allowance import Allowance
 from slipstream.engine.speculate.decide.cost import TIERS
-from slipstream.engine.speculate.decide.length import Lengths, Pass
-from slipstream.engine.speculate.drafter import Drafter, Guess, Kept, Want
+from slipstream.engine.speculate.decide.trials import Allowance
+from slipstream.engine.speculate.decide.value import Lengths, Pass
+from slipstream.engine.speculate.drafter import Drafter, Guess, Kept, TextDrafter, Want
 from slipstream.engine.speculate.text.suffix import Suffix
+from tests.unit.doubles import AsNetwork, drafts_of
 from tests.unit.toy import toy_slot
 
 SHARE = 0.01
@@ -27,11 +28,19 @@ def slot_with(n_tokens: int, *types: str) -> Slot:
     return toy_slot(0, "r", [1] * n_tokens, types=types)
 
 
+def pays(allowance: Allowance, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
+    """Whether the drafter can pay for a trial that takes so long. It has paid then."""
+    if not allowance.affords(slot, name, seconds, token_s):
+        return False
+    allowance.pay(slot, name, seconds)
+    return True
+
+
 def vain(allowance: Allowance, slot: Slot, price_s: float, n_tokens: int) -> list[int]:
     """At which tokens a drafter that earns nothing is asked, of so many at a second each."""
     asked = []
     for _ in range(n_tokens):
-        if allowance.pays(slot, slot.speculate.types[0], price_s, 1.0):
+        if pays(allowance, slot, slot.speculate.types[0], price_s, 1.0):
             asked.append(slot.n_decoded)
         slot.append(1)
     return asked
@@ -40,7 +49,7 @@ def vain(allowance: Allowance, slot: Slot, price_s: float, n_tokens: int) -> lis
 def exhausted(allowance: Allowance, slot: Slot, price_s: float) -> int:
     """How often the slot's first drafter is asked at one place of a text, at a token a second."""
     n = 0
-    while allowance.pays(slot, slot.speculate.types[0], price_s, 1.0):
+    while pays(allowance, slot, slot.speculate.types[0], price_s, 1.0):
         n += 1
     return n
 
@@ -70,7 +79,7 @@ def test_what_is_earned_pays_for_trials_and_is_not_hoarded() -> None:
     allowance, slot = Allowance(adaptive=True), slot_with(3, "a")
     assert exhausted(allowance, slot, 0.1) == 10
     allowance.credit(slot, "a", 0.35, 1.0)
-    assert [allowance.pays(slot, "a", 0.1, 1.0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert [pays(allowance, slot, "a", 0.1, 1.0) for _ in range(5)] == [True] * 3 + [False] * 2
     for _ in range(100):
         allowance.credit(slot, "a", 4.0, 1.0)
     assert len(vain(allowance, slot, 0.1, 50)) <= 15, "a token's time, and the share of fifty"
@@ -96,12 +105,12 @@ def test_savings_are_a_slots_and_a_drafters_own_and_end_with_the_text() -> None:
     allowance, slot = Allowance(adaptive=True), slot_with(3, "a", "b")
     other = toy_slot(1, "s", [1, 1, 1], types=("a", "b"))
     assert exhausted(allowance, slot, 0.3) == 1, "half of a token's time"
-    assert allowance.pays(slot, "b", 0.3, 1.0)
-    assert allowance.pays(other, "a", 0.3, 1.0)
+    assert pays(allowance, slot, "b", 0.3, 1.0)
+    assert pays(allowance, other, "a", 0.3, 1.0)
     allowance.begin(other.id)
-    assert not allowance.pays(slot, "a", 0.3, 1.0)
+    assert not pays(allowance, slot, "a", 0.3, 1.0)
     allowance.begin(slot.id)
-    assert allowance.pays(slot, "a", 0.3, 1.0)
+    assert pays(allowance, slot, "a", 0.3, 1.0)
 
 
 class Clock:
@@ -112,8 +121,10 @@ class Clock:
         monkeypatch.setattr("slipstream.engine.speculate.chain.time.perf_counter", lambda: self.now)
 
 
-class Timed(Drafter):
-    """Guesses what `say` says, at a set price per slot; a network per position."""
+class Timed(TextDrafter):
+    """Guesses what `say` says, at a set price per slot; one that stands for a network, per position."""
+
+    is_network = False
 
     def __init__(self, clock: Clock, name: str, seconds: float, say: Callable[[Want], Sequence[int]]) -> None:
         self.name, self.clock, self.seconds, self.say = name, clock, seconds, say
@@ -121,7 +132,9 @@ class Timed(Drafter):
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
         self.n_asked += len(wants)
-        self.clock.now += self.seconds * (len(wants) if self.is_free else max(want.n_max for want in wants))
+        self.clock.now += self.seconds * (
+            max(want.n_max for want in wants) if self.is_network else len(wants)
+        )
         return [Guess(self.say(want)) for want in wants]
 
 
@@ -140,7 +153,8 @@ def played(clock: Clock, drafters: Sequence[Drafter], texts: Sequence[Sequence[i
         chain.begin(slot)
     while running := [slot for slot in slots if len(slot.tokens) < len(texts[slot.id])]:
         wants = [Want(slot, 8) for slot in running]
-        drafts = chain.draft(wants, Pass(len(running), len(running)))
+        coming = Pass(len(running), len(running))
+        drafts = drafts_of(chain, wants, coming)
         clock.now += PASS_S * (1 + SLOPE * (len(running) + sum(map(len, drafts)) - 1))
         kept = []
         for slot, draft in zip(running, drafts, strict=True):
@@ -149,7 +163,7 @@ def played(clock: Clock, drafters: Sequence[Drafter], texts: Sequence[Sequence[i
             n = next((i for i, (a, b) in enumerate(pairs) if a != b), len(rest) - 1)
             for token_id in rest[: n + 1]:
                 slot.append(token_id)
-            chain.credit(slot, draft, n)
+            chain.credit(slot, draft, n, coming)
             kept.append(Kept(slot, draft, n))
         chain.accept(kept)
     return (clock.now - before) / (n_steps * PASS_S * (1 + SLOPE * (len(slots) - 1)))
@@ -174,9 +188,9 @@ def test_drafters_that_are_never_right_take_next_to_no_time(
     clock = Clock(monkeypatch)
     drafters = [Timed(clock, f"d{i}", seconds, lambda want: [5000] * says) for i in range(6)]
     network = Timed(clock, "network", seconds, lambda want: [5000] * want.n_max)
-    network.is_free = False
+    network.is_network = True
     texts = [random_text(820, i) for i in range(n_slots)]
-    assert played(clock, [*drafters, network], texts, 20) < 1.035
+    assert played(clock, [*drafters, AsNetwork(network)], texts, 20) < 1.035
     assert all(one.n_asked >= 3 for one in drafters)
 
 
@@ -209,10 +223,13 @@ def test_a_network_that_fails_is_tried_more_rarely_the_dearer_it_is_and_again_on
     for seconds in (50e-6, 200e-6):
         clock = Clock(monkeypatch)
         network = Timed(clock, "network", seconds, lambda want: [5000] * want.n_max)
-        network.is_free = False
+        network.is_network = True
         text = random_text(1500, 0)
-        assert played(clock, [network], [text], 1) < 1.02
+        assert played(clock, [AsNetwork(network)], [text], 1) < 1.02
         n_asked.append(network.n_asked)
         network.say = partial(knows_from, 1500, [*text, *random_text(600, 1)])
-        assert played(clock, [network], [text + random_text(600, 1)], 1) < (1500 * 1.02 + 0.6 * 600) / 2100
+        assert (
+            played(clock, [AsNetwork(network)], [text + random_text(600, 1)], 1)
+            < (1500 * 1.02 + 0.6 * 600) / 2100
+        )
     assert n_asked[0] > 2 * n_asked[1] > 8

@@ -16,8 +16,9 @@ from slipstream.engine.errors import StepFailed
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.bench.garbage import Garbage
-from slipstream.engine.speculate.drafter import Drafter, Guess, Kept, Want
+from slipstream.engine.speculate.drafter import Drafter, Guess, Kept, TextDrafter, Want
 from slipstream.engine.speculate.network.draft_model import DraftModel
+from tests.unit.doubles import AsNetwork
 from tests.unit.toy import VOCAB, Toy, ToyNetwork, toy_engine, toy_slot
 
 PROMPTS = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [9, 8], "c": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}
@@ -112,7 +113,7 @@ def test_a_stop_string_ends_the_request_at_its_token(expected: dict[str, list[in
 def test_no_draft_goes_past_the_limit() -> None:
     seen: list[int] = []
 
-    class Eager(Drafter):
+    class Eager(TextDrafter):
         name = "eager"
 
         def draft(self, wants: Sequence[Want]) -> list[Guess]:
@@ -154,11 +155,10 @@ def test_cancel_frees_the_slot_and_nobody_else_notices(expected: dict[str, list[
     assert run(toy)[0] == expected
 
 
-class Faulty(Drafter):
+class Faulty(TextDrafter):
     """Raises in the verb that is told to."""
 
     name = "faulty"
-    is_free = False  # so that it is told of every pass
 
     def __init__(self, verb: str) -> None:
         self.verb = verb
@@ -179,9 +179,6 @@ class Faulty(Drafter):
     def accept(self, kept: Sequence[Kept]) -> None:
         self._call("accept")
 
-    def rollback(self, slot: Slot) -> None:
-        self._call("rollback")
-
     def end(self, slot: Slot) -> None:
         self._call("end")
 
@@ -189,7 +186,7 @@ class Faulty(Drafter):
 @pytest.mark.parametrize("verb", ["begin", "draft", "accept", "end"])
 def test_a_failing_drafter_costs_nothing_but_speed(verb: str, expected: dict[str, list[int]]) -> None:
     faulty = Faulty(verb)
-    toy = toy_engine(lambda cache: [faulty, Garbage(VOCAB)], n_slots=1)
+    toy = toy_engine(lambda cache: [AsNetwork(faulty), Garbage(VOCAB)], n_slots=1)
     tokens, last = run(toy, types=("faulty", "garbage"))
     assert tokens == expected
     done = last["c"]
@@ -325,13 +322,13 @@ def test_a_sequence_cut_back_is_written_again_identically(
 def test_drafters_hear_of_a_cut() -> None:
     heard: list[int] = []
 
-    class Hears(Drafter):
+    class Hears(TextDrafter):
         name = "hears"
 
         def draft(self, wants: Sequence[Want]) -> list[Guess]:
             return [Guess()] * len(wants)
 
-        def rollback(self, slot: Slot) -> None:
+        def begin(self, slot: Slot) -> None:
             heard.append(len(slot.tokens))
 
     toy = toy_engine(lambda cache: [Hears()])
@@ -340,7 +337,7 @@ def test_drafters_hear_of_a_cut() -> None:
         toy.engine.step()
     toy.engine.rollback("a", len(PROMPTS["a"]) + 2)
     toy.engine.rollback("a", len(PROMPTS["a"]) + 2)
-    assert heard == [len(PROMPTS["a"]) + 2], "once: the second cut takes nothing"
+    assert heard == [len(PROMPTS["a"]), len(PROMPTS["a"]) + 2], "once more: the second cut takes nothing"
 
 
 def test_a_preempted_sequence_can_be_cut_back_too(expected: dict[str, list[int]]) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from slipstream.engine.speculate.decide.gap import Gap
-from slipstream.engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
+from slipstream.engine.speculate.decide.cost import Gap
+from slipstream.engine.speculate.drafter import NO_GUESS, Guess, TextDrafter, Want
+from tests.unit.doubles import AsNetwork
 from tests.unit.toy import toy_engine, toy_slot
 
 TOKEN_S = 0.01
@@ -101,11 +102,10 @@ class Ticking:
         return self.now
 
 
-class Slow(Drafter):
+class Slow(TextDrafter):
     """Takes a thousand seconds to say nothing."""
 
     name = "slow"
-    is_free = False
 
     def __init__(self, clock: Ticking) -> None:
         self._clock = clock
@@ -120,7 +120,7 @@ def test_the_gap_is_the_hosts_time_between_two_passes(monkeypatch: pytest.Monkey
     clock, gaps = Ticking(), []
     monkeypatch.setattr("slipstream.engine.core.engine.time", clock)
     monkeypatch.setattr(Gap, "observe", lambda self, seconds: gaps.append(seconds))
-    toy = toy_engine(lambda cache: [Slow(clock)], n_slots=1)
+    toy = toy_engine(lambda cache: [AsNetwork(Slow(clock))], n_slots=1)
     for name in ("a", "b"):
         toy.engine.add(name, lambda slot_id, name=name: toy_slot(slot_id, name, [1, 2], types=("slow",)))
         while toy.engine.busy:

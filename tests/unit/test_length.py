@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from slipstream.engine.speculate.decide.cost import TIERS, PassCost
-from slipstream.engine.speculate.decide.length import Lengths, Pass
-from slipstream.engine.speculate.decide.shadow import Shadows
-from slipstream.engine.speculate.decide.survival import Survival, grades
+from slipstream.engine.speculate.decide.survival import Shadows, Survival, grades
+from slipstream.engine.speculate.decide.value import Lengths, Pass
 from tests.unit.toy import toy_slot
 
 ONE = Pass(1, 1)

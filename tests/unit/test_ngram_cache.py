@@ -193,7 +193,7 @@ def test_state_is_that_of_a_drafter_that_saw_the_text_at_once(
     for which, change in steps:
         if isinstance(change, int):
             slots[which].truncate(len(slots[which].tokens) - change)
-            drafter.rollback(slots[which])
+            drafter.begin(slots[which])
         else:
             guess(drafter, slots[which], 4, [1, 2, 1, 2])
             keep(drafter, slots[which], change)
@@ -311,7 +311,7 @@ def test_an_ended_request_is_counted_once_however_often_it_began() -> None:
     slot = began(drafter, [1, 2, 1])
     keep(drafter, slot, [2, 2])
     slot.truncate(3)
-    drafter.rollback(slot)
+    drafter.begin(slot)
     keep(drafter, slot, [2, 1])
     drafter.end(slot)
     drafter.end(slot)

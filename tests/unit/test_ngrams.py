@@ -176,7 +176,7 @@ def test_state_is_that_of_a_drafter_that_saw_the_text_at_once(make: Callable[[],
             slot = slots[which]
             if isinstance(change, int):
                 slot.truncate(len(slot.tokens) - change)
-                drafter.rollback(slot)
+                drafter.begin(slot)
             else:
                 guess(drafter, slot, 4, after)
                 keep(drafter, slot, change)
@@ -308,7 +308,7 @@ def test_maps_learn_nothing_from_drafts_of_others_or_tokens_never_reached(
     assert drafter._held == [{}]
     keep(drafter, slot, [22, 23], Draft([22, 8, 24], ["other"] + [drafter.name] * 2), 1)
     assert list(drafter._held[0].values()) == [8.0]
-    drafter.rollback(slot)
+    drafter.begin(slot)
     assert drafter._held == [{}]
 
 

@@ -149,7 +149,7 @@ def test_a_life_of_steps_leaves_what_a_fresh_start_has(
             assert all(0 < survival < 1 for survival in found.survival)
         elif step == "cut":
             slot.truncate(len(slot.tokens) - n)
-            DRAFTER.rollback(slot)
+            DRAFTER.begin(slot)
         else:
             DRAFTER.begin(slot)
     fresh = predicting(prediction, slot.tokens[2:], slot_id=1)

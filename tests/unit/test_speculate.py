@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,10 +13,11 @@ from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.cost import TIERS
-from slipstream.engine.speculate.decide.length import Lengths, Pass
-from slipstream.engine.speculate.drafter import Draft, Drafter, Guess, Kept, Want
+from slipstream.engine.speculate.decide.value import Lengths, Pass
+from slipstream.engine.speculate.drafter import Draft, Drafter, Guess, Kept, TextDrafter, Want
 from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
 from slipstream.engine.speculate.resolve import resolve_speculate
+from tests.unit.doubles import AsNetwork, drafts_of, read
 from tests.unit.toy import ToyNetwork, toy_engine, toy_slot
 
 
@@ -24,14 +25,11 @@ def slot_with(tokens: list[int], *, types: tuple[str, ...] = (), slot_id: int = 
     return toy_slot(slot_id, "r", tokens, types=types, n_max=n_max)
 
 
-class Says(Drafter):
+class Says(TextDrafter):
     """Always the same guess; remembers what it was asked and told."""
 
-    def __init__(
-        self, name: str, token_ids: Sequence[int], survival: Sequence[float] = (), *, is_free: bool = True
-    ) -> None:
+    def __init__(self, name: str, token_ids: Sequence[int], survival: Sequence[float] = ()) -> None:
         self.name = name
-        self.is_free = is_free
         self.token_ids = token_ids
         self.survival = survival
         self.asked: list[int] = []
@@ -58,7 +56,7 @@ def chain_of(*drafters: Drafter, by_value: bool = True, slope: float | None = No
 
 
 def one_draft(chain: Chain, slot: Slot, n_max: int = 8) -> Draft:
-    return chain.draft([Want(slot, n_max)], Pass(1, 1))[0]
+    return drafts_of(chain, [Want(slot, n_max)], Pass(1, 1))[0]
 
 
 def play_on(chain: Chain, slot: Slot, *token_ids: int) -> None:
@@ -77,13 +75,13 @@ def test_the_longer_credible_guess_wins_whoever_is_first() -> None:
 
 def test_in_fixed_order_the_first_that_has_something_wins_for_each_slot() -> None:
     first, second = Says("first", []), Says("second", [7], [0.99])
-    third = Says("third", [8, 9], is_free=False)
-    chain = chain_of(first, second, third, by_value=False)
+    third = Says("third", [8, 9])
+    chain = chain_of(first, second, AsNetwork(third), by_value=False)
     slots = [
         slot_with([1], types=types, slot_id=i)
         for i, types in enumerate([("first", "second", "third"), ("second",), ("first", "third"), ("first",)])
     ]
-    drafts = chain.draft([Want(slot, 3) for slot in slots], Pass(4, 4))
+    drafts = drafts_of(chain, [Want(slot, 3) for slot in slots], Pass(4, 4))
     assert first.asked == [0, 2, 3]
     assert second.asked == [0, 1]
     assert third.asked == [2]
@@ -92,34 +90,34 @@ def test_in_fixed_order_the_first_that_has_something_wins_for_each_slot() -> Non
 
 def test_a_network_is_asked_only_where_it_promises_more_than_a_free_guess() -> None:
     copies = Says("copies", [1] * 16, [0.99] * 16)
-    network = Says("network", [2] * 16, [0.8] * 16, is_free=False)
-    chain = chain_of(copies, network, slope=0.02)
+    network = Says("network", [2] * 16, [0.8] * 16)
+    chain = chain_of(copies, AsNetwork(network), slope=0.02)
     knows, blank = slot_with([1], types=("copies", "network")), slot_with([1], types=("network",), slot_id=1)
     chain.lengths.drafted("network", 1, 0.08)  # too dear for a trial
-    drafts = chain.draft([Want(knows, 16), Want(blank, 16)], Pass(2, 2))
+    drafts = drafts_of(chain, [Want(knows, 16), Want(blank, 16)], Pass(2, 2))
     assert network.asked == [1]
     assert [draft.sources[0] for draft in drafts] == ["copies", "network"]
 
 
 def test_a_networks_draft_is_gone_on_with_by_a_free_drafter() -> None:
     copies = Says("copies", [5, 6, 7], [0.99] * 3)
-    network = Says("network", [1, 2], [0.99] * 2, is_free=False)
+    network = Says("network", [1, 2], [0.99] * 2)
     copies.draft = lambda wants: [  # type: ignore[method-assign]
         Guess([5, 6, 7], [0.99] * 3) if want.after == (1, 2) else Guess() for want in wants
     ]
     slot = slot_with([9], types=("copies", "network"))
-    draft = one_draft(chain_of(copies, network), slot)
+    draft = one_draft(chain_of(copies, AsNetwork(network)), slot)
     assert draft == Draft((1, 2, 5, 6, 7), ("network",) * 2 + ("copies",) * 3)
-    assert len(one_draft(chain_of(copies, network), slot, n_max=2)) == 2
+    assert len(one_draft(chain_of(copies, AsNetwork(network)), slot, n_max=2)) == 2
 
 
 def test_what_a_free_drafter_says_after_anothers_guess_is_not_taken_for_its_guess_of_the_text() -> None:
     copies = Says("copies", [])
-    network = Says("network", [100], [0.99], is_free=False)
+    network = Says("network", [100], [0.99])
     copies.draft = lambda wants: [  # type: ignore[method-assign]
         Guess([100, 100, 100] if want.after else []) for want in wants
     ]
-    chain = chain_of(copies, network, slope=0.02)
+    chain = chain_of(copies, AsNetwork(network), slope=0.02)
     slot = slot_with([1], types=("copies", "network"))
     expected = chain._survival.expected("copies", 0, 3).tolist()
     assert len(one_draft(chain, slot)) > 1, "the network's guess was gone on with"
@@ -147,8 +145,8 @@ def test_guesses_that_lost_or_were_not_verified_are_judged_by_the_text() -> None
 
 
 def test_a_network_is_told_of_every_pass_and_a_free_drafter_of_those_with_its_own_drafts() -> None:
-    first, second, network = Says("first", [5]), Says("second", [7]), Says("network", [9], is_free=False)
-    chain = chain_of(first, second, network)
+    first, second, network = Says("first", [5]), Says("second", [7]), Says("network", [9])
+    chain = chain_of(first, second, AsNetwork(network))
     slots = [
         slot_with([1], types=types, slot_id=i)
         for i, types in enumerate([("first", "second", "network"), ("first", "network"), ("first",)])
@@ -166,9 +164,9 @@ def test_drafts_shorter_than_the_minimum_are_thrown_away() -> None:
     assert not one_draft(chain, slot)
 
 
-@pytest.mark.parametrize("is_free", [True, False])
-def test_a_least_length_is_kept_where_less_would_pay(is_free: bool) -> None:
-    chain = chain_of(Says("d", list(range(20)), is_free=is_free), slope=0.2)
+@pytest.mark.parametrize("sort", [lambda drafter: drafter, AsNetwork], ids=["text", "network"])
+def test_a_least_length_is_kept_where_less_would_pay(sort: Callable[[TextDrafter], Drafter]) -> None:
+    chain = chain_of(sort(Says("d", list(range(20)))), slope=0.2)
     slot = slot_with([1], types=("d",))
     short = len(one_draft(chain, slot, 16))
     slot.speculate = resolve_speculate(Settings(), ["d"], Speculate(n_min=7))
@@ -189,7 +187,7 @@ def test_a_drafter_that_raises_is_off_for_its_request_and_after_three_for_all() 
         for _ in range(2):
             assert one_draft(chain, slot).token_ids == (2,)
     assert broken.asked == [0, 1, 2]
-    assert chain.disabled == ("broken",)
+    assert chain.guard.disabled == ("broken",)
 
 
 @pytest.mark.parametrize(
@@ -206,10 +204,11 @@ def test_guesses_of_a_wrong_shape_are_a_failure_of_their_drafter_alone(guesses: 
 
 
 def test_a_network_is_never_asked_for_more_than_it_can_guess() -> None:
-    network = Says("network", list(range(16)), [0.99] * 16, is_free=False)
-    network.longest = 3
+    network = Says("network", list(range(16)), [0.99] * 16)
+    drafter = AsNetwork(network)
+    drafter.longest = 3
     slot = slot_with([1], types=("network",))
-    assert len(one_draft(chain_of(network), slot, 16)) == 3
+    assert len(one_draft(chain_of(drafter), slot, 16)) == 3
     assert network.lengths == [3]
 
 
@@ -220,19 +219,19 @@ def test_a_drafter_that_says_more_than_it_was_asked_is_cut() -> None:
 
 
 def test_a_network_that_is_hardly_ever_right_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    chain = chain_of(Says("copies", [1]), Says("network", [1], is_free=False))
+    chain = chain_of(Says("copies", [1]), AsNetwork(Says("network", [1])))
     slot = slot_with([1], types=("copies", "network"))
     for name in ("copies", "network"):
         for _ in range(100):
-            chain.credit(slot, Draft((1,) * 8, (name,) * 8), 0)
-    assert chain.doubtful == ("network",)
+            chain.credit(slot, Draft((1,) * 8, (name,) * 8), 0, Pass(1, 1))
+    assert chain.guard.doubtful == ("network",)
     assert [record.message[:15] for record in caplog.records] == ["drafter network"]
     for _ in range(100):
-        chain.credit(slot, Draft((1,) * 8, ("network",) * 8), 4)
-    assert chain.doubtful == ()
+        chain.credit(slot, Draft((1,) * 8, ("network",) * 8), 4, Pass(1, 1))
+    assert chain.guard.doubtful == ()
     for _ in range(2000):
-        chain.credit(slot, Draft((1,) * 8, ("network",) * 8), 0)
-    assert chain.doubtful == ("network",)
+        chain.credit(slot, Draft((1,) * 8, ("network",) * 8), 0, Pass(1, 1))
+    assert chain.guard.doubtful == ("network",)
     assert len(caplog.records) == 1
 
 
@@ -240,11 +239,11 @@ def test_figures_are_kept_per_drafter_and_place() -> None:
     chain = chain_of(Says("a", [1]), Says("b", [2]))
     slot = slot_with([1], types=("a", "b"))
     draft = Draft((1, 2, 3, 4), ("a", "a", "b", "b"))
-    chain.credit(slot, draft, 3)
-    chain.credit(slot, draft, 0)
-    chain.credit(slot, Draft(), 0)
+    chain.credit(slot, draft, 3, Pass(1, 1))
+    chain.credit(slot, draft, 0, Pass(1, 1))
+    chain.credit(slot, Draft(), 0, Pass(1, 1))
     told = {name: tally.count() for name, tally in slot.stats.drafters.items()}
-    assert told == {name: tally.count() for name, tally in chain.totals.items()}
+    assert told == {name: tally.count() for name, tally in chain.guard.totals.items()}
     assert (told["a"].n_drafts, told["a"].n_drafts_accepted) == (2, 1)
     assert (told["a"].n_drafted, told["a"].n_accepted, told["a"].accepted_by_position) == (4, 2, (1, 1))
     assert (told["b"].n_drafted, told["b"].n_accepted, told["b"].accepted_by_position) == (4, 1, (0, 0, 1))
@@ -276,12 +275,12 @@ def test_guesses_that_came_by_another_road_are_kept_but_the_last_token_is_fed_ag
     drafter = DraftModel(network, toy.cache, 16)  # type: ignore[arg-type]
     slot = slot_with([1, 2, 3], types=("draft-model",))
     toy.cache.begin(0, slot.tokens, "")
-    guess = drafter.draft([Want(slot, 4)])[0]
+    guess = read(drafter, Want(slot, 4))
     for token_id in guess.token_ids[:3]:
         slot.append(token_id)
     drafter.accept([Kept(slot, Draft(guess.token_ids[:1], ("draft-model",)), 1)])
     assert toy.cache.length(0, STORE) == len(slot.tokens) - 1
-    again = drafter.draft([Want(slot, 1)])[0]
+    again = read(drafter, Want(slot, 1))
     assert again.token_ids == guess.token_ids[3:]
 
 

@@ -109,7 +109,7 @@ def test_a_life_of_steps_leaves_what_a_fresh_start_has(
             guess(DRAFTER, slot, 4, tuple(tokens))
         elif step == "cut":
             slot.truncate(len(slot.tokens) - len(tokens))
-            DRAFTER.rollback(slot)
+            DRAFTER.begin(slot)
         else:
             DRAFTER.begin(slot)
     fresh = slot_with(list(slot.tokens), slot_id=1)

@@ -65,7 +65,7 @@ class Toy:
     def draft(self) -> list[Guess]:
         last = torch.tensor([want.slot.tokens[-1] for want in self.wants])
         self.unrolled = Unrolled(self.wants)
-        return self.unrolled.run(range(len(self.wants)), self.rows(last), self.step)
+        return self.unrolled.launch(range(len(self.wants)), self.rows(last), self.step).read()
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from slipstream.engine.sample.params import resolve_sampling
 from slipstream.engine.slot import Slot, SlotStats, SpeculateParams
 from slipstream.engine.speculate.acceptance import Acceptance, coupled
 from slipstream.engine.speculate.chain import Chain
-from slipstream.engine.speculate.decide.length import Lengths
+from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.drafter import Drafter
 from slipstream.kernels import select
 

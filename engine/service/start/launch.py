@@ -47,7 +47,7 @@ from slipstream.engine.service.start.sizes import (
 from slipstream.engine.settings import Settings, check
 from slipstream.engine.speculate.acceptance import SyntheticAcceptance, coupled, synthetic_rates
 from slipstream.engine.speculate.chain import Chain
-from slipstream.engine.speculate.decide.length import Lengths
+from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.network import draft_model
 from slipstream.engine.speculate.resolve import NO_DRAFTER
 from slipstream.engine.text.chat import load_chat_template

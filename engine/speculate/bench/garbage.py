@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slipstream.engine.speculate.drafter import Drafter, Guess, Want
+from slipstream.engine.speculate.drafter import Guess, TextDrafter, Want
 
 
-class Garbage(Drafter):
+class Garbage(TextDrafter):
     """Draws drafts of random length and content, the same ones in every run."""
 
     name = "garbage"

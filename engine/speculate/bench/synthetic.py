@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import Drafter, Guess, Want
+from slipstream.engine.speculate.drafter import Guess, TextDrafter, Want
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _MASK = 2**64 - 1
 
 
-class Synthetic(Drafter):
+class Synthetic(TextDrafter):
     """Guesses that depend on the request's seed and the position only, and never end a text."""
 
     name = "synthetic"

@@ -20,9 +20,10 @@ from slipstream.engine.cache.store import Store
 from slipstream.engine.frames import wanted
 from slipstream.engine.models.captured import CapturedPass, Capturing
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from slipstream.engine.speculate.drafter import Guesses, Kept, NetworkDrafter, Want
 from slipstream.engine.speculate.network.follower import Follower
 from slipstream.engine.speculate.network.unroll import Going, Rows, Unrolled
+from slipstream.engine.speculate.tails import Tails
 
 
 class BlockHead(Protocol):
@@ -55,10 +56,8 @@ class BlockHead(Protocol):
         """How likely the pick after `previous` is to be accepted if all before it are, [n_rows]; None: unknown."""
 
 
-class DraftBlock(Drafter):
+class DraftBlock(NetworkDrafter):
     """Drafts with a block network. Its store has the drafter's name and is fed on every pass of the target."""
-
-    is_free = False
 
     def __init__(self, name: str, head: BlockHead, cache: Cache) -> None:
         self.name = name
@@ -96,12 +95,14 @@ class DraftBlock(Drafter):
         for one in fed.kept:
             self._follower.commit(one.slot)
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+    def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
+        if tails is not None:
+            return None  # a block begins with a token that the host knows
         able = [
             i for i, want in enumerate(wants) if self._follower.has_room(want.slot, self._head.block_size)
         ]
         if not able:
-            return [NO_GUESS] * len(wants)
+            return Unrolled(wants)
         device = self._follower.store.device
         spans = [self._block(wants[i].slot) for i in able]
         logits, hidden = self._run(self._follower.batch(spans))
@@ -119,7 +120,7 @@ class DraftBlock(Drafter):
             places = going.of(places) + 1
             return corrected(going.token_ids)
 
-        return Unrolled(wants).run(able, corrected(anchors), step)
+        return Unrolled(wants).launch(able, corrected(anchors), step)
 
     def _run(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits [n_logits, vocab] float32 and states [n_logits, d_model] of blocks."""

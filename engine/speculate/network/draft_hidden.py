@@ -44,10 +44,10 @@ from slipstream.engine.cache.store import Store
 from slipstream.engine.frames import wanted
 from slipstream.engine.models.captured import CapturedPass, Capturing, Pass
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import NO_GUESS, UNREAD, Drafter, Guess, Kept, Unread, Want
+from slipstream.engine.speculate.drafter import UNREAD, Guesses, Kept, NetworkDrafter, Want
 from slipstream.engine.speculate.network.follower import Follower
 from slipstream.engine.speculate.network.lanes import Lanes
-from slipstream.engine.speculate.network.unroll import Going, Loop, Rows, Step, Unrolled
+from slipstream.engine.speculate.network.unroll import Going, Rows, Unrolled
 from slipstream.engine.speculate.tails import Tails
 from slipstream.kernels.choose.op import RowParams
 
@@ -123,14 +123,26 @@ class _Lane:
 class _Climb:
     """The provisional rows of a draft: those of the module that makes the next guess, up to the row that makes it."""
 
-    def __init__(self, slots: Sequence[Slot], ends: Sequence[_End], last: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        wants: Sequence[Want],
+        states: Tensor,
+        last: int,
+        ends: Sequence[_End] = (),
+        n_lost: Tensor | None = None,
+    ) -> None:
+        """states: [n_able, d_model], of the rows that made the first guesses; last: the last module.
+
+        ends: of the slots that are able, where there are several modules; n_lost: as for `Unrolled`.
+        """
         self.spans: list[Span] = []
-        self.token_ids = torch.empty(0, dtype=torch.int64, device=device)  # [n_rows]
-        self.states = torch.cat([end.behind(0) for end in ends])  # [n_rows, d_model]
-        self._slots = slots  # by want
+        self.token_ids = torch.empty(0, dtype=torch.int64, device=states.device)  # [n_rows]
+        self.states = states  # [n_rows, d_model]
+        self.n_lost = n_lost  # [n_going] int64
+        self._wants = wants
         self._ends = list(ends)  # of the slots that go on, like all below
         self._last = last
-        self._guesses = self.token_ids.new_empty((len(ends), 0))  # [n_going, n_made], while modules change
+        self._guesses = self.token_ids.new_empty((len(states), 0))  # [n_going, n_made], while modules change
 
     def rise(self, going: Going) -> int:
         """Set up the rows of the next guess; returns its module."""
@@ -142,10 +154,11 @@ class _Climb:
 
     def _go_on(self, going: Going) -> None:
         """The last module once more, one position on, with its own state."""
-        n_ahead = going.n_made - self._last - 1
-        slots = [self._slots[i] for i in going.wants]
-        self.spans = [Span(slot.id, (UNREAD,), slot.n_past + n_ahead, 1, 1) for slot in slots]
+        n_ahead = going.n_made - self._last - 2
+        wants = [self._wants[i] for i in going.wants]
+        self.spans = [Span(want.slot.id, (UNREAD,), want.n_tokens + n_ahead, 1, 1) for want in wants]
         self.states, self.token_ids = going.of(self.states), going.token_ids
+        self.n_lost = None if self.n_lost is None else going.of(self.n_lost)
 
     def _climb(self, going: Going) -> None:
         """The next module, from the first row that it lacks to position n_past - 1."""
@@ -158,8 +171,8 @@ class _Climb:
             states = [torch.cat((one, rows[row])) for one, row in zip(states, going.rows, strict=True)]
         counts = [len(one) for one in states]
         self.spans = [
-            Span(self._slots[i].id, (UNREAD,) * n, self._slots[i].n_past - n, n, n if k < self._last else 1)
-            for i, n in zip(going.wants, counts, strict=True)
+            Span(slot.id, (UNREAD,) * n, slot.n_past - n, n, n if k < self._last else 1)
+            for slot, n in zip([self._wants[i].slot for i in going.wants], counts, strict=True)
         ]
         self.token_ids = torch.cat([self._guesses[row, k - n :] for row, n in enumerate(counts)])
         self.states = torch.cat(states)
@@ -175,10 +188,8 @@ class _Climb:
         )
 
 
-class DraftHidden(Drafter):
+class DraftHidden(NetworkDrafter):
     """Drafts with a head. Its store has the drafter's name and is fed on every pass of the target."""
-
-    is_free = False
 
     def __init__(self, name: str, head: Head, cache: Cache) -> None:
         self.name = name
@@ -186,7 +197,7 @@ class DraftHidden(Drafter):
         self._head = head
         self._follower = Follower(name, head.taps, cache, len(head.modules) - 1)
         self._ends: dict[int, _End] = {}  # by slot id
-        self._fed: dict[int, int] = {}  # slot id -> start of a running pass whose rows `ahead` has fed
+        self._fed: dict[int, int] = {}  # slot id -> start of an unread pass whose rows a draft has fed
         self._captured: Sequence[CapturedPass] = ()  # of the modules, where passes are captured
         self._lanes: Lanes | None = None  # of the last one
 
@@ -202,7 +213,7 @@ class DraftHidden(Drafter):
             return last.logits(said), state
 
         self._captured = capturing.passes(store, *map(of, self._head.modules))
-        if store.has_pages_alone:
+        if store.is_positional:
             self._lanes = Lanes(looped, store, capturing.capture, (hidden,))
 
     def begin(self, slot: Slot) -> None:
@@ -230,7 +241,7 @@ class DraftHidden(Drafter):
             self._follower.commit(one.slot)
 
     def _was_fed(self, one: Kept) -> bool:
-        """Whether `ahead` has fed the pass's rows already: then the next draft is made, and nothing is kept for it."""
+        """Whether a draft behind the pass has fed its rows: then the next draft is made, and nothing is kept for it."""
         if self._fed.pop(one.slot.id, None) != one.start:
             return False
         self._ends[one.slot.id] = _End(one.slot.n_past, None, ())
@@ -263,7 +274,9 @@ class DraftHidden(Drafter):
             if not lanes:
                 return
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+    def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
+        if tails is not None:
+            return self._behind(wants, tails)
         able, ends, said = [], [], []
         for i, want in enumerate(wants):
             end = self._ends.get(want.slot.id)
@@ -274,82 +287,65 @@ class DraftHidden(Drafter):
                 ends.append(end)
                 said.append(end.said)
         if not able:
-            return [NO_GUESS] * len(wants)
-        modules = self._head.modules
-        ahead = _Climb([want.slot for want in wants], ends, len(modules) - 1, said[0].device)
+            return Unrolled(wants)
+        states = torch.cat([end.behind(0) for end in ends])  # [n_able, d_model]
+        climb = _Climb(wants, states, len(self._head.modules) - 1, ends)
+        return self._unrolled(Unrolled(wants), able, torch.stack(said), climb)
 
-        def step(going: Going) -> Rows:
-            k = ahead.rise(going)
-            said, states = self._run(k, ahead.spans, ahead.states, ahead.token_ids)
-            return modules[k].logits(ahead.take(said, states)), None
+    def _behind(self, wants: Sequence[Want], tails: Tails) -> Guesses | None:
+        """Guesses behind an unread pass, for heads of one module.
 
-        def loop(going: Going, params: RowParams, limits: Sequence[int]) -> tuple[Tensor, Tensor] | None:
-            if self._lanes is None or going.n_made < len(modules) or not self._lanes.takes(len(limits)):
-                return None
-            ahead.rise(going)
-            batch = self._follower.batch(ahead.spans, ahead.token_ids)
-            return self._lanes(batch, params, limits, (ahead.states,))
-
-        first = modules[0].logits(torch.stack(said))  # [n_able, vocab] float32
-        return Unrolled(wants).run(able, (first, None), step, loop)
-
-    def ahead(self, wants: Sequence[Want], tails: Tails) -> Unread | None:
-        """For heads of one module, which is fed all rows of the running pass: those of lost drafts are scratch."""
-        is_simple = len(self._head.modules) == 1 and self._follower.store.has_pages_alone
+        It is fed all rows of that pass; those of drafts that were lost are scratch.
+        """
+        is_simple = len(self._head.modules) == 1 and self._follower.store.is_positional
         if not is_simple or not all(self._keeps_up(want) for want in wants):
             return None
-        ran, lost = tails.ran, tails.n_lost
-        rows = [ran.rows[want.slot.id] for want in wants]
+        n_lost, rows = tails.n_lost, [tails.rows[want.slot.id] for want in wants]
         spans = [
             Span(want.slot.id, (UNREAD,) * len(own), want.n_tokens - 1 - len(own), 0, len(own))
             for want, own in zip(wants, rows, strict=True)
         ]
-        assert ran.streams is not None
-        (index,) = upload((np.concatenate([np.asarray(own, np.int64) for own in rows]),), lost.device)
-        hidden = self._head.fuse([one.index_select(0, index) for one in ran.streams.of(self.taps)])
-        successors = torch.cat([ran.picks_of(want.slot.id) for want in wants])
+        assert tails.streams is not None
+        (index,) = upload((np.concatenate([np.asarray(own, np.int64) for own in rows]),), tails.device)
+        hidden = self._head.fuse([one.index_select(0, index) for one in tails.streams.of(self.taps)])
+        successors = torch.cat([tails.picks_of(want.slot.id) for want in wants])
         said, states = self._run(0, spans, hidden, successors)  # [n_rows, d_model] each
         self._fed |= {span.slot: span.n_past for span in spans}
-        (last,) = upload((np.cumsum([len(own) for own in rows]) - 1,), lost.device)
-        last = last - lost  # [n_wants]: the row of each slot's last kept token
-        unrolled = Unrolled(wants, lost)
-        first = self._head.modules[0].logits(said[last])  # [n_wants, vocab] float32
-        unrolled.launch(range(len(wants)), (first, None), *self._loops(wants, states[last], lost))
-        return Unread(*unrolled.taken())
+        (last,) = upload((np.cumsum([len(own) for own in rows]) - 1,), tails.device)
+        last = last - n_lost  # [n_wants]: the row of each slot's last kept token
+        climb = _Climb(wants, states[last], 0, n_lost=n_lost)
+        return self._unrolled(Unrolled(wants, n_lost), range(len(wants)), said[last], climb)
 
     def _keeps_up(self, want: Want) -> bool:
-        """Whether all rows before the running pass are fed, and there is room for those after."""
+        """Whether all rows before the unread pass are fed, and there is room for those after."""
         slot = want.slot
         end = self._ends.get(slot.id)
         fed = end is not None and end.n_past == slot.n_past == len(slot.tokens) - 1
         return fed and self._follower.has_room(slot, len(want.after) + want.n_max)
 
-    def _loops(self, wants: Sequence[Want], states: Tensor, n_lost: Tensor) -> tuple[Step, Loop]:
-        """How a single module goes on guessing. states: [n_wants, d_model], behind each slot's last kept token."""
-        module, page_size = self._head.modules[0], self._follower.page_size
+    def _unrolled(self, unrolled: Unrolled, able: Sequence[int], said: Tensor, climb: _Climb) -> Unrolled:
+        """Guess on from what module 0 says, [n_able, d_model]."""
+        modules = self._head.modules
 
-        def batch(going: Going) -> Batch:
-            nonlocal n_lost
-            n_lost = going.of(n_lost)
-            spans = [
-                Span(wants[i].slot.id, (UNREAD,), wants[i].n_tokens + going.n_made - 2, 1, 1)
-                for i in going.wants
-            ]
-            made = self._follower.batch(spans, going.token_ids)
-            made.move_back(n_lost, page_size)
+        def batch() -> Batch:
+            made = self._follower.batch(climb.spans, climb.token_ids)
+            if climb.n_lost is not None:
+                made.move_back(climb.n_lost, self._follower.page_size)
             return made
 
         def step(going: Going) -> Rows:
-            nonlocal states
-            said, states = self._ran(0, batch(going), going.of(states))
-            return module.logits(said), None
+            k = climb.rise(going)
+            said, states = self._ran(k, batch(), climb.states)
+            return modules[k].logits(climb.take(said, states)), None
 
         def loop(going: Going, params: RowParams, limits: Sequence[int]) -> tuple[Tensor, Tensor] | None:
-            if self._lanes is None or not self._lanes.takes(len(limits)):
+            if self._lanes is None or going.n_made < len(modules) or not self._lanes.takes(len(limits)):
                 return None
-            return self._lanes(batch(going), params, limits, (going.of(states),))
+            climb.rise(going)
+            return self._lanes(batch(), params, limits, (climb.states,))
 
-        return step, loop
+        first = modules[0].logits(said)  # [n_able, vocab] float32
+        return unrolled.launch(able, (first, None), step, loop)
 
     def _may_draft(self, slot: Slot) -> bool:
         """Whether a draft may be asked of the head for this slot before its next pass."""

@@ -16,7 +16,7 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.models.captured import Capturing, Forward
 from slipstream.engine.models.network import Network
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import NO_GUESS, UNREAD, Drafter, Guess, Kept, Unread, Want
+from slipstream.engine.speculate.drafter import UNREAD, Guesses, Kept, NetworkDrafter, Want
 from slipstream.engine.speculate.network.lanes import Lanes
 from slipstream.engine.speculate.network.unroll import Going, Loop, Rows, Step, Unrolled
 from slipstream.engine.speculate.tails import Tails
@@ -25,11 +25,10 @@ from slipstream.kernels.choose.op import RowParams
 STORE = "draft"
 
 
-class DraftModel(Drafter):
+class DraftModel(NetworkDrafter):
     """Picks with the target's noise, truncation and temperature on its own logits."""
 
     name = "draft-model"
-    is_free = False
 
     def __init__(self, network: Network, cache: Cache, chunk: int) -> None:
         """`chunk`: most rows of one slot that a catching-up pass may have."""
@@ -39,14 +38,14 @@ class DraftModel(Drafter):
         self._lanes: Lanes | None = None  # where passes are captured
         # Picks whose rows are in the store past its length, per slot id.
         self._fed: dict[int, list[int]] = {}
-        self._unread: Counter[int] = Counter()  # per slot id, drafts that nobody has read yet
+        self._unread: Counter[int] = Counter()  # per slot id, drafts that are unread
 
     def capture(self, capturing: Capturing) -> None:
         store, forward = self._cache.stores[STORE], self._run
         if store.device != capturing.stream.device:
             return  # a draft model elsewhere runs as it is
         self._run = capturing.forward(forward, store)
-        if store.has_pages_alone:
+        if store.is_positional:
             self._lanes = Lanes(lambda batch, _: [forward(batch, store, None)], store, capturing.capture)
 
     def begin(self, slot: Slot) -> None:
@@ -64,57 +63,73 @@ class DraftModel(Drafter):
         ]
         self._feed(behind)
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        able = [
-            i
-            for i, want in enumerate(wants)
-            if len(want.slot.tokens) - self._length(want.slot) <= self._chunk and self._reserve(want)
-        ]
-        self._feed([want.slot for i, want in enumerate(wants) if i not in able])
+    def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
+        if tails is not None and not self._goes_on_behind(tails):
+            return None
+        able = [i for i, want in enumerate(wants) if self._is_near(want, tails) and self._reserve(want)]
+        if tails is None:
+            self._feed([want.slot for i, want in enumerate(wants) if i not in able])
+        elif len(able) < len(wants):
+            return None
+        n_lost = None if tails is None else tails.n_lost
+
+        def when_read(picked: Sequence[Sequence[int]]) -> None:
+            for i in able:
+                self._know(wants[i].slot, picked[i], is_late=tails is not None)
+
+        unrolled = Unrolled(wants, n_lost, when_read)
         if not able:
-            return [NO_GUESS] * len(wants)
-        unrolled = Unrolled(wants)
-        first = self._caught_up([wants[i].slot for i in able])  # [n_able, vocab] float32
-        guesses = unrolled.run(able, (first, None), *self._loops(wants))
-        for i in able:
-            self._fed[wants[i].slot.id] = unrolled.picked[i][:-1]
-        return guesses
+            return unrolled
+        first = self._first([wants[i] for i in able], tails)  # [n_able, vocab] float32
+        unrolled.launch(able, (first, None), *self._loops(wants, n_lost))
+        if tails is not None:
+            self._unread.update(want.slot.id for want in wants)
+        return unrolled
 
-    def ahead(self, wants: Sequence[Want], tails: Tails) -> Unread | None:
-        store = self._cache.stores[STORE]
-        if not store.has_pages_alone or store.device != tails.last.device:
-            return None
-        if not all(self._keeps_up(want) and self._reserve(want) for want in wants):
-            return None
-        # Of all tokens but the last two the rows are there, however many drafts of the running pass are kept.
-        spans = [Span(want.slot.id, (UNREAD,) * 2, want.n_tokens - 2, 0, 1) for want in wants]
-        first = self._forward(spans, tails.last.flatten(), tails.n_lost)  # [n_wants, vocab] float32
-        unrolled = Unrolled(wants, tails.n_lost)
-        unrolled.launch(range(len(wants)), (first, None), *self._loops(wants, tails.n_lost))
-        token_ids, read = unrolled.taken()
-        self._unread.update(want.slot.id for want in wants)
-
-        def guesses() -> list[Guess]:
-            found = read()
-            for want, picked in zip(wants, unrolled.picked, strict=True):
-                if self._unread[want.slot.id]:  # nobody else is in the slot
-                    self._unread[want.slot.id] -= 1
-                    self._cache.commit(want.slot.id, STORE, len(want.slot.tokens))
-                    self._fed[want.slot.id] = picked[:-1]
-            return found
-
-        return Unread(token_ids, guesses)
-
-    def _keeps_up(self, want: Want) -> bool:
-        """Whether rows are there up to the last two tokens behind the running pass, however many drafts that keeps."""
-        slot = want.slot
+    def _is_near(self, want: Want, tails: Tails | None) -> bool:
+        """Whether the rows that are missing before the guess can be fed now."""
+        slot, n_missing = want.slot, len(want.slot.tokens) - self._length(want.slot)
+        if tails is None:
+            return n_missing <= self._chunk
+        # Up to the last two tokens behind the unread pass rows have to be there, however many drafts that keeps.
         if self._unread[slot.id]:
             return True
-        n_missing, drafts = len(slot.tokens) - self._length(slot), list(want.after[:-1])
-        fed = self._fed.get(slot.id, [])
+        drafts, fed = list(want.after[:-1]), self._fed.get(slot.id, [])
         return n_missing <= 1 if not drafts else n_missing == 0 and fed[: len(drafts) - 1] == drafts[:-1]
 
-    def _loops(self, wants: Sequence[Want], n_lost: Tensor | None = None) -> tuple[Step, Loop]:
+    def _goes_on_behind(self, tails: Tails) -> bool:
+        store = self._cache.stores[STORE]
+        return store.is_positional and store.device == tails.device
+
+    def _first(self, wants: Sequence[Want], tails: Tails | None) -> Tensor:  # [n_wants, vocab] float32
+        """Feed what each slot has gained; the logits of the first guesses."""
+        store = self._cache.stores[STORE]
+        if tails is not None:
+            # The last two tokens, whichever they are: of all before them the rows are there.
+            spans = [Span(want.slot.id, (UNREAD,) * 2, want.n_tokens - 2, 0, 1) for want in wants]
+            return self._run(self._batch(spans, tails.last.flatten(), tails.n_lost), store, None)
+        slots = [want.slot for want in wants]
+        # The last token at least, though its row may be there already: after a draft that no pass has verified.
+        starts = [min(self._length(slot), len(slot.tokens) - 1) for slot in slots]
+        spans = [
+            Span(slot.id, slot.tokens[start:], start, 0, 1) for slot, start in zip(slots, starts, strict=True)
+        ]
+        logits = self._run(self._batch(spans), store, None)
+        for slot in slots:
+            self._cache.commit(slot.id, STORE, len(slot.tokens))
+            self._fed.pop(slot.id, None)
+        return logits
+
+    def _know(self, slot: Slot, picked: Sequence[int], *, is_late: bool) -> None:
+        """A draft is read: the rows of all its picks but the last are fed."""
+        if is_late:
+            if not self._unread[slot.id]:
+                return  # another sequence is in the slot
+            self._unread[slot.id] -= 1
+            self._cache.commit(slot.id, STORE, len(slot.tokens))
+        self._fed[slot.id] = list(picked[:-1])
+
+    def _loops(self, wants: Sequence[Want], n_lost: Tensor | None) -> tuple[Step, Loop]:
         """How guesses after the first are made. n_lost: as for `Unrolled`."""
         store = self._cache.stores[STORE]
 
@@ -137,24 +152,9 @@ class DraftModel(Drafter):
 
         return step, loop
 
-    def _caught_up(self, slots: Sequence[Slot]) -> Tensor:  # [n_slots, vocab] float32
-        """Feed what each slot has gained; the logits after its last token."""
-        spans = []
-        for slot in slots:
-            n_past = self._length(slot)
-            spans.append(Span(slot.id, slot.tokens[n_past:], n_past, 0, 1))
-        logits = self._forward(spans)
-        for slot in slots:
-            self._cache.commit(slot.id, STORE, len(slot.tokens))
-            self._fed.pop(slot.id, None)
-        return logits
-
-    def _forward(
+    def _batch(
         self, spans: Sequence[Span], token_ids: Tensor | None = None, n_lost: Tensor | None = None
-    ) -> Tensor:  # [n_logits, vocab] float32
-        return self._run(self._batch(spans, token_ids, n_lost), self._cache.stores[STORE], None)
-
-    def _batch(self, spans: Sequence[Span], token_ids: Tensor | None, n_lost: Tensor | None) -> Batch:
+    ) -> Batch:
         """token_ids: [n_tokens] int64, if only the device knows them; n_lost: as for `Batch.move_back`."""
         batch = self._cache.batch(STORE, spans, token_ids)
         if n_lost is not None:
@@ -172,12 +172,12 @@ class DraftModel(Drafter):
             if start < end and self._cache.reserve(slot.id, STORE, start, end):
                 spans.append(Span(slot.id, slot.tokens[start:end], start, 0, 0))
         if spans:
-            self._forward(spans)
+            self._run(self._batch(spans), self._cache.stores[STORE], None)
         for span in spans:
             self._cache.commit(span.slot, STORE, span.n_past + len(span.token_ids))
 
     def _advance(self, slot: Slot) -> None:
-        """Move the length over guesses that became part of the sequence, whoever's draft brought them in.
+        """Move the length over guesses that became part of the sequence, whichever draft brought them in.
 
         The last token stays to be fed: its row gives the next guess.
         """

@@ -1,7 +1,7 @@
-"""Guessing token by token with a network, for all slots at once: what every recurrent drafter does.
+"""Guessing token by token with a network, for all slots at once: what every network drafter does.
 
 A device works ahead of the program that feeds it; every value read back would make it wait. So a guess goes into the
-next pass as it lies on the device, and all guesses are read once at the end.
+network's next pass as it lies on the device, and all guesses are read together, after the last or later still.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Going:
 
     @property
     def is_all(self) -> bool:
-        """Whether nobody stopped."""
+        """Whether no slot stopped."""
         return self._index is None
 
     def of(self, values: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def no_loop(going: Going, params: RowParams, limits: Sequence[int]) -> None:
 
 
 class Unrolled:
-    """The guesses of a call while they grow.
+    """The guesses of a call: `launch` makes them, `token_ids` is where they lie, `read` waits for them.
 
     A slot stops, without stopping others, at its `n_max`, or where the probability of its guess is below `p_min`: that
     guess is not made. As a rule the second is found out at the end, and what was computed behind it is thrown away.
@@ -63,29 +63,32 @@ class Unrolled:
     penalties or grammar depend on the guesses before.
     """
 
-    def __init__(self, wants: Sequence[Want], n_lost: Tensor | None = None) -> None:
-        """n_lost: [n_able] int64, for guesses behind a pass that nobody has read (`engine.speculate.tails`)."""
+    def __init__(
+        self,
+        wants: Sequence[Want],
+        n_lost: Tensor | None = None,
+        when_read: Callable[[Sequence[Sequence[int]]], None] = lambda picked: None,
+    ) -> None:
+        """n_lost: [n_able] int64, for guesses behind an unread pass (`engine.speculate.tails`).
+
+        when_read: is called with the picks of every want, those behind its last guess too, once they are read.
+        """
         # Per want: its picks as far as they have been read, those behind its last guess too; -1 where a row had NaN.
         self.picked: list[list[int]] = [[] for _ in wants]
         self._sure: list[list[float]] = [[] for _ in wants]
-        self._unread: list[
-            tuple[Sequence[int], Tensor, Tensor]
-        ] = []  # wants, their picks, how sure: [n_active] each
+        # Wants, their picks, how sure they are: [n_active] each.
+        self._unread: list[tuple[Sequence[int], Tensor, Tensor]] = []
+        self._arriving: tuple[NDArray[np.int64], Download, Download] | None = None  # whose, picks, how sure
         self._wants = wants
         self._n_lost = n_lost
+        self._when_read = when_read
 
-    def run(self, able: Sequence[int], first: Rows, step: Step, loop: Loop = no_loop) -> list[Guess]:
+    def launch(self, able: Sequence[int], first: Rows, step: Step, loop: Loop = no_loop) -> Unrolled:
         """Guess until every slot has what it wants. A pick uses the target's noise and processing.
 
-        able: the wants that can draft; first: their rows. loop: asked before each step, where no row
-        depends on what the host knows.
+        able: the wants that can draft; first: their rows. loop: asked before each step, where no row depends on what
+        the host knows.
         """
-        self.launch(able, first, step, loop)
-        self._read()
-        return [self._guess(i) for i in range(len(self._wants))]
-
-    def launch(self, able: Sequence[int], first: Rows, step: Step, loop: Loop = no_loop) -> None:
-        """As `run`, up to where the guesses would be read."""
         active, (logits, confidence), n_made = list(able), first, 0
         looks = self._looks(able, logits.device)
         plain = not looks and not any(self._wants[i].slot.sampling.edits for i in able)
@@ -112,25 +115,28 @@ class Unrolled:
                     self._unread.append((active * len(picked), picked.flatten(), sure.flatten()))
                     break
                 logits, confidence = step(going)
+        return self
 
-    def taken(self) -> tuple[Tensor, Callable[[], list[Guess]]]:
-        """The guesses of a launch as they lie on the device, [n_guesses of all wants] int64, want after want.
-
-        And what waits until they are on the host; they are on their way.
-        """
+    @property
+    def token_ids(self) -> Tensor:
+        """[n_guesses of all wants] int64, want after want. Asked for once; the host's copy is then on its way."""
         owners, token_ids, sure = self._launched()
         order = np.concatenate(
             [np.flatnonzero(owners == i)[: want.n_max] for i, want in enumerate(self._wants)]
         )
         (index,) = upload((order,), token_ids.device)
         token_ids = token_ids[index]
-        arriving = Download(token_ids), Download(sure[index])
+        self._arriving = owners[order], Download(token_ids), Download(sure[index])
+        return token_ids
 
-        def read() -> list[Guess]:
-            self._take_in(owners[order], *(one.read() for one in arriving))
-            return [self._guess(i) for i in range(len(self._wants))]
-
-        return token_ids, read
+    def read(self) -> list[Guess]:
+        """Wait for the guesses, one per want."""
+        if self._arriving is not None:
+            owners, token_ids, sure = self._arriving
+            self._take_in(owners, token_ids.read(), sure.read())
+        self._read()
+        self._when_read(self.picked)
+        return [self._guess(i) for i in range(len(self._wants))]
 
     def _row(self, i: int) -> Row:
         want = self._wants[i]
@@ -161,7 +167,7 @@ class Unrolled:
             self._take_in(*self._launched())
 
     def _launched(self) -> tuple[NDArray[np.int64], Tensor, Tensor]:
-        """What nobody has read: whose, picks [n] int64 and how sure of them [n] float32, in the order of picking."""
+        """What is unread: whose, picks [n] int64 and how sure of them [n] float32, in the order of picking."""
         owners = np.array([i for active, _, _ in self._unread for i in active])
         token_ids = torch.cat([one for _, one, _ in self._unread])
         sure = torch.cat([one for _, _, one in self._unread])

@@ -16,7 +16,7 @@ import numpy as np
 
 from slipstream.engine.errors import SettingError
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
+from slipstream.engine.speculate.drafter import NO_GUESS, Guess, TextDrafter, Want
 from slipstream.engine.speculate.ngram import count_file as ngram_file
 from slipstream.engine.speculate.ngram.counts import LONGEST, NgramCounts, extend
 
@@ -38,7 +38,7 @@ RULES = np.array(
 )
 
 
-class NgramCache(Drafter):
+class NgramCache(TextDrafter):
     """Drafts from counted n-grams: of the slot's own text, of requests that ended, and of a file of bigrams."""
 
     name = "ngram-cache"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import NO_GUESS, Drafter, Guess, Kept, Want
+from slipstream.engine.speculate.drafter import NO_GUESS, Guess, Kept, TextDrafter, Want
 from slipstream.engine.speculate.ngram.lookup import NgramLookup, Sizes, copied
 from slipstream.engine.speculate.text.loops import compiled
 
@@ -29,7 +29,7 @@ _MAJORITY = 2  # occurrences of the chosen one for each of all others
 Tokens = NDArray[np.int32]
 
 
-class NgramMap(Drafter):
+class NgramMap(TextDrafter):
     """Copies after earlier occurrences of the last `size_n` tokens, as far as copies after that n-gram have held.
 
     At most `size_m` tokens, after at least `min_hits` earlier occurrences. Requests may ask for other sizes.

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
+from slipstream.engine.speculate.drafter import NO_GUESS, Guess, TextDrafter, Want
 from slipstream.engine.speculate.text.loops import compiled
 
 _LEAST_SIZE = 4096
@@ -29,7 +29,7 @@ _FREE = np.int32(-1)
 Tokens = NDArray[np.int32]
 
 
-class NgramMod(Drafter):
+class NgramMod(TextDrafter):
     """Follows a table of hashed runs of `n_match` tokens; drafts of `n_min` to `n_max` tokens."""
 
     name = "ngram-mod"

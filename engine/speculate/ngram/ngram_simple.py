@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
+from slipstream.engine.speculate.drafter import NO_GUESS, Guess, TextDrafter, Want
 from slipstream.engine.speculate.ngram.lookup import NgramLookup, Sizes, copied
 
 
-class NgramSimple(Drafter):
+class NgramSimple(TextDrafter):
     """Copies up to `size_m` tokens that followed the latest earlier occurrence of the last `size_n` tokens.
 
     There must be `min_hits` earlier occurrences. Requests may ask for other sizes.

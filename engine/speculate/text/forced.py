@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
+from slipstream.engine.speculate.drafter import NO_GUESS, Guess, TextDrafter, Want
 
 
-class Forced(Drafter):
+class Forced(TextDrafter):
     """Drafts the forced text of slots with a grammar. It keeps nothing: the slot's constraint is all there is."""
 
     name = "forced"

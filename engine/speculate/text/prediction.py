@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
+from slipstream.engine.speculate.drafter import NO_GUESS, Guess, TextDrafter, Want
 from slipstream.engine.speculate.text.loops import compiled
 
 Tokens = NDArray[np.int32]
@@ -79,7 +79,7 @@ class _Slot:
         return self.state, self.band, self.swaps
 
 
-class Prediction(Drafter):
+class Prediction(TextDrafter):
     """Drafts `slot.prediction`, from where the output has come to in it; says nothing for slots without one."""
 
     name = "prediction"

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import NO_GUESS, Drafter, Guess, Want
+from slipstream.engine.speculate.drafter import NO_GUESS, Guess, TextDrafter, Want
 from slipstream.engine.speculate.text.loops import compiled
 from slipstream.engine.speculate.text.occurrences import Occurrences
 from slipstream.engine.speculate.text.shared_history import SharedHistory
@@ -45,7 +45,7 @@ Spans = NDArray[np.int64]
 _OWN: Spans = np.empty((0, 2), np.int64)
 
 
-class Suffix(Drafter):
+class Suffix(TextDrafter):
     """Drafts from the slot's own tokens and, with `shared`, from finished outputs that its request may see.
 
     Finished outputs are drafted from only where they match further back than the slot's own text does, and where that

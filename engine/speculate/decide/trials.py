@@ -43,13 +43,6 @@ class Allowance:
         for key in [key for key in self._savings if key[0] == slot_id]:
             del self._savings[key]
 
-    def pays(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
-        """Whether a drafter can pay for a trial that takes so long. It has paid then."""
-        if not self.affords(slot, name, seconds, token_s):
-            return False
-        self.pay(slot, name, seconds)
-        return True
-
     def affords(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
         """Whether a drafter can pay for a trial that takes so long."""
         if not self._adaptive:

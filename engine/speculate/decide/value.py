@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.engine.speculate.decide.allowance import Allowance
-from slipstream.engine.speculate.decide.cost import DraftCost, PassCost
-from slipstream.engine.speculate.decide.gap import Gap
+from slipstream.engine.speculate.decide.cost import DraftCost, Gap, PassCost
+from slipstream.engine.speculate.decide.trials import Allowance
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +39,11 @@ def _table(survivals: Sequence[Floats]) -> Floats:
     for row, one in zip(table, survivals, strict=True):
         row[: len(one)] = one
     return table
+
+
+def worth(survival: Floats, price: float) -> float:
+    """Expected tokens of a draft beyond what their rows cost, at `price` tokens a row. survival: [n_tokens]."""
+    return float(np.maximum(survival - price, 0.0).sum()) if len(survival) else 0.0
 
 
 class Lengths:

@@ -1,0 +1,98 @@
+"""Where a drafter's failure stops: it is switched off for the request, and for all requests after three failures.
+
+Every call of a drafter's verb goes through here, so its figures are kept here as well: calls, seconds, tokens drafted
+and accepted, for each request and for all.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from slipstream.engine.slot import DrafterTally, Slot
+
+log = logging.getLogger(__name__)
+
+_MOST_FAILURES = 3
+_ALARM_AFTER = 500  # drafted tokens of a network
+_ALARM_BELOW = 0.05  # accepted share of them
+
+T = TypeVar("T")
+
+
+class Guard:
+    """The drafters of a server by name. `suspects`: those whose guesses would be right if nothing were wrong."""
+
+    def __init__(self, names: Sequence[str], suspects: Sequence[str]) -> None:
+        self.totals: Mapping[str, DrafterTally] = {name: DrafterTally() for name in names}
+        self._suspects = frozenset(suspects)
+        self._failures: Counter[str] = Counter()
+        self._doubtful: set[str] = set()
+        self._warned_of: set[str] = set()
+
+    @property
+    def disabled(self) -> tuple[str, ...]:
+        """Drafters that failed too often and are asked no more."""
+        return tuple(name for name in self.totals if self._failures[name] >= _MOST_FAILURES)
+
+    @property
+    def doubtful(self) -> tuple[str, ...]:
+        """Networks whose guesses are so rarely right that something must be wrong with them."""
+        return tuple(sorted(self._doubtful))
+
+    def works(self, name: str, slot: Slot) -> bool:
+        """Whether the drafter is still asked for the slot."""
+        return name not in slot.silenced and self._failures[name] < _MOST_FAILURES
+
+    def run(self, name: str, verb: str, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
+        """Call a verb of a drafter. If it raises, its requests go on without it; the text does not change."""
+        started = time.perf_counter()
+        try:
+            return call()
+        except Exception:
+            self._failures[name] += 1
+            for slot in slots:
+                slot.silenced.add(name)
+            log.exception(
+                "drafter failed name=%s verb=%s requests=%s off_for_all=%s",
+                name,
+                verb,
+                ",".join(slot.request.id for slot in slots),
+                self._failures[name] >= _MOST_FAILURES,
+            )
+            return None
+        finally:
+            seconds = time.perf_counter() - started
+            self.totals[name].call(verb, seconds)
+            for slot in slots:
+                slot.stats.tally(name).call(verb, seconds / len(slots))
+
+    def credit(self, name: str, slot: Slot, positions: Sequence[int], n_accepted: int) -> None:
+        """Count a verified draft: the places of the drafter's tokens in it, and how many tokens of it were accepted."""
+        for tally in (slot.stats.tally(name), self.totals[name]):
+            tally.credit(positions, n_accepted)
+        if name in self._suspects:
+            self._suspect(name)
+
+    def _suspect(self, name: str) -> None:
+        """Warn once of a network that is hardly ever right: it is then nearly always a wrong network."""
+        total = self.totals[name]
+        if total.n_drafted < _ALARM_AFTER:
+            return
+        n_accepted = sum(total.accepted_by_position)
+        if n_accepted >= _ALARM_BELOW * total.n_drafted:
+            self._doubtful.discard(name)
+            return
+        self._doubtful.add(name)
+        if name not in self._warned_of:
+            self._warned_of.add(name)
+            log.warning(
+                "drafter %s: %d of %d drafted tokens were accepted. Usual causes: a network made for another model,"
+                " hidden states of the wrong layers (--draft-taps), or another version of the target's weights",
+                name,
+                n_accepted,
+                total.n_drafted,
+            )
