@@ -127,7 +127,10 @@ class Store:
 
     @property
     def is_positional(self) -> bool:
-        """Whether all that a pass moves are rows of full-attention pages."""
+        """Whether a position alone says where a row lies, so a batch can be moved back on the device.
+
+        Not so where the host plans what is folded into a state, or which pages a window has left.
+        """
         return self.parking is None and self.windows is None
 
     def make_frames(self, sizes: Sequence[tuple[int, int]], n_pages: int, n_drafts: int) -> list[Frame]:

@@ -50,6 +50,8 @@ class Flight:
 
     def __post_init__(self) -> None:
         self.planned = [one for one in self.works if one is not None]
+        if self.behind is not None and not any(one.slot.id in self.behind.slot_ids for one in self.planned):
+            self.behind = None  # nothing of it goes on from there
         self.lost = None if self.behind is None else Download(self.behind.n_lost)
 
     @property

@@ -47,6 +47,7 @@ class Chain:
         self._readers = [one for one in drafters if isinstance(one, TextDrafter)]
         self._networks = [one for one in drafters if isinstance(one, NetworkDrafter)]
         self._all: Sequence[Drafter] = [*self._readers, *self._networks]
+        self._reads_streams = frozenset(one.name for one in self._networks if one.taps)
         self.lengths = lengths
         self._by_value = by_value
         self._survival = Survival()
@@ -310,8 +311,8 @@ class Chain:
         A network that reads the target's streams follows every slot: what it misses now is missing in the prefixes
         that later requests adopt.
         """
-        reads_streams = isinstance(drafter, NetworkDrafter) and bool(drafter.taps)
-        return (reads_streams or self._asks(drafter, slot)) and self.guard.works(drafter.name, slot)
+        is_used = drafter.name in self._reads_streams or self._asks(drafter, slot)
+        return is_used and self.guard.works(drafter.name, slot)
 
     def _affords(self, drafter: Drafter, slot: Slot, n_positions: int, token_s: float) -> bool:
         """Whether the drafter can be asked on trial, for so many positions; a text drafter always is."""

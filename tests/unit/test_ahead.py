@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -12,8 +12,19 @@ from torch import Tensor
 from slipstream.engine.api import Delta, Done, Event, Failed
 from slipstream.engine.batch import Batch, Download, Span
 from slipstream.engine.core.engine import Engine
+from slipstream.engine.slot import Slot
 from slipstream.engine.speculate import tails
-from slipstream.engine.speculate.drafter import Guess, Guesses, NetworkDrafter, TextDrafter, Want
+from slipstream.engine.speculate.chain import Chain
+from slipstream.engine.speculate.decide.value import Pass
+from slipstream.engine.speculate.drafter import (
+    Draft,
+    Drafts,
+    Guess,
+    Guesses,
+    NetworkDrafter,
+    TextDrafter,
+    Want,
+)
 from slipstream.engine.speculate.tails import Tails
 from slipstream.kernels import select
 from tests.unit.toy import CPU, VOCAB, Toy, toy_engine, toy_slot
@@ -67,6 +78,14 @@ class Knowing(NetworkDrafter):
         self.n_ahead += tails is not None
         n_lost = [0] * len(wants) if tails is None else tails.n_lost.tolist()
         return Made(self, wants, [want.n_tokens - lost for want, lost in zip(wants, n_lost, strict=True)])
+
+
+@pytest.fixture(autouse=True)
+def no_pass_fails(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A pass that fails is run again, so its error shows in the log alone."""
+    yield
+    if request.function is not test_a_pass_that_breaks_off_is_run_again:
+        assert not caplog.get_records("call")
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +164,47 @@ def test_drafts_made_on_the_device_are_the_drafts_of_the_host(
     )
     # Drafts are shorter at a text's end, of which the running pass might keep more than it does.
     assert sum(by_device) > 0.85 * sum(by_host)
+
+
+def test_a_draft_is_credited_at_the_price_of_the_pass_that_verifies_it(
+    expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next pass has been drafted for by then, and may hold more slots."""
+    weighed: dict[tuple[str, int], Pass] = {}  # by request and tokens before the draft
+    draft, credit = Chain.draft, Chain.credit
+    n_other = 0
+
+    def drafted(
+        self: Chain, wants: Sequence[Want], coming: Pass, tails: Tails | None = None
+    ) -> Drafts | None:
+        made = draft(self, wants, coming, tails)
+        for want in wants if made is not None else ():
+            lost = 0 if tails is None else int(tails.of_slots([want.slot.id]).n_lost)
+            weighed[want.slot.request.id, want.n_tokens - lost] = coming
+        latest.append(coming)
+        return made
+
+    def credited(self: Chain, slot: Slot, one: Draft, n_accepted: int, coming: Pass) -> None:
+        nonlocal n_other
+        assert not one or coming == weighed[slot.request.id, len(slot.tokens) - n_accepted - 1]
+        n_other += bool(one) and coming != latest[-1]
+        credit(self, slot, one, n_accepted, coming)
+
+    latest: list[Pass] = []
+    monkeypatch.setattr(Chain, "draft", drafted)
+    monkeypatch.setattr(Chain, "credit", credited)
+    play(toy_engine(lambda cache: [Knowing(expected)], n_slots=3, overlaps=True), types=("knowing",))
+    assert n_other > 0
+
+
+def test_a_pass_that_is_not_run_for_want_of_pages_leaves_its_drafter_nothing_unread(
+    expected: dict[str, list[int]],
+) -> None:
+    drafter = Knowing(expected)
+    toy = toy_engine(lambda cache: [drafter], n_slots=3, n_pages=14, overlaps=True)
+    assert play(toy, types=("knowing",))[0] == expected
+    assert drafter.n_ahead > 0
+    assert (drafter.n_read, drafter.n_astray) == (drafter.n_made, 0)
 
 
 class Copying(TextDrafter):
