@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 FUZZ_S ?= 600
 
-.PHONY: setup run check fix test test-browser test-gpu gpu lossless kernels bench bench-http fuzz clients docker-check docs clean
+.PHONY: setup run check fix test test-browser test-gpu gpu lossless kernels bench bench-http fuzz clients wheel docker-check docs clean
 
 setup: $(READY)
 
@@ -28,6 +28,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint docker/Dockerfile
 
 fix: setup
 	$(BIN)/ruff format .
@@ -73,6 +74,10 @@ fuzz: setup
 # Unmodified clients, each in an environment of its own below .venv-clients.
 clients: setup
 	$(ONE_THREAD) $(BIN)/python -m tests.clients $(ARGS)
+
+# Installs the wheel beside Hugging Face's `kernels` in a fresh environment and asks the server there.
+wheel: setup
+	$(ONE_THREAD) $(BIN)/python -m tests.wheel $(ARGS)
 
 # Follows the Dockerfile's steps without docker, and runs what comes out.
 docker-check: setup

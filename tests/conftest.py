@@ -1,4 +1,4 @@
-"""For every test: one thread, poisoned memory, no environment of the developer's."""
+"""For every test: one thread, poisoned memory, no environment of the developer's, every module loaded once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TRITON_INTERPRET", "1")
 for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_")]:
     del os.environ[_name]
+# The four folders are imported below `slipstream`. The repository's root is on the path too, so a bare name would load
+# a second copy; transformers would do so where it looks whether there is a package `kernels`.
+BARE_NAMES = ("server", "engine", "kernels", "webui")
+for _name in BARE_NAMES:
+    sys.modules[_name] = None  # type: ignore[assignment]  # importing it fails
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_second_copies() -> Iterator[None]:
+    """By the end of the session none of the folders has been loaded under its bare name."""
+    yield
+    assert not [name for name in BARE_NAMES if sys.modules.get(name) is not None]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -48,17 +48,23 @@ class Running:
 def running(
     log: Path,
     arguments: Sequence[str] = DEMO,
-    program: str = SERVER,
+    program: str | Path = SERVER,
     environ: Mapping[str, str] | None = None,
+    folder: Path = ROOT,
+    ready_s: float = READY_S,
 ) -> Iterator[Running]:
-    """A server with these arguments on a free port. Raises AssertionError if it does not become ready."""
+    """A server with these arguments on a free port. Raises AssertionError if it does not become ready.
+
+    `program` is the name of a module, or the path of an installed command. It is started in `folder`.
+    """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("SLIPSTREAM_")}
     plain |= {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     port = _free_port()
+    command = [str(program)] if isinstance(program, Path) else [sys.executable, "-m", program]
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", program, *arguments, "--port", str(port)],
-            cwd=ROOT,
+            [*command, *arguments, "--port", str(port)],
+            cwd=folder,
             env={**plain, **(environ or {})},
             stdin=subprocess.PIPE,
             stdout=file,
@@ -66,7 +72,7 @@ def running(
         )
     one = Running(process, f"http://127.0.0.1:{port}", log)
     try:
-        _wait(one)
+        _wait(one, ready_s)
         yield one
     finally:
         if process.poll() is None:
@@ -80,8 +86,8 @@ def running(
             process.stdin.close()
 
 
-def _wait(one: Running) -> None:
-    end = time.monotonic() + READY_S
+def _wait(one: Running, ready_s: float) -> None:
+    end = time.monotonic() + ready_s
     while time.monotonic() < end:
         assert one.process.poll() is None, one.log.read_text()[-2000:]
         try:
@@ -89,7 +95,7 @@ def _wait(one: Running) -> None:
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    raise AssertionError(f"not ready within {READY_S:g} s: {one.log.read_text()[-2000:]}")
+    raise AssertionError(f"not ready within {ready_s:g} s: {one.log.read_text()[-2000:]}")
 
 
 def _free_port() -> int:

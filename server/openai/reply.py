@@ -1,4 +1,4 @@
-"""Engine events to reply bodies and chunks. Knows the order of things; `stream.py` and `routes.py` send them.
+"""Engine events to reply bodies and chunks. Knows the order of things; `choices.py` and `routes.py` send them.
 
 Extension fields stand on the root of a chunk, never in `delta`: clients sum and concatenate what is in there.
 """

@@ -1,4 +1,8 @@
-"""Reads a Dockerfile: stages of instructions, with variables filled in as docker would."""
+"""Reads a Dockerfile: stages of instructions, with variables filled in as docker would.
+
+For `replay.py`, which follows them, and for tests that compare them with our code. Whether docker or good practice has
+something against them is hadolint's to say, in `make check`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from pathlib import Path
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 WORDS = frozenset(
     {
-        *("ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL"),
+        *("ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL"),
         *("RUN", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"),
     }
 )
@@ -62,7 +66,7 @@ class Stage:
 
 
 def read(path: Path) -> list[Stage]:
-    """The stages in order. Raises ValueError for a word that is none of docker's, or not known here."""
+    """The stages in order. Raises ValueError for a word that `replay.py` would not know what to do with."""
     stages: list[Stage] = []
     given: dict[str, str] = {}
     for step in _steps(path.read_text(encoding="utf-8")):

@@ -1,4 +1,4 @@
-"""The container files against the rules that a linter would have, and against the code they start."""
+"""The container files against the code they start, and against rules that hadolint (`make check`) does not have."""
 
 from __future__ import annotations
 
@@ -28,32 +28,24 @@ SERVICE_KEYS = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_is_plain(stage: Stage) -> None:
-    """Pinned base, no ADD, nothing fetched by hand, no sudo, exec forms only, absolute folders."""
+def test_a_stage_can_be_replayed(stage: Stage) -> None:
+    """A base of a certain version; no step that would fetch to the machine that replays it, or change that machine."""
     assert re.search(r":\d[\w.-]*$", stage.base)
-    assert not stage.all("ADD")
     for step in stage.all("RUN"):
-        assert not re.search(r"\b(curl|wget|sudo|apt(-get)?)\b", step.rest), step
-        assert step.rest.count("pip install") == ("pip install" in step.rest), step
-    for word in ("ENTRYPOINT", "CMD"):
-        for step in stage.all(word):
-            assert step.rest.startswith("["), step
-    for step in stage.all("WORKDIR"):
-        assert step.rest.startswith("/")
+        assert not re.search(r"\b(curl|wget|apt(-get)?)\b", step.rest), step
 
 
 def test_what_is_installed_is_pinned() -> None:
+    """By constraints.txt: hadolint takes any version, and asks for none where a folder is installed."""
     installs = [step.rest for step in BUILD.all("RUN") if "pip install" in step.rest]
     assert installs
-    assert all("constraints.txt" in one for one in installs)
-    assert "PIP_NO_CACHE_DIR" in BUILD.last("ENV").pairs
+    assert all(one.count("pip install") == 1 and "constraints.txt" in one for one in installs)
     assert not [step for step in FINAL.all("RUN") if "pip" in step.rest]  # the build's tools stay behind
 
 
 def test_the_last_user_is_nobody_special() -> None:
     uid, _, gid = FINAL.last("USER").rest.partition(":")
-    assert uid.isdecimal()
-    assert uid == gid != "0"
+    assert uid == gid
     made = next(step.rest for step in FINAL.all("RUN") if "useradd" in step.rest)
     assert f"--uid {uid}" in made
     after = FINAL.steps[FINAL.steps.index(FINAL.last("USER")) :]
@@ -85,10 +77,8 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
     for stage in STAGES:
         for step in stage.all("COPY"):
             *sources, _ = step.arguments
-            if "from" in step.flags:
-                assert step.flags["from"] in {one.name for one in STAGES}
-                continue
-            copied |= set(sources)
+            if "from" not in step.flags:
+                copied |= set(sources)
     assert all((ROOT / one).exists() for one in copied)
     assert copied == kept
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"][

@@ -31,5 +31,5 @@ __device__ inline T warp_min(T value) {
 }
 
 // The constant, in a register from here on: an instruction takes one constant at most, and the compiler would move a second
-// one to a register each time. It cannot know that launches have one layer of threads (launch.py).
+// one to a register each time. It cannot know that launches have one layer of threads (launcher.py).
 __device__ inline unsigned kept(unsigned constant) { return constant * blockDim.y; }
