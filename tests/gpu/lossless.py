@@ -12,14 +12,13 @@ import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from slipstream import kernels
-from slipstream.engine.core.ahead import Ahead
-from slipstream.engine.core.forward import Flight
+from slipstream.engine.core.engine import Engine
+from slipstream.engine.core.flight import Flight
 from tests.gpu.setting import Finding, Findings, Setting
 from tests.oracle.lab import Bench, Folders, Lab, play
 from tests.oracle.lossless import KINDS, TEXT_DRAFTERS, chains, demo_cases, disturbed, folders_of
@@ -112,16 +111,16 @@ def overlapping(setting: Setting, kind: str) -> Findings:
 
 @contextlib.contextmanager
 def launched_ahead() -> Iterator[list[int]]:
-    """Of every pass that is launched ahead inside the block, how many drafts it has."""
-    launch, drafted = Ahead.launch, []
+    """Of every pass that is launched behind an unread pass inside the block, how many drafts it has."""
+    launch, drafted = Engine._launch_behind, []
 
-    def noted(*args: Any) -> Flight | None:
-        flight = launch(*args)
-        if flight is not None:
-            drafted.append(sum(map(len, flight.drafts)))
-        return flight
+    def noted(self: Engine, unread: Flight, flight: Flight) -> Flight | None:
+        launched = launch(self, unread, flight)
+        if launched is not None and any(launched.works):
+            drafted.append(sum(len(one.draft) for one in launched.planned))
+        return launched
 
-    with patch.object(Ahead, "launch", noted):
+    with patch.object(Engine, "_launch_behind", noted):
         yield drafted
 
 
