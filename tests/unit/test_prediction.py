@@ -196,7 +196,7 @@ def test_a_prediction_that_repeats_itself_is_followed(period: int) -> None:
 
 COMPILED = """
 from tests.unit.test_prediction import *
-from slipstream.engine.speculate import prediction
+from slipstream.engine.speculate.text import prediction
 functions = [one for one in vars(prediction).values() if hasattr(one, "py_func")]
 made = [len(one.signatures) for one in functions]
 for output in (TEXT[:5], [*TEXT[:5], 9, *TEXT[6:20]], [*TEXT[:60], *TEXT[10:20]], []):

@@ -253,7 +253,7 @@ def test_very_short_outputs_are_not_kept_and_of_very_long_ones_the_end() -> None
 
 COMPILED = """
 from tests.unit.test_suffix import *
-from slipstream.engine.speculate import occurrences, suffix
+from slipstream.engine.speculate.text import occurrences, suffix
 functions = [one for module in (suffix, occurrences) for one in vars(module).values() if hasattr(one, "py_func")]
 drafter = Suffix(2, SharedHistory(1000, "tenant"))
 made = [len(one.signatures) for one in functions]
