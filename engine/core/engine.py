@@ -21,9 +21,9 @@ from slipstream.engine.core.finish import Ending, broken, done, echo, keep
 from slipstream.engine.core.flight import Flight
 from slipstream.engine.core.plan import Place, Work
 from slipstream.engine.core.queue import NewSlot, Waiting
-from slipstream.engine.core.remembered import Remembered
+from slipstream.engine.core.seats import Seats
 from slipstream.engine.core.warm import warm_up
-from slipstream.engine.errors import EngineError, TimedOut
+from slipstream.engine.errors import EngineError
 from slipstream.engine.models.captured import Capturing
 from slipstream.engine.models.network import Network
 from slipstream.engine.slot import Slot, state_of
@@ -52,7 +52,6 @@ class _Totals:
     n_steps: int = 0
     n_prompt: int = 0
     n_completion: int = 0
-    n_preempted: int = 0
 
 
 class Engine:
@@ -73,51 +72,41 @@ class Engine:
         self._chain = chain
         self.clock = Clock()
         self._target = forward.Target(target, acceptance, chain.taps, self.clock)
-        self._slots: list[Slot | None] = [None] * capacity.n_slots
-        self._running: list[Slot] = []  # oldest first
-        self._preempted: list[Slot] = []  # without cached state, waiting for pages; oldest first
-        self.waiting = Waiting() if waiting is None else waiting
-        self.remembered = Remembered(cache, self._slots)
+        self.seats = Seats(cache, chain, capacity.n_slots, Waiting() if waiting is None else waiting)
         self._totals = _Totals()
         self._flight: Flight | None = None  # launched behind a pass that was unread then
         self._read_s = 0.0  # when the last pass was read; 0: there has been nothing to do since
-        self.n_moves = 0  # times that a request entered a slot or left one
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._running or self._preempted or self.waiting)
+        return bool(self.seats)
 
     def add(self, request_id: str, new_slot: NewSlot) -> None:
         """Queue a request; it takes the next slot that becomes free."""
-        self.waiting.add(request_id, new_slot)
+        self.seats.waiting.add(request_id, new_slot)
 
     def cancel(self, request_id: str) -> None:
         """Forget a request wherever it is. Unknown ids are requests that have just ended."""
-        self.waiting.remove(request_id)
-        for slot in (*self._running, *self._preempted):
-            if slot.request.id == request_id:
-                self._free(slot)
+        self.seats.waiting.remove(request_id)
+        for slot in self.seats.of(request_id):
+            self._free(slot)
 
     def finish(self, request_id: str) -> list[tuple[str, Event]]:
         """End a request that has begun to reply, as it stands; returns its last event."""
-        for slot in (*self._running, *self._preempted):
-            if slot.request.id == request_id and slot.n_decoded:
-                self._free(slot)
-                return [(request_id, self._done(slot, Ending.ENOUGH))]
-        return []
+        ended = [slot for slot in self.seats.of(request_id) if slot.n_decoded]
+        for slot in ended:
+            self._free(slot)
+        return [(request_id, self._done(slot, Ending.ENOUGH)) for slot in ended]
 
     def rollback(self, request_id: str, n_tokens: int) -> None:
         """Cut a request's sequence back to its first `n_tokens` tokens, at least the prompt, and go on from there.
 
         Nothing is recalled from the client. The same seed writes the same text again, whatever is cached.
         """
-        for slot in (*self._running, *self._preempted):
-            if slot.request.id == request_id and n_tokens < len(slot.tokens):
-                slot.truncate(n_tokens)
-                slot.n_past = min(self._cache.rollback(slot.id, len(slot.tokens) - 1), slot.n_past)
-                if slot in self._running:
-                    self._chain.start_over(slot)
+        for slot in self.seats.of(request_id):
+            if n_tokens < len(slot.tokens):
+                self.seats.cut(slot, n_tokens)
 
     def close(self) -> None:
         """Let the drafters write what is to outlive the process."""
@@ -130,10 +119,11 @@ class Engine:
         With `Capacity.overlaps` the next pass is launched before this one is read, where nothing has to be known of it.
         """
         self.clock.start()
-        events = self._expired()
-        self._fill_slots()
+        events: list[tuple[str, Event]] = [(name, Failed(error)) for name, error in self.seats.expired()]
+        self.seats.fill()
         flight, self._flight = self._running_flight() or self._launch(), None
         if flight is None:
+            self._read_s = 0.0
             return events
         if self.capacity.overlaps and self._may_follow(flight):
             self._flight = self._launch(flight)
@@ -148,9 +138,8 @@ class Engine:
     def _launch(self, unread: Flight | None = None) -> Flight | None:
         """The next pass, behind the unread pass if there is any; None: nothing to run, or that has to be read first."""
         budget = self.capacity.batch_size
-        places = (
-            [Place.of(slot) for slot in self._running] if unread is None else unread.places(self._running)
-        )
+        running = self.seats.running
+        places = [Place.of(slot) for slot in running] if unread is None else unread.places(running)
         wants, coming = plan.wants(places, budget), plan.without_drafts(places, budget)
         tails = None
         if unread is not None:
@@ -167,7 +156,7 @@ class Engine:
         works = plan.work(places, drafts.by_slot, budget, self._cache.page_size, self._next_border)
         if unread is not None:
             return self._launch_behind(unread, Flight([*works], coming, drafts, tails))
-        works = self._reserve(works)
+        works = self.seats.make_room(works)
         self.clock.lap("plan")
         if not works:
             return None
@@ -184,21 +173,18 @@ class Engine:
             for one in unread.works:
                 if one is not None:
                     self._cache.commit(one.slot.id, forward.STORE, one.end)
-        if not all(self._has_room(one) for one in flight.planned):
+        if not all(self.seats.has_room(one) for one in flight.planned):
             flight.discard()
             return flight
         self.clock.lap("plan")
         unread.keep_streams()
         return forward.launch(self._target, self._cache, flight)
 
-    def _has_room(self, one: Work) -> bool:
-        return self._cache.reserve(one.slot.id, forward.STORE, one.start, one.end, len(one.draft))
-
     def _may_follow(self, flight: Flight) -> bool:
         """Whether the next pass depends on nothing that only the host could do with the picks of an unread pass."""
         if self._target.acceptance is not coupled or flight.picks is None:
             return False
-        if any(slot.reads_drafts or slot.prompt_logprobs is not None for slot in self._running):
+        if any(slot.reads_drafts or slot.prompt_logprobs is not None for slot in self.seats.running):
             return False
         if not flight.is_certain and not self._cache.stores[forward.STORE].is_positional:
             return False  # how much is kept decides what the next pass folds into its states
@@ -219,7 +205,7 @@ class Engine:
 
     def _still(self, work: Work | None) -> Work | None:
         """The work, if it still counts: requests may have ended or been cut back since it was launched."""
-        if work is None or work.slot not in self._running:
+        if work is None or work.slot not in self.seats.running:
             return None
         stands = work.start == work.slot.n_past and work.n_total == len(work.slot.tokens)
         return work if stands else None
@@ -233,72 +219,8 @@ class Engine:
             self._chain.lengths.pass_cost.observe(n_rows, seconds)
         self.clock.passed(n_rows, seconds)
 
-    def _expired(self) -> list[tuple[str, Event]]:
-        """End the requests whose time is up."""
-        now = time.perf_counter()
-        ended = self.waiting.expired()
-        for slot in (*self._running, *self._preempted):
-            if self.waiting.is_late(now - slot.stats.admitted_s):
-                self._free(slot)
-                ended.append((slot.request.id, TimedOut(self.waiting.request_s)))
-        return [(request_id, Failed(error)) for request_id, error in ended]
-
     def _next_border(self, place: Place) -> int | None:
         return self._cache.next_border(forward.STORE, place.n_past, place.slot.n_prompt)
-
-    def _fill_slots(self) -> None:
-        """Bring preempted slots back where pages suffice, then give free slots to waiting requests."""
-        while self._preempted:
-            slot = self._preempted[0]
-            n_pages = -(-(len(slot.tokens) + 1) // self._cache.page_size) + 1
-            if self._running and n_pages > self._cache.pool.n_available:
-                return
-            self._begin(self._preempted.pop(0))
-        while self.waiting and None in self._slots:
-            slot = self.waiting.pop()(self._slots.index(None))
-            self._slots[slot.id] = slot
-            self.remembered.put(slot.id, slot.tokens, slot.request.tenant)
-            slot.stats.started_s = time.perf_counter()
-            self._begin(slot)
-            slot.stats.n_cached = slot.n_past
-
-    def _begin(self, slot: Slot) -> None:
-        self.n_moves += 1
-        slot.n_past = self._cache.begin(slot.id, slot.tokens, slot.salt)
-        self._chain.begin(slot)
-        self._running.append(slot)
-        self._running.sort(key=lambda one: one.stats.started_s)
-
-    def _reserve(self, works: Sequence[Work]) -> list[Work]:
-        """The work that has pages. Short of room: fewer drafts, then the youngest slot goes back to its tokens.
-
-        (Cached prefixes were evicted before that: the cache counts them as available.)
-        """
-        ready: list[Work] = []
-        for one in sorted(works, key=lambda one: one.slot.stats.started_s):
-            if one.slot not in self._running:
-                continue  # preempted for an older slot a moment ago
-            while not self._has_room(one):
-                if one.draft:
-                    one = one.with_draft_of(len(one.draft) // 2)
-                    continue
-                victim = self._running[-1]
-                self._preempt(victim)
-                if victim is one.slot:
-                    break
-            else:
-                ready.append(one)
-        return ready
-
-    def _preempt(self, slot: Slot) -> None:
-        """Drop a slot to its tokens; its text will continue identically when pages are free again."""
-        log.info("preempted request=%s n_tokens=%d", slot.request.id, len(slot.tokens))
-        self._running.remove(slot)
-        self._cache.drop(slot.id)
-        slot.n_past = 0
-        self._preempted.append(slot)
-        self._preempted.sort(key=lambda one: one.stats.started_s)
-        self._totals.n_preempted += 1
 
     def _settle(
         self, outcomes: Sequence[tuple[Work, Verdict | EngineError]], coming: Pass
@@ -349,20 +271,6 @@ class Engine:
         self._totals.n_completion += len(delta.token_ids)
         self._chain.credit(slot, work.draft, n_accepted, coming)
 
-    def _free(self, slot: Slot) -> None:
-        """The slot's request is over; its published pages stay with the prefix cache."""
-        self.n_moves += 1
-        self._chain.end(slot)
-        if slot.constraint is not None:
-            slot.constraint.close()
-        self._cache.drop(slot.id)
-        self._slots[slot.id] = None
-        for where in (self._running, self._preempted):
-            if slot in where:
-                where.remove(slot)
-        if not self.busy:
-            self._read_s = 0.0
-
     @torch.inference_mode()
     def capture(self, capturing: Capturing) -> None:
         """Capture the passes of all networks; before `warm_up`, which then measures them as they will run."""
@@ -378,12 +286,17 @@ class Engine:
         most = min(self.capacity.batch_size, self.capacity.n_ctx)
         warm_up(self._target, self._cache, self._chain.lengths.pass_cost, most, n_repeats)
 
+    def _free(self, slot: Slot) -> None:
+        self.seats.free(slot)
+        if not self.busy:
+            self._read_s = 0.0
+
     def stats(self) -> EngineStats:
         """A picture of the engine between two steps."""
         pool = self._cache.pool
         return EngineStats(
-            slots=tuple(state_of(i, slot) for i, slot in enumerate(self._slots)),
-            n_waiting=len(self.waiting),
+            slots=tuple(state_of(i, slot) for i, slot in enumerate(self.seats.slots)),
+            n_waiting=len(self.seats.waiting),
             n_pages_free=pool.n_free,
             n_pages_cached=pool.n_cached,
             n_pages_held=pool.n_held,
@@ -391,7 +304,7 @@ class Engine:
             n_prompt_tokens=self._totals.n_prompt,
             n_completion_tokens=self._totals.n_completion,
             drafters={name: tally.count() for name, tally in self._chain.guard.totals.items()},
-            n_preempted=self._totals.n_preempted,
+            n_preempted=self.seats.n_preempted,
             disabled_drafters=self._chain.guard.disabled,
             doubtful_drafters=self._chain.guard.doubtful,
             step_s=self.clock.totals(),

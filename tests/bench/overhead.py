@@ -81,7 +81,7 @@ def fill(engine: ThreadEngine, n_slots: int, n_steps: int) -> None:
 @torch.inference_mode()
 def measure(core: Engine, n_steps: int) -> tuple[list[float], list[float], dict[str, float]]:
     """(seconds of each step, seconds of its work alone, seconds of the steps' parts)."""
-    while any(slot is not None and slot.n_gap > 1 for slot in core._slots) or core.waiting:
+    while any(slot is not None and slot.n_gap > 1 for slot in core.seats.slots) or core.seats.waiting:
         core.step()
     for _ in range(N_WARM):
         core.step()

@@ -162,7 +162,7 @@ def test_fewer_streams_than_slots_run_at_once(lab: PlannedLab) -> None:
 
     def watched() -> Any:
         events = step()
-        most.append(len(stage.engine._running))
+        most.append(len(stage.engine.seats.running))
         return events
 
     stage.engine.step = watched  # type: ignore[method-assign]

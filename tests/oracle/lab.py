@@ -365,9 +365,9 @@ class _Run:
     def move(self, slot_id: int) -> None:
         """Take what is cached of an idle slot's last sequence out of the cache, and put it back."""
         try:
-            saved = self.engine.remembered.save(slot_id, "")
-            self.engine.remembered.erase(slot_id, "")
-            self.played.n_restored += self.engine.remembered.restore(slot_id, saved, "")
+            saved = self.engine.seats.remembered.save(slot_id, "")
+            self.engine.seats.remembered.erase(slot_id, "")
+            self.played.n_restored += self.engine.seats.remembered.restore(slot_id, saved, "")
         except InvalidRequest:
             return  # busy, or nothing of it is cached any more
 

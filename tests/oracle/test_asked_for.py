@@ -176,14 +176,14 @@ def test_requests_that_wait_or_take_too_long_are_told(lab: Lab) -> None:
     for name in ("first", "second"):
         engine.add(name, lambda slot_id, name=name: lab.slot(slot_id, name, one, Bench()))  # type: ignore[misc]
     engine.step()
-    engine.waiting.queue_s = 1e-6
+    engine.seats.waiting.queue_s = 1e-6
     (request_id, event), *others = engine.step()
     assert request_id == "second"
     assert isinstance(event, Failed)
     assert isinstance(event.error, Overloaded)
     assert "--max-queue-wait" in str(event.error)
     assert [name for name, _ in others] == ["first"], "the running request goes on"
-    engine.waiting.request_s = 1e-6
+    engine.seats.waiting.request_s = 1e-6
     ((request_id, event),) = engine.step()
     assert request_id == "first"
     assert isinstance(event, Failed)

@@ -76,8 +76,8 @@ def say(
 def carry(files: SlotFiles, old: Engine, new: Engine, tenant: str = "") -> int:
     """Slot 0 of one engine into slot 1 of another, through a file; returns the tokens restored."""
     path = files.path("a slot", tenant)
-    files.write(path, old.remembered.save(0, tenant))
-    return new.remembered.restore(1, files.read(path)[0], tenant)
+    files.write(path, old.seats.remembered.save(0, tenant))
+    return new.seats.remembered.restore(1, files.read(path)[0], tenant)
 
 
 def next_turn(tokens: list[int]) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def test_wrong_rows_would_be_seen(lab: Lab, files: SlotFiles) -> None:
     old = lab.engine(DRAFTS)
     first, _ = say(lab, old, PROMPT)
     expected, _ = say(lab, old, next_turn(first))
-    honest = old.remembered.save(0, "")
+    honest = old.seats.remembered.save(0, "")
     wrong_rows = {**honest.rows, "target": [one + 0.5 for one in honest.rows["target"]]}
     wrong_states = {place: [one + 0.5 for one in states] for place, states in honest.states.items()}
     wrong_windows = {
@@ -151,7 +151,7 @@ def test_wrong_rows_would_be_seen(lab: Lab, files: SlotFiles) -> None:
     planted += [replace(honest, windows=wrong_windows)] if wrong_windows else []
     for found in planted:
         new = lab.engine(DRAFTS)
-        assert new.remembered.restore(0, found, "") > 0
+        assert new.seats.remembered.restore(0, found, "") > 0
         assert say(lab, new, next_turn(first))[0] != expected
 
 
@@ -159,12 +159,12 @@ def test_a_hybrid_resumes_from_its_snapshots_alone(lab_of: Callable[[str], Lab],
     lab = lab_of("qwen3_5")
     old = lab.engine(DRAFTS)
     say(lab, old, PROMPT)
-    found = old.remembered.save(0, "")
+    found = old.seats.remembered.save(0, "")
     assert {store for store, _ in found.states} == {"target", "draft"}
     assert max(n for store, n in found.states if store == "target") == len(found.tokens)
     bench = replace(DRAFTS, snapshot_bytes=0)
     new = lab.engine(bench)
-    assert new.remembered.restore(0, found, "") == 0, "there is no room for states"
+    assert new.seats.remembered.restore(0, found, "") == 0, "there is no room for states"
     assert say(lab, new, PROMPT, bench=bench)[1].usage.n_cached == 0
 
 
@@ -183,7 +183,7 @@ def test_a_running_slot_is_saved_as_far_as_it_is_published(lab: Lab, files: Slot
 def test_erase_lets_the_next_request_start_from_nothing(lab: Lab) -> None:
     engine = lab.engine(DRAFTS)
     first, _ = say(lab, engine, PROMPT)
-    assert engine.remembered.erase(0, "") >= 144
+    assert engine.seats.remembered.erase(0, "") >= 144
     stats = engine.stats()
     assert (stats.n_pages_cached, stats.n_pages_free) == (0, DRAFTS.n_pages)
     assert len(cache_of(engine).snapshots) == 0
@@ -196,10 +196,10 @@ def test_tenants_never_meet(lab: Lab, files: SlotFiles) -> None:
     say(lab, old, PROMPT, tenant="bob")
     say(lab, old, PROMPT, tenant="alice")
     with pytest.raises(InvalidRequest):
-        old.remembered.save(
+        old.seats.remembered.save(
             0, "bob"
         )  # although the same tokens are cached for him: he would learn that they are hers too
-    assert old.remembered.erase(0, "bob") == 0
+    assert old.seats.remembered.erase(0, "bob") == 0
     assert carry(files, old, new, "alice") >= 144
     assert say(lab, new, PROMPT, tenant="bob")[1].usage.n_cached == 0
     new = lab.engine(DRAFTS)

@@ -275,7 +275,7 @@ def test_requests_cut_back_while_a_pass_runs_write_the_same_again(expected: dict
 
     def cut(toy: Toy) -> None:
         nonlocal n_cut
-        for slot in list(toy.engine._running):
+        for slot in list(toy.engine.seats.running):
             if slot.n_decoded > 3 and random.random() < 0.2:
                 toy.engine.rollback(slot.request.id, len(slot.tokens) - int(random.integers(1, 4)))
                 n_cut += 1
@@ -294,7 +294,7 @@ def test_a_cancelled_request_leaves_the_others_alone(expected: dict[str, list[in
     toy = toy_engine(n_slots=3, overlaps=True)
 
     def cancel(toy: Toy) -> None:
-        if any(slot.request.id == "b" and slot.n_decoded > 4 for slot in toy.engine._running):
+        if any(slot.request.id == "b" and slot.n_decoded > 4 for slot in toy.engine.seats.running):
             toy.engine.cancel("b")
 
     tokens, last = play(toy, between=cancel)

@@ -350,7 +350,7 @@ def test_a_preempted_sequence_can_be_cut_back_too(expected: dict[str, list[int]]
         for name, event in toy.engine.step():
             if isinstance(event, Delta):
                 tokens[name] += event.token_ids
-        for slot in list(toy.engine._preempted):
+        for slot in list(toy.engine.seats.preempted):
             if n_cut < 3 and slot.n_decoded > 1:
                 n_cut += 1
                 del tokens[slot.request.id][1:]

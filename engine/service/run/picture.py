@@ -15,12 +15,12 @@ class Picture:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._taken_s, self._n_moves = time.perf_counter(), engine.n_moves
+        self._taken_s, self._n_moves = time.perf_counter(), engine.seats.n_moves
         self.stats: EngineStats = engine.stats()
 
     def renew(self) -> None:
         """Take a new one; while the same requests run, one that is 20 ms old will do."""
-        now, n_moves = time.perf_counter(), self._engine.n_moves
+        now, n_moves = time.perf_counter(), self._engine.seats.n_moves
         if self._engine.busy and n_moves == self._n_moves and now - self._taken_s < _FRESH_S:
             return
         self.stats, self._taken_s, self._n_moves = self._engine.stats(), now, n_moves

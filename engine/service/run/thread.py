@@ -164,7 +164,7 @@ class ThreadEngine:
         path = files.path(filename, tenant)
 
         def save() -> tuple[int, int]:
-            saved = self.on_thread(lambda: self._engine.remembered.save(slot_id, tenant))
+            saved = self.on_thread(lambda: self._engine.seats.remembered.save(slot_id, tenant))
             return len(saved.tokens), files.write(path, saved)
 
         return await self._filed(save)
@@ -175,13 +175,15 @@ class ThreadEngine:
 
         def restore() -> tuple[int, int]:
             saved, n_bytes = files.read(path)
-            return self.on_thread(lambda: self._engine.remembered.restore(slot_id, saved, tenant)), n_bytes
+            return self.on_thread(
+                lambda: self._engine.seats.remembered.restore(slot_id, saved, tenant)
+            ), n_bytes
 
         return await self._filed(restore)
 
     async def erase_slot(self, slot_id: int, tenant: str) -> int:
         self._check_open()
-        work = partial(self.on_thread, lambda: self._engine.remembered.erase(slot_id, tenant))
+        work = partial(self.on_thread, lambda: self._engine.seats.remembered.erase(slot_id, tenant))
         return await asyncio.get_running_loop().run_in_executor(self._filing, work)
 
     async def _filed(self, work: Callable[[], tuple[int, int]]) -> SlotFile:
