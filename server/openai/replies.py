@@ -9,7 +9,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from slipstream.server.describe.server_replies import DrafterFigures, Shape
+from slipstream.server.describe.shape import Shape
+from slipstream.server.report.replies import DrafterFigures
 
 
 class PromptDetails(Shape):

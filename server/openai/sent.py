@@ -20,6 +20,13 @@ class Sent(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
+class TextPart(BaseModel):
+    """A part of a content list; of other types there are none."""
+
+    type: Literal["text"]
+    text: str
+
+
 class FunctionDefinition(Sent):
     name: Name
     description: str | None = Field(None, description="shown to the model")
@@ -45,7 +52,7 @@ class NamedTool(Sent):
 
 class AllowedToolList(Sent):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: list[NamedTool] = Field(min_length=1, description="functions the model may call")
 
 
 class AllowedTools(Sent):

@@ -13,10 +13,11 @@ from operator import attrgetter
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from slipstream.engine.api import EngineStats, ModelInfo
 from slipstream.server import version
+from slipstream.server.describe.openapi import failing
 from slipstream.server.http.gate import Gate
 from slipstream.server.report.meter import PREFIX, Meter
 from slipstream.server.report.tally import seconds_of
@@ -26,7 +27,9 @@ def routes(gate: Gate, meter: Meter) -> APIRouter:
     """The route `/metrics`: open while the engine is loaded, behind the API key like the other status routes."""
     router = APIRouter()
 
-    @router.get("/metrics")
+    @router.get(
+        "/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse, responses=failing(503)
+    )
     async def metrics() -> Response:
         engine = gate.for_looking()
         text = generate_latest(Scrape(engine.stats(), engine.info, meter))
