@@ -10,13 +10,13 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from fastapi.openapi.constants import REF_PREFIX
 
 from slipstream.engine.settings import Settings
 from slipstream.server.describe.openapi import STATUSES, document
+from slipstream.server.describe.renewal import renew
 from slipstream.server.http.app import create_app
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.web_page import FILES
@@ -26,6 +26,16 @@ from slipstream.server.openai.refuse import IGNORED, REFUSED
 Schema = Mapping[str, Any]
 JSON = "application/json"
 REFERENCE = re.compile(f'"{REF_PREFIX}(\\w+)"')
+LIMITS = {
+    "exclusiveMinimum": "above",
+    "minimum": "at least",
+    "minItems": "at least",
+    "minLength": "at least",
+    "exclusiveMaximum": "below",
+    "maximum": "at most",
+    "maxItems": "at most",
+    "maxLength": "at most",
+}
 INTRO = """# HTTP API
 
 Generated from the code by `make docs`; the same as data is at `/openapi.json`.
@@ -83,10 +93,6 @@ def _endpoints(paths: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _link(name: str) -> str:
-    return f"[{name}](#{name.lower()})"
-
-
 def _absent() -> Iterator[str]:
     for what, paths, instead in ABSENT:
         names = ", ".join(f"`{path.replace('{rest:path}', '…')}`" for path in paths)
@@ -120,59 +126,40 @@ def _reached(parts: list[Any], schemas: Mapping[str, Schema]) -> list[str]:
 
 def _fields(model: str, schema: Schema, *, reply: bool = False) -> str:
     required = schema.get("required", ())
+    present, absent = ("", "?") if reply else (" *required*", "")
     rows = [
-        (f"`{name}`{_mark(name in required, reply)}", _kind(one), one.get("description", ""))
+        (f"`{name}`{present if name in required else absent}", _kind(one), one.get("description", ""))
         for name, one in schema.get("properties", {}).items()
-        if not _is_described_elsewhere(name)
+        if not (name in REFUSED or name in IGNORED or name.startswith("speculative."))
     ]
     rows.sort(key=lambda row: "*required*" not in row[0])
-    about = schema.get("description", "").replace("\n", " ")
-    return (
-        f"### {model}\n\n"
-        + (f"{about}\n\n" if about else "")
-        + _table(("Field", "Type", "Meaning"), iter(rows))
-    )
-
-
-def _mark(required: bool, reply: bool) -> str:  # noqa: FBT001
-    if reply:
-        return "" if required else "?"
-    return " *required*" if required else ""
-
-
-def _is_described_elsewhere(name: str) -> bool:
-    return name in REFUSED or name in IGNORED or name.startswith("speculative.")
+    about = schema.get("description", "").replace("\n", " ") + "\n\n"
+    return f"### {model}\n\n{about.lstrip()}" + _table(("Field", "Type", "Meaning"), iter(rows))
 
 
 def _kind(schema: Schema) -> str:
     """A schema in a few words: `integer, 0 … 20`."""
     if "$ref" in schema:
-        return _link(schema["$ref"].removeprefix(REF_PREFIX))
-    if "anyOf" in schema or "oneOf" in schema:
-        forms = schema.get("anyOf", schema.get("oneOf", ()))
+        name = schema["$ref"].removeprefix(REF_PREFIX)
+        return f"[{name}](#{name.lower()})"
+    if forms := schema.get("anyOf", schema.get("oneOf")):
         return " or ".join(dict.fromkeys(_kind(one) for one in forms if one.get("type") != "null")) or "null"
     if "const" in schema or "enum" in schema:
-        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        values = schema.get("enum", [schema.get("const")])
         return ", ".join(f"`{json.dumps(one).strip(chr(34))}`" for one in values)
-    if schema.get("type") == "array":
-        return f"list{_range(schema, 'minItems', 'maxItems')} of {_kind(schema.get('items', {}))}"
-    if schema.get("type") == "string":
-        return "string" + _range(schema, "minLength", "maxLength", " characters")
-    if schema.get("type") in ("integer", "number"):
-        return str(schema["type"]) + _range(schema, "minimum", "maximum", "", ", ")
-    return str(schema.get("type", "any"))
+    kind = schema.get("type", "any")
+    items = f" of {_kind(schema.get('items', {}))}" if kind == "array" else ""
+    return ("list" if items else kind) + _range(schema) + items
 
 
-def _range(schema: Schema, least: str, most: str, unit: str = "", lead: str = " of ") -> str:
-    low, high = schema.get(least), schema.get(most)
-    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    lowest = f"above {above}" if above is not None else "" if low is None else _power(low)
-    highest = f"below {_power(below)}" if below is not None else "" if high is None else f"{_power(high)}"
-    if not (lowest or highest):
-        return ""
-    if lowest and highest:
-        return f"{lead}{lowest} … {highest}{unit}"
-    return f"{lead}{'at least ' + lowest if lowest else 'at most ' + highest}{unit}"
+def _range(schema: Schema) -> str:
+    """The limits of a schema's value or length."""
+    found = [f"{word} {_power(schema[name])}" for name, word in LIMITS.items() if name in schema]
+    words = " … ".join(found)
+    if len(found) == 2:
+        words = re.sub("at (least|most) ", "", words)
+    lead = ", " if schema.get("type") in ("integer", "number") else " of "
+    return f"{lead}{words}{' characters' if schema.get('type') == 'string' else ''}" if found else ""
 
 
 def _power(value: float) -> str:
@@ -185,16 +172,7 @@ def _power(value: float) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    status = 0
-    for path in (Path(one) for one in arguments if one != "--check"):
-        if path.exists() and path.read_text(encoding="utf-8") == page():
-            continue
-        if "--check" in arguments:
-            sys.stderr.write(f"{path} is stale; `make docs` renews it\n")
-            status = 1
-        else:
-            path.write_text(page(), encoding="utf-8")
-    return status
+    return renew(arguments, lambda _: page())
 
 
 if __name__ == "__main__":

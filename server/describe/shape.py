@@ -5,7 +5,14 @@ Replies themselves are made without these: they are for the OpenAPI document, an
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field
+
+
+def optional(meaning: str, **limits: Any) -> Any:
+    """A field that may be absent, with its description and further arguments of `Field`."""
+    return Field(None, description=meaning, **limits)
 
 
 class Shape(BaseModel):
@@ -19,8 +26,8 @@ class ErrorDetail(Shape):
     type: str
     param: str | None = Field(description="the field it is about, as in `messages[0].content`")
     code: str | None
-    n_prompt_tokens: int | None = Field(None, description="with `context_length_exceeded`")
-    n_ctx: int | None = Field(None, description="with `context_length_exceeded`")
+    n_prompt_tokens: int | None = optional("with `context_length_exceeded`")
+    n_ctx: int | None = optional("with `context_length_exceeded`")
 
 
 class Error(Shape):

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from slipstream.server.describe.shape import optional
+
 MAX_PIECES = 16384  # a piece costs a call each
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -27,10 +29,8 @@ class Detokenize(Wire):
 
 
 class EraseSlot(Wire):
-    cache_salt: str | None = Field(
-        None,
-        max_length=256,
-        description="share cached prompts and slot files only with requests of the same salt",
+    cache_salt: str | None = optional(
+        "share cached prompts and slot files only with requests of the same salt", max_length=256
     )
 
 

@@ -147,12 +147,10 @@ JsonSchema = Annotated[Source | None, BeforeValidator(read_json, Schema | str | 
 GrammarText = Annotated[Source | None, BeforeValidator(read_grammar, str | None)]
 Regex = Annotated[Source | None, BeforeValidator(read_regex, str | None)]
 Choices = Annotated[
-    Source | None,
-    BeforeValidator(read_choice, Annotated[list[str], Field(max_length=MAX_CHOICES)] | None),
+    Source | None, BeforeValidator(read_choice, Annotated[list[str], Field(max_length=MAX_CHOICES)] | None)
 ]
 StructuredOutputs = Annotated[
-    Source | None,
-    BeforeValidator(read_structured_outputs, sent.OneConstraint | None),
+    Source | None, BeforeValidator(read_structured_outputs, sent.OneConstraint | None)
 ]
 
 FIELDS = (

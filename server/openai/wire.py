@@ -9,31 +9,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from slipstream.engine.api import MOST_LOGPROBS
 from slipstream.engine.settings import Settings
+from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import shown, wrong
 from slipstream.server.http.error_table import bad_request
-from slipstream.server.openai import readers, refuse
+from slipstream.server.openai import readers, refuse, structured
 from slipstream.server.openai.readers import INT32, MaxTokens
-from slipstream.server.openai.structured import (
-    Choices,
-    GrammarText,
-    JsonSchema,
-    Regex,
-    ResponseFormat,
-    StructuredOutputs,
-)
-from slipstream.server.openai.tools import (
-    CallsSent,
-    ToolChoice,
-    ToolChoiceSent,
-    ToolsSent,
-    read_calls,
-    read_tool_choice,
-    read_tools,
-)
+from slipstream.server.openai.tools import CallsField, ToolChoiceField, ToolsField
 
 MAX_MESSAGES = 4096
 
@@ -56,33 +41,22 @@ class Speculative(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    types: readers.Types = Field(
-        None, description="names of loaded drafters; `none`: plain decoding; `auto`: the server's"
+    types: readers.Types = optional("names of loaded drafters; `none`: plain decoding; `auto`: the server's")
+    n_max: int | None = optional(
+        "most drafted tokens in a step; above the server's it is lowered, as the reply shows", ge=0, le=INT32
     )
-    n_max: int | None = Field(
-        None,
-        ge=0,
-        le=INT32,
-        description="most drafted tokens in a step; above the server's it is lowered, as the reply shows",
+    n_min: int | None = optional("shorter drafts are thrown away", ge=0, le=INT32)
+    p_min: float | None = optional(
+        "a model drafter stops where its own probability is below this", **bounds("draft_p_min")
     )
-    n_min: int | None = Field(None, ge=0, le=INT32, description="shorter drafts are thrown away")
-    p_min: float | None = Field(
-        None,
-        **bounds("draft_p_min"),
-        description="a model drafter stops where its own probability is below this",
+    ngram_size_n: int | None = optional(
+        "of the n-gram drafters: tokens that must match", **bounds("spec_ngram_simple_size_n")
     )
-    ngram_size_n: int | None = Field(
-        None,
-        **bounds("spec_ngram_simple_size_n"),
-        description="of the n-gram drafters: tokens that must match",
+    ngram_size_m: int | None = optional(
+        "of the n-gram drafters: most tokens copied", **bounds("spec_ngram_simple_size_m")
     )
-    ngram_size_m: int | None = Field(
-        None, **bounds("spec_ngram_simple_size_m"), description="of the n-gram drafters: most tokens copied"
-    )
-    ngram_min_hits: int | None = Field(
-        None,
-        **bounds("spec_ngram_simple_min_hits"),
-        description="of the n-gram drafters: earlier occurrences needed",
+    ngram_min_hits: int | None = optional(
+        "of the n-gram drafters: earlier occurrences needed", **bounds("spec_ngram_simple_min_hits")
     )
 
 
@@ -98,9 +72,9 @@ class Prediction(BaseModel):
 
 
 class StreamOptions(Wire):
-    include_usage: bool | None = Field(None, description="a last chunk with the token counts")
-    include_obfuscation: bool | None = Field(None, description="accepted, without influence")
-    continuous_usage_stats: bool | None = Field(None, description="token counts so far in every chunk")
+    include_usage: bool | None = optional("a last chunk with the token counts")
+    include_obfuscation: bool | None = optional("accepted, without influence")
+    continuous_usage_stats: bool | None = optional("token counts so far in every chunk")
 
 
 def _with_fields_of_no_model(schema: dict[str, Any]) -> None:
@@ -114,105 +88,74 @@ class Generate(Wire):
 
     model_config = ConfigDict(json_schema_extra=_with_fields_of_no_model)
 
-    model: str | None = Field(None, max_length=512, description="any name; the reply names the one served")
-    stream: bool | None = Field(
-        None, description="send the reply as server-sent events while it is made, one per step"
+    model: str | None = optional("any name; the reply names the one served", max_length=512)
+    stream: bool | None = optional("send the reply as server-sent events while it is made, one per step")
+    stream_options: StreamOptions | None = optional("what else the stream holds")
+    n: int | None = optional("choices per prompt, at most one per slot; choice i has the seed plus i", ge=1)
+    max_tokens: MaxTokens = optional("most tokens of a reply; -1: up to the context's end")
+    n_predict: MaxTokens = optional("llama-server's name of `max_tokens`; the others win")
+    temperature: float | None = optional("0: the likeliest token always", **bounds("temperature"))
+    top_k: readers.TopK = optional("only the k likeliest tokens; 0 or -1: all", ge=0, le=INT32)
+    top_p: float | None = optional(
+        "only the likeliest tokens that together have this probability; 1: all", **bounds("top_p")
     )
-    stream_options: StreamOptions | None = Field(None, description="what else the stream holds")
-    n: int | None = Field(
-        None, ge=1, description="choices per prompt, at most one per slot; choice i has the seed plus i"
+    min_p: float | None = optional(
+        "only tokens at least this probable relative to the likeliest; 0: all", **bounds("min_p")
     )
-    max_tokens: MaxTokens = Field(None, description="most tokens of a reply; -1: up to the context's end")
-    n_predict: MaxTokens = Field(None, description="llama-server's name of `max_tokens`; the others win")
-    temperature: float | None = Field(
-        None, **bounds("temperature"), description="0: the likeliest token always"
+    repeat_penalty: float | None = optional(
+        "divides logits of tokens among the last `repeat_last_n`; 1: off", gt=0, le=100
     )
-    top_k: readers.TopK = Field(None, ge=0, le=INT32, description="only the k likeliest tokens; 0 or -1: all")
-    top_p: float | None = Field(
-        None,
-        **bounds("top_p"),
-        description="only the likeliest tokens that together have this probability; 1: all",
+    repetition_penalty: float | None = optional("vLLM's name of `repeat_penalty`, which wins", gt=0, le=100)
+    repeat_last_n: int | None = optional("window of the repeat penalty, prompt included", ge=0, le=INT32)
+    presence_penalty: float | None = optional(
+        "taken off the logits of tokens the reply already has", ge=-2, le=2
     )
-    min_p: float | None = Field(
-        None,
-        **bounds("min_p"),
-        description="only tokens at least this probable relative to the likeliest; 0: all",
+    frequency_penalty: float | None = optional(
+        "taken off the logits of tokens for each time the reply already has them", ge=-2, le=2
     )
-    repeat_penalty: float | None = Field(
-        None, gt=0, le=100, description="divides logits of tokens among the last `repeat_last_n`; 1: off"
+    logit_bias: readers.LogitBias = optional("added to the logits of tokens, by token id")
+    seed: readers.Seed = optional(
+        "the same seed gives the same text, with speculation on or off; -1: drawn at random and returned"
     )
-    repetition_penalty: float | None = Field(
-        None, gt=0, le=100, description="vLLM's name of `repeat_penalty`, which wins"
+    ignore_eos: bool | None = optional("go on after end tokens")
+    stop: readers.Stops = optional("strings that end the reply; they are not part of it")
+    speculative: Speculative | None = optional("narrows for this request what the server has loaded")
+    prediction: Prediction | None = optional(
+        "text the reply is expected to resemble: what comes true of it is faster, the text stays the same"
     )
-    repeat_last_n: int | None = Field(
-        None, ge=0, le=INT32, description="window of the repeat penalty, prompt included"
+    spec_detail: bool | None = optional("add to the reply which drafter guessed each token")
+    cache_prompt: bool | None = optional("false: share no cached prompt with other requests")
+    cache_salt: str | None = optional(
+        "share cached prompts and slot files only with requests of the same salt", max_length=256
     )
-    presence_penalty: float | None = Field(
-        None, ge=-2, le=2, description="taken off the logits of tokens the reply already has"
+    n_probs: int | None = optional(
+        "llama-server's name of `logprobs` and `top_logprobs` in one", ge=0, le=MOST_LOGPROBS
     )
-    frequency_penalty: float | None = Field(
-        None,
-        ge=-2,
-        le=2,
-        description="taken off the logits of tokens for each time the reply already has them",
+    min_tokens: int | None = optional(
+        "nothing but the context's end ends the reply before so many tokens", ge=0, le=INT32
     )
-    logit_bias: readers.LogitBias = Field(None, description="added to the logits of tokens, by token id")
-    seed: readers.Seed = Field(
-        None,
-        description="the same seed gives the same text, with speculation on or off; -1: drawn at random and returned",
+    stop_token_ids: readers.StopIds = optional("tokens that end the reply like the model's own end tokens")
+    skip_special_tokens: bool | None = optional("leave control tokens out of the text; on by default")
+    return_token_ids: bool | None = optional("add the token ids of prompt and reply")
+    service_tier: str | None = optional(
+        "accepted; the reply then says `default`, the only one there is", max_length=64
     )
-    ignore_eos: bool | None = Field(None, description="go on after end tokens")
-    stop: readers.Stops = Field(None, description="strings that end the reply; they are not part of it")
-    speculative: Speculative | None = Field(
-        None, description="narrows for this request what the server has loaded"
+    response_format: structured.ResponseFormat = optional(
+        "what the reply must be: text, any JSON object, or JSON of a schema"
     )
-    prediction: Prediction | None = Field(
-        None,
-        description="text the reply is expected to resemble: what comes true of it is faster, the text stays the"
-        " same",
+    json_schema: structured.JsonSchema = optional(
+        "a JSON schema that the reply must follow; llama-server's name"
     )
-    spec_detail: bool | None = Field(None, description="add to the reply which drafter guessed each token")
-    cache_prompt: bool | None = Field(None, description="false: share no cached prompt with other requests")
-    cache_salt: str | None = Field(
-        None,
-        max_length=256,
-        description="share cached prompts and slot files only with requests of the same salt",
+    grammar: structured.GrammarText = optional(
+        "a grammar that the reply must follow, in GBNF or in llguidance's Lark dialect"
     )
-    n_probs: int | None = Field(
-        None,
-        ge=0,
-        le=MOST_LOGPROBS,
-        description="llama-server's name of `logprobs` and `top_logprobs` in one",
+    guided_json: structured.JsonSchema = optional(
+        "a JSON schema that the reply must follow; vLLM's older name"
     )
-    min_tokens: int | None = Field(
-        None, ge=0, le=INT32, description="nothing but the context's end ends the reply before so many tokens"
-    )
-    stop_token_ids: readers.StopIds = Field(
-        None, description="tokens that end the reply like the model's own end tokens"
-    )
-    skip_special_tokens: bool | None = Field(
-        None, description="leave control tokens out of the text; on by default"
-    )
-    return_token_ids: bool | None = Field(None, description="add the token ids of prompt and reply")
-    service_tier: str | None = Field(
-        None, max_length=64, description="accepted; the reply then says `default`, the only one there is"
-    )
-    response_format: ResponseFormat = Field(
-        None, description="what the reply must be: text, any JSON object, or JSON of a schema"
-    )
-    json_schema: JsonSchema = Field(
-        None, description="a JSON schema that the reply must follow; llama-server's name"
-    )
-    grammar: GrammarText = Field(
-        None, description="a grammar that the reply must follow, in GBNF or in llguidance's Lark dialect"
-    )
-    guided_json: JsonSchema = Field(
-        None, description="a JSON schema that the reply must follow; vLLM's older name"
-    )
-    guided_regex: Regex = Field(None, description="a regular expression that the whole reply must match")
-    guided_choice: Choices = Field(None, description="texts of which the reply must be one")
-    guided_grammar: GrammarText = Field(None, description="vLLM's older name of `grammar`")
-    structured_outputs: StructuredOutputs = Field(None, description="what the reply must be, in vLLM's form")
+    guided_regex: structured.Regex = optional("a regular expression that the whole reply must match")
+    guided_choice: structured.Choices = optional("texts of which the reply must be one")
+    guided_grammar: structured.GrammarText = optional("vLLM's older name of `grammar`")
+    structured_outputs: structured.StructuredOutputs = optional("what the reply must be, in vLLM's form")
 
 
 def gathered(data: dict[str, Any]) -> dict[str, Any]:
@@ -238,20 +181,14 @@ class Message(BaseModel):
     role: Literal["developer", "system", "user", "assistant", "tool", "function"] = Field(
         description="who speaks; `developer` is `system` where the template knows no such role"
     )
-    tool_calls: Annotated[list[dict[str, Any]] | None, BeforeValidator(read_calls, CallsSent)] = Field(
-        None, description="calls an earlier turn of the assistant made"
-    )
+    tool_calls: CallsField = optional("calls an earlier turn of the assistant made")
     content: readers.Turn = Field(
         description="a text, or a list of text parts; may be missing where the assistant called tools"
     )
-    name: str | None = Field(None, description="who of that role speaks, for templates that show it")
-    tool_call_id: str | None = Field(
-        None, max_length=256, description="the call that a tool's message answers"
-    )
-    reasoning_content: str | None = Field(
-        None, description="an earlier turn's reasoning, for templates that show it"
-    )
-    reasoning: str | None = Field(None, description="vLLM's name of `reasoning_content`")
+    name: str | None = optional("who of that role speaks, for templates that show it")
+    tool_call_id: str | None = optional("the call that a tool's message answers", max_length=256)
+    reasoning_content: str | None = optional("an earlier turn's reasoning, for templates that show it")
+    reasoning: str | None = optional("vLLM's name of `reasoning_content`")
 
     @model_validator(mode="before")
     @classmethod
@@ -268,51 +205,36 @@ class ChatRequest(Generate):
     messages: Annotated[list[Message], FailFast()] = Field(
         min_length=1, max_length=MAX_MESSAGES, description="the conversation"
     )
-    logprobs: bool | None = Field(None, description="add the log-probability of each token")
-    top_logprobs: int | None = Field(
-        None,
-        ge=0,
-        le=MOST_LOGPROBS,
-        description="so many of the likeliest tokens per token; needs `logprobs`",
+    logprobs: bool | None = optional("add the log-probability of each token")
+    top_logprobs: int | None = optional(
+        "so many of the likeliest tokens per token; needs `logprobs`", ge=0, le=MOST_LOGPROBS
     )
-    max_completion_tokens: MaxTokens = Field(
-        None, description="OpenAI's newer name of `max_tokens`; wins over it"
+    max_completion_tokens: MaxTokens = optional("OpenAI's newer name of `max_tokens`; wins over it")
+    reasoning_effort: str | None = optional(
+        "passed to the template; `none` also switches thinking off", max_length=32
     )
-    reasoning_effort: str | None = Field(
-        None, max_length=32, description="passed to the template; `none` also switches thinking off"
+    chat_template_kwargs: readers.TemplateKwargs = optional(
+        "values for the template; names the renderer uses itself are refused"
     )
-    chat_template_kwargs: readers.TemplateKwargs = Field(
-        None, description="values for the template; names the renderer uses itself are refused"
+    add_generation_prompt: bool | None = optional(
+        "end the prompt with the opening of the assistant's turn; on by default"
     )
-    add_generation_prompt: bool | None = Field(
-        None, description="end the prompt with the opening of the assistant's turn; on by default"
+    continue_final_message: bool | None = optional(
+        "go on with the last message, which must be the assistant's"
     )
-    continue_final_message: bool | None = Field(
-        None, description="go on with the last message, which must be the assistant's"
-    )
-    tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(read_tools, ToolsSent)] = Field(
-        None, description="functions the model may call"
-    )
-    tool_choice: Annotated[ToolChoice | None, BeforeValidator(read_tool_choice, ToolChoiceSent)] = Field(
-        None, description="whether the model may, must or must not call tools, or which"
-    )
-    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+    tools: ToolsField = optional("functions the model may call")
+    tool_choice: ToolChoiceField = optional("whether the model may, must or must not call tools, or which")
+    parallel_tool_calls: bool | None = optional("false: one call at most")
 
 
 class CompletionRequest(Generate):
     prompt: readers.Prompts = Field(
         description="a text, token ids, or a list of either; each is continued by itself"
     )
-    logprobs: readers.Logprobs = Field(
-        None,
-        ge=0,
-        le=MOST_LOGPROBS,
-        description="so many of the likeliest tokens per token, with log-probabilities",
+    logprobs: readers.Logprobs = optional(
+        "so many of the likeliest tokens per token, with log-probabilities", ge=0, le=MOST_LOGPROBS
     )
-    echo: bool | None = Field(
-        None,
-        description="begin with the prompt; with `logprobs` its log-probabilities too, which are computed afresh",
+    echo: bool | None = optional(
+        "begin with the prompt; with `logprobs` its log-probabilities too, which are computed afresh"
     )
-    suffix: str | None = Field(
-        None, description="what follows the gap to fill, for models with fill-in-the-middle tokens"
-    )
+    suffix: str | None = optional("what follows the gap to fill, for models with fill-in-the-middle tokens")

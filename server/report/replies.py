@@ -6,16 +6,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from slipstream.server.describe.shape import Error, Shape
+from slipstream.server.describe.shape import Error, Shape, optional
 
 
 class HealthProblem(Error):
-    status: str | None = Field(None, description="the engine's; missing where only a slot is")
+    status: str | None = optional("the engine's; missing where only a slot is")
 
 
 class Health(Shape):
     status: Literal["ok"]
-    warnings: list[str] | None = Field(None, description="what works less well than it should")
+    warnings: list[str] | None = optional("what works less well than it should")
 
 
 class Life(Shape):
