@@ -154,14 +154,8 @@ StructuredOutputs = Annotated[
 ]
 
 FIELDS = (
-    "response_format",
-    "json_schema",
-    "grammar",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
+    *("response_format", "json_schema", "grammar", "guided_json"),
+    *("guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
 )
 
 

@@ -30,9 +30,8 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
     async def health(fail_on_no_slot: NoSlot = "") -> Response:
         """503 while loading, draining or failed, and without an idle slot if that is asked."""
         status = gate.status
-        if status == "ready" and _no_slot(fail_on_no_slot, gate.for_looking()):
-            raise unavailable("no slot is idle", "no_idle_slot")
         if status == "ready":
+            _check_idle(fail_on_no_slot, gate.for_looking())
             return answer_json({"status": "ok", **_warnings(gate.for_looking())})
         problem = gate.refusal().problem
         return answer_json({"status": status, **problem.content()}, 503, problem.headers)
@@ -60,8 +59,7 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
     @router.get("/slots", summary="What each slot is doing", responses=answers(list[Slot], 503))
     async def slots(fail_on_no_slot: NoSlot = "") -> Response:
         engine = gate.for_looking()
-        if _no_slot(fail_on_no_slot, engine):
-            raise unavailable("no slot is idle", "no_idle_slot")
+        _check_idle(fail_on_no_slot, engine)
         stats = engine.stats()
         step_ms = {part: ms(seconds) for part, seconds in stats.step_average_s.items()}
         return answer_json([_slot(one, engine) | {"step_ms": step_ms} for one in stats.slots])
@@ -73,9 +71,10 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
     return router
 
 
-def _no_slot(fail_on_no_slot: str, engine: AsyncEngine) -> bool:
-    """Does the request want a failure where no slot is idle, and is none?"""
-    return fail_on_no_slot == "1" and all(one.busy for one in engine.stats().slots)
+def _check_idle(fail_on_no_slot: str, engine: AsyncEngine) -> None:
+    """Raises `Refused` where the request asks for an idle slot and there is none."""
+    if fail_on_no_slot == "1" and all(one.busy for one in engine.stats().slots):
+        raise unavailable("no slot is idle", "no_idle_slot")
 
 
 def _warnings(engine: AsyncEngine) -> dict[str, Any]:
