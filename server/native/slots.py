@@ -27,11 +27,15 @@ SlotNumber = Annotated[
     str, Path(description="number of the slot", json_schema_extra={"pattern": "^[0-9]{1,9}$"})
 ]
 ACTION = {
-    "name": "action",
-    "in": "query",
-    "required": True,
-    "description": "what to do",
-    "schema": {"type": "string", "enum": list(ACTIONS)},
+    "parameters": [
+        {
+            "name": "action",
+            "in": "query",
+            "required": True,
+            "description": "what to do",
+            "schema": {"type": "string", "enum": list(ACTIONS)},
+        }
+    ]
 }
 
 
@@ -57,10 +61,7 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         "/slots/{slot}",
         summary="What a slot has computed, to and from a file under `--slot-save-path`",
         responses=answers(SlotSaved | SlotRestored | SlotErased, *WORK, 501),
-        openapi_extra={
-            **takes(SlotFile, EraseSlot, example={"filename": "talk"}, required=False),
-            "parameters": [ACTION],
-        },
+        openapi_extra=takes(SlotFile, EraseSlot, example={"filename": "talk"}, required=False) | ACTION,
     )
     async def act(slot: SlotNumber, request: Request) -> Response:
         engine = gate.for_work()

@@ -19,20 +19,11 @@ from slipstream.server.http.body import answer_json, checked, read_json
 from slipstream.server.http.error_table import bad_request, not_found
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.sse import CLIENT_LEFT, Events, close_all, unless_gone
+from slipstream.server.openai import replies
 from slipstream.server.openai.choices import chunks, collect, submit
 from slipstream.server.openai.convert import Caller, Job, asked_tools, chat_job, completion_job, read_chat
 from slipstream.server.openai.formats.reading import Knowing
 from slipstream.server.openai.refuse import without_refused
-from slipstream.server.openai.replies import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    InputTokens,
-    ModelCard,
-    ModelList,
-    RenderedPrompt,
-    TextCompletion,
-    TextCompletionChunk,
-)
 from slipstream.server.openai.reply import Reply
 from slipstream.server.openai.structured import translate
 from slipstream.server.openai.wire import ChatRequest, CompletionRequest, Generate, gathered
@@ -45,15 +36,15 @@ _CHAT = takes(ChatRequest, example={"messages": _CONVERSATION, "max_tokens": 16}
 # What is declared of routes with two paths.
 CHAT: Any = {
     "summary": "Continue a conversation",
-    "responses": answers(ChatCompletion, *GENERATE, event=ChatCompletionChunk),
+    "responses": answers(replies.ChatCompletion, *GENERATE, event=replies.ChatCompletionChunk),
     "openapi_extra": _CHAT,
 }
 CHAT_TOKENS: Any = {
     "summary": "The tokens a conversation would be",
-    "responses": answers(InputTokens, *WORK),
+    "responses": answers(replies.InputTokens, *WORK),
     "openapi_extra": _CHAT,
 }
-MODELS: Any = {"summary": "The model served", "responses": answers(ModelList, 503)}
+MODELS: Any = {"summary": "The model served", "responses": answers(replies.ModelList, 503)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +105,7 @@ def _add_chat(router: APIRouter, serving: Serving) -> None:
     @router.post(
         "/apply-template",
         summary="A conversation as the model's template writes it",
-        responses=answers(RenderedPrompt, *WORK),
+        responses=answers(replies.RenderedPrompt, *WORK),
         openapi_extra=_CHAT,
     )
     async def apply_template(request: Request) -> Response:
@@ -128,7 +119,7 @@ def _add_completions(router: APIRouter, serving: Serving) -> None:
     @router.post(
         "/v1/completions",
         summary="Continue a text",
-        responses=answers(TextCompletion, *GENERATE, event=TextCompletionChunk),
+        responses=answers(replies.TextCompletion, *GENERATE, event=replies.TextCompletionChunk),
         openapi_extra=takes(CompletionRequest, example={"prompt": "def add(a, b):\n", "max_tokens": 16}),
     )
     async def completions(request: Request) -> Response:
@@ -137,7 +128,7 @@ def _add_completions(router: APIRouter, serving: Serving) -> None:
     @router.post(
         "/v1/completions/input_tokens",
         summary="The tokens a text is",
-        responses=answers(InputTokens, *WORK),
+        responses=answers(replies.InputTokens, *WORK),
         openapi_extra=takes(CompletionRequest, example={"prompt": "def add(a, b):\n"}),
     )
     async def completion_tokens(request: Request) -> Response:
@@ -151,7 +142,9 @@ def _add_models(router: APIRouter, gate: Gate) -> None:
         return answer_json({"object": "list", "data": [card(gate.for_looking().info)]})
 
     @router.get(
-        "/v1/models/{name:path}", summary="The model of that name", responses=answers(ModelCard, 404, 503)
+        "/v1/models/{name:path}",
+        summary="The model of that name",
+        responses=answers(replies.ModelCard, 404, 503),
     )
     async def model(name: Annotated[str, Path(description="as in `/v1/models`")]) -> Response:
         info = gate.for_looking().info

@@ -22,11 +22,20 @@ from slipstream.server.report.tally import ms, shown
 
 SECRET = frozenset({"api_key"})
 NoSlot = Annotated[str, Query(description="1: 503 while every slot is busy")]
+# What is declared of a route with three paths.
+HEALTH: Any = {
+    "methods": ["GET", "HEAD"],
+    "summary": "Ready for requests?",
+    "responses": answers(Health) | failing(500, 503, model=HealthProblem),
+}
 
 
 def routes(gate: Gate, settings: Settings) -> APIRouter:
     router = APIRouter()
 
+    @router.api_route("/ready", **HEALTH)
+    @router.api_route("/v1/health", **HEALTH)
+    @router.api_route("/health", **HEALTH)
     async def health(fail_on_no_slot: NoSlot = "") -> Response:
         """503 while loading, draining or failed, and without an idle slot if that is asked."""
         status = gate.status
@@ -36,25 +45,15 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         problem = gate.refusal().problem
         return answer_json({"status": status, **problem.content()}, 503, problem.headers)
 
-    async def live() -> Response:
-        failed = gate.status == "failed"
-        return answer_json({"status": "failed" if failed else "ok"}, 503 if failed else 200)
-
-    for path in ("/health", "/v1/health", "/ready"):
-        router.add_api_route(
-            path,
-            health,
-            methods=["GET", "HEAD"],
-            summary="Ready for requests?",
-            responses=answers(Health) | failing(500, 503, model=HealthProblem),
-        )
-    router.add_api_route(
+    @router.api_route(
         "/live",
-        live,
         methods=["GET", "HEAD"],
         summary="Worth keeping alive? Only a failed engine is not",
         responses=answers(Life) | failing(503, model=Life),
     )
+    async def live() -> Response:
+        failed = gate.status == "failed"
+        return answer_json({"status": "failed" if failed else "ok"}, 503 if failed else 200)
 
     @router.get("/slots", summary="What each slot is doing", responses=answers(list[Slot], 503))
     async def slots(fail_on_no_slot: NoSlot = "") -> Response:
