@@ -22,7 +22,6 @@ from starlette.routing import BaseRoute
 
 from slipstream.server import version
 from slipstream.server.describe.shape import Error
-from slipstream.server.http import web_page as pages
 from slipstream.server.http.auth import PUBLIC
 
 Schema = dict[str, Any]
@@ -67,7 +66,6 @@ WORK = (400, 408, 413, 415, 503)
 GENERATE = (*WORK, 429, 504)
 HEADERS = {"x-request-id": "the client's, if it is well-formed, else a fresh one", "retry-after": "seconds"}
 RETRY_AFTER = ("429", "503")
-OPEN = PUBLIC | pages.FILES.keys()  # paths that need no API key
 
 _referred: dict[str, type[BaseModel]] = {}
 
@@ -170,11 +168,11 @@ def _complete(path: str, method: str, operation: Schema) -> None:
     """Adds what holds for every operation: an id of its own, failures before the route is reached, headers."""
     words = "".join(char if char.isalnum() else " " for char in path).split() or ["page"]
     operation["operationId"] = "_".join([method, *words])
-    always = failing(403, 500) if path in OPEN else failing(401, 403, 500)
+    always = failing(403, 500) if path in PUBLIC else failing(401, 403, 500)
     found = {str(status): one for status, one in always.items()} | operation["responses"]
     found.pop("422", None)  # FastAPI's own, which is not used here
     operation["responses"] = dict(sorted(found.items()))
-    if path in OPEN:
+    if path in PUBLIC:
         operation["security"] = []
     for status, response in found.items():
         names = HEADERS if status in RETRY_AFTER else ("x-request-id",)

@@ -53,7 +53,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
         app.add_exception_handler(kind, _told)
     # The layer added last is the outermost.
     app.add_middleware(BodyLimit, limit_mib=settings.max_body, timeout_s=settings.timeout)
-    app.add_middleware(Auth, keys=keys_of(settings), public=PUBLIC | pages.FILES.keys())
+    app.add_middleware(Auth, keys=keys_of(settings), public=PUBLIC)
     if origins := origins_of(settings):
         # No cookies are used here, so none are allowed. Preflights carry no key and end in this layer.
         app.add_middleware(
