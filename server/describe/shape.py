@@ -1,4 +1,4 @@
-"""The models that every reply is described with: its own root class, and the body of every error.
+"""What described fields and replies are made of: a field that may be absent, the root of all replies, error bodies.
 
 Replies themselves are made without these: they are for the OpenAPI document, and tests hold replies against it.
 """
