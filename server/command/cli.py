@@ -46,18 +46,8 @@ PLANNED = (
 
 # The settings that `profile` has flags for: those that decide what a step computes, and on what.
 PROFILED = (
-    *(
-        "model",
-        "model_draft",
-        "dtype",
-        "device",
-        "device_draft",
-        "threads",
-        "ctx_size",
-        "cache_size",
-        "kv_cache_dtype",
-        "parallel",
-    ),
+    *("model", "model_draft", "dtype", "device", "device_draft", "threads"),
+    *("ctx_size", "cache_size", "kv_cache_dtype", "parallel"),
     *("batch_size", "spec_type", "spec_order", "spec_adaptive", "draft_max", "draft_min", "draft_p_min"),
     *("temperature", "top_k", "top_p", "min_p"),
 )

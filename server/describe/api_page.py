@@ -6,18 +6,36 @@ the exit status is 1 if the page is stale.
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from slipstream.server.describe.openapi import REFERENCE, document
-from slipstream.server.describe.operations import CODES, OPERATIONS, STATUSES, Operation
+from fastapi.openapi.constants import REF_PREFIX
+
+from slipstream.engine.settings import Settings
+from slipstream.server.describe.openapi import STATUSES, document
+from slipstream.server.describe.renewal import renew
+from slipstream.server.http.app import create_app
+from slipstream.server.http.gate import Gate
 from slipstream.server.http.web_page import FILES
 from slipstream.server.openai.absent import ABSENT
 from slipstream.server.openai.refuse import IGNORED, REFUSED
 
 Schema = Mapping[str, Any]
+JSON = "application/json"
+REFERENCE = re.compile(f'"{REF_PREFIX}(\\w+)"')
+LIMITS = {
+    "exclusiveMinimum": "above",
+    "minimum": "at least",
+    "minItems": "at least",
+    "minLength": "at least",
+    "exclusiveMaximum": "below",
+    "maximum": "at most",
+    "maxItems": "at most",
+    "maxLength": "at most",
+}
 INTRO = """# HTTP API
 
 Generated from the code by `make docs`; the same as data is at `/openapi.json`.
@@ -31,29 +49,25 @@ honoured or refused by name, and a value outside its range is refused, never cla
 
 def page() -> str:
     """The page as Markdown."""
-    schemas = document()["components"]["schemas"]
-    told = [one for path, one in OPERATIONS.items() if path not in FILES]
-    used = _reached([model.__name__ for one in told for model in one.body], schemas)
-    replies = _reached([model.__name__ for one in told for model in (*one.reply, *_events(one))], schemas)
+    made = document(create_app(Gate(), Settings(model="")).routes)
+    paths, schemas = made["paths"], made["components"]["schemas"]
+    bodies = _reached([one["post"]["requestBody"] for one in paths.values() if "post" in one], schemas)
+    replies = _reached([one["responses"]["200"] for path in paths.values() for one in path.values()], schemas)
     parts = [
         INTRO,
-        "## Endpoints\n\n" + _table(("Endpoint", "What", "Body", "Reply"), _endpoints()),
+        "## Endpoints\n\n" + _table(("Endpoint", "What", "Body", "Reply"), _endpoints(paths)),
         "Absent, answered 404 by name: " + "; ".join(_absent()) + ".\n",
         "## Fields\n",
-        *(_fields(name, schemas[name]) for name in used),
+        *(_fields(name, schemas[name]) for name in bodies),
         "## Refused fields\n\nA 400 `unsupported_value`, unless the value asks for nothing.\n\n"
         + _table(("Reason", "Fields"), _refused()),
         "Accepted, without influence: " + ", ".join(f"`{name}`" for name in sorted(IGNORED)) + ".\n",
         "## Replies\n\nFields marked ? may be absent.\n",
-        *(_fields(name, schemas[name], reply=True) for name in replies if name not in used),
-        '## Errors\n\n`{"error": {"message", "type", "param", "code"}}`, with a status or, after a stream\'s first'
-        " byte, as an event before `[DONE]`.\n\n" + _table(("Status", "Meaning", "`code`"), _statuses()),
+        *(_fields(name, schemas[name], reply=True) for name in replies if name not in bodies),
+        "## Errors\n\nThe body is an [Error](#error), with a status or, after a stream's first byte, as an event"
+        " before `[DONE]`.\n\n" + _table(("Status", "Meaning", "`code`"), _statuses()),
     ]
     return "\n".join(parts)
-
-
-def _events(one: Operation) -> tuple[Any, ...]:
-    return (one.event,) if one.event else ()
 
 
 def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
@@ -62,24 +76,21 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _endpoints() -> Iterator[tuple[str, ...]]:
-    for path, one in OPERATIONS.items():
-        if path in FILES:
+def _endpoints(paths: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for path, methods in paths.items():
+        if path in FILES and path != "/":
             continue
-        query = "&".join(f"{each['name']}=…" for each in one.parameters if each["in"] == "query")
-        name = f"`{', '.join(one.methods).upper()} {path}{'?' + query if query else ''}`"
-        reply = " or ".join(_link(model.__name__) for model in one.reply) or one.media or ""
+        one = methods.get("get") or methods["post"]
+        query = "&".join(f"{each['name']}=…" for each in one.get("parameters", ()) if each["in"] == "query")
+        name = f"`{', '.join(sorted(methods)).upper()} {path}{'?' + query if query else ''}`"
+        body = one["requestBody"]["content"][JSON]["schema"] if "requestBody" in one else None
+        ((media, reply), *_) = one["responses"]["200"]["content"].items()
         yield (
-            name + (" *open*" if one.public else ""),
-            one.summary,
-            " or ".join(_link(model.__name__) for model in one.body),
-            ("list of " if one.many else "") + reply,
+            name + (" *open*" if one.get("security") == [] else ""),
+            one["summary"],
+            _kind(body) if body else "",
+            _kind(reply["schema"]) if reply.get("schema") and media == JSON else media,
         )
-    yield "`GET /` *open*", "The chat page", "", "text/html"
-
-
-def _link(name: str) -> str:
-    return f"[{name}](#{name.lower()})"
 
 
 def _absent() -> Iterator[str]:
@@ -95,91 +106,60 @@ def _refused() -> Iterator[tuple[str, ...]]:
 
 
 def _statuses() -> Iterator[tuple[str, ...]]:
-    for status, told in STATUSES.items():
-        yield str(status), told, ", ".join(f"`{code}`" for code in CODES[status])
+    for status, (meaning, codes) in STATUSES.items():
+        yield str(status), meaning, ", ".join(f"`{code}`" for code in codes)
 
 
-def _reached(names: list[str], schemas: Mapping[str, Schema]) -> list[str]:
-    """These models and those they are made of, each once, a model before its parts."""
+def _reached(parts: list[Any], schemas: Mapping[str, Schema]) -> list[str]:
+    """The models that these parts of the document are made of, each once, a model before its own parts."""
     found: dict[str, None] = {}
 
-    def visit(name: str) -> None:
-        if name not in found:
-            found[name] = None
-            for inner in _references(schemas[name].get("properties", {})):
-                visit(inner)
+    def visit(part: Any) -> None:
+        for name in REFERENCE.findall(json.dumps(part)):
+            if name not in found:
+                found[name] = None
+                visit(schemas[name].get("properties", {}))
 
-    for name in names:
-        visit(name)
+    visit(parts)
     return list(found)
-
-
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, list):
-        schema = dict(enumerate(schema))
-    if isinstance(schema, Mapping):
-        for key, value in schema.items():
-            if key == "$ref":
-                yield value.removeprefix(REFERENCE)
-            else:
-                yield from _references(value)
 
 
 def _fields(model: str, schema: Schema, *, reply: bool = False) -> str:
     required = schema.get("required", ())
+    present, absent = ("", "?") if reply else (" *required*", "")
     rows = [
-        (f"`{name}`{_mark(name in required, reply)}", _kind(one), one.get("description", ""))
+        (f"`{name}`{present if name in required else absent}", _kind(one), one.get("description", ""))
         for name, one in schema.get("properties", {}).items()
-        if not _is_told_elsewhere(name)
+        if not (name in REFUSED or name in IGNORED or name.startswith("speculative."))
     ]
     rows.sort(key=lambda row: "*required*" not in row[0])
-    about = schema.get("description", "").replace("\n", " ")
-    return (
-        f"### {model}\n\n"
-        + (f"{about}\n\n" if about else "")
-        + _table(("Field", "Type", "Meaning"), iter(rows))
-    )
-
-
-def _mark(required: bool, reply: bool) -> str:  # noqa: FBT001
-    if reply:
-        return "" if required else "?"
-    return " *required*" if required else ""
-
-
-def _is_told_elsewhere(name: str) -> bool:
-    return name in REFUSED or name in IGNORED or name.startswith("speculative.")
+    about = schema.get("description", "").replace("\n", " ") + "\n\n"
+    return f"### {model}\n\n{about.lstrip()}" + _table(("Field", "Type", "Meaning"), iter(rows))
 
 
 def _kind(schema: Schema) -> str:
     """A schema in a few words: `integer, 0 … 20`."""
     if "$ref" in schema:
-        return _link(schema["$ref"].removeprefix(REFERENCE))
-    if "anyOf" in schema or "oneOf" in schema:
-        forms = schema.get("anyOf", schema.get("oneOf", ()))
+        name = schema["$ref"].removeprefix(REF_PREFIX)
+        return f"[{name}](#{name.lower()})"
+    if forms := schema.get("anyOf", schema.get("oneOf")):
         return " or ".join(dict.fromkeys(_kind(one) for one in forms if one.get("type") != "null")) or "null"
     if "const" in schema or "enum" in schema:
-        values = schema["enum"] if "enum" in schema else [schema["const"]]
-        return ", ".join(f"`{one}`" for one in values)
-    if schema.get("type") == "array":
-        return f"list{_range(schema, 'minItems', 'maxItems')} of {_kind(schema.get('items', {}))}"
-    if schema.get("type") == "string":
-        return "string" + _range(schema, "minLength", "maxLength", " characters")
-    if schema.get("type") in ("integer", "number"):
-        return str(schema["type"]) + _range(schema, "minimum", "maximum", "", ", ")
-    return str(schema.get("type", "any"))
+        values = schema.get("enum", [schema.get("const")])
+        return ", ".join(f"`{json.dumps(one).strip(chr(34))}`" for one in values)
+    kind = schema.get("type", "any")
+    items = f" of {_kind(schema.get('items', {}))}" if kind == "array" else ""
+    return ("list" if items else kind) + _range(schema) + items
 
 
-def _range(schema: Schema, least: str, most: str, unit: str = "", lead: str = " of ") -> str:
-    low, high = schema.get(least), schema.get(most)
-    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    low_told = f"above {above}" if above is not None else "" if low is None else _power(low)
-    high_told = f"below {_power(below)}" if below is not None else "" if high is None else f"{_power(high)}"
-    if not (low_told or high_told):
-        return ""
-    if low_told and high_told:
-        return f"{lead}{low_told} … {high_told}{unit}"
-    return f"{lead}{'at least ' + low_told if low_told else 'at most ' + high_told}{unit}"
+def _range(schema: Schema) -> str:
+    """The limits of a schema's value or length."""
+    found = [f"{word} {_power(schema[name])}" for name, word in LIMITS.items() if name in schema]
+    words = " … ".join(found)
+    if len(found) == 2:
+        words = re.sub("at (least|most) ", "", words)
+    lead = ", " if schema.get("type") in ("integer", "number") else " of "
+    return f"{lead}{words}{' characters' if schema.get('type') == 'string' else ''}" if found else ""
 
 
 def _power(value: float) -> str:
@@ -192,16 +172,7 @@ def _power(value: float) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    status = 0
-    for path in (Path(one) for one in arguments if one != "--check"):
-        if path.exists() and path.read_text(encoding="utf-8") == page():
-            continue
-        if "--check" in arguments:
-            sys.stderr.write(f"{path} is stale; `make docs` renews it\n")
-            status = 1
-        else:
-            path.write_text(page(), encoding="utf-8")
-    return status
+    return renew(arguments, lambda _: page())
 
 
 if __name__ == "__main__":

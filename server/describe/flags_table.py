@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 from itertools import groupby
-from pathlib import Path
 
 from slipstream.server.command.flags import OPTIONS, Option
+from slipstream.server.describe.renewal import renew
 
 START, END = "<!-- flags -->", "<!-- /flags -->"
 
@@ -50,19 +50,7 @@ def updated(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    paths = [Path(one) for one in arguments if one != "--check"]
-    status = 0
-    for path in paths:
-        text = path.read_text(encoding="utf-8")
-        fresh = updated(text)
-        if fresh == text:
-            continue
-        if "--check" in arguments:
-            sys.stderr.write(f"{path}: the table of settings is stale; `make docs` renews it\n")
-            status = 1
-        else:
-            path.write_text(fresh, encoding="utf-8")
-    return status
+    return renew(arguments, updated)
 
 
 if __name__ == "__main__":

@@ -1,123 +1,98 @@
-"""The OpenAPI 3.1 document, made from the models that read requests and from those of the replies.
+"""The OpenAPI 3.1 document: FastAPI's generator over the routes, and what is the same for all of them.
 
-Public: `document()` as data, `routes()` for `/openapi.json`, `schemas_of()` for the generated page in docs.
+A route declares on its decorator what it answers (`answers`, `failing`) and, as it reads its body itself, what that
+body is (`takes`). Fields are described by `Field(description=…)` on their models.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 from fastapi import APIRouter
+from fastapi.openapi.constants import REF_PREFIX, REF_TEMPLATE
+from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from slipstream.server import version
-from slipstream.server.describe.meanings import meaning
-from slipstream.server.describe.operations import OPERATIONS, STATUSES, Operation, statuses_of
-from slipstream.server.describe.server_replies import Error, Shape
-from slipstream.server.openai.refuse import IGNORED, REFUSED
-from slipstream.server.openai.wire import Generate, Speculative
+from slipstream.server.describe.shape import Error
+from slipstream.server.http.auth import PUBLIC
 
 Schema = dict[str, Any]
-REFERENCE = "#/components/schemas/"
+Responses = dict[int | str, dict[str, Any]]
+
+# What a status means and what a client should do; then the `code`s in its body, an `Error`.
+STATUSES: Mapping[int, tuple[str, tuple[str, ...]]] = {
+    400: (
+        "The request cannot be served as sent; `param` names the field. Do not repeat it unchanged.",
+        (
+            *(
+                "invalid_value",
+                "missing_field",
+                "unknown_field",
+                "unsupported_value",
+                "context_length_exceeded",
+            ),
+            *("invalid_json", "malformed_request", "invalid_request", "slot_file_refused"),
+        ),
+    ),
+    401: ("No valid API key.", ("invalid_api_key",)),
+    403: ("A server on loopback answers only to its own host names.", ("host_not_allowed",)),
+    404: ("No such thing here.", ("not_found", "model_not_found", "not_supported")),
+    405: ("The path does not take this method.", ("method_not_allowed",)),
+    408: ("The body did not arrive within `--timeout`.", ("body_timeout",)),
+    413: ("The body is larger than `--max-body`.", ("body_too_large",)),
+    415: ("The body must be JSON, with the content type that says so.", ("unsupported_media_type",)),
+    429: ("The queue is full. Try again after `retry-after` seconds.", ("queue_full",)),
+    500: (
+        "The server failed; its log has the cause under the request's id. Another try will not help.",
+        ("internal_error",),
+    ),
+    501: ("Switched off on this server. Another try will not help.", ("not_supported",)),
+    503: (
+        "Loading, stopping, or (where asked) without an idle slot. Try again after `retry-after` seconds.",
+        ("loading", "draining", "server_stopping", "no_idle_slot"),
+    ),
+    504: ("The request took longer than `--request-timeout`.", ("request_timeout",)),
+}
+# Statuses of a route that reads a body and asks the engine, and of one that generates.
+WORK = (400, 408, 413, 415, 503)
+GENERATE = (*WORK, 429, 504)
 HEADERS = {"x-request-id": "the client's, if it is well-formed, else a fresh one", "retry-after": "seconds"}
-RETRY_AFTER = (429, 503)
+RETRY_AFTER = ("429", "503")
+
+_referred: dict[str, type[BaseModel]] = {}
 
 
-def routes(prefix: str, *, keyed: bool) -> APIRouter:
-    """`GET /openapi.json`; `prefix` is what stands before every path here, `keyed` whether there are API keys."""
-    router = APIRouter()
-
-    @router.get("/openapi.json")
-    def openapi() -> Response:
-        body = orjson.dumps(
-            {**document(), "servers": [{"url": prefix or "/"}], "security": _security(keyed=keyed)}
-        )
-        return Response(body, media_type="application/json")
-
-    return router
+def schema_of(*models: type[BaseModel]) -> Schema:
+    """A reference to a model, or to one of several, which the document then holds."""
+    _referred.update({one.__name__: one for one in models})
+    found = [{"$ref": REF_PREFIX + one.__name__} for one in models]
+    return found[0] if len(found) == 1 else {"anyOf": found}
 
 
-@functools.cache
-def document() -> Mapping[str, Any]:
-    """The whole document; not to be changed by the caller."""
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Slipstream",
-            "version": version(),
-            "description": "An OpenAI-compatible server with lossless speculative decoding.",
-            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        },
-        "servers": [{"url": "/"}],
-        "security": _security(keyed=False),
-        "paths": {
-            path: {method: _operation(path, method, one) for method in one.methods}
-            for path, one in OPERATIONS.items()
-        },
-        "components": {
-            "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer"},
-                "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
-            },
-            "headers": {
-                name: {"description": told, "schema": {"type": "string"}} for name, told in HEADERS.items()
-            },
-            "schemas": schemas_of(_models()),
-        },
-    }
+def answers(reply: Any, *statuses: int, event: type[BaseModel] | None = None) -> Responses:
+    """`responses` of a route: its reply as JSON, events of a stream where `stream` asks for them, failures."""
+    content = {"content": {"text/event-stream": {"schema": _event(event)}}} if event else {}
+    return {200: {"model": reply, **content}, **failing(*statuses)}
 
 
-def _security(*, keyed: bool) -> list[Schema]:
-    """A key either way; the empty entry is for a server that has none."""
-    return [{"bearer": []}, {"header": []}, *([] if keyed else [{}])]
+def failing(*statuses: int, model: type[BaseModel] = Error) -> Responses:
+    """`responses` for failures; `model` is the body."""
+    body = {"application/json": {"schema": schema_of(model)}}
+    return {status: {"description": STATUSES[status][0], "content": body} for status in statuses}
 
 
-def _models() -> Iterator[type[BaseModel]]:
-    for one in OPERATIONS.values():
-        yield from (*one.body, *one.reply, *statuses_of(one).values())
-        if one.event:
-            yield one.event
-
-
-def _operation(path: str, method: str, one: Operation) -> Schema:
-    words = "".join(char if char.isalnum() else " " for char in path).split() or ["page"]
-    told: Schema = {"summary": one.summary, "operationId": "_".join([method, *words])}
-    if one.public:
-        told["security"] = []
-    if one.parameters:
-        told["parameters"] = list(one.parameters)
-    if one.body:
-        content: Schema = {"schema": _any(one.body)}
-        if one.example:
-            content["example"] = one.example
-        told["requestBody"] = {"required": one.body_required, "content": {"application/json": content}}
-    told["responses"] = {"200": {"description": "Done", **_headers(200), "content": _success(one)}} | {
-        str(status): {
-            "description": STATUSES[status],
-            **_headers(status),
-            "content": {"application/json": {"schema": _any((model,))}},
-        }
-        for status, model in statuses_of(one).items()
-    }
-    if method == "head":
-        for response in told["responses"].values():
-            del response["content"]
-    return told
-
-
-def _success(one: Operation) -> Schema:
-    if one.media:
-        return {one.media: {}}
-    whole = _any(one.reply)
-    content = {"application/json": {"schema": {"type": "array", "items": whole} if one.many else whole}}
-    if one.event:
-        content["text/event-stream"] = {"schema": _event(one.event)}
-    return content
+def takes(*models: type[BaseModel], example: Mapping[str, Any], required: bool = True) -> Schema:
+    """`openapi_extra` of a route that reads its body itself, in one of several forms."""
+    content = {"schema": schema_of(*models), "example": example}
+    return {"requestBody": {"required": required, "content": {"application/json": content}}}
 
 
 def _event(model: type[BaseModel]) -> Schema:
@@ -126,7 +101,7 @@ def _event(model: type[BaseModel]) -> Schema:
         "type": "string",
         "contentMediaType": "application/json",
         # A failure after the first byte is an event too: the status has long been sent.
-        "contentSchema": {"anyOf": [_any((model,)), _any((Error,))]},
+        "contentSchema": schema_of(model, Error),
     }
     return {
         "type": "object",
@@ -137,80 +112,70 @@ def _event(model: type[BaseModel]) -> Schema:
     }
 
 
-def _headers(status: int) -> Schema:
-    names = ("x-request-id", "retry-after") if status in RETRY_AFTER else ("x-request-id",)
-    return {"headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names}}
+def routes(prefix: str, *, keyed: bool) -> APIRouter:
+    """`GET /openapi.json`; `prefix` is what stands before every path here, `keyed` whether there are API keys."""
+    router = APIRouter()
+
+    @router.get("/openapi.json", summary="This document")
+    def openapi(request: Request) -> Response:
+        app = request.app
+        if app.openapi_schema is None:
+            app.openapi_schema = document(app.routes, prefix=prefix, keyed=keyed)
+        return Response(orjson.dumps(app.openapi_schema), media_type="application/json")
+
+    return router
 
 
-def _any(models: Sequence[type[BaseModel]]) -> Schema:
-    found = [{"$ref": REFERENCE + one.__name__} for one in models]
-    return found[0] if len(found) == 1 else {"anyOf": found}
-
-
-def schemas_of(models: Iterator[type[BaseModel]]) -> dict[str, Schema]:
-    """The schemas of these models and of all they are made of, by name, with the meaning of each field."""
-    unique = list(dict.fromkeys(models))
-    _, found = models_json_schema([(one, "validation") for one in unique], ref_template=REFERENCE + "{model}")
-    schemas: dict[str, Schema] = {name: _plain(one) for name, one in found["$defs"].items()}
-    kinds = {one.__name__: one for one in unique}
-    for name, schema in schemas.items():
-        kind = kinds.get(name)
-        if kind is not None and issubclass(kind, Generate):
-            schema["properties"] |= _refused() | _dotted(schemas[Speculative.__name__])
-        # What a later version adds to a reply must not break a client generated from this document.
-        if _is_reply(name):
-            schema.pop("additionalProperties", None)
-        else:
-            _explain(name, schema)
-    return schemas
-
-
-@functools.cache
-def _reply_names() -> frozenset[str]:
-    waiting: list[type] = [Shape]
-    names = set()
-    while waiting:
-        one = waiting.pop()
-        names.add(one.__name__)
-        waiting += one.__subclasses__()
-    return frozenset(names)
-
-
-def _is_reply(name: str) -> bool:
-    return name in _reply_names()
-
-
-def _explain(model: str, schema: Schema) -> None:
-    for name, one in schema.get("properties", {}).items():
-        if "description" not in one and (told := meaning(model, name.removeprefix("speculative."))):
-            one["description"] = told
-
-
-def _refused() -> dict[str, Schema]:
-    """Fields that are refused unless they hold a value that asks for nothing, and those that are ignored."""
-    ignored = {name: {"description": "Accepted, without influence."} for name in sorted(IGNORED)}
-    return ignored | {
-        name: {"enum": [*off, None], "description": f"Otherwise refused: {reason}."}
-        for name, (reason, off) in REFUSED.items()
+def document(routes: Sequence[BaseRoute], *, prefix: str = "", keyed: bool = False) -> Schema:
+    """The whole document of an application's routes."""
+    with warnings.catch_warnings():
+        # GET and HEAD of a path are one route with one id, until `_complete`.
+        warnings.filterwarnings("ignore", "Duplicate Operation ID")
+        made = get_openapi(
+            title="Slipstream",
+            version=version(),
+            description="An OpenAI-compatible server with lossless speculative decoding.",
+            license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            servers=[{"url": prefix or "/"}],
+            routes=routes,
+            separate_input_output_schemas=False,
+        )
+    for path, methods in made["paths"].items():
+        for method, operation in methods.items():
+            _complete(path, method, operation)
+    # Read after the routes were made, so that all they refer to is known.
+    _, referred = models_json_schema(
+        [(one, "validation") for one in _referred.values()], ref_template=REF_TEMPLATE
+    )
+    schemas = made["components"]["schemas"] | referred["$defs"]
+    made["components"] = {
+        "securitySchemes": {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+        },
+        "headers": {
+            name: {"description": meaning, "schema": {"type": "string"}} for name, meaning in HEADERS.items()
+        },
+        # No route of ours validates by FastAPI.
+        "schemas": {name: one for name, one in schemas.items() if "ValidationError" not in name},
     }
+    # A key either way; the empty entry is for a server that has none.
+    made["security"] = [{"bearer": []}, {"header": []}, *([] if keyed else [{}])]
+    return made
 
 
-def _dotted(speculative: Schema) -> dict[str, Schema]:
-    return {f"speculative.{name}": dict(one) for name, one in speculative["properties"].items()}
-
-
-def _plain(schema: Any) -> Any:
-    """Without titles that only repeat a field's name, and without defaults that say "absent"."""
-    if isinstance(schema, list):
-        return [_plain(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    dropped = {"title"} | ({"default"} if schema.get("default", ...) is None else set())
-    return {
-        # A field may itself be called `title` or `default`: names of fields are kept as they are.
-        key: {name: _plain(one) for name, one in value.items()}
-        if key in ("properties", "$defs")
-        else _plain(value)
-        for key, value in schema.items()
-        if key not in dropped or not isinstance(value, str | None)
-    }
+def _complete(path: str, method: str, operation: Schema) -> None:
+    """Adds what holds for every operation: an id of its own, failures before the route is reached, headers."""
+    words = "".join(char if char.isalnum() else " " for char in path).split() or ["page"]
+    operation["operationId"] = "_".join([method, *words])
+    always = failing(403, 500) if path in PUBLIC else failing(401, 403, 500)
+    found = {str(status): one for status, one in always.items()} | operation["responses"]
+    found.pop("422", None)  # FastAPI's own, which is not used here
+    operation["responses"] = dict(sorted(found.items()))
+    if path in PUBLIC:
+        operation["security"] = []
+    for status, response in found.items():
+        names = HEADERS if status in RETRY_AFTER else ("x-request-id",)
+        response["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+        if method == "head":
+            del response["content"]

@@ -37,23 +37,23 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     meter, traces = Meter(), None
     if settings.otlp_endpoint:
         traces = tracing.Tracing(tracing.exporter_to(settings.otlp_endpoint), version())
-    # The interactive documentation would load scripts from elsewhere.
+    # The document has a route of ours, behind the key. The interactive documentation would load scripts from elsewhere.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.include_router(openai.routes(gate, settings))
+    app.include_router(openai.routes(gate, settings), tags=["OpenAI"])
     app.include_router(absent.routes())
-    app.include_router(native.routes(gate, settings))
-    app.include_router(slots.routes(gate, settings))
-    app.include_router(status.routes(gate, settings))
-    app.include_router(metrics.routes(gate, meter))
-    app.include_router(openapi.routes(settings.api_prefix, keyed=bool(keys_of(settings))))
-    app.include_router(pages.routes())
+    app.include_router(native.routes(gate, settings), tags=["llama-server"])
+    app.include_router(slots.routes(gate, settings), tags=["llama-server"])
+    app.include_router(status.routes(gate, settings), tags=["status"])
+    app.include_router(metrics.routes(gate, meter), tags=["status"])
+    app.include_router(openapi.routes(settings.api_prefix, keyed=bool(keys_of(settings))), tags=["status"])
+    app.include_router(pages.routes(), tags=["chat page"])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _left)
     for kind in (Refused, EngineError):
         app.add_exception_handler(kind, _told)
     # The layer added last is the outermost.
     app.add_middleware(BodyLimit, limit_mib=settings.max_body, timeout_s=settings.timeout)
-    app.add_middleware(Auth, keys=keys_of(settings), public=PUBLIC | pages.FILES.keys())
+    app.add_middleware(Auth, keys=keys_of(settings), public=PUBLIC)
     if origins := origins_of(settings):
         # No cookies are used here, so none are allowed. Preflights carry no key and end in this layer.
         app.add_middleware(

@@ -17,8 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from slipstream.engine.errors import SettingError
 from slipstream.engine.settings import Settings
 from slipstream.server.http.error_table import unauthorized
+from slipstream.server.http.web_page import FILES
 
-PUBLIC = frozenset({"/health", "/v1/health", "/live", "/ready"})
+HEALTH = frozenset({"/health", "/v1/health", "/live", "/ready"})
+PUBLIC = HEALTH | FILES.keys()
 
 
 def keys_of(settings: Settings) -> tuple[str, ...]:

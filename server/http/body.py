@@ -1,4 +1,4 @@
-"""Request bodies: JSON in, a checked wire model out; or a 400 that names the field, never the input.
+"""Bodies: JSON in, a checked wire model out, or a 400 that names the field, never the input; and JSON out.
 
 orjson refuses what the standard parser lets through: NaN, infinities, lone surrogates, endless nesting. Of a key given
 twice it keeps the last, where a proxy in front may have looked at the first; so those are refused here.
@@ -7,12 +7,14 @@ twice it keeps the last, where a proxy in front may have looked at the first; so
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 from starlette.requests import Request
+from starlette.responses import Response
 
 from slipstream.server.http.error_table import bad_request, not_json
 from slipstream.server.report.logs import logger
@@ -45,6 +47,10 @@ async def read_json(request: Request) -> dict[str, Any]:
         reason = "the body is not valid JSON: a key is given twice in one object"
         raise bad_request(reason, code="invalid_json")
     return data
+
+
+def answer_json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(content), status, headers, media_type="application/json")
 
 
 def _has_a_key_twice(body: bytes, data: dict[str, Any]) -> bool:

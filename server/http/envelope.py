@@ -14,6 +14,7 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from slipstream.server.http.auth import HEALTH
 from slipstream.server.http.error_table import internal
 from slipstream.server.openai import figures
 from slipstream.server.report import meter as meters
@@ -27,7 +28,7 @@ WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Routes that generate, below `/v1` or without it, with OpenTelemetry's names for what they do.
 GENERATING = {"/chat/completions": "chat", "/completions": "text_completion"}
 # Asked all the time and by machines; that they fail while the model loads is as it should be.
-PROBES = frozenset({"/health", "/v1/health", "/ready", "/live", "/metrics"})
+PROBES = HEALTH | {"/metrics"}
 
 
 class Frame:

@@ -31,7 +31,14 @@ HEADERS = {
 def routes() -> APIRouter:
     router = APIRouter()
     for path, (name, kind) in FILES.items():
-        router.add_api_route(path, _page((FOLDER / name).read_bytes(), kind), methods=["GET", "HEAD"])
+        router.add_api_route(
+            path,
+            _page((FOLDER / name).read_bytes(), kind),
+            methods=["GET", "HEAD"],
+            summary=f"The chat page: {name}",
+            response_class=Response,
+            responses={200: {"content": {kind: {}}}},
+        )
     return router
 
 

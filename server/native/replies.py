@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from slipstream.server.describe.server_replies import Shape
+from slipstream.server.describe.shape import Shape
 
 
 class Piece(Shape):

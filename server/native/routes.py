@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
 from slipstream.engine.settings import Settings
-from slipstream.server.http.body import checked, read_json
+from slipstream.server.describe.openapi import WORK, answers, takes
+from slipstream.server.http.body import answer_json, checked, read_json
 from slipstream.server.http.error_table import bad_request
 from slipstream.server.http.gate import Gate
+from slipstream.server.native.replies import Content, Tokens
 from slipstream.server.native.wire import MAX_PIECES, Detokenize, Tokenize
 
 
 def routes(gate: Gate, settings: Settings) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/tokenize")
-    async def tokenize(request: Request) -> dict[str, Any]:
+    @router.post(
+        "/tokenize",
+        summary="Text to token ids",
+        responses=answers(Tokens, *WORK),
+        openapi_extra=takes(Tokenize, example={"content": "def add(a, b):"}),
+    )
+    async def tokenize(request: Request) -> Response:
         engine = gate.for_work()
         wire = checked(Tokenize, await read_json(request), strict=settings.strict_api)
         ids = await engine.tokenize(
             wire.content, add_special=wire.add_special, parse_special=wire.parse_special
         )
         if not wire.with_pieces:
-            return {"tokens": ids}
+            return answer_json({"tokens": ids})
         if len(ids) > MAX_PIECES:
             raise bad_request(f"with_pieces: at most {MAX_PIECES} tokens at once", param="with_pieces")
-        return {"tokens": [{"id": one, "piece": await engine.detokenize([one])} for one in ids]}
+        return answer_json({"tokens": [{"id": one, "piece": await engine.detokenize([one])} for one in ids]})
 
-    @router.post("/detokenize")
-    async def detokenize(request: Request) -> dict[str, Any]:
+    @router.post(
+        "/detokenize",
+        summary="Token ids to text",
+        responses=answers(Content, *WORK),
+        openapi_extra=takes(Detokenize, example={"tokens": [5, 6, 7]}),
+    )
+    async def detokenize(request: Request) -> Response:
         engine = gate.for_work()
         wire = checked(Detokenize, await read_json(request), strict=settings.strict_api)
-        return {"content": await engine.detokenize(wire.tokens)}
+        return answer_json({"content": await engine.detokenize(wire.tokens)})
 
     return router

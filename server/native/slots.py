@@ -2,48 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from starlette.requests import Request
+from starlette.responses import Response
 
 from slipstream.engine.api import AsyncEngine
 from slipstream.engine.settings import Settings
+from slipstream.server.describe.openapi import WORK, answers, takes
 from slipstream.server.http.auth import salted
-from slipstream.server.http.body import checked, read_json
+from slipstream.server.http.body import answer_json, checked, read_json
 from slipstream.server.http.error_table import bad_request, not_supported
 from slipstream.server.http.gate import Gate
+from slipstream.server.native.replies import SlotErased, SlotRestored, SlotSaved
 from slipstream.server.native.wire import EraseSlot, SlotFile
 from slipstream.server.report.tally import ms
 
-Action = Callable[[AsyncEngine, int, Request], Awaitable[dict[str, Any]]]
+# The names of the figures in a reply: tokens, bytes, time.
+MOVES = {"save": ("n_saved", "n_written", "save_ms"), "restore": ("n_restored", "n_read", "restore_ms")}
+ACTIONS = (*MOVES, "erase")
+# What `act` takes of its path and query; it checks both by itself.
+SlotNumber = Annotated[
+    str, Path(description="number of the slot", json_schema_extra={"pattern": "^[0-9]{1,9}$"})
+]
+ACTION = {
+    "parameters": [
+        {
+            "name": "action",
+            "in": "query",
+            "required": True,
+            "description": "what to do",
+            "schema": {"type": "string", "enum": list(ACTIONS)},
+        }
+    ]
+}
 
 
 def routes(gate: Gate, settings: Settings) -> APIRouter:
     router = APIRouter()
 
-    async def save(engine: AsyncEngine, slot_id: int, request: Request) -> dict[str, Any]:
+    async def move(action: str, engine: AsyncEngine, slot_id: int, request: Request) -> dict[str, Any]:
         wire = checked(SlotFile, await read_json(request), strict=settings.strict_api)
-        done = await engine.save_slot(slot_id, wire.filename, _tenant(request, wire))
-        return {
-            "id_slot": slot_id,
-            "filename": wire.filename,
-            "n_saved": done.n_tokens,
-            "n_written": done.n_bytes,
-            "timings": {"save_ms": ms(done.seconds)},
-        }
-
-    async def restore(engine: AsyncEngine, slot_id: int, request: Request) -> dict[str, Any]:
-        wire = checked(SlotFile, await read_json(request), strict=settings.strict_api)
-        done = await engine.restore_slot(slot_id, wire.filename, _tenant(request, wire))
-        return {
-            "id_slot": slot_id,
-            "filename": wire.filename,
-            "n_restored": done.n_tokens,
-            "n_read": done.n_bytes,
-            "timings": {"restore_ms": ms(done.seconds)},
-        }
+        moved = engine.save_slot if action == "save" else engine.restore_slot
+        done = await moved(slot_id, wire.filename, _tenant(request, wire))
+        tokens, n_bytes, time = MOVES[action]
+        figures = {tokens: done.n_tokens, n_bytes: done.n_bytes, "timings": {time: ms(done.seconds)}}
+        return {"id_slot": slot_id, "filename": wire.filename, **figures}
 
     async def erase(engine: AsyncEngine, slot_id: int, request: Request) -> dict[str, Any]:
         # llama-server takes no body here.
@@ -52,19 +57,24 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         n_tokens = await engine.erase_slot(slot_id, _tenant(request, wire))
         return {"id_slot": slot_id, "n_erased": n_tokens}
 
-    actions: dict[str, Action] = {"save": save, "restore": restore, "erase": erase}
-
-    @router.post("/slots/{slot}")
-    async def act(slot: str, request: Request) -> dict[str, Any]:
+    @router.post(
+        "/slots/{slot}",
+        summary="What a slot has computed, to and from a file under `--slot-save-path`",
+        responses=answers(SlotSaved | SlotRestored | SlotErased, *WORK, 501),
+        openapi_extra=takes(SlotFile, EraseSlot, example={"filename": "talk"}, required=False) | ACTION,
+    )
+    async def act(slot: SlotNumber, request: Request) -> Response:
         engine = gate.for_work()
         if settings.slot_save_path is None:
             raise not_supported("slots cannot be saved, restored or erased: --slot-save-path is not set")
         if not (slot.isascii() and slot.isdecimal() and len(slot) <= 9):
             raise bad_request("id_slot: must be the number of a slot", param="id_slot")
-        action = actions.get(request.query_params.get("action", ""))
-        if action is None:
-            raise bad_request(f"action: must be one of {', '.join(actions)}", param="action")
-        return await action(engine, int(slot), request)
+        action = request.query_params.get("action")
+        if action not in ACTIONS:
+            raise bad_request(f"action: must be one of {', '.join(ACTIONS)}", param="action")
+        if action == "erase":
+            return answer_json(await erase(engine, int(slot), request))
+        return answer_json(await move(action, engine, int(slot), request))
 
     return router
 

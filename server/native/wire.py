@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from slipstream.server.describe.shape import optional
+
 MAX_PIECES = 16384  # a piece costs a call each
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -16,19 +18,22 @@ class Wire(BaseModel):
 
 
 class Tokenize(Wire):
-    content: str = ""
-    add_special: bool = False
-    parse_special: bool = True
-    with_pieces: bool = False
+    content: str = Field("", description="the text")
+    add_special: bool = Field(default=False, description="add the tokens the model expects at a text's start")
+    parse_special: bool = Field(default=True, description="read control tokens in the text as such")
+    with_pieces: bool = Field(default=False, description="return the text of each token too")
 
 
 class Detokenize(Wire):
-    tokens: Annotated[list[TokenId], FailFast()] = Field(default_factory=list)
+    tokens: Annotated[list[TokenId], FailFast()] = Field(default_factory=list, description="the token ids")
 
 
 class EraseSlot(Wire):
-    cache_salt: str | None = Field(None, max_length=256)
+    cache_salt: str | None = optional(
+        "share cached prompts and slot files only with requests of the same salt", max_length=256
+    )
 
 
 class SlotFile(EraseSlot):
-    filename: str = Field(max_length=256)  # the engine knows which names can be
+    # The engine knows which names can be.
+    filename: str = Field(max_length=256, description="name of the file, without a folder")

@@ -45,14 +45,13 @@ async def chunks(reply: Reply, streams: Sequence[EventStream]) -> AsyncIterator[
                     for chunk in reply.end(index, _done(happened)):
                         yield chunk
         reply.check()
-    except EngineError as error:
-        log.warning("failed", error=str(error))
-        problem = problem_of(error)
-        record().code = problem.code
-        yield event(problem.content())
-    except Exception:
-        log.exception("unexpected")
-        problem = internal()
+    except Exception as error:
+        if isinstance(error, EngineError):
+            log.warning("failed", error=str(error))
+            problem = problem_of(error)
+        else:
+            log.exception("unexpected")
+            problem = internal()
         record().code = problem.code
         yield event(problem.content())
     yield DONE

@@ -288,15 +288,8 @@ def _speculate(wire: Generate) -> Speculate:
     asked = wire.speculative
     if asked is None:
         return Speculate()
-    return Speculate(
-        types=None if asked.types is None else tuple(asked.types),
-        n_max=asked.n_max,
-        n_min=asked.n_min,
-        p_min=asked.p_min,
-        ngram_size_n=asked.ngram_size_n,
-        ngram_size_m=asked.ngram_size_m,
-        ngram_min_hits=asked.ngram_min_hits,
-    )
+    types = None if asked.types is None else tuple(asked.types)
+    return Speculate(**{**asked.model_dump(), "types": types})
 
 
 def _tenant(wire: Generate, tenant: str) -> str:

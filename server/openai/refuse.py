@@ -103,3 +103,12 @@ def without_refused(data: Mapping[str, Any]) -> dict[str, Any]:
 def _same(value: object, off: object) -> bool:
     """Equality that keeps true and 1 apart, as JSON does."""
     return isinstance(value, bool) == isinstance(off, bool) and value == off
+
+
+def described() -> dict[str, dict[str, Any]]:
+    """The fields of both tables as properties of a JSON schema, for the OpenAPI document."""
+    ignored = {name: {"description": "Accepted, without influence."} for name in sorted(IGNORED)}
+    return ignored | {
+        name: {"enum": [*off, None], "description": f"Otherwise refused: {reason}."}
+        for name, (reason, off) in REFUSED.items()
+    }

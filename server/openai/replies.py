@@ -9,7 +9,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from slipstream.server.describe.server_replies import DrafterFigures, Shape
+from slipstream.server.describe.shape import Shape, optional
+from slipstream.server.report.replies import DrafterFigures
 
 
 class PromptDetails(Shape):
@@ -17,8 +18,8 @@ class PromptDetails(Shape):
 
 
 class CompletionDetails(Shape):
-    accepted_prediction_tokens: int | None = Field(None, description="tokens of `prediction` that came true")
-    rejected_prediction_tokens: int | None = Field(None, description="tokens of `prediction` that did not")
+    accepted_prediction_tokens: int | None = optional("tokens of `prediction` that came true")
+    rejected_prediction_tokens: int | None = optional("tokens of `prediction` that did not")
     reasoning_tokens: int | None = None
 
 
@@ -113,13 +114,13 @@ class AssistantMessage(Shape):
 
 
 class FunctionPiece(Shape):
-    name: str | None = Field(None, description="in a call's first piece only")
-    arguments: str | None = Field(None, description="to be joined to those before")
+    name: str | None = optional("in a call's first piece only")
+    arguments: str | None = optional("to be joined to those before")
 
 
 class ToolCallPiece(Shape):
     index: int
-    id: str | None = Field(None, description="in a call's first piece only")
+    id: str | None = optional("in a call's first piece only")
     type: Literal["function"] | None = None
     function: FunctionPiece
 
@@ -127,7 +128,7 @@ class ToolCallPiece(Shape):
 class MessageDelta(Shape):
     """What a chunk adds to a message; strings are to be joined."""
 
-    role: Literal["assistant"] | None = Field(None, description="in a choice's first chunk only")
+    role: Literal["assistant"] | None = optional("in a choice's first chunk only")
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -165,8 +166,8 @@ class TextLogprobs(Shape):
 
 class Choice(Shape):
     index: int
-    stop_reason: str | int | None = Field(None, description="the stop string or stop token that ended it")
-    token_ids: list[int] | None = Field(None, description="with `return_token_ids`")
+    stop_reason: str | int | None = optional("the stop string or stop token that ended it")
+    token_ids: list[int] | None = optional("with `return_token_ids`")
 
 
 class ChatChoice(Choice):
@@ -202,7 +203,7 @@ class Head(Shape):
     created: int = Field(description="Unix seconds")
     model: str
     system_fingerprint: str = Field(description="changes with version, weights, dtype and drafters")
-    service_tier: Literal["default"] | None = Field(None, description="with a `service_tier` of the request")
+    service_tier: Literal["default"] | None = optional("with a `service_tier` of the request")
 
 
 class Whole(Head):
@@ -211,9 +212,9 @@ class Whole(Head):
     metrics: Metrics
     speculative: Resolved
     seed: int = Field(description="of the first choice; choice i has this plus i")
-    synthetic: bool | None = Field(None, description="drafts were accepted at random: the text means nothing")
-    spec: list[list[Detail]] | None = Field(None, description="with `spec_detail`: per choice, per step")
-    prompt_token_ids: list[int] | None = Field(None, description="with `return_token_ids`")
+    synthetic: bool | None = optional("drafts were accepted at random: the text means nothing")
+    spec: list[list[Detail]] | None = optional("with `spec_detail`: per choice, per step")
+    prompt_token_ids: list[int] | None = optional("with `return_token_ids`")
 
 
 class ChatCompletion(Whole):
@@ -227,13 +228,13 @@ class TextCompletion(Whole):
 
 
 class Chunk(Head):
-    usage: Usage | None = Field(None, description="in the last chunk with `include_usage`")
-    timings: Timings | None = Field(None, description="in the last chunk")
-    metrics: Metrics | None = Field(None, description="in the last chunk")
-    speculative: Resolved | None = Field(None, description="in the last chunk")
-    seed: int | None = Field(None, description="in the last chunk")
+    usage: Usage | None = optional("in the last chunk with `include_usage`")
+    timings: Timings | None = optional("in the last chunk")
+    metrics: Metrics | None = optional("in the last chunk")
+    speculative: Resolved | None = optional("in the last chunk")
+    seed: int | None = optional("in the last chunk")
     synthetic: bool | None = None
-    spec: Detail | None = Field(None, description="with `spec_detail`")
+    spec: Detail | None = optional("with `spec_detail`")
     prompt_token_ids: list[int] | None = None
 
 

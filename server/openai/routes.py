@@ -5,18 +5,21 @@ a chat body. Without `/v1` there is what llama-server has under the same name an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.engine.api import AsyncEngine, ModelInfo
 from slipstream.engine.settings import Settings
-from slipstream.server.http.body import checked, read_json
+from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
+from slipstream.server.http.body import answer_json, checked, read_json
 from slipstream.server.http.error_table import bad_request, not_found
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.sse import CLIENT_LEFT, Events, close_all, unless_gone
+from slipstream.server.openai import replies
 from slipstream.server.openai.choices import chunks, collect, submit
 from slipstream.server.openai.convert import Caller, Job, asked_tools, chat_job, completion_job, read_chat
 from slipstream.server.openai.formats.reading import Knowing
@@ -28,76 +31,127 @@ from slipstream.server.openai.wire import ChatRequest, CompletionRequest, Genera
 Wire = TypeVar("Wire", bound=Generate)
 Convert = Callable[[Wire, Caller], Job]
 
+_CONVERSATION = [{"role": "user", "content": "Write the docstring:\n\ndef f(x): ..."}]
+_CHAT = takes(ChatRequest, example={"messages": _CONVERSATION, "max_tokens": 16})
+# What is declared of routes with two paths.
+CHAT: Any = {
+    "summary": "Continue a conversation",
+    "responses": answers(replies.ChatCompletion, *GENERATE, event=replies.ChatCompletionChunk),
+    "openapi_extra": _CHAT,
+}
+CHAT_TOKENS: Any = {
+    "summary": "The tokens a conversation would be",
+    "responses": answers(replies.InputTokens, *WORK),
+    "openapi_extra": _CHAT,
+}
+MODELS: Any = {"summary": "The model served", "responses": answers(replies.ModelList, 503)}
 
-def routes(gate: Gate, settings: Settings) -> APIRouter:
-    router = APIRouter()
-    knowing = Knowing(settings)
 
-    async def job_of(engine: AsyncEngine, request: Request, model: type[Wire], convert: Convert[Wire]) -> Job:
-        wire = await read(request, model, settings)
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What the routes that read a request share."""
+
+    gate: Gate
+    settings: Settings
+    knowing: Knowing
+
+    async def job(
+        self, engine: AsyncEngine, request: Request, model: type[Wire], convert: Convert[Wire]
+    ) -> Job:
+        wire = await read(request, model, self.settings)
         await translate(wire)
         caller = Caller(
             request_id=request.state.request_id,
             tenant=getattr(request.state, "tenant", ""),  # only set where keys are checked
-            settings=settings,
+            settings=self.settings,
             info=engine.info,
-            known=await knowing.of(engine),
+            known=await self.knowing.of(engine),
         )
         return convert(wire, caller)
 
-    async def serve(request: Request, model: type[Wire], convert: Convert[Wire]) -> Response:
-        engine = gate.for_work()
-        return await answer(request, engine, await job_of(engine, request, model, convert), settings)
+    async def reply(self, request: Request, model: type[Wire], convert: Convert[Wire]) -> Response:
+        engine = self.gate.for_work()
+        return await answer(request, engine, await self.job(engine, request, model, convert), self.settings)
 
-    async def count(request: Request, model: type[Wire], convert: Convert[Wire]) -> dict[str, Any]:
+    async def count(self, request: Request, model: type[Wire], convert: Convert[Wire]) -> Response:
         """The tokens of what would be generated from, each prompt once."""
-        engine = gate.for_work()
-        job = await job_of(engine, request, model, convert)
+        engine = self.gate.for_work()
+        job = await self.job(engine, request, model, convert)
         prompts = [one.prompt for one in job.requests[:: job.n]]
         n_tokens = sum([len(await engine.prompt_ids(one)) for one in prompts])
-        return {"object": "response.input_tokens", "input_tokens": n_tokens}
+        return answer_json({"object": "response.input_tokens", "input_tokens": n_tokens})
 
-    @router.post("/v1/chat/completions")
-    @router.post("/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        return await serve(request, ChatRequest, chat_job)
 
-    @router.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        return await serve(request, CompletionRequest, completion_job)
-
-    @router.post("/v1/chat/completions/input_tokens")
-    @router.post("/chat/completions/input_tokens")
-    async def chat_tokens(request: Request) -> dict[str, Any]:
-        return await count(request, ChatRequest, chat_job)
-
-    @router.post("/v1/completions/input_tokens")
-    async def completion_tokens(request: Request) -> dict[str, Any]:
-        return await count(request, CompletionRequest, completion_job)
-
-    @router.post("/apply-template")
-    async def apply_template(request: Request) -> dict[str, str]:
-        engine = gate.for_work()
-        wire = await read(request, ChatRequest, settings)
-        return {"prompt": await engine.render(read_chat(wire, engine.info, asked_tools(wire, engine.info)))}
-
+def routes(gate: Gate, settings: Settings) -> APIRouter:
+    router = APIRouter()
+    serving = Serving(gate, settings, Knowing(settings))
+    _add_chat(router, serving)
+    _add_completions(router, serving)
     _add_models(router, gate)
     return router
 
 
-def _add_models(router: APIRouter, gate: Gate) -> None:
-    @router.get("/v1/models")
-    @router.get("/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card(gate.for_looking().info)]}
+def _add_chat(router: APIRouter, serving: Serving) -> None:
+    @router.post("/chat/completions", **CHAT)
+    @router.post("/v1/chat/completions", **CHAT)
+    async def chat_completions(request: Request) -> Response:
+        return await serving.reply(request, ChatRequest, chat_job)
 
-    @router.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
+    @router.post("/chat/completions/input_tokens", **CHAT_TOKENS)
+    @router.post("/v1/chat/completions/input_tokens", **CHAT_TOKENS)
+    async def chat_tokens(request: Request) -> Response:
+        return await serving.count(request, ChatRequest, chat_job)
+
+    @router.post(
+        "/apply-template",
+        summary="A conversation as the model's template writes it",
+        responses=answers(replies.RenderedPrompt, *WORK),
+        openapi_extra=_CHAT,
+    )
+    async def apply_template(request: Request) -> Response:
+        engine = serving.gate.for_work()
+        wire = await read(request, ChatRequest, serving.settings)
+        prompt = await engine.render(read_chat(wire, engine.info, asked_tools(wire, engine.info)))
+        return answer_json({"prompt": prompt})
+
+
+def _add_completions(router: APIRouter, serving: Serving) -> None:
+    @router.post(
+        "/v1/completions",
+        summary="Continue a text",
+        responses=answers(replies.TextCompletion, *GENERATE, event=replies.TextCompletionChunk),
+        openapi_extra=takes(CompletionRequest, example={"prompt": "def add(a, b):\n", "max_tokens": 16}),
+    )
+    async def completions(request: Request) -> Response:
+        return await serving.reply(request, CompletionRequest, completion_job)
+
+    @router.post(
+        "/v1/completions/input_tokens",
+        summary="The tokens a text is",
+        responses=answers(replies.InputTokens, *WORK),
+        openapi_extra=takes(CompletionRequest, example={"prompt": "def add(a, b):\n"}),
+    )
+    async def completion_tokens(request: Request) -> Response:
+        return await serving.count(request, CompletionRequest, completion_job)
+
+
+def _add_models(router: APIRouter, gate: Gate) -> None:
+    @router.get("/models", **MODELS)
+    @router.get("/v1/models", **MODELS)
+    async def models() -> Response:
+        return answer_json({"object": "list", "data": [card(gate.for_looking().info)]})
+
+    @router.get(
+        "/v1/models/{name:path}",
+        summary="The model of that name",
+        responses=answers(replies.ModelCard, 404, 503),
+    )
+    async def model(name: Annotated[str, Path(description="as in `/v1/models`")]) -> Response:
         info = gate.for_looking().info
         if name != info.name:
             message = "no such model; /v1/models lists what is served"
             raise not_found(message, code="model_not_found", param="model")
-        return card(info)
+        return answer_json(card(info))
 
 
 async def read(request: Request, model: type[Wire], settings: Settings) -> Wire:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from slipstream.server.describe.shape import optional
+
 FUNCTION_NAME = "[A-Za-z0-9_.-]{1,64}"
 Name = Annotated[str, Field(pattern=f"^{FUNCTION_NAME}$")]
 Schema = dict[str, Any]
@@ -20,13 +22,18 @@ class Sent(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
+class TextPart(BaseModel):
+    """A part of a content list; of other types there are none."""
+
+    type: Literal["text"]
+    text: str
+
+
 class FunctionDefinition(Sent):
     name: Name
-    description: str | None = Field(None, description="shown to the model")
-    parameters: Schema | None = Field(None, description="JSON schema of the arguments")
-    strict: bool | None = Field(
-        None, description="accepted: arguments always follow the schema where calls are forced"
-    )
+    description: str | None = optional("shown to the model")
+    parameters: Schema | None = optional("JSON schema of the arguments")
+    strict: bool | None = optional("accepted: arguments always follow the schema where calls are forced")
 
 
 class ToolDefinition(Sent):
@@ -45,7 +52,7 @@ class NamedTool(Sent):
 
 class AllowedToolList(Sent):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: list[NamedTool] = Field(min_length=1, description="functions the model may call")
 
 
 class AllowedTools(Sent):
@@ -66,10 +73,8 @@ class CallOfMessage(Sent):
 
 class NamedSchema(Sent):
     name: str | None = None
-    schema_: Schema | str | None = Field(
-        None, alias="schema", description="the JSON schema; without one: any JSON"
-    )
-    strict: bool | None = Field(None, description="accepted: the reply always follows the schema")
+    schema_: Schema | str | None = optional("the JSON schema; without one: any JSON", alias="schema")
+    strict: bool | None = optional("accepted: the reply always follows the schema")
 
 
 class TextFormat(Sent):
@@ -78,15 +83,13 @@ class TextFormat(Sent):
 
 class JsonObjectFormat(Sent):
     type: Literal["json_object"]
-    schema_: Schema | str | None = Field(
-        None, alias="schema", description="llama-server's way to give a schema"
-    )
+    schema_: Schema | str | None = optional("llama-server's way to give a schema", alias="schema")
 
 
 class JsonSchemaFormat(Sent):
     type: Literal["json_schema"]
-    json_schema: NamedSchema | None = Field(None, description="OpenAI's place for the schema")
-    schema_: Schema | str | None = Field(None, alias="schema", description="llama-server's place for it")
+    json_schema: NamedSchema | None = optional("OpenAI's place for the schema")
+    schema_: Schema | str | None = optional("llama-server's place for it", alias="schema")
 
 
 class OneConstraint(Sent):
@@ -94,12 +97,10 @@ class OneConstraint(Sent):
 
     model_config = ConfigDict(extra="forbid")
 
-    json_: Schema | str | None = Field(
-        None, alias="json", description="a JSON schema, as an object or as text"
-    )
+    json_: Schema | str | None = optional("a JSON schema, as an object or as text", alias="json")
     regex: str | None = None
     choice: list[str] | None = None
-    grammar: str | None = Field(None, description="in GBNF or Lark")
+    grammar: str | None = optional("in GBNF or Lark")
     json_object: bool | None = None
 
 

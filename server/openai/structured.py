@@ -147,23 +147,15 @@ JsonSchema = Annotated[Source | None, BeforeValidator(read_json, Schema | str | 
 GrammarText = Annotated[Source | None, BeforeValidator(read_grammar, str | None)]
 Regex = Annotated[Source | None, BeforeValidator(read_regex, str | None)]
 Choices = Annotated[
-    Source | None,
-    BeforeValidator(read_choice, Annotated[list[str], Field(max_length=MAX_CHOICES)] | None),
+    Source | None, BeforeValidator(read_choice, Annotated[list[str], Field(max_length=MAX_CHOICES)] | None)
 ]
 StructuredOutputs = Annotated[
-    Source | None,
-    BeforeValidator(read_structured_outputs, sent.OneConstraint | None),
+    Source | None, BeforeValidator(read_structured_outputs, sent.OneConstraint | None)
 ]
 
 FIELDS = (
-    "response_format",
-    "json_schema",
-    "grammar",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
+    *("response_format", "json_schema", "grammar", "guided_json"),
+    *("guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
 )
 
 

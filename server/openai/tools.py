@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from slipstream.server.http.body import wrong
 from slipstream.server.openai import sent
@@ -21,11 +21,6 @@ NAME = re.compile(sent.FUNCTION_NAME)
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 Mode = Literal["none", "auto", "required"]
-
-# What the readers below take in place of the field's own type, for the OpenAPI document.
-ToolsSent = Annotated[list[sent.ToolDefinition], Field(max_length=MAX_TOOLS)] | None
-ToolChoiceSent = Mode | sent.NamedTool | sent.AllowedTools | None
-CallsSent = Annotated[list[sent.CallOfMessage], Field(max_length=MAX_CALLS)] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +114,20 @@ def _call(value: Any) -> dict[str, Any]:
         raise wrong("A call's id should be a string")
     told = {"name": function["name"], "arguments": function["arguments"]}
     return {"id": call_id or "", "type": "function", "function": told}
+
+
+# Fields of a request: what is read of each, by whom, and what clients may send.
+ToolsField = Annotated[
+    list[dict[str, Any]] | None,
+    BeforeValidator(read_tools, Annotated[list[sent.ToolDefinition], Field(max_length=MAX_TOOLS)] | None),
+]
+ToolChoiceField = Annotated[
+    ToolChoice | None, BeforeValidator(read_tool_choice, Mode | sent.NamedTool | sent.AllowedTools | None)
+]
+CallsField = Annotated[
+    list[dict[str, Any]] | None,
+    BeforeValidator(read_calls, Annotated[list[sent.CallOfMessage], Field(max_length=MAX_CALLS)] | None),
+]
 
 
 @dataclass(frozen=True, slots=True)

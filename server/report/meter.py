@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,24 +21,10 @@ PREFIX = "slipstream:"
 ABORTED = "abort"  # the client left, in vLLM's word
 QUICK_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 SLOW_S = (
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-    160.0,
-    640.0,
-    2560.0,
+    *(0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
+    *(5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
+Counts = Mapping[tuple[str, ...], float]
 TOKENS = tuple(float(one * 10**power) for power in range(6) for one in (1, 2, 5))
 
 
@@ -152,19 +138,21 @@ class Meter:
             *(self._queued, self._prompt, self._generated),
         ):
             yield histogram.family()
-        told = "Prompt tokens of ended choices that were looked up in the prefix cache."
-        yield CounterMetricFamily(PREFIX + "prefix_cache_queries", told, self._n_queried)
-        told = "Prompt tokens of ended choices that were taken from the prefix cache."
-        yield CounterMetricFamily(PREFIX + "prefix_cache_hits", told, self._n_hit)
-        told = "Choices by how they ended; abort: the client left."
-        yield _by_label("request_success", told, "finished_reason", self._reasons)
-        yield _by_label(
-            "request_errors", "Requests answered with an error, by its code.", "code", self._errors
+        about = "Prompt tokens of ended choices that were looked up in the prefix cache."
+        yield CounterMetricFamily(PREFIX + "prefix_cache_queries", about, self._n_queried)
+        about = "Prompt tokens of ended choices that were taken from the prefix cache."
+        yield CounterMetricFamily(PREFIX + "prefix_cache_hits", about, self._n_hit)
+        about = "Choices by how they ended; abort: the client left."
+        yield labelled(
+            "request_success", about, ("finished_reason",), {(one,): n for one, n in self._reasons.items()}
         )
+        about = "Requests answered with an error, by its code."
+        yield labelled("request_errors", about, ("code",), {(one,): n for one, n in self._errors.items()})
 
 
-def _by_label(name: str, told: str, label: str, counts: Counter[str]) -> Metric:
-    family = CounterMetricFamily(PREFIX + name, told, labels=[label])
-    for value, count in counts.items():
-        family.add_metric((value,), count)
+def labelled(name: str, about: str, labels: Sequence[str], counts: Counts) -> Metric:
+    """A counter with labels; `counts` is by their values."""
+    family = CounterMetricFamily(PREFIX + name, about, labels=labels)
+    for values, count in counts.items():
+        family.add_metric(values, count)
     return family

@@ -13,12 +13,13 @@ from operator import attrgetter
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
-from slipstream.engine.api import EngineStats, ModelInfo
+from slipstream.engine.api import DrafterCount, EngineStats, ModelInfo
 from slipstream.server import version
+from slipstream.server.describe.openapi import failing
 from slipstream.server.http.gate import Gate
-from slipstream.server.report.meter import PREFIX, Meter
+from slipstream.server.report.meter import PREFIX, Counts, Meter, labelled
 from slipstream.server.report.tally import seconds_of
 
 
@@ -26,7 +27,9 @@ def routes(gate: Gate, meter: Meter) -> APIRouter:
     """The route `/metrics`: open while the engine is loaded, behind the API key like the other status routes."""
     router = APIRouter()
 
-    @router.get("/metrics")
+    @router.get(
+        "/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse, responses=failing(503)
+    )
     async def metrics() -> Response:
         engine = gate.for_looking()
         text = generate_latest(Scrape(engine.stats(), engine.info, meter))
@@ -66,7 +69,7 @@ class Scrape:
     def _engine(self) -> Iterator[Metric]:
         stats = self._stats
         n_pages = stats.n_pages_free + stats.n_pages_cached + stats.n_pages_held
-        for name, told, value in (
+        for name, about, value in (
             (
                 "prompt_tokens",
                 "Prompt tokens processed; those taken from the prefix cache are not counted.",
@@ -75,8 +78,8 @@ class Scrape:
             ("generation_tokens", "Tokens generated.", stats.n_completion_tokens),
             ("num_preemptions", "Requests put aside to make room for others.", stats.n_preempted),
         ):
-            yield CounterMetricFamily(PREFIX + name, told, value)
-        for name, told, level in (
+            yield CounterMetricFamily(PREFIX + name, about, value)
+        for name, about, level in (
             ("num_requests_running", "Requests that hold a slot.", sum(slot.busy for slot in stats.slots)),
             ("num_requests_waiting", "Requests that wait for a slot.", stats.n_waiting),
             (
@@ -85,44 +88,41 @@ class Scrape:
                 stats.n_pages_held / max(1, n_pages),
             ),
         ):
-            yield GaugeMetricFamily(PREFIX + name, told, level)
-        steps = CounterMetricFamily(
-            PREFIX + "step_seconds",
+            yield GaugeMetricFamily(PREFIX + name, about, level)
+        yield labelled(
+            "step_seconds",
             "Time of the engine's steps by part; on a GPU forward and pick are launches, wait is for the device.",
-            labels=["part"],
+            ("part",),
+            {(part,): seconds for part, seconds in stats.step_s.items()},
         )
-        for part, seconds in stats.step_s.items():
-            steps.add_metric((part,), seconds)
-        yield steps
 
     def _speculation(self) -> Iterator[Metric]:
-        drafters = self._stats.drafters
-        for name, told, total in (
-            ("num_drafts", "Verified drafts with tokens of the drafter.", attrgetter("n_drafts")),
-            ("num_draft_tokens", "Tokens drafted and verified.", attrgetter("n_drafted")),
-            ("num_accepted_tokens", "Drafted tokens accepted.", attrgetter("n_accepted")),
+        drafters = self._stats.drafters.items()
+        for name, about, total in (
+            ("spec_decode_num_drafts", "Verified drafts with tokens of the drafter.", attrgetter("n_drafts")),
+            ("spec_decode_num_draft_tokens", "Tokens drafted and verified.", attrgetter("n_drafted")),
+            ("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", attrgetter("n_accepted")),
+            ("wasted_verify_tokens", "Drafted tokens verified in vain.", _n_rejected),
         ):
-            family = _counter(name, told, "drafter")
-            for drafter, count in drafters.items():
-                family.add_metric((drafter,), total(count))
-            yield family
-        wasted = CounterMetricFamily(
-            PREFIX + "wasted_verify_tokens", "Drafted tokens verified in vain.", labels=["drafter"]
+            yield labelled(
+                name, about, ("drafter",), {(drafter,): total(count) for drafter, count in drafters}
+            )
+        by_place: Counts = {
+            (drafter, str(position)): n_accepted
+            for drafter, count in drafters
+            for position, n_accepted in enumerate(count.accepted_by_position)
+        }
+        about = "Accepted tokens by place in the draft."
+        yield labelled("spec_decode_num_accepted_tokens_per_pos", about, ("drafter", "position"), by_place)
+        times: Counts = {
+            (drafter, verb): seconds
+            for drafter, count in drafters
+            for verb, seconds in seconds_of(count).items()
+        }
+        yield labelled(
+            "spec_decode_seconds", "Time spent in the drafter, by verb.", ("drafter", "verb"), times
         )
-        for drafter, count in drafters.items():
-            wasted.add_metric((drafter,), count.n_drafted - count.n_accepted)
-        yield wasted
-        by_place = _counter(
-            "num_accepted_tokens_per_pos", "Accepted tokens by place in the draft.", "drafter", "position"
-        )
-        times = _counter("seconds", "Time spent in the drafter, by verb.", "drafter", "verb")
-        for drafter, count in drafters.items():
-            for position, n_accepted in enumerate(count.accepted_by_position):
-                by_place.add_metric((drafter, str(position)), n_accepted)
-            for verb, seconds in seconds_of(count).items():
-                times.add_metric((drafter, verb), seconds)
-        yield from (by_place, times)
 
 
-def _counter(name: str, told: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"{PREFIX}spec_decode_{name}", told, labels=labels)
+def _n_rejected(count: DrafterCount) -> int:
+    return count.n_drafted - count.n_accepted

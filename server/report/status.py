@@ -5,63 +5,75 @@ those exist.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from fastapi import APIRouter, Query
+from starlette.responses import Response
 
 from slipstream.engine.api import AsyncEngine, SlotState
 from slipstream.engine.settings import Settings
+from slipstream.server.describe.openapi import answers, failing
+from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import unavailable
 from slipstream.server.http.gate import Gate
 from slipstream.server.openai.formats.known import format_of
+from slipstream.server.report.replies import EngineState, Health, HealthProblem, Life, Props, Slot
 from slipstream.server.report.tally import ms, shown
 
 SECRET = frozenset({"api_key"})
+NoSlot = Annotated[str, Query(description="1: 503 while every slot is busy")]
+# What is declared of a route with three paths.
+HEALTH: Any = {
+    "methods": ["GET", "HEAD"],
+    "summary": "Ready for requests?",
+    "responses": answers(Health) | failing(500, 503, model=HealthProblem),
+}
 
 
 def routes(gate: Gate, settings: Settings) -> APIRouter:
     router = APIRouter()
 
-    async def health(request: Request) -> Response:
-        """Ready for requests? 503 while loading, draining or failed, and without an idle slot if that is asked."""
+    @router.api_route("/ready", **HEALTH)
+    @router.api_route("/v1/health", **HEALTH)
+    @router.api_route("/health", **HEALTH)
+    async def health(fail_on_no_slot: NoSlot = "") -> Response:
+        """503 while loading, draining or failed, and without an idle slot if that is asked."""
         status = gate.status
-        if status == "ready" and _no_slot(request, gate.for_looking()):
-            raise unavailable("no slot is idle", "no_idle_slot")
         if status == "ready":
-            return JSONResponse({"status": "ok", **_warnings(gate.for_looking())})
+            _check_idle(fail_on_no_slot, gate.for_looking())
+            return answer_json({"status": "ok", **_warnings(gate.for_looking())})
         problem = gate.refusal().problem
-        return JSONResponse({"status": status, **problem.content()}, 503, dict(problem.headers))
+        return answer_json({"status": status, **problem.content()}, 503, problem.headers)
 
+    @router.api_route(
+        "/live",
+        methods=["GET", "HEAD"],
+        summary="Worth keeping alive? Only a failed engine is not",
+        responses=answers(Life) | failing(503, model=Life),
+    )
     async def live() -> Response:
-        """Worth keeping alive? Only a failed engine is not."""
         failed = gate.status == "failed"
-        return JSONResponse({"status": "failed" if failed else "ok"}, 503 if failed else 200)
+        return answer_json({"status": "failed" if failed else "ok"}, 503 if failed else 200)
 
-    for path, endpoint in (("/health", health), ("/v1/health", health), ("/ready", health), ("/live", live)):
-        router.add_api_route(path, endpoint, methods=["GET", "HEAD"])
-
-    @router.get("/slots")
-    async def slots(request: Request) -> list[dict[str, Any]]:
+    @router.get("/slots", summary="What each slot is doing", responses=answers(list[Slot], 503))
+    async def slots(fail_on_no_slot: NoSlot = "") -> Response:
         engine = gate.for_looking()
-        if _no_slot(request, engine):
-            raise unavailable("no slot is idle", "no_idle_slot")
+        _check_idle(fail_on_no_slot, engine)
         stats = engine.stats()
         step_ms = {part: ms(seconds) for part, seconds in stats.step_average_s.items()}
-        return [_slot(one, engine) | {"step_ms": step_ms} for one in stats.slots]
+        return answer_json([_slot(one, engine) | {"step_ms": step_ms} for one in stats.slots])
 
-    @router.get("/props")
-    async def props() -> dict[str, Any]:
-        return _props(gate.for_looking(), settings)
+    @router.get("/props", summary="Settings, model and engine", responses=answers(Props, 503))
+    async def props() -> Response:
+        return answer_json(_props(gate.for_looking(), settings))
 
     return router
 
 
-def _no_slot(request: Request, engine: AsyncEngine) -> bool:
-    """Does the request want a failure where no slot is idle, and is none?"""
-    asked = request.query_params.get("fail_on_no_slot") == "1"
-    return asked and all(one.busy for one in engine.stats().slots)
+def _check_idle(fail_on_no_slot: str, engine: AsyncEngine) -> None:
+    """Raises `Refused` where the request asks for an idle slot and there is none."""
+    if fail_on_no_slot == "1" and all(one.busy for one in engine.stats().slots):
+        raise unavailable("no slot is idle", "no_idle_slot")
 
 
 def _warnings(engine: AsyncEngine) -> dict[str, Any]:
@@ -117,17 +129,5 @@ def _props(engine: AsyncEngine, settings: Settings) -> dict[str, Any]:
             "n_max": settings.draft_max,
             "counts": shown(stats.drafters),
         },
-        "engine": {
-            name: getattr(stats, name)
-            for name in (
-                "n_waiting",
-                "n_pages_free",
-                "n_pages_cached",
-                "n_pages_held",
-                "n_steps",
-                "n_prompt_tokens",
-                "n_completion_tokens",
-                "n_preempted",
-            )
-        },
+        "engine": {name: getattr(stats, name) for name in EngineState.model_fields},
     }

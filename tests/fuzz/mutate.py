@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from slipstream.server.describe.operations import STATUSES
+from slipstream.server.describe.openapi import STATUSES
 from slipstream.server.openai.refuse import REFUSED
 from slipstream.server.openai.wire import ChatRequest, CompletionRequest
 from tests.fuzz.requests import REQUESTS

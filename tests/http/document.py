@@ -2,53 +2,93 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from typing import Any
 
 import httpx
 from pydantic import TypeAdapter
 
-from slipstream.server.describe.operations import OPERATIONS, statuses_of
-from slipstream.server.describe.server_replies import Error
+from slipstream.engine.settings import Settings
+from slipstream.server.describe.openapi import document
+from slipstream.server.describe.shape import Error, Shape
+from slipstream.server.http.app import create_app
+from slipstream.server.http.gate import Gate
 
-# Told by the router about any path, so no operation lists them.
+DOCUMENT = document(create_app(Gate(), Settings(model="fake")).routes)
+# The router answers these for any path, so no operation lists them.
 NOWHERE = (404, 405)
+
+
+def subclasses(kind: type) -> dict[str, type]:
+    """All subclasses by name."""
+    found = {one.__name__: one for one in kind.__subclasses__()}
+    return found | {name: inner for one in found.values() for name, inner in subclasses(one).items()}
+
+
+MODELS = subclasses(Shape)
+
+
+def type_of(schema: dict[str, Any]) -> Any:
+    """The type of a reply's schema: a model, one of several, or a list."""
+    if "anyOf" in schema:
+        return functools.reduce(operator.or_, map(type_of, schema["anyOf"]))
+    if schema.get("type") == "array":
+        return list[type_of(schema["items"])]
+    return MODELS[schema["$ref"].rpartition("/")[2]]
+
+
+def operation(path: str) -> dict[str, Any]:
+    methods = DOCUMENT["paths"][path]
+    return methods.get("get") or methods["post"]
+
+
+def reply_schema(path: str) -> dict[str, Any] | None:
+    """The schema of a reply as JSON; None for other media and for a reply without a model."""
+    content = operation(path)["responses"]["200"]["content"]
+    return content.get("application/json", {}).get("schema") or None
+
+
+def event_schema(path: str) -> dict[str, Any] | None:
+    """The schema of what an event of a stream holds; None where there is no stream."""
+    content = operation(path)["responses"]["200"]["content"]
+    if "text/event-stream" not in content:
+        return None
+    _, data = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"]
+    return data["contentSchema"]
 
 
 def hold(path: str, status: int, body: str | bytes) -> None:
     """Raises ValidationError unless the body is what the operation of that path says, and nothing more."""
-    one = OPERATIONS[path]
-    if status != 200:
-        found = statuses_of(one)
-        assert status in (*found, *NOWHERE), f"{path} may not answer {status}"
-        TypeAdapter(found.get(status, Error)).validate_json(body)
-        return
-    kinds: Any = one.reply[0]
-    for more in one.reply[1:]:
-        kinds |= more
-    TypeAdapter(list[kinds] if one.many else kinds).validate_json(body)
+    found = operation(path)["responses"]
+    assert str(status) in found or status in NOWHERE, f"{path} may not answer {status}"
+    one = found.get(str(status))
+    kind = type_of(one["content"]["application/json"]["schema"]) if one else Error
+    TypeAdapter(kind).validate_json(body, extra="forbid")
 
 
 def hold_events(path: str, text: str) -> None:
     """The same for the events of a stream: chunks, or a failure after the first byte."""
-    kind: Any = OPERATIONS[path].event
+    kind = TypeAdapter(type_of(event_schema(path)))
     for one in text.split("\n\n"):
         data = one.removeprefix("data: ")
         if one.startswith("data: ") and data != "[DONE]":
-            TypeAdapter(kind | Error).validate_json(data)
+            kind.validate_json(data, extra="forbid")
 
 
 def held(answer: httpx.Response) -> httpx.Response:
     """The answer itself, after a look at it. Paths that are not ours, and pages, are let through."""
     asked = answer.request
+    paths = DOCUMENT["paths"]
     path = next(
-        (one for one in OPERATIONS if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", one), asked.url.path)), None
+        (one for one in paths if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", one), asked.url.path)), None
     )
-    if path is None or asked.method.lower() not in OPERATIONS[path].methods:
+    if path is None or asked.method.lower() not in paths[path]:
         return answer
     kind = answer.headers.get("content-type", "")
     if kind.startswith("text/event-stream"):
         hold_events(path, answer.text)
-    elif kind == "application/json" and OPERATIONS[path].reply:
+    elif kind == "application/json" and reply_schema(path):
         hold(path, answer.status_code, answer.content)
     return answer

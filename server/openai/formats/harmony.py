@@ -20,9 +20,9 @@ from slipstream.server.openai.formats.format import (
     Piece,
     Reasoning,
     Tools,
-    joined,
 )
 from slipstream.server.openai.formats.json_call import Value
+from slipstream.server.openai.formats.reply_parser import ReplyParser
 from slipstream.server.openai.formats.scanner import AT_ONCE, CHUNK, CLOSES, OPENS, Event, compiled, scanner
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -50,22 +50,18 @@ def _template() -> Any:
     return compiled(fields)
 
 
-class HarmonyParser:
-    """Reads one reply of a model that writes channels. Its verbs are those of `parser.Parser`."""
+class HarmonyParser(ReplyParser):
+    """Reads one reply of a model that writes channels. Every message has a channel."""
 
     def __init__(
         self, tools: Tools, prompt_tail: str, *, most_calls: int | None = None, thinks_aloud: bool = False
     ) -> None:
-        self._scanner = scanner(_template())
+        super().__init__(scanner(_template()), most_calls)
         self._tools = tools
-        self._most_calls = most_calls
         self._thinks_aloud = thinks_aloud
-        self._n_calls = 0
         self._value = Value()  # the arguments of a call
         self._head = ""  # of the message to come, as far as it is known
         self._kind: Kind | None = None  # None: between messages
-        self._is_full = False
-        self.is_ended = False
         opened = prompt_tail.rpartition(START)[2]
         if MESSAGE in opened and not any(end in opened for end in ENDS):
             head = opened.partition(MESSAGE)[0]
@@ -75,13 +71,6 @@ class HarmonyParser:
     def is_thinking(self) -> bool:
         return self._kind == "reasoning"
 
-    def feed(self, text: str) -> list[Piece]:
-        return joined(self._wanted(self._read(self._scanner.feed(text))))
-
-    def finish(self) -> list[Piece]:
-        _, events = self._scanner.finalize()
-        return joined(self._wanted(self._finished(events)))
-
     def _finished(self, events: Iterable[Event]) -> Iterator[Piece]:
         # A header that the reply's end cut off is closed by the parser, but its message never came.
         yield from self._read(one for one in events if (one["type"], one["field"]) != (CLOSES, "head"))
@@ -89,16 +78,7 @@ class HarmonyParser:
         if self._n_calls == 0 and self._head.strip() and CHANNEL not in self._head:
             yield Content(self._head)
 
-    def _wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The pieces up to the end of the last call that is wanted. A reply that only ends there is not `is_ended`."""
-        for piece in pieces:
-            if self._is_full:
-                self.is_ended = True
-                return
-            yield piece
-            self._is_full = isinstance(piece, CallEnd) and self._n_calls == self._most_calls
-
-    def _read(self, events: Iterable[Event]) -> Iterator[Piece]:
+    def _read(self, events: Iterable[Event], *, at_end: bool = False) -> Iterator[Piece]:
         for event in events:
             kind, field = event["type"], event["field"]
             if field == "text" and kind == CHUNK:

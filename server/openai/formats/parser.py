@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any
 
 from slipstream.server.openai.formats.format import (
-    CallEnd,
     CallStart,
     Content,
     Format,
@@ -20,8 +19,8 @@ from slipstream.server.openai.formats.format import (
     Reader,
     Reasoning,
     Tools,
-    joined,
 )
+from slipstream.server.openai.formats.reply_parser import ReplyParser
 from slipstream.server.openai.formats.scanner import AT_ONCE, CLOSES, OPENS, Event, compiled, scanner
 
 REASONING, CALL, STRAY, BETWEEN, CONTENT = "reasoning", "call", "stray", "between", "content"
@@ -51,7 +50,7 @@ def is_thinking(prompt_tail: str, opener: str) -> bool:
     return prompt_tail.rstrip().endswith(opener)
 
 
-class Parser:
+class Parser(ReplyParser):
     """Reads one reply. `tools`: those that may be called; none: calls are text like any other.
 
     `thinks_aloud`: thinking is content, markers and all.
@@ -66,34 +65,22 @@ class Parser:
         most_calls: int | None = None,
         thinks_aloud: bool = False,
     ) -> None:
+        super().__init__(scanner(_template(format_, with_calls=bool(tools))), most_calls)
         self._reasoning = format_.reasoning or ("", "")
         self._calls = format_.calls if tools else None
         self._tools = tools
-        self._most_calls = most_calls
         self._thinks_aloud = thinks_aloud
-        self._scanner = scanner(_template(format_, with_calls=bool(tools)))
         self._reader: Reader | None = None
         self._is_bare = False  # the reader has no markers and goes on to the end
         self._is_fresh = True  # no content has come yet
         self._content = _Trim(is_start=False)
         self._thoughts = _Trim(is_start=True)
-        self._n_calls = 0
         self.is_thinking = False
-        self._is_full = False  # no more calls are wanted
-        self.is_ended = False  # something has followed that is not told
         self._n_silent = 0  # opening markers that the prompt has written
         if format_.reasoning and is_thinking(prompt_tail, format_.reasoning[0]):
             self._n_silent = 1
             self.is_thinking = True
             self.feed(format_.reasoning[0])
-
-    def feed(self, text: str) -> list[Piece]:
-        return joined(self._wanted(self._read(self._scanner.feed(text), at_end=False)))
-
-    def finish(self) -> list[Piece]:
-        """What was held back, now that the reply has ended."""
-        _, events = self._scanner.finalize()
-        return joined(self._wanted(self._finished(events)))
 
     def _finished(self, events: Iterable[Event]) -> Iterator[Piece]:
         yield from self._read(events, at_end=True)
@@ -102,16 +89,7 @@ class Parser:
         if not self._n_calls and (rest := self._content.held):
             yield Content(rest)
 
-    def _wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The pieces up to the end of the last call that is wanted. A reply that only ends there is not `is_ended`."""
-        for piece in pieces:
-            if self._is_full:
-                self.is_ended = True
-                return
-            yield piece
-            self._is_full = isinstance(piece, CallEnd) and self._n_calls == self._most_calls
-
-    def _read(self, events: Iterable[Event], *, at_end: bool) -> Iterator[Piece]:
+    def _read(self, events: Iterable[Event], *, at_end: bool = False) -> Iterator[Piece]:
         for event in events:
             kind, field, text = event["type"], event["field"], event.get("text", "")
             if field == REASONING:

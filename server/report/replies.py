@@ -1,42 +1,21 @@
-"""What the server's own endpoints answer, as models: for the OpenAPI document and the tests that hold replies
-against it. Nothing else uses them. A field with a default may be absent.
-"""
+"""What the server's own endpoints answer, as models for the OpenAPI document. A field with a default may be absent."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class Shape(BaseModel):
-    """A reply, or a part of one: these fields and no others."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
-
-
-class ErrorDetail(Shape):
-    message: str = Field(description="names the field, the limit and the setting; never the input")
-    type: str
-    param: str | None = Field(description="the field it is about, as in `messages[0].content`")
-    code: str | None
-    n_prompt_tokens: int | None = Field(None, description="with `context_length_exceeded`")
-    n_ctx: int | None = Field(None, description="with `context_length_exceeded`")
-
-
-class Error(Shape):
-    """Every refusal and failure, with any status."""
-
-    error: ErrorDetail
+from slipstream.server.describe.shape import Error, Shape, optional
 
 
 class HealthProblem(Error):
-    status: str | None = Field(None, description="the engine's; missing where only a slot is")
+    status: str | None = optional("the engine's; missing where only a slot is")
 
 
 class Health(Shape):
     status: Literal["ok"]
-    warnings: list[str] | None = Field(None, description="what works less well than it should")
+    warnings: list[str] | None = optional("what works less well than it should")
 
 
 class Life(Shape):

@@ -1,0 +1,43 @@
+"""What the parsers of replies share: text in, joined pieces out, up to the end of the last call that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from slipstream.server.openai.formats.format import CallEnd, Piece, joined
+from slipstream.server.openai.formats.scanner import Event, Scanner
+
+
+class ReplyParser:
+    """Reads one reply. A parser says what the scanner's events mean, and counts the calls it begins."""
+
+    is_ended = False  # something has followed that is not part of the message
+    _is_full = False  # no more calls are wanted
+    _n_calls = 0
+
+    def __init__(self, scanner: Scanner, most_calls: int | None) -> None:
+        self._scanner = scanner
+        self._most_calls = most_calls
+
+    def feed(self, text: str) -> list[Piece]:
+        return joined(self._wanted(self._read(self._scanner.feed(text))))
+
+    def finish(self) -> list[Piece]:
+        """What was held back, now that the reply has ended."""
+        _, events = self._scanner.finalize()
+        return joined(self._wanted(self._finished(events)))
+
+    def _read(self, events: Iterable[Event], *, at_end: bool = False) -> Iterator[Piece]:
+        raise NotImplementedError
+
+    def _finished(self, events: Iterable[Event]) -> Iterator[Piece]:
+        raise NotImplementedError
+
+    def _wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """The pieces up to the end of the last call that is wanted. A reply that only ends there is not `is_ended`."""
+        for piece in pieces:
+            if self._is_full:
+                self.is_ended = True
+                return
+            yield piece
+            self._is_full = isinstance(piece, CallEnd) and self._n_calls == self._most_calls

@@ -1,0 +1,221 @@
+"""Fields of a request that pydantic's own types cannot read: what each may be, and what is made of it.
+
+A type here is a field's type in Python with its reader; the reader's second argument is what clients may send, for the
+OpenAPI document.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo
+
+from slipstream.engine.api import MOST_LOGPROBS
+from slipstream.server.http.body import shown, wrong
+from slipstream.server.openai.sent import TextPart
+
+MAX_STOPS = 16  # OpenAI allows 4; local clients send more
+MAX_STOP_LENGTH = 256
+MAX_STOP_IDS = 64
+MAX_BIASES = 1024
+MAX_TEMPLATE_KWARGS = 32
+MAX_TYPES = 16
+TYPE = re.compile(r"(?!(none|auto)$)[a-z0-9-]{1,32}")
+INT32 = 2**31 - 1
+# Names the template renderer itself gives a meaning; a request may not redefine them.
+TEMPLATE_INTERNALS = frozenset(
+    {
+        *("messages", "conversation", "tools", "documents", "tokenize", "add_generation_prompt"),
+        *("continue_final_message", "chat_template", "template", "bos_token", "eos_token", "pad_token"),
+        *("unk_token", "return_tensors", "return_dict", "return_assistant_tokens_mask", "padding"),
+        *("truncation", "max_length", "tokenizer", "tokenizer_kwargs", "self", "namespace", "range"),
+        *("raise_exception", "strftime_now"),
+    }
+)
+
+
+def read_seed(value: Any) -> Any:
+    """-1 is the other servers' way to say "random"."""
+    if value is None or (value == -1 and type(value) is int):
+        return None
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise wrong("Input should be an integer from 0 to 2^64 - 1, or -1 for a random seed")
+    return value
+
+
+def read_max_tokens(value: Any) -> Any:
+    if value is None or (value == -1 and type(value) is int):
+        return None
+    if type(value) is not int or not 1 <= value <= INT32:
+        raise wrong(f"Input should be an integer from 1 to {INT32}, or -1 for no limit but the context")
+    return value
+
+
+def read_top_k(value: Any) -> Any:
+    return 0 if value == -1 and type(value) is int else value
+
+
+def read_stop(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return None
+    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
+        raise wrong("Input should be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise wrong(f"Input should have at most {MAX_STOPS} strings")
+    if not all(0 < len(one) <= MAX_STOP_LENGTH for one in stops):
+        raise wrong(f"Each string should have 1 to {MAX_STOP_LENGTH} characters")
+    return stops
+
+
+def read_stop_ids(value: Any) -> Any:
+    if value is None or value == []:
+        return None
+    if not _are_ids(value) or len(value) > MAX_STOP_IDS:
+        raise wrong(f"Input should be a list of at most {MAX_STOP_IDS} token ids")
+    return value
+
+
+def read_logit_bias(value: Any) -> Any:
+    """`{"token id": bias}` as a dict of numbers."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise wrong("Input should map token ids to numbers")
+    if len(value) > MAX_BIASES:
+        raise wrong(f"Input should have at most {MAX_BIASES} entries")
+    if not all(key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) <= INT32 for key in value):
+        raise wrong('Each key should be a token id, such as "42"')
+    if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
+        raise wrong("Each bias should be a number from -100 to 100")
+    return {int(key): float(bias) for key, bias in value.items()}
+
+
+def read_content(value: Any) -> Any:
+    """A string, or a list of text parts joined by line breaks."""
+    return "\n".join(read_texts(value))
+
+
+def read_turn(value: Any, info: ValidationInfo) -> Any:
+    """A message's content, which may be null beside tool calls."""
+    return None if value is None and info.data.get("tool_calls") else read_content(value)
+
+
+def read_pieces(value: Any) -> Any:
+    """A string, or a list of text parts that are pieces of one text."""
+    return "".join(read_texts(value))
+
+
+def read_texts(value: Any) -> list[str]:
+    """The texts of a string or of a list of text parts."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise wrong("Input should be a string or a list of text parts")
+    for part in value:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise wrong("Each part should be an object with a type")
+        if part["type"] != "text":
+            raise wrong("only parts of type 'text' are supported", code="unsupported_value")
+        if not isinstance(part.get("text"), str):
+            raise wrong("Each text part should have a string in 'text'")
+    return [part["text"] for part in value]
+
+
+def read_prediction_type(value: Any) -> Any:
+    """A kind of prediction; OpenAI knows only one so far."""
+    if isinstance(value, str) and value != "content":
+        raise wrong("only the type 'content' is supported", code="unsupported_value")
+    return value
+
+
+def read_prompt(value: Any) -> Any:
+    """The four forms of a prompt as a list of strings and of token lists."""
+    prompts = value if isinstance(value, list) and not _are_ids(value) else [value]
+    if not prompts or not all(isinstance(one, str) or _are_ids(one) for one in prompts):
+        raise wrong("Input should be a string, a list of token ids, or a list of those")
+    if not all(prompts):
+        raise wrong("A prompt should not be empty")
+    return prompts
+
+
+def _are_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(one) is int and 0 <= one <= INT32 for one in value)
+    )
+
+
+def read_logprobs(value: Any) -> Any:
+    """A plain completion's `logprobs`; false is what some clients say for none."""
+    return None if value is False else value
+
+
+def read_types(value: Any) -> Any:
+    """Drafter names from a comma string or a list; `none` is the empty list, `auto` the server's own."""
+    names = value.split(",") if isinstance(value, str) else value
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise wrong("Input should be a comma list or a list of drafter names")
+    names = [one.strip() for one in names]
+    if names == ["auto"]:
+        return None
+    if names == ["none"]:
+        return []
+    if not 0 < len(names) <= MAX_TYPES or not all(TYPE.fullmatch(one) for one in names):
+        raise wrong("Input should be names of loaded drafters, or 'none' or 'auto' alone")
+    return names
+
+
+def read_template_kwargs(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) > MAX_TEMPLATE_KWARGS:
+        raise wrong(f"Input should be an object of at most {MAX_TEMPLATE_KWARGS} values")
+    for name, one in value.items():
+        if name in TEMPLATE_INTERNALS or name.startswith("_") or not name.isidentifier() or len(name) > 64:
+            raise wrong(f"{shown(name)} may not be set by a request")
+        if one is not None and not isinstance(one, str | bool | int | float):
+            raise wrong(f"{shown(name)} should be a string, a number, a boolean or null")
+    return value
+
+
+Texts = str | list[TextPart]
+TokenId = Annotated[int, Field(ge=0, le=INT32)]
+_Count = Annotated[int, Field(ge=1, le=INT32)] | Literal[-1] | None
+_Top = Annotated[int, Field(ge=-1, le=INT32)] | None
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+_Words = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]
+_Name = Annotated[str, Field(pattern="^[a-z0-9-]{1,32}$")]
+_Names = Annotated[list[_Name], Field(min_length=1, max_length=MAX_TYPES)]
+_Biases = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
+]
+_Values = Annotated[dict[str, str | bool | float | None], Field(max_length=MAX_TEMPLATE_KWARGS)]
+_Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | Literal[False] | None
+
+MaxTokens = Annotated[int | None, BeforeValidator(read_max_tokens, _Count)]
+TopK = Annotated[int | None, BeforeValidator(read_top_k, _Top)]
+Seed = Annotated[int | None, BeforeValidator(read_seed, Annotated[int, Field(ge=-1, le=2**64 - 1)] | None)]
+Stops = Annotated[
+    list[str] | None,
+    BeforeValidator(read_stop, _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] | None),
+]
+StopIds = Annotated[
+    list[int] | None,
+    BeforeValidator(read_stop_ids, Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None),
+]
+LogitBias = Annotated[dict[int, float] | None, BeforeValidator(read_logit_bias, _Biases | None)]
+Types = Annotated[list[str] | None, BeforeValidator(read_types, str | _Names | None)]
+TemplateKwargs = Annotated[dict[str, Any] | None, BeforeValidator(read_template_kwargs, _Values | None)]
+Logprobs = Annotated[int | None, BeforeValidator(read_logprobs, _Logprobs)]
+Turn = Annotated[str | None, BeforeValidator(read_turn, Texts | None)]
+Pieces = Annotated[str, BeforeValidator(read_pieces, Texts)]
+PredictionType = Annotated[str, BeforeValidator(read_prediction_type, Literal["content"])]
+Prompts = Annotated[
+    list[str | list[int]], BeforeValidator(read_prompt, _Words | Annotated[list[_Words], Field(min_length=1)])
+]
