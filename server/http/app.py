@@ -18,7 +18,7 @@ from slipstream.server import version
 from slipstream.server.describe import openapi
 from slipstream.server.http import web_page as pages
 from slipstream.server.http.auth import PUBLIC, Auth, keys_of
-from slipstream.server.http.envelope import Frame
+from slipstream.server.http.envelope import Envelope
 from slipstream.server.http.error_table import Problem, Refused, not_found, problem_of
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.limits import BodyLimit, HostCheck, Prefix, origins_of
@@ -65,7 +65,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
         )
     app.add_middleware(Prefix, prefix=settings.api_prefix)
     app.add_middleware(HostCheck, host=settings.host)
-    app.add_middleware(Frame, meter=meter, traces=traces)
+    app.add_middleware(Envelope, meter=meter, traces=traces)
     app.state.traces = traces
     return app
 

@@ -31,7 +31,7 @@ GENERATING = {"/chat/completions": "chat", "/completions": "text_completion"}
 PROBES = HEALTH | {"/metrics"}
 
 
-class Frame:
+class Envelope:
     """ASGI layer; `state["request_id"]` is the client's id if it is well-formed, else a fresh one."""
 
     def __init__(self, app: ASGIApp, meter: Meter, traces: Tracing | None) -> None:

@@ -1,6 +1,6 @@
 """What requests came to: one record per HTTP request, one access line and one set of counts when it ends.
 
-`Frame` opens the record and closes it. In between whoever finds something out writes it down through `record()`:
+`Envelope` opens the record and closes it. In between whoever finds something out writes it down through `record()`:
 the reply its ends, an error its code. Durations and token counts become Prometheus histograms under vLLM's names.
 """
 
