@@ -26,7 +26,7 @@ from slipstream.engine.text.tokenizer import Tokenizer
 from tests.oracle.lab import (
     ASKS,
     DEMO,
-    LOADERS,
+    HEADS,
     ROOT,
     Bench,
     Case,
@@ -77,7 +77,7 @@ RULED = (
 TROUBLE = Trouble(cancel_share=0.4, cut_share=0.03, save_share=0.05)
 TEXT_DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
 AUTO = ("forced", "prediction", "suffix", "draft-model")
-ALL = ("forced", "prediction", *TEXT_DRAFTERS, "draft-model", *LOADERS, "garbage", "scripted")
+ALL = ("forced", "prediction", *TEXT_DRAFTERS, "draft-model", *HEADS, "garbage", "scripted")
 HYBRID = Folders(
     ROOT / "demo" / "hybrid", ROOT / "demo" / "hybrid-draft", {"draft-mtp": ROOT / "demo" / "hybrid"}
 )
@@ -116,7 +116,7 @@ def _windowed(folder: Path, scratch: Path) -> Path:
 
 def chains(folders: Folders) -> list[tuple[str, ...]]:
     """Nothing, every drafter that the folders have a network for, the default, and all at once."""
-    held = tuple(name for name in ALL if name not in LOADERS or name in folders.heads)
+    held = tuple(name for name in ALL if name not in HEADS or name in folders.heads)
     return [(), *((name,) for name in held), AUTO, held]
 
 

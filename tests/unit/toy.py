@@ -18,9 +18,10 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import FullKV
 from slipstream.engine.cache.store import Sizes, Store
 from slipstream.engine.core.engine import Capacity, Engine
+from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.layers.decoder import Taps
-from slipstream.engine.sample.params import resolve_sampling
-from slipstream.engine.slot import Slot, SlotStats, SpeculateParams
+from slipstream.engine.settings import Settings
+from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.acceptance import Acceptance, coupled
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.length import Lengths
@@ -140,15 +141,11 @@ def toy_slot(
     temperature: float = 0.8,
 ) -> Slot:
     """A slot as the service makes it."""
-    sampling = resolve_sampling(Sampling(temperature=temperature, seed=3), {}, [], VOCAB)
-    return Slot(
-        slot_id,
-        Request(id=name, prompt=tuple(prompt)),
-        list(prompt),
-        len(prompt),
-        len(prompt) + max_tokens,
-        sampling,
-        SpeculateParams(types=types, n_max=n_max, n_min=0, p_min=0.0),
-        Words(stop),
-        stats=SlotStats(histogram=[0] * (n_max + 1)),
-    )  # type: ignore[arg-type]
+    request = Request(
+        id=name,
+        prompt=tuple(prompt),
+        sampling=Sampling(temperature=temperature, seed=3),
+        max_tokens=max_tokens,
+    )
+    factory = SlotFactory(Settings(draft_max=n_max), types, 10**6, VOCAB, frozenset())
+    return factory.resolve(request, Prepared(prompt, Words(stop)))(slot_id)  # type: ignore[arg-type]

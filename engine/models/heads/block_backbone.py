@@ -42,6 +42,7 @@ from slipstream.kernels.norm_rope_write.op import norm_rope_write
 
 log = logging.getLogger(__name__)
 
+MOST_ROWS = 128  # of a block
 # Pieces of names that only relatives of DFlash have, none of which is implemented.
 VARIANTS = {
     **FOREIGN_PARTS,
@@ -148,12 +149,18 @@ def without_mask(batch: Batch) -> Batch:
 
 
 def load_block_draft(weights: Weights, target: Network, n_ctx: int, taps: Sequence[int] | None) -> BlockDraft:
-    """The draft of a folder. `weights.finish` is the caller's. Raises `LoadError` and its subclasses."""
+    """The draft of a folder, for blocks that begin at positions below `n_ctx`. `weights.finish` is the caller's.
+
+    Raises `LoadError` and its subclasses.
+    """
     fields = Fields.read(weights.folder / "config.json")
     refuse_variants(weights, fields)
     inner = fields.child("transformer_layer_config") if fields.has("speculators_model_type") else fields
     d_model = weights.shape("fc.weight")[0]
-    plan = read_plan(inner, weights, "layers.0", d_model, n_ctx, target)
+    block_size = holder(fields, "block_size").count("block_size")
+    if block_size > MOST_ROWS:
+        raise UnsupportedModel(f"{fields.where}: block_size = {block_size} is more than {MOST_ROWS}")
+    plan = read_plan(inner, weights, "layers.0", d_model, n_ctx + block_size, target)
     n_layers = next(i for i in count() if f"layers.{i}.self_attn.q_proj.weight" not in weights)
     if fields.has("num_target_layers") and fields.count("num_target_layers") != target.config.n_layers:
         raise DraftMismatch(
@@ -166,7 +173,7 @@ def load_block_draft(weights: Weights, target: Network, n_ctx: int, taps: Sequen
     embedding, head = load_draft_ends(weights, d_model, target)
     return BlockDraft(
         taps=resolved,
-        block_size=holder(fields, "block_size").count("block_size"),
+        block_size=block_size,
         mask_id=read_mask_id(fields, embedding),
         from_anchor=read_from_anchor(fields),
         embedding=embedding,

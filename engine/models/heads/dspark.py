@@ -7,7 +7,7 @@ linear layer estimates from the row and that token how likely the pick is to be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,10 +118,15 @@ class DSpark:
         return torch.sigmoid(linear(read, head.matrix, torch.float32))[:, 0]
 
 
+def is_dspark(names: Collection[str]) -> bool:
+    """Whether a folder with these tensors holds a DSpark draft."""
+    return MARKOV in names
+
+
 def load_dspark(path: Path | str, target: Network, n_ctx: int, taps: Sequence[int] | None = None) -> DSpark:
     """The draft network of a folder, in the target's dtype on its device.
 
-    n_ctx: positions the rotary tables cover, the last block included. taps: hidden states to read, in our
+    n_ctx: positions of a sequence, at which a block may begin. taps: hidden states to read, in our
     numbers, instead of those that the config asks for. Raises `LoadError` and its subclasses naming file,
     tensor and value.
     """

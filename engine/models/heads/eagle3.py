@@ -8,7 +8,7 @@ fused, then, for guessed tokens, what it returned itself. It predicts x_{p+2}. F
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -63,6 +63,9 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "use_mtp_layernorm": (False,),
     "parallel_draft_step": (0, 1),
 }
+
+
+FIRST_LAYERS = ("midlayer", "layers.0")  # what files call the layer that reads two streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,11 @@ class Eagle3:
         assert added is not None  # the first layer's
         normed, x = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model] each
         return normed, normed if self.norm_output else x
+
+
+def is_eagle3(names: Collection[str]) -> bool:
+    """Whether a folder with these tensors holds an EAGLE-3 head."""
+    return "fc.weight" in names and any(f"{layer}.hidden_norm.weight" in names for layer in FIRST_LAYERS)
 
 
 def load_eagle3(path: Path | str, target: Network, n_ctx: int, taps: Sequence[int] | None = None) -> Eagle3:

@@ -18,11 +18,9 @@ from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.core import forward
 from slipstream.engine.errors import SettingError, UnsupportedModel
 from slipstream.engine.models.blueprint import META, Outline, draw, draw_mtp, mtp_layers
-from slipstream.engine.models.heads.kinds import kind_of
 from slipstream.engine.models.heads.mtp import found_layers
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.registry import read_model
-from slipstream.engine.service.start.draft_network import DRAFT_MODEL, DRAFT_MTP
 from slipstream.engine.service.start.drafters import drafter_types
 from slipstream.engine.service.start.folder import CONFIGS, local_folder, run_dtype
 from slipstream.engine.service.start.sizes import (
@@ -40,6 +38,9 @@ from slipstream.engine.service.start.sizes import (
 )
 from slipstream.engine.settings import Settings, check
 from slipstream.engine.speculate.network import draft_model
+from slipstream.engine.speculate.registry import kind_of
+
+MODEL, MTP = "draft-model", "draft-mtp"  # the draft networks whose size a config tells
 
 # Keys that only a draft head's config has, which is otherwise a model's.
 HEAD_KEYS = ("draft_vocab_size", "eagle_config", "dflash_config", "markov_rank", "speculators_model_type")
@@ -247,15 +248,15 @@ def _networks(settings: Settings) -> tuple[dict[str, _Drawn], tuple[str, ...]]:
     dtype = run_dtype(config, settings.dtype)
     networks = {forward.STORE: _drawn(settings, config, dtype, draw(config, dtype))}
     if settings.model_draft is not None:
-        types = drafter_types(settings, DRAFT_MODEL)
+        types = drafter_types(settings, MODEL)
         config = _read_draft(_path(settings.model_draft))
         dtype = run_dtype(config, settings.dtype)
         networks[draft_model.STORE] = _drawn(settings, config, dtype, draw(config, dtype))
         return networks, types
     n_mtp = _mtp_layers(path, config)
-    types = drafter_types(settings, DRAFT_MTP if n_mtp else None)
-    if DRAFT_MTP in types:
-        networks[DRAFT_MTP] = _drawn(settings, config, dtype, draw_mtp(config, dtype, n_mtp))
+    types = drafter_types(settings, MTP if n_mtp else None)
+    if MTP in types:
+        networks[MTP] = _drawn(settings, config, dtype, draw_mtp(config, dtype, n_mtp))
     return networks, types
 
 
@@ -282,8 +283,8 @@ def _mtp_layers(path: Path, config: ModelConfig) -> int:
 
 def _read_draft(path: Path) -> ModelConfig:
     """The config of a draft model. Raises `UnsupportedModel` for a head, whose size its config does not tell."""
-    kind = kind_of(path) if _has_weights(path) else DRAFT_MODEL
-    if kind != DRAFT_MODEL:
+    kind = kind_of(path) if _has_weights(path) else MODEL
+    if kind != MODEL:
         raise UnsupportedModel(f"{path}: is a {kind}; of draft networks given apart, only models are planned")
     config = read_model(path)
     for key in HEAD_KEYS:

@@ -115,8 +115,9 @@ class SharedHistory:
         in_use = set(self._keys[:n_kept].tolist())
         self._key_ids = {key: i for key, i in self._key_ids.items() if i in in_use}
         salts = {i: salt_of(key) for key, i in self._key_ids.items()}
-        of_documents = np.array([salts[i] for i in self._keys[:n_kept].tolist()], np.uint64)
-        self._index.learn_documents(self._text[: self.n_tokens], self._spans[:n_kept, 0].copy(), of_documents)
+        self._index.clear()
+        for (start, end), i in zip(self._spans[:n_kept].tolist(), self._keys[:n_kept].tolist(), strict=True):
+            self._index.learn(self._text[:end], start, salts[i])
 
 
 def salt_of(key: str) -> int:
