@@ -25,7 +25,7 @@ from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.drafter import NO_DRAFT, Drafter, Guess, Kept, Want
-from slipstream.engine.speculate.registry import BY_NAME, Parts
+from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS, Parts
 from slipstream.engine.text.tokenizer import Tokenizer
 from tests.bench.playing import ROOT
 
@@ -35,15 +35,9 @@ N_BEGINS = 7
 N_STEPS = 500
 N_MAX = 16
 VOCAB = 4096
-NAMES = (
-    "ngram-simple",
-    "ngram-map-k",
-    "ngram-map-k4v",
-    "ngram-mod",
-    "ngram-cache",
-    "suffix",
-    "prediction",
-)
+NAMES = [
+    row.name for row in DRAFTERS if row.network is None and row.brought_by != "grammar" and row.is_offered
+]
 NO_CACHE: Any = None  # of keys and values: drafters that read text need none
 
 

@@ -185,7 +185,7 @@ def play_blocks(
         blocks = [block_at(head, slot, texts[slot], n_past[slot], n_wanted) for slot in drafting]
         with torch.inference_mode():
             head.inject(pages.batch(*spans), features, pages.store)
-            logits = head.forward(pages.batch(*blocks), pages.store)
+            logits = head.run(pages.batch(*blocks), pages.store)[0]
         assert logits.dtype == torch.float32
         for slot, ours in zip(drafting, logits.split(n_wanted), strict=True):
             context = [stream[: n_past[slot]] for stream in streams[slot]]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from slipstream.engine.api import Grammar, Sampling, Speculate
+from slipstream.engine.speculate.registry import DRAFTERS
 from slipstream.engine.text.tokenizer import Tokenizer
 from tests.oracle.lab import (
     ASKS,
@@ -75,7 +76,9 @@ RULED = (
     replace(ASKS, grammar=Grammar("json_schema", '{"type": "object"}'), logprobs=0),
 )
 TROUBLE = Trouble(cancel_share=0.4, cut_share=0.03, save_share=0.05)
-TEXT_DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
+TEXT_DRAFTERS = tuple(
+    row.name for row in DRAFTERS if row.network is None and row.brought_by is None and row.is_offered
+)
 AUTO = ("forced", "prediction", "suffix", "draft-model")
 ALL = ("forced", "prediction", *TEXT_DRAFTERS, "draft-model", *HEADS, "garbage", "scripted")
 HYBRID = Folders(

@@ -103,14 +103,19 @@ class BlockDraft:
             pair = linear(context, matrix)  # [n_tokens, 2 * d_kv]: no query heads
             norm_rope_write(pair, attention.norms, attention.rope, batch, layer.keys, layer.values)
 
-    def forward(self, batch: Batch, store: Store) -> Tensor:
-        """Logits of the wanted rows, [n_logits, vocab] float32. Every span is one block: anchor, then masks.
+    def run(self, batch: Batch, store: Store) -> tuple[Tensor, Tensor]:
+        """Logits of the wanted rows, [n_logits, vocab] float32, and what the head read of them, [n_logits, d_model].
 
-        A span's n_past is the anchor's position; all positions before it have been injected. The row at
-        position n + i predicts the token there, or the one after it if `from_anchor`. The block's own keys and
-        values are written past n_past, to be overwritten. Runs under `torch.inference_mode`.
+        Every span is one block: anchor, then masks. A span's n_past is the anchor's position; all positions before
+        it have been injected. The row at position n + i predicts the token there, or the one after it if `from_anchor`.
+        The block's own keys and values are written past n_past, to be overwritten. Runs under `torch.inference_mode`.
         """
-        return self.run(batch, store)[0]
+        rows = without_mask(batch)
+        start = self.embedding(batch.token_ids)  # [n_tokens, d_model]
+        x, added = run_blocks(self.blocks, start, None, rows, store.layers)  # [n_tokens, d_model] each
+        assert added is not None  # there is at least one layer
+        normed, _ = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model]
+        return logits_of(self.head, normed), normed
 
     def correct(self, logits: Tensor, previous: Tensor) -> Tensor:
         """Logits of rows once the tokens before them, [n_rows] int64, are picked: the same, [n_rows, vocab].
@@ -122,15 +127,6 @@ class BlockDraft:
     def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
         """How likely a row's pick is to be accepted: unknown, beside the pick's own probability."""
         return None
-
-    def run(self, batch: Batch, store: Store) -> tuple[Tensor, Tensor]:
-        """`forward`'s logits with what the head reads of the same rows: after the final norm, [n_logits, d_model]."""
-        rows = without_mask(batch)
-        start = self.embedding(batch.token_ids)  # [n_tokens, d_model]
-        x, added = run_blocks(self.blocks, start, None, rows, store.layers)  # [n_tokens, d_model] each
-        assert added is not None  # there is at least one layer
-        normed, _ = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model]
-        return logits_of(self.head, normed), normed
 
 
 def without_mask(batch: Batch) -> Batch:

@@ -38,6 +38,7 @@ from slipstream.engine.service.start.folder import local_folder, run_dtype
 from slipstream.engine.service.start.sizes import (
     PAGE_SIZE,
     Checkpoint,
+    Memory,
     batch_size,
     context,
     make_cache,
@@ -147,7 +148,7 @@ def _networks(
     elif source is not None:
         head_bytes = head_token_bytes(source, target_from, settings)
     sources = [one for one in (target_from, draft_from) if one is not None]
-    n_ctx = context(settings, sources, head_bytes)
+    n_ctx = context(settings, sources, Memory.of(target_from.device), head_bytes)
     _select_ops(sources, exact=settings.exact)
     target = _load(target_from, tokenizer, n_ctx)
     networks: dict[str, Any] = {forward.STORE: target}

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.core import forward
 from slipstream.engine.errors import SettingError, UnsupportedModel
-from slipstream.engine.models.blueprint import META, Outline, draw, draw_mtp, mtp_layers
+from slipstream.engine.models.blueprint import CUDA, META, Outline, draw_mtp, mtp_layers
 from slipstream.engine.models.heads.mtp import found_layers
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.registry import read_model
@@ -26,11 +27,11 @@ from slipstream.engine.service.start.folder import CONFIGS, local_folder, run_dt
 from slipstream.engine.service.start.sizes import (
     CUDA_SHARE,
     PAGE_SIZE,
+    Checkpoint,
     Demand,
     Memory,
     batch_size,
-    kept,
-    longest,
+    context,
     n_parked,
     page_bytes,
     page_count,
@@ -101,26 +102,15 @@ class Forecast:
     refusal: str | None  # why the server would not start; None if it would
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    config: ModelConfig
-    dtype: torch.dtype
-    outline: Outline
+@dataclass(frozen=True)
+class _Mtp(Checkpoint):
+    """The MTP layers of a target."""
 
-    @property
-    def demand(self) -> Demand:
-        return Demand(self.outline.needs, self.dtype)
+    n_layers: int
 
-    def told(self) -> NetworkForecast:
-        return NetworkForecast(
-            architecture=self.config.architecture,
-            dtype=str(self.dtype).removeprefix("torch."),
-            n_params=self.outline.n_params,
-            weight_bytes=self.outline.weight_bytes,
-            token_bytes=self.demand.token_bytes,
-            slot_bytes=self.demand.slot_bytes,
-            parked_bytes=self.demand.parked_bytes,
-        )
+    @cached_property
+    def outline(self) -> Outline:
+        return draw_mtp(self.config, self.dtype, self.n_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +118,12 @@ class _Server:
     """Networks with settings and memory, asked for one context after another."""
 
     settings: Settings
-    networks: Mapping[str, _Drawn]
+    networks: Mapping[str, Checkpoint]
     free: float  # bytes before the server starts
 
     @property
     def demands(self) -> list[Demand]:
-        return [one.demand for one in self.networks.values()]
+        return [one.demand(self.settings) for one in self.networks.values()]
 
     @property
     def n_positions(self) -> int:
@@ -142,14 +132,7 @@ class _Server:
 
     def context(self) -> int:
         """The context as a start would choose it."""
-        outlines = [one.outline for one in self.networks.values()]
-        room = Memory(self.free, CUDA_SHARE).cache_bytes(
-            self.settings, sum(one.weight_bytes for one in outlines)
-        )
-        room -= sum(one.fixed_bytes(self.settings) for one in self.demands)
-        token_bytes = sum(one.position_bytes for one in outlines)
-        token_bytes += sum(one.token_bytes for one in self.demands)
-        return longest(self.settings, self.n_positions, room, token_bytes)
+        return context(self.settings, [*self.networks.values()], Memory(self.free, CUDA_SHARE))
 
     def taken(self, n_ctx: int) -> Taken:
         """What is taken before there are pages."""
@@ -207,7 +190,7 @@ def forecast(settings: Settings, memory_bytes: int | None = None) -> Forecast:
     suffice is no error but the forecast's `refusal`.
     """
     check(settings)
-    batch_size(settings, torch.device("cuda"))
+    batch_size(settings, CUDA)
     networks, drafters = _networks(settings)
     server = _Server(settings, networks, math.inf if memory_bytes is None else memory_bytes)
     n_ctx, size = server.context(), page_bytes(server.demands)
@@ -216,7 +199,7 @@ def forecast(settings: Settings, memory_bytes: int | None = None) -> Forecast:
         n_ctx = replace(server, free=math.inf).context()
     taken = replace(server.taken(n_ctx), pages=n_pages * size)
     return Forecast(
-        networks={name: one.told() for name, one in networks.items()},
+        networks={name: _told(one, one.demand(settings)) for name, one in networks.items()},
         drafters=drafters,
         n_ctx=n_ctx,
         n_ctx_train=server.n_positions,
@@ -241,27 +224,34 @@ def _gib(n_bytes: float) -> str:
     return f"{n_bytes / 2**30:.2f} GiB"
 
 
-def _networks(settings: Settings) -> tuple[dict[str, _Drawn], tuple[str, ...]]:
+def _told(network: Checkpoint, demand: Demand) -> NetworkForecast:
+    return NetworkForecast(
+        architecture=network.config.architecture,
+        dtype=str(network.dtype).removeprefix("torch."),
+        n_params=network.outline.n_params,
+        weight_bytes=network.outline.weight_bytes,
+        token_bytes=demand.token_bytes,
+        slot_bytes=demand.slot_bytes,
+        parked_bytes=demand.parked_bytes,
+    )
+
+
+def _networks(settings: Settings) -> tuple[dict[str, Checkpoint], tuple[str, ...]]:
     """(the networks by the name of their store, the drafters): those that a server would load."""
     path = _path(settings.model)
     config = read_model(path)
-    dtype = run_dtype(config, settings.dtype)
-    networks = {forward.STORE: _drawn(settings, config, dtype, draw(config, dtype))}
+    target = Checkpoint(path, config, CUDA, run_dtype(config, settings.dtype))
     if settings.model_draft is not None:
         types = drafter_types(settings, MODEL)
-        config = _read_draft(_path(settings.model_draft))
-        dtype = run_dtype(config, settings.dtype)
-        networks[draft_model.STORE] = _drawn(settings, config, dtype, draw(config, dtype))
-        return networks, types
+        path = _path(settings.model_draft)
+        config = _read_draft(path)
+        draft = Checkpoint(path, config, CUDA, run_dtype(config, settings.dtype))
+        return {forward.STORE: target, draft_model.STORE: draft}, types
     n_mtp = _mtp_layers(path, config)
     types = drafter_types(settings, MTP if n_mtp else None)
-    if MTP in types:
-        networks[MTP] = _drawn(settings, config, dtype, draw_mtp(config, dtype, n_mtp))
-    return networks, types
-
-
-def _drawn(settings: Settings, config: ModelConfig, dtype: torch.dtype, outline: Outline) -> _Drawn:
-    return _Drawn(config, dtype, replace(outline, needs=kept(settings, outline.needs)))
+    if MTP not in types:
+        return {forward.STORE: target}, types
+    return {forward.STORE: target, MTP: _Mtp(path, config, CUDA, target.dtype, n_mtp)}, types
 
 
 def _path(name: str) -> Path:
