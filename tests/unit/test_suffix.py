@@ -235,12 +235,12 @@ def test_what_is_kept_is_what_was_added_and_is_bounded() -> None:
         shared.add(*added[-1])
         assert shared.n_tokens <= capacity
     assert shared.n_tokens >= capacity // 2
-    n = shared._n_documents
-    for (key, text), span in zip(added[-n:], shared._spans[:n], strict=True):
-        assert shared._text[span[0] : span[1]].tolist() == text.tolist()
+    n = len(shared._documents)
+    for (key, text), one in zip(added[-n:], shared._documents, strict=True):
+        assert shared._text[one.start : one.end].tolist() == text.tolist()
         found = shared.find(key, text[:-1], 16)
-        assert span[1] - 1 in found.places
-        assert {added[-n:][i][0] for i in found.documents} == {key}
+        assert one.end - 1 in found.places
+        assert {document.key for document in found.documents} == {key}
 
 
 def test_very_short_outputs_are_not_kept_and_of_very_long_ones_the_end() -> None:
