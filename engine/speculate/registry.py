@@ -11,10 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.checkpoint.weights import Weights
+from slipstream.engine.checkpoint.weights import tensor_names
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.models.heads.dflash import is_dflash, load_dflash
 from slipstream.engine.models.heads.dspark import is_dspark, load_dspark
@@ -200,8 +198,7 @@ def kind_of(path: Path | str) -> str:
     cannot be read and `UnsupportedModel` if it holds none of these.
     """
     folder = Path(path)
-    names = Weights(folder, torch.float32, torch.device("cpu")).names  # opened, not read
-    config = folder / "config.json"
+    names, config = tensor_names(folder), folder / "config.json"
     said = Fields.read(config) if config.exists() else Fields({}, str(folder))
     if said.has("speculators_model_type"):
         exported = {kind.exported_as: name for name, kind in NETWORKS.items() if kind.exported_as is not None}

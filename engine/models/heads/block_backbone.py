@@ -29,6 +29,8 @@ from slipstream.engine.layers.norm import Norm, load_norm
 from slipstream.engine.models.heads.draft_parts import (
     FOREIGN_PARTS,
     check_taps,
+    fusion_width,
+    listed_taps,
     load_any_linear,
     load_draft_block,
     load_draft_ends,
@@ -173,7 +175,7 @@ def load_block_draft(weights: Weights, target: Network, n_ctx: int, taps: Sequen
         mask_id=read_mask_id(fields, embedding),
         from_anchor=read_from_anchor(fields),
         embedding=embedding,
-        fusion=load_fusion(weights, len(resolved), d_model, target),
+        fusion=load_any_linear(weights, "fc", fusion_width(weights, len(resolved), target), d_model),
         context_norm=load_norm(weights, "hidden_norm", d_model, plan.norm),
         blocks=[load_draft_block(weights, f"layers.{i}", plan) for i in range(n_layers)],
         context=[load_context(weights, f"layers.{i}.self_attn") for i in range(n_layers)],
@@ -207,13 +209,10 @@ def resolve_taps(fields: Fields, n_layers: int, target: Network) -> tuple[int, .
     `target_layer_ids` counts layers whose output is taken, `aux_hidden_state_layer_ids` layers applied, which is
     our number. Without either: as many as the draft has layers, evenly over the target, its ends left out.
     """
-    for key, shift in (("target_layer_ids", 1), ("aux_hidden_state_layer_ids", 0)):
-        source = holder(fields, key)
-        if source.has(key):
-            ids = source.values[key]
-            if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
-                raise source.refuse(key, "must be a list of layer numbers")
-            return tuple(one + shift for one in ids)
+    shifts = {"target_layer_ids": 1, "aux_hidden_state_layer_ids": 0}
+    listed = listed_taps(*((holder(fields, key), key, shift) for key, shift in shifts.items()))
+    if listed is not None:
+        return listed
     n = target.config.n_layers
     if n_layers == 1:
         return (n // 2 + 1,)
@@ -236,17 +235,6 @@ def read_from_anchor(fields: Fields) -> bool:
     exported = fields.has("speculators_model_type") or fields.has("dflash_config")
     own_file = isinstance(name, str) and "DSpark" in name and not exported
     return holder(fields, "sample_from_anchor").flag("sample_from_anchor", default=own_file)
-
-
-def load_fusion(weights: Weights, n_taps: int, d_model: int, target: Network) -> Packed:
-    """The matrix `fc`. Raises `DraftMismatch` if it is made for another number of streams or another width."""
-    d_target, d_in = target.config.d_model, weights.shape("fc.weight")[-1]
-    if d_in != n_taps * d_target:
-        raise DraftMismatch(
-            f"{weights.folder}: tensor fc.weight reads {d_in} numbers,"
-            f" {n_taps} hidden states of the target have {n_taps * d_target}"
-        )
-    return load_any_linear(weights, "fc", d_in, d_model)
 
 
 def load_context(weights: Weights, name: str) -> Packed:

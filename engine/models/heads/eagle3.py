@@ -21,7 +21,7 @@ from slipstream.engine.batch import Batch
 from slipstream.engine.cache.kv import KVLayer
 from slipstream.engine.cache.store import Need, Store
 from slipstream.engine.checkpoint.weights import Weights
-from slipstream.engine.errors import DraftMismatch, LoadError
+from slipstream.engine.errors import LoadError
 from slipstream.engine.layers.attention import Attention
 from slipstream.engine.layers.decoder import AnyHead, Block, logits_of, run_blocks, wanted_rows
 from slipstream.engine.layers.embed import Embedding
@@ -31,6 +31,8 @@ from slipstream.engine.models.heads.draft_parts import (
     FOREIGN_PARTS,
     BlockPlan,
     check_taps,
+    fusion_width,
+    listed_taps,
     load_any_linear,
     load_draft_attention,
     load_draft_block,
@@ -224,18 +226,13 @@ def resolve_taps(fields: Fields, target: Network) -> tuple[int, ...]:
     projects mean the same three streams.
     """
     nested = fields.child("eagle_config")
-    for source, key, shift in (
+    n_layers = target.config.n_layers
+    listed = listed_taps(
         (fields, "aux_hidden_states_layer_ids", 1),
         (nested, "eagle_aux_hidden_state_layer_ids", 1),
         (fields, "eagle_aux_hidden_state_layer_ids", 0),
-    ):
-        if source.has(key):
-            ids = source.values[key]
-            if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
-                raise source.refuse(key, "must be a list of layer numbers")
-            return tuple(one + shift for one in ids)
-    n_layers = target.config.n_layers
-    return (2, n_layers // 2, n_layers - 3)
+    )
+    return listed or (2, n_layers // 2, n_layers - 3)
 
 
 def option(fields: Fields, key: str, *, default: bool) -> bool:
@@ -244,14 +241,8 @@ def option(fields: Fields, key: str, *, default: bool) -> bool:
 
 
 def load_fusion(weights: Weights, fields: Fields, n_taps: int, plan: BlockPlan, target: Network) -> Fusion:
-    """The fusion of n_taps streams. Raises `DraftMismatch` if `fc` is made for another number or width."""
-    d_target = target.config.d_model
-    d_in = weights.shape("fc.weight")[-1]
-    if d_in != n_taps * d_target:
-        raise DraftMismatch(
-            f"{weights.folder}: tensor fc.weight reads {d_in} numbers,"
-            f" {n_taps} hidden states of the target have {n_taps * d_target}"
-        )
+    """The fusion of n_taps streams. Raises `DraftMismatch`."""
+    d_target, d_in = target.config.d_model, fusion_width(weights, n_taps, target)
     each: list[Norm] = []
     if "fc_norm.0.weight" in weights or option(fields, "fc_norm", default=False):
         each = [load_norm(weights, f"fc_norm.{i}", d_target, plan.norm) for i in range(n_taps)]

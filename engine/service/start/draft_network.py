@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from slipstream.engine.checkpoint.weights import Weights
+from slipstream.engine.checkpoint.weights import Weights, tensor_names
 from slipstream.engine.errors import SettingError
 from slipstream.engine.models.network import Network
 from slipstream.engine.service.start.sizes import KV_DTYPES, Checkpoint
@@ -34,7 +34,7 @@ def draft_source(model_draft: Path | None, target: Checkpoint) -> DraftSource | 
     """What `--model-draft` holds, or else a head in the target's own folder, if it has any."""
     if model_draft is not None:
         return DraftSource(kind_of(model_draft), model_draft)
-    names = Weights(target.path, torch.float32, torch.device("cpu")).names  # opened, not read
+    names = tensor_names(target.path)
     for name, kind in NETWORKS.items():
         if kind.within is not None and kind.within(names, target.config.n_layers):
             return DraftSource(name, target.path)

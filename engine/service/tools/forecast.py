@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
-from slipstream.engine.checkpoint.weights import Weights
+from slipstream.engine.checkpoint.weights import tensor_names
 from slipstream.engine.core import forward
 from slipstream.engine.errors import SettingError, UnsupportedModel
-from slipstream.engine.models.blueprint import CUDA, META, Outline, draw_mtp, mtp_layers
+from slipstream.engine.models.blueprint import CUDA, Outline, draw_mtp, mtp_layers
 from slipstream.engine.models.heads.mtp import found_layers
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.registry import read_model
@@ -267,8 +265,7 @@ def _mtp_layers(path: Path, config: ModelConfig) -> int:
     """MTP layers of a target: those in its files where they are there, else those its config speaks of."""
     if not _has_weights(path):
         return mtp_layers(config)
-    names = Weights(path, torch.float32, META).names  # opened, not read
-    return len(found_layers(names, config.n_layers))
+    return len(found_layers(tensor_names(path), config.n_layers))
 
 
 def _read_draft(path: Path) -> ModelConfig:
