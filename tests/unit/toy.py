@@ -15,7 +15,7 @@ from torch import Tensor
 from slipstream.engine.api import Request, Sampling
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.store import Sizes, Store
 from slipstream.engine.core.engine import Capacity, Engine
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
@@ -69,7 +69,7 @@ class ToyNetwork:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     vocab_size: int = VOCAB
-    needs: list[FullKV] = field(default_factory=lambda: [FullKV(1, 1)])
+    needs: list[KV] = field(default_factory=lambda: [KV(1, 1)])
 
     def forward(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """[n_logits, VOCAB] float32. The only stream, tap 0, is the tokens themselves: [n_tokens, 1] float32."""
@@ -119,7 +119,7 @@ def toy_engine(
     select(CPU, torch.float32)
     target = ToyNetwork()
     sizes = Sizes(n_slots=n_slots, n_pages=n_pages, page_size=4)
-    stores = {name: Store([FullKV(1, 1)], sizes, torch.float32, CPU) for name in ("target", "draft")}
+    stores = {name: Store([KV(1, 1)], sizes, torch.float32, CPU) for name in ("target", "draft")}
     cache = Cache(stores, n_slots, n_pages, 4)
     capacity = Capacity(
         n_slots=n_slots, n_ctx=256, batch_size=batch_size, eos_ids=frozenset({eos}), overlaps=overlaps
