@@ -85,8 +85,8 @@ class Row:
     network: NetworkKind | None = None  # what it runs; None: it only reads text
     # Whether `auto` loads it. Drafters with a network are loaded where their network is.
     is_auto: Callable[[Settings], bool] = lambda settings: False
-    # What of a request it drafts from: "prediction", "grammar". It is then asked by every request that brings one,
-    # and by no other, whatever types the request names. It costs nothing else, so it is in every list.
+    # What of a request it drafts from: "prediction", "grammar". It is asked for requests that bring one and for no
+    # others, whatever types they name; every server that drafts loads it, as it costs nothing until then.
     brought_by: str | None = None
     is_sized: bool = False  # whether requests may set its n-gram sizes
     is_offered: bool = True  # to users; False: for tests and benchmarks
@@ -137,7 +137,7 @@ DRAFTERS = (
         settings=("lookup_cache_",),
         is_auto=lambda settings: bool(settings.lookup_cache_static or settings.lookup_cache_dynamic),
     ),
-    # `auto` has no other that reads text: what those find, it finds.
+    # The only drafter of text that `auto` always loads: it finds what the others find.
     Row(name="suffix", build=_suffix, settings=("spec_shared_history",), is_auto=lambda settings: True),
     Row(
         name="draft-model",

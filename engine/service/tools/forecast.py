@@ -197,7 +197,7 @@ def forecast(settings: Settings, memory_bytes: int | None = None) -> Forecast:
         n_ctx = replace(server, free=math.inf).context()
     taken = replace(server.taken(n_ctx), pages=n_pages * size)
     return Forecast(
-        networks={name: _told(one, one.demand(settings)) for name, one in networks.items()},
+        networks={name: _summary(network, network.demand(settings)) for name, network in networks.items()},
         drafters=drafters,
         n_ctx=n_ctx,
         n_ctx_train=server.n_positions,
@@ -222,7 +222,7 @@ def _gib(n_bytes: float) -> str:
     return f"{n_bytes / 2**30:.2f} GiB"
 
 
-def _told(network: Checkpoint, demand: Demand) -> NetworkForecast:
+def _summary(network: Checkpoint, demand: Demand) -> NetworkForecast:
     return NetworkForecast(
         architecture=network.config.architecture,
         dtype=str(network.dtype).removeprefix("torch."),

@@ -51,8 +51,9 @@ class Copying(Drafter):
 
     def sizes(self, slot: Slot) -> Sizes:
         """The server's sizes, with what the slot's request asks for in their place."""
-        asked = slot.speculate.ngram_size_n, slot.speculate.ngram_size_m, slot.speculate.ngram_min_hits
-        return Sizes(*(mine if one is None else one for mine, one in zip(self._sizes, asked, strict=True)))
+        speculate = slot.speculate
+        asked = speculate.ngram_size_n, speculate.ngram_size_m, speculate.ngram_min_hits
+        return Sizes(*(own if size is None else size for own, size in zip(self._sizes, asked, strict=True)))
 
     def _guess(self, want: Want) -> Guess:
         text, seen, sizes = want.slot.history, self._seen[want.slot.id], self.sizes(want.slot)

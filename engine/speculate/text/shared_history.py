@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ LEAST = 16  # tokens of a document
 
 @dataclass(slots=True)
 class Document:
-    """A finished output: where it begins and ends in the text, whose it is, when it was last used."""
+    """A finished output: its key, where it begins and ends in the text, when it was last used."""
 
     key: str
     start: int
@@ -45,7 +46,7 @@ class Found:
     @property
     def spans(self) -> NDArray[np.int64]:
         """Where each place's document begins and ends, [n_places, 2] int64."""
-        return np.array([(one.start, one.end) for one in self.documents], np.int64)
+        return np.array([(document.start, document.end) for document in self.documents], np.int64)
 
 
 class SharedHistory:
@@ -86,7 +87,7 @@ class SharedHistory:
         _, places = self._index.longest(text, context, limit, salt=salt_of(key))
         found = [(place, self._document_at(place)) for place in places.tolist()]
         own = [(place, document) for place, document in found if document.key == key]
-        return Found(text, np.array([place for place, _ in own], np.int32), [one for _, one in own])
+        return Found(text, np.array([place for place, _ in own], np.int32), [document for _, document in own])
 
     def use(self, found: Found) -> None:
         """Its newest document is drafted from."""
@@ -94,7 +95,7 @@ class SharedHistory:
         found.documents[0].used = self._n_uses
 
     def _document_at(self, place: int) -> Document:
-        return self._documents[bisect_right(self._documents, place, key=lambda one: one.start) - 1]
+        return self._documents[bisect_right(self._documents, place, key=attrgetter("start")) - 1]
 
     def _put(self, key: str, tokens: NDArray[np.int32], used: int) -> None:
         """Add a document behind the others."""
@@ -106,16 +107,16 @@ class SharedHistory:
     def _forget(self) -> None:
         """Keep the most recently used documents that fill half the array at most."""
         kept, room = list[Document](), len(self._text) // 2
-        for one in sorted(self._documents, key=lambda one: one.used, reverse=True):
-            room -= one.end - one.start
+        for document in sorted(self._documents, key=attrgetter("used"), reverse=True):
+            room -= document.end - document.start
             if room < 0:
                 break
-            kept.append(one)
+            kept.append(document)
         self._documents = []
         self._index.clear()
         # Documents only move forward, so none is overwritten before it has moved.
-        for one in sorted(kept, key=lambda one: one.start):
-            self._put(one.key, self._text[one.start : one.end], one.used)
+        for document in sorted(kept, key=attrgetter("start")):
+            self._put(document.key, self._text[document.start : document.end], document.used)
 
 
 def salt_of(key: str) -> int:
