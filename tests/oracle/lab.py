@@ -192,10 +192,7 @@ class Lab:
         )
         eos_ids, vocab_size = self.tokenizer.eos_ids, self.target.vocab_size
         parts = Parts(bench.settings, networks, cache, bench.batch_size, vocab_size, eos_ids)
-        scripted = Scripted(future or (lambda slot: ()), 0.8, vocab_size)
-        drafters: list[Drafter] = [
-            scripted if name == scripted.name else BY_NAME[name].build(parts) for name in bench.types
-        ]
+        drafters = [self._drafter(name, parts, future) for name in bench.types]
         chain = Chain(drafters, Lengths(adaptive=bench.adaptive), by_value=bench.by_value)
         capacity = Capacity(
             n_slots=bench.n_slots,
@@ -212,6 +209,11 @@ class Lab:
             shapes = frame_sizes(bench.n_slots, bench.draft_max)
             engine.capture(Capturing(self.capture, shapes, n_pages, bench.draft_max, stream))
         return engine
+
+    def _drafter(self, name: str, parts: Parts, future: Callable[[Slot], Sequence[int]] | None) -> Drafter:
+        if name == Scripted.name:
+            return Scripted(future or (lambda slot: ()), 0.8, parts.vocab_size)
+        return BY_NAME[name].build(parts)
 
     def slot(
         self, slot_id: int, request_id: str, case: Case, bench: Bench, prediction: Sequence[int] = ()
