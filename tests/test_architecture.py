@@ -171,5 +171,17 @@ def test_the_readme_table_of_flags_is_fresh() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def test_what_contributing_quotes_is_in_the_files() -> None:
+    quoted = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    assert quoted
+    for change in quoted:
+        for path, lines in re.findall(
+            r"^\+\+\+ b/(\S+)\n((?:[+ ](?!\+\+ ).*\n|\+\n)+)", change, re.MULTILINE
+        ):
+            text = (ROOT / path).read_text()
+            for run in re.findall(r"(?:^\+.*\n)+", lines, re.MULTILINE):
+                assert re.sub(r"^\+", "", run, flags=re.MULTILINE) in text, f"{path}: {run}"
+
+
 def test_weights_stay_small() -> None:
     assert sum(path.stat().st_size for path in (ROOT / "demo").rglob("*.safetensors")) <= 35 * 2**20

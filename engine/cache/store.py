@@ -37,10 +37,7 @@ class LayerState:
     __slots__ = ()
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy the rows of one page onto another."""
-
-    def copy_window_page(self, source: int, target: int) -> None:
-        """The same for pages of `WindowPages`."""
+        """Copy the rows of one page onto another; where the layer has a window, of `WindowPages`."""
 
     def reset(self, slot: int) -> None:
         """Back to the state before any token. Rows past a length are scratch, so of pages there is nothing to do."""
@@ -54,10 +51,6 @@ class LayerState:
 
     def of_pages(self) -> list[Tensor]:
         """All that belongs to pages: tensors whose first dimension is the page id."""
-        return []
-
-    def of_window_pages(self) -> list[Tensor]:
-        """The same for pages of `WindowPages`."""
         return []
 
 
@@ -116,9 +109,9 @@ class Store:
             self.parking = Parking(sizes.n_slots, sizes.n_parked)
         # The pages of layers with a window, and which slot holds them; None for a network without such layers.
         self.windows: WindowPages | None = None
-        self._windowed = [
-            layer for need, layer in zip(needs, self.layers, strict=True) if need.window is not None
-        ]
+        pairs = list(zip(needs, self.layers, strict=True))
+        self._full = [layer for need, layer in pairs if need.window is None]
+        self._windowed = [layer for need, layer in pairs if need.window is not None]
         if self._windowed:
             if self.parking is not None:
                 raise ValueError("recurrent layers and windows in one network are not supported")
@@ -145,13 +138,13 @@ class Store:
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy all layers' rows of one page onto another, for copy-on-write of a shared page."""
-        for layer in self.layers:
+        for layer in self._full:
             layer.copy_page(source, target)
 
     def copy_window_page(self, source: int, target: int) -> None:
         """The same for the pages of layers with a window."""
         for layer in self._windowed:
-            layer.copy_window_page(source, target)
+            layer.copy_page(source, target)
 
     def reset(self, slot: int) -> None:
         """The slot starts from nothing: recurrent states are zero, nothing is parked, no window is held."""
@@ -183,12 +176,12 @@ class Store:
     @property
     def page_tensors(self) -> list[Tensor]:
         """What the layers keep by page, [n_pages, ...] each."""
-        return [tensor for layer in self.layers for tensor in layer.of_pages()]
+        return [tensor for layer in self._full for tensor in layer.of_pages()]
 
     @property
     def window_tensors(self) -> list[Tensor]:
         """What layers with a window keep by page of `windows`, [n_window_pages, ...] each."""
-        return [tensor for layer in self._windowed for tensor in layer.of_window_pages()]
+        return [tensor for layer in self._windowed for tensor in layer.of_pages()]
 
     @property
     def slot_tensors(self) -> list[Tensor]:

@@ -128,10 +128,23 @@ def named(name: str, pattern: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Awq:
-    """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]. A word has eight outputs."""
+class Int4:
+    """What the layouts of four-bit codes have in common."""
 
     n_group: int | None  # inputs that share scale and zero; None: all
+
+    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
+        n_out, n_in = shape
+        n_groups = math.ceil(n_in / (self.n_group or n_in))
+        codes = torch.empty(n_out, n_in // 2, dtype=torch.uint8, device=META)
+        scales = torch.empty(n_out, n_groups, device=META)
+        return Int4Weight(codes, scales, torch.empty_like(scales, dtype=torch.uint8), None, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Awq(Int4):
+    """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]. A word has eight outputs."""
+
     codes = "qweight"
 
     def shape(self, stored: Sequence[int]) -> tuple[int, int]:
@@ -145,15 +158,11 @@ class Awq:
         scales = pieces.take("scales", [n_groups, n_out], SCALES).to(torch.float32)
         return Int4Weight(in_pairs(codes.t()), scales.t().contiguous(), zeros.t().contiguous(), None, dtype)
 
-    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
-        return empty_int4(shape, self.n_group, dtype)
-
 
 @dataclass(frozen=True, slots=True)
-class Gptq:
+class Gptq(Int4):
     """`qweight` [in / 8, out], `qzeros` [groups, out / 8], `scales` [groups, out], `g_idx` [in]: each input's group."""
 
-    n_group: int | None  # inputs that share scale and zero; None: all
     shuffled: bool  # groups are not runs of neighbours, so `g_idx` must be there
     zero_shift: int  # what is to be added to a stored zero: 1 in the first version of the format
     codes = "qweight"
@@ -174,18 +183,14 @@ class Gptq:
             reordered(codes, order), scales.t().contiguous(), zeros.t().contiguous(), order, dtype
         )
 
-    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
-        return empty_int4(shape, self.n_group, dtype)
-
 
 @dataclass(frozen=True, slots=True)
-class PackedInt4:
+class PackedInt4(Int4):
     """`weight_packed` [out, in / 8], `weight_scale` [out, groups], `weight_shape` [2] of compressed-tensors.
 
     Where zeros differ also `weight_zero_point` [out / 8, groups], where inputs are shuffled `weight_g_idx` [in].
     """
 
-    n_group: int | None  # inputs that share scale and zero; None: all
     symmetric: bool  # every zero is 8
     codes = "weight_packed"
 
@@ -207,9 +212,6 @@ class PackedInt4:
         shuffled = "weight_g_idx" in pieces
         order = read_order(pieces, "weight_g_idx", n_in, n_groups) if shuffled else None
         return Int4Weight(reordered(codes, order), scales, zeros, order, dtype)
-
-    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
-        return empty_int4(shape, self.n_group, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,17 +353,6 @@ def reordered(codes: Tensor, order: Tensor | None) -> Tensor:
         return codes
     apart = torch.stack((codes & 15, codes >> 4), 2).flatten(1)  # [n_out, n_in]
     return in_pairs(apart[:, order])
-
-
-def empty_int4(shape: tuple[int, int], n_group: int | None, dtype: torch.dtype) -> Int4Weight:
-    """Without memory."""
-    n_out, n_in = shape
-    n_groups = math.ceil(n_in / (n_group or n_in))
-    codes = torch.empty(n_out, n_in // 2, dtype=torch.uint8, device=META)
-    scales = torch.empty(n_out, n_groups, device=META)
-    return Int4Weight(
-        codes, scales, torch.empty(n_out, n_groups, dtype=torch.uint8, device=META), None, dtype
-    )
 
 
 def packed_bytes(matrix: Tensor | Quantized, device: torch.device) -> int:

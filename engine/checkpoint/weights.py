@@ -64,6 +64,11 @@ class TensorSource(Protocol):
         """Count a tensor as used if it only repeats `original`; whether it does."""
 
 
+def tensor_names(folder: Path | str) -> frozenset[str]:
+    """What a folder's tensors are called. Raises `LoadError` if it cannot be read; no tensor is."""
+    return Weights(folder, torch.float32, torch.device("cpu")).names
+
+
 class Weights:
     """The tensors of one checkpoint folder, handed out by name; then `finish` settles the account."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.batch import Batch
-from slipstream.engine.cache.kv import FullKV, KVLayer, WindowKV, WindowKVLayer
+from slipstream.engine.cache.kv import KV, KVLayer
 from slipstream.engine.checkpoint.weights import TensorSource
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.norm import NormSpec, load_scale
@@ -31,16 +31,16 @@ class Attention:
     norms: HeadNorms | None
     rope: Rope
     scale: float
-    kv: FullKV | WindowKV
+    kv: KV
     gate: Packed | None = None  # of the output, before `out`
     sinks: Tensor | None = None  # [n_heads] float32
 
     @property
-    def need(self) -> FullKV | WindowKV:
+    def need(self) -> KV:
         """What the layer needs from a `Store`."""
         return self.kv
 
-    def __call__(self, x: Tensor, batch: Batch, layer: KVLayer | WindowKVLayer) -> Tensor:
+    def __call__(self, x: Tensor, batch: Batch, layer: KVLayer) -> Tensor:
         """x: [n_tokens, d_model]. Writes the rows into the layer's keys and values. Returns x's shape."""
         keys, values, window = layer.keys, layer.values, self.kv.window
         if window is not None:
@@ -74,11 +74,9 @@ class AttentionSpec:
     d_in: int | None = None  # width of the rows it reads, where that is not d_model
 
     @property
-    def need(self) -> FullKV | WindowKV:
+    def need(self) -> KV:
         """What the layer needs from a `Store`."""
-        if self.window is not None:
-            return WindowKV(self.n_kv_heads, self.d_head, self.window)
-        return FullKV(self.n_kv_heads, self.d_head)
+        return KV(self.n_kv_heads, self.d_head, self.window)
 
     def load(self, weights: TensorSource, block: str, ropes: Ropes) -> Attention:
         """The attention of the block whose tensors start with `block`."""

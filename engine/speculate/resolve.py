@@ -8,15 +8,14 @@ from slipstream.engine.api import Speculate
 from slipstream.engine.errors import InvalidRequest, Unsupported
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import SpeculateParams
+from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS
 
 NO_DRAFTER = "none"
-PREDICTION = "prediction"
-FORCED = "forced"
 ALL_DRAFTERS = "auto"
-ALIASES = {"draft-simple": "draft-model"}
 
 _NGRAM_MOST = 1024
-_SIZED = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")  # whose sizes a request may set
+_SIZED = [row.name for row in DRAFTERS if row.is_sized]
+_BROUGHT_BY = {row.name: row.brought_by for row in DRAFTERS if row.brought_by is not None}
 
 
 def resolve_speculate(
@@ -35,11 +34,13 @@ def resolve_speculate(
     Raises `InvalidRequest` for values out of range and `Unsupported` for drafters that are not loaded.
     """
     types = tuple(loaded) if asked.types is None else _types(asked.types, loaded)
-    if predicts and PREDICTION not in loaded:
-        raise Unsupported(PREDICTION, "this server drafts nothing (--spec-type none)")
-    brought = {PREDICTION: predicts, FORCED: constrained}  # the drafters of what only some requests bring
+    if predicts and not loaded:
+        raise Unsupported("prediction", "this server drafts nothing (--spec-type none)")
+    brought = {"prediction": predicts, "grammar": constrained}
     if types:
-        types = tuple(name for name in loaded if brought.get(name, name in types))
+        types = tuple(
+            name for name in loaded if (brought[_BROUGHT_BY[name]] if name in _BROUGHT_BY else name in types)
+        )
     n_max = settings.draft_max if asked.n_max is None else asked.n_max
     n_min = settings.draft_min if asked.n_min is None else asked.n_min
     p_min = settings.draft_p_min if asked.p_min is None else asked.p_min
@@ -73,7 +74,7 @@ def _check_ngram(param: str, value: int | None, types: Sequence[str]) -> None:
 
 
 def _types(asked: Sequence[str], loaded: Sequence[str]) -> tuple[str, ...]:
-    names = [ALIASES.get(name, name) for name in asked]
+    names = [BY_NAME[name].name if name in BY_NAME else name for name in asked]
     if NO_DRAFTER in names:
         return ()
     if ALL_DRAFTERS in names:

@@ -13,23 +13,19 @@ import statistics
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import cycle, takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from slipstream.engine.api import Request, Sampling
-from slipstream.engine.sample.params import resolve_sampling
+from slipstream.engine.api import Request
+from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.settings import Settings
-from slipstream.engine.slot import Slot, SpeculateParams
+from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.drafter import NO_DRAFT, Drafter, Guess, Kept, Want
-from slipstream.engine.speculate.ngram.ngram_cache import NgramCache
-from slipstream.engine.speculate.ngram.ngram_map import NgramMapK, NgramMapK4V
-from slipstream.engine.speculate.ngram.ngram_mod import NgramMod
-from slipstream.engine.speculate.ngram.ngram_simple import NgramSimple
-from slipstream.engine.speculate.text.prediction import Prediction
-from slipstream.engine.speculate.text.suffix import Suffix
+from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS, Parts
 from slipstream.engine.text.tokenizer import Tokenizer
 from tests.bench.playing import ROOT
 
@@ -39,37 +35,15 @@ N_BEGINS = 7
 N_STEPS = 500
 N_MAX = 16
 VOCAB = 4096
+NAMES = [
+    row.name for row in DRAFTERS if row.network is None and row.brought_by != "grammar" and row.is_offered
+]
+NO_CACHE: Any = None  # of keys and values: drafters that read text need none
 
-Makers = dict[str, Callable[[], Drafter]]
 
-
-def makers(n_ctx: int, settings: Settings) -> Makers:
-    """The drafters at their default settings."""
-    simple = (
-        settings.spec_ngram_simple_size_n,
-        settings.spec_ngram_simple_size_m,
-        settings.spec_ngram_simple_min_hits,
-    )
-    map_k = (
-        settings.spec_ngram_map_k_size_n,
-        settings.spec_ngram_map_k_size_m,
-        settings.spec_ngram_map_k_min_hits,
-    )
-    map_k4v = (
-        settings.spec_ngram_map_k4v_size_n,
-        settings.spec_ngram_map_k4v_size_m,
-        settings.spec_ngram_map_k4v_min_hits,
-    )
-    mod = (settings.spec_ngram_mod_n_match, settings.spec_ngram_mod_n_min, settings.spec_ngram_mod_n_max)
-    return {
-        "ngram-simple": lambda: NgramSimple(*simple, 1),
-        "ngram-map-k": lambda: NgramMapK(*map_k, 1),
-        "ngram-map-k4v": lambda: NgramMapK4V(*map_k4v, 1),
-        "ngram-mod": lambda: NgramMod(*mod, 1, n_ctx),
-        "ngram-cache": lambda: NgramCache(1, None, None, VOCAB),
-        "suffix": lambda: Suffix(1),
-        "prediction": lambda: Prediction(1),
-    }
+def make(name: str) -> Drafter:
+    """A drafter at its default settings."""
+    return BY_NAME[name].build(Parts(Settings(parallel=1), {}, NO_CACHE, 0, VOCAB, frozenset()))
 
 
 def python_text(n: int) -> list[int]:
@@ -96,17 +70,9 @@ def texts(n: int) -> dict[str, list[int]]:
 
 def slot_of(tokens: Sequence[int], n_prompt: int) -> Slot:
     """A slot with the text's first tokens; the whole text is what its caller expects."""
-    return Slot(
-        0,
-        Request(id="bench", prompt=tuple(tokens[:n_prompt])),
-        list(tokens[:n_prompt]),
-        n_prompt,
-        len(tokens) + 1,
-        resolve_sampling(Sampling(), {}, [], VOCAB),
-        SpeculateParams(types=(), n_max=N_MAX, n_min=0, p_min=0.0),
-        text=None,  # type: ignore[arg-type]
-        prediction=tuple(tokens),
-    )
+    prepared = Prepared(tokens[:n_prompt], None, tuple(tokens))  # type: ignore[arg-type]
+    factory = SlotFactory(Settings(draft_max=N_MAX), NAMES, len(tokens) + 1, VOCAB, frozenset())
+    return factory.resolve(Request(id="bench", prompt=""), prepared)(0)
 
 
 def begin_ms(drafter: Drafter, tokens: Sequence[int], n_prompt: int) -> float:
@@ -161,8 +127,8 @@ def main(arguments: Sequence[str]) -> int:
     n_ctx = options.length + 4 * N_STEPS + N_MAX
     n_missed = 0
     sys.stdout.write(f"{'drafter':14} {'text':10} {'begin ms':>9} {'step us':>8} {'tokens/step':>11}\n")
-    for name, make in makers(n_ctx, Settings()).items():
-        drafter = make()
+    for name in NAMES:
+        drafter = make(name)
         for kind, tokens in texts(n_ctx).items():
             begins = min(begin_ms(drafter, tokens, options.length) for _ in range(options.runs))
             steps = [step_us(drafter, tokens, options.length) for _ in range(options.runs)]

@@ -38,7 +38,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from slipstream.engine.models.heads.kinds import kind_of
+from slipstream.engine.speculate.registry import kind_of
 from tests.bench.inflate import write_safetensors
 from tests.bench.inflate_dense import LAST_NORM_GAIN, Entry, Inflation, Shape, power_of_4, shape_of
 

@@ -74,8 +74,8 @@ def fill(engine: ThreadEngine, n_slots: int, n_steps: int) -> None:
             max_tokens=n_steps + N_WARM + 2,
             tenant=f"overhead-{i}",
         )
-        new_slot = engine._new_slot(request, engine._prepare(request), time.perf_counter())
-        core.add(request.id, new_slot)
+        prepared, _ = engine._prepare(request, time.perf_counter())
+        core.add(request.id, engine._slots.resolve(request, prepared))
 
 
 @torch.inference_mode()

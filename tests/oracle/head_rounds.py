@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.batch import Batch, Span
-from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.store import Sizes, Store
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.heads.block_backbone import BlockDraft
@@ -28,7 +28,7 @@ TOLERANCE = 1e-5
 class Pages:
     """A store of one network and page tables of shuffled pages."""
 
-    def __init__(self, layers: list[FullKV], dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
+    def __init__(self, layers: list[KV], dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
         self.store = Store(layers, Sizes(n_slots=1, n_pages=N_PAGES, page_size=PAGE), dtype, CPU)
         for tensor in (t for layer in self.store.layers for t in (layer.keys, layer.values)):
             tensor.fill_(7.0)  # what nobody wrote must not be read
@@ -185,7 +185,7 @@ def play_blocks(
         blocks = [block_at(head, slot, texts[slot], n_past[slot], n_wanted) for slot in drafting]
         with torch.inference_mode():
             head.inject(pages.batch(*spans), features, pages.store)
-            logits = head.forward(pages.batch(*blocks), pages.store)
+            logits = head.run(pages.batch(*blocks), pages.store)[0]
         assert logits.dtype == torch.float32
         for slot, ours in zip(drafting, logits.split(n_wanted), strict=True):
             context = [stream[: n_past[slot]] for stream in streams[slot]]

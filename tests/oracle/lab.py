@@ -31,32 +31,17 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.snapshots import Snapshots
 from slipstream.engine.cache.store import Sizes, Store
 from slipstream.engine.core.engine import Capacity, Engine
+from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.errors import InvalidRequest
 from slipstream.engine.frames import frame_sizes
 from slipstream.engine.models.captured import Capture, Capturing, cuda_capture
-from slipstream.engine.models.heads.dflash import load_dflash
-from slipstream.engine.models.heads.eagle3 import load_eagle3
-from slipstream.engine.models.heads.mtp import load_mtp
 from slipstream.engine.models.registry import load_network
-from slipstream.engine.sample.params import resolve_sampling
 from slipstream.engine.settings import Settings
-from slipstream.engine.slot import Slot, SlotStats
-from slipstream.engine.speculate.bench.garbage import Garbage
+from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.drafter import Drafter
-from slipstream.engine.speculate.network.draft_block import DraftBlock
-from slipstream.engine.speculate.network.draft_hidden import DraftHidden
-from slipstream.engine.speculate.network.draft_model import DraftModel
-from slipstream.engine.speculate.ngram.ngram_cache import NgramCache
-from slipstream.engine.speculate.ngram.ngram_map import NgramMapK, NgramMapK4V
-from slipstream.engine.speculate.ngram.ngram_mod import NgramMod
-from slipstream.engine.speculate.ngram.ngram_simple import NgramSimple
-from slipstream.engine.speculate.resolve import resolve_speculate
-from slipstream.engine.speculate.text.forced import Forced
-from slipstream.engine.speculate.text.prediction import Prediction
-from slipstream.engine.speculate.text.shared_history import SharedHistory
-from slipstream.engine.speculate.text.suffix import Suffix
+from slipstream.engine.speculate.registry import BY_NAME, NETWORKS, Parts
 from slipstream.engine.text.grammar import Grammars
 from slipstream.engine.text.text_stream import TextStream
 from slipstream.engine.text.tokenizer import Tokenizer
@@ -67,11 +52,7 @@ from tests.recording import record
 EIGHT = Speculate(n_max=8)
 ASKS = Request(id="", prompt="")
 ROOT = Path(__file__).parents[2]
-LOADERS: Mapping[str, Callable[..., Any]] = {
-    "draft-eagle3": load_eagle3,
-    "draft-mtp": load_mtp,
-    "draft-dflash": load_dflash,
-}
+HEADS = ("draft-eagle3", "draft-mtp", "draft-dflash")  # of the demo
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +67,7 @@ class Folders:
 DEMO = Folders(
     ROOT / "demo" / "target",
     ROOT / "demo" / "draft",
-    {name: ROOT / "demo" / name.removeprefix("draft-") for name in LOADERS},
+    {name: ROOT / "demo" / name.removeprefix("draft-") for name in HEADS},
 )
 
 
@@ -120,6 +101,26 @@ class Bench:
     draft_max: int = 24
     captured: bool = False  # passes are captured and replayed
     overlaps: bool = False  # passes are launched before the one before has been read
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of a server built so, with n-grams short enough to be found in short texts."""
+        return Settings(
+            parallel=self.n_slots,
+            draft_max=self.draft_max,
+            spec_shared_history="all" if self.shares else "off",
+            spec_shared_history_size=4096,
+            spec_ngram_simple_size_n=3,
+            spec_ngram_simple_size_m=16,
+            spec_ngram_map_k_size_n=3,
+            spec_ngram_map_k_size_m=16,
+            spec_ngram_map_k4v_size_n=2,
+            spec_ngram_map_k4v_size_m=8,
+            spec_ngram_map_k4v_min_hits=2,
+            spec_ngram_mod_n_match=4,
+            spec_ngram_mod_n_min=2,
+            spec_ngram_mod_n_max=16,
+        )
 
 
 @dataclass(slots=True)
@@ -165,12 +166,15 @@ class Lab:
     def head(self, name: str) -> Any:
         """The head for a drafter, loaded once."""
         if name not in self._heads:
-            self._heads[name] = LOADERS[name](self.folders.heads[name], self.target, self.n_ctx + 64)
+            load = NETWORKS[name].load
+            assert load is not None
+            self._heads[name] = load(self.folders.heads[name], self.target, self.n_ctx + 64, None)
         return self._heads[name]
 
     def engine(self, bench: Bench, future: Callable[[Slot], Sequence[int]] | None = None) -> Engine:
         """A cold engine. `future` is what the scripted drafter knows."""
-        heads = {name: self.head(name) for name in bench.types if name in LOADERS}
+        heads = {name: self.head(name) for name in bench.types if name in self.folders.heads}
+        networks = {"target": self.target, "draft": self.draft, **heads}
         sizes = Sizes(
             n_slots=bench.n_slots,
             n_pages=bench.n_pages,
@@ -180,13 +184,15 @@ class Lab:
         )
         stores = {
             name: Store(network.needs, sizes, self.target.dtype, self.target.device)
-            for name, network in {"target": self.target, "draft": self.draft, **heads}.items()
+            for name, network in networks.items()
             if network is not None
         }
         cache = Cache(
             stores, bench.n_slots, bench.n_pages, bench.page_size, heads, Snapshots(bench.snapshot_bytes)
         )
-        drafters = [self._drafter(name, bench, cache, future) for name in bench.types]
+        eos_ids, vocab_size = self.tokenizer.eos_ids, self.target.vocab_size
+        parts = Parts(bench.settings, networks, cache, bench.batch_size, vocab_size, eos_ids)
+        drafters = [self._drafter(name, parts, future) for name in bench.types]
         chain = Chain(drafters, Lengths(adaptive=bench.adaptive), by_value=bench.by_value)
         capacity = Capacity(
             n_slots=bench.n_slots,
@@ -204,60 +210,32 @@ class Lab:
             engine.capture(Capturing(self.capture, shapes, n_pages, bench.draft_max, stream))
         return engine
 
-    def _drafter(
-        self, name: str, bench: Bench, cache: Cache, future: Callable[[Slot], Sequence[int]] | None
-    ) -> Drafter:
-        n_slots, vocab_size = bench.n_slots, self.target.vocab_size
-        drafters: dict[str, Callable[[], Drafter]] = {
-            "forced": Forced,
-            "prediction": lambda: Prediction(n_slots),
-            "ngram-simple": lambda: NgramSimple(3, 16, 1, n_slots),
-            "ngram-map-k": lambda: NgramMapK(3, 16, 1, n_slots),
-            "ngram-map-k4v": lambda: NgramMapK4V(2, 8, 2, n_slots),
-            "ngram-mod": lambda: NgramMod(4, 2, 16, n_slots, self.n_ctx),
-            "ngram-cache": lambda: NgramCache(n_slots, None, None, vocab_size),
-            "suffix": lambda: Suffix(n_slots, SharedHistory(4096, "all") if bench.shares else None),
-            "draft-model": lambda: DraftModel(self.draft, cache, bench.batch_size),
-            "garbage": lambda: Garbage(vocab_size),
-            "scripted": lambda: Scripted(future or (lambda slot: ()), 0.8, vocab_size),
-        }
-        if name in ("draft-eagle3", "draft-mtp"):
-            return DraftHidden(name, self.head(name), cache)
-        if name == "draft-dflash":
-            return DraftBlock(name, self.head(name), cache)
-        return drafters[name]()
+    def _drafter(self, name: str, parts: Parts, future: Callable[[Slot], Sequence[int]] | None) -> Drafter:
+        if name == Scripted.name:
+            return Scripted(future or (lambda slot: ()), 0.8, parts.vocab_size)
+        return BY_NAME[name].build(parts)
 
     def slot(
         self, slot_id: int, request_id: str, case: Case, bench: Bench, prediction: Sequence[int] = ()
     ) -> Slot:
         """The slot state the service would make for this case."""
-        sampling = resolve_sampling(case.sampling, {}, sorted(self.tokenizer.eos_ids), self.target.vocab_size)
-        request = replace(case.asks, id=request_id, prompt=case.prompt, sampling=case.sampling)
-        end_ids = tuple(sorted({*self.tokenizer.eos_ids, *request.stop_token_ids}))
-        sampling = replace(sampling, n_min=request.min_tokens, end_ids=end_ids)
-        n_limit = min(self.n_ctx, len(case.prompt) + case.max_tokens)
-        speculate = resolve_speculate(
-            Settings(draft_max=bench.draft_max),
-            bench.types,
-            case.speculate,
-            predicts=bool(prediction) and bool(bench.types),
-            constrained=request.grammar is not None,
+        request = replace(
+            case.asks,
+            id=request_id,
+            prompt=case.prompt,
+            sampling=case.sampling,
+            speculate=case.speculate,
+            max_tokens=case.max_tokens,
         )
-        return Slot(
-            slot_id,
-            request,
-            list(case.prompt),
-            len(case.prompt),
-            n_limit,
-            sampling,
-            speculate,
+        prepared = Prepared(
+            case.prompt,
             TextStream(self.tokenizer, case.prompt, request.stop),
-            stats=SlotStats(histogram=[0] * (speculate.n_max + 1)),
-            prediction=tuple(prediction),
-            constraint=request.grammar and self.grammars.constraint(request.grammar, ""),
-            prompt_logprobs=[] if request.echo and request.logprobs is not None else None,
-            echoes=request.echo,
+            tuple(prediction) if bench.types else (),
+            request.grammar and self.grammars.constraint(request.grammar, ""),
         )
+        eos_ids, vocab_size = self.tokenizer.eos_ids, self.target.vocab_size
+        factory = SlotFactory(bench.settings, bench.types, self.n_ctx, vocab_size, eos_ids)
+        return factory.resolve(request, prepared)(slot_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 
 from slipstream.engine.api import Grammar, Sampling, Speculate
+from slipstream.engine.speculate.registry import DRAFTERS
 from slipstream.engine.text.tokenizer import Tokenizer
 from tests.oracle.lab import (
     ASKS,
     DEMO,
-    LOADERS,
+    HEADS,
     ROOT,
     Bench,
     Case,
@@ -75,9 +76,11 @@ RULED = (
     replace(ASKS, grammar=Grammar("json_schema", '{"type": "object"}'), logprobs=0),
 )
 TROUBLE = Trouble(cancel_share=0.4, cut_share=0.03, save_share=0.05)
-TEXT_DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
+TEXT_DRAFTERS = tuple(
+    row.name for row in DRAFTERS if row.network is None and row.brought_by is None and row.is_offered
+)
 AUTO = ("forced", "prediction", "suffix", "draft-model")
-ALL = ("forced", "prediction", *TEXT_DRAFTERS, "draft-model", *LOADERS, "garbage", "scripted")
+ALL = ("forced", "prediction", *TEXT_DRAFTERS, "draft-model", *HEADS, "garbage", "scripted")
 HYBRID = Folders(
     ROOT / "demo" / "hybrid", ROOT / "demo" / "hybrid-draft", {"draft-mtp": ROOT / "demo" / "hybrid"}
 )
@@ -116,7 +119,7 @@ def _windowed(folder: Path, scratch: Path) -> Path:
 
 def chains(folders: Folders) -> list[tuple[str, ...]]:
     """Nothing, every drafter that the folders have a network for, the default, and all at once."""
-    held = tuple(name for name in ALL if name not in LOADERS or name in folders.heads)
+    held = tuple(name for name in ALL if name not in HEADS or name in folders.heads)
     return [(), *((name,) for name in held), AUTO, held]
 
 

@@ -100,10 +100,8 @@ def test_blocks_do_not_depend_on_the_width_of_the_pass(folder_of: Folders, tmp_p
         blocks = [Span(slot, [ids[20 + 5 * slot], *[381] * 5], 20 + 5 * slot, 5, 5) for slot in range(4)]
         joined = [torch.cat([stream[: len(span.token_ids)] for span in spans]) for stream in features]
         draft.inject(pages.batch(*spans), joined, pages.store)
-        logits = draft.forward(pages.batch(*blocks), pages.store)
+        logits = draft.run(pages.batch(*blocks), pages.store)[0]
         for slot, (span, block) in enumerate(zip(spans, blocks, strict=True)):
             parts = [stream[: len(span.token_ids)] for stream in features]
             draft.inject(alone.batch(span), parts, alone.store)
-            assert torch.equal(
-                draft.forward(alone.batch(block), alone.store), logits[5 * slot : 5 * slot + 5]
-            )
+            assert torch.equal(draft.run(alone.batch(block), alone.store)[0], logits[5 * slot : 5 * slot + 5])

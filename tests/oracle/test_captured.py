@@ -15,7 +15,7 @@ import torch
 from slipstream.engine.batch import Batch
 from slipstream.engine.frames import ROWS, Frame, frame_sizes
 from tests.oracle.lab import DEMO, Bench, Lab, play
-from tests.oracle.lossless import LOADERS, demo_cases, folders_of
+from tests.oracle.lossless import HEADS, demo_cases, folders_of
 from tests.oracle.replays import compare_all_sizes, same_drafts
 from tests.recording import ReadsValueError, record
 
@@ -34,7 +34,7 @@ def test_every_captured_size_gives_the_bits_of_the_pass_itself_with_windows(tmp_
 
 
 @pytest.mark.parametrize("lab", [torch.bfloat16], ids=str, indirect=True)
-@pytest.mark.parametrize("name", ["draft-model", *LOADERS])
+@pytest.mark.parametrize("name", ["draft-model", *HEADS])
 def test_drafts_and_text_are_the_same(lab: Lab, name: str) -> None:
     """A value frozen in a draft network's capture would show in nothing but its acceptance."""
     n_accepted, same = same_drafts(lab, (name,))

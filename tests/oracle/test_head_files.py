@@ -19,11 +19,11 @@ from slipstream.engine.models.heads import block_backbone, eagle3
 from slipstream.engine.models.heads.dflash import load_dflash
 from slipstream.engine.models.heads.dspark import load_dspark
 from slipstream.engine.models.heads.eagle3 import load_eagle3
-from slipstream.engine.models.heads.kinds import kind_of
 from slipstream.engine.models.heads.mtp import load_mtp
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.fields import Fields
 from slipstream.engine.models.registry import load_network
+from slipstream.engine.speculate.registry import kind_of
 from tests import head_checkpoints as made
 from tests.checkpoints import tiny_checkpoint
 from tests.oracle.head_rounds import CPU, N_CTX, VOCAB, Pages, streams_of, text

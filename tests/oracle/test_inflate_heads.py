@@ -89,7 +89,7 @@ def blocks_along(head: BlockDraft, streams: list[Tensor], pages: Pages, ids: lis
         rows = pages.batch(Span(0, ids[start : start + 7], start, 0, 0))
         head.inject(rows, [stream[start : start + 7] for stream in streams], pages.store)
         block = block_at(head, 0, ids, start + 7, head.n_drafts)
-        found.append(head.forward(pages.batch(block), pages.store))
+        found.append(head.run(pages.batch(block), pages.store)[0])
     return torch.cat(found)
 
 

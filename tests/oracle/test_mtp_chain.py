@@ -19,12 +19,13 @@ from torch import Tensor
 from slipstream.engine.api import Request, Sampling
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.heads.mtp import Mtp, load_mtp
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network
-from slipstream.engine.sample.params import resolve_sampling
-from slipstream.engine.slot import Slot, SpeculateParams
+from slipstream.engine.settings import Settings
+from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.drafter import NO_DRAFT, Guess, Kept, Streams, Want
 from slipstream.engine.speculate.network import unroll
 from slipstream.engine.speculate.network.draft_hidden import DraftHidden
@@ -96,17 +97,10 @@ class Stage:
         self.drafter = DraftHidden(NAME, self.head, self.cache)
 
     def add(self, ids: Sequence[int]) -> Slot:
-        sampling = resolve_sampling(Sampling(temperature=0.8, seed=len(ids)), {}, [], VOCAB)
-        slot = Slot(
-            len(self.slots),
-            Request(id=str(len(self.slots)), prompt=tuple(ids)),
-            list(ids),
-            len(ids),
-            N_CTX,
-            sampling,
-            SpeculateParams(types=(NAME,), n_max=5, n_min=0, p_min=0.0),
-            None,  # type: ignore[arg-type]
-        )
+        sampling = Sampling(temperature=0.8, seed=len(ids))
+        request = Request(id=str(len(self.slots)), prompt=tuple(ids), sampling=sampling)
+        factory = SlotFactory(Settings(draft_max=5), (NAME,), N_CTX, VOCAB, frozenset())
+        slot = factory.resolve(request, Prepared(ids, None))(len(self.slots))  # type: ignore[arg-type]
         self.slots.append(slot)
         self.begin(slot)
         return slot

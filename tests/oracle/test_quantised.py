@@ -103,7 +103,7 @@ def test_sizes(plain: Any, tmp_path: Path, name: str) -> None:
     config = read_model(narrow)
     loaded, twin = (load_network(path, torch.bfloat16, CPU, N_CTX) for path in (narrow, dense))
     assert (loaded.n_params, loaded.weight_bytes) == (twin.n_params, twin.weight_bytes)
-    assert Checkpoint(narrow, config, CPU, torch.bfloat16).weight_bytes == loaded.weight_bytes
+    assert Checkpoint(narrow, config, CPU, torch.bfloat16).outline.weight_bytes == loaded.weight_bytes
     widened, packed = (draw(config, torch.bfloat16, device) for device in (CPU, CUDA))
     assert (widened.n_params, widened.weight_bytes) == (loaded.n_params, loaded.weight_bytes)
     assert packed.n_params == loaded.n_params

@@ -16,7 +16,7 @@ from slipstream.engine.models.reading.config import read_config
 from slipstream.engine.service.start import launch as launching
 from slipstream.engine.service.start.drafters import drafter_types
 from slipstream.engine.service.start.launch import launch
-from slipstream.engine.service.start.sizes import Checkpoint, context
+from slipstream.engine.service.start.sizes import Checkpoint, Memory, context
 from slipstream.engine.settings import Settings
 from tests.checkpoints import tiny_checkpoint
 from tests.recording import record
@@ -116,12 +116,16 @@ def test_a_model_that_is_not_there_is_refused(name: str) -> None:
 def test_the_context_is_what_fits_the_cache_unless_it_is_set() -> None:
     path = Path(TARGET)
     source = Checkpoint(path, read_config(path), torch.device("cpu"), torch.bfloat16)
-    small = context(Settings(model=TARGET, cache_size=4), [source])
+    memory = Memory.of(source.device)
+    small = context(Settings(model=TARGET, cache_size=4), [source], memory)
     assert (
-        512 <= small < context(Settings(model=TARGET, cache_size=4000), [source]) == source.config.n_ctx_train
+        512
+        <= small
+        < context(Settings(model=TARGET, cache_size=4000), [source], memory)
+        == source.config.n_ctx_train
     )
-    assert small * source.demand.token_bytes <= 4 * 2**20
-    assert context(Settings(model=TARGET, cache_size=4, ctx_size=2048), [source]) == 2048
+    assert small * source.demand(Settings()).token_bytes <= 4 * 2**20
+    assert context(Settings(model=TARGET, cache_size=4, ctx_size=2048), [source], memory) == 2048
 
 
 async def test_memory_of_states_is_told_and_a_size_without_use_refused(

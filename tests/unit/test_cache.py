@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.pages import PagePool, prefix_keys
 from slipstream.engine.cache.store import Sizes, Store
 
@@ -20,7 +20,7 @@ SIZE = 4
 def make_cache(n_slots: int = 3, n_pages: int = 8) -> Cache:
     def store() -> Store:
         return Store(
-            [FullKV(1, 2)],
+            [KV(1, 2)],
             Sizes(n_slots=3, n_pages=n_pages, page_size=SIZE),
             torch.float32,
             torch.device("cpu"),

@@ -13,7 +13,7 @@ from torch import Tensor
 from slipstream.engine.api import Delta, Done
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.store import Sizes, Store
 from slipstream.engine.speculate.drafter import Drafter
 from slipstream.engine.speculate.network.draft_hidden import DraftHidden
@@ -98,7 +98,7 @@ class ToyModule:
 def engine_with(head: ToyHead, **options: int) -> tuple:
     def drafters(cache: Cache) -> list[Drafter]:
         cache.followers = ("draft",)
-        layers = [FullKV(1, 1)] * head.n_modules
+        layers = [KV(1, 1)] * head.n_modules
         cache.stores["draft"] = Store(
             layers, Sizes(n_slots=4, n_pages=len(cache.pool.pages), page_size=4), torch.float32, CPU
         )

@@ -12,7 +12,7 @@ import torch
 
 from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.kv import FullKV, WindowKV, keep_keys_in
+from slipstream.engine.cache.kv import KV, keep_keys_in
 from slipstream.engine.cache.recurrent import Recurrent
 from slipstream.engine.cache.store import Need, Sizes, Store
 from slipstream.engine.errors import SettingError
@@ -27,7 +27,7 @@ from tests.public_configs import CONFIGS
 ROOT = Path(__file__).parents[2]
 FP8 = torch.float8_e4m3fn
 SIZE, TOKENS = 4, list(range(1, 15))  # three full pages and two tokens
-NEEDS: list[Need] = [FullKV(2, 8), WindowKV(2, 8, 6)]
+NEEDS: list[Need] = [KV(2, 8), KV(2, 8, 6)]
 
 
 def make_cache(dtype: torch.dtype | None) -> Cache:

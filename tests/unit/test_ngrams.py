@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.bench.synthetic import Synthetic
 from slipstream.engine.speculate.drafter import NO_DRAFT, Draft, Drafter, Kept, Want
-from slipstream.engine.speculate.ngram import ngram_map, ngram_mod
-from slipstream.engine.speculate.ngram.ngram_map import NgramMap, NgramMapK, NgramMapK4V
+from slipstream.engine.speculate.ngram.copying import Copying
+from slipstream.engine.speculate.ngram.ngram_map import NgramMapK, NgramMapK4V
 from slipstream.engine.speculate.ngram.ngram_mod import NgramMod
 from slipstream.engine.speculate.ngram.ngram_simple import NgramSimple
 from slipstream.engine.speculate.text import occurrences
+from tests.unit.links import links
 from tests.unit.toy import toy_slot
 
 tokens_of = st.lists(st.integers(0, 2), min_size=1, max_size=40)
@@ -29,11 +30,11 @@ afters = st.lists(st.integers(0, 2), max_size=5)
 small = st.integers(1, 4)
 quick = settings(max_examples=150, deadline=None)
 
-MAKERS: list[Callable[[], Drafter]] = [
+MAKERS: list[Callable[[], Copying]] = [
     lambda: NgramSimple(2, 6, 1, 2),
     lambda: NgramMapK(2, 6, 1, 2),
     lambda: NgramMapK4V(2, 6, 1, 2),
-    lambda: NgramMod(2, 1, 6, 2, 64),
+    lambda: NgramMod(2, 1, 6, 2),
 ]
 
 
@@ -59,14 +60,10 @@ def keep(
     drafter.accept([Kept(slot, draft, n_accepted)])
 
 
-def state(drafter: Drafter, slot: Slot) -> object:
+def state(drafter: Copying, slot: Slot) -> object:
     """What the drafter knows of a slot once it was asked, in a form that can be compared."""
     guess(drafter, slot)
-    if isinstance(drafter, NgramMod):
-        table = drafter._next[slot.id]
-        return None if table is None else table.tolist()
-    assert isinstance(drafter, NgramSimple | NgramMap)
-    return drafter._lookup.links(slot)
+    return links(drafter._seen[slot.id])
 
 
 def places_of(tokens: list[int], after: list[int], n: int) -> list[int]:
@@ -143,7 +140,8 @@ def test_map_k4v_copies_from_the_majority_and_not_from_the_match() -> None:
     found = drafter.draft([Want(began(drafter, tokens), 8)])[0]
     assert list(found.token_ids) == [5, 6]
     assert found.survival == pytest.approx([3 / 5, 3 / 4])
-    assert guess(NgramMapK(2, 2, 1, 1), slot_of(tokens)) == [7, 7]
+    newest = NgramMapK(2, 2, 1, 1)
+    assert guess(newest, began(newest, tokens)) == [7, 7]
 
 
 def test_map_k4v_says_nothing_where_continuations_are_even() -> None:
@@ -159,7 +157,7 @@ def test_map_k4v_counts_a_continuation_that_is_cut_off_for_the_one_it_begins() -
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_state_is_that_of_a_drafter_that_saw_the_text_at_once(make: Callable[[], Drafter]) -> None:
+def test_state_is_that_of_a_drafter_that_saw_the_text_at_once(make: Callable[[], Copying]) -> None:
     step = st.tuples(
         st.integers(0, 1),
         st.one_of(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(0, 12)),
@@ -190,15 +188,12 @@ def test_state_is_that_of_a_drafter_that_saw_the_text_at_once(make: Callable[[],
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_text_is_gone_when_its_request_ends_and_when_the_next_begins(make: Callable[[], Drafter]) -> None:
+def test_text_is_gone_when_its_request_ends_and_when_the_next_begins(make: Callable[[], Copying]) -> None:
     drafter = make()
     slot = began(drafter, [1, 2, 3, 1, 2, 3, 1, 2])
     assert guess(drafter, slot)
     drafter.end(slot)
-    keepers = (
-        [drafter._next] if isinstance(drafter, NgramMod) else [drafter._lookup._indices]  # type: ignore[attr-defined]
-    )
-    assert keepers == [[None, None]]
+    assert links(drafter._seen[0]) == [{}]
     assert guess(drafter, began(drafter, [1, 2])) == []
     drafter.begin(slot)
     drafter.begin(slot_of([1, 2]))
@@ -219,7 +214,7 @@ def use(which: int) -> None:
     """Fails if using a drafter compiles what building it did not."""
 
     def n_compiled() -> list[int]:
-        values = [value for module in (ngram_map, ngram_mod, occurrences) for value in vars(module).values()]
+        values = vars(occurrences).values()
         return [len(value.signatures) for value in values if hasattr(value, "signatures")]
 
     drafter = MAKERS[which]()
@@ -235,7 +230,7 @@ def use(which: int) -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_text_that_became_shorter_unannounced_is_learnt_anew(make: Callable[[], Drafter]) -> None:
+def test_a_text_that_became_shorter_unannounced_is_learnt_anew(make: Callable[[], Copying]) -> None:
     drafter = make()
     slot = began(drafter, [1, 2])
     keep(drafter, slot, [3, 1, 2])
@@ -245,7 +240,7 @@ def test_a_text_that_became_shorter_unannounced_is_learnt_anew(make: Callable[[]
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_what_is_provisional_is_not_learnt(make: Callable[[], Drafter]) -> None:
+def test_what_is_provisional_is_not_learnt(make: Callable[[], Copying]) -> None:
     drafter = make()
     slot = began(drafter, [4, 5, 6])
     assert guess(drafter, slot, after=[1, 2, 3, 1, 2]) == []
@@ -269,7 +264,7 @@ def test_requests_may_ask_for_other_sizes(maker: Callable[[int, int, int, int], 
     assert asked(ngram_size_n=2, ngram_size_m=1, ngram_min_hits=3) == []
 
 
-def judged(drafter: NgramMap, slot: Slot, is_accepted: bool, n_before: int) -> int:
+def judged(drafter: NgramMapK, slot: Slot, is_accepted: bool, n_before: int) -> int:
     """Verify the drafter's guess behind `n_before` tokens of another; how many tokens it guessed.
 
     The slot is left as it was, so that the same n-gram is asked for again.
@@ -280,13 +275,13 @@ def judged(drafter: NgramMap, slot: Slot, is_accepted: bool, n_before: int) -> i
     n_accepted = len(draft) if is_accepted else n_before
     keep(drafter, slot, [*draft.token_ids[:n_accepted], 99], draft, n_accepted)
     slot.truncate(n_tokens)
-    drafter._lookup.begin(slot)
+    drafter._seen[slot.id].clear()
     return len(token_ids)
 
 
 @pytest.mark.parametrize("maker", [NgramMapK, NgramMapK4V])
 @pytest.mark.parametrize("n_before", [0, 2])
-def test_maps_draft_as_far_as_copies_held_and_come_back(maker: type[NgramMap], n_before: int) -> None:
+def test_maps_draft_as_far_as_copies_held_and_come_back(maker: type[NgramMapK], n_before: int) -> None:
     drafter = maker(2, 16, 1, 1)
     slot = began(drafter, [0, 0, *range(20, 60), 0, 0])
     assert judged(drafter, slot, True, n_before) == 16
@@ -299,7 +294,7 @@ def test_maps_draft_as_far_as_copies_held_and_come_back(maker: type[NgramMap], n
 
 @pytest.mark.parametrize("maker", [NgramMapK, NgramMapK4V])
 def test_maps_learn_nothing_from_drafts_of_others_or_tokens_never_reached(
-    maker: type[NgramMap],
+    maker: type[NgramMapK],
 ) -> None:
     drafter = maker(2, 16, 1, 1)
     slot = began(drafter, [0, 0, *range(20, 60), 0, 0])
@@ -319,7 +314,7 @@ def test_a_map_drops_no_length_for_drafts_that_were_cut_short_and_held() -> None
         assert guess(drafter, slot, 1) == [20]
         keep(drafter, slot, [20, 21], Draft([20], [drafter.name]), 1)
         slot.truncate(slot.n_prompt)
-        drafter._lookup.begin(slot)
+        drafter._seen[slot.id].clear()
     assert len(guess(drafter, slot, 64)) == 16
 
 
@@ -328,7 +323,7 @@ def test_a_map_drops_no_length_for_drafts_that_were_cut_short_and_held() -> None
 def test_mod_follows_the_last_follower_of_each_run(
     tokens: list[int], after: list[int], n_match: int, n_min: int, n_max: int
 ) -> None:
-    drafter = NgramMod(n_match, n_min, 6, 1, 64)
+    drafter = NgramMod(n_match, n_min, 6, 1)
     followers = {tuple(tokens[i - n_match : i]): tokens[i] for i in range(n_match, len(tokens))}
     text = (tokens + after)[-n_match:]
     n_most, expected = min(6, n_max), []
@@ -341,7 +336,7 @@ def test_mod_follows_the_last_follower_of_each_run(
 
 
 def test_mod_lowers_its_least_length_to_what_the_request_may_draft() -> None:
-    drafter = NgramMod(2, 5, 8, 1, 64)
+    drafter = NgramMod(2, 5, 8, 1)
     text = [1, 2, 3, 4, 5, 1, 2]
     assert guess(drafter, began(drafter, text), 8) == [3, 4, 5, 1, 2, 3, 4, 5]
     short = [1, 2, 3, 4, 9, 4, 9, 1, 2]
@@ -355,16 +350,6 @@ def test_mod_lowers_its_least_length_to_what_the_request_may_draft() -> None:
     drafter.begin(dead_end)
     assert guess(drafter, dead_end, 8, [5, 6]) == []
     assert guess(drafter, dead_end, 8, [2, 3]) == [4, 5, 6, 7, 8]
-
-
-@pytest.mark.parametrize(("n_ctx", "size"), [(64, 4096), (2048, 4096), (2049, 8192), (32768, 65536)])
-def test_mod_has_a_table_of_constant_size(n_ctx: int, size: int) -> None:
-    drafter = NgramMod(2, 0, 8, 1, n_ctx)
-    slot = began(drafter, list(range(n_ctx // 2)))
-    keep(drafter, slot, list(range(n_ctx // 2)))
-    table = drafter._next[0]
-    assert table is not None
-    assert len(table) == size
 
 
 def test_synthetic_guesses_all_it_may_by_seed_and_position_and_never_an_end() -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from slipstream.engine.speculate.text import occurrences
 from slipstream.engine.speculate.text.occurrences import Occurrences
+from tests.unit.links import links
 
 
 def array(tokens: list[int]) -> NDArray[np.int32]:
@@ -36,9 +37,6 @@ def test_places_are_those_found_by_looking_everywhere(
     index = Occurrences(runs)
     index.learn(array(tokens))
     context = tokens + after
-    for length in runs:
-        found = index.ends(array(tokens), array(context), limit, length=length)
-        assert found.tolist() == places(tokens, context, length)[:limit]
     length, found = index.longest(array(tokens), array(context), limit)
     longest = max((one for one in runs if places(tokens, context, one)), default=0)
     assert (length, found.tolist()) == (longest, places(tokens, context, longest)[:limit] if longest else [])
@@ -51,7 +49,7 @@ def test_learning_in_steps_is_learning_at_once(tokens: list[int], runs: list[int
     for n in [*sorted(steps), len(tokens)]:
         grown.learn(array(tokens[:n]))
     whole.learn(array(tokens))
-    assert grown.links() == whole.links()
+    assert links(grown) == links(whole)
 
 
 @settings(max_examples=100, deadline=None)
@@ -66,20 +64,7 @@ def test_no_run_crosses_from_one_document_into_another(
         index.learn(array(tokens), start, salt)
         if salt == 1:
             expected = [start + place for place in places(text, context, length)] + expected
-    assert index.ends(array(tokens), array(context), 1000, salt=1).tolist() == expected
-
-
-def test_documents_learnt_anew_are_those_learnt_one_by_one() -> None:
-    rng = np.random.default_rng(7)
-    texts = [rng.integers(0, 3, n).astype(np.int32) for n in (40, 1, 0, 25, 60)]
-    starts = np.cumsum([0] + [len(text) for text in texts[:-1]])
-    tokens, salts = np.concatenate(texts), [3, 4, 3, 3, 4]
-    grown, anew = Occurrences((1, 4)), Occurrences((1, 4))
-    for text, start, salt in zip(texts, starts, salts, strict=True):
-        grown.learn(tokens[: start + len(text)], int(start), salt)
-    anew.learn(tokens[::-1].copy())
-    anew.learn_documents(tokens, starts, np.array(salts, np.uint64))
-    assert anew.links() == grown.links()
+    assert index.longest(array(tokens), array(context), 1000, salt=1)[1].tolist() == expected
 
 
 def test_a_large_text_grows_the_index_and_keeps_every_place() -> None:
@@ -89,10 +74,9 @@ def test_a_large_text_grows_the_index_and_keeps_every_place() -> None:
     for n in range(0, 20_001, 500):
         grown.learn(tokens[:n])
     whole.learn(tokens)
-    assert grown.links() == whole.links()
-    for length in (2, 5):
-        found = grown.ends(tokens, tokens, 20_000, length=length).tolist()
-        assert found == places(tokens.tolist(), tokens.tolist(), length)
+    assert links(grown) == links(whole)
+    found = grown.longest(tokens, tokens, 20_000)[1].tolist()
+    assert found == places(tokens.tolist(), tokens.tolist(), 5)
 
 
 @pytest.mark.parametrize("period", [1, 2, 7])
@@ -100,7 +84,7 @@ def test_a_loop_points_one_period_back(period: int) -> None:
     tokens = (np.arange(5000) % period).astype(np.int32)
     index = Occurrences((32,))
     index.learn(tokens)
-    found = index.ends(tokens, tokens, 4)
+    _, found = index.longest(tokens, tokens, 4)
     assert found.tolist() == [5000 - period * i for i in range(1, 5)]
 
 
@@ -131,10 +115,10 @@ def test_a_cleared_index_knows_nothing_and_learns_again() -> None:
     index, tokens = Occurrences((2,)), array([1, 2, 3, 1, 2])
     index.learn(tokens)
     index.clear()
-    assert index.links() == [{}]
-    assert index.ends(tokens, tokens, 4).tolist() == []
+    assert links(index) == [{}]
+    assert index.longest(tokens, tokens, 4)[0] == 0
     index.learn(tokens)
-    assert index.ends(tokens, tokens, 4).tolist() == [2]
+    assert index.longest(tokens, tokens, 4)[1].tolist() == [2]
 
 
 @pytest.mark.parametrize("runs", [(), (0, 1), (3, 2), (2, 2)])
@@ -143,6 +127,10 @@ def test_run_lengths_must_ascend(runs: tuple[int, ...]) -> None:
         Occurrences(runs)
 
 
-def test_with_several_lengths_one_must_be_named() -> None:
-    with pytest.raises(ValueError, match="which"):
-        Occurrences((1, 2)).ends(array([1]), array([1]), 1)
+def test_a_text_that_was_cut_is_learnt_anew() -> None:
+    index, tokens = Occurrences((1, 2)), array([1, 2, 3, 1, 2, 4, 1, 2])
+    index.learn(tokens)
+    index.learn(tokens[:4])
+    fresh = Occurrences((1, 2))
+    fresh.learn(tokens[:4])
+    assert links(index) == links(fresh)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slipstream.engine.batch import RecurrentRows, Span
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.parking import Parking
 from slipstream.engine.cache.snapshots import Snapshots
 from slipstream.engine.cache.store import Sizes, Store
@@ -93,7 +93,7 @@ class Memory:
 
 def make_cache(n_slots: int = 3, n_pages: int = 30, n_parked: int = 8, room: int = 1000) -> Cache:
     sizes = Sizes(n_slots=n_slots, n_pages=n_pages, page_size=SIZE, n_parked=n_parked)
-    needs: list[Any] = [FullKV(1, 2), Remembering()]
+    needs: list[Any] = [KV(1, 2), Remembering()]
     stores = {name: Store(needs, sizes, torch.float32, CPU) for name in ("target", "draft")}
     return Cache(stores, n_slots, n_pages, SIZE, snapshots=Snapshots(room))
 
@@ -266,7 +266,7 @@ def test_after_a_pass_that_broke_off_nothing_of_it_is_left() -> None:
 def test_a_store_fed_by_the_target_keeps_its_rows_while_the_target_recovers() -> None:
     """Otherwise it would have a gap, and its head would be silent until the request is over."""
     sizes = Sizes(n_slots=1, n_pages=8, page_size=SIZE, n_parked=4)
-    needs: list[Any] = [FullKV(1, 2), Remembering()]
+    needs: list[Any] = [KV(1, 2), Remembering()]
     stores = {
         "target": Store(needs, sizes, torch.float32, CPU),
         "head": Store(needs[:1], sizes, torch.float32, CPU),

@@ -10,7 +10,7 @@ import torch
 
 from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.kv import FullKV, WindowKV
+from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.pages import prefix_keys
 from slipstream.engine.cache.saved import Saved
 from slipstream.engine.cache.snapshots import Snapshots
@@ -22,7 +22,7 @@ TOKENS = list(range(1, 22))  # five full pages and a token
 
 def make_cache(n_pages: int = 8, n_window_pages: int = 8, *, window: int = 0, follows: bool = False) -> Cache:
     sizes = Sizes(n_slots=2, n_pages=n_pages, page_size=SIZE, n_window_pages=n_window_pages)
-    needs = [FullKV(1, 2), *([WindowKV(1, 2, window)] if window else [])]
+    needs = [KV(1, 2), *([KV(1, 2, window)] if window else [])]
     stores = {name: Store(needs, sizes, torch.float32, torch.device("cpu")) for name in ("target", "draft")}
     return Cache(stores, 2, n_pages, SIZE, ("draft",) if follows else ())
 

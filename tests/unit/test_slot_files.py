@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.recurrent import Recurrent
 from slipstream.engine.cache.saved import Saved, SavedWindow
 from slipstream.engine.cache.store import Need, Sizes, Store
@@ -215,7 +215,7 @@ def checkpoint(folder: Path, bump: float = 0.0, **config: Any) -> Path:
 
 def cache(dtype: torch.dtype = torch.float32, names: tuple[str, ...] = ("target",), *more: Need) -> Cache:
     sizes = Sizes(n_slots=1, n_pages=2, page_size=4)
-    return Cache({name: Store([FullKV(1, 2), *more], sizes, dtype, CPU) for name in names}, 1, 2, 4)
+    return Cache({name: Store([KV(1, 2), *more], sizes, dtype, CPU) for name in names}, 1, 2, 4)
 
 
 def test_the_fingerprint_tells_apart_what_must_not_be_mixed(tmp_path: Path) -> None:

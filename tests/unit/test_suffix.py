@@ -19,6 +19,7 @@ from slipstream.engine.speculate.drafter import NO_DRAFT, Guess, Kept, Want
 from slipstream.engine.speculate.text import shared_history
 from slipstream.engine.speculate.text.shared_history import SharedHistory
 from slipstream.engine.speculate.text.suffix import LENGTHS, LONGEST, VOTERS, Suffix
+from tests.unit.links import links
 from tests.unit.toy import toy_slot
 
 
@@ -115,7 +116,7 @@ def test_a_life_of_steps_leaves_what_a_fresh_start_has(
     fresh = slot_with(list(slot.tokens), slot_id=1)
     DRAFTER.begin(fresh)
     guess(DRAFTER, slot)
-    assert DRAFTER._seen[0].links() == DRAFTER._seen[1].links()
+    assert links(DRAFTER._seen[0]) == links(DRAFTER._seen[1])
     assert guess(DRAFTER, slot, 16) == guess(DRAFTER, fresh, 16)
 
 
@@ -161,7 +162,7 @@ OUTPUT = list(range(100, 140))
 def test_nothing_outlives_a_request_unless_outputs_are_shared() -> None:
     drafter = Suffix(2)
     finish(drafter, [1, 2, 3], OUTPUT)
-    assert drafter._seen[0].links() == [{}] * len(LENGTHS)
+    assert links(drafter._seen[0]) == [{}] * len(LENGTHS)
     assert asked(drafter, [1, 2, 3, 104, 105, 106, 107]) == []
 
 
@@ -234,12 +235,12 @@ def test_what_is_kept_is_what_was_added_and_is_bounded() -> None:
         shared.add(*added[-1])
         assert shared.n_tokens <= capacity
     assert shared.n_tokens >= capacity // 2
-    n = shared._n_documents
-    for (key, text), span in zip(added[-n:], shared._spans[:n], strict=True):
-        assert shared._text[span[0] : span[1]].tolist() == text.tolist()
+    n = len(shared._documents)
+    for (key, text), one in zip(added[-n:], shared._documents, strict=True):
+        assert shared._text[one.start : one.end].tolist() == text.tolist()
         found = shared.find(key, text[:-1], 16)
-        assert span[1] - 1 in found.places
-        assert {added[-n:][i][0] for i in found.documents} == {key}
+        assert one.end - 1 in found.places
+        assert {document.key for document in found.documents} == {key}
 
 
 def test_very_short_outputs_are_not_kept_and_of_very_long_ones_the_end() -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.kv import FullKV, WindowKV
+from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.pages import prefix_keys
 from slipstream.engine.cache.recurrent import Recurrent
 from slipstream.engine.cache.store import Sizes, Store
@@ -31,9 +31,9 @@ def make_cache(
 ) -> Cache:
     """A target with a full and two sliding layers, a draft with a sliding one alone, whose window is narrower."""
     room = Sizes(n_slots=n_slots, n_pages=40, page_size=SIZE, n_window_pages=n_window_pages)
-    target = Store([FullKV(1, 2), WindowKV(1, 2, WINDOW), WindowKV(1, 2, 2)], room, torch.float32, CPU)
+    target = Store([KV(1, 2), KV(1, 2, WINDOW), KV(1, 2, 2)], room, torch.float32, CPU)
     room = replace(room, n_window_pages=n_draft_pages or n_window_pages)
-    draft = Store([WindowKV(1, 2, 3)], room, torch.float32, CPU)
+    draft = Store([KV(1, 2, 3)], room, torch.float32, CPU)
     return Cache({"target": target, "draft": draft}, n_slots, 40, SIZE, ["draft"] if follows else [])
 
 
@@ -221,26 +221,26 @@ def test_recurrent_layers_beside_windows_are_refused() -> None:
     recurrent = Recurrent(n_key_heads=1, n_value_heads=1, d_key=2, d_value=2, conv_width=4)
     room = Sizes(n_slots=1, n_pages=2, page_size=SIZE, n_window_pages=2)
     with pytest.raises(ValueError, match="not supported"):
-        Store([recurrent, WindowKV(1, 2, WINDOW)], room, torch.float32, CPU)
+        Store([recurrent, KV(1, 2, WINDOW)], room, torch.float32, CPU)
 
 
 def test_there_are_pages_for_all_slots_at_once() -> None:
     """Half of what a server makes holds every slot's window and a whole pass of each; the rest keeps prefixes."""
     chosen = Settings(parallel=3, batch_size=70, draft_max=16)
     window, size = 100, sizes.PAGE_SIZE
-    n_pages = sizes.Demand([WindowKV(1, 2, window)], torch.float32).n_window_pages(chosen) // 2
+    n_pages = sizes.Demand([KV(1, 2, window)], torch.float32).n_window_pages(chosen) // 2
     pages = WindowPages(3, n_pages, size, window)
     for start in range(0, 1000, 37):
         for slot in range(3):
             assert pages.reserve(slot, start, start + 70 + 16, lambda source, target: None)
         for slot in range(3):
             pages.publish(slot, [bytes([slot, i]) for i in range(20)], start + 37)
-    assert sizes.Demand([FullKV(1, 2)], torch.float32).n_window_pages(chosen) == 0
+    assert sizes.Demand([KV(1, 2)], torch.float32).n_window_pages(chosen) == 0
 
 
 def test_layers_with_windows_take_memory_once_and_none_per_token() -> None:
     chosen = Settings(parallel=3)
-    demands = [sizes.Demand([WindowKV(1, 2, 100)] * 4, torch.float32)]
+    demands = [sizes.Demand([KV(1, 2, 100)] * 4, torch.float32)]
     taken = demands[0].window_bytes(chosen)
     n_pages = demands[0].n_window_pages(chosen) + 1  # one is nobody's
     assert taken == n_pages * sizes.PAGE_SIZE * 4 * 2 * 2 * 4

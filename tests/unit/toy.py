@@ -15,12 +15,13 @@ from torch import Tensor
 from slipstream.engine.api import Request, Sampling
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.kv import FullKV
+from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.store import Sizes, Store
 from slipstream.engine.core.engine import Capacity, Engine
+from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.layers.decoder import Taps
-from slipstream.engine.sample.params import resolve_sampling
-from slipstream.engine.slot import Slot, SlotStats, SpeculateParams
+from slipstream.engine.settings import Settings
+from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.acceptance import Acceptance, coupled
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Lengths
@@ -68,7 +69,7 @@ class ToyNetwork:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     vocab_size: int = VOCAB
-    needs: list[FullKV] = field(default_factory=lambda: [FullKV(1, 1)])
+    needs: list[KV] = field(default_factory=lambda: [KV(1, 1)])
 
     def forward(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """[n_logits, VOCAB] float32. The only stream, tap 0, is the tokens themselves: [n_tokens, 1] float32."""
@@ -118,7 +119,7 @@ def toy_engine(
     select(CPU, torch.float32)
     target = ToyNetwork()
     sizes = Sizes(n_slots=n_slots, n_pages=n_pages, page_size=4)
-    stores = {name: Store([FullKV(1, 1)], sizes, torch.float32, CPU) for name in ("target", "draft")}
+    stores = {name: Store([KV(1, 1)], sizes, torch.float32, CPU) for name in ("target", "draft")}
     cache = Cache(stores, n_slots, n_pages, 4)
     capacity = Capacity(
         n_slots=n_slots, n_ctx=256, batch_size=batch_size, eos_ids=frozenset({eos}), overlaps=overlaps
@@ -140,15 +141,11 @@ def toy_slot(
     temperature: float = 0.8,
 ) -> Slot:
     """A slot as the service makes it."""
-    sampling = resolve_sampling(Sampling(temperature=temperature, seed=3), {}, [], VOCAB)
-    return Slot(
-        slot_id,
-        Request(id=name, prompt=tuple(prompt)),
-        list(prompt),
-        len(prompt),
-        len(prompt) + max_tokens,
-        sampling,
-        SpeculateParams(types=types, n_max=n_max, n_min=0, p_min=0.0),
-        Words(stop),
-        stats=SlotStats(histogram=[0] * (n_max + 1)),
-    )  # type: ignore[arg-type]
+    request = Request(
+        id=name,
+        prompt=tuple(prompt),
+        sampling=Sampling(temperature=temperature, seed=3),
+        max_tokens=max_tokens,
+    )
+    factory = SlotFactory(Settings(draft_max=n_max), types, 10**6, VOCAB, frozenset())
+    return factory.resolve(request, Prepared(prompt, Words(stop)))(slot_id)  # type: ignore[arg-type]

@@ -29,6 +29,8 @@ from slipstream.engine.layers.norm import Norm, load_norm
 from slipstream.engine.models.heads.draft_parts import (
     FOREIGN_PARTS,
     check_taps,
+    fusion_width,
+    listed_taps,
     load_any_linear,
     load_draft_block,
     load_draft_ends,
@@ -42,6 +44,7 @@ from slipstream.kernels.norm_rope_write.op import norm_rope_write
 
 log = logging.getLogger(__name__)
 
+MOST_ROWS = 128  # of a block
 # Pieces of names that only relatives of DFlash have, none of which is implemented.
 VARIANTS = {
     **FOREIGN_PARTS,
@@ -102,14 +105,19 @@ class BlockDraft:
             pair = linear(context, matrix)  # [n_tokens, 2 * d_kv]: no query heads
             norm_rope_write(pair, attention.norms, attention.rope, batch, layer.keys, layer.values)
 
-    def forward(self, batch: Batch, store: Store) -> Tensor:
-        """Logits of the wanted rows, [n_logits, vocab] float32. Every span is one block: anchor, then masks.
+    def run(self, batch: Batch, store: Store) -> tuple[Tensor, Tensor]:
+        """Logits of the wanted rows, [n_logits, vocab] float32, and what the head read of them, [n_logits, d_model].
 
-        A span's n_past is the anchor's position; all positions before it have been injected. The row at
-        position n + i predicts the token there, or the one after it if `from_anchor`. The block's own keys and
-        values are written past n_past, to be overwritten. Runs under `torch.inference_mode`.
+        Every span is one block: anchor, then masks. A span's n_past is the anchor's position; all positions before
+        it have been injected. The row at position n + i predicts the token there, or the one after it if `from_anchor`.
+        The block's own keys and values are written past n_past, to be overwritten. Runs under `torch.inference_mode`.
         """
-        return self.run(batch, store)[0]
+        rows = without_mask(batch)
+        start = self.embedding(batch.token_ids)  # [n_tokens, d_model]
+        x, added = run_blocks(self.blocks, start, None, rows, store.layers)  # [n_tokens, d_model] each
+        assert added is not None  # there is at least one layer
+        normed, _ = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model]
+        return logits_of(self.head, normed), normed
 
     def correct(self, logits: Tensor, previous: Tensor) -> Tensor:
         """Logits of rows once the tokens before them, [n_rows] int64, are picked: the same, [n_rows, vocab].
@@ -121,15 +129,6 @@ class BlockDraft:
     def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
         """How likely a row's pick is to be accepted: unknown, beside the pick's own probability."""
         return None
-
-    def run(self, batch: Batch, store: Store) -> tuple[Tensor, Tensor]:
-        """`forward`'s logits with what the head reads of the same rows: after the final norm, [n_logits, d_model]."""
-        rows = without_mask(batch)
-        start = self.embedding(batch.token_ids)  # [n_tokens, d_model]
-        x, added = run_blocks(self.blocks, start, None, rows, store.layers)  # [n_tokens, d_model] each
-        assert added is not None  # there is at least one layer
-        normed, _ = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model]
-        return logits_of(self.head, normed), normed
 
 
 def without_mask(batch: Batch) -> Batch:
@@ -148,12 +147,18 @@ def without_mask(batch: Batch) -> Batch:
 
 
 def load_block_draft(weights: Weights, target: Network, n_ctx: int, taps: Sequence[int] | None) -> BlockDraft:
-    """The draft of a folder. `weights.finish` is the caller's. Raises `LoadError` and its subclasses."""
+    """The draft of a folder, for blocks that begin at positions below `n_ctx`. `weights.finish` is the caller's.
+
+    Raises `LoadError` and its subclasses.
+    """
     fields = Fields.read(weights.folder / "config.json")
     refuse_variants(weights, fields)
     inner = fields.child("transformer_layer_config") if fields.has("speculators_model_type") else fields
     d_model = weights.shape("fc.weight")[0]
-    plan = read_plan(inner, weights, "layers.0", d_model, n_ctx, target)
+    block_size = holder(fields, "block_size").count("block_size")
+    if block_size > MOST_ROWS:
+        raise UnsupportedModel(f"{fields.where}: block_size = {block_size} is more than {MOST_ROWS}")
+    plan = read_plan(inner, weights, "layers.0", d_model, n_ctx + block_size, target)
     n_layers = next(i for i in count() if f"layers.{i}.self_attn.q_proj.weight" not in weights)
     if fields.has("num_target_layers") and fields.count("num_target_layers") != target.config.n_layers:
         raise DraftMismatch(
@@ -166,11 +171,11 @@ def load_block_draft(weights: Weights, target: Network, n_ctx: int, taps: Sequen
     embedding, head = load_draft_ends(weights, d_model, target)
     return BlockDraft(
         taps=resolved,
-        block_size=holder(fields, "block_size").count("block_size"),
+        block_size=block_size,
         mask_id=read_mask_id(fields, embedding),
         from_anchor=read_from_anchor(fields),
         embedding=embedding,
-        fusion=load_fusion(weights, len(resolved), d_model, target),
+        fusion=load_any_linear(weights, "fc", fusion_width(weights, len(resolved), target), d_model),
         context_norm=load_norm(weights, "hidden_norm", d_model, plan.norm),
         blocks=[load_draft_block(weights, f"layers.{i}", plan) for i in range(n_layers)],
         context=[load_context(weights, f"layers.{i}.self_attn") for i in range(n_layers)],
@@ -204,13 +209,10 @@ def resolve_taps(fields: Fields, n_layers: int, target: Network) -> tuple[int, .
     `target_layer_ids` counts layers whose output is taken, `aux_hidden_state_layer_ids` layers applied, which is
     our number. Without either: as many as the draft has layers, evenly over the target, its ends left out.
     """
-    for key, shift in (("target_layer_ids", 1), ("aux_hidden_state_layer_ids", 0)):
-        source = holder(fields, key)
-        if source.has(key):
-            ids = source.values[key]
-            if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
-                raise source.refuse(key, "must be a list of layer numbers")
-            return tuple(one + shift for one in ids)
+    shifts = {"target_layer_ids": 1, "aux_hidden_state_layer_ids": 0}
+    listed = listed_taps(*((holder(fields, key), key, shift) for key, shift in shifts.items()))
+    if listed is not None:
+        return listed
     n = target.config.n_layers
     if n_layers == 1:
         return (n // 2 + 1,)
@@ -233,17 +235,6 @@ def read_from_anchor(fields: Fields) -> bool:
     exported = fields.has("speculators_model_type") or fields.has("dflash_config")
     own_file = isinstance(name, str) and "DSpark" in name and not exported
     return holder(fields, "sample_from_anchor").flag("sample_from_anchor", default=own_file)
-
-
-def load_fusion(weights: Weights, n_taps: int, d_model: int, target: Network) -> Packed:
-    """The matrix `fc`. Raises `DraftMismatch` if it is made for another number of streams or another width."""
-    d_target, d_in = target.config.d_model, weights.shape("fc.weight")[-1]
-    if d_in != n_taps * d_target:
-        raise DraftMismatch(
-            f"{weights.folder}: tensor fc.weight reads {d_in} numbers,"
-            f" {n_taps} hidden states of the target have {n_taps * d_target}"
-        )
-    return load_any_linear(weights, "fc", d_in, d_model)
 
 
 def load_context(weights: Weights, name: str) -> Packed:

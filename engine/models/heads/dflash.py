@@ -6,7 +6,7 @@ embedding nor head: both are the target's, and the mask token is a row of the ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from slipstream.engine.checkpoint.weights import Weights
@@ -14,12 +14,17 @@ from slipstream.engine.models.heads.block_backbone import BlockDraft, load_block
 from slipstream.engine.models.network import Network
 
 
+def is_dflash(names: Collection[str]) -> bool:
+    """Whether a folder with these tensors holds a DFlash draft, or one that adds to it."""
+    return "fc.weight" in names and "hidden_norm.weight" in names
+
+
 def load_dflash(
     path: Path | str, target: Network, n_ctx: int, taps: Sequence[int] | None = None
 ) -> BlockDraft:
     """The draft network of a folder, in the target's dtype on its device.
 
-    n_ctx: positions the rotary tables cover, the last block included. taps: hidden states to read, in our
+    n_ctx: positions of a sequence, at which a block may begin. taps: hidden states to read, in our
     numbers, instead of those that the config asks for. Raises `LoadError` and its subclasses naming file,
     tensor and value.
     """

@@ -271,6 +271,31 @@ def load_draft_embedding(weights: Weights, name: str, d_model: int, target: Netw
     return load_embedding(weights, name, shape[0], d_model)
 
 
+def listed_taps(*keys: tuple[Fields, str, int]) -> tuple[int, ...] | None:
+    """The hidden states that a config lists, in our numbers; None if it has none of the keys.
+
+    keys: where a list may be, its key, and what is to be added to its numbers; the first that is there counts.
+    """
+    for source, key, shift in keys:
+        if source.has(key):
+            ids = source.values[key]
+            if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
+                raise source.refuse(key, "must be a list of layer numbers")
+            return tuple(one + shift for one in ids)
+    return None
+
+
+def fusion_width(weights: Weights, n_taps: int, target: Network) -> int:
+    """What the matrix `fc` reads. Raises `DraftMismatch` if it is made for another number of streams or width."""
+    d_target, d_in = target.config.d_model, weights.shape("fc.weight")[-1]
+    if d_in != n_taps * d_target:
+        raise DraftMismatch(
+            f"{weights.folder}: tensor fc.weight reads {d_in} numbers,"
+            f" {n_taps} hidden states of the target have {n_taps * d_target}"
+        )
+    return d_in
+
+
 def check_taps(folder: Path, taps: Sequence[int], target: Network) -> tuple[int, ...]:
     """The tap ids if the target has them all. Raises `DraftMismatch` naming the one that it has not."""
     last = target.config.n_layers + 1

@@ -7,15 +7,13 @@ linear layer estimates from the row and that token how likely the pick is to be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from slipstream.engine.batch import Batch
-from slipstream.engine.cache.store import Need, Store
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import LoadError
 from slipstream.engine.layers.decoder import AnyHead, logits_of
@@ -47,61 +45,17 @@ class Confidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DSpark:
-    """The block draft and its two small heads. It holds no state of any sequence."""
+class DSpark(BlockDraft):
+    """A block draft and its two small heads. It holds no state of any sequence."""
 
-    block: BlockDraft
     before: Embedding  # [vocab_rows, rank]: what a token says about the next
     bias: AnyHead  # rank -> vocabulary
     confidence_head: Confidence | None
-    n_params: int  # without what it shares with the target
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Hidden states of the target that `inject` takes."""
-        return self.block.taps
-
-    @property
-    def block_size(self) -> int:
-        """Rows of a block, the anchor among them."""
-        return self.block.block_size
-
-    @property
-    def n_drafts(self) -> int:
-        """Tokens that one block predicts."""
-        return self.block.n_drafts
-
-    @property
-    def mask_id(self) -> int:
-        """The token of the rows to be predicted."""
-        return self.block.mask_id
-
-    @property
-    def d_model(self) -> int:
-        """Width of the draft."""
-        return self.block.d_model
-
-    @property
-    def needs(self) -> list[Need]:
-        """What each layer needs from a `Store`."""
-        return self.block.needs
-
-    def inject(self, batch: Batch, features: Sequence[Tensor], store: Store) -> None:
-        """`BlockDraft.inject`."""
-        self.block.inject(batch, features, store)
-
-    def forward(self, batch: Batch, store: Store) -> Tensor:
-        """`BlockDraft.forward`: logits that `correct` has yet to go over, [n_logits, vocab] float32."""
-        return self.block.forward(batch, store)
-
-    def run(self, batch: Batch, store: Store) -> tuple[Tensor, Tensor]:
-        """`forward`'s logits with what `confidence` reads of the same rows, [n_logits, d_model]."""
-        return self.block.run(batch, store)
 
     def correct(self, logits: Tensor, previous: Tensor) -> Tensor:
         """Logits of rows whose token before is known, [n_rows, vocab] float32.
 
-        logits: rows of `forward`, [n_rows, vocab]. previous: [n_rows] int64, the anchor for the first row of a
+        logits: rows of `run`, [n_rows, vocab]. previous: [n_rows] int64, the anchor for the first row of a
         block, then the token picked before. Ids outside a reduced vocabulary stay at minus infinity.
         """
         return logits + logits_of(self.bias, self.before(previous))
@@ -118,25 +72,31 @@ class DSpark:
         return torch.sigmoid(linear(read, head.matrix, torch.float32))[:, 0]
 
 
+def is_dspark(names: Collection[str]) -> bool:
+    """Whether a folder with these tensors holds a DSpark draft."""
+    return MARKOV in names
+
+
 def load_dspark(path: Path | str, target: Network, n_ctx: int, taps: Sequence[int] | None = None) -> DSpark:
     """The draft network of a folder, in the target's dtype on its device.
 
-    n_ctx: positions the rotary tables cover, the last block included. taps: hidden states to read, in our
+    n_ctx: positions of a sequence, at which a block may begin. taps: hidden states to read, in our
     numbers, instead of those that the config asks for. Raises `LoadError` and its subclasses naming file,
     tensor and value.
     """
     weights = Weights(path, target.dtype, target.device)
-    fields = Fields.read(weights.folder / "config.json")
+    config = Fields.read(weights.folder / "config.json")
     refuse_tensors(weights, VARIANTS)
-    if fields.text("markov_head_type", "vanilla") != "vanilla":
-        raise fields.refuse("markov_head_type", "only vanilla is supported")
+    if config.text("markov_head_type", "vanilla") != "vanilla":
+        raise config.refuse("markov_head_type", "only vanilla is supported")
     block = load_block_draft(weights, target, n_ctx, taps)
     n_rows, rank = weights.shape(MARKOV)
     weights.shape(f"{BIAS}.weight")  # it has to be there: no other head stands in for it
     if n_rows < target.vocab_size:
         raise LoadError(f"{weights.folder}: tensor {MARKOV} has {n_rows} rows for {target.vocab_size} tokens")
+    parts = {one.name: getattr(block, one.name) for one in fields(block) if one.name != "n_params"}
     draft = DSpark(
-        block=block,
+        **parts,
         before=Embedding(weights.take(MARKOV, [n_rows, rank])),
         bias=load_draft_head(weights, BIAS, rank, target),
         confidence_head=load_confidence(weights, block.d_model, rank),

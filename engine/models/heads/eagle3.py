@@ -8,7 +8,7 @@ fused, then, for guessed tokens, what it returned itself. It predicts x_{p+2}. F
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -21,7 +21,7 @@ from slipstream.engine.batch import Batch
 from slipstream.engine.cache.kv import KVLayer
 from slipstream.engine.cache.store import Need, Store
 from slipstream.engine.checkpoint.weights import Weights
-from slipstream.engine.errors import DraftMismatch, LoadError
+from slipstream.engine.errors import LoadError
 from slipstream.engine.layers.attention import Attention
 from slipstream.engine.layers.decoder import AnyHead, Block, logits_of, run_blocks, wanted_rows
 from slipstream.engine.layers.embed import Embedding
@@ -31,6 +31,8 @@ from slipstream.engine.models.heads.draft_parts import (
     FOREIGN_PARTS,
     BlockPlan,
     check_taps,
+    fusion_width,
+    listed_taps,
     load_any_linear,
     load_draft_attention,
     load_draft_block,
@@ -63,6 +65,9 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "use_mtp_layernorm": (False,),
     "parallel_draft_step": (0, 1),
 }
+
+
+FIRST_LAYERS = ("midlayer", "layers.0")  # what files call the layer that reads two streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,11 @@ class Eagle3:
         return normed, normed if self.norm_output else x
 
 
+def is_eagle3(names: Collection[str]) -> bool:
+    """Whether a folder with these tensors holds an EAGLE-3 head."""
+    return "fc.weight" in names and any(f"{layer}.hidden_norm.weight" in names for layer in FIRST_LAYERS)
+
+
 def load_eagle3(path: Path | str, target: Network, n_ctx: int, taps: Sequence[int] | None = None) -> Eagle3:
     """The head of a folder, in the target's dtype on its device.
 
@@ -216,18 +226,13 @@ def resolve_taps(fields: Fields, target: Network) -> tuple[int, ...]:
     projects mean the same three streams.
     """
     nested = fields.child("eagle_config")
-    for source, key, shift in (
+    n_layers = target.config.n_layers
+    listed = listed_taps(
         (fields, "aux_hidden_states_layer_ids", 1),
         (nested, "eagle_aux_hidden_state_layer_ids", 1),
         (fields, "eagle_aux_hidden_state_layer_ids", 0),
-    ):
-        if source.has(key):
-            ids = source.values[key]
-            if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
-                raise source.refuse(key, "must be a list of layer numbers")
-            return tuple(one + shift for one in ids)
-    n_layers = target.config.n_layers
-    return (2, n_layers // 2, n_layers - 3)
+    )
+    return listed or (2, n_layers // 2, n_layers - 3)
 
 
 def option(fields: Fields, key: str, *, default: bool) -> bool:
@@ -236,14 +241,8 @@ def option(fields: Fields, key: str, *, default: bool) -> bool:
 
 
 def load_fusion(weights: Weights, fields: Fields, n_taps: int, plan: BlockPlan, target: Network) -> Fusion:
-    """The fusion of n_taps streams. Raises `DraftMismatch` if `fc` is made for another number or width."""
-    d_target = target.config.d_model
-    d_in = weights.shape("fc.weight")[-1]
-    if d_in != n_taps * d_target:
-        raise DraftMismatch(
-            f"{weights.folder}: tensor fc.weight reads {d_in} numbers,"
-            f" {n_taps} hidden states of the target have {n_taps * d_target}"
-        )
+    """The fusion of n_taps streams. Raises `DraftMismatch`."""
+    d_target, d_in = target.config.d_model, fusion_width(weights, n_taps, target)
     each: list[Norm] = []
     if "fc_norm.0.weight" in weights or option(fields, "fc_norm", default=False):
         each = [load_norm(weights, f"fc_norm.{i}", d_target, plan.norm) for i in range(n_taps)]

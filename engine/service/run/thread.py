@@ -11,9 +11,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -32,17 +32,15 @@ from slipstream.engine.api import (
     Status,
 )
 from slipstream.engine.core.engine import Engine
+from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded, Unsupported
-from slipstream.engine.sample.params import resolve_sampling
 from slipstream.engine.service.run.admission import check_request
 from slipstream.engine.service.run.event_stream import Stream
 from slipstream.engine.service.run.picture import Picture
 from slipstream.engine.service.run.slot_files import SlotFiles
 from slipstream.engine.settings import Settings
-from slipstream.engine.slot import Slot, SlotStats
-from slipstream.engine.speculate.resolve import PREDICTION, resolve_speculate
 from slipstream.engine.text.chat import ChatTemplate
-from slipstream.engine.text.grammar import Constraint, Grammars
+from slipstream.engine.text.grammar import Grammars
 from slipstream.engine.text.text_stream import TextStream
 from slipstream.engine.text.tokenizer import Tokenizer
 
@@ -62,16 +60,6 @@ class Text:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     grammars: Grammars
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """What a request's texts are to the engine."""
-
-    token_ids: list[int]
-    tail: str  # the prompt's end as text
-    prediction: tuple[int, ...]
-    constraint: Constraint | None
 
 
 class ThreadEngine:
@@ -96,6 +84,14 @@ class ThreadEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle = asyncio.Event()
         self._picture = Picture(engine)
+        self._slots = SlotFactory(
+            settings,
+            info.drafters,
+            info.n_ctx,
+            info.vocab_size,
+            text.tokenizer.eos_ids,
+            info.sampling_defaults,
+        )
         self.clock = engine.clock  # of the steps; it belongs to the engine's thread
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
         self._slot_files = slot_files
@@ -130,14 +126,15 @@ class ThreadEngine:
         self._n_preparing += 1
         try:
             admitted_s = time.perf_counter()
-            prepared = await self._in_worker(lambda: self._prepare(request))
-            new_slot = self._new_slot(request, prepared, admitted_s)
+            prepared, tail = await self._in_worker(lambda: self._prepare(request, admitted_s))
+            check_request(request, self._info)
+            new_slot = self._slots.resolve(request, prepared)
         finally:
             self._n_preparing -= 1
         self._check_open()
         stream = Stream(
             prepared.token_ids,
-            prepared.tail,
+            tail,
             finish=lambda: self._inbox.put(lambda: self._finish(request.id)),
             cancel=lambda: self._cancel(request.id),
         )
@@ -286,13 +283,15 @@ class ThreadEngine:
             raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
         return self._text.template
 
-    def _prepare(self, request: Request) -> _Prepared:
-        token_ids = self._prompt_ids(request.prompt)
-        tail = self._text.tokenizer.decode(token_ids[-_N_TAIL:], skip_special=False)
+    def _prepare(self, request: Request, admitted_s: float) -> tuple[Prepared, str]:
+        """What the request's texts are to the engine, and how its prompt ends."""
+        tokenizer, token_ids = self._text.tokenizer, self._prompt_ids(request.prompt)
+        tail = tokenizer.decode(token_ids[-_N_TAIL:], skip_special=False)
         constraint = None
         if request.grammar is not None:
             constraint = self._text.grammars.constraint(request.grammar, tail)
-        return _Prepared(token_ids, tail, self._prediction_ids(request), constraint)
+        text = TextStream(tokenizer, token_ids, request.stop, skip_special=request.skip_special)
+        return Prepared(token_ids, text, self._prediction_ids(request), constraint, admitted_s), tail
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         tokenizer = self._text.tokenizer
@@ -323,48 +322,9 @@ class ThreadEngine:
         token_ids = encode(request.prediction, add_special=False, parse_special=False)
         if len(token_ids) > n_ctx:
             raise InvalidRequest(
-                PREDICTION, f"has {len(token_ids)} tokens, the context holds {n_ctx}; --ctx-size sets it"
+                "prediction", f"has {len(token_ids)} tokens, the context holds {n_ctx}; --ctx-size sets it"
             )
         return tuple(token_ids)
-
-    def _new_slot(self, request: Request, prepared: _Prepared, admitted_s: float) -> Callable[[int], Slot]:
-        """Resolve the request's parameters now, so that a bad one is refused before it waits."""
-        check_request(request, self._info)
-        tokenizer, token_ids, n_ctx = self._text.tokenizer, prepared.token_ids, self._info.n_ctx
-        defaults: Mapping[str, float | int] = self._info.sampling_defaults
-        sampling = resolve_sampling(
-            request.sampling, defaults, sorted(tokenizer.eos_ids), self._info.vocab_size
-        )
-        end_ids = tokenizer.eos_ids | frozenset(request.stop_token_ids)
-        if request.min_tokens:
-            sampling = replace(sampling, n_min=request.min_tokens, end_ids=tuple(sorted(end_ids)))
-        speculate = resolve_speculate(
-            self._settings,
-            self._info.drafters,
-            request.speculate,
-            predicts=bool(prepared.prediction),
-            constrained=prepared.constraint is not None,
-        )
-        n_limit = n_ctx if request.max_tokens is None else min(n_ctx, len(token_ids) + request.max_tokens)
-
-        def new_slot(slot_id: int) -> Slot:
-            return Slot(
-                slot_id,
-                request,
-                list(token_ids),
-                len(token_ids),
-                n_limit,
-                sampling,
-                speculate,
-                TextStream(tokenizer, token_ids, request.stop, skip_special=request.skip_special),
-                stats=SlotStats(admitted_s=admitted_s, histogram=[0] * (speculate.n_max + 1)),
-                prediction=prepared.prediction,
-                constraint=prepared.constraint,
-                prompt_logprobs=[] if request.echo and request.logprobs is not None else None,
-                echoes=request.echo,
-            )
-
-        return new_slot
 
     # --- the engine's thread ---
 

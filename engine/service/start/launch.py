@@ -28,17 +28,17 @@ from slipstream.engine.models.translated import TranslatedNetwork, shared_tokens
 from slipstream.engine.service.run.slot_files import SlotFiles, state_fingerprint
 from slipstream.engine.service.run.thread import Text, ThreadEngine
 from slipstream.engine.service.start.draft_network import (
-    DRAFT_MODEL,
     DraftSource,
     draft_source,
     head_token_bytes,
     load_head,
 )
-from slipstream.engine.service.start.drafters import Parts, build, drafter_types
+from slipstream.engine.service.start.drafters import drafter_types
 from slipstream.engine.service.start.folder import local_folder, run_dtype
 from slipstream.engine.service.start.sizes import (
     PAGE_SIZE,
     Checkpoint,
+    Memory,
     batch_size,
     context,
     make_cache,
@@ -49,6 +49,7 @@ from slipstream.engine.speculate.acceptance import SyntheticAcceptance, coupled,
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.network import draft_model
+from slipstream.engine.speculate.registry import BY_NAME, Parts
 from slipstream.engine.speculate.resolve import NO_DRAFTER
 from slipstream.engine.text.chat import load_chat_template
 from slipstream.engine.text.grammar import Grammars
@@ -89,8 +90,8 @@ def launch(settings: Settings) -> ThreadEngine:
     )
     followers = [name for name in networks if name in types]
     cache = make_cache(settings, networks, n_ctx, followers)
-    parts = Parts(settings, networks, cache, capacity)
-    drafters = [build(name, parts) for name in types]
+    parts = Parts(settings, networks, cache, capacity.batch_size, target.vocab_size, tokenizer.eos_ids)
+    drafters = [BY_NAME[name].build(parts) for name in types]
     chain = Chain(drafters, Lengths(adaptive=settings.spec_adaptive), by_value=settings.spec_order == "value")
     acceptance = SyntheticAcceptance(rates, tokenizer.eos_ids) if rates else coupled
     waiting = Waiting(settings.max_queue_wait, settings.request_timeout)
@@ -142,12 +143,12 @@ def _networks(
 ) -> tuple[int, dict[str, Any]]:
     """(context, networks by the name of their store: the target, then a draft model or a head)."""
     draft_from, head_bytes = None, 0
-    if source is not None and source.name == DRAFT_MODEL:
+    if source is not None and source.kind.load is None:
         draft_from = _checkpoint(str(source.path), settings.device_draft or settings.device, settings.dtype)
     elif source is not None:
         head_bytes = head_token_bytes(source, target_from, settings)
     sources = [one for one in (target_from, draft_from) if one is not None]
-    n_ctx = context(settings, sources, head_bytes)
+    n_ctx = context(settings, sources, Memory.of(target_from.device), head_bytes)
     _select_ops(sources, exact=settings.exact)
     target = _load(target_from, tokenizer, n_ctx)
     networks: dict[str, Any] = {forward.STORE: target}

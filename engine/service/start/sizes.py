@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -17,10 +18,9 @@ from slipstream.engine.cache.kv import keep_keys_in
 from slipstream.engine.cache.snapshots import Snapshots
 from slipstream.engine.cache.store import Need, Sizes, Store
 from slipstream.engine.errors import SettingError
-from slipstream.engine.models.blueprint import draw, position_bytes
+from slipstream.engine.models.blueprint import Outline, draw
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.config import ModelConfig
-from slipstream.engine.models.registry import decoder_spec
 from slipstream.engine.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Memory:
         return self.share * (self.free - other_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint folder and how it will run."""
 
@@ -112,23 +112,14 @@ class Checkpoint:
     device: torch.device
     dtype: torch.dtype
 
-    @property
-    def demand(self) -> Demand:
+    @cached_property
+    def outline(self) -> Outline:
+        """What it will take of memory."""
+        return draw(self.config, self.dtype, self.device)
+
+    def demand(self, settings: Settings) -> Demand:
         """What its layers ask of the cache."""
-        needs = [block.mixer.need for block in decoder_spec(self.config, 1).blocks]
-        return Demand(needs, self.dtype, _ROWS[self.device.type])
-
-    @property
-    def position_bytes(self) -> int:
-        """Bytes of its rotary tables per position of the context."""
-        return position_bytes(decoder_spec(self.config, 1))
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes that its weights will take of the device: those of its files, unless it is quantised."""
-        if self.config.quantization is not None:
-            return draw(self.config, self.dtype, self.device).weight_bytes
-        return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+        return Demand(kept(settings, self.outline.needs), self.dtype, _ROWS[self.device.type])
 
 
 def kept(settings: Settings, needs: Sequence[Need]) -> list[Need]:
@@ -136,15 +127,15 @@ def kept(settings: Settings, needs: Sequence[Need]) -> list[Need]:
     return keep_keys_in(needs, KV_DTYPES[settings.kv_cache_dtype])
 
 
-def context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int = 0) -> int:
-    """Most tokens of one sequence: as set, or as many as model and memory allow. The target comes first.
+def context(settings: Settings, sources: Sequence[Checkpoint], memory: Memory, head_bytes: int = 0) -> int:
+    """Most tokens of one sequence: as set, or as many as model and memory allow.
 
-    head_bytes: of one token's keys and values in a draft head.
+    memory: before any weights are loaded. head_bytes: of one token's keys and values in a draft head.
     """
-    demands = [replace(one.demand, needs=kept(settings, one.demand.needs)) for one in sources]
-    room = Memory.of(sources[0].device).cache_bytes(settings, sum(one.weight_bytes for one in sources))
+    outlines, demands = [one.outline for one in sources], [one.demand(settings) for one in sources]
+    room = memory.cache_bytes(settings, sum(one.weight_bytes for one in outlines))
     room -= sum(one.fixed_bytes(settings) for one in demands)
-    each = head_bytes + sum(one.token_bytes for one in demands) + sum(one.position_bytes for one in sources)
+    each = head_bytes + sum(one.token_bytes for one in demands) + sum(one.position_bytes for one in outlines)
     return longest(settings, min(one.config.n_ctx_train for one in sources), room, each)
 
 

@@ -10,29 +10,26 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
-import torch
-
-from slipstream.engine.checkpoint.weights import Weights
+from slipstream.engine.checkpoint.weights import tensor_names
 from slipstream.engine.core import forward
 from slipstream.engine.errors import SettingError, UnsupportedModel
-from slipstream.engine.models.blueprint import META, Outline, draw, draw_mtp, mtp_layers
-from slipstream.engine.models.heads.kinds import kind_of
+from slipstream.engine.models.blueprint import CUDA, Outline, draw_mtp, mtp_layers
 from slipstream.engine.models.heads.mtp import found_layers
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.registry import read_model
-from slipstream.engine.service.start.draft_network import DRAFT_MODEL, DRAFT_MTP
 from slipstream.engine.service.start.drafters import drafter_types
 from slipstream.engine.service.start.folder import CONFIGS, local_folder, run_dtype
 from slipstream.engine.service.start.sizes import (
     CUDA_SHARE,
     PAGE_SIZE,
+    Checkpoint,
     Demand,
     Memory,
     batch_size,
-    kept,
-    longest,
+    context,
     n_parked,
     page_bytes,
     page_count,
@@ -40,6 +37,9 @@ from slipstream.engine.service.start.sizes import (
 )
 from slipstream.engine.settings import Settings, check
 from slipstream.engine.speculate.network import draft_model
+from slipstream.engine.speculate.registry import kind_of
+
+MODEL, MTP = "draft-model", "draft-mtp"  # the draft networks whose size a config tells
 
 # Keys that only a draft head's config has, which is otherwise a model's.
 HEAD_KEYS = ("draft_vocab_size", "eagle_config", "dflash_config", "markov_rank", "speculators_model_type")
@@ -100,26 +100,15 @@ class Forecast:
     refusal: str | None  # why the server would not start; None if it would
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    config: ModelConfig
-    dtype: torch.dtype
-    outline: Outline
+@dataclass(frozen=True)
+class _Mtp(Checkpoint):
+    """The MTP layers of a target."""
 
-    @property
-    def demand(self) -> Demand:
-        return Demand(self.outline.needs, self.dtype)
+    n_layers: int
 
-    def told(self) -> NetworkForecast:
-        return NetworkForecast(
-            architecture=self.config.architecture,
-            dtype=str(self.dtype).removeprefix("torch."),
-            n_params=self.outline.n_params,
-            weight_bytes=self.outline.weight_bytes,
-            token_bytes=self.demand.token_bytes,
-            slot_bytes=self.demand.slot_bytes,
-            parked_bytes=self.demand.parked_bytes,
-        )
+    @cached_property
+    def outline(self) -> Outline:
+        return draw_mtp(self.config, self.dtype, self.n_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +116,12 @@ class _Server:
     """Networks with settings and memory, asked for one context after another."""
 
     settings: Settings
-    networks: Mapping[str, _Drawn]
+    networks: Mapping[str, Checkpoint]
     free: float  # bytes before the server starts
 
     @property
     def demands(self) -> list[Demand]:
-        return [one.demand for one in self.networks.values()]
+        return [one.demand(self.settings) for one in self.networks.values()]
 
     @property
     def n_positions(self) -> int:
@@ -141,14 +130,7 @@ class _Server:
 
     def context(self) -> int:
         """The context as a start would choose it."""
-        outlines = [one.outline for one in self.networks.values()]
-        room = Memory(self.free, CUDA_SHARE).cache_bytes(
-            self.settings, sum(one.weight_bytes for one in outlines)
-        )
-        room -= sum(one.fixed_bytes(self.settings) for one in self.demands)
-        token_bytes = sum(one.position_bytes for one in outlines)
-        token_bytes += sum(one.token_bytes for one in self.demands)
-        return longest(self.settings, self.n_positions, room, token_bytes)
+        return context(self.settings, [*self.networks.values()], Memory(self.free, CUDA_SHARE))
 
     def taken(self, n_ctx: int) -> Taken:
         """What is taken before there are pages."""
@@ -206,7 +188,7 @@ def forecast(settings: Settings, memory_bytes: int | None = None) -> Forecast:
     suffice is no error but the forecast's `refusal`.
     """
     check(settings)
-    batch_size(settings, torch.device("cuda"))
+    batch_size(settings, CUDA)
     networks, drafters = _networks(settings)
     server = _Server(settings, networks, math.inf if memory_bytes is None else memory_bytes)
     n_ctx, size = server.context(), page_bytes(server.demands)
@@ -215,7 +197,7 @@ def forecast(settings: Settings, memory_bytes: int | None = None) -> Forecast:
         n_ctx = replace(server, free=math.inf).context()
     taken = replace(server.taken(n_ctx), pages=n_pages * size)
     return Forecast(
-        networks={name: one.told() for name, one in networks.items()},
+        networks={name: _summary(network, network.demand(settings)) for name, network in networks.items()},
         drafters=drafters,
         n_ctx=n_ctx,
         n_ctx_train=server.n_positions,
@@ -240,27 +222,34 @@ def _gib(n_bytes: float) -> str:
     return f"{n_bytes / 2**30:.2f} GiB"
 
 
-def _networks(settings: Settings) -> tuple[dict[str, _Drawn], tuple[str, ...]]:
+def _summary(network: Checkpoint, demand: Demand) -> NetworkForecast:
+    return NetworkForecast(
+        architecture=network.config.architecture,
+        dtype=str(network.dtype).removeprefix("torch."),
+        n_params=network.outline.n_params,
+        weight_bytes=network.outline.weight_bytes,
+        token_bytes=demand.token_bytes,
+        slot_bytes=demand.slot_bytes,
+        parked_bytes=demand.parked_bytes,
+    )
+
+
+def _networks(settings: Settings) -> tuple[dict[str, Checkpoint], tuple[str, ...]]:
     """(the networks by the name of their store, the drafters): those that a server would load."""
     path = _path(settings.model)
     config = read_model(path)
-    dtype = run_dtype(config, settings.dtype)
-    networks = {forward.STORE: _drawn(settings, config, dtype, draw(config, dtype))}
+    target = Checkpoint(path, config, CUDA, run_dtype(config, settings.dtype))
     if settings.model_draft is not None:
-        types = drafter_types(settings, DRAFT_MODEL)
-        config = _read_draft(_path(settings.model_draft))
-        dtype = run_dtype(config, settings.dtype)
-        networks[draft_model.STORE] = _drawn(settings, config, dtype, draw(config, dtype))
-        return networks, types
+        types = drafter_types(settings, MODEL)
+        path = _path(settings.model_draft)
+        config = _read_draft(path)
+        draft = Checkpoint(path, config, CUDA, run_dtype(config, settings.dtype))
+        return {forward.STORE: target, draft_model.STORE: draft}, types
     n_mtp = _mtp_layers(path, config)
-    types = drafter_types(settings, DRAFT_MTP if n_mtp else None)
-    if DRAFT_MTP in types:
-        networks[DRAFT_MTP] = _drawn(settings, config, dtype, draw_mtp(config, dtype, n_mtp))
-    return networks, types
-
-
-def _drawn(settings: Settings, config: ModelConfig, dtype: torch.dtype, outline: Outline) -> _Drawn:
-    return _Drawn(config, dtype, replace(outline, needs=kept(settings, outline.needs)))
+    types = drafter_types(settings, MTP if n_mtp else None)
+    if MTP not in types:
+        return {forward.STORE: target}, types
+    return {forward.STORE: target, MTP: _Mtp(path, config, CUDA, target.dtype, n_mtp)}, types
 
 
 def _path(name: str) -> Path:
@@ -276,14 +265,13 @@ def _mtp_layers(path: Path, config: ModelConfig) -> int:
     """MTP layers of a target: those in its files where they are there, else those its config speaks of."""
     if not _has_weights(path):
         return mtp_layers(config)
-    names = Weights(path, torch.float32, META).names  # opened, not read
-    return len(found_layers(names, config.n_layers))
+    return len(found_layers(tensor_names(path), config.n_layers))
 
 
 def _read_draft(path: Path) -> ModelConfig:
     """The config of a draft model. Raises `UnsupportedModel` for a head, whose size its config does not tell."""
-    kind = kind_of(path) if _has_weights(path) else DRAFT_MODEL
-    if kind != DRAFT_MODEL:
+    kind = kind_of(path) if _has_weights(path) else MODEL
+    if kind != MODEL:
         raise UnsupportedModel(f"{path}: is a {kind}; of draft networks given apart, only models are planned")
     config = read_model(path)
     for key in HEAD_KEYS:

@@ -43,13 +43,14 @@ def read(path: str | Path, vocab_size: int) -> Records:
     except OSError as error:
         raise LoadError(f"{path}: counted n-grams cannot be read: {error.strerror}") from error
     words: Words = np.frombuffer(data, np.int32, len(data) // 4)
-    at, problem, n_grams, n_followers = _check(words, vocab_size)
+    # As many as there is room for: a record has one follower at least.
+    grams = np.empty((len(words) // (_HEADER + 2), _LONGEST), np.int32)
+    followers = np.empty((len(words) // 2, 3), np.int32)
+    at, problem, n_grams, n_followers = _parse(words, vocab_size, grams, followers)
     if problem or len(data) % 4:
         reason = _PROBLEMS[problem or 1]
         raise LoadError(f"{path}: not a file of counted n-grams: {reason} (record at byte {4 * at})")
-    records = np.empty((n_grams, _LONGEST), np.int32), np.empty((n_followers, 3), np.int32)
-    _parse(words, *records)
-    return records
+    return grams[:n_grams], followers[:n_followers]
 
 
 def write(path: str | Path, records: Records) -> None:
@@ -115,30 +116,20 @@ def _check_record(words: Words, at: np.int64, vocab_size: int) -> int:
 
 
 @compiled
-def _check(words: Words, vocab_size: int) -> tuple[np.int64, int, int, int]:
-    """Index and problem (0: none) of the first bad record; numbers of n-grams and of followers before it."""
+def _parse(words: Words, vocab_size: int, grams: Words, followers: Words) -> tuple[np.int64, int, int, int]:
+    """Copy records up to the first bad one: (index, problem) of that, (end, 0) without one; n-grams and followers."""
     at, n_grams, n_followers = np.int64(0), 0, 0
     while at < len(words):
         problem = _check_record(words, at, vocab_size)
         if problem:
             return at, problem, n_grams, n_followers
-        n_grams += 1
-        n_followers += words[at + _LONGEST]
-        at += _HEADER + 2 * np.int64(words[at + _LONGEST])
-    return at, 0, n_grams, n_followers
-
-
-@compiled
-def _parse(words: Words, grams: Words, followers: Words) -> None:
-    """Copy checked records into arrays of their size."""
-    at, n_followers = np.int64(0), 0
-    for row in range(len(grams)):
-        for i in range(_LONGEST):
-            grams[row, i] = words[at + i]
+        grams[n_grams] = words[at : at + _LONGEST]
         end = at + _HEADER + 2 * np.int64(words[at + _LONGEST])
         for i in range(at + _HEADER, end, 2):
-            followers[n_followers, 0] = row
+            followers[n_followers, 0] = n_grams
             followers[n_followers, 1] = words[i]
             followers[n_followers, 2] = words[i + 1]
             n_followers += 1
+        n_grams += 1
         at = end
+    return at, 0, n_grams, n_followers

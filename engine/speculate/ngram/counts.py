@@ -82,11 +82,7 @@ class NgramCounts:
 
     def learn(self, tokens: NDArray[np.int32], first: int) -> None:
         """Count every token from index `first` on as a follower of the tokens before it. `tokens`: [n] int32."""
-        at = first
-        while at < len(tokens):
-            at = int(_learn(self.table, tokens, at, self._most))
-            if at < len(tokens):
-                self._grow()
+        self._count(lambda at: _learn(self.table, tokens, at, self._most), first, len(tokens))
 
     def records(self) -> tuple[Words, Words]:
         """All there is: n-grams and followers.
@@ -105,11 +101,12 @@ class NgramCounts:
 
     def add(self, grams: Words, followers: Words) -> None:
         """Add counts given as `records` gives them, each at least 1."""
-        at = 0
-        while at < len(followers):
-            at = int(_add(self.table, (grams, followers), at, self._most))
-            if at < len(followers):
-                self._grow()
+        self._count(lambda at: _add(self.table, (grams, followers), at, self._most), 0, len(followers))
+
+    def _count(self, some: Callable[[int], Int], at: int, end: int) -> None:
+        """Count from `at` to `end`, in as many goes as the table has to grow. some: counts until it is full."""
+        while (at := int(some(at))) < end:
+            self._grow()
 
     def _grow(self) -> None:
         _, old, sizes = self.table

@@ -63,9 +63,7 @@ class NgramCache(TextDrafter):
         self._survival = np.empty(N_MOST, np.float32)  # of its tokens
 
     def begin(self, slot: Slot) -> None:
-        history = slot.history
-        self._context[slot.id] = NgramCounts(room=max(256, len(history)))
-        self._n_learnt[slot.id] = 0
+        self._context[slot.id] = None
         self._learn(slot)
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
@@ -73,10 +71,9 @@ class NgramCache(TextDrafter):
 
     def end(self, slot: Slot) -> None:
         if self._context[slot.id] is not None and self._path is not None:
-            self._dynamic.add(*self._learn(slot).records())
-            self._tell_once_if_full()
+            self._dynamic.learn(slot.history, 0)
+            self._warn_once_if_full()
         self._context[slot.id] = None
-        self._n_learnt[slot.id] = 0
 
     def save(self) -> None:
         """Write the dynamic counts to their file, if there is one. Raises `OSError`."""
@@ -84,7 +81,7 @@ class NgramCache(TextDrafter):
             ngram_file.write(self._path, self._dynamic.records())
 
     def close(self) -> None:
-        """The server stops: save. What cannot be saved is logged, as nobody is left to tell."""
+        """Save, as the server stops. What cannot be saved is logged: no request is left that could be answered."""
         try:
             self.save()
         except OSError as error:
@@ -95,9 +92,9 @@ class NgramCache(TextDrafter):
             raise SettingError("lookup_cache_dynamic", path, "its folder cannot be written to")
         if path.exists():
             self._dynamic.add(*ngram_file.read(path, vocab_size))
-            self._tell_once_if_full()
+            self._warn_once_if_full()
 
-    def _tell_once_if_full(self) -> None:
+    def _warn_once_if_full(self) -> None:
         if self._dynamic.n_refused and not self._is_full:
             self._is_full = True
             log.warning(
@@ -106,14 +103,12 @@ class NgramCache(TextDrafter):
 
     def _learn(self, slot: Slot) -> NgramCounts:
         """The slot's counts, caught up with its tokens."""
-        counts, n_learnt = self._context[slot.id], self._n_learnt[slot.id]
-        n_tokens = len(slot.tokens)
-        if counts is None or n_learnt > n_tokens:
-            counts, n_learnt = NgramCounts(room=max(256, n_tokens)), 0
-            self._context[slot.id] = counts
-        if n_learnt < n_tokens:
-            counts.learn(slot.history, n_learnt)
-            self._n_learnt[slot.id] = n_tokens
+        counts = self._context[slot.id]
+        if counts is None or len(slot.tokens) < self._n_learnt[slot.id]:
+            counts = self._context[slot.id] = NgramCounts(room=len(slot.tokens))
+            self._n_learnt[slot.id] = 0
+        counts.learn(slot.history, self._n_learnt[slot.id])
+        self._n_learnt[slot.id] = len(slot.tokens)
         return counts
 
     def _guess(self, want: Want) -> Guess:
@@ -135,6 +130,6 @@ def _bigrams(path: str | Path, vocab_size: int) -> NgramCounts:
     grams, followers = ngram_file.read(path, vocab_size)
     sizes = np.count_nonzero(grams >= 0, axis=1)  # [n_grams]
     followers = followers[sizes[followers[:, 0]] == _STATIC_SIZE]
-    counts = NgramCounts(room=max(256, int(np.count_nonzero(sizes == _STATIC_SIZE))))
+    counts = NgramCounts(room=int(np.count_nonzero(sizes == _STATIC_SIZE)))
     counts.add(grams, followers)
     return counts

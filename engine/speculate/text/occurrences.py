@@ -60,75 +60,38 @@ class Occurrences:
         self._before = np.zeros((len(self.lengths), _LEAST), np.int32)  # [n_lengths, n_room]
 
     def learn(self, tokens: NDArray[np.int32], start: int = 0, salt: int = 0) -> None:
-        """Index every run that is followed by a known token and was not indexed yet.
+        """Index every run that is followed by a known token and was not indexed yet; all of a text that was cut.
 
         `tokens` [n_tokens] int32 is the whole text so far. No run begins before `start`. Runs learnt under different
         salts are different runs, up to a collision of 64-bit hashes.
         """
-        if len(tokens) <= self._n_seen:
-            return
+        if len(tokens) < self._n_seen:
+            self.clear()
         if len(tokens) > self._before.shape[1]:
             self._grow(len(tokens))
         where = (self._n_seen, start, np.uint64(salt & _SEED))
         _learn(tokens, self._lengths, where, self._newest, self._before)
         self._n_seen = len(tokens)
 
-    def learn_documents(
-        self, tokens: NDArray[np.int32], starts: NDArray[np.int64], salts: NDArray[np.uint64]
-    ) -> None:
-        """Forget everything and learn texts that stand one behind the other, each under its salt.
-
-        `starts` [n_documents] int64 is where each begins in `tokens`, ascending from 0; `salts` [n_documents] uint64.
-        """
-        self.clear()
-        if len(tokens) > self._before.shape[1]:
-            self._grow(len(tokens))
-        ends = np.append(starts[1:], len(tokens))
-        _learn_documents(tokens, self._lengths, (starts, ends, salts), self._newest, self._before)
-        self._n_seen = len(tokens)
-
-    def ends(
-        self,
-        tokens: NDArray[np.int32],
-        context: NDArray[np.int32],
-        limit: int,
-        *,
-        length: int | None = None,
-        salt: int = 0,
-    ) -> NDArray[np.int32]:
-        """Places of the context's last `length` tokens: [at most limit] int32, newest first.
-
-        `context` [n_context] int32 ends in the run looked for; shorter than the run, it has no places. `length` is one
-        of the index's lengths and may be left out if there is one only.
-        """
-        if length is None and len(self.lengths) > 1:
-            raise ValueError(f"which of the run lengths {self.lengths}?")
-        row = 0 if length is None else self.lengths.index(length)
-        which = (row, limit, np.uint64(salt & _SEED))
-        places: NDArray[np.int32] = _ends(
-            tokens, context, self.lengths[row], which, (self._newest, self._before)
-        )
-        return places
-
     def longest(
         self, tokens: NDArray[np.int32], context: NDArray[np.int32], limit: int, *, salt: int = 0
     ) -> tuple[int, NDArray[np.int32]]:
-        """The greatest run length at which the context's end has places, and those as `ends` gives them.
+        """The greatest run length at which the context's end has places, and those places, newest first.
 
+        `context` [n_context] int32 ends in the run that is looked for; places [at most limit] int32.
         (0, an empty array) if it has none at any length.
         """
         which = (limit, np.uint64(salt & _SEED))
         row, places = _longest(tokens, context, self._lengths, which, (self._newest, self._before))
         return (self.lengths[row] if row >= 0 else 0), places
 
-    def links(self) -> list[dict[int, int]]:
-        """Per length: each place and the place before it of the same run, 0 if it is the run's first.
+    def walk(self, tokens: NDArray[np.int32], text: NDArray[np.int32]) -> int:
+        """Write into `text` what followed its first run at the newest place, then what followed the run then last.
 
-        All there is to know of an index, whatever way it came about: equal texts have equal links.
+        So on to the end of `text` [length + n_most] int32, or to a run that has no place; returns how many tokens were
+        written. For an index of one length.
         """
-        n_seen = self._n_seen
-        lists = _indexed(self._lengths, self._newest, self._before, n_seen)
-        return [{int(p): int(row[p]) for p in np.flatnonzero(row >= 0)} for row in lists]
+        return int(_walk(tokens, text, self.lengths[0], self._newest[0]))
 
     def _grow(self, n_tokens: int) -> None:
         n_room = 1 << (n_tokens - 1).bit_length()
@@ -145,8 +108,7 @@ def _warm_up() -> None:
     text = np.zeros(3, np.int32)
     newest, before = np.zeros((1, 8), np.uint64), np.zeros((1, 4), np.int32)
     _learn(text, lengths, (0, 0, np.uint64(0)), newest, before)
-    _learn_documents(text, lengths, (lengths, lengths, newest[0, :1]), newest, before)
-    _ends(text, text, 1, (0, 1, np.uint64(0)), (newest, before))
+    _walk(text, text.copy(), 1, newest[0])
     _longest(text, text, lengths, (1, np.uint64(0)), (newest, before))
     _rehash(newest, np.zeros((1, 16), np.uint64))
 
@@ -229,19 +191,6 @@ def _learn(
 
 
 @compiled
-def _learn_documents(
-    tokens: Tokens,
-    lengths: NDArray[np.int64],
-    documents: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]],
-    newest: Table,
-    before: Tokens,
-) -> None:
-    starts, ends, salts = documents
-    for i in range(len(starts)):
-        _learn(tokens[: ends[i]], lengths, (starts[i], starts[i], salts[i]), newest, before)
-
-
-@compiled
 def _find(tokens: Tokens, context: Tokens, length: Place, salt: np.uint64, newest: Table) -> Place:
     """The newest place of the context's last tokens, 0 if there is none."""
     if len(context) < length:
@@ -271,19 +220,6 @@ def _follow(place: Place, limit: int, before: Tokens) -> Tokens:
 
 
 @compiled
-def _ends(
-    tokens: Tokens,
-    context: Tokens,
-    length: int,
-    which: tuple[int, int, np.uint64],
-    index: tuple[Table, Tokens],
-) -> Tokens:
-    row, limit, salt = which
-    newest, before = index
-    return _follow(_find(tokens, context, length, salt, newest[row]), limit, before[row])
-
-
-@compiled
 def _longest(
     tokens: Tokens,
     context: Tokens,
@@ -301,6 +237,16 @@ def _longest(
 
 
 @compiled
+def _walk(tokens: Tokens, text: Tokens, length: int, newest: Table) -> int:
+    for i in range(length, len(text)):
+        place = _find(tokens, text[:i], length, np.uint64(0), newest)
+        if place == 0:
+            return i - length
+        text[i] = tokens[place]
+    return len(text) - length
+
+
+@compiled
 def _rehash(old: Table, new: Table) -> None:
     """Carry the newest places over into a larger table; a run's hash is in its entry."""
     n_lengths, n_buckets = new.shape
@@ -311,16 +257,3 @@ def _rehash(old: Table, new: Table) -> None:
                 while new[row, bucket] != 0:
                     bucket = (bucket + 1) & (n_buckets - 1)
                 new[row, bucket] = entry
-
-
-def _indexed(lengths: NDArray[np.int64], newest: Table, before: Tokens, n_seen: int) -> Tokens:
-    """The place before each place, -1 where none was indexed: [n_lengths, n_seen] int32."""
-    links = np.full((len(lengths), n_seen), -1, np.int32)
-    for row, of_length in enumerate(links):
-        last = (newest[row] & _LOW).astype(np.int64)
-        places = last[last > 0]
-        while len(places):
-            of_length[places] = before[row, places]
-            places = of_length[places]
-            places = places[places > 0].astype(np.int64)
-    return links

@@ -1,4 +1,4 @@
-"""Finished outputs of all requests, kept for drafting from; nobody sees the text of another key.
+"""Finished outputs of all requests, kept for drafting from; a request is shown the text of its own key alone.
 
 Documents stand one behind the other in one array. A document's key enters the hash its runs are found by, and is
 compared again for every place found, so that a collision shows nothing. No run and no continuation crosses a border.
@@ -11,7 +11,9 @@ so it is made rarely and for half the tokens; in between nothing moves and every
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +25,28 @@ LENGTHS = (3, 8, 24)  # shorter runs say little in a text of someone else's; eac
 LEAST = 16  # tokens of a document
 
 
+@dataclass(slots=True)
+class Document:
+    """A finished output: its key, where it begins and ends in the text, when it was last used."""
+
+    key: str
+    start: int
+    end: int
+    used: int
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """Places where a context occurred, newest first, and the documents they are in."""
 
     text: NDArray[np.int32]  # [n_tokens] int32
     places: NDArray[np.int32]  # [n_places] int32
-    spans: NDArray[np.int64]  # [n_places, 2] int64: where each place's document begins and ends
-    documents: NDArray[np.int64]  # [n_places] int64
+    documents: list[Document]  # [n_places]
+
+    @property
+    def spans(self) -> NDArray[np.int64]:
+        """Where each place's document begins and ends, [n_places, 2] int64."""
+        return np.array([(document.start, document.end) for document in self.documents], np.int64)
 
 
 class SharedHistory:
@@ -43,13 +59,8 @@ class SharedHistory:
         self._mode = mode
         self._text = np.empty(capacity, np.int32)  # [capacity]
         self._index = Occurrences(LENGTHS)
-        self._key_ids: dict[str, int] = {}
+        self._documents: list[Document] = []  # as they stand in the text
         self._n_uses = 0
-        # Per document: where it begins and ends, its key's number, when it was last used.
-        self._spans = np.empty((0, 2), np.int64)  # [n_room, 2]
-        self._keys = np.empty(0, np.int64)  # [n_room]
-        self._used = np.empty(0, np.int64)  # [n_room]
-        self._n_documents = 0
 
     def key(self, request: Request) -> str:
         """The key of what a request adds and may see."""
@@ -58,7 +69,7 @@ class SharedHistory:
     @property
     def n_tokens(self) -> int:
         """Tokens kept."""
-        return int(self._spans[self._n_documents - 1, 1]) if self._n_documents else 0
+        return self._documents[-1].end if self._documents else 0
 
     def add(self, key: str, tokens: NDArray[np.int32]) -> None:
         """Keep a finished output, [n_tokens] int32: the last quarter of the capacity at most, nothing under 16."""
@@ -67,56 +78,45 @@ class SharedHistory:
             return
         if self.n_tokens + len(tokens) > len(self._text):
             self._forget()
-        start, i = self.n_tokens, self._n_documents
-        if i == len(self._keys):
-            self._grow()
-        self._text[start : start + len(tokens)] = tokens
-        self._spans[i] = start, start + len(tokens)
         self._n_uses += 1
-        # A use's number is nobody else's, so it serves as the number of a key that is new.
-        self._keys[i] = self._key_ids.setdefault(key, self._n_uses)
-        self._used[i] = self._n_uses
-        self._n_documents += 1
-        self._index.learn(self._text[: start + len(tokens)], start, salt_of(key))
+        self._put(key, tokens, self._n_uses)
 
     def find(self, key: str, context: NDArray[np.int32], limit: int) -> Found:
         """Places of the longest run the context ends in, in documents of this key; `context` [n_context] int32."""
-        text, n = self._text[: self.n_tokens], self._n_documents
+        text = self._text[: self.n_tokens]
         _, places = self._index.longest(text, context, limit, salt=salt_of(key))
-        documents = np.searchsorted(self._spans[:n, 0], places, side="right") - 1
-        mine = self._keys[documents] == self._key_ids.get(key, -1)
-        places, documents = places[mine], documents[mine]
-        return Found(text, places, self._spans[documents], documents)
+        found = [(place, self._document_at(place)) for place in places.tolist()]
+        own = [(place, document) for place, document in found if document.key == key]
+        return Found(text, np.array([place for place, _ in own], np.int32), [document for _, document in own])
 
     def use(self, found: Found) -> None:
-        """Its newest document is drafted from. `found` must be the last answer of `find`."""
+        """Its newest document is drafted from."""
         self._n_uses += 1
-        self._used[found.documents[0]] = self._n_uses
+        found.documents[0].used = self._n_uses
 
-    def _grow(self) -> None:
-        n = max(64, 2 * len(self._keys))
-        self._spans = np.resize(self._spans, (n, 2))
-        self._keys, self._used = np.resize(self._keys, n), np.resize(self._used, n)
+    def _document_at(self, place: int) -> Document:
+        return self._documents[bisect_right(self._documents, place, key=attrgetter("start")) - 1]
+
+    def _put(self, key: str, tokens: NDArray[np.int32], used: int) -> None:
+        """Add a document behind the others."""
+        start, end = self.n_tokens, self.n_tokens + len(tokens)
+        self._text[start:end] = tokens
+        self._documents.append(Document(key, start, end, used))
+        self._index.learn(self._text[:end], start, salt_of(key))
 
     def _forget(self) -> None:
         """Keep the most recently used documents that fill half the array at most."""
-        n = self._n_documents
-        sizes = self._spans[:n, 1] - self._spans[:n, 0]
-        recent = np.argsort(-self._used[:n])
-        n_kept = int(np.searchsorted(np.cumsum(sizes[recent]), len(self._text) // 2, side="right"))
-        kept = np.sort(recent[:n_kept])
+        kept, room = list[Document](), len(self._text) // 2
+        for document in sorted(self._documents, key=attrgetter("used"), reverse=True):
+            room -= document.end - document.start
+            if room < 0:
+                break
+            kept.append(document)
+        self._documents = []
+        self._index.clear()
         # Documents only move forward, so none is overwritten before it has moved.
-        ends = np.cumsum(sizes[kept])
-        for start, (old_start, old_end) in zip(ends - sizes[kept], self._spans[kept], strict=True):
-            self._text[start : start + old_end - old_start] = self._text[old_start:old_end]
-        self._keys[:n_kept], self._used[:n_kept] = self._keys[kept], self._used[kept]
-        self._spans[:n_kept] = np.stack((ends - sizes[kept], ends), axis=1)
-        self._n_documents = n_kept
-        in_use = set(self._keys[:n_kept].tolist())
-        self._key_ids = {key: i for key, i in self._key_ids.items() if i in in_use}
-        salts = {i: salt_of(key) for key, i in self._key_ids.items()}
-        of_documents = np.array([salts[i] for i in self._keys[:n_kept].tolist()], np.uint64)
-        self._index.learn_documents(self._text[: self.n_tokens], self._spans[:n_kept, 0].copy(), of_documents)
+        for document in sorted(kept, key=attrgetter("start")):
+            self._put(document.key, self._text[document.start : document.end], document.used)
 
 
 def salt_of(key: str) -> int:

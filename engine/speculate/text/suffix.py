@@ -42,7 +42,9 @@ _FLOOR = 0.05
 
 Tokens = NDArray[np.int32]
 Spans = NDArray[np.int64]
-_OWN: Spans = np.empty((0, 2), np.int64)
+Voters = tuple[Tokens, Spans, Tokens]  # places, the documents they are in, matches
+# Where each of `VOTERS` places of a slot's own text may be followed to: without end, as the guess goes on behind it.
+_OWN: Spans = np.full((VOTERS, 2), (0, 2**62), np.int64)
 
 
 class Suffix(TextDrafter):
@@ -59,8 +61,8 @@ class Suffix(TextDrafter):
         self._seen = [Occurrences(LENGTHS) for _ in range(n_slots)]
         self._shared = shared
         text = np.zeros(3, np.int32)
-        _longest_match(text, text, text[:1], _OWN)
-        _guess(text, text, text[1:2], _OWN, (1, 0))
+        _longest_match(text, text, text[:1], _OWN[:1])
+        _guess(text, text, text[1:2], _OWN[:1], (1, 0))
 
     def begin(self, slot: Slot) -> None:
         self._seen[slot.id].clear()
@@ -79,12 +81,12 @@ class Suffix(TextDrafter):
         seen = self._seen[want.slot.id]
         seen.learn(text)
         length, places = seen.longest(text, context, VOTERS)
-        spans = _OWN
+        spans = _OWN[: len(places)]
         if self._shared is not None and length < LENGTHS[-1]:
             key = self._shared.key(want.slot.request)
             found = self._shared.find(key, context, VOTERS)
             if len(found.places) and _longest_match(found.text, context, found.places, found.spans) > (
-                _longest_match(text, context, places, _OWN)
+                _longest_match(text, context, places, spans)
             ):
                 text, places, spans = found.text, found.places, found.spans
                 self._shared.use(found)
@@ -108,37 +110,28 @@ def _match(text: Tokens, context: Tokens, place: int, first: int) -> int:
 def _longest_match(text: Tokens, context: Tokens, places: Tokens, spans: Spans) -> int:
     longest = 0
     for k in range(len(places)):
-        first = spans[k, 0] if len(spans) else 0
-        longest = max(longest, _match(text, context, places[k], first))
+        longest = max(longest, _match(text, context, places[k], spans[k, 0]))
     return longest
 
 
 @compiled
-def _following(
-    text: Tokens, tail: Tokens, voters: tuple[Tokens, Spans, Tokens], i: int, votes: Tokens
-) -> int:
-    """Each voter's token after `i` guessed ones into `votes`; how many have one, the others are closed up."""
-    places, spans, matches = voters
-    n_live = 0
+def _poll(text: Tokens, tail: Tokens, voters: Voters, i: int, votes: Tokens) -> None:
+    """Each voter's token after `i` guessed ones into `votes`, -1 where its document is over."""
+    places, spans, _ = voters
     for k in range(len(places)):
         at = places[k] + i
-        if len(spans) and at >= spans[k, 1]:
-            continue  # its document is over
-        votes[n_live] = text[at] if at < len(text) else tail[at - len(text)]
-        places[n_live], matches[n_live] = places[k], matches[k]
-        if len(spans):
-            spans[n_live] = spans[k]
-        n_live += 1
-    return n_live
+        votes[k] = -1
+        if at < spans[k, 1]:
+            votes[k] = text[at] if at < len(text) else tail[at - len(text)]
 
 
 @compiled
 def _elect(votes: Tokens, matches: Tokens) -> tuple[int, int, int, int]:
-    """(token, weight for it, weight against it, longest match for it)."""
+    """(token, weight for it, weight against it, longest match for it); token -1: there are no votes."""
     best, most, total, longest = -1, 0, 0, 0
     for k in range(len(votes)):
-        total += matches[k] * matches[k]
-        known = False
+        total += matches[k] * matches[k] if votes[k] >= 0 else 0
+        known = votes[k] < 0
         for q in range(k):
             known = known or votes[q] == votes[k]
         if known:
@@ -154,15 +147,13 @@ def _elect(votes: Tokens, matches: Tokens) -> tuple[int, int, int, int]:
 
 
 @compiled
-def _keep(voters: tuple[Tokens, Spans, Tokens], votes: Tokens, token: int) -> int:
+def _keep(voters: Voters, votes: Tokens, token: int) -> int:
     """Close up the voters for the token; how many they are."""
     places, spans, matches = voters
     n_live = 0
     for k in range(len(votes)):
         if votes[k] == token:
-            places[n_live], matches[n_live] = places[k], matches[k]
-            if len(spans):
-                spans[n_live] = spans[k]
+            places[n_live], spans[n_live], matches[n_live] = places[k], spans[k], matches[k]
             n_live += 1
     return n_live
 
@@ -173,8 +164,8 @@ def _guess(
 ) -> tuple[Tokens, NDArray[np.float64]]:
     """(token ids [n_guessed] int32, survival [n_guessed] float64); see the module's text.
 
-    `places` [n_places] int32; `spans` [n_places, 2] int64, the documents they are in, or none if all is one text that
-    the guess continues. `shape`: the most tokens to guess, and how many of the context's last are not in the text.
+    `places` [n_places] int32; `spans` [n_places, 2] int64: where the documents that they are in begin and end.
+    `shape`: the most tokens to guess, and how many of the context's last are not in the text.
     """
     n_max, n_after = shape
     tail = np.empty(n_after + n_max, np.int32)
@@ -183,15 +174,15 @@ def _guess(
     places, spans = places.copy(), spans.copy()
     matches, votes = np.empty(len(places), np.int32), np.empty(len(places), np.int32)
     for k in range(len(places)):
-        matches[k] = _match(text, context, places[k], spans[k, 0] if len(spans) else 0)
+        matches[k] = _match(text, context, places[k], spans[k, 0])
     n_live, n_guessed, product = len(places), 0, 1.0
     while n_guessed < n_max:
         voters = (places[:n_live], spans[:n_live], matches[:n_live])
-        n_live = _following(text, tail, voters, n_guessed, votes)
-        if n_live == 0:
-            break
+        _poll(text, tail, voters, n_guessed, votes)
         token, weight, against, match = _elect(votes[:n_live], matches[:n_live])
-        n_live = _keep((places[:n_live], spans[:n_live], matches[:n_live]), votes[:n_live], token)
+        if token < 0:
+            break
+        n_live = _keep(voters, votes[:n_live], token)
         # ^1.25 by square roots, which are exact to the last bit everywhere
         evidence = float((match + n_guessed) * n_live)
         odds = weight / (3.0 * against) if against else evidence * math.sqrt(math.sqrt(evidence)) / 3.0

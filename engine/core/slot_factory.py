@@ -1,0 +1,77 @@
+"""How a request becomes a slot: what it asks for, resolved against what the server has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from slipstream.engine.api import Request
+from slipstream.engine.sample.params import resolve_sampling
+from slipstream.engine.settings import Settings
+from slipstream.engine.slot import Slot, SlotStats
+from slipstream.engine.speculate.resolve import resolve_speculate
+from slipstream.engine.text.grammar import Constraint
+from slipstream.engine.text.text_stream import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a request's texts are to the engine."""
+
+    token_ids: Sequence[int]  # of the prompt
+    text: TextStream  # of the reply to come
+    prediction: tuple[int, ...] = ()  # tokens of the text that the caller expects
+    constraint: Constraint | None = None
+    admitted_s: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFactory:
+    """What the requests of a server are resolved against."""
+
+    settings: Settings
+    drafters: Sequence[str]  # those that are loaded
+    n_ctx: int  # most tokens of a sequence
+    vocab_size: int
+    eos_ids: frozenset[int]
+    sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
+
+    def resolve(self, request: Request, prepared: Prepared) -> Callable[[int], Slot]:
+        """What makes the request's slot, given a slot's number.
+
+        Its parameters are resolved at once, so that a bad one is refused before the request waits. Raises
+        `RequestError`.
+        """
+        sampling = resolve_sampling(
+            request.sampling, self.sampling_defaults, sorted(self.eos_ids), self.vocab_size
+        )
+        if request.min_tokens:
+            end_ids = tuple(sorted(self.eos_ids | frozenset(request.stop_token_ids)))
+            sampling = replace(sampling, n_min=request.min_tokens, end_ids=end_ids)
+        speculate = resolve_speculate(
+            self.settings,
+            self.drafters,
+            request.speculate,
+            predicts=bool(prepared.prediction),
+            constrained=prepared.constraint is not None,
+        )
+        n_prompt, n_limit = len(prepared.token_ids), self.n_ctx
+        if request.max_tokens is not None:
+            n_limit = min(n_limit, n_prompt + request.max_tokens)
+        histogram = [0] * (speculate.n_max + 1)
+        return lambda slot_id: Slot(
+            slot_id,
+            request,
+            list(prepared.token_ids),
+            n_prompt,
+            n_limit,
+            sampling,
+            speculate,
+            prepared.text,
+            stats=SlotStats(admitted_s=prepared.admitted_s, histogram=histogram),
+            prediction=prepared.prediction,
+            constraint=prepared.constraint,
+            prompt_logprobs=[] if request.echo and request.logprobs is not None else None,
+            echoes=request.echo,
+        )
