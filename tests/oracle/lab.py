@@ -34,9 +34,6 @@ from slipstream.engine.core.engine import Capacity, Engine
 from slipstream.engine.errors import InvalidRequest
 from slipstream.engine.frames import frame_sizes
 from slipstream.engine.models.captured import Capture, Capturing, cuda_capture
-from slipstream.engine.models.heads.dflash import load_dflash
-from slipstream.engine.models.heads.eagle3 import load_eagle3
-from slipstream.engine.models.heads.mtp import load_mtp
 from slipstream.engine.models.registry import load_network
 from slipstream.engine.sample.params import resolve_sampling
 from slipstream.engine.settings import Settings
@@ -61,17 +58,13 @@ from slipstream.engine.text.grammar import Grammars
 from slipstream.engine.text.text_stream import TextStream
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.kernels import select
+from tests.oracle.draft_heads import LOADERS, load_head
 from tests.oracle.scripted import Scripted
 from tests.recording import record
 
 EIGHT = Speculate(n_max=8)
 ASKS = Request(id="", prompt="")
 ROOT = Path(__file__).parents[2]
-LOADERS: Mapping[str, Callable[..., Any]] = {
-    "draft-eagle3": load_eagle3,
-    "draft-mtp": load_mtp,
-    "draft-dflash": load_dflash,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +158,7 @@ class Lab:
     def head(self, name: str) -> Any:
         """The head for a drafter, loaded once."""
         if name not in self._heads:
-            self._heads[name] = LOADERS[name](self.folders.heads[name], self.target, self.n_ctx + 64)
+            self._heads[name] = load_head(name, self.folders.heads[name], self.target, self.n_ctx + 64)
         return self._heads[name]
 
     def engine(self, bench: Bench, future: Callable[[Slot], Sequence[int]] | None = None) -> Engine:
@@ -223,7 +216,7 @@ class Lab:
         }
         if name in ("draft-eagle3", "draft-mtp"):
             return DraftHidden(name, self.head(name), cache)
-        if name == "draft-dflash":
+        if name in ("draft-dflash", "draft-dspark"):
             return DraftBlock(name, self.head(name), cache)
         return drafters[name]()
 
