@@ -156,6 +156,15 @@ def test_every_head_comes_with_its_figures_and_its_card(name: str) -> None:
     assert f"{training['acceptance_length']['continue']:.2f}" in (DEMO / name / "README.md").read_text()
 
 
+def test_dspark_goes_further_than_the_dflash_it_is_made_of() -> None:
+    flash, spark = (
+        json.loads((DEMO / name / "training.json").read_text())["acceptance_length"]
+        for name in ("dflash", "dspark")
+    )
+    assert all(spark[kind] > flash[kind] for kind in flash)
+    assert min(spark.values()) >= 1.5
+
+
 def test_the_vocabulary_tables_invert_each_other() -> None:
     head = head_files.load(DEMO / "eagle3")
     assert isinstance(head, Eagle3Head)
