@@ -100,7 +100,7 @@ class ChainDrafter:
 
 
 class BlockDrafter:
-    """DFlash: the context grows by true states, a whole block is drafted in one pass."""
+    """DFlash and DSpark: the context grows by true states, a whole block is drafted in one pass."""
 
     def __init__(self, head: DFlashHead, target: Network) -> None:
         self.head, self.target, self.cache = head, target, Held()
@@ -116,7 +116,7 @@ class BlockDrafter:
         self.newest = tokens[-1]
 
     def draft(self, count: int) -> list[int]:
-        """At most BLOCK_SIZE - 1 tokens, those at the places of the masks."""
+        """At most BLOCK_SIZE - 1 tokens, those at the places of the masks, picked from left to right."""
         begin = self.cache.length
         assert self.cache.held is not None
         positions = torch.arange(begin, begin + BLOCK_SIZE)[None]  # [1, size]
@@ -127,7 +127,10 @@ class BlockDrafter:
             rope_tables(self.head.shape, positions, torch.float32),
             BlockAttention(self.cache.held, visible, BLOCK_SIZE),
         )  # [1, size, hidden]
-        return [int(token) for token in self.target.logits(out[0, 1:]).argmax(-1)[:count]]
+        found = [self.newest]
+        for logits in self.target.logits(out[0, 1 : count + 1]):  # [V] each
+            found.append(int(self.head.correct(logits, torch.tensor(found[-1])).argmax()))
+        return found[1:]
 
 
 def drafter(head: ChainHead | DFlashHead, target: Network) -> Drafter:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from demo import head_files
 from demo.acceptance import DRAFT_TOKENS
 from demo.card import HEADER
-from demo.heads import DFlashHead, Eagle3Head
+from demo.heads import DFlashHead, DSparkHead, Eagle3Head
 
 if TYPE_CHECKING:
     from demo.evaluate_heads import Found
@@ -18,7 +18,26 @@ TITLES = {
     "eagle3": "an EAGLE-3 head in SpecForge's layout",
     "mtp": "a multi-token-prediction layer in MiMo-7B's layout",
     "dflash": "a one-layer DFlash block drafter in z-lab's layout",
+    "dspark": "the two small heads that make a DSpark of the frozen `demo/dflash`",
 }
+DSPARK_CONVENTIONS = (
+    (
+        "Files",
+        "only the tensors that DSpark adds; `python -m demo.assemble_dspark FOLDER` writes the whole checkpoint,"
+        " with those of `demo/dflash`",
+    ),
+    (
+        "Correction",
+        f"`markov_w2 · markov_w1[token before]`, of rank {head_files.MARKOV_RANK}, is added to a row's logits,"
+        " from left to right",
+    ),
+    (
+        "Confidence",
+        "sigmoid of `proj` over [the row after the final norm, `markov_w1` of the token before]: trained on the"
+        " overlap of the two distributions",
+    ),
+)
+MEASURE = "Divergence from the target"
 CARD = """\
 # Slipstream demo: {name}
 
@@ -30,7 +49,7 @@ It uses the target's embeddings{output} and tokenizer, and is of no use without 
 {conventions}
 | Weights | bfloat16, {size:.2f} MB |
 | Training | {tokens:.1f} M weighted tokens in {steps} steps, {cpu_minutes:.0f} minutes on one CPU thread |
-| Divergence from the target at the end of training | {loss:.3f} nats per drafted token |
+| {measure} at the end of training | {loss:.3f} nats per drafted token |
 
 It was trained on the frozen target's distributions, mostly over the target's own answers to training tasks, for a
 quarter over real code.
@@ -65,6 +84,7 @@ def conventions(head: head_files.Head) -> list[tuple[str, str]]:
         ]
     if isinstance(head, DFlashHead):
         return [
+            *(DSPARK_CONVENTIONS if isinstance(head, DSparkHead) else ()),
             (
                 "Target states",
                 _taps(head_files.DFLASH_LAYERS, head_files.DFLASH_TAPS) + ", concatenated, not normed",
@@ -104,6 +124,7 @@ def write(folder: Path, head: head_files.Head, figures: dict[str, Found]) -> Non
         tokens=training["tokens"] / 1e6,
         steps=training["steps"],
         cpu_minutes=training["cpu_minutes"],
+        measure=MEASURE + (", and cross-entropy of the confidence," if isinstance(head, DSparkHead) else ""),
         loss=training["loss"],
         drafted=min(DRAFT_TOKENS, head_files.BLOCK_SIZE - 1)
         if isinstance(head, DFlashHead)

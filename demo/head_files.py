@@ -1,6 +1,8 @@
 """The checkpoint folders of the draft heads, in the layouts that published heads have.
 
-EAGLE-3 as SpecForge writes it, the MTP layer as in MiMo-7B, DFlash as z-lab publishes it.
+EAGLE-3 as SpecForge writes it, the MTP layer as in MiMo-7B, DFlash as z-lab publishes it. A DSpark checkpoint repeats
+the DFlash that it is made from; to keep the repository small its folder holds only what is added to `dflash/`, and
+`demo.assemble_dspark` writes the whole one.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from demo.checkpoint import config
-from demo.heads import DFlashHead, Eagle3Head, MtpHead
+from demo.heads import DFlashHead, DSparkHead, Eagle3Head, MtpHead
 from demo.network import Shape
 from demo.tokenizer import VOCAB_SIZE
 
@@ -29,7 +31,11 @@ BLOCK_SIZE = 8
 # <|endoftext|>: it never stands inside a text.
 MASK_TOKEN = 0
 MTP_PREFIX = "model.mtp_layers.0."
-NAMES = ("eagle3", "mtp", "dflash")
+MARKOV_RANK = 32
+# What DSpark adds to the DFlash in BACKBONE, the folder beside its own.
+DSPARK_PREFIXES = ("markov_head.", "confidence_head.")
+BACKBONE = "dflash"
+NAMES = ("eagle3", "mtp", "dflash", "dspark")
 
 EAGLE_SHAPE = Shape(
     vocab_size=VOCAB_SIZE,
@@ -50,11 +56,13 @@ Head = Eagle3Head | MtpHead | DFlashHead
 
 
 def make(name: str, draft_ids: Tensor | None = None) -> Head:
-    """A new head; EAGLE-3 is given the ids [draft vocabulary] that it can draft."""
+    """A new head; EAGLE-3 is given the ids [draft vocabulary] that it can draft, DSpark needs `take_backbone`."""
     if name == "mtp":
         return MtpHead(MTP_SHAPE)
     if name == "dflash":
         return DFlashHead(DFLASH_SHAPE, len(DFLASH_TAPS))
+    if name == "dspark":
+        return DSparkHead(DFLASH_SHAPE, len(DFLASH_TAPS), MARKOV_RANK)
     return Eagle3Head(EAGLE_SHAPE, torch.arange(DRAFT_VOCAB_SIZE) if draft_ids is None else draft_ids)
 
 
@@ -72,6 +80,7 @@ def head_config(head: Head) -> dict[str, object]:
             "layer_types": ["full_attention"],
             "num_target_layers": MTP_SHAPE.num_hidden_layers,
             "dflash_config": {"mask_token_id": MASK_TOKEN, "target_layer_ids": DFLASH_LAYERS},
+            **(dspark_fields(head) if isinstance(head, DSparkHead) else {}),
         }
     return {
         **fields,
@@ -87,10 +96,24 @@ def head_config(head: Head) -> dict[str, object]:
     }
 
 
+def dspark_fields(head: DSparkHead) -> dict[str, object]:
+    """What a DSpark's config says beside DFlash's; as in DFlash, the anchor's own row drafts nothing."""
+    return {
+        "architectures": ["DSparkDraftModel"],
+        "confidence_head_with_markov": True,
+        "enable_confidence_head": True,
+        "markov_head_type": "vanilla",
+        "markov_rank": head.rank,
+        "sample_from_anchor": False,
+    }
+
+
 def tensors(head: Head) -> dict[str, Tensor]:
     """What the file holds: bfloat16 weights, and EAGLE-3's tables as int64 and bool."""
     prefix = MTP_PREFIX if isinstance(head, MtpHead) else ""
     held = {f"{prefix}{name}": value.detach().cpu() for name, value in head.state_dict().items()}
+    if isinstance(head, DSparkHead):
+        held = {name: value for name, value in held.items() if name.startswith(DSPARK_PREFIXES)}
     return {
         name: (value.to(torch.bfloat16) if value.is_floating_point() else value).contiguous()
         for name, value in held.items()
@@ -114,7 +137,10 @@ def load(folder: Path) -> Head:
     held = load_file(str(folder / "model.safetensors"))
     shape = Shape(**{name: fields[name] for name in Shape.__dataclass_fields__})
     head: Head
-    if "dflash_config" in fields:
+    if "markov_rank" in fields:
+        held |= load_file(str(folder.parent / BACKBONE / "model.safetensors"))
+        head = DSparkHead(shape, len(fields["dflash_config"]["target_layer_ids"]), fields["markov_rank"])
+    elif "dflash_config" in fields:
         head = DFlashHead(shape, len(fields["dflash_config"]["target_layer_ids"]))
     elif "eagle_config" in fields:
         n_taps = len(fields["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
@@ -131,8 +157,8 @@ def load(folder: Path) -> Head:
 
 
 def parameter_count(head: nn.Module) -> int:
-    """Trained values; the vocabulary tables are not among them."""
-    return sum(weight.numel() for weight in head.parameters())
+    """Trained values; the vocabulary tables are not among them, nor is a DSpark's frozen backbone."""
+    return sum(weight.numel() for weight in head.parameters() if weight.requires_grad)
 
 
 def states(head: Head, found: list[Tensor]) -> Tensor:

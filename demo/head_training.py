@@ -1,6 +1,6 @@
 """The losses of the draft heads: divergence from the frozen target's distributions.
 
-EAGLE-3 and MTP are unrolled on their own outputs, as they are used; DFlash sees random blocks of each row.
+EAGLE-3 and MTP are unrolled on their own outputs, as they are used; DFlash and DSpark see random blocks of each row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from demo import head_files
-from demo.heads import ChainHead, DFlashHead, Eagle3Head, MtpHead, attention_weights, streams
+from demo.heads import ChainHead, DFlashHead, DSparkHead, Eagle3Head, MtpHead, attention_weights, streams
 from demo.network import Cache, Network, rope_tables
 
 # Later steps of a draft count less: they are only reached if the earlier ones were right.
@@ -107,6 +107,17 @@ def divergence(wanted: Tensor, given: Tensor) -> Tensor:
     return result
 
 
+@torch.no_grad()
+def overlap(wanted: Tensor, given: Tensor) -> Tensor:
+    """What the distributions of two times N logits [N, V] have in common [N]: 1 if they are equal, else less."""
+    shares = []
+    for begin in range(0, len(given), ROWS_AT_ONCE):
+        rows = slice(begin, begin + ROWS_AT_ONCE)
+        target, draft = wanted[rows].float().softmax(-1), given[rows].float().softmax(-1)
+        shares.append(torch.minimum(target, draft).sum(-1))
+    return torch.cat(shares)
+
+
 def thin(weights: Tensor) -> Tensor:
     """Weights [S, N] of which small columns are dropped by chance and the others raised: as much on average."""
     chance = weights.max(0).values.clamp(max=1.0)  # [N]
@@ -172,22 +183,30 @@ def chain_loss(
 
 
 def block_loss(target: Network) -> Callable[[DFlashHead, Tensor, Tensor], Tensor]:
-    """The loss over (head, tokens, weights [B, T + 1]) of DFlash, on blocks that begin at random tokens."""
+    """The loss over (head, tokens, weights [B, T + 1]) of DFlash or DSpark, on blocks that begin at random tokens.
+
+    DSpark's rows are given the text's token before them: what they were drafted from if they are reached at all.
+    """
     size = head_files.BLOCK_SIZE
 
     def fit(
-        head: DFlashHead, states: Tensor, embedded: Tensor, starts: Tensor, wanted: tuple[Tensor, Tensor]
+        head: DFlashHead, states: Tensor, embedded: Tensor, starts: Tensor, wanted: tuple[Tensor, ...]
     ) -> Tensor:
-        # The states are [B, T, n_taps * hidden], the embeddings [B, n * size, hidden], the starts [B, n];
-        # wanted are the target's final states [N, hidden] and weights [N], N = B * n * (size - 1).
-        final, weights = wanted
+        # The states are [B, T, n_taps * hidden], the embeddings [B, n * size, hidden], the starts [B, n]; wanted
+        # are the target's final states [N, hidden], weights [N] and tokens before [N], N = B * n * (size - 1).
+        final, weights, previous = wanted
         every = torch.arange(states.shape[1], device=states.device)  # [T]
         places = (starts[..., None] + torch.arange(size, device=states.device)).flatten(1)  # [B, n * size]
         context = head.context(states, rope_tables(head.shape, every[None], states.dtype))
         attend = BlockAttention(context, every < starts[..., None], size)
         out = head(embedded, rope_tables(head.shape, places, states.dtype), attend)  # [B, n * size, hidden]
-        drafted = out.unflatten(1, (-1, size))[:, :, 1:].flatten(0, 2)
-        losses = divergence(target.logits(final), target.logits(drafted))
+        drafted = out.unflatten(1, (-1, size))[:, :, 1:].flatten(0, 2)  # [N, hidden]
+        goal, given = target.logits(final), head.correct(target.logits(drafted), previous)  # [N, V] each
+        losses = divergence(goal, given)
+        if isinstance(head, DSparkHead):
+            odds = head.confidence(drafted, previous).float()  # [N]
+            # A token drawn from one distribution and verified against another survives as often as they overlap.
+            losses = losses + F.binary_cross_entropy_with_logits(odds, overlap(goal, given), reduction="none")
         return (losses * weights).sum() / weights.sum()
 
     def loss(head: DFlashHead, tokens: Tensor, weights: Tensor) -> Tensor:
@@ -203,7 +222,11 @@ def block_loss(target: Network) -> Callable[[DFlashHead, Tensor, Tensor], Tensor
             head_files.states(head, found),
             target.embed_tokens(masked.flatten(1)).to(DTYPE),
             starts,
-            (found[-1][rows, ahead - 1].flatten(0, 2), (weights[rows, ahead] * decay).flatten()),
+            (
+                found[-1][rows, ahead - 1].flatten(0, 2),
+                (weights[rows, ahead] * decay).flatten(),
+                tokens[rows, ahead - 1].flatten(),
+            ),
         )
 
     return loss

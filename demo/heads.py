@@ -1,4 +1,4 @@
-"""The three draft heads as small networks: EAGLE-3, an MTP layer in MiMo's form, and a one-layer DFlash.
+"""The four draft heads as small networks: EAGLE-3, an MTP layer in MiMo's form, a one-layer DFlash, and DSpark.
 
 Parameter names are those of the published checkpoints. Embeddings are the target's and are passed in. How queries
 meet keys is left to the caller: training unrolls a head over a whole row, drafting feeds a cache.
@@ -235,6 +235,65 @@ class DFlashHead(nn.Module):
     def forward(self, embedded: Tensor, rope: Cache, attend: Attend) -> Tensor:
         """What is scored [B, T, hidden]: row i predicts the token at its own position."""
         result: Tensor = self.norm(self.layers[0](embedded, rope, attend))
+        return result
+
+    def correct(self, logits: Tensor, previous: Tensor) -> Tensor:
+        """Logits [..., V] of rows once the tokens before them [...] are known: the same, DSpark's differ."""
+        return logits
+
+
+class MarkovHead(nn.Module):
+    """What a token says about the next one: a table [V, V] as the product of two thin ones."""
+
+    def __init__(self, shape: Shape, rank: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(shape.vocab_size, rank)
+        self.markov_w2 = Linear(rank, shape.vocab_size)
+        nn.init.normal_(self.markov_w1.weight, std=0.5)
+        nn.init.zeros_(self.markov_w2.weight)  # training starts from the backbone's own logits
+
+
+class ConfidenceHead(nn.Module):
+    """How likely a drafted token is to be accepted, before the sigmoid."""
+
+    def __init__(self, shape: Shape, rank: int) -> None:
+        super().__init__()
+        self.proj = BiasedLinear(shape.hidden_size + rank, 1)
+        nn.init.zeros_(self.proj.weight)
+
+
+class DSparkHead(DFlashHead):
+    """DSpark: a trained DFlash, frozen, whose logits a Markov head corrects from left to right.
+
+    A row of DFlash's block does not know which token was picked for the row before. The Markov head adds to its
+    logits what that token makes likely, and the confidence head estimates whether the pick will be accepted.
+    """
+
+    def __init__(self, shape: Shape, n_taps: int, rank: int) -> None:
+        super().__init__(shape, n_taps)
+        self.requires_grad_(requires_grad=False)  # what is made below is all that is trained
+        self.markov_head = MarkovHead(shape, rank)
+        self.confidence_head = ConfidenceHead(shape, rank)
+
+    def take_backbone(self, trained: DFlashHead) -> None:
+        """Make another head's weights the frozen ones."""
+        self.load_state_dict(self.state_dict() | trained.state_dict())
+
+    @property
+    def rank(self) -> int:
+        """Width of the Markov head's tables."""
+        return self.markov_head.markov_w1.embedding_dim
+
+    def correct(self, logits: Tensor, previous: Tensor) -> Tensor:
+        before = self.markov_head.markov_w1(previous).to(logits.dtype)  # [..., rank]
+        result: Tensor = logits + self.markov_head.markov_w2(before)
+        return result
+
+    def confidence(self, scored: Tensor, previous: Tensor) -> Tensor:
+        """Log-odds [...] that a pick is accepted, from what is scored [..., hidden] and the tokens before [...]."""
+        # The table learns from the drafts alone, so that the estimate costs them nothing.
+        before = self.markov_head.markov_w1(previous).detach().to(scored.dtype)  # [..., rank]
+        result: Tensor = self.confidence_head.proj(torch.cat((scored, before), -1))[..., 0]
         return result
 
 

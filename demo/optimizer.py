@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 # Matrices with a row per token are left to AdamW.
-VOCABULARY_MATRICES = ("embed", "lm_head")
+VOCABULARY_MATRICES = ("embed", "lm_head", "markov")
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
@@ -60,13 +60,14 @@ class Muon(torch.optim.Optimizer):
 
 
 def build(network: nn.Module, matrix_lr: float, other_lr: float) -> list[torch.optim.Optimizer]:
-    """The two optimisers of a network."""
+    """The two optimisers of a network; what needs no gradient is frozen."""
 
     def hidden(name: str, weight: Tensor) -> bool:
         return weight.ndim == 2 and not any(part in name for part in VOCABULARY_MATRICES)
 
-    matrices = [p for n, p in network.named_parameters() if hidden(n, p)]
-    others = [p for n, p in network.named_parameters() if not hidden(n, p)]
+    trained = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
+    matrices = [weight for name, weight in trained if hidden(name, weight)]
+    others = [weight for name, weight in trained if not hidden(name, weight)]
     return [
         Muon(matrices, matrix_lr, decay=0.1),
         torch.optim.AdamW(others, other_lr, betas=(0.9, 0.98), weight_decay=0.0),

@@ -1,4 +1,4 @@
-"""Train the demo's draft heads on the frozen target: an EAGLE-3 head, an MTP layer and a DFlash head.
+"""Train the demo's draft heads on the frozen target: EAGLE-3, an MTP layer, DFlash, and what makes a DSpark of it.
 
 Run as `python -m demo.train_heads` once the target is trained; an interrupted run goes on.
 """
@@ -18,12 +18,12 @@ from torch import Tensor
 from demo import checkpoint, evaluate_heads, head_files
 from demo.head_rows import Mixture, frequent_tokens, write_answers
 from demo.head_training import block_loss, chain_loss
-from demo.heads import DFlashHead, initialise
+from demo.heads import DFlashHead, DSparkHead, initialise
 from demo.loop import Loop, Task
 from demo.network import Network
 from demo.train import DEFAULT_WORK
 
-MINUTES = {"eagle3": 19.0, "mtp": 13.0, "dflash": 15.0}
+MINUTES = {"eagle3": 19.0, "mtp": 13.0, "dflash": 15.0, "dspark": 8.0}
 # How deep a chain head is unrolled from a given part of its run on.
 DEPTHS = ((0.0, 2), (0.25, 4))
 CHECKED_TASKS = 10
@@ -47,7 +47,12 @@ def train(name: str, target: Network, tokenizer: Tokenizer, arguments: argparse.
     """Train one head until its budget is spent, and export it."""
     rows = write_answers(target, tokenizer, arguments.work / "answers-heads")
     made = head_files.make(name, frequent_tokens(rows, head_files.DRAFT_VOCAB_SIZE))
-    initialise(made, target)
+    if isinstance(made, DSparkHead):
+        trained = head_files.load(arguments.out / head_files.BACKBONE)
+        assert isinstance(trained, DFlashHead)
+        made.take_backbone(trained)
+    else:
+        initialise(made, target)
     minutes = MINUTES[name] * arguments.share
     loop = Loop(made, arguments.work / f"{name}.pt", minutes, arguments.device)
 

@@ -111,6 +111,7 @@ def folders(name: str, cache: Path) -> Folders:
     heads = {
         drafter: target if folder == model.source.target else _head(folder, target)
         for drafter, folder in model.source.heads.items()
+        if drafter != "draft-dspark"  # its tables have a row per word, which `inflate_heads` does not make up
     }
     return Folders(target, _written(draft, model.draft, cache, name), heads)
 

@@ -186,7 +186,8 @@ def test_checkpoints_are_written_once(tmp_path: Path, monkeypatch: pytest.Monkey
     first = folders("tiny", tmp_path)
     assert first.draft is not None
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
-    assert len(written) == 2 + len(DEMO.heads)
+    assert len(written) == 2 + len(first.heads)
+    assert set(DEMO.heads) - set(first.heads) == {"draft-dspark"}
     assert folders("tiny", tmp_path) == first
     assert written == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     # What an earlier process left unfinished is no checkpoint.

@@ -41,18 +41,19 @@ from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.drafter import Drafter
-from slipstream.engine.speculate.registry import BY_NAME, NETWORKS, Parts
+from slipstream.engine.speculate.registry import BY_NAME, Parts
 from slipstream.engine.text.grammar import Grammars
 from slipstream.engine.text.text_stream import TextStream
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.kernels import select
+from tests.oracle.draft_heads import load_head
 from tests.oracle.scripted import Scripted
 from tests.recording import record
 
 EIGHT = Speculate(n_max=8)
 ASKS = Request(id="", prompt="")
 ROOT = Path(__file__).parents[2]
-HEADS = ("draft-eagle3", "draft-mtp", "draft-dflash")  # of the demo
+HEADS = ("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")  # of the demo
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +167,7 @@ class Lab:
     def head(self, name: str) -> Any:
         """The head for a drafter, loaded once."""
         if name not in self._heads:
-            load = NETWORKS[name].load
-            assert load is not None
-            self._heads[name] = load(self.folders.heads[name], self.target, self.n_ctx + 64, None)
+            self._heads[name] = load_head(name, self.folders.heads[name], self.target, self.n_ctx + 64)
         return self._heads[name]
 
     def engine(self, bench: Bench, future: Callable[[Slot], Sequence[int]] | None = None) -> Engine:

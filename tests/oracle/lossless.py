@@ -1,6 +1,6 @@
 """The losslessness suite: the same tokens as plain decoding, over drafters, sampling, slots and disturbances.
 
-    python -m tests.oracle.lossless [--cache full window hybrid] [--dtype float32] [--rounds 3]
+    python -m tests.oracle.lossless [--cache full window hybrid] [--dtype float32] [--rounds 3] [--drafter suffix]
 
 runs it whole, over networks with each kind of cache, and prints a table; `test_lossless.py` runs a sample of it.
 """
@@ -189,11 +189,14 @@ class Tally:
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
-def compare(lab: Lab, name: str, n_cases: int, seed: int) -> Iterator[tuple[Bench, Tally]]:
-    """Every chain on every bench."""
+def compare(
+    lab: Lab, name: str, n_cases: int, seed: int, drafter: str | None = None
+) -> Iterator[tuple[Bench, Tally]]:
+    """Every chain on every bench, or those that a drafter is in."""
     cases = demo_cases(lab, name, n_cases, seed)
     expected = play(lab, Bench(), cases, seed=seed)
-    for i, bench in enumerate(bench for chain in chains(lab.folders) for bench in benches(chain)):
+    asked = [chain for chain in chains(lab.folders) if drafter is None or drafter in chain]
+    for i, bench in enumerate(bench for chain in asked for bench in benches(chain)):
         yield bench, disturbed(lab, bench, cases, expected, 100 * seed + i)
 
 
@@ -227,6 +230,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--cases", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--drafter", choices=ALL, help="only the chains that this one is in")
     options = parser.parse_args(arguments)
     started = time.perf_counter()
     total = Tally()
@@ -249,7 +253,7 @@ def _of_kind(kind: str, options: argparse.Namespace) -> dict[str, Tally]:
         folders = folders_of(kind, Path(scratch))
         for dtype, name, seed in itertools.product(options.dtype, SAMPLINGS, range(options.rounds)):
             lab = Lab(folders, getattr(torch, dtype))
-            for bench, found in compare(lab, name, options.cases, seed):
+            for bench, found in compare(lab, name, options.cases, seed, options.drafter):
                 by_chain.setdefault("+".join(bench.types) or "plain", Tally()).add(found)
     return by_chain
 

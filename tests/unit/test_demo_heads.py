@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from demo import acceptance, evaluate_heads, head_files, head_training  # noqa: E402
+from demo import acceptance, assemble_dspark, evaluate_heads, head_files, head_training, optimizer  # noqa: E402
 from demo.drafting import BlockDrafter, ChainDrafter, drafter  # noqa: E402
-from demo.heads import DFlashHead, Eagle3Head, MtpHead, streams  # noqa: E402
+from demo.heads import DFlashHead, DSparkHead, Eagle3Head, MtpHead, streams  # noqa: E402
 from demo.network import Network, Shape, rope_tables  # noqa: E402
 
 SHAPE = Shape(
@@ -57,6 +57,15 @@ def block_head() -> DFlashHead:
     return head
 
 
+def spark_head() -> DSparkHead:
+    """`block_head` with a correction that changes most picks."""
+    head = DSparkHead(replace(SHAPE, num_key_value_heads=4), len(head_files.DFLASH_TAPS), rank=6)
+    stir(head, 6).requires_grad_(requires_grad=False)
+    head.take_backbone(block_head())
+    head.markov_head.markov_w2.weight *= 4
+    return head
+
+
 def layer_shapes(prefix: str, shape: Shape, inputs: int) -> dict[str, list[int]]:
     """What every transformer layer holds, by name."""
     heads, kv = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
@@ -95,6 +104,13 @@ def layout(name: str) -> dict[str, list[int]]:
             | {f"{prefix}self_attn.q_proj.bias": [shape.num_attention_heads * shape.head_dim]}
             | {f"{prefix}self_attn.{one}_proj.bias": [kv] for one in "kv"}
         )
+    if name == "dspark":
+        return {
+            "markov_head.markov_w1.weight": [VOCAB, head_files.MARKOV_RANK],
+            "markov_head.markov_w2.weight": [VOCAB, head_files.MARKOV_RANK],
+            "confidence_head.proj.weight": [1, HIDDEN + head_files.MARKOV_RANK],
+            "confidence_head.proj.bias": [1],
+        }
     return layer_shapes("layers.0.", head_files.DFLASH_SHAPE, HIDDEN) | {
         "fc.weight": [HIDDEN, len(head_files.DFLASH_LAYERS) * HIDDEN],
         "hidden_norm.weight": [HIDDEN],
@@ -120,11 +136,33 @@ def test_the_checkpoints_are_small() -> None:
     assert sum(sizes) <= 10 * MB
 
 
+def test_the_assembled_dspark_has_all_of_a_published_one(tmp_path: Path) -> None:
+    held = load_file(str(assemble_dspark.assemble(tmp_path) / "model.safetensors"))
+    assert {key: list(value.shape) for key, value in held.items()} == layout("dflash") | layout("dspark")
+    for name in ("dflash", "dspark"):
+        part = load_file(str(DEMO / name / "model.safetensors"))
+        assert all(torch.equal(held[key], value) for key, value in part.items())
+    config, flash = (
+        json.loads((folder / "config.json").read_text()) for folder in (tmp_path, DEMO / "dflash")
+    )
+    assert config["markov_rank"] == head_files.MARKOV_RANK
+    assert {key: config[key] for key in flash} == flash | {"architectures": ["DSparkDraftModel"]}
+
+
 @pytest.mark.parametrize("name", head_files.NAMES)
 def test_every_head_comes_with_its_figures_and_its_card(name: str) -> None:
     training = json.loads((DEMO / name / "training.json").read_text())
     assert set(training["acceptance_length"]) == {"rename", "continue", "docstring"}
     assert f"{training['acceptance_length']['continue']:.2f}" in (DEMO / name / "README.md").read_text()
+
+
+def test_dspark_goes_further_than_the_dflash_it_is_made_of() -> None:
+    flash, spark = (
+        json.loads((DEMO / name / "training.json").read_text())["acceptance_length"]
+        for name in ("dflash", "dspark")
+    )
+    assert all(spark[kind] > flash[kind] for kind in flash)
+    assert min(spark.values()) >= 1.5
 
 
 def test_the_vocabulary_tables_invert_each_other() -> None:
@@ -141,8 +179,12 @@ def test_the_vocabulary_tables_invert_each_other() -> None:
 def test_a_head_survives_its_file(name: str, tmp_path: Path) -> None:
     head = head_files.make(name, torch.arange(0, VOCAB, 2))
     stir(head, 3)
-    head_files.export(head, tmp_path)
-    loaded = head_files.load(tmp_path).state_dict()
+    if isinstance(head, DSparkHead):  # whose file is without its backbone's tensors
+        backbone = stir(head_files.make("dflash"), 4)
+        head_files.export(backbone, tmp_path / head_files.BACKBONE)
+        head.take_backbone(backbone)
+    head_files.export(head, tmp_path / name)
+    loaded = head_files.load(tmp_path / name).state_dict()
     for key, value in head.state_dict().items():
         assert torch.equal(loaded[key], value.bfloat16().float() if value.is_floating_point() else value)
 
@@ -167,10 +209,10 @@ def test_training_unrolls_a_head_as_drafting_does(index: int, target: Network) -
             assert int(head.tokens(choice)) == drafted[step]
 
 
-@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("index", [0, 1, 2, 3])
 @torch.no_grad()
 def test_a_drafter_forgets_its_drafts(index: int, target: Network) -> None:
-    head = [*chain_heads(), block_head()][index]
+    head = [*chain_heads(), block_head(), spark_head()][index]
     tokens = torch.randint(0, 64, (20,), generator=torch.Generator().manual_seed(3)).tolist()
     states = head_files.states(head, streams(target, torch.tensor([tokens]), torch.float32))[0]
     played, fresh = drafter(head, target), drafter(head, target)
@@ -199,6 +241,58 @@ def test_blocks_of_a_row_do_not_see_each_other(target: Network) -> None:
         made = BlockDrafter(head, target)
         made.observe(states[0, :start], tokens[0, 1 : start + 1].tolist())
         assert made.draft(size - 1) == drafted
+
+
+@torch.no_grad()
+def test_dspark_drafts_what_its_correction_makes_of_the_token_before(target: Network) -> None:
+    head, plain = spark_head(), block_head()
+    head.take_backbone(plain)
+    tokens = torch.randint(1, 64, (12,), generator=torch.Generator().manual_seed(7)).tolist()
+    states = head_files.states(head, streams(target, torch.tensor([tokens]), torch.float32))[0]
+    drafters = BlockDrafter(head, target), BlockDrafter(plain, target)
+    for made in drafters:
+        made.observe(states[:9], tokens[1:10])
+    corrected, uncorrected = (made.draft(7) for made in drafters)
+    assert corrected != uncorrected
+    assert drafters[0].draft(3) == corrected[:3]
+    # Without the table it is the DFlash that it was made from; with nothing else, the table's own chain.
+    after = head.markov_head.markov_w2.weight.clone()  # [V, rank]
+    table = after @ head.markov_head.markov_w1.weight.mT  # [V, V]: next, before
+    head.markov_head.markov_w2.weight *= 0
+    assert drafters[0].draft(7) == uncorrected
+    head.norm.weight *= 0
+    head.markov_head.markov_w2.weight += after
+    chain = [tokens[9]]
+    for _ in range(7):
+        chain.append(int(table[:, chain[-1]].argmax()))
+    assert drafters[0].draft(7) == chain[1:]
+
+
+def test_training_dspark_leaves_its_backbone_alone(target: Network) -> None:
+    head = DSparkHead(replace(SHAPE, num_key_value_heads=4), len(head_files.DFLASH_TAPS), rank=6)
+    head.take_backbone(block_head())
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    target.requires_grad_(requires_grad=False)
+    loss = head_training.block_loss(target)
+    steps, losses = optimizer.build(head, 0.02, 0.01), []
+    tokens = torch.randint(1, 64, (4, 40), generator=torch.Generator().manual_seed(8))
+    for _ in range(30):
+        torch.manual_seed(9)  # the same blocks every time
+        value = loss(head, tokens, torch.ones(4, 40))
+        torch.autograd.backward(value)
+        for held in steps:
+            held.step()
+            held.zero_grad(set_to_none=True)
+        losses.append(value.item())
+    assert losses[-1] < losses[0] - 0.2
+    changed = {name for name, value in head.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if name.startswith(head_files.DSPARK_PREFIXES)}
+
+
+def test_the_overlap_is_how_often_a_draft_survives() -> None:
+    wanted, given = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]), torch.tensor([[0.25, 0.25, 0.5]] * 2)
+    found = head_training.overlap(wanted.log(), given.log())
+    torch.testing.assert_close(found, torch.tensor([0.5, 0.95]))
 
 
 def test_the_divergence_has_the_value_and_slope_of_torch() -> None:
