@@ -2,11 +2,11 @@
 
     python -m tests.bench.reading_list [--types auto] [--list]
 
-A greedy request decodes in one slot of the demo model, once as on the CPU and once with passes launched ahead, as on a
-GPU. Counted is what the
-engine's thread enters between a step's beginning and its end: functions defined below engine/, the files they stand in,
-and the types defined below engine/ of what these functions are given and return. Kernels are not counted: they are read
-by their signature. Comprehensions and lambdas belong to the function that holds them.
+A greedy request decodes in one slot of the demo model, once as on the CPU and once with passes launched behind unread
+passes, as on a GPU. Counted is what the engine's thread enters between a step's beginning and its end: functions defined
+below engine/, the files they stand in, and the types defined below engine/ of what these functions are given and return.
+Kernels are not counted: they are read by their signature. Comprehensions and lambdas belong to the function that holds
+them.
 """
 
 from __future__ import annotations
@@ -90,12 +90,13 @@ def play(engine: ThreadEngine, types: tuple[str, ...], found: ReadingList) -> No
         speculate=Speculate(types=types),
         max_tokens=N_TOKENS,
     )
-    new_slot = engine._new_slot(request, engine._prepare(request), time.perf_counter())
+    prepared, _ = engine._prepare(request, time.perf_counter())
+    new_slot = engine._slots.resolve(request, prepared)
     engine.on_thread(lambda: steps(core, lambda: core.add(request.id, new_slot), found))
 
 
 def overlap(core: Engine) -> None:
-    """From now on passes are launched behind unread ones, as on a GPU."""
+    """From now on passes are launched behind unread passes, as on a GPU."""
     core.capacity = replace(core.capacity, overlaps=True)
 
 
