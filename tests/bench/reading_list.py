@@ -3,8 +3,8 @@
     python -m tests.bench.reading_list [--types auto] [--list]
 
 A greedy request decodes in one slot of the demo model, once as on the CPU and once with passes launched behind unread
-passes, as on a GPU. Counted is what the engine's thread enters between a step's beginning and its end: functions defined
-below engine/, the files they stand in, and the types defined below engine/ of what these functions are given and return.
+passes, as on a GPU. Counted is what the engine thread enters between a step's beginning and its end: functions defined
+below engine/, the files they stand in, and the types defined below engine/ of what they are given and return.
 Kernels are not counted: they are read by their signature. Comprehensions and lambdas belong to the function that holds
 them.
 """
