@@ -1,23 +1,39 @@
 """How the CPU kernels are compiled: numba decorators, cached on disk, that take tensors as addresses.
 
-A tensor argument is `tensor.data_ptr()`: unwrapping an array costs 1 µs each, an integer 0.03. No kernel uses
-fast-math flags, so what is written is what is computed, in that order; speed comes from `vector.py`.
+A tensor argument is `tensor.data_ptr()`: unwrapping an array costs 1 µs each, an integer 0.03. An address does not say
+what lies there, so a kernel exists once for each dtype: `per_dtype` makes them of one body. No kernel uses fast-math
+flags, so what is written is what is computed, in that order; speed comes from `vector.py`.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 POINTER_TO: Any = types.CPointer
+# The kind of a dtype: the type of its elements to numba, for which bfloat16 and float8_e4m3fn are bits.
+KINDS: dict[torch.dtype, Any] = {
+    torch.float32: np.float32,
+    torch.bfloat16: np.uint16,
+    torch.float8_e4m3fn: np.uint8,
+}
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why compiled kernels cannot run there; None if they can."""
+    return None if dtype in (torch.float32, torch.bfloat16) else "float32 and bfloat16 only"
 
 
 def _sources() -> str:
@@ -42,6 +58,20 @@ def long_kernel(function: F) -> F:
     return _compile(function, nogil=True)
 
 
+def per_dtype(make: Callable[..., R]) -> Callable[..., R]:
+    """Decorator of a function (*kinds) -> kernel; gives a function of as many dtypes that makes each kernel once.
+
+    The kernel finds the kinds in its closure, where they are constants to numba: see `pointer`. Nothing else may be
+    there but bool, int and str: numba finds cached code by a closure's pickled contents.
+    """
+
+    @functools.cache
+    def made(*dtypes: torch.dtype) -> R:
+        return make(*(KINDS[dtype] for dtype in dtypes))
+
+    return made
+
+
 def inlined(function: F) -> F:
     """A function of kernels, copied into each caller."""
     compiled: F = numba.njit(function, error_model="numpy", forceinline=True)
@@ -55,10 +85,21 @@ def routine(function: F) -> F:
 
 
 def _compile(function: F, *, nogil: bool) -> F:
+    name_after_closure(function)
     dispatcher: Any = numba.njit(function, error_model="numpy", nogil=nogil)
     cache_on_disk(dispatcher)
     compiled: F = dispatcher
     return compiled
+
+
+def name_after_closure(function: Callable[..., Any]) -> None:
+    """Give kernels that one line of source makes for several dtypes different names, and so different cache files.
+
+    In one file numba numbers them in the order of their compilation. Two processes that compile at the same time would
+    give two of them the same number, and later ones run the code of the wrong dtype.
+    """
+    for cell in function.__closure__ or ():
+        function.__qualname__ += f"-{getattr(cell.cell_contents, '__name__', cell.cell_contents)}"
 
 
 def cache_on_disk(function: Any) -> None:
@@ -95,22 +136,23 @@ def emits(result: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable
     return wrap
 
 
+def _pointer(typing: Any, address: Any, kind: Any) -> Any:
+    """Address -> pointer to elements of that kind, one of KINDS."""
+    result = POINTER_TO(kind.dtype)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(result))
+
+    return result(address, kind), generate
+
+
+pointer: Callable[[Any, Any], Any] = intrinsic(_pointer)
+
+
 @emits(lambda address: POINTER_TO(types.float32))
 def float_pointer(builder: ir.IRBuilder, address: Any) -> Any:
     """Address -> pointer to float32."""
     return builder.inttoptr(address, ir.FloatType().as_pointer())
-
-
-@emits(lambda address: POINTER_TO(types.uint16))
-def bfloat_pointer(builder: ir.IRBuilder, address: Any) -> Any:
-    """Address -> pointer to bfloat16, seen as its 16 bits."""
-    return builder.inttoptr(address, ir.IntType(16).as_pointer())
-
-
-@emits(lambda address: POINTER_TO(types.uint8))
-def fp8_pointer(builder: ir.IRBuilder, address: Any) -> Any:
-    """Address -> pointer to float8_e4m3fn, seen as its 8 bits."""
-    return builder.inttoptr(address, ir.IntType(8).as_pointer())
 
 
 @emits(lambda address: POINTER_TO(types.int32))

@@ -6,7 +6,6 @@ is in the pass: every column of a state is a chain of its own.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -15,24 +14,21 @@ from torch import Tensor
 
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import (
-    bfloat_pointer,
     fetch_add,
-    float_pointer,
     inlined,
     int_pointer,
     long_kernel,
     long_pointer,
+    per_dtype,
+    pointer,
     shifted,
 )
+from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.gated_delta import reference, walk
 from slipstream.kernels.gated_delta.spans import RecurrentSpans
 from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 
 SERIAL_BELOW = 500_000  # elements of states times updates; less is not worth waking another thread for
-
-
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None if dtype in _BODIES else "float32 and bfloat16 only"
 
 
 def gated_delta(
@@ -124,20 +120,12 @@ def _take_items(a: Any, rows: Any) -> None:
     floats[0] = 0  # keeps the memory alive until here
 
 
-def _float_items(address: int) -> None:
-    a = long_pointer(address)
-    _take_items(a, (float_pointer(a[walk.MIXED]), float_pointer(a[walk.OUT])))
+@per_dtype
+def _task(kind: Any) -> int:
+    """Address of the compiled task for rows of that kind."""
 
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        _take_items(a, (pointer(a[walk.MIXED], kind), pointer(a[walk.OUT], kind)))
 
-def _bfloat_items(address: int) -> None:
-    a = long_pointer(address)
-    _take_items(a, (bfloat_pointer(a[walk.MIXED]), bfloat_pointer(a[walk.OUT])))
-
-
-_BODIES = {torch.float32: _float_items, torch.bfloat16: _bfloat_items}
-
-
-@functools.cache
-def _task(dtype: torch.dtype) -> int:
-    """Address of the compiled task for this dtype."""
-    return threads.compile_task(_BODIES[dtype])
+    return threads.compile_task(items)

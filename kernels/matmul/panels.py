@@ -18,13 +18,15 @@ from torch import Tensor
 
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import (
+    KINDS,
     address_of,
-    bfloat_pointer,
     fetch_add,
     float_pointer,
     inlined,
     long_kernel,
     long_pointer,
+    per_dtype,
+    pointer,
     prefetch,
     shifted,
 )
@@ -245,29 +247,16 @@ def multiply_pairs(total: Any, x: Any, weight: Any) -> Any:
     return add_pairs(total, x, weight)
 
 
-def _floats_to_floats(address: int) -> None:
-    a = long_pointer(address)
-    _panels(a, float_pointer(a[OUT]), multiply_floats)
+@per_dtype
+def _task(x_kind: Any, kind: Any) -> int:
+    """Address of the compiled task for inputs and results of these kinds."""
+    by_pairs = x_kind is KINDS[torch.bfloat16]
 
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        if by_pairs:
+            _panels(a, pointer(a[OUT], kind), multiply_pairs)
+        else:
+            _panels(a, pointer(a[OUT], kind), multiply_floats)
 
-def _pairs_to_floats(address: int) -> None:
-    a = long_pointer(address)
-    _panels(a, float_pointer(a[OUT]), multiply_pairs)
-
-
-def _pairs_to_bfloats(address: int) -> None:
-    a = long_pointer(address)
-    _panels(a, bfloat_pointer(a[OUT]), multiply_pairs)
-
-
-_BODIES = {
-    (torch.float32, torch.float32): _floats_to_floats,
-    (torch.bfloat16, torch.float32): _pairs_to_floats,
-    (torch.bfloat16, torch.bfloat16): _pairs_to_bfloats,
-}
-
-
-@functools.cache
-def _task(x_dtype: torch.dtype, out_dtype: torch.dtype) -> int:
-    """Address of the compiled task for these dtypes."""
-    return threads.compile_task(_BODIES[x_dtype, out_dtype])
+    return threads.compile_task(items)

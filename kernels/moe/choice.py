@@ -8,7 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.kernels.compiled import bfloat_pointer, float_pointer, inlined, int_pointer, kernel, shifted
+from slipstream.kernels.compiled import (
+    float_pointer,
+    inlined,
+    int_pointer,
+    kernel,
+    per_dtype,
+    pointer,
+    shifted,
+)
 from slipstream.kernels.moe.types import Routed, Routing
 from slipstream.kernels.vector import (
     WIDTH,
@@ -36,7 +44,7 @@ def route(logits: Tensor, routing: Routing) -> Routed:
     routed = Routed(
         torch.empty((n_rows, routing.top_k), dtype=torch.int32), torch.empty((n_rows, routing.top_k))
     )
-    _ROUTES[logits.dtype](
+    _route(logits.dtype)(
         (logits.data_ptr(), bias.data_ptr(), routed.expert_ids.data_ptr(), routed.weights.data_ptr()),
         (n_rows, n_experts, routing.top_k, routing.n_groups, routing.n_groups_kept),
         (routing.scores == "sigmoid", routing.by_logits, routing.normed),
@@ -148,18 +156,12 @@ def _weigh(picked: Any, n: int, is_normed: Any, scale: float, logits: Any) -> No
         store(picked, i, rounded(weight, logits))
 
 
-@kernel
-def _float_route(addresses: Any, shape: Any, how: Any, scale: float) -> None:
-    logits, bias, ids, weights = addresses
-    routed = int_pointer(ids), float_pointer(weights)
-    _rows(float_pointer(logits), float_pointer(bias), routed, shape, how, scale)
+@per_dtype
+def _route(kind: Any) -> Any:
+    @kernel
+    def route_rows(addresses: Any, shape: Any, how: Any, scale: float) -> None:
+        logits, bias, ids, weights = addresses
+        routed = int_pointer(ids), float_pointer(weights)
+        _rows(pointer(logits, kind), float_pointer(bias), routed, shape, how, scale)
 
-
-@kernel
-def _bfloat_route(addresses: Any, shape: Any, how: Any, scale: float) -> None:
-    logits, bias, ids, weights = addresses
-    routed = int_pointer(ids), float_pointer(weights)
-    _rows(bfloat_pointer(logits), float_pointer(bias), routed, shape, how, scale)
-
-
-_ROUTES = {torch.float32: _float_route, torch.bfloat16: _bfloat_route}
+    return route_rows

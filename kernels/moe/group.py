@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.kernels.compiled import bfloat_pointer, float_pointer, inlined, int_pointer, kernel, shifted
+from slipstream.kernels.compiled import float_pointer, int_pointer, kernel, per_dtype, pointer, shifted
 from slipstream.kernels.vector import WIDTH, add, load_part, mul, splat, store_part
 
 
@@ -39,7 +39,7 @@ def add_up(said: Tensor, groups: Groups, weights: Tensor, dtype: torch.dtype) ->
     (n_rows, top_k), d_model = weights.shape, said.shape[1]
     out = torch.empty((n_rows, d_model), dtype=dtype)
     addresses = said.data_ptr(), groups.places.data_ptr(), weights.data_ptr(), out.data_ptr()
-    _SUMS[dtype](addresses, n_rows, top_k, d_model)
+    _sums(dtype)(addresses, n_rows, top_k, d_model)
     return out
 
 
@@ -72,30 +72,22 @@ def _group(addresses: Any, n_pairs: int, top_k: int, n_experts: int) -> int:
     return n_touched
 
 
-@inlined
-def _sums(said: Any, places: Any, weights: Any, out: Any, shape: Any) -> None:
-    n_rows, top_k, d_model = shape
-    for row in range(n_rows):
-        for i in range(0, d_model, WIDTH):
-            total = splat(np.float32(0))
-            for pair in range(row * top_k, (row + 1) * top_k):
-                part = load_part(shifted(said, places[pair] * d_model), i, d_model - i)
-                total = add(total, mul(splat(weights[pair]), part))
-            store_part(shifted(out, row * d_model), i, total, d_model - i)
+@per_dtype
+def _sums(kind: Any) -> Any:
+    @kernel
+    def sums(addresses: Any, n_rows: int, top_k: int, d_model: int) -> None:
+        said, places, weights = (
+            float_pointer(addresses[0]),
+            int_pointer(addresses[1]),
+            float_pointer(addresses[2]),
+        )
+        for row in range(n_rows):
+            target = shifted(pointer(addresses[3], kind), row * d_model)
+            for i in range(0, d_model, WIDTH):
+                total = splat(np.float32(0))
+                for pair in range(row * top_k, (row + 1) * top_k):
+                    part = load_part(shifted(said, places[pair] * d_model), i, d_model - i)
+                    total = add(total, mul(splat(weights[pair]), part))
+                store_part(target, i, total, d_model - i)
 
-
-@kernel
-def _float_sums(addresses: Any, n_rows: int, top_k: int, d_model: int) -> None:
-    said, weights = float_pointer(addresses[0]), float_pointer(addresses[2])
-    shape = n_rows, top_k, d_model
-    _sums(said, int_pointer(addresses[1]), weights, float_pointer(addresses[3]), shape)
-
-
-@kernel
-def _bfloat_sums(addresses: Any, n_rows: int, top_k: int, d_model: int) -> None:
-    said, weights = float_pointer(addresses[0]), float_pointer(addresses[2])
-    shape = n_rows, top_k, d_model
-    _sums(said, int_pointer(addresses[1]), weights, bfloat_pointer(addresses[3]), shape)
-
-
-_SUMS = {torch.float32: _float_sums, torch.bfloat16: _bfloat_sums}
+    return sums

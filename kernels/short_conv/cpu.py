@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,17 @@ from torch import Tensor
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import (
     address_of,
-    bfloat_pointer,
     fetch_add,
-    float_pointer,
     inlined,
     int_pointer,
     long_kernel,
     long_pointer,
+    per_dtype,
+    pointer,
     pointer_like,
     shifted,
 )
+from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.gated_delta.spans import RecurrentSpans
 from slipstream.kernels.short_conv.state import ConvState
 from slipstream.kernels.vector import WIDTH, add, div, exp, fma, load_part, splat, store_part, sub
@@ -34,10 +34,6 @@ N_ITEMS, NEXT, N_ARGUMENTS = range(15, 18)
 
 ITEM_CHANNELS = 1024
 SERIAL_BELOW = 100_000  # elements; less is not worth waking another thread for
-
-
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None if dtype in _BODIES else "float32 and bfloat16 only"
 
 
 def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpans) -> Tensor:
@@ -168,20 +164,12 @@ def _copy(source: Any, target: Any, channels: Any) -> None:
         store_part(target, c, load_part(source, c, channels[1] - c), channels[1] - c)
 
 
-def _float_items(address: int) -> None:
-    a = long_pointer(address)
-    _take_items(a, float_pointer(a[X]))
+@per_dtype
+def _task(kind: Any) -> int:
+    """Address of the compiled task for rows of that kind."""
 
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        _take_items(a, pointer(a[X], kind))
 
-def _bfloat_items(address: int) -> None:
-    a = long_pointer(address)
-    _take_items(a, bfloat_pointer(a[X]))
-
-
-_BODIES = {torch.float32: _float_items, torch.bfloat16: _bfloat_items}
-
-
-@functools.cache
-def _task(dtype: torch.dtype) -> int:
-    """Address of the compiled task for this dtype."""
-    return threads.compile_task(_BODIES[dtype])
+    return threads.compile_task(items)
