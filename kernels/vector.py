@@ -1,4 +1,4 @@
-"""Sixteen float32 in one variable, for kernels: loads, arithmetic, reductions in a written-down order.
+"""Sixteen float32 in one variable, for kernels: loads, arithmetic (+, -, *, / and more), reductions in a fixed order.
 
 LLVM splits a vector where the machine's are narrower; the bits of a result do not change. Pointers are to float32,
 to bfloat16 (uint16) or to float8_e4m3fn (uint8): loads widen, stores round to the nearest, ties to even. What is
@@ -7,6 +7,7 @@ beyond the 448 of float8 is stored as that.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from llvmlite import ir
 from numba import types
 from numba.core.datamodel import models
 from numba.core.datamodel.registry import register_default
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 
 from slipstream.kernels.compiled import emits, inlined
 
@@ -228,24 +231,19 @@ def _second_half(builder: ir.IRBuilder, pairs: Any) -> Any:
     return builder.bitcast(builder.and_(builder.bitcast(pairs, INTS), constant(-65536)), FLOATS)
 
 
-@emits(a_vector)
-def add(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
-    return builder.fadd(a, b)
+def _operator(symbol: Any, instruction: str) -> None:
+    """Let kernels write that operator between two vectors: LLVM's instruction, per lane."""
+    case = signature(VECTOR, VECTOR, VECTOR)
+    infer_global(symbol)(type("Lanes", (ConcreteTemplate,), {"cases": [case]}))
+    lower_builtin(symbol, VECTOR, VECTOR)(
+        lambda context, builder, case, values: getattr(builder, instruction)(*values)
+    )
 
 
-@emits(a_vector)
-def sub(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
-    return builder.fsub(a, b)
-
-
-@emits(a_vector)
-def mul(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
-    return builder.fmul(a, b)
-
-
-@emits(a_vector)
-def div(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
-    return builder.fdiv(a, b)
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+_operator(operator.truediv, "fdiv")
 
 
 @emits(a_vector)
@@ -384,11 +382,11 @@ def exp(x: Any) -> Any:
     """exp per lane within 2e-7 of its size; x outside [-87, 88] counts as the border; exp(0) is exactly 1."""
     x = smaller(splat(EXP_MOST), larger(splat(EXP_LEAST), x))
     magic = fma(x, splat(LOG2E), splat(MAGIC))
-    f = fma(x, splat(LOG2E), sub(splat(MAGIC), magic))
+    f = fma(x, splat(LOG2E), splat(MAGIC) - magic)
     p = fma(splat(EXP2[0]), f, splat(EXP2[1]))
     p = fma(p, f, splat(EXP2[2]))
     p = fma(p, f, splat(EXP2[3]))
     p = fma(p, f, splat(EXP2[4]))
     p = fma(p, f, splat(EXP2[5]))
     p = fma(p, f, splat(EXP2[6]))
-    return mul(p, power_of_two(magic))
+    return p * power_of_two(magic)

@@ -12,20 +12,7 @@ import numpy as np
 
 from slipstream.kernels.chunk import CHUNK, load_high, load_high_part, load_low, load_low_part, sum_rows
 from slipstream.kernels.compiled import address_of, inlined, pointer_like, prefetch, shifted
-from slipstream.kernels.vector import (
-    add,
-    exp,
-    fma,
-    keep_below,
-    larger,
-    load,
-    max_lanes,
-    mul,
-    splat,
-    store,
-    sub,
-    sum_lanes,
-)
+from slipstream.kernels.vector import exp, fma, keep_below, larger, load, max_lanes, splat, store, sum_lanes
 
 BLOCK = 64  # positions of a block: four vectors of scores
 LEAST = np.float32(-np.inf)
@@ -123,17 +110,17 @@ def soften(sums: Any, seen: Any, state: Any, weights: Any) -> Any:
     if before > largest:
         largest = before
     at, zero = splat(largest), splat(np.float32(0))
-    p0 = _only(seen, 0, exp(sub(s0, at)), zero)
-    p1 = _only(seen, 16, exp(sub(s1, at)), zero)
-    p2 = _only(seen, 32, exp(sub(s2, at)), zero)
-    p3 = _only(seen, 48, exp(sub(s3, at)), zero)
+    p0 = _only(seen, 0, exp(s0 - at), zero)
+    p1 = _only(seen, 16, exp(s1 - at), zero)
+    p2 = _only(seen, 32, exp(s2 - at), zero)
+    p3 = _only(seen, 48, exp(s3 - at), zero)
     store(weights, 0, p0)
     store(weights, 16, p1)
     store(weights, 32, p2)
     store(weights, 48, p3)
-    factor = exp(sub(splat(before), at))
+    factor = exp(splat(before) - at)
     state[0] = largest
-    state[1] = sum_lanes(fma(splat(state[1]), keep_below(1, factor, zero), add(add(p0, p1), add(p2, p3))))
+    state[1] = sum_lanes(fma(splat(state[1]), keep_below(1, factor, zero), (p0 + p1) + (p2 + p3)))
     return factor
 
 
@@ -148,10 +135,10 @@ def gather(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, f
     out, stride = totals
     size = address_of(shifted(like, 1)) - address_of(like)
     f, g = factors
-    a0, b0 = mul(load(out, 0), f), mul(load(out, stride), g)
-    a1, b1 = mul(load(out, 16), f), mul(load(out, stride + 16), g)
-    a2, b2 = mul(load(out, 32), f), mul(load(out, stride + 32), g)
-    a3, b3 = mul(load(out, 48), f), mul(load(out, stride + 48), g)
+    a0, b0 = load(out, 0) * f, load(out, stride) * g
+    a1, b1 = load(out, 16) * f, load(out, stride + 16) * g
+    a2, b2 = load(out, 32) * f, load(out, stride + 32) * g
+    a3, b3 = load(out, 48) * f, load(out, stride + 48) * g
     for position in range(positions[0], positions[1]):
         if following is not None:
             for byte in range(column * size, (column + 2 * CHUNK) * size, 64):
@@ -177,8 +164,8 @@ def gather_narrow(weights: Any, rows: Any, positions: Any, totals: Any, factors:
     addresses, column, like = rows
     out, stride = totals
     f, g = factors
-    a0, b0 = mul(load(out, 0), f), mul(load(out, stride), g)
-    a1, b1 = mul(load(out, 16), f), mul(load(out, stride + 16), g)
+    a0, b0 = load(out, 0) * f, load(out, stride) * g
+    a1, b1 = load(out, 16) * f, load(out, stride + 16) * g
     for position in range(positions[0], positions[1]):
         row = pointer_like(addresses[position], like)
         v0, v1 = load_low_part(row, column, width), load_high_part(row, column, width)

@@ -13,18 +13,14 @@ from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.gated.reference import check_gate
 from slipstream.kernels.vector import (
     WIDTH,
-    add,
-    div,
     exp,
     first_lane,
     fma,
     larger,
     load_part,
-    mul,
     smaller,
     splat,
     store_part,
-    sub,
 )
 
 # gelu(x) = x / 2 (1 + tanh u) = x / (1 + exp(-2u)) with u = √(2/π) (x + 0.044715 x³)
@@ -62,7 +58,7 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
 @inlined
 def _over_one_plus_exp(x: Any, power: Any) -> Any:
     """x / (1 + exp(-power)). Below -88, where `exp` stops growing, less than 1e-36 of x is left."""
-    return div(x, add(splat(np.float32(1)), exp(sub(splat(np.float32(0)), power))))
+    return x / (splat(np.float32(1)) + exp(splat(np.float32(0)) - power))
 
 
 @inlined
@@ -81,7 +77,7 @@ def _silu(kind: Any) -> Any:
             for i in range(0, d_inner, WIDTH):
                 n = d_inner - i
                 gate = load_part(gates, i, n)
-                store_part(target, i, mul(_over_one_plus_exp(gate, gate), load_part(ups, i, n)), n)
+                store_part(target, i, _over_one_plus_exp(gate, gate) * load_part(ups, i, n), n)
 
     return silu
 
@@ -95,8 +91,8 @@ def _gelu(kind: Any) -> Any:
             for i in range(0, d_inner, WIDTH):
                 n = d_inner - i
                 gate = load_part(gates, i, n)
-                power = mul(gate, fma(splat(GELU_CUBIC), mul(gate, gate), splat(GELU_LINEAR)))
-                store_part(target, i, mul(_over_one_plus_exp(gate, power), load_part(ups, i, n)), n)
+                power = gate * fma(splat(GELU_CUBIC), gate * gate, splat(GELU_LINEAR))
+                store_part(target, i, _over_one_plus_exp(gate, power) * load_part(ups, i, n), n)
 
     return gelu
 
@@ -112,8 +108,8 @@ def _clamped(kind: Any) -> Any:
                 n = d_inner - i
                 gate = smaller(most, load_part(gates, i, n))  # a NaN stays one: it is what comes second
                 up = smaller(most, larger(least, load_part(ups, i, n)))
-                swish = _over_one_plus_exp(gate, mul(splat(np.float32(steepness)), gate))
-                store_part(target, i, mul(swish, add(up, splat(np.float32(1)))), n)
+                swish = _over_one_plus_exp(gate, splat(np.float32(steepness)) * gate)
+                store_part(target, i, swish * (up + splat(np.float32(1))), n)
 
     return clamped
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.kernels.compiled import inlined
-from slipstream.kernels.vector import add, fma, load, load_part, mul, splat, store, store_part
+from slipstream.kernels.vector import fma, load, load_part, splat, store, store_part
 
 COLUMNS = 64
 
@@ -60,7 +60,7 @@ def weigh(rows: Any, stride: Any, weights: Any, d_key: int, count: Any) -> Any:
         even = splat(weights[d_key - 1])
         r0, r1, r2, r3 = four(rows, (d_key - 1) * stride, count)
         e0, e1, e2, e3 = fma(even, r0, e0), fma(even, r1, e1), fma(even, r2, e2), fma(even, r3, e3)
-    return add(e0, o0), add(e1, o1), add(e2, o2), add(e3, o3)
+    return e0 + o0, e1 + o1, e2 + o2, e3 + o3
 
 
 @inlined
@@ -71,10 +71,10 @@ def moved(rows: Any, at: Any, decay: Any, key: Any, delta: Any, count: Any) -> A
     """
     r0, r1, r2, r3 = four(rows, at, count)
     return (
-        add(mul(r0, decay), mul(key, delta[0])),
-        add(mul(r1, decay), mul(key, delta[1])),
-        add(mul(r2, decay), mul(key, delta[2])),
-        add(mul(r3, decay), mul(key, delta[3])),
+        r0 * decay + key * delta[0],
+        r1 * decay + key * delta[1],
+        r2 * decay + key * delta[2],
+        r3 * decay + key * delta[3],
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from slipstream.kernels.compiled import float_pointer, inlined, int_pointer, shifted
 from slipstream.kernels.gated_delta.prepare import copy, decay, fill, multiply, normalise, sigmoid
 from slipstream.kernels.gated_delta.sweep import COLUMNS, fold, four, put_four, update, weigh
-from slipstream.kernels.vector import WIDTH, first_lane, load_part, mul, splat, store_part, sub
+from slipstream.kernels.vector import WIDTH, first_lane, load_part, splat, store_part
 
 # Places of the arguments, all int64. OUT and MIXED are of the rows' dtype, other tensors float32 or int32.
 MIXED, DECAY, BETA, OUT, A_LOG, DT_BIAS, STATE, KEYS, DELTAS, DECAYS = range(10)
@@ -158,7 +158,7 @@ def _advance(a: Any, where: Any, tile: Any, rows: Any, memory: Any, count: Any) 
         v0, v1, v2, v3 = four(rows[0], value, count)
         p0, p1, p2, p3 = weigh(source[0], source[1], weights, d_key, count)
         beta = splat(memory[1][t - first])
-        delta = mul(beta, sub(v0, p0)), mul(beta, sub(v1, p1)), mul(beta, sub(v2, p2)), mul(beta, sub(v3, p3))
+        delta = beta * (v0 - p0), beta * (v1 - p1), beta * (v2 - p2), beta * (v3 - p3)
         read = update(source, target, (keys, decays, queries), delta, d_key, count)
         put_four(rows[1], (row * a[N_VALUE_HEADS] + head) * d_value + column, read, count)
         park = int_pointer(a[PARKS])[row]

@@ -11,7 +11,7 @@ from torch import Tensor
 from slipstream.kernels.compiled import float_pointer, kernel, per_dtype, pointer, shifted
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.norm.cpu import inverse_rms
-from slipstream.kernels.vector import WIDTH, add, div, exp, load_part, mul, splat, store_part, sub
+from slipstream.kernels.vector import WIDTH, exp, load_part, splat, store_part
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str) -> Tensor:
@@ -43,8 +43,8 @@ def _rows(kind: Any) -> Any:
                 for i in range(0, d, WIDTH):
                     n = d - i
                     opening = load_part(gates, i, n)
-                    opened = div(opening if silu else one, add(one, exp(sub(zero, opening))))
-                    normed = mul(mul(load_part(x, start + i, n), scale), load_part(weight, i, n))
-                    store_part(out, start + i, mul(normed, opened), n)
+                    opened = (opening if silu else one) / (one + exp(zero - opening))
+                    normed = load_part(x, start + i, n) * scale * load_part(weight, i, n)
+                    store_part(out, start + i, normed * opened, n)
 
     return rows

@@ -20,17 +20,13 @@ from slipstream.kernels.compiled import (
 from slipstream.kernels.moe.types import Routed, Routing
 from slipstream.kernels.vector import (
     WIDTH,
-    add,
-    div,
     exp,
     keep_below,
     load,
     load_part,
-    mul,
     rounded,
     splat,
     store,
-    sub,
     sum_lanes,
 )
 
@@ -99,17 +95,17 @@ def _score(source: Any, bias: Any, work: Any, n: int, how: Any) -> bool:
     for i in range(0, n, WIDTH):
         x = load(keys, i)
         if is_sigmoid:
-            store(scores, i, div(one, add(one, exp(sub(zero, x)))))
+            store(scores, i, one / (one + exp(zero - x)))
         else:
-            grown = keep_below(n - i, exp(sub(x, splat(largest))), zero)
-            total = add(total, grown)
+            grown = keep_below(n - i, exp(x - splat(largest)), zero)
+            total = total + grown
             store(scores, i, grown)
     sum_of_all = splat(sum_lanes(total))
     for i in range(0, n, WIDTH):
         if not is_sigmoid:
-            store(scores, i, div(load(scores, i), sum_of_all))
+            store(scores, i, load(scores, i) / sum_of_all)
         if not by_logits:
-            store(keys, i, add(load(scores, i), load_part(bias, i, n - i)))
+            store(keys, i, load(scores, i) + load_part(bias, i, n - i))
     return broken
 
 
@@ -152,7 +148,7 @@ def _weigh(picked: Any, n: int, is_normed: Any, scale: float, logits: Any) -> No
         total += picked[i]
     divisor = splat(np.float32(total + np.float32(1e-20)) if is_normed else np.float32(1))
     for i in range(0, n, WIDTH):
-        weight = mul(div(load(picked, i), divisor), splat(np.float32(scale)))
+        weight = load(picked, i) / divisor * splat(np.float32(scale))
         store(picked, i, rounded(weight, logits))
 
 

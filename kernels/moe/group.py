@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.compiled import float_pointer, int_pointer, kernel, per_dtype, pointer, shifted
-from slipstream.kernels.vector import WIDTH, add, load_part, mul, splat, store_part
+from slipstream.kernels.vector import WIDTH, load_part, splat, store_part
 
 
 class Groups(NamedTuple):
@@ -87,7 +87,7 @@ def _sums(kind: Any) -> Any:
                 total = splat(np.float32(0))
                 for pair in range(row * top_k, (row + 1) * top_k):
                     part = load_part(shifted(said, places[pair] * d_model), i, d_model - i)
-                    total = add(total, mul(splat(weights[pair]), part))
+                    total = total + splat(weights[pair]) * part
                 store_part(target, i, total, d_model - i)
 
     return sums

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.kernels.compiled import inlined, kernel, per_dtype, pointer, shifted
 from slipstream.kernels.compiled import refuses as refuses
-from slipstream.kernels.vector import WIDTH, add, fma, load_part, mul, rounded, splat, store_part, sum_lanes
+from slipstream.kernels.vector import WIDTH, fma, load_part, rounded, splat, store_part, sum_lanes
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -48,8 +48,8 @@ def _row(x: Any, weight: Any, out: Any, d_model: int, eps: float) -> None:
     scale = inverse_rms(x, d_model, eps)
     for i in range(0, d_model, WIDTH):
         n = d_model - i
-        normed = rounded(mul(load_part(x, i, n), scale), weight)
-        store_part(out, i, mul(normed, load_part(weight, i, n)), n)
+        normed = rounded(load_part(x, i, n) * scale, weight)
+        store_part(out, i, normed * load_part(weight, i, n), n)
 
 
 @per_dtype
@@ -77,7 +77,7 @@ def _added_rows(kind: Any, scale_kind: Any) -> Any:
             start = row * d_model
             for i in range(start, start + d_model, WIDTH):
                 n = start + d_model - i
-                store_part(total, i, add(load_part(x, i, n), load_part(residual, i, n)), n)
+                store_part(total, i, load_part(x, i, n) + load_part(residual, i, n), n)
             _row(shifted(total, start), weight, shifted(out, start), d_model, eps)
 
     return added_rows

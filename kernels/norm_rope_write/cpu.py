@@ -19,7 +19,7 @@ from slipstream.kernels.compiled import (
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.norm.cpu import inverse_rms
 from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
-from slipstream.kernels.vector import WIDTH, add, load_part, mul, rounded, rounded_before, store_part, sub
+from slipstream.kernels.vector import WIDTH, load_part, rounded, rounded_before, store_part
 
 NO_NORMS = None, None
 
@@ -50,7 +50,7 @@ def _normed(source: Any, i: int, count: int, norm: Any) -> Any:
     x = load_part(source, i, count)
     if norm is None:
         return x
-    return rounded(mul(rounded(mul(x, norm[1]), norm[0]), load_part(norm[0], i, count)), source)
+    return rounded(rounded(x * norm[1], norm[0]) * load_part(norm[0], i, count), source)
 
 
 @inlined
@@ -61,8 +61,8 @@ def _turn(source: Any, target: Any, norm: Any, tables: Any, widths: Any) -> None
         n = half - i
         first, second = _normed(source, i, n, norm), _normed(source, half + i, n, norm)
         c, s = load_part(cos, i, n), load_part(sin, i, n)
-        store_part(target, i, rounded_before(sub(mul(first, c), mul(second, s)), source, target), n)
-        store_part(target, half + i, rounded_before(add(mul(second, c), mul(first, s)), source, target), n)
+        store_part(target, i, rounded_before(first * c - second * s, source, target), n)
+        store_part(target, half + i, rounded_before(second * c + first * s, source, target), n)
     for i in range(2 * half, d_head, WIDTH):
         store_part(target, i, _normed(source, i, d_head - i, norm), d_head - i)
 

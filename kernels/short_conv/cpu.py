@@ -24,7 +24,7 @@ from slipstream.kernels.compiled import (
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.gated_delta.spans import RecurrentSpans
 from slipstream.kernels.short_conv.state import ConvState
-from slipstream.kernels.vector import WIDTH, add, div, exp, fma, load_part, splat, store_part, sub
+from slipstream.kernels.vector import WIDTH, exp, fma, load_part, splat, store_part
 
 # Places of the arguments, all int64.
 X, WEIGHT, OUT, WINDOW, PARKED = range(5)
@@ -141,7 +141,7 @@ def _convolve(a: Any, span: int, channels: Any, sources: Any, like: Any) -> None
             for j in range(width):
                 part = load_part(pointer_like(sources[j], like), c, n)
                 total = fma(part, load_part(weight, j * n_channels + c, n), total)
-            store_part(out, c, div(total, add(one, exp(sub(zero, total)))), n)
+            store_part(out, c, total / (one + exp(zero - total)), n)
 
 
 @inlined
