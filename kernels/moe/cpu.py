@@ -28,14 +28,6 @@ class ExpertList:
     def n_experts(self) -> int:
         return len(self.down)
 
-    @property
-    def d_model(self) -> int:
-        return self.down[0].out_features
-
-    @property
-    def d_inner(self) -> int:
-        return self.down[0].in_features
-
 
 def pack_experts(
     gate_up: Tensor, down: Tensor, biases: ExpertBiases | None = None, clamped: Clamped | None = None
