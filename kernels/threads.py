@@ -24,7 +24,7 @@ _parallel: Any = types.ExternalFunction(
 )
 
 
-@emits(lambda task, argument: types.void)
+@emits(types.void)
 def call(builder: ir.IRBuilder, task: Any, argument: Any) -> None:
     """Call the task at that address in this thread."""
     function_type = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])

@@ -62,7 +62,7 @@ def attention(
         (spans.span_starts.data_ptr(), spans.n_past.data_ptr(), spans.page_table.data_ptr()),
         (*spans.page_table.shape, n_heads, keys.shape[1], keys.shape[2], d_head, window or walk.NO_WINDOW),
         scale,
-        _task(q.dtype, keys.dtype),
+        _task[q.dtype, keys.dtype],
         threads.available(),
     )
     return out
@@ -134,11 +134,7 @@ def _task(kind: Any, stored_kind: Any) -> int:
 
     def items(address: int) -> None:
         a = long_pointer(address)
-        stores = (
-            pointer(a[walk.Q], kind),
-            pointer(a[walk.KEYS], stored_kind),
-            pointer(a[walk.VALUES], stored_kind),
-        )
-        _take_items(a, stores, pointer(a[walk.OUT], kind))
+        keys, values = pointer(a[walk.KEYS], stored_kind), pointer(a[walk.VALUES], stored_kind)
+        _take_items(a, (pointer(a[walk.Q], kind), keys, values), pointer(a[walk.OUT], kind))
 
     return threads.compile_task(items)

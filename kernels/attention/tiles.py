@@ -12,7 +12,18 @@ import numpy as np
 
 from slipstream.kernels.chunk import CHUNK, load_high, load_high_part, load_low, load_low_part, sum_rows
 from slipstream.kernels.compiled import address_of, inlined, pointer_like, prefetch, shifted
-from slipstream.kernels.vector import exp, fma, keep_below, larger, load, max_lanes, splat, store, sum_lanes
+from slipstream.kernels.exponential import exp
+from slipstream.kernels.vector import (
+    fma,
+    keep_below,
+    larger,
+    load,
+    max_lanes,
+    splat,
+    store,
+    store_four,
+    sum_lanes,
+)
 
 BLOCK = 64  # positions of a block: four vectors of scores
 LEAST = np.float32(-np.inf)
@@ -57,32 +68,14 @@ def score(queries: Any, stride: int, rows: Any, d_head: int, out: Any, following
                 sums, lanes, (load_high(r0, d), load_high(r1, d), load_high(r2, d), load_high(r3, d))
             )
         if n > 0:
-            d = whole
-            lanes = load(queries, d), load(queries, stride + d)
-            low = (
-                load_low_part(r0, d, n),
-                load_low_part(r1, d, n),
-                load_low_part(r2, d, n),
-                load_low_part(r3, d, n),
-            )
-            sums = _advance(sums, lanes, low)
-            lanes = load(queries, d + 16), load(queries, stride + d + 16)
-            high = (
-                load_high_part(r0, d, n),
-                load_high_part(r1, d, n),
-                load_high_part(r2, d, n),
-                load_high_part(r3, d, n),
-            )
-            sums = _advance(sums, lanes, high)
-        first, second = shifted(out, position * 16), shifted(out, (BLOCK + position) * 16)
-        store(first, 0, sums[0])
-        store(first, 16, sums[1])
-        store(first, 32, sums[2])
-        store(first, 48, sums[3])
-        store(second, 0, sums[4])
-        store(second, 16, sums[5])
-        store(second, 32, sums[6])
-        store(second, 48, sums[7])
+            lanes = load(queries, whole), load(queries, stride + whole)
+            low = load_low_part(r0, whole, n), load_low_part(r1, whole, n)
+            sums = _advance(sums, lanes, (*low, load_low_part(r2, whole, n), load_low_part(r3, whole, n)))
+            lanes = load(queries, whole + 16), load(queries, stride + whole + 16)
+            high = load_high_part(r0, whole, n), load_high_part(r1, whole, n)
+            sums = _advance(sums, lanes, (*high, load_high_part(r2, whole, n), load_high_part(r3, whole, n)))
+        store_four(out, position * 16, sums[:4])
+        store_four(out, (BLOCK + position) * 16, sums[4:])
 
 
 @inlined
@@ -114,10 +107,7 @@ def soften(sums: Any, seen: Any, state: Any, weights: Any) -> Any:
     p1 = _only(seen, 16, exp(s1 - at), zero)
     p2 = _only(seen, 32, exp(s2 - at), zero)
     p3 = _only(seen, 48, exp(s3 - at), zero)
-    store(weights, 0, p0)
-    store(weights, 16, p1)
-    store(weights, 32, p2)
-    store(weights, 48, p3)
+    store_four(weights, 0, (p0, p1, p2, p3))
     factor = exp(splat(before) - at)
     state[0] = largest
     state[1] = sum_lanes(fma(splat(state[1]), keep_below(1, factor, zero), (p0 + p1) + (p2 + p3)))
@@ -148,14 +138,8 @@ def gather(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, f
         a, b = splat(weights[position]), splat(weights[BLOCK + position])
         a0, a1, a2, a3 = fma(a, v0, a0), fma(a, v1, a1), fma(a, v2, a2), fma(a, v3, a3)
         b0, b1, b2, b3 = fma(b, v0, b0), fma(b, v1, b1), fma(b, v2, b2), fma(b, v3, b3)
-    store(out, 0, a0)
-    store(out, 16, a1)
-    store(out, 32, a2)
-    store(out, 48, a3)
-    store(out, stride, b0)
-    store(out, stride + 16, b1)
-    store(out, stride + 32, b2)
-    store(out, stride + 48, b3)
+    store_four(out, 0, (a0, a1, a2, a3))
+    store_four(out, stride, (b0, b1, b2, b3))
 
 
 @inlined

@@ -17,7 +17,8 @@ from slipstream.kernels.compiled import (
     long_pointer,
     shifted,
 )
-from slipstream.kernels.vector import exp, load, splat, store
+from slipstream.kernels.exponential import exp
+from slipstream.kernels.vector import load, splat, store
 
 ITEM_LANES = 64  # slots up to which an item takes several heads: they should stay in the cache
 ITEM_ROWS = 64  # rows of a span in one item: more need more scratch memory, fewer read the cache more often

@@ -10,40 +10,35 @@ from torch import Tensor
 
 from slipstream.kernels.compiled import inlined, kernel, per_dtype, pointer, shifted
 from slipstream.kernels.compiled import refuses as refuses
+from slipstream.kernels.exponential import over_one_plus_exp
 from slipstream.kernels.gated.reference import check_gate
-from slipstream.kernels.vector import (
-    WIDTH,
-    exp,
-    first_lane,
-    fma,
-    larger,
-    load_part,
-    smaller,
-    splat,
-    store_part,
-)
+from slipstream.kernels.vector import WIDTH, first_lane, fma, larger, load_part, smaller, splat, store_part
 
 # gelu(x) = x / 2 (1 + tanh u) = x / (1 + exp(-2u)) with u = √(2/π) (x + 0.044715 x³)
 GELU_LINEAR, GELU_CUBIC = np.float32(1.5957691216057308), np.float32(0.07135481627260025)  # of 2u
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    return _multiplied(gate_up, _silu)
-
-
-def gelu_mul(gate_up: Tensor) -> Tensor:
-    return _multiplied(gate_up, _gelu)
-
-
-def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
-    return _multiplied(gate_up, _clamped, limit, steepness)
-
-
-def _multiplied(gate_up: Tensor, kernels: dict[torch.dtype, Any], *numbers: float) -> Tensor:
     gate_up = gate_up.contiguous()
     n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
-    kernels(gate_up.dtype)(gate_up.data_ptr(), out.data_ptr(), n_rows, d_inner, *numbers)
+    _silu[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), n_rows, d_inner)
+    return out
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    gate_up = gate_up.contiguous()
+    n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
+    _gelu[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), n_rows, d_inner)
+    return out
+
+
+def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
+    gate_up = gate_up.contiguous()
+    n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
+    _clamped[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), n_rows, d_inner, limit, steepness)
     return out
 
 
@@ -51,14 +46,8 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     check_gate(x, gate)
     x, gate = x.contiguous(), gate.contiguous()
     out = torch.empty_like(x)
-    _sigmoid(x.dtype)(x.data_ptr(), gate.data_ptr(), out.data_ptr(), (*x.shape, gate.shape[1]))
+    _sigmoid[x.dtype](x.data_ptr(), gate.data_ptr(), out.data_ptr(), (*x.shape, gate.shape[1]))
     return out
-
-
-@inlined
-def _over_one_plus_exp(x: Any, power: Any) -> Any:
-    """x / (1 + exp(-power)). Below -88, where `exp` stops growing, less than 1e-36 of x is left."""
-    return x / (splat(np.float32(1)) + exp(splat(np.float32(0)) - power))
 
 
 @inlined
@@ -77,7 +66,7 @@ def _silu(kind: Any) -> Any:
             for i in range(0, d_inner, WIDTH):
                 n = d_inner - i
                 gate = load_part(gates, i, n)
-                store_part(target, i, _over_one_plus_exp(gate, gate) * load_part(ups, i, n), n)
+                store_part(target, i, over_one_plus_exp(gate, gate) * load_part(ups, i, n), n)
 
     return silu
 
@@ -92,7 +81,7 @@ def _gelu(kind: Any) -> Any:
                 n = d_inner - i
                 gate = load_part(gates, i, n)
                 power = gate * fma(splat(GELU_CUBIC), gate * gate, splat(GELU_LINEAR))
-                store_part(target, i, _over_one_plus_exp(gate, power) * load_part(ups, i, n), n)
+                store_part(target, i, over_one_plus_exp(gate, power) * load_part(ups, i, n), n)
 
     return gelu
 
@@ -108,7 +97,7 @@ def _clamped(kind: Any) -> Any:
                 n = d_inner - i
                 gate = smaller(most, load_part(gates, i, n))  # a NaN stays one: it is what comes second
                 up = smaller(most, larger(least, load_part(ups, i, n)))
-                swish = _over_one_plus_exp(gate, splat(np.float32(steepness)) * gate)
+                swish = over_one_plus_exp(gate, splat(np.float32(steepness)) * gate)
                 store_part(target, i, swish * (up + splat(np.float32(1))), n)
 
     return clamped
@@ -127,6 +116,6 @@ def _sigmoid(kind: Any) -> Any:
             for i in range(0, d, WIDTH):
                 n = d - i
                 power = shared if d_gate == 1 else load_part(gates, i, n)
-                store_part(target, i, _over_one_plus_exp(load_part(source, i, n), power), n)
+                store_part(target, i, over_one_plus_exp(load_part(source, i, n), power), n)
 
     return sigmoid

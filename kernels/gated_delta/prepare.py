@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from slipstream.kernels.compiled import inlined
-from slipstream.kernels.vector import WIDTH, exp, fma, larger, load, load_part, splat, store, sum_lanes
+from slipstream.kernels.exponential import exp
+from slipstream.kernels.vector import WIDTH, fma, larger, load, load_part, splat, store, sum_lanes
 
 EPS = np.float32(1e-6)  # added to a sum of squares
 # 1 + z²/3 + z⁴/5 + …, highest power first: atanh(z) / z within 2e-9 for |z| <= 1/3
@@ -45,13 +46,6 @@ def multiply(x: Any, y: Any, d: int, out: Any) -> None:
     """out = x * y over whole vectors."""
     for i in range(0, d, WIDTH):
         store(out, i, load(x, i) * load(y, i))
-
-
-@inlined
-def sigmoid(x: Any) -> Any:
-    """1 / (1 + e^-x) per lane."""
-    one = splat(np.float32(1))
-    return one / (one + exp(splat(np.float32(0)) - x))
 
 
 @inlined

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from slipstream.kernels.compiled import float_pointer, inlined, int_pointer, shifted
-from slipstream.kernels.gated_delta.prepare import copy, decay, fill, multiply, normalise, sigmoid
+from slipstream.kernels.exponential import over_one_plus_exp
+from slipstream.kernels.gated_delta.prepare import copy, decay, fill, multiply, normalise
 from slipstream.kernels.gated_delta.sweep import COLUMNS, fold, four, put_four, update, weigh
 from slipstream.kernels.vector import WIDTH, first_lane, load_part, splat, store_part
 
@@ -89,9 +90,8 @@ def _prepare(a: Any, where: Any, tile: Any, mixed: Any, memory: Any) -> None:
         park = int_pointer(a[PARKS])[row]
         _decays(a, (row, park), head, shifted(vectors, d_pad))
         multiply(keys, shifted(vectors, d_pad), d_key, shifted(vectors, 3 * d_pad))
-        memory[1][t - first] = first_lane(
-            sigmoid(splat(float_pointer(a[BETA])[row * a[N_VALUE_HEADS] + head]))
-        )
+        raw_beta = splat(float_pointer(a[BETA])[row * a[N_VALUE_HEADS] + head])
+        memory[1][t - first] = first_lane(over_one_plus_exp(splat(np.float32(1)), raw_beta))
         if park >= 0 and last:
             record = shifted(float_pointer(a[KEYS]), (park * a[N_KEY_HEADS] + key_head) * d_key)
             for i in range(d_key):

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from slipstream.kernels.compiled import float_pointer, kernel, per_dtype, pointer, shifted
 from slipstream.kernels.compiled import refuses as refuses
+from slipstream.kernels.exponential import over_one_plus_exp
 from slipstream.kernels.norm.cpu import inverse_rms
-from slipstream.kernels.vector import WIDTH, exp, load_part, splat, store_part
+from slipstream.kernels.vector import WIDTH, load_part, splat, store_part
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str) -> Tensor:
@@ -23,7 +24,7 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: 
     x, weight = x.contiguous(), weight.to(torch.float32).contiguous()
     out = torch.empty((n_rows, n_heads * d), dtype=gate.dtype)
     addresses = x.data_ptr(), gate.data_ptr(), weight.data_ptr(), out.data_ptr()
-    _rows(x.dtype)(addresses, (n_rows, n_heads, d, gate.stride(0)), eps, int(activation == "silu"))
+    _rows[x.dtype](addresses, (n_rows, n_heads, d, gate.stride(0)), eps, int(activation == "silu"))
     return out
 
 
@@ -35,7 +36,6 @@ def _rows(kind: Any) -> Any:
         x, gate, out = pointer(addresses[0], kind), pointer(addresses[1], kind), pointer(addresses[3], kind)
         weight = float_pointer(addresses[2])
         n_rows, n_heads, d, stride = shape
-        one, zero = splat(np.float32(1)), splat(np.float32(0))
         for row in range(n_rows):
             for head in range(n_heads):
                 start, gates = (row * n_heads + head) * d, shifted(gate, row * stride + head * d)
@@ -43,7 +43,7 @@ def _rows(kind: Any) -> Any:
                 for i in range(0, d, WIDTH):
                     n = d - i
                     opening = load_part(gates, i, n)
-                    opened = (opening if silu else one) / (one + exp(zero - opening))
+                    opened = over_one_plus_exp(opening if silu else splat(np.float32(1)), opening)
                     normed = load_part(x, start + i, n) * scale * load_part(weight, i, n)
                     store_part(out, start + i, normed * opened, n)
 

@@ -17,18 +17,9 @@ from slipstream.kernels.compiled import (
     pointer,
     shifted,
 )
+from slipstream.kernels.exponential import exp, over_one_plus_exp
 from slipstream.kernels.moe.types import Routed, Routing
-from slipstream.kernels.vector import (
-    WIDTH,
-    exp,
-    keep_below,
-    load,
-    load_part,
-    rounded,
-    splat,
-    store,
-    sum_lanes,
-)
+from slipstream.kernels.vector import WIDTH, keep_below, load, load_part, rounded, splat, store, sum_lanes
 
 FREE, OUT_OF_GROUP, CHOSEN = 0, 1, 2
 
@@ -40,7 +31,7 @@ def route(logits: Tensor, routing: Routing) -> Routed:
     routed = Routed(
         torch.empty((n_rows, routing.top_k), dtype=torch.int32), torch.empty((n_rows, routing.top_k))
     )
-    _route(logits.dtype)(
+    _route[logits.dtype](
         (logits.data_ptr(), bias.data_ptr(), routed.expert_ids.data_ptr(), routed.weights.data_ptr()),
         (n_rows, n_experts, routing.top_k, routing.n_groups, routing.n_groups_kept),
         (routing.scores == "sigmoid", routing.by_logits, routing.normed),
@@ -84,7 +75,7 @@ def _score(source: Any, bias: Any, work: Any, n: int, how: Any) -> bool:
     """Fill (keys, scores) of one row; keys are what is compared. Returns whether there is a NaN."""
     keys, scores = work
     is_sigmoid, by_logits, _ = how
-    zero, one = splat(np.float32(0)), splat(np.float32(1))
+    zero = splat(np.float32(0))
     for i in range(0, n, WIDTH):
         store(keys, i, load_part(source, i, n - i))
     largest, broken = keys[0], False
@@ -95,7 +86,7 @@ def _score(source: Any, bias: Any, work: Any, n: int, how: Any) -> bool:
     for i in range(0, n, WIDTH):
         x = load(keys, i)
         if is_sigmoid:
-            store(scores, i, one / (one + exp(zero - x)))
+            store(scores, i, over_one_plus_exp(splat(np.float32(1)), x))
         else:
             grown = keep_below(n - i, exp(x - splat(largest)), zero)
             total = total + grown

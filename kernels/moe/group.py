@@ -39,19 +39,15 @@ def add_up(said: Tensor, groups: Groups, weights: Tensor, dtype: torch.dtype) ->
     (n_rows, top_k), d_model = weights.shape, said.shape[1]
     out = torch.empty((n_rows, d_model), dtype=dtype)
     addresses = said.data_ptr(), groups.places.data_ptr(), weights.data_ptr(), out.data_ptr()
-    _sums(dtype)(addresses, n_rows, top_k, d_model)
+    _sums[dtype](addresses, n_rows, top_k, d_model)
     return out
 
 
 @kernel
 def _group(addresses: Any, n_pairs: int, top_k: int, n_experts: int) -> int:
     """A counting sort; returns how many experts have rows."""
-    expert_ids, touched, starts = (
-        int_pointer(addresses[0]),
-        int_pointer(addresses[1]),
-        int_pointer(addresses[2]),
-    )
-    rows, places = int_pointer(addresses[3]), int_pointer(addresses[4])
+    expert_ids, rows, places = int_pointer(addresses[0]), int_pointer(addresses[3]), int_pointer(addresses[4])
+    touched, starts = int_pointer(addresses[1]), int_pointer(addresses[2])
     next_place = np.zeros(n_experts, np.int32)
     for pair in range(n_pairs):
         next_place[expert_ids[pair]] += 1
@@ -76,11 +72,8 @@ def _group(addresses: Any, n_pairs: int, top_k: int, n_experts: int) -> int:
 def _sums(kind: Any) -> Any:
     @kernel
     def sums(addresses: Any, n_rows: int, top_k: int, d_model: int) -> None:
-        said, places, weights = (
-            float_pointer(addresses[0]),
-            int_pointer(addresses[1]),
-            float_pointer(addresses[2]),
-        )
+        said, weights = float_pointer(addresses[0]), float_pointer(addresses[2])
+        places = int_pointer(addresses[1])
         for row in range(n_rows):
             target = shifted(pointer(addresses[3], kind), row * d_model)
             for i in range(0, d_model, WIDTH):

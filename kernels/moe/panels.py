@@ -61,14 +61,6 @@ class PanelExperts:
     def n_experts(self) -> int:
         return self.down.panels.shape[0]
 
-    @property
-    def d_model(self) -> int:
-        return self.down.out_features
-
-    @property
-    def d_inner(self) -> int:
-        return self.down.in_features
-
 
 def pack_experts(
     gate_up: Tensor, down: Tensor, biases: ExpertBiases | None = None, clamped: Clamped | None = None
@@ -111,7 +103,7 @@ def _linears(x: Tensor, groups: Groups, stack: PanelStack, out_dtype: torch.dtyp
     _run(
         tuple(one.data_ptr() for one in tensors),
         (groups.expert_ids.shape[0], n_steps, n_out),
-        _task(x.dtype, out_dtype),
+        _task[x.dtype, out_dtype],
         threads.available() if n_pairs * n_steps * n_out * at_once >= SERIAL_BELOW else 1,
     )
     return out

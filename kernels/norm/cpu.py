@@ -18,7 +18,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty_like(x)
     d_model = x.shape[-1]
     addresses = x.data_ptr(), weight.data_ptr(), out.data_ptr()
-    _rows(x.dtype, weight.dtype)(addresses, x.numel() // d_model, d_model, eps)
+    _rows[x.dtype, weight.dtype](addresses, x.numel() // d_model, d_model, eps)
     return out
 
 
@@ -27,7 +27,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     out, total = torch.empty_like(x), torch.empty_like(x)
     addresses = x.data_ptr(), residual.data_ptr(), total.data_ptr(), weight.data_ptr(), out.data_ptr()
     d_model = x.shape[-1]
-    _added_rows(x.dtype, weight.dtype)(addresses, x.numel() // d_model, d_model, eps)
+    _added_rows[x.dtype, weight.dtype](addresses, x.numel() // d_model, d_model, eps)
     return out, total
 
 

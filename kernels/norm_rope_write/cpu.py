@@ -21,8 +21,6 @@ from slipstream.kernels.norm.cpu import inverse_rms
 from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
 from slipstream.kernels.vector import WIDTH, load_part, rounded, rounded_before, store_part
 
-NO_NORMS = None, None
-
 
 def norm_rope_write(
     qkv: Tensor, norms: HeadNorms | None, rope: Rope, rows: Rows, keys: Tensor, values: Tensor
@@ -34,9 +32,9 @@ def norm_rope_write(
         raise ValueError("positions, row_pages and row_offsets are int64")
     n_heads = qkv.shape[1] // d_head - 2 * n_kv_heads
     q = torch.empty((n_rows, n_heads, d_head), dtype=qkv.dtype)
-    _rows(qkv.dtype, qkv.dtype if norms is None else norms.q.dtype, keys.dtype)(
+    _rows[qkv.dtype, qkv.dtype if norms is None else norms.q.dtype, keys.dtype](
         (qkv.data_ptr(), q.data_ptr(), keys.data_ptr(), values.data_ptr()),
-        NO_NORMS if norms is None else ((norms.q.data_ptr(), norms.eps), (norms.k.data_ptr(), norms.eps)),
+        None if norms is None else (norms.q.data_ptr(), norms.k.data_ptr(), norms.eps),
         (rope.cos.data_ptr(), rope.sin.data_ptr()),
         (rows.positions.data_ptr(), rows.row_pages.data_ptr(), rows.row_offsets.data_ptr()),
         (n_rows, n_heads, n_kv_heads, page_size, d_head, rope.cos.shape[1]),
@@ -68,22 +66,23 @@ def _turn(source: Any, target: Any, norm: Any, tables: Any, widths: Any) -> None
 
 
 @inlined
-def _head(source: Any, target: Any, norm: Any, table: Any, widths: Any, scale_kind: Any) -> None:
-    """Norm and turn one head. norm: (address of the weight, eps) or None."""
+def _head(source: Any, target: Any, norm: Any, table: Any, widths: Any) -> None:
+    """Norm and turn one head. norm: (weight, eps) or None."""
     if norm is None:
         _turn(source, target, None, table, widths)
     else:
-        scale = pointer(norm[0], scale_kind), inverse_rms(source, widths[0], norm[1])
-        _turn(source, target, scale, table, widths)
+        _turn(source, target, (norm[0], inverse_rms(source, widths[0], norm[1])), table, widths)
 
 
 @per_dtype
 def _rows(kind: Any, scale_kind: Any, store_kind: Any) -> Any:
     @kernel
     def rows(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any) -> None:
-        """tensors: (qkv, q, keys, values). norms: of q and of k. The rest: see `norm_rope_write`."""
+        """tensors: (qkv, q, keys, values). The rest: see `norm_rope_write`."""
         qkv, q = pointer(tensors[0], kind), pointer(tensors[1], kind)
         keys, values = pointer(tensors[2], store_kind), pointer(tensors[3], store_kind)
+        q_norm = None if norms is None else (pointer(norms[0], scale_kind), norms[2])
+        k_norm = None if norms is None else (pointer(norms[1], scale_kind), norms[2])
         n_rows, n_heads, n_kv_heads, page_size, d_head, half = shape
         positions, pages, offsets = long_pointer(places[0]), long_pointer(places[1]), long_pointer(places[2])
         for row in range(n_rows):
@@ -93,11 +92,11 @@ def _rows(kind: Any, scale_kind: Any, store_kind: Any) -> Any:
             heads = shifted(qkv, row * (n_heads + 2 * n_kv_heads) * d_head)
             for head in range(n_heads):
                 target = shifted(q, (row * n_heads + head) * d_head)
-                _head(shifted(heads, head * d_head), target, norms[0], table, widths, scale_kind)
+                _head(shifted(heads, head * d_head), target, q_norm, table, widths)
             for head in range(n_kv_heads):
                 source = shifted(heads, (n_heads + head) * d_head)
                 target = shifted(keys, cell + head * page_size * d_head)
-                _head(source, target, norms[1], table, widths, scale_kind)
+                _head(source, target, k_norm, table, widths)
             for head in range(n_kv_heads):
                 source = shifted(heads, (n_heads + n_kv_heads + head) * d_head)
                 target = shifted(values, cell + head * page_size * d_head)

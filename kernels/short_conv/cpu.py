@@ -22,9 +22,10 @@ from slipstream.kernels.compiled import (
     shifted,
 )
 from slipstream.kernels.compiled import refuses as refuses
-from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.exponential import over_one_plus_exp
+from slipstream.kernels.gated_delta.spans import RecurrentSpans, parts_of
 from slipstream.kernels.short_conv.state import ConvState
-from slipstream.kernels.vector import WIDTH, exp, fma, load_part, splat, store_part
+from slipstream.kernels.vector import WIDTH, fma, load_part, splat, store_part
 
 # Places of the arguments, all int64.
 X, WEIGHT, OUT, WINDOW, PARKED = range(5)
@@ -56,21 +57,11 @@ def _start(rows: tuple[Tensor, ...], stride: int, state: ConvState, spans: Recur
     dtype, (_, n_window, n_channels) = rows[0].dtype, state.window.shape
     if not all(x.dtype == dtype and x.is_contiguous() for x in (state.window, state.parked)):
         raise ValueError("window and parked are contiguous and of x's dtype")
-    batch = (
-        spans.span_starts,
-        spans.slot_ids,
-        spans.history_starts,
-        spans.history_rows,
-        spans.n_settled,
-        spans.park_rows,
-    )
-    if not all(x.dtype == torch.int32 and x.is_contiguous() for x in batch):
-        raise ValueError("the parts of spans are contiguous int32")
     _run(
         tuple(x.data_ptr() for x in (*rows, state.window, state.parked)),
-        tuple(x.data_ptr() for x in batch),
+        tuple(x.data_ptr() for x in parts_of(spans)),
         (spans.slot_ids.shape[0], n_channels, n_window, stride),
-        _task(dtype),
+        _task[dtype],
         threads.available(),
     )
 
@@ -131,17 +122,17 @@ def _convolve(a: Any, span: int, channels: Any, sources: Any, like: Any) -> None
     begin, end = int_pointer(a[STARTS])[span], int_pointer(a[STARTS])[span + 1]
     n_history = int_pointer(a[HISTORY_STARTS])[span + 1] - int_pointer(a[HISTORY_STARTS])[span]
     n_channels, width = a[N_CHANNELS], a[N_WINDOW] + 1
-    weight, one, zero = pointer_like(a[WEIGHT], like), splat(np.float32(1)), splat(np.float32(0))
+    weight = pointer_like(a[WEIGHT], like)
     for row in range(begin, end):
         for j in range(width):
             sources[j] = address_of(_input(a, span, n_history + row - begin + j, like))
         out = shifted(pointer_like(a[OUT], like), row * n_channels)
         for c in range(channels[0], channels[1], WIDTH):
-            n, total = channels[1] - c, zero
+            n, total = channels[1] - c, splat(np.float32(0))
             for j in range(width):
                 part = load_part(pointer_like(sources[j], like), c, n)
                 total = fma(part, load_part(weight, j * n_channels + c, n), total)
-            store_part(out, c, total / (one + exp(zero - total)), n)
+            store_part(out, c, over_one_plus_exp(total, total), n)
 
 
 @inlined
