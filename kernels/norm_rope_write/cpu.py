@@ -32,9 +32,10 @@ def norm_rope_write(
         raise ValueError("positions, row_pages and row_offsets are int64")
     n_heads = qkv.shape[1] // d_head - 2 * n_kv_heads
     q = torch.empty((n_rows, n_heads, d_head), dtype=qkv.dtype)
+    scales = (0, 0) if norms is None else (norms.q.data_ptr(), norms.k.data_ptr())
     _rows[qkv.dtype, qkv.dtype if norms is None else norms.q.dtype, keys.dtype](
-        (qkv.data_ptr(), q.data_ptr(), keys.data_ptr(), values.data_ptr()),
-        None if norms is None else (norms.q.data_ptr(), norms.k.data_ptr(), norms.eps),
+        (qkv.data_ptr(), q.data_ptr(), keys.data_ptr(), values.data_ptr(), *scales),
+        None if norms is None else norms.eps,
         (rope.cos.data_ptr(), rope.sin.data_ptr()),
         (rows.positions.data_ptr(), rows.row_pages.data_ptr(), rows.row_offsets.data_ptr()),
         (n_rows, n_heads, n_kv_heads, page_size, d_head, rope.cos.shape[1]),
@@ -66,23 +67,22 @@ def _turn(source: Any, target: Any, norm: Any, tables: Any, widths: Any) -> None
 
 
 @inlined
-def _head(source: Any, target: Any, norm: Any, table: Any, widths: Any) -> None:
-    """Norm and turn one head. norm: (weight, eps) or None."""
-    if norm is None:
+def _head(source: Any, target: Any, scale: Any, eps: Any, table: Any, widths: Any) -> None:
+    """Norm and turn one head. eps: None for heads that are not normed."""
+    if eps is None:
         _turn(source, target, None, table, widths)
     else:
-        _turn(source, target, (norm[0], inverse_rms(source, widths[0], norm[1])), table, widths)
+        _turn(source, target, (scale, inverse_rms(source, widths[0], eps)), table, widths)
 
 
 @per_dtype
 def _rows(kind: Any, scale_kind: Any, store_kind: Any) -> Any:
     @kernel
-    def rows(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any) -> None:
-        """tensors: (qkv, q, keys, values). The rest: see `norm_rope_write`."""
+    def rows(tensors: Any, eps: Any, tables: Any, places: Any, shape: Any) -> None:
+        """tensors: (qkv, q, keys, values, scales of q and of k). The rest: see `norm_rope_write`."""
         qkv, q = pointer(tensors[0], kind), pointer(tensors[1], kind)
         keys, values = pointer(tensors[2], store_kind), pointer(tensors[3], store_kind)
-        q_norm = None if norms is None else (pointer(norms[0], scale_kind), norms[2])
-        k_norm = None if norms is None else (pointer(norms[1], scale_kind), norms[2])
+        q_scale, k_scale = pointer(tensors[4], scale_kind), pointer(tensors[5], scale_kind)
         n_rows, n_heads, n_kv_heads, page_size, d_head, half = shape
         positions, pages, offsets = long_pointer(places[0]), long_pointer(places[1]), long_pointer(places[2])
         for row in range(n_rows):
@@ -92,11 +92,11 @@ def _rows(kind: Any, scale_kind: Any, store_kind: Any) -> Any:
             heads = shifted(qkv, row * (n_heads + 2 * n_kv_heads) * d_head)
             for head in range(n_heads):
                 target = shifted(q, (row * n_heads + head) * d_head)
-                _head(shifted(heads, head * d_head), target, q_norm, table, widths)
+                _head(shifted(heads, head * d_head), target, q_scale, eps, table, widths)
             for head in range(n_kv_heads):
                 source = shifted(heads, (n_heads + head) * d_head)
                 target = shifted(keys, cell + head * page_size * d_head)
-                _head(source, target, k_norm, table, widths)
+                _head(source, target, k_scale, eps, table, widths)
             for head in range(n_kv_heads):
                 source = shifted(heads, (n_heads + n_kv_heads + head) * d_head)
                 target = shifted(values, cell + head * page_size * d_head)
