@@ -27,6 +27,12 @@ IDS = 1024  # expert ids looked at together
 SUMS = 512  # elements of a program that adds up
 
 
+class DeviceExperts(PlainExperts):
+    """Plain experts that start on 16 bytes, as the kernels read them."""
+
+    __slots__ = ()
+
+
 class _Tiles(NamedTuple):
     """Pairs, numbered row * top_k + place, in order of experts, then of rows; and their tiles."""
 
@@ -41,11 +47,11 @@ def pack_experts(
 ) -> PackedExperts:
     if biases is not None:
         biases = ExpertBiases(biases.gate_up.contiguous(), biases.down.contiguous())
-    return PlainExperts(aligned(gate_up), aligned(down), biases, clamped)
+    return DeviceExperts(aligned(gate_up), aligned(down), biases, clamped)
 
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
-    if not isinstance(packed, PlainExperts):
+    if not isinstance(packed, DeviceExperts):
         raise TypeError(f"triton experts got {type(packed).__name__}; pack them with triton too")
     (n_rows, d_model), top_k = x.shape, routed.expert_ids.shape[1]
     x, out = aligned(x), torch.empty_like(x, memory_format=torch.contiguous_format)
