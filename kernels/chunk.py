@@ -1,8 +1,8 @@
 """Thirty-two neighbouring elements at a time, and the sums of sixteen rows: what products over rows are made of.
 
 A chunk is two vectors, low and high. Of float32 and float8 these are the first and the second sixteen elements; of
-bfloat16 the even and the odd ones, which takes one shift and one mask instead of two conversions. Who reads one kind of
-pointer beside another says whose order is meant.
+bfloat16 the even and the odd ones, which takes one shift and one mask instead of two conversions. Where one kind of
+pointer is read beside another, the caller says whose order is meant.
 """
 
 from __future__ import annotations
@@ -14,30 +14,21 @@ from numba import types
 
 from slipstream.kernels.compiled import emits
 from slipstream.kernels.vector import (
-    BYTES,
     FLOATS,
     INTS,
-    SHORTS,
+    VECTOR,
     WIDTH,
-    a_vector,
     at_element,
-    call_intrinsic,
     constant,
     fitted,
     kind_of,
-    lanes_below,
+    load_vector,
     narrow,
+    store_lanes,
     widen,
 )
 
 CHUNK = 32
-
-
-def _masked_load(builder: ir.IRBuilder, place: Any, kind: Any, count: Any) -> Any:
-    short, align = {FLOATS: ("f32", 4), INTS: ("i32", 2), SHORTS: ("i16", 2), BYTES: ("i8", 1)}[kind]
-    name, zero = f"llvm.masked.load.v16{short}.p0", ir.Constant(kind, None)
-    mask = lanes_below(builder, count)
-    return call_intrinsic(builder, name, kind, place, ir.Constant(ir.IntType(32), align), mask, zero)
 
 
 def _chunk_half(
@@ -50,80 +41,73 @@ def _chunk_half(
     long = ir.IntType(64)
     if pointer.type.pointee == ir.IntType(16) and alternating:
         place = builder.bitcast(builder.gep(pointer, [index]), INTS.as_pointer())
-        if count is None:
-            both = builder.load(place, align=2)
-        else:
-            both = _masked_load(builder, place, INTS, builder.ashr(count, long(1)))
+        both = load_vector(builder, place, None if count is None else builder.ashr(count, long(1)))
         half = builder.and_(both, constant(-65536)) if high else builder.shl(both, constant(16))
         return builder.bitcast(half, FLOATS)
     if high:
         index = builder.add(index, long(16))
         count = None if count is None else builder.sub(count, long(16))
-    place, kind, align = at_element(builder, pointer, index)
-    loaded = builder.load(place, align=align) if count is None else _masked_load(builder, place, kind, count)
-    return widen(builder, loaded)
+    return widen(builder, load_vector(builder, at_element(builder, pointer, index), count))
 
 
 def _alternates(like: Any) -> bool:
     return bool(like.type.pointee == ir.IntType(16))
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def load_low(builder: ir.IRBuilder, pointer: Any, index: Any) -> Any:
     """The low vector of the chunk at element `index`."""
     return _chunk_half(builder, pointer, index, None, high=False)
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def load_high(builder: ir.IRBuilder, pointer: Any, index: Any) -> Any:
     """The high vector of the chunk at element `index`."""
     return _chunk_half(builder, pointer, index, None, high=True)
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def load_low_part(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any) -> Any:
     """The same of the first `count` elements, an even number; 0 for the rest."""
     return _chunk_half(builder, pointer, index, count, high=False)
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def load_high_part(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any) -> Any:
     """The same of the first `count` elements, an even number; 0 for the rest."""
     return _chunk_half(builder, pointer, index, count, high=True)
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def load_low_as(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any, like: Any) -> Any:
     """As `load_low_part`, in the order in which chunks of `like`'s kind lie."""
     return _chunk_half(builder, pointer, index, count, high=False, alternating=_alternates(like))
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def load_high_as(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any, like: Any) -> Any:
     """The same of the high vector."""
     return _chunk_half(builder, pointer, index, count, high=True, alternating=_alternates(like))
 
 
-@emits(lambda pointer, halves, count, like: types.void)
+@emits(types.void)
 def store_chunk(builder: ir.IRBuilder, pointer: Any, halves: Any, count: Any, like: Any) -> None:
     """Write the first `count` elements, an even number, of a chunk.
 
     halves: (low, high), in the order in which chunks of `like`'s kind lie.
     """
     low, high = (builder.extract_value(halves, i) for i in range(2))
-    long, align = ir.IntType(64), ir.Constant(ir.IntType(32), 2)
+    long = ir.IntType(64)
     if pointer.type.pointee == ir.IntType(16) and _alternates(like):
         low, high = (builder.zext(narrow(builder, half), INTS) for half in (low, high))
         both = builder.or_(low, builder.shl(high, constant(16)))
         place = builder.bitcast(pointer, INTS.as_pointer())
-        mask = lanes_below(builder, builder.ashr(count, long(1)))
-        call_intrinsic(builder, "llvm.masked.store.v16i32.p0", ir.VoidType(), both, place, align, mask)
+        store_lanes(builder, place, both, builder.ashr(count, long(1)))
         return
     for half, first in ((low, 0), (high, 16)):
-        place, kind, _ = at_element(builder, pointer, long(first))
-        mask = lanes_below(builder, builder.sub(count, long(first)))
-        name = f"llvm.masked.store.v16{kind_of(pointer)[1]}.p0"
-        call_intrinsic(builder, name, ir.VoidType(), fitted(builder, half, kind), place, align, mask)
+        place = at_element(builder, pointer, long(first))
+        value = fitted(builder, half, kind_of(pointer))
+        store_lanes(builder, place, value, builder.sub(count, long(first)))
 
 
 # The four rounds of `sum_rows`: which lanes of a pair of vectors are added to which others.
@@ -137,14 +121,12 @@ _ROUNDS = (
 )
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def sum_rows(builder: ir.IRBuilder, pointer: Any, index: Any) -> Any:
     """Lane r is the sum of elements index + 16 r … index + 16 r + 15, for sixteen r; added in pairs."""
     long = ir.IntType(64)
-    rows = []
-    for r in range(WIDTH):
-        place, _, align = at_element(builder, pointer, builder.add(index, long(WIDTH * r)))
-        rows.append(builder.load(place, align=align))
+    starts = [builder.add(index, long(WIDTH * r)) for r in range(WIDTH)]
+    rows = [load_vector(builder, at_element(builder, pointer, start)) for start in starts]
     for takes in _ROUNDS:
         pairs = zip(rows[::2], rows[1::2], strict=True)
         rows = [

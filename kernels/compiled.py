@@ -1,7 +1,8 @@
 """How the CPU kernels are compiled: numba decorators, cached on disk, that take tensors as addresses.
 
-A tensor argument is `tensor.data_ptr()`: unwrapping an array costs 1 µs each, an integer 0.03. No kernel uses
-fast-math flags, so what is written is what is computed, in that order; speed comes from `vector.py`.
+A tensor argument is `tensor.data_ptr()`: unwrapping an array costs 1 µs each, an integer 0.03. An address does not say
+what lies there, so a kernel exists once for each dtype: `per_dtype` makes them of one body. No kernel uses fast-math
+flags, so what is written is what is computed, in that order; speed comes from `vector.py`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 POINTER_TO: Any = types.CPointer
+# The kind of a dtype: the type of its elements to numba, for which bfloat16 and float8_e4m3fn are bits.
+KINDS: dict[torch.dtype, Any] = {
+    torch.float32: np.float32,
+    torch.bfloat16: np.uint16,
+    torch.float8_e4m3fn: np.uint8,
+}
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why compiled kernels cannot run there; None if they can."""
+    return None if dtype in (torch.float32, torch.bfloat16) else "float32 and bfloat16 only"
 
 
 def _sources() -> str:
@@ -42,6 +57,27 @@ def long_kernel(function: F) -> F:
     return _compile(function, nogil=True)
 
 
+class PerDtype(dict[Any, R]):
+    """By dtype, or tuple of dtypes, what `make` gives for their kinds; made when it is first asked for."""
+
+    def __init__(self, make: Callable[..., R]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, dtypes: Any) -> R:
+        kinds = [KINDS[dtype] for dtype in (dtypes if isinstance(dtypes, tuple) else (dtypes,))]
+        made = self[dtypes] = self._make(*kinds)
+        return made
+
+
+def per_dtype(make: Callable[..., R]) -> PerDtype[R]:
+    """Decorator of a function (*kinds) -> kernel: makes a kernel for each combination of dtypes that is asked for.
+
+    The kernel finds the kinds in its closure, where they are constants to numba: see `pointer`.
+    """
+    return PerDtype(make)
+
+
 def inlined(function: F) -> F:
     """A function of kernels, copied into each caller."""
     compiled: F = numba.njit(function, error_model="numpy", forceinline=True)
@@ -55,10 +91,27 @@ def routine(function: F) -> F:
 
 
 def _compile(function: F, *, nogil: bool) -> F:
+    name_after_closure(function)
     dispatcher: Any = numba.njit(function, error_model="numpy", nogil=nogil)
     cache_on_disk(dispatcher)
     compiled: F = dispatcher
     return compiled
+
+
+def name_after_closure(function: Callable[..., Any]) -> None:
+    """Give kernels that one line of source makes for several dtypes different names, and so different cache files.
+
+    In one file numba numbers them in the order of their compilation. Two processes that compile at the same time would
+    give two of them the same number, and later ones run the code of the wrong dtype. Raises TypeError for a closure
+    whose pickled contents, by which numba finds cached code, would differ from process to process.
+    """
+    for cell in function.__closure__ or ():
+        value = cell.cell_contents
+        if not isinstance(value, type | int | str):
+            raise TypeError(
+                f"{function.__qualname__} has a {type(value).__name__} in its closure: it is not cached"
+            )
+        function.__qualname__ += f"-{value.__name__ if isinstance(value, type) else value}"
 
 
 def cache_on_disk(function: Any) -> None:
@@ -70,10 +123,10 @@ def cache_on_disk(function: Any) -> None:
     function._cache._cache_file._source_stamp = SOURCES
 
 
-def emits(result: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def emits(result: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator of a function (builder, *values) -> value that emits LLVM instructions into the calling kernel.
 
-    result: (*numba types of the arguments) -> numba type of the result.
+    result: the numba type of the value, or a function of those of the arguments that gives it.
     """
 
     def wrap(emit: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +134,8 @@ def emits(result: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable
             def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
                 return emit(builder, *values)
 
-            return result(*arguments)(*arguments), generate
+            given = result if isinstance(result, types.Type) else result(*arguments)
+            return given(*arguments), generate
 
         arities: dict[int, Callable[..., Any]] = {  # numba reads the number of arguments off the signature
             1: lambda typing, a: lower(a),
@@ -95,31 +149,32 @@ def emits(result: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable
     return wrap
 
 
-@emits(lambda address: POINTER_TO(types.float32))
+def _pointer(typing: Any, address: Any, kind: Any) -> Any:
+    """Address -> pointer to elements of that kind, one of KINDS."""
+    result = POINTER_TO(kind.dtype)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(result))
+
+    return result(address, kind), generate
+
+
+pointer: Callable[[Any, Any], Any] = intrinsic(_pointer)
+
+
+@emits(POINTER_TO(types.float32))
 def float_pointer(builder: ir.IRBuilder, address: Any) -> Any:
     """Address -> pointer to float32."""
     return builder.inttoptr(address, ir.FloatType().as_pointer())
 
 
-@emits(lambda address: POINTER_TO(types.uint16))
-def bfloat_pointer(builder: ir.IRBuilder, address: Any) -> Any:
-    """Address -> pointer to bfloat16, seen as its 16 bits."""
-    return builder.inttoptr(address, ir.IntType(16).as_pointer())
-
-
-@emits(lambda address: POINTER_TO(types.uint8))
-def fp8_pointer(builder: ir.IRBuilder, address: Any) -> Any:
-    """Address -> pointer to float8_e4m3fn, seen as its 8 bits."""
-    return builder.inttoptr(address, ir.IntType(8).as_pointer())
-
-
-@emits(lambda address: POINTER_TO(types.int32))
+@emits(POINTER_TO(types.int32))
 def int_pointer(builder: ir.IRBuilder, address: Any) -> Any:
     """Address -> pointer to int32."""
     return builder.inttoptr(address, ir.IntType(32).as_pointer())
 
 
-@emits(lambda address: POINTER_TO(types.int64))
+@emits(POINTER_TO(types.int64))
 def long_pointer(builder: ir.IRBuilder, address: Any) -> Any:
     """Address -> pointer to int64."""
     return builder.inttoptr(address, ir.IntType(64).as_pointer())
@@ -137,19 +192,19 @@ def pointer_like(builder: ir.IRBuilder, address: Any, like: Any) -> Any:
     return builder.inttoptr(address, like.type)
 
 
-@emits(lambda pointer: types.int64)
+@emits(types.int64)
 def address_of(builder: ir.IRBuilder, pointer: Any) -> Any:
     """Pointer -> address."""
     return builder.ptrtoint(pointer, ir.IntType(64))
 
 
-@emits(lambda pointer, index: types.int64)
+@emits(types.int64)
 def fetch_add(builder: ir.IRBuilder, pointer: Any, amount: Any) -> Any:
     """Add to an int64 that threads share; gives its value before."""
     return builder.atomic_rmw("add", pointer, amount, "monotonic")
 
 
-@emits(lambda address: types.void)
+@emits(types.void)
 def prefetch(builder: ir.IRBuilder, address: Any) -> None:
     """Start bringing the cache line at that address nearer; any address is safe."""
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -160,13 +215,13 @@ def prefetch(builder: ir.IRBuilder, address: Any) -> None:
     builder.call(function, [builder.inttoptr(address, byte), read, near, data])
 
 
-@emits(lambda bits: types.float64)
+@emits(types.float64)
 def double_of(builder: ir.IRBuilder, bits: Any) -> Any:
     """int64 -> the float64 of the same bits."""
     return builder.bitcast(bits, ir.DoubleType())
 
 
-@emits(lambda value: types.int32)
+@emits(types.int32)
 def bits_of(builder: ir.IRBuilder, value: Any) -> Any:
     """float32 -> the int32 of the same bits."""
     return builder.bitcast(value, ir.IntType(32))

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.ccallback import CFunc
 
-from slipstream.kernels.compiled import cache_on_disk, emits, inlined
+from slipstream.kernels.compiled import cache_on_disk, emits, inlined, name_after_closure
 
 # (task address, argument address, number of threads, 0): GOMP_parallel
 _parallel: Any = types.ExternalFunction(
@@ -24,7 +24,7 @@ _parallel: Any = types.ExternalFunction(
 )
 
 
-@emits(lambda task, argument: types.void)
+@emits(types.void)
 def call(builder: ir.IRBuilder, task: Any, argument: Any) -> None:
     """Call the task at that address in this thread."""
     function_type = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
@@ -45,7 +45,8 @@ _KEPT: list[CFunc] = []  # compiled tasks live as long as the process: their add
 
 def compile_task(body: Callable[[int], None]) -> int:
     """Compile a task, a function of one address; returns the address of its code."""
-    runtime()  # whoever starts tasks names its symbol
+    runtime()  # what starts tasks names its symbol
+    name_after_closure(body)
     signature = types.void(types.int64)
     task: Any = CFunc(
         body, (signature.args, signature.return_type), {}, {"nopython": True, "error_model": "numpy"}

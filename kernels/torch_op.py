@@ -1,6 +1,6 @@
 """Functions of tensors that torch.compile may meet: registered as torch ops, with what their results look like.
 
-Only a traced graph calls them through torch's dispatcher, which costs 2 us a call; everybody else calls the function.
+Only a traced graph calls them through torch's dispatcher, which costs 2 us a call; everything else calls the function.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ LIBRARY: Any = torch.library.Library("slipstream", "FRAGMENT")  # type: ignore[n
 
 
 def torch_op(
-    fake: Callable[P, R], *, mutates: tuple[str, ...] = ()
+    fake: Callable[..., R], *, mutates: tuple[str, ...] = ()
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorator: `function` becomes torch.ops.slipstream.<op folder>_<name>; its annotations are the schema.
 
-    fake: same signature, gives empty tensors of the right shapes, dtypes and device without reading values.
+    fake: called with the same arguments, gives empty tensors of the right shapes, dtypes and device, reads no values.
     mutates: parameters that are written. Raises ValueError if torch has no such type in schemas.
     """
 

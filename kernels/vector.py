@@ -1,4 +1,4 @@
-"""Sixteen float32 in one variable, for kernels: loads, arithmetic, reductions in a written-down order.
+"""Sixteen float32 in one variable, for kernels: loads, arithmetic (+, -, *, / and more), reductions in a fixed order.
 
 LLVM splits a vector where the machine's are narrower; the bits of a result do not change. Pointers are to float32,
 to bfloat16 (uint16) or to float8_e4m3fn (uint8): loads widen, stores round to the nearest, ties to even. What is
@@ -7,15 +7,17 @@ beyond the 448 of float8 is stored as that.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.datamodel import models
 from numba.core.datamodel.registry import register_default
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 
 from slipstream.kernels.compiled import emits, inlined
 
@@ -25,7 +27,9 @@ FLOATS = ir.VectorType(ir.FloatType(), WIDTH)
 INTS = ir.VectorType(ir.IntType(32), WIDTH)
 SHORTS = ir.VectorType(ir.IntType(16), WIDTH)
 BYTES = ir.VectorType(ir.IntType(8), WIDTH)
-KINDS = {8: (BYTES, "i8", 1), 16: (SHORTS, "i16", 2)}  # by bits of an element: vector, LLVM's name, alignment
+OF_BITS = {8: BYTES, 16: SHORTS}  # by bits of an integer element; other elements are float32
+NAMES = {FLOATS: "f32", INTS: "i32", SHORTS: "i16", BYTES: "i8"}  # LLVM's, of an element
+ALIGNMENTS = {FLOATS: 4, INTS: 2, SHORTS: 2, BYTES: 1}  # bytes; 32 bits may be a pair of bfloat16
 
 
 class Vector(types.Type):
@@ -42,18 +46,6 @@ class VectorModel(models.PrimitiveModel):
 
 
 VECTOR = Vector()
-
-
-def a_vector(*arguments: Any) -> Any:
-    return VECTOR
-
-
-def a_float(*arguments: Any) -> Any:
-    return types.float32
-
-
-def a_long(*arguments: Any) -> Any:
-    return types.int64
 
 
 def constant(value: int) -> Any:
@@ -132,59 +124,67 @@ def call_intrinsic(builder: ir.IRBuilder, name: str, result: Any, *values: Any) 
     return builder.call(function, values)
 
 
-def kind_of(pointer: Any) -> tuple[Any, str, int]:
-    """(vector of its elements, LLVM's name of one, alignment)."""
-    return KINDS.get(getattr(pointer.type.pointee, "width", 0), (FLOATS, "f32", 4))
+def kind_of(pointer: Any) -> Any:
+    """Vector of the elements it points to."""
+    return OF_BITS.get(getattr(pointer.type.pointee, "width", 0), FLOATS)
 
 
-def at_element(builder: ir.IRBuilder, pointer: Any, index: Any) -> tuple[Any, Any, int]:
-    """(pointer to a vector at that element, its type, alignment)."""
-    kind, _, align = kind_of(pointer)
-    return builder.bitcast(builder.gep(pointer, [index]), kind.as_pointer()), kind, align
+def at_element(builder: ir.IRBuilder, pointer: Any, index: Any) -> Any:
+    """Pointer to the vector that begins with that element."""
+    return builder.bitcast(builder.gep(pointer, [index]), kind_of(pointer).as_pointer())
 
 
-@emits(a_vector)
+def load_vector(builder: ir.IRBuilder, place: Any, count: Any = None) -> Any:
+    """What lies at a pointer to a vector; with a count, the lanes below it, and 0 in the others."""
+    kind = place.type.pointee
+    if count is None:
+        return builder.load(place, align=ALIGNMENTS[kind])
+    align, zero = ir.Constant(ir.IntType(32), ALIGNMENTS[kind]), ir.Constant(kind, None)
+    name = f"llvm.masked.load.v16{NAMES[kind]}.p0"
+    return call_intrinsic(builder, name, kind, place, align, lanes_below(builder, count), zero)
+
+
+def store_lanes(builder: ir.IRBuilder, place: Any, value: Any, count: Any) -> None:
+    """Write the lanes below `count` to a pointer to a vector of that kind."""
+    align = ir.Constant(ir.IntType(32), ALIGNMENTS[value.type])
+    name = f"llvm.masked.store.v16{NAMES[value.type]}.p0"
+    call_intrinsic(builder, name, ir.VoidType(), value, place, align, lanes_below(builder, count))
+
+
+@emits(VECTOR)
 def load(builder: ir.IRBuilder, pointer: Any, index: Any) -> Any:
     """Elements index … index + 15."""
-    place, _, align = at_element(builder, pointer, index)
-    return widen(builder, builder.load(place, align=align))
+    return widen(builder, load_vector(builder, at_element(builder, pointer, index)))
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def load_part(builder: ir.IRBuilder, pointer: Any, index: Any, count: Any) -> Any:
     """The first `count` elements from index on, 0 in the other lanes."""
-    place, kind, align = at_element(builder, pointer, index)
-    name = f"llvm.masked.load.v16{kind_of(pointer)[1]}.p0"
-    mask = lanes_below(builder, count)
-    zero = ir.Constant(kind, None)
-    value = call_intrinsic(builder, name, kind, place, ir.Constant(ir.IntType(32), align), mask, zero)
-    return widen(builder, value)
+    return widen(builder, load_vector(builder, at_element(builder, pointer, index), count))
 
 
-@emits(lambda pointer, index, value: types.void)
+@emits(types.void)
 def store(builder: ir.IRBuilder, pointer: Any, index: Any, value: Any) -> None:
     """Write elements index … index + 15."""
-    place, kind, align = at_element(builder, pointer, index)
-    builder.store(fitted(builder, value, kind), place, align=align)
+    kind = kind_of(pointer)
+    place = at_element(builder, pointer, index)
+    builder.store(fitted(builder, value, kind), place, align=ALIGNMENTS[kind])
 
 
-@emits(lambda pointer, index, value, count: types.void)
+@emits(types.void)
 def store_part(builder: ir.IRBuilder, pointer: Any, index: Any, value: Any, count: Any) -> None:
     """Write the first `count` lanes from element `index` on."""
-    place, kind, align = at_element(builder, pointer, index)
-    name = f"llvm.masked.store.v16{kind_of(pointer)[1]}.p0"
-    mask = lanes_below(builder, count)
-    value = fitted(builder, value, kind)
-    call_intrinsic(builder, name, ir.VoidType(), value, place, ir.Constant(ir.IntType(32), align), mask)
+    place = at_element(builder, pointer, index)
+    store_lanes(builder, place, fitted(builder, value, kind_of(pointer)), count)
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def splat(builder: ir.IRBuilder, scalar: Any) -> Any:
     """float32 in all lanes."""
     return _spread(builder, scalar)
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def fma(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
     return call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, a, b, c)
@@ -203,7 +203,7 @@ class _BFloat(ir.Type):  # type: ignore[misc]
         return hash(_BFloat)
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def add_pairs(builder: ir.IRBuilder, total: Any, x: Any, y: Any) -> Any:
     """total + x₀y₀ + x₁y₁ per lane, where x and y hold two bfloat16 in every lane.
 
@@ -228,56 +228,51 @@ def _second_half(builder: ir.IRBuilder, pairs: Any) -> Any:
     return builder.bitcast(builder.and_(builder.bitcast(pairs, INTS), constant(-65536)), FLOATS)
 
 
-@emits(a_vector)
-def add(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
-    return builder.fadd(a, b)
+def _operator(symbol: Any, instruction: str) -> None:
+    """Let kernels write that operator between two vectors: LLVM's instruction, per lane."""
+    case = signature(VECTOR, VECTOR, VECTOR)
+    infer_global(symbol)(type("Lanes", (ConcreteTemplate,), {"cases": [case]}))
+    lower_builtin(symbol, VECTOR, VECTOR)(
+        lambda context, builder, case, values: getattr(builder, instruction)(*values)
+    )
 
 
-@emits(a_vector)
-def sub(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
-    return builder.fsub(a, b)
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+_operator(operator.truediv, "fdiv")
 
 
-@emits(a_vector)
-def mul(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
-    return builder.fmul(a, b)
-
-
-@emits(a_vector)
-def div(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
-    return builder.fdiv(a, b)
-
-
-@emits(a_vector)
+@emits(VECTOR)
 def larger(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     """The larger per lane; b where either is NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def smaller(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     """The smaller per lane; b where either is NaN."""
     return builder.select(builder.fcmp_ordered("<", a, b), a, b)
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def floor(builder: ir.IRBuilder, a: Any) -> Any:
     return call_intrinsic(builder, "llvm.floor.v16f32", FLOATS, a)
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def power_of_whole(builder: ir.IRBuilder, whole: Any) -> Any:
     """2**n per lane for whole numbers n in [-126, 127]."""
     exponent = builder.add(builder.fptosi(whole, INTS), constant(127))
     return builder.bitcast(builder.shl(exponent, constant(23)), FLOATS)
 
 
-@emits(a_float)
+@emits(types.float32)
 def first_lane(builder: ir.IRBuilder, value: Any) -> Any:
     return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
 
-@emits(lambda pointer, index, value: types.void)
+@emits(types.void)
 def store_whole(builder: ir.IRBuilder, pointer: Any, index: Any, value: Any) -> None:
     """Write 16 lanes, rounded towards zero, to a pointer to int32."""
     place = builder.bitcast(builder.gep(pointer, [index]), INTS.as_pointer())
@@ -288,51 +283,51 @@ def _mask(builder: ir.IRBuilder, bits: Any) -> Any:
     return builder.zext(builder.bitcast(bits, ir.IntType(WIDTH)), ir.IntType(64))
 
 
-@emits(a_long)
+@emits(types.int64)
 def at_least(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     """Bit i is set where lane i of a is at least that of b."""
     return _mask(builder, builder.fcmp_ordered(">=", a, b))
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def load_inverted(builder: ir.IRBuilder, pointer: Any, index: Any) -> Any:
     """0xFFFFFFFF - word, rounded to float32, for 16 unsigned words; pointer to int32."""
     place = builder.bitcast(builder.gep(pointer, [index]), INTS.as_pointer())
     return builder.uitofp(builder.not_(builder.load(place, align=4)), FLOATS)
 
 
-@emits(a_long)
+@emits(types.int64)
 def lowest_bit(builder: ir.IRBuilder, mask: Any) -> Any:
     """Index of the lowest set bit of a mask that is not 0."""
     long = ir.IntType(64)
     return call_intrinsic(builder, "llvm.cttz.i64", long, mask, ir.Constant(ir.IntType(1), 1))
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def keep_below(builder: ir.IRBuilder, count: Any, value: Any, otherwise: Any) -> Any:
     """`value` in lanes 0 … count - 1, `otherwise` in the rest. count may be negative or above 16."""
     return builder.select(lanes_below(builder, count), value, otherwise)
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def rounded(builder: ir.IRBuilder, value: Any, like: Any) -> Any:
     """As it would be read back after a store through a pointer of that kind."""
-    return widen(builder, fitted(builder, value, kind_of(like)[0]))
+    return widen(builder, fitted(builder, value, kind_of(like)))
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def power_of_two(builder: ir.IRBuilder, magic: Any) -> Any:
-    """2**n per lane, where n was added to MAGIC."""
+    """2**n per lane, where n was added to MAGIC of `exponential.py`."""
     exponent = builder.shl(builder.bitcast(magic, INTS), constant(23))
     return builder.bitcast(builder.add(exponent, constant(127 << 23)), FLOATS)
 
 
-@emits(a_vector)
+@emits(VECTOR)
 def rounded_before(builder: ir.IRBuilder, value: Any, like: Any, target: Any) -> Any:
     """Rounded to the kind of `like`, unless the store to `target` will do just that."""
     if like.type.pointee == target.type.pointee:
         return value
-    return widen(builder, fitted(builder, value, kind_of(like)[0]))
+    return widen(builder, fitted(builder, value, kind_of(like)))
 
 
 def _halves(builder: ir.IRBuilder, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
@@ -349,46 +344,33 @@ def _halves(builder: ir.IRBuilder, value: Any, combine: Callable[[Any, Any], Any
     return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
 
-@emits(a_float)
+@emits(types.float32)
 def sum_lanes(builder: ir.IRBuilder, value: Any) -> Any:
     """Sum of the lanes: i with i + 8, then i with i + 4, 2, 1."""
     return _halves(builder, value, builder.fadd)
 
 
-@emits(a_float)
+@emits(types.float32)
 def max_lanes(builder: ir.IRBuilder, value: Any) -> Any:
     """Largest lane; unspecified if one is NaN."""
     return _halves(builder, value, lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
 
 
-LOG2E = np.float32(1.4426950408889634)
-MAGIC = np.float32(1.5 * 2**23)  # adding it rounds to an integer, kept in the low bits
-EXP_LEAST, EXP_MOST = np.float32(-87.0), np.float32(88.0)
-# 2**f for f in [-½, ½], within 1e-7; highest power first
-EXP2 = tuple(
-    np.float32(c)
-    for c in (
-        0.00015353361959569156,
-        0.0013398875016719103,
-        0.00961843691766262,
-        0.055503323674201965,
-        0.24022647738456726,
-        0.6931471824645996,
-        1.0,
+@inlined
+def load_four(pointer: Any, index: Any) -> Any:
+    """Elements index … index + 63."""
+    return (
+        load(pointer, index),
+        load(pointer, index + 16),
+        load(pointer, index + 32),
+        load(pointer, index + 48),
     )
-)
 
 
 @inlined
-def exp(x: Any) -> Any:
-    """exp per lane within 2e-7 of its size; x outside [-87, 88] counts as the border; exp(0) is exactly 1."""
-    x = smaller(splat(EXP_MOST), larger(splat(EXP_LEAST), x))
-    magic = fma(x, splat(LOG2E), splat(MAGIC))
-    f = fma(x, splat(LOG2E), sub(splat(MAGIC), magic))
-    p = fma(splat(EXP2[0]), f, splat(EXP2[1]))
-    p = fma(p, f, splat(EXP2[2]))
-    p = fma(p, f, splat(EXP2[3]))
-    p = fma(p, f, splat(EXP2[4]))
-    p = fma(p, f, splat(EXP2[5]))
-    p = fma(p, f, splat(EXP2[6]))
-    return mul(p, power_of_two(magic))
+def store_four(pointer: Any, index: Any, values: Any) -> None:
+    """Write what `load_four` reads."""
+    store(pointer, index, values[0])
+    store(pointer, index + 16, values[1])
+    store(pointer, index + 32, values[2])
+    store(pointer, index + 48, values[3])

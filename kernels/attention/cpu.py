@@ -6,7 +6,6 @@ dimensions and over positions in ascending order, one fused multiply-add at a ti
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -18,24 +17,20 @@ from slipstream.kernels.attention import walk
 from slipstream.kernels.attention.spans import Spans, check_sinks, check_window
 from slipstream.kernels.attention.walk import ITEM_ROWS
 from slipstream.kernels.compiled import (
-    bfloat_pointer,
     fetch_add,
-    float_pointer,
-    fp8_pointer,
     inlined,
     int_pointer,
     long_kernel,
     long_pointer,
+    per_dtype,
+    pointer,
     shifted,
 )
+from slipstream.kernels.compiled import refuses as refuses
 
 SERIAL_BELOW = (
     2_000_000  # multiply-adds; handing half of them to another thread gains less than waking it costs
 )
-
-
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None if (dtype, dtype) in _BODIES else "float32 and bfloat16 only"
 
 
 def attention(
@@ -52,7 +47,7 @@ def attention(
     check_sinks(sinks, n_heads)
     if not (q.is_contiguous() and keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("attention takes contiguous tensors")
-    if keys.dtype != values.dtype or (q.dtype, keys.dtype) not in _BODIES:
+    if keys.dtype != values.dtype or keys.dtype not in (q.dtype, torch.float8_e4m3fn):
         raise ValueError(f"attention of {q.dtype} over {keys.dtype} and {values.dtype} is not there")
     if d_head % 2:
         raise ValueError(f"attention takes an even d_head, not {d_head}")
@@ -67,7 +62,7 @@ def attention(
         (spans.span_starts.data_ptr(), spans.n_past.data_ptr(), spans.page_table.data_ptr()),
         (*spans.page_table.shape, n_heads, keys.shape[1], keys.shape[2], d_head, window or walk.NO_WINDOW),
         scale,
-        _task(q.dtype, keys.dtype),
+        _task[q.dtype, keys.dtype],
         threads.available(),
     )
     return out
@@ -133,40 +128,13 @@ def _take_items(a: Any, stores: Any, out: Any) -> None:
     floats[0], longs[0] = 0, 0  # keeps the memory alive until here
 
 
-def _float_items(address: int) -> None:
-    a = long_pointer(address)
-    stores = float_pointer(a[walk.Q]), float_pointer(a[walk.KEYS]), float_pointer(a[walk.VALUES])
-    _take_items(a, stores, float_pointer(a[walk.OUT]))
+@per_dtype
+def _task(kind: Any, stored_kind: Any) -> int:
+    """Address of the compiled task for queries and stores of these kinds."""
 
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        keys, values = pointer(a[walk.KEYS], stored_kind), pointer(a[walk.VALUES], stored_kind)
+        _take_items(a, (pointer(a[walk.Q], kind), keys, values), pointer(a[walk.OUT], kind))
 
-def _bfloat_items(address: int) -> None:
-    a = long_pointer(address)
-    stores = bfloat_pointer(a[walk.Q]), bfloat_pointer(a[walk.KEYS]), bfloat_pointer(a[walk.VALUES])
-    _take_items(a, stores, bfloat_pointer(a[walk.OUT]))
-
-
-def _float_items_over_fp8(address: int) -> None:
-    a = long_pointer(address)
-    stores = float_pointer(a[walk.Q]), fp8_pointer(a[walk.KEYS]), fp8_pointer(a[walk.VALUES])
-    _take_items(a, stores, float_pointer(a[walk.OUT]))
-
-
-def _bfloat_items_over_fp8(address: int) -> None:
-    a = long_pointer(address)
-    stores = bfloat_pointer(a[walk.Q]), fp8_pointer(a[walk.KEYS]), fp8_pointer(a[walk.VALUES])
-    _take_items(a, stores, bfloat_pointer(a[walk.OUT]))
-
-
-# By dtype of the queries and of the stores.
-_BODIES = {
-    (torch.float32, torch.float32): _float_items,
-    (torch.bfloat16, torch.bfloat16): _bfloat_items,
-    (torch.float32, torch.float8_e4m3fn): _float_items_over_fp8,
-    (torch.bfloat16, torch.float8_e4m3fn): _bfloat_items_over_fp8,
-}
-
-
-@functools.cache
-def _task(dtype: torch.dtype, stored: torch.dtype) -> int:
-    """Address of the compiled task for these dtypes."""
-    return threads.compile_task(_BODIES[dtype, stored])
+    return threads.compile_task(items)

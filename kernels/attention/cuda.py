@@ -66,15 +66,7 @@ def attention(
     return paged_attention(q, keys, values, batch, sinks, scale, min(window or NO_WINDOW, NO_WINDOW))
 
 
-def empty_attention(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    batch: list[Tensor],
-    sinks: Tensor | None,
-    scale: float,
-    window: int,
-) -> Tensor:
+def empty_attention(q: Tensor, *_: object) -> Tensor:
     """What `paged_attention` returns, unfilled."""
     return q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
 
@@ -92,7 +84,7 @@ def paged_attention(
     """`attention` with the spans' tensors in a list: starts, past, page table. Rows of no span are not written."""
     (n_rows, n_heads, d_head), (_, n_kv, page_size, _) = q.shape, keys.shape
     n_spans, n_pages = batch[2].shape
-    out = empty_attention(q, keys, values, batch, sinks, scale, window)
+    out = empty_attention(q)
     if n_rows == 0 or n_spans == 0:
         return out
     n_warps, n_items, n_chunks = _plan(q, n_kv, n_spans, n_pages * page_size, window)

@@ -11,10 +11,9 @@ from torch import Tensor
 class Spans(Protocol):
     """The ragged rows of a pass; `engine.batch.Batch` is one. Every span has at least one row."""
 
+    # [n_spans + 1] int32: span i owns rows starts[i] … starts[i + 1] - 1
     @property
-    def span_starts(
-        self,
-    ) -> Tensor: ...  # [n_spans + 1] int32: span i owns rows starts[i] … starts[i + 1] - 1
+    def span_starts(self) -> Tensor: ...
 
     @property
     def n_past(self) -> Tensor: ...  # [n_spans] int32: position of the span's first row

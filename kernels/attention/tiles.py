@@ -12,18 +12,16 @@ import numpy as np
 
 from slipstream.kernels.chunk import CHUNK, load_high, load_high_part, load_low, load_low_part, sum_rows
 from slipstream.kernels.compiled import address_of, inlined, pointer_like, prefetch, shifted
+from slipstream.kernels.exponential import exp
 from slipstream.kernels.vector import (
-    add,
-    exp,
     fma,
     keep_below,
     larger,
     load,
     max_lanes,
-    mul,
     splat,
     store,
-    sub,
+    store_four,
     sum_lanes,
 )
 
@@ -70,32 +68,14 @@ def score(queries: Any, stride: int, rows: Any, d_head: int, out: Any, following
                 sums, lanes, (load_high(r0, d), load_high(r1, d), load_high(r2, d), load_high(r3, d))
             )
         if n > 0:
-            d = whole
-            lanes = load(queries, d), load(queries, stride + d)
-            low = (
-                load_low_part(r0, d, n),
-                load_low_part(r1, d, n),
-                load_low_part(r2, d, n),
-                load_low_part(r3, d, n),
-            )
-            sums = _advance(sums, lanes, low)
-            lanes = load(queries, d + 16), load(queries, stride + d + 16)
-            high = (
-                load_high_part(r0, d, n),
-                load_high_part(r1, d, n),
-                load_high_part(r2, d, n),
-                load_high_part(r3, d, n),
-            )
-            sums = _advance(sums, lanes, high)
-        first, second = shifted(out, position * 16), shifted(out, (BLOCK + position) * 16)
-        store(first, 0, sums[0])
-        store(first, 16, sums[1])
-        store(first, 32, sums[2])
-        store(first, 48, sums[3])
-        store(second, 0, sums[4])
-        store(second, 16, sums[5])
-        store(second, 32, sums[6])
-        store(second, 48, sums[7])
+            lanes = load(queries, whole), load(queries, stride + whole)
+            low = load_low_part(r0, whole, n), load_low_part(r1, whole, n)
+            sums = _advance(sums, lanes, (*low, load_low_part(r2, whole, n), load_low_part(r3, whole, n)))
+            lanes = load(queries, whole + 16), load(queries, stride + whole + 16)
+            high = load_high_part(r0, whole, n), load_high_part(r1, whole, n)
+            sums = _advance(sums, lanes, (*high, load_high_part(r2, whole, n), load_high_part(r3, whole, n)))
+        store_four(out, position * 16, sums[:4])
+        store_four(out, (BLOCK + position) * 16, sums[4:])
 
 
 @inlined
@@ -123,17 +103,14 @@ def soften(sums: Any, seen: Any, state: Any, weights: Any) -> Any:
     if before > largest:
         largest = before
     at, zero = splat(largest), splat(np.float32(0))
-    p0 = _only(seen, 0, exp(sub(s0, at)), zero)
-    p1 = _only(seen, 16, exp(sub(s1, at)), zero)
-    p2 = _only(seen, 32, exp(sub(s2, at)), zero)
-    p3 = _only(seen, 48, exp(sub(s3, at)), zero)
-    store(weights, 0, p0)
-    store(weights, 16, p1)
-    store(weights, 32, p2)
-    store(weights, 48, p3)
-    factor = exp(sub(splat(before), at))
+    p0 = _only(seen, 0, exp(s0 - at), zero)
+    p1 = _only(seen, 16, exp(s1 - at), zero)
+    p2 = _only(seen, 32, exp(s2 - at), zero)
+    p3 = _only(seen, 48, exp(s3 - at), zero)
+    store_four(weights, 0, (p0, p1, p2, p3))
+    factor = exp(splat(before) - at)
     state[0] = largest
-    state[1] = sum_lanes(fma(splat(state[1]), keep_below(1, factor, zero), add(add(p0, p1), add(p2, p3))))
+    state[1] = sum_lanes(fma(splat(state[1]), keep_below(1, factor, zero), (p0 + p1) + (p2 + p3)))
     return factor
 
 
@@ -148,10 +125,10 @@ def gather(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, f
     out, stride = totals
     size = address_of(shifted(like, 1)) - address_of(like)
     f, g = factors
-    a0, b0 = mul(load(out, 0), f), mul(load(out, stride), g)
-    a1, b1 = mul(load(out, 16), f), mul(load(out, stride + 16), g)
-    a2, b2 = mul(load(out, 32), f), mul(load(out, stride + 32), g)
-    a3, b3 = mul(load(out, 48), f), mul(load(out, stride + 48), g)
+    a0, b0 = load(out, 0) * f, load(out, stride) * g
+    a1, b1 = load(out, 16) * f, load(out, stride + 16) * g
+    a2, b2 = load(out, 32) * f, load(out, stride + 32) * g
+    a3, b3 = load(out, 48) * f, load(out, stride + 48) * g
     for position in range(positions[0], positions[1]):
         if following is not None:
             for byte in range(column * size, (column + 2 * CHUNK) * size, 64):
@@ -161,14 +138,8 @@ def gather(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, f
         a, b = splat(weights[position]), splat(weights[BLOCK + position])
         a0, a1, a2, a3 = fma(a, v0, a0), fma(a, v1, a1), fma(a, v2, a2), fma(a, v3, a3)
         b0, b1, b2, b3 = fma(b, v0, b0), fma(b, v1, b1), fma(b, v2, b2), fma(b, v3, b3)
-    store(out, 0, a0)
-    store(out, 16, a1)
-    store(out, 32, a2)
-    store(out, 48, a3)
-    store(out, stride, b0)
-    store(out, stride + 16, b1)
-    store(out, stride + 32, b2)
-    store(out, stride + 48, b3)
+    store_four(out, 0, (a0, a1, a2, a3))
+    store_four(out, stride, (b0, b1, b2, b3))
 
 
 @inlined
@@ -177,8 +148,8 @@ def gather_narrow(weights: Any, rows: Any, positions: Any, totals: Any, factors:
     addresses, column, like = rows
     out, stride = totals
     f, g = factors
-    a0, b0 = mul(load(out, 0), f), mul(load(out, stride), g)
-    a1, b1 = mul(load(out, 16), f), mul(load(out, stride + 16), g)
+    a0, b0 = load(out, 0) * f, load(out, stride) * g
+    a1, b1 = load(out, 16) * f, load(out, stride + 16) * g
     for position in range(positions[0], positions[1]):
         row = pointer_like(addresses[position], like)
         v0, v1 = load_low_part(row, column, width), load_high_part(row, column, width)

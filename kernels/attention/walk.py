@@ -17,7 +17,8 @@ from slipstream.kernels.compiled import (
     long_pointer,
     shifted,
 )
-from slipstream.kernels.vector import add, div, exp, load, mul, splat, store, sub
+from slipstream.kernels.exponential import exp
+from slipstream.kernels.vector import load, splat, store
 
 ITEM_LANES = 64  # slots up to which an item takes several heads: they should stay in the cache
 ITEM_ROWS = 64  # rows of a span in one item: more need more scratch memory, fewer read the cache more often
@@ -165,8 +166,8 @@ def _start(a: Any, item: Any, stores: Any, memory: Any) -> None:
             row = shifted(q, ((begin + lane // group) * a[N_HEADS] + head * group + lane % group) * d_head)
             for d in range(0, d_head, CHUNK):
                 at = slot * d_pad + d
-                store(queries, at, mul(scale, load_low_as(row, d, d_head - d, keys)))
-                store(queries, at + 16, mul(scale, load_high_as(row, d, d_head - d, keys)))
+                store(queries, at, scale * load_low_as(row, d, d_head - d, keys))
+                store(queries, at + 16, scale * load_high_as(row, d, d_head - d, keys))
                 store(totals, at, zero)
                 store(totals, at + 16, zero)
             states[2 * slot] = LEAST
@@ -220,10 +221,10 @@ def _finish(a: Any, item: Any, targets: Any, memory: Any) -> None:
             total = splat(states[2 * slot + 1])
             if a[SINKS] != 0:
                 sink = splat(float_pointer(a[SINKS])[query_head])
-                total = add(total, exp(sub(sink, splat(states[2 * slot]))))
+                total = total + exp(sink - splat(states[2 * slot]))
             for d in range(0, d_head, CHUNK):
                 at = slot * d_pad + d
-                low, high = div(load(totals, at), total), div(load(totals, at + 16), total)
+                low, high = load(totals, at) / total, load(totals, at + 16) / total
                 store_chunk(shifted(row, d), (low, high), d_head - d, like)
             slot += 1
         slot += 1

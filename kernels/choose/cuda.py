@@ -50,14 +50,7 @@ def choose(
     return Choice(token_ids, probability if want_probability else None)
 
 
-def shapes(
-    logits: Tensor,
-    columns: Sequence[Tensor],
-    entries: Sequence[Tensor],
-    words: Sequence[Tensor],
-    *,
-    want_probability: bool,
-) -> tuple[Tensor, Tensor]:
+def shapes(logits: Tensor, *_: object, want_probability: bool) -> tuple[Tensor, Tensor]:
     """What `rows` returns, unfilled: token ids [n_rows] int64, probabilities [n_rows] float32 ([0] if unwanted)."""
     n_rows = logits.shape[0]
     return (
@@ -82,17 +75,17 @@ def rows(
     n_rows, vocab = logits.shape
     wide = logits.to(torch.float32).contiguous()  # [n_rows, vocab]
     n_segments, n_chunks, n_parts = (-(-vocab // size) for size in (SEGMENT, CHUNK, PART))
-    token_ids, probability = shapes(logits, columns, entries, words, want_probability=want_probability)
+    token_ids, probability = shapes(logits, want_probability=want_probability)
     # 64-bit words of every row: see work_of in choose.cu.
     n_words = n_segments + n_chunks + n_parts + 2 + 2 * N_BUCKETS
     workspace = torch.empty(n_rows * n_words, dtype=torch.int64, device=logits.device)
     edits: tuple[Argument, ...] = tuple(entries) or (None,) * 5
     masks: tuple[Argument, ...] = (*words, words[1].shape[1]) if words else (None, None, 0)
     changed = torch.empty_like(wide) if entries or words else None  # [n_rows, vocab]
-    told: tuple[Argument, ...] = (n_rows, vocab, *columns, workspace)
-    launch(ROWS, "scan", (n_rows * n_chunks, 1, 1), CHUNK_THREADS, wide, *told, *edits, *masks, changed)
-    told = (wide if changed is None else changed, *told)
-    launch(ROWS, "weigh", (n_rows * n_parts, 1, 1), PART_THREADS, *told, int(want_probability))
+    common: tuple[Argument, ...] = (n_rows, vocab, *columns, workspace)
+    launch(ROWS, "scan", (n_rows * n_chunks, 1, 1), CHUNK_THREADS, wide, *common, *edits, *masks, changed)
+    common = (wide if changed is None else changed, *common)
+    launch(ROWS, "weigh", (n_rows * n_parts, 1, 1), PART_THREADS, *common, int(want_probability))
     answers = token_ids, probability if want_probability else None
-    launch(ROWS, "draw", (n_rows * n_chunks, 1, 1), CHUNK_THREADS, *told, *answers)
+    launch(ROWS, "draw", (n_rows * n_chunks, 1, 1), CHUNK_THREADS, *common, *answers)
     return token_ids, probability

@@ -10,7 +10,8 @@ import numpy as np
 from slipstream.kernels.choose import noise
 from slipstream.kernels.choose.truncate import SEGMENT, logits, survives, weights
 from slipstream.kernels.compiled import inlined, int_pointer, routine
-from slipstream.kernels.vector import WIDTH, at_least, exp, first_lane, fma, load_inverted, lowest_bit, splat
+from slipstream.kernels.exponential import exp
+from slipstream.kernels.vector import WIDTH, at_least, first_lane, fma, load_inverted, lowest_bit, splat
 
 WORD, SHIFT = np.uint64(noise.WORD), np.uint64(32)
 LEFT, RIGHT = np.uint64(noise.MULTIPLIERS[0]), np.uint64(noise.MULTIPLIERS[1])

@@ -24,10 +24,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
     a, b, c, d = counter
     k0, k1 = key
     for _ in range(N_ROUNDS):
-        left, right = (
-            a * MULTIPLIERS[0],
-            c * MULTIPLIERS[1],
-        )  # products wrap in int64; the masks undo the sign
+        left, right = a * MULTIPLIERS[0], c * MULTIPLIERS[1]  # they wrap in int64; the masks undo the sign
         a, c = ((right >> 32) & WORD) ^ b ^ k0, ((left >> 32) & WORD) ^ d ^ k1
         b, d = right & WORD, left & WORD
         k0, k1 = (k0 + KEY_STEPS[0]) & WORD, (k1 + KEY_STEPS[1]) & WORD

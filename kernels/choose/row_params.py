@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LEAST_TEMPERATURE = (
-    1e-5  # below it a row is greedy: logit / temperature would leave float32's range or precision
-)
+# Below it a row is greedy: logit / temperature would leave float32's range or precision.
+LEAST_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +71,29 @@ class Choice(NamedTuple):
     """What was picked."""
 
     token_ids: Tensor  # [n_rows] int64; -1 where a row has a NaN or +inf, or nothing above -inf
-    probability: (
-        Tensor | None
-    )  # [n_rows] float32: softmax of the row after edits and mask, at temperature 1; None unless wanted
+    # [n_rows] float32: softmax of the row after edits and mask, at temperature 1; None unless wanted
+    probability: Tensor | None
 
 
 def row_columns(params: RowParams, n_rows: int) -> tuple[Tensor, ...]:
     """The fields in their order. Raises ValueError where their memory would be read as something else."""
-    columns: tuple[Tensor, ...] = attrgetter(*COLUMNS)(params)
-    for column, dtype in zip(columns, COLUMNS.values(), strict=True):
-        if column.dtype != dtype or not column.is_contiguous() or column.shape != (n_rows,):
-            raise ValueError("row parameters are contiguous, one per row, of the types RowParams names")
-    return columns
+    return _columns(params, COLUMNS, (n_rows,) * len(COLUMNS))
 
 
 def edit_columns(edits: Edits, n_rows: int) -> tuple[Tensor, ...]:
     """The same of entries."""
-    columns: tuple[Tensor, ...] = attrgetter(*EDIT_COLUMNS)(edits)
     n = edits.token_ids.shape[0]
-    lengths = n_rows + 1, n, n, n, n
-    for column, dtype, length in zip(columns, EDIT_COLUMNS.values(), lengths, strict=True):
+    return _columns(edits, EDIT_COLUMNS, (n_rows + 1, n, n, n, n))
+
+
+def _columns(
+    of: RowParams | Edits, dtypes: dict[str, torch.dtype], lengths: tuple[int, ...]
+) -> tuple[Tensor, ...]:
+    columns: tuple[Tensor, ...] = attrgetter(*dtypes)(of)
+    for column, dtype, length in zip(columns, dtypes.values(), lengths, strict=True):
         if column.dtype != dtype or not column.is_contiguous() or column.shape != (length,):
-            raise ValueError("edits are contiguous, of the shapes and types that Edits names")
+            name = type(of).__name__
+            raise ValueError(f"{name}: fields are contiguous, one per row or entry, of the types it names")
     return columns
 
 

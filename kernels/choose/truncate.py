@@ -15,7 +15,6 @@ from slipstream.kernels.choose import mass
 from slipstream.kernels.compiled import bits_of, float_pointer, inlined, int_pointer, routine
 from slipstream.kernels.vector import (
     WIDTH,
-    add,
     at_least,
     first_lane,
     floor,
@@ -23,13 +22,11 @@ from slipstream.kernels.vector import (
     larger,
     load_part,
     max_lanes,
-    mul,
     power_of_whole,
     smaller,
     splat,
     store,
     store_whole,
-    sub,
 )
 
 SEGMENT = 256
@@ -48,16 +45,16 @@ DIGITS = 11  # bits that one round of the exact search settles; three rounds are
 @inlined
 def weights(distance: Any) -> Any:
     """`mass.weights` of 16 lanes. No multiply-add is fused, as in the definition."""
-    y = larger(splat(LEAST_LOG2), mul(distance, splat(LOG2E)))
+    y = larger(splat(LEAST_LOG2), distance * splat(LOG2E))
     whole = floor(y)
-    f = sub(y, whole)
-    power = add(mul(splat(C6), f), splat(C5))
-    power = add(mul(power, f), splat(C4))
-    power = add(mul(power, f), splat(C3))
-    power = add(mul(power, f), splat(C2))
-    power = add(mul(power, f), splat(C1))
-    power = add(mul(power, f), splat(C0))
-    return mul(power, power_of_whole(whole))
+    f = y - whole
+    power = splat(C6) * f + splat(C5)
+    power = power * f + splat(C4)
+    power = power * f + splat(C3)
+    power = power * f + splat(C2)
+    power = power * f + splat(C1)
+    power = power * f + splat(C0)
+    return power * power_of_whole(whole)
 
 
 @inlined
@@ -98,7 +95,7 @@ def survives(logit: Any, token: int, cut: Any) -> bool:
 @inlined
 def _buckets(distance: Any) -> Any:
     """Bucket of 16 distances (≤ 0) from the largest logit, as whole float32."""
-    return smaller(splat(LAST_BUCKET), floor(mul(distance, splat(-PER_UNIT))))
+    return smaller(splat(LAST_BUCKET), floor(distance * splat(-PER_UNIT)))
 
 
 @inlined
@@ -106,7 +103,7 @@ def _measure(source: Any, segment: int, work: Any) -> int:
     """Weights and buckets of a segment's tokens, into work; returns how many it has."""
     row, n, _, largest = source
     for i in range(0, SEGMENT, WIDTH):
-        distance = sub(logits(row, segment * SEGMENT + i, n), splat(largest))
+        distance = logits(row, segment * SEGMENT + i, n) - splat(largest)
         store(float_pointer(work[0].ctypes.data), i, weights(distance))
         store_whole(int_pointer(work[1].ctypes.data), i, _buckets(distance))
     n_left: int = n - segment * SEGMENT

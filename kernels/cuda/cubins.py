@@ -41,8 +41,8 @@ def load(folder: Path, key: str) -> tuple[bytes, dict[str, str], str] | None:
     """(cubin, symbols, log) of that key; None if there is none, or one that is damaged."""
     try:
         head, _, cubin = (folder / f"{key}.cubin").read_bytes().partition(b"\n")
-        told = json.loads(head)
-        symbols, said, digest = told["symbols"], told["log"], told["sha256"]
+        known = json.loads(head)
+        symbols, said, digest = known["symbols"], known["log"], known["sha256"]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

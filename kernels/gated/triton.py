@@ -18,20 +18,15 @@ GELU_CUBIC = tl.constexpr(0.07135481627260025)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    return _pairs(gate_up, gelu=False)
+    return _pairs(gate_up, "silu")
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
-    return _pairs(gate_up, gelu=True)
+    return _pairs(gate_up, "gelu")
 
 
 def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
-    n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty((n_rows, d_inner))
-    if out.numel() > 0:
-        grid, sizes = (n_rows, tiles(d_inner, TILE)), (d_inner, TILE)
-        _clamped[grid](aligned(gate_up), out, *sizes, limit, steepness, num_warps=4, **FUSED)
-    return out
+    return _pairs(gate_up, "clamped", limit, steepness)
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
@@ -43,11 +38,12 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     return out
 
 
-def _pairs(gate_up: Tensor, *, gelu: bool) -> Tensor:
+def _pairs(gate_up: Tensor, form: str, limit: float = 0.0, steepness: float = 0.0) -> Tensor:
     n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((n_rows, d_inner))
     if out.numel() > 0:
-        _gated[n_rows, tiles(d_inner, TILE)](aligned(gate_up), out, d_inner, TILE, gelu, num_warps=4, **FUSED)
+        grid, how = (n_rows, tiles(d_inner, TILE)), (d_inner, TILE, form, limit, steepness)
+        _gated[grid](aligned(gate_up), out, *how, num_warps=4, **FUSED)
     return out
 
 
@@ -55,21 +51,6 @@ def _pairs(gate_up: Tensor, *, gelu: bool) -> Tensor:
 def over_one_plus_exp(x, power):
     """x / (1 + exp(-power)): x * sigmoid(power), and where power is huge x or 0, never NaN."""
     return x / (1.0 + tl.exp(-power))
-
-
-@triton.jit
-def _gated(gate_up_at, out_at, D: tl.constexpr, SIZE: tl.constexpr, GELU: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
-    inside = i < D
-    gate = tl.load(gate_up_at + row * (2 * D) + i, mask=inside, other=0.0)  # [SIZE]
-    up = tl.load(gate_up_at + row * (2 * D) + D + i, mask=inside, other=0.0)  # [SIZE]
-    wide = gate.to(tl.float32)
-    power = wide
-    if GELU:
-        power = wide * (GELU_LINEAR + GELU_CUBIC * (wide * wide))
-    gated = over_one_plus_exp(wide, power) * up.to(tl.float32)
-    tl.store(out_at + row * D + i, gated.to(gate.dtype), mask=inside)
 
 
 @triton.jit
@@ -81,20 +62,29 @@ def clamped(gate, up, LIMIT: tl.constexpr, STEEPNESS: tl.constexpr):
 
 
 @triton.jit
-def _clamped(
+def _gated(
     gate_up_at,
     out_at,
     D: tl.constexpr,
     SIZE: tl.constexpr,
+    FORM: tl.constexpr,
     LIMIT: tl.constexpr,
     STEEPNESS: tl.constexpr,
 ):
+    """FORM: silu, gelu or clamped; the last two arguments are of that."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = i < D
     gate = tl.load(gate_up_at + row * (2 * D) + i, mask=inside, other=0.0)  # [SIZE]
     up = tl.load(gate_up_at + row * (2 * D) + D + i, mask=inside, other=0.0)  # [SIZE]
-    gated = clamped(gate.to(tl.float32), up.to(tl.float32), LIMIT, STEEPNESS)
+    wide = gate.to(tl.float32)
+    if FORM == "clamped":
+        gated = clamped(wide, up.to(tl.float32), LIMIT, STEEPNESS)
+    else:
+        power = wide
+        if FORM == "gelu":
+            power = wide * (GELU_LINEAR + GELU_CUBIC * (wide * wide))
+        gated = over_one_plus_exp(wide, power) * up.to(tl.float32)
     tl.store(out_at + row * D + i, gated.to(gate.dtype), mask=inside)
 
 

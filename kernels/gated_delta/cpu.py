@@ -6,7 +6,6 @@ is in the pass: every column of a state is a chain of its own.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -15,24 +14,21 @@ from torch import Tensor
 
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import (
-    bfloat_pointer,
     fetch_add,
-    float_pointer,
     inlined,
     int_pointer,
     long_kernel,
     long_pointer,
+    per_dtype,
+    pointer,
     shifted,
 )
+from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.gated_delta import reference, walk
-from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.gated_delta.spans import RecurrentSpans, parts_of
 from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 
 SERIAL_BELOW = 500_000  # elements of states times updates; less is not worth waking another thread for
-
-
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None if dtype in _BODIES else "float32 and bfloat16 only"
 
 
 def gated_delta(
@@ -63,23 +59,13 @@ def settle_states(states: Tensor, state: DeltaState, spans: RecurrentSpans) -> N
 def _start(rows: tuple[Tensor, ...], state: DeltaState, spans: RecurrentSpans, dtype: torch.dtype) -> None:
     """Check what is taken by its address, and run."""
     states = state.state, state.parked_keys, state.parked_deltas, state.parked_decays
-    batch = (
-        spans.span_starts,
-        spans.slot_ids,
-        spans.history_starts,
-        spans.history_rows,
-        spans.n_settled,
-        spans.park_rows,
-    )
     if not all(x.dtype == torch.float32 and x.is_contiguous() for x in (*states, *rows[4:])):
         raise ValueError("states, records and the gate's weights are contiguous float32")
-    if not all(x.dtype == torch.int32 and x.is_contiguous() for x in batch):
-        raise ValueError("the parts of spans are contiguous int32")
     n_key_heads, d_key = state.parked_keys.shape[1:]
     n_value_heads, d_value = state.parked_deltas.shape[1:]
     _run(
         tuple(x.data_ptr() for x in (*rows, *states)),
-        tuple(x.data_ptr() for x in batch),
+        tuple(x.data_ptr() for x in parts_of(spans)),
         (
             spans.slot_ids.shape[0],
             n_key_heads,
@@ -88,7 +74,7 @@ def _start(rows: tuple[Tensor, ...], state: DeltaState, spans: RecurrentSpans, d
             d_value,
             int(state.parked_decays.dim() == 3),
         ),
-        _task(dtype),
+        _task[dtype],
         threads.available(),
     )
 
@@ -100,12 +86,8 @@ def _run(tensors: Any, batch: Any, shape: Any, task: int, n_threads: int) -> Non
     memory[:10], memory[10:16], memory[16:22] = tensors, batch, shape
     a = long_pointer(memory.ctypes.data)
     n_spans = shape[0]
-    n_updates = (
-        int_pointer(a[walk.STARTS])[n_spans]
-        - int_pointer(a[walk.STARTS])[0]
-        + int_pointer(a[walk.HISTORY_STARTS])[n_spans]
-        - int_pointer(a[walk.HISTORY_STARTS])[0]
-    )
+    starts, history = int_pointer(a[walk.STARTS]), int_pointer(a[walk.HISTORY_STARTS])
+    n_updates = starts[n_spans] - starts[0] + history[n_spans] - history[0]
     if n_updates * a[walk.N_VALUE_HEADS] * a[walk.D_KEY] * a[walk.D_VALUE] < SERIAL_BELOW:
         n_threads = 1
     a[walk.N_ITEMS], a[walk.NEXT] = n_spans * a[walk.N_KEY_HEADS], 0
@@ -124,20 +106,12 @@ def _take_items(a: Any, rows: Any) -> None:
     floats[0] = 0  # keeps the memory alive until here
 
 
-def _float_items(address: int) -> None:
-    a = long_pointer(address)
-    _take_items(a, (float_pointer(a[walk.MIXED]), float_pointer(a[walk.OUT])))
+@per_dtype
+def _task(kind: Any) -> int:
+    """Address of the compiled task for rows of that kind."""
 
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        _take_items(a, (pointer(a[walk.MIXED], kind), pointer(a[walk.OUT], kind)))
 
-def _bfloat_items(address: int) -> None:
-    a = long_pointer(address)
-    _take_items(a, (bfloat_pointer(a[walk.MIXED]), bfloat_pointer(a[walk.OUT])))
-
-
-_BODIES = {torch.float32: _float_items, torch.bfloat16: _bfloat_items}
-
-
-@functools.cache
-def _task(dtype: torch.dtype) -> int:
-    """Address of the compiled task for this dtype."""
-    return threads.compile_task(_BODIES[dtype])
+    return threads.compile_task(items)

@@ -7,21 +7,8 @@ from typing import Any
 import numpy as np
 
 from slipstream.kernels.compiled import inlined
-from slipstream.kernels.vector import (
-    WIDTH,
-    add,
-    div,
-    exp,
-    fma,
-    larger,
-    load,
-    load_part,
-    mul,
-    splat,
-    store,
-    sub,
-    sum_lanes,
-)
+from slipstream.kernels.exponential import exp
+from slipstream.kernels.vector import WIDTH, fma, larger, load, load_part, splat, store, sum_lanes
 
 EPS = np.float32(1e-6)  # added to a sum of squares
 # 1 + z²/3 + z⁴/5 + …, highest power first: atanh(z) / z within 2e-9 for |z| <= 1/3
@@ -37,7 +24,7 @@ def normalise(x: Any, d: int, scale: Any, out: Any) -> None:
         squares = fma(part, part, squares)
     inverse = splat(np.float32(np.float32(1) / np.sqrt(sum_lanes(squares) + EPS)))
     for i in range(0, d, WIDTH):
-        store(out, i, mul(mul(load_part(x, i, d - i), inverse), splat(np.float32(scale))))
+        store(out, i, load_part(x, i, d - i) * inverse * splat(np.float32(scale)))
 
 
 @inlined
@@ -58,23 +45,16 @@ def fill(value: Any, d: int, out: Any) -> None:
 def multiply(x: Any, y: Any, d: int, out: Any) -> None:
     """out = x * y over whole vectors."""
     for i in range(0, d, WIDTH):
-        store(out, i, mul(load(x, i), load(y, i)))
-
-
-@inlined
-def sigmoid(x: Any) -> Any:
-    """1 / (1 + e^-x) per lane."""
-    one = splat(np.float32(1))
-    return div(one, add(one, exp(sub(splat(np.float32(0)), x))))
+        store(out, i, load(x, i) * load(y, i))
 
 
 @inlined
 def softplus(x: Any) -> Any:
     """log(1 + e^x) per lane, as max(x, 0) + log(1 + u) with u = e^-|x|, and log(1 + u) = 2 atanh(u / (2 + u))."""
     zero, two = splat(np.float32(0)), splat(np.float32(2))
-    u = exp(sub(zero, larger(x, sub(zero, x))))
-    z = div(u, add(two, u))
-    square, total = mul(z, z), splat(ATANH[0])
+    u = exp(zero - larger(x, zero - x))
+    z = u / (two + u)
+    square, total = z * z, splat(ATANH[0])
     total = fma(total, square, splat(ATANH[1]))
     total = fma(total, square, splat(ATANH[2]))
     total = fma(total, square, splat(ATANH[3]))
@@ -82,11 +62,11 @@ def softplus(x: Any) -> Any:
     total = fma(total, square, splat(ATANH[5]))
     total = fma(total, square, splat(ATANH[6]))
     total = fma(total, square, splat(ATANH[7]))
-    return fma(mul(two, z), total, larger(zero, x))
+    return fma(two * z, total, larger(zero, x))
 
 
 @inlined
 def decay(raw: Any, a_log: Any, dt_bias: Any) -> Any:
     """e^(-e^a_log * softplus(raw + dt_bias)) per lane; never below e^-87."""
     rate = exp(a_log)
-    return exp(sub(splat(np.float32(0)), mul(rate, softplus(add(raw, dt_bias)))))
+    return exp(splat(np.float32(0)) - rate * softplus(raw + dt_bias))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -18,10 +19,9 @@ class RecurrentSpans(Protocol):
     is written. Other than that no two spans name the same parked row, and no two the same slot.
     """
 
+    # [n_spans + 1] int32: span i owns rows starts[i] … starts[i + 1] - 1
     @property
-    def span_starts(
-        self,
-    ) -> Tensor: ...  # [n_spans + 1] int32: span i owns rows starts[i] … starts[i + 1] - 1
+    def span_starts(self) -> Tensor: ...
 
     @property
     def slot_ids(self) -> Tensor: ...  # [n_spans] int32: place of the slot's state
@@ -37,3 +37,12 @@ class RecurrentSpans(Protocol):
 
     @property
     def park_rows(self) -> Tensor: ...  # [n_rows] int32: where a row's record goes, -1: nowhere
+
+
+def parts_of(spans: RecurrentSpans) -> tuple[Tensor, ...]:
+    """The six tensors, in the order above. Raises ValueError where their memory would be read as something else."""
+    parts = spans.span_starts, spans.slot_ids, spans.history_starts, spans.history_rows
+    parts = *parts, spans.n_settled, spans.park_rows
+    if not all(x.dtype == torch.int32 and x.is_contiguous() for x in parts):
+        raise ValueError("the parts of spans are contiguous int32")
+    return parts

@@ -12,9 +12,8 @@ class DeltaGate:
     """Weights of the decay: log decay = -exp(a_log) * softplus(raw + dt_bias). float32."""
 
     a_log: Tensor  # [n_value_heads]
-    dt_bias: (
-        Tensor  # [n_value_heads], or [n_value_heads, d_key] where every key dimension decays on its own (KDA)
-    )
+    # [n_value_heads], or [n_value_heads, d_key] where every key dimension decays on its own (KDA)
+    dt_bias: Tensor
 
 
 @dataclass(frozen=True, slots=True)

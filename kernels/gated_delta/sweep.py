@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.kernels.compiled import inlined
-from slipstream.kernels.vector import add, fma, load, load_part, mul, splat, store, store_part
+from slipstream.kernels.vector import fma, load_four, load_part, splat, store_four, store_part
 
 COLUMNS = 64
 
@@ -20,7 +20,7 @@ COLUMNS = 64
 def four(pointer: Any, at: Any, count: Any) -> Any:
     """Elements at … at + 63; with a count, those below it and 0 for the rest."""
     if count is None:
-        return load(pointer, at), load(pointer, at + 16), load(pointer, at + 32), load(pointer, at + 48)
+        return load_four(pointer, at)
     return (
         load_part(pointer, at, count),
         load_part(pointer, at + 16, count - 16),
@@ -33,10 +33,7 @@ def four(pointer: Any, at: Any, count: Any) -> Any:
 def put_four(pointer: Any, at: Any, values: Any, count: Any) -> None:
     """Write what `four` reads."""
     if count is None:
-        store(pointer, at, values[0])
-        store(pointer, at + 16, values[1])
-        store(pointer, at + 32, values[2])
-        store(pointer, at + 48, values[3])
+        store_four(pointer, at, values)
     else:
         store_part(pointer, at, values[0], count)
         store_part(pointer, at + 16, values[1], count - 16)
@@ -60,7 +57,7 @@ def weigh(rows: Any, stride: Any, weights: Any, d_key: int, count: Any) -> Any:
         even = splat(weights[d_key - 1])
         r0, r1, r2, r3 = four(rows, (d_key - 1) * stride, count)
         e0, e1, e2, e3 = fma(even, r0, e0), fma(even, r1, e1), fma(even, r2, e2), fma(even, r3, e3)
-    return add(e0, o0), add(e1, o1), add(e2, o2), add(e3, o3)
+    return e0 + o0, e1 + o1, e2 + o2, e3 + o3
 
 
 @inlined
@@ -71,10 +68,10 @@ def moved(rows: Any, at: Any, decay: Any, key: Any, delta: Any, count: Any) -> A
     """
     r0, r1, r2, r3 = four(rows, at, count)
     return (
-        add(mul(r0, decay), mul(key, delta[0])),
-        add(mul(r1, decay), mul(key, delta[1])),
-        add(mul(r2, decay), mul(key, delta[2])),
-        add(mul(r3, decay), mul(key, delta[3])),
+        r0 * decay + key * delta[0],
+        r1 * decay + key * delta[1],
+        r2 * decay + key * delta[2],
+        r3 * decay + key * delta[3],
     )
 
 
@@ -95,10 +92,6 @@ def update(source: Any, target: Any, vectors: Any, delta: Any, d_key: int, count
         key, decay, query = splat(vectors[0][i]), splat(vectors[1][i]), splat(vectors[2][i])
         new = moved(source[0], i * source[1], decay, key, delta, count)
         put_four(target[0], i * target[1], new, count)
-        t0, t1, t2, t3 = (
-            fma(query, new[0], t0),
-            fma(query, new[1], t1),
-            fma(query, new[2], t2),
-            fma(query, new[3], t3),
-        )
+        t0, t1 = fma(query, new[0], t0), fma(query, new[1], t1)
+        t2, t3 = fma(query, new[2], t2), fma(query, new[3], t3)
     return t0, t1, t2, t3

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gated_delta import reference
-from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.gated_delta.spans import RecurrentSpans, parts_of
 from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 from slipstream.kernels.gated_delta.triton_columns import advance_columns
 from slipstream.kernels.triton_launch import FUSED, ROUNDED, aligned, power_of_two, tiles
@@ -46,11 +46,11 @@ def gated_delta(
     n_value_heads, d_value = state.parked_deltas.shape[1:]
     if not raw_decay.shape[1:] == gate.dt_bias.shape == state.parked_decays.shape[1:]:
         raise ValueError("raw_decay, dt_bias and parked_decays disagree on what decays by itself")
-    _check(state, spans)
+    parts = _checked(state, spans)
     mixed, raw_decay, raw_beta = aligned(mixed), aligned(raw_decay), aligned(raw_beta)
     out = torch.empty((mixed.shape[0], n_value_heads, d_value), dtype=mixed.dtype, device=mixed.device)
     updates = _prepare((mixed, raw_decay, raw_beta), gate, state, spans)
-    _advance(mixed, out, updates, state, spans)
+    _advance(mixed, out, updates, state, parts)
     return out
 
 
@@ -58,22 +58,18 @@ def settle_states(states: Tensor, state: DeltaState, spans: RecurrentSpans) -> N
     if states.dtype != torch.float32:
         reference.settle_states(states, state, spans)  # float64: the same operations
         return
-    _check(state, spans)
+    parts = _checked(state, spans)
     none = states.new_empty((0, 0))  # no rows: neither these nor their kin are read
     updates = _prepare((none, none, none), DeltaGate(states, states), state, spans)
-    _advance(none, none, updates, state, spans)
+    _advance(none, none, updates, state, parts)
 
 
-def _check(state: DeltaState, spans: RecurrentSpans) -> None:
-    """Raises ValueError for tensors that the kernels could not read."""
+def _checked(state: DeltaState, spans: RecurrentSpans) -> tuple[Tensor, ...]:
+    """The parts of `spans` as kernels take them. Raises ValueError for tensors they could not read."""
     states = state.state, state.parked_keys, state.parked_deltas, state.parked_decays
     if not all(x.dtype == torch.float32 and x.is_contiguous() for x in states):
         raise ValueError("states and records are contiguous float32")
-    batch = spans.span_starts, spans.slot_ids, spans.history_starts, spans.history_rows
-    if not all(
-        x.dtype == torch.int32 and x.is_contiguous() for x in (*batch, spans.n_settled, spans.park_rows)
-    ):
-        raise ValueError("the parts of spans are contiguous int32")
+    return parts_of(spans)
 
 
 def _sizes(state: DeltaState) -> tuple[int, int, int, int, bool]:
@@ -110,18 +106,20 @@ def _prepare(
     return updates
 
 
-def _advance(mixed: Tensor, out: Tensor, updates: _Updates, state: DeltaState, spans: RecurrentSpans) -> None:
+def _advance(
+    mixed: Tensor, out: Tensor, updates: _Updates, state: DeltaState, parts: tuple[Tensor, ...]
+) -> None:
+    """parts: of the pass's `RecurrentSpans`, as `parts_of` gives them."""
     n_key_heads, n_value_heads, d_key, d_value, per_key = _sizes(state)
-    n_spans = spans.slot_ids.shape[0]
+    n_spans, n_history = parts[1].shape[0], parts[3].shape[0]
     if n_spans > 0:
-        batch = spans.span_starts, spans.slot_ids, spans.history_starts, spans.history_rows
         pools = state.state, state.parked_keys, state.parked_deltas, state.parked_decays
         advance_columns[tiles(d_value, COLUMNS), n_value_heads, n_spans](
-            *(mixed, out, *updates, *pools, *batch, spans.n_settled, spans.park_rows),
-            *(spans.history_rows.shape[0], n_key_heads, n_value_heads, d_key, d_value),
+            *(mixed, out, *updates, *pools, *parts),
+            *(n_history, n_key_heads, n_value_heads, d_key, d_value),
             *(tiles(d_key, CHUNK), CHUNK, COLUMNS, per_key),
             num_warps=1,
-            **ROUNDED,  # an update is the definition's, whoever applies it: a row, a fold, another implementation
+            **ROUNDED,  # an update is the definition's, whatever applies it: a row, a fold, another implementation
         )
 
 

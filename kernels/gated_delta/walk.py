@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from slipstream.kernels.compiled import float_pointer, inlined, int_pointer, shifted
-from slipstream.kernels.gated_delta.prepare import copy, decay, fill, multiply, normalise, sigmoid
+from slipstream.kernels.exponential import over_one_plus_exp
+from slipstream.kernels.gated_delta.prepare import copy, decay, fill, multiply, normalise
 from slipstream.kernels.gated_delta.sweep import COLUMNS, fold, four, put_four, update, weigh
-from slipstream.kernels.vector import WIDTH, first_lane, load_part, mul, splat, store_part, sub
+from slipstream.kernels.vector import WIDTH, first_lane, load_part, splat, store_part
 
 # Places of the arguments, all int64. OUT and MIXED are of the rows' dtype, other tensors float32 or int32.
 MIXED, DECAY, BETA, OUT, A_LOG, DT_BIAS, STATE, KEYS, DELTAS, DECAYS = range(10)
@@ -89,9 +90,8 @@ def _prepare(a: Any, where: Any, tile: Any, mixed: Any, memory: Any) -> None:
         park = int_pointer(a[PARKS])[row]
         _decays(a, (row, park), head, shifted(vectors, d_pad))
         multiply(keys, shifted(vectors, d_pad), d_key, shifted(vectors, 3 * d_pad))
-        memory[1][t - first] = first_lane(
-            sigmoid(splat(float_pointer(a[BETA])[row * a[N_VALUE_HEADS] + head]))
-        )
+        raw_beta = splat(float_pointer(a[BETA])[row * a[N_VALUE_HEADS] + head])
+        memory[1][t - first] = first_lane(over_one_plus_exp(splat(np.float32(1)), raw_beta))
         if park >= 0 and last:
             record = shifted(float_pointer(a[KEYS]), (park * a[N_KEY_HEADS] + key_head) * d_key)
             for i in range(d_key):
@@ -158,7 +158,7 @@ def _advance(a: Any, where: Any, tile: Any, rows: Any, memory: Any, count: Any) 
         v0, v1, v2, v3 = four(rows[0], value, count)
         p0, p1, p2, p3 = weigh(source[0], source[1], weights, d_key, count)
         beta = splat(memory[1][t - first])
-        delta = mul(beta, sub(v0, p0)), mul(beta, sub(v1, p1)), mul(beta, sub(v2, p2)), mul(beta, sub(v3, p3))
+        delta = beta * (v0 - p0), beta * (v1 - p1), beta * (v2 - p2), beta * (v3 - p3)
         read = update(source, target, (keys, decays, queries), delta, d_key, count)
         put_four(rows[1], (row * a[N_VALUE_HEADS] + head) * d_value + column, read, count)
         park = int_pointer(a[PARKS])[row]

@@ -26,17 +26,8 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: 
     out = torch.empty((n_rows, n_heads * d), dtype=gate.dtype, device=x.device)
     if out.numel() > 0:
         _heads[n_rows, tiles(n_heads, HEADS)](
-            aligned(x),
-            gate,
-            aligned(weight),
-            out,
-            eps,
-            gate.stride(0),
-            n_heads,
-            d,
-            power_of_two(d),
-            HEADS,
-            activation == "silu",
+            *(aligned(x), gate, aligned(weight), out, eps),
+            *(gate.stride(0), n_heads, d, power_of_two(d), HEADS, activation == "silu"),
             num_warps=4,
             **FUSED,
         )

@@ -81,19 +81,10 @@ def n_splits(n_out: int, n_in: int) -> int:
     return max(1, min(-(-SPLIT_BELOW // n_tiles), n_steps // LEAST_STEPS, MOST_SPLITS))
 
 
-def empty_product(
-    x: Tensor,
-    weight: list[Tensor],
-    bias: Tensor | None,
-    n_done: Tensor,
-    sizes: list[int],
-    out_dtype: torch.dtype,
-) -> Tensor:
-    """What `product` returns, unfilled."""
-    return x.new_empty(x.shape[0], sizes[0], dtype=out_dtype)
-
-
-@torch_op(empty_product, mutates=("n_done",))
+@torch_op(
+    lambda x, weight, bias, n_done, sizes, out_dtype: x.new_empty(x.shape[0], sizes[0], dtype=out_dtype),
+    mutates=("n_done",),
+)
 def product(
     x: Tensor,
     weight: list[Tensor],
@@ -109,7 +100,7 @@ def product(
     """
     codes, words = weight[0], weight[1] if len(weight) > 1 else None
     (n_rows, n_in), (n_tiles, n_steps, n_bytes), (n_out, group) = x.shape, codes.shape, sizes
-    out = empty_product(x, weight, bias, n_done, sizes, out_dtype)
+    out = x.new_empty(n_rows, n_out, dtype=out_dtype)
     wide = out_dtype == torch.float32
     width = next((n for n in WIDTHS if n_rows <= n), WIDTHS[-1])
     row_tiles, splits = -(-n_rows // width), n_splits(n_out, n_in)

@@ -128,10 +128,8 @@ def _tiled(words: Tensor, group: int, n_in: int) -> Tensor:
     n_out, n_groups = words.shape
     n_covering = -(-(-(-n_in // STEP) * STEP) // group)  # the last step may be padded with a group of its own
     padded = with_zeros(words, n_covering - n_groups, -n_out % TILE)
-    lanes = padded.view(-1, 4, 2, 2, 8, n_covering).permute(
-        0, 5, 1, 4, 2, 3
-    )  # tile, group, warp, group, part, half
-    return _rows(lanes)
+    lanes = padded.view(-1, 4, 2, 2, 8, n_covering)
+    return _rows(lanes.permute(0, 5, 1, 4, 2, 3))  # tile, group, warp, group, part, half
 
 
 def with_zeros(matrix: Tensor, n_columns: int, n_rows: int = 0) -> Tensor:

@@ -18,19 +18,31 @@ from torch import Tensor
 
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import (
+    KINDS,
     address_of,
-    bfloat_pointer,
     fetch_add,
     float_pointer,
     inlined,
     long_kernel,
     long_pointer,
+    per_dtype,
+    pointer,
     prefetch,
     shifted,
 )
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import Quantized, widened
-from slipstream.kernels.vector import WIDTH, add_pairs, fma, load, splat, store, store_part
+from slipstream.kernels.vector import (
+    WIDTH,
+    add_pairs,
+    fma,
+    load,
+    load_four,
+    splat,
+    store,
+    store_four,
+    store_part,
+)
 
 PANEL = 64  # outputs computed at a time: four vectors
 STEPS = 32  # steps of the sums taken with all rows before the next: 8 KiB of weights, so that memory is asked steadily
@@ -38,9 +50,8 @@ AHEAD = 64  # steps between the weights in use and those that are being fetched
 SERIAL_BELOW = 2_000_000  # multiply-adds; less is done before a second thread has woken
 DTYPES = torch.float32, torch.bfloat16
 FEATURE = "fma"  # of the CPU
-IS_WIDE = bool(
-    llvmlite.binding.get_host_cpu_features().get("avx512f")
-)  # 32 registers of 16 floats, not 16 of 8
+# 32 registers of 16 floats, not 16 of 8
+IS_WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 X, WEIGHT, BIAS, OUT, N_ROWS, N_STEPS, N_OUT, NEXT = range(8)
 
 
@@ -82,7 +93,7 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
     _run(
         (x.data_ptr(), packed.panels.data_ptr(), packed.bias.data_ptr(), out.data_ptr()),
         (n_rows, n_steps, n_out),
-        _task(x.dtype, out.dtype),
+        _task[x.dtype, out.dtype],
         threads.available() if n_rows * n_steps * n_out * at_once >= SERIAL_BELOW else 1,
     )
     return out if out_dtype is None else out.to(out_dtype)
@@ -159,13 +170,8 @@ def _all_rows(x: Any, shape: Any, weight: Any, span: Any, work: Any) -> None:
                 _four(start, rows, weight, span, (sums, lines, multiply))
             else:
                 for i in range(4):
-                    _quarter(
-                        start,
-                        rows,
-                        shifted(weight, i * WIDTH),
-                        span,
-                        (shifted(sums, i * WIDTH), lines[i], multiply),
-                    )
+                    part = shifted(weight, i * WIDTH)
+                    _quarter(start, rows, part, span, (shifted(sums, i * WIDTH), lines[i], multiply))
         else:
             _one(start, weight, span, sums, multiply)
 
@@ -176,26 +182,26 @@ def _four(x: Any, rows: Any, weight: Any, span: Any, work: Any) -> None:
     totals, lines, multiply = work
     next0, next1, next2, next3 = lines
     second, third, fourth = rows
-    a0, a1, a2, a3 = load(totals, 0), load(totals, 16), load(totals, 32), load(totals, 48)
-    b0, b1, b2, b3 = load(totals, 64), load(totals, 80), load(totals, 96), load(totals, 112)
-    c0, c1, c2, c3 = load(totals, 128), load(totals, 144), load(totals, 160), load(totals, 176)
-    d0, d1, d2, d3 = load(totals, 192), load(totals, 208), load(totals, 224), load(totals, 240)
+    a0, a1, a2, a3 = load_four(totals, 0)
+    b0, b1, b2, b3 = load_four(totals, PANEL)
+    c0, c1, c2, c3 = load_four(totals, 2 * PANEL)
+    d0, d1, d2, d3 = load_four(totals, 3 * PANEL)
     for k in range(span[0], span[1]):
         at = k * PANEL
         prefetch(address_of(shifted(next0, at)))
         prefetch(address_of(shifted(next1, at)))
         prefetch(address_of(shifted(next2, at)))
         prefetch(address_of(shifted(next3, at)))
-        w0, w1, w2, w3 = load(weight, at), load(weight, at + 16), load(weight, at + 32), load(weight, at + 48)
+        w0, w1, w2, w3 = load_four(weight, at)
         a, b, c, d = splat(x[k]), splat(x[second + k]), splat(x[third + k]), splat(x[fourth + k])
         a0, a1, a2, a3 = multiply(a0, a, w0), multiply(a1, a, w1), multiply(a2, a, w2), multiply(a3, a, w3)
         b0, b1, b2, b3 = multiply(b0, b, w0), multiply(b1, b, w1), multiply(b2, b, w2), multiply(b3, b, w3)
         c0, c1, c2, c3 = multiply(c0, c, w0), multiply(c1, c, w1), multiply(c2, c, w2), multiply(c3, c, w3)
         d0, d1, d2, d3 = multiply(d0, d, w0), multiply(d1, d, w1), multiply(d2, d, w2), multiply(d3, d, w3)
-    _put(totals, (a0, a1, a2, a3))
-    _put(shifted(totals, PANEL), (b0, b1, b2, b3))
-    _put(shifted(totals, 2 * PANEL), (c0, c1, c2, c3))
-    _put(shifted(totals, 3 * PANEL), (d0, d1, d2, d3))
+    store_four(totals, 0, (a0, a1, a2, a3))
+    store_four(totals, PANEL, (b0, b1, b2, b3))
+    store_four(totals, 2 * PANEL, (c0, c1, c2, c3))
+    store_four(totals, 3 * PANEL, (d0, d1, d2, d3))
 
 
 @inlined
@@ -219,20 +225,12 @@ def _quarter(x: Any, rows: Any, weight: Any, span: Any, work: Any) -> None:
 @inlined
 def _one(x: Any, weight: Any, span: Any, totals: Any, multiply: Any) -> None:
     """The same for one row."""
-    a0, a1, a2, a3 = load(totals, 0), load(totals, 16), load(totals, 32), load(totals, 48)
+    a0, a1, a2, a3 = load_four(totals, 0)
     for k in range(span[0], span[1]):
         at, a = k * PANEL, splat(x[k])
         a0, a1 = multiply(a0, a, load(weight, at)), multiply(a1, a, load(weight, at + 16))
         a2, a3 = multiply(a2, a, load(weight, at + 32)), multiply(a3, a, load(weight, at + 48))
-    _put(totals, (a0, a1, a2, a3))
-
-
-@inlined
-def _put(place: Any, values: Any) -> None:
-    store(place, 0, values[0])
-    store(place, 16, values[1])
-    store(place, 32, values[2])
-    store(place, 48, values[3])
+    store_four(totals, 0, (a0, a1, a2, a3))
 
 
 @inlined
@@ -245,29 +243,16 @@ def multiply_pairs(total: Any, x: Any, weight: Any) -> Any:
     return add_pairs(total, x, weight)
 
 
-def _floats_to_floats(address: int) -> None:
-    a = long_pointer(address)
-    _panels(a, float_pointer(a[OUT]), multiply_floats)
+@per_dtype
+def _task(x_kind: Any, kind: Any) -> int:
+    """Address of the compiled task for inputs and results of these kinds."""
+    by_pairs = x_kind is KINDS[torch.bfloat16]
 
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        if by_pairs:
+            _panels(a, pointer(a[OUT], kind), multiply_pairs)
+        else:
+            _panels(a, pointer(a[OUT], kind), multiply_floats)
 
-def _pairs_to_floats(address: int) -> None:
-    a = long_pointer(address)
-    _panels(a, float_pointer(a[OUT]), multiply_pairs)
-
-
-def _pairs_to_bfloats(address: int) -> None:
-    a = long_pointer(address)
-    _panels(a, bfloat_pointer(a[OUT]), multiply_pairs)
-
-
-_BODIES = {
-    (torch.float32, torch.float32): _floats_to_floats,
-    (torch.bfloat16, torch.float32): _pairs_to_floats,
-    (torch.bfloat16, torch.bfloat16): _pairs_to_bfloats,
-}
-
-
-@functools.cache
-def _task(x_dtype: torch.dtype, out_dtype: torch.dtype) -> int:
-    """Address of the compiled task for these dtypes."""
-    return threads.compile_task(_BODIES[x_dtype, out_dtype])
+    return threads.compile_task(items)

@@ -42,9 +42,8 @@ class Int4Weight:
         """The values, [out_features, in_features]."""
         n_out, n_in = self.shape
         codes = torch.stack((self.codes & 15, self.codes >> 4), 2)  # [n_out, n_in / 2, 2]
-        wide = codes.view(n_out, self.scales.shape[1], -1).to(
-            torch.float32
-        )  # [n_out, n_groups, n_in / n_groups]
+        grouped = codes.view(n_out, self.scales.shape[1], -1)  # [n_out, n_groups, n_in / n_groups]
+        wide = grouped.to(torch.float32)
         wide.sub_(self.zeros[:, :, None]).mul_(self.scales[:, :, None])
         values = wide.view(n_out, n_in).to(self.dtype)
         if self.order is None:

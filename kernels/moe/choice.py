@@ -8,23 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.kernels.compiled import bfloat_pointer, float_pointer, inlined, int_pointer, kernel, shifted
-from slipstream.kernels.moe.types import Routed, Routing
-from slipstream.kernels.vector import (
-    WIDTH,
-    add,
-    div,
-    exp,
-    keep_below,
-    load,
-    load_part,
-    mul,
-    rounded,
-    splat,
-    store,
-    sub,
-    sum_lanes,
+from slipstream.kernels.compiled import (
+    float_pointer,
+    inlined,
+    int_pointer,
+    kernel,
+    per_dtype,
+    pointer,
+    shifted,
 )
+from slipstream.kernels.exponential import exp, over_one_plus_exp
+from slipstream.kernels.moe.types import Routed, Routing
+from slipstream.kernels.vector import WIDTH, keep_below, load, load_part, rounded, splat, store, sum_lanes
 
 FREE, OUT_OF_GROUP, CHOSEN = 0, 1, 2
 
@@ -36,7 +31,7 @@ def route(logits: Tensor, routing: Routing) -> Routed:
     routed = Routed(
         torch.empty((n_rows, routing.top_k), dtype=torch.int32), torch.empty((n_rows, routing.top_k))
     )
-    _ROUTES[logits.dtype](
+    _route[logits.dtype](
         (logits.data_ptr(), bias.data_ptr(), routed.expert_ids.data_ptr(), routed.weights.data_ptr()),
         (n_rows, n_experts, routing.top_k, routing.n_groups, routing.n_groups_kept),
         (routing.scores == "sigmoid", routing.by_logits, routing.normed),
@@ -80,7 +75,7 @@ def _score(source: Any, bias: Any, work: Any, n: int, how: Any) -> bool:
     """Fill (keys, scores) of one row; keys are what is compared. Returns whether there is a NaN."""
     keys, scores = work
     is_sigmoid, by_logits, _ = how
-    zero, one = splat(np.float32(0)), splat(np.float32(1))
+    zero = splat(np.float32(0))
     for i in range(0, n, WIDTH):
         store(keys, i, load_part(source, i, n - i))
     largest, broken = keys[0], False
@@ -91,17 +86,17 @@ def _score(source: Any, bias: Any, work: Any, n: int, how: Any) -> bool:
     for i in range(0, n, WIDTH):
         x = load(keys, i)
         if is_sigmoid:
-            store(scores, i, div(one, add(one, exp(sub(zero, x)))))
+            store(scores, i, over_one_plus_exp(splat(np.float32(1)), x))
         else:
-            grown = keep_below(n - i, exp(sub(x, splat(largest))), zero)
-            total = add(total, grown)
+            grown = keep_below(n - i, exp(x - splat(largest)), zero)
+            total = total + grown
             store(scores, i, grown)
     sum_of_all = splat(sum_lanes(total))
     for i in range(0, n, WIDTH):
         if not is_sigmoid:
-            store(scores, i, div(load(scores, i), sum_of_all))
+            store(scores, i, load(scores, i) / sum_of_all)
         if not by_logits:
-            store(keys, i, add(load(scores, i), load_part(bias, i, n - i)))
+            store(keys, i, load(scores, i) + load_part(bias, i, n - i))
     return broken
 
 
@@ -144,22 +139,16 @@ def _weigh(picked: Any, n: int, is_normed: Any, scale: float, logits: Any) -> No
         total += picked[i]
     divisor = splat(np.float32(total + np.float32(1e-20)) if is_normed else np.float32(1))
     for i in range(0, n, WIDTH):
-        weight = mul(div(load(picked, i), divisor), splat(np.float32(scale)))
+        weight = load(picked, i) / divisor * splat(np.float32(scale))
         store(picked, i, rounded(weight, logits))
 
 
-@kernel
-def _float_route(addresses: Any, shape: Any, how: Any, scale: float) -> None:
-    logits, bias, ids, weights = addresses
-    routed = int_pointer(ids), float_pointer(weights)
-    _rows(float_pointer(logits), float_pointer(bias), routed, shape, how, scale)
+@per_dtype
+def _route(kind: Any) -> Any:
+    @kernel
+    def route_rows(addresses: Any, shape: Any, how: Any, scale: float) -> None:
+        logits, bias, ids, weights = addresses
+        routed = int_pointer(ids), float_pointer(weights)
+        _rows(pointer(logits, kind), float_pointer(bias), routed, shape, how, scale)
 
-
-@kernel
-def _bfloat_route(addresses: Any, shape: Any, how: Any, scale: float) -> None:
-    logits, bias, ids, weights = addresses
-    routed = int_pointer(ids), float_pointer(weights)
-    _rows(bfloat_pointer(logits), float_pointer(bias), routed, shape, how, scale)
-
-
-_ROUTES = {torch.float32: _float_route, torch.bfloat16: _bfloat_route}
+    return route_rows

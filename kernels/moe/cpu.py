@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.moe.activation import activated
 from slipstream.kernels.moe.choice import route as route
@@ -26,18 +27,6 @@ class ExpertList:
     @property
     def n_experts(self) -> int:
         return len(self.down)
-
-    @property
-    def d_model(self) -> int:
-        return self.down[0].out_features
-
-    @property
-    def d_inner(self) -> int:
-        return self.down[0].in_features
-
-
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None if dtype in (torch.float32, torch.bfloat16) else "float32 and bfloat16 only"
 
 
 def pack_experts(

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.kernels.compiled import bfloat_pointer, float_pointer, inlined, int_pointer, kernel, shifted
-from slipstream.kernels.vector import WIDTH, add, load_part, mul, splat, store_part
+from slipstream.kernels.compiled import float_pointer, int_pointer, kernel, per_dtype, pointer, shifted
+from slipstream.kernels.vector import WIDTH, load_part, splat, store_part
 
 
 class Groups(NamedTuple):
@@ -39,19 +39,15 @@ def add_up(said: Tensor, groups: Groups, weights: Tensor, dtype: torch.dtype) ->
     (n_rows, top_k), d_model = weights.shape, said.shape[1]
     out = torch.empty((n_rows, d_model), dtype=dtype)
     addresses = said.data_ptr(), groups.places.data_ptr(), weights.data_ptr(), out.data_ptr()
-    _SUMS[dtype](addresses, n_rows, top_k, d_model)
+    _sums[dtype](addresses, n_rows, top_k, d_model)
     return out
 
 
 @kernel
 def _group(addresses: Any, n_pairs: int, top_k: int, n_experts: int) -> int:
     """A counting sort; returns how many experts have rows."""
-    expert_ids, touched, starts = (
-        int_pointer(addresses[0]),
-        int_pointer(addresses[1]),
-        int_pointer(addresses[2]),
-    )
-    rows, places = int_pointer(addresses[3]), int_pointer(addresses[4])
+    expert_ids, rows, places = int_pointer(addresses[0]), int_pointer(addresses[3]), int_pointer(addresses[4])
+    touched, starts = int_pointer(addresses[1]), int_pointer(addresses[2])
     next_place = np.zeros(n_experts, np.int32)
     for pair in range(n_pairs):
         next_place[expert_ids[pair]] += 1
@@ -72,30 +68,19 @@ def _group(addresses: Any, n_pairs: int, top_k: int, n_experts: int) -> int:
     return n_touched
 
 
-@inlined
-def _sums(said: Any, places: Any, weights: Any, out: Any, shape: Any) -> None:
-    n_rows, top_k, d_model = shape
-    for row in range(n_rows):
-        for i in range(0, d_model, WIDTH):
-            total = splat(np.float32(0))
-            for pair in range(row * top_k, (row + 1) * top_k):
-                part = load_part(shifted(said, places[pair] * d_model), i, d_model - i)
-                total = add(total, mul(splat(weights[pair]), part))
-            store_part(shifted(out, row * d_model), i, total, d_model - i)
+@per_dtype
+def _sums(kind: Any) -> Any:
+    @kernel
+    def sums(addresses: Any, n_rows: int, top_k: int, d_model: int) -> None:
+        said, weights = float_pointer(addresses[0]), float_pointer(addresses[2])
+        places = int_pointer(addresses[1])
+        for row in range(n_rows):
+            target = shifted(pointer(addresses[3], kind), row * d_model)
+            for i in range(0, d_model, WIDTH):
+                total = splat(np.float32(0))
+                for pair in range(row * top_k, (row + 1) * top_k):
+                    part = load_part(shifted(said, places[pair] * d_model), i, d_model - i)
+                    total = total + splat(weights[pair]) * part
+                store_part(target, i, total, d_model - i)
 
-
-@kernel
-def _float_sums(addresses: Any, n_rows: int, top_k: int, d_model: int) -> None:
-    said, weights = float_pointer(addresses[0]), float_pointer(addresses[2])
-    shape = n_rows, top_k, d_model
-    _sums(said, int_pointer(addresses[1]), weights, float_pointer(addresses[3]), shape)
-
-
-@kernel
-def _bfloat_sums(addresses: Any, n_rows: int, top_k: int, d_model: int) -> None:
-    said, weights = float_pointer(addresses[0]), float_pointer(addresses[2])
-    shape = n_rows, top_k, d_model
-    _sums(said, int_pointer(addresses[1]), weights, bfloat_pointer(addresses[3]), shape)
-
-
-_SUMS = {torch.float32: _float_sums, torch.bfloat16: _bfloat_sums}
+    return sums

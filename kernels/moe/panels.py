@@ -6,7 +6,6 @@ A piece of work is one panel of one expert, for all rows that ask for it. A prod
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +16,15 @@ from torch import Tensor
 
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import (
-    bfloat_pointer,
+    KINDS,
     fetch_add,
     float_pointer,
     inlined,
     int_pointer,
     long_kernel,
     long_pointer,
+    per_dtype,
+    pointer,
     shifted,
 )
 from slipstream.kernels.matmul import panels
@@ -59,14 +60,6 @@ class PanelExperts:
     @property
     def n_experts(self) -> int:
         return self.down.panels.shape[0]
-
-    @property
-    def d_model(self) -> int:
-        return self.down.out_features
-
-    @property
-    def d_inner(self) -> int:
-        return self.down.in_features
 
 
 def pack_experts(
@@ -110,7 +103,7 @@ def _linears(x: Tensor, groups: Groups, stack: PanelStack, out_dtype: torch.dtyp
     _run(
         tuple(one.data_ptr() for one in tensors),
         (groups.expert_ids.shape[0], n_steps, n_out),
-        _task(x.dtype, out_dtype),
+        _task[x.dtype, out_dtype],
         threads.available() if n_pairs * n_steps * n_out * at_once >= SERIAL_BELOW else 1,
     )
     return out
@@ -147,29 +140,16 @@ def _all_groups(a: Any, out: Any, multiply: Any) -> None:
     memory[:0] = 0  # keeps the memory alive until here
 
 
-def _floats_to_floats(address: int) -> None:
-    a = long_pointer(address)
-    _all_groups(a, float_pointer(a[OUT]), multiply_floats)
+@per_dtype
+def _task(x_kind: Any, kind: Any) -> int:
+    """Address of the compiled task for inputs and results of these kinds."""
+    by_pairs = x_kind is KINDS[torch.bfloat16]
 
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        if by_pairs:
+            _all_groups(a, pointer(a[OUT], kind), multiply_pairs)
+        else:
+            _all_groups(a, pointer(a[OUT], kind), multiply_floats)
 
-def _pairs_to_floats(address: int) -> None:
-    a = long_pointer(address)
-    _all_groups(a, float_pointer(a[OUT]), multiply_pairs)
-
-
-def _pairs_to_bfloats(address: int) -> None:
-    a = long_pointer(address)
-    _all_groups(a, bfloat_pointer(a[OUT]), multiply_pairs)
-
-
-_BODIES = {
-    (torch.float32, torch.float32): _floats_to_floats,
-    (torch.bfloat16, torch.float32): _pairs_to_floats,
-    (torch.bfloat16, torch.bfloat16): _pairs_to_bfloats,
-}
-
-
-@functools.cache
-def _task(x_dtype: torch.dtype, out_dtype: torch.dtype) -> int:
-    """Address of the compiled task for these dtypes."""
-    return threads.compile_task(_BODIES[x_dtype, out_dtype])
+    return threads.compile_task(items)

@@ -24,14 +24,6 @@ class PlainExperts:
     def n_experts(self) -> int:
         return self.down.shape[0]
 
-    @property
-    def d_model(self) -> int:
-        return self.down.shape[1]
-
-    @property
-    def d_inner(self) -> int:
-        return self.down.shape[2]
-
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None

@@ -6,7 +6,6 @@ returns at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from slipstream.kernels.gated.triton import clamped as clamped_gate
 from slipstream.kernels.gated.triton import over_one_plus_exp
+from slipstream.kernels.moe.reference import PlainExperts
 from slipstream.kernels.moe.triton_route import route as route
 from slipstream.kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
 from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
@@ -27,26 +27,10 @@ IDS = 1024  # expert ids looked at together
 SUMS = 512  # elements of a program that adds up
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceExperts:
-    """The weights as they are, a row of outputs after the other."""
+class DeviceExperts(PlainExperts):
+    """Plain experts that start on 16 bytes, as the kernels read them."""
 
-    gate_up: Tensor  # [n_experts, 2 * d_inner, d_model]
-    down: Tensor  # [n_experts, d_model, d_inner]
-    biases: ExpertBiases | None
-    clamped: Clamped | None
-
-    @property
-    def n_experts(self) -> int:
-        return self.down.shape[0]
-
-    @property
-    def d_model(self) -> int:
-        return self.down.shape[1]
-
-    @property
-    def d_inner(self) -> int:
-        return self.down.shape[2]
+    __slots__ = ()
 
 
 class _Tiles(NamedTuple):
@@ -73,7 +57,7 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     x, out = aligned(x), torch.empty_like(x, memory_format=torch.contiguous_format)
     if n_rows == 0:
         return out
-    n_pairs, d_inner = n_rows * top_k, packed.d_inner
+    n_pairs, d_inner = n_rows * top_k, packed.down.shape[2]
     sorted_pairs = _sort(routed.expert_ids.contiguous(), packed.n_experts)
     inner = x.new_empty((n_pairs, d_inner))
     said = torch.empty((n_pairs, d_model), dtype=torch.float32, device=x.device)
@@ -98,9 +82,8 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
 
 def _sort(expert_ids: Tensor, n_experts: int) -> _Tiles:
     n_pairs = expert_ids.numel()
-    n_tiles = (
-        min(n_pairs, n_experts) + n_pairs // PAIRS
-    )  # never more: each expert begins one, the rest are full
+    # Never more: each expert begins one, the rest are full.
+    n_tiles = min(n_pairs, n_experts) + n_pairs // PAIRS
     new = expert_ids.new_empty
     sorted_pairs = _Tiles(new(n_pairs), new(n_tiles), new(n_tiles), new(n_tiles))
     _sort_pairs[(n_experts,)](
@@ -193,9 +176,8 @@ def _gate_up(
         k = tl.arange(0, DEPTH)
         exists = column < D_INNER
         rows_at = x_at + (pairs // TOP_K)[:, None] * D_IN + k[None, :]  # [PAIRS, DEPTH]
-        gates_at = (
-            weight_at + (expert * (2 * D_INNER) + column)[None, :] * D_IN + k[:, None]
-        )  # [DEPTH, COLUMNS]
+        output = (expert * (2 * D_INNER) + column)[None, :]
+        gates_at = weight_at + output * D_IN + k[:, None]  # [DEPTH, COLUMNS]
         gate = tl.zeros([PAIRS, COLUMNS], tl.float32)
         up = tl.zeros([PAIRS, COLUMNS], tl.float32)
         for at in range(0, D_IN, DEPTH):

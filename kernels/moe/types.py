@@ -57,9 +57,3 @@ class PackedExperts(Protocol):
 
     @property
     def n_experts(self) -> int: ...
-
-    @property
-    def d_model(self) -> int: ...
-
-    @property
-    def d_inner(self) -> int: ...

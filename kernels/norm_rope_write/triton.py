@@ -17,10 +17,8 @@ from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
 HEADS = 4  # of a program
-LARGEST, NAN = (
-    tl.constexpr(0x43E00000),
-    tl.constexpr(0x7F),
-)  # float8_e4m3fn: the bits of 448 as float32; a code
+# float8_e4m3fn: the bits of 448 as float32; a code
+LARGEST, NAN = tl.constexpr(0x43E00000), tl.constexpr(0x7F)
 
 
 def norm_rope_write(
@@ -72,9 +70,8 @@ def _stored(x, target_at):
         bits = x.to(tl.float32).to(tl.int32, bitcast=True)
         size = bits & 0x7FFFFFFF
         rounding = 0x7FFFF + ((size >> 20) & 1)
-        normal = ((tl.minimum(size, LARGEST) + rounding) >> 20) - (
-            120 << 3
-        )  # float32's exponent is 120 larger
+        # float32's exponent is 120 larger.
+        normal = ((tl.minimum(size, LARGEST) + rounding) >> 20) - (120 << 3)
         # Below 2^-6 a code counts units of 2^-9: those that 2^14 has as float32, so the sum rounds to one.
         small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) & 0xF
         code = tl.where(size < 0x3C800000, small, normal)

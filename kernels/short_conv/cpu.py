@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -12,19 +11,21 @@ from torch import Tensor
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import (
     address_of,
-    bfloat_pointer,
     fetch_add,
-    float_pointer,
     inlined,
     int_pointer,
     long_kernel,
     long_pointer,
+    per_dtype,
+    pointer,
     pointer_like,
     shifted,
 )
-from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.compiled import refuses as refuses
+from slipstream.kernels.exponential import over_one_plus_exp
+from slipstream.kernels.gated_delta.spans import RecurrentSpans, parts_of
 from slipstream.kernels.short_conv.state import ConvState
-from slipstream.kernels.vector import WIDTH, add, div, exp, fma, load_part, splat, store_part, sub
+from slipstream.kernels.vector import WIDTH, fma, load_part, splat, store_part
 
 # Places of the arguments, all int64.
 X, WEIGHT, OUT, WINDOW, PARKED = range(5)
@@ -34,10 +35,6 @@ N_ITEMS, NEXT, N_ARGUMENTS = range(15, 18)
 
 ITEM_CHANNELS = 1024
 SERIAL_BELOW = 100_000  # elements; less is not worth waking another thread for
-
-
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None if dtype in _BODIES else "float32 and bfloat16 only"
 
 
 def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpans) -> Tensor:
@@ -60,21 +57,11 @@ def _start(rows: tuple[Tensor, ...], stride: int, state: ConvState, spans: Recur
     dtype, (_, n_window, n_channels) = rows[0].dtype, state.window.shape
     if not all(x.dtype == dtype and x.is_contiguous() for x in (state.window, state.parked)):
         raise ValueError("window and parked are contiguous and of x's dtype")
-    batch = (
-        spans.span_starts,
-        spans.slot_ids,
-        spans.history_starts,
-        spans.history_rows,
-        spans.n_settled,
-        spans.park_rows,
-    )
-    if not all(x.dtype == torch.int32 and x.is_contiguous() for x in batch):
-        raise ValueError("the parts of spans are contiguous int32")
     _run(
         tuple(x.data_ptr() for x in (*rows, state.window, state.parked)),
-        tuple(x.data_ptr() for x in batch),
+        tuple(x.data_ptr() for x in parts_of(spans)),
         (spans.slot_ids.shape[0], n_channels, n_window, stride),
-        _task(dtype),
+        _task[dtype],
         threads.available(),
     )
 
@@ -135,17 +122,17 @@ def _convolve(a: Any, span: int, channels: Any, sources: Any, like: Any) -> None
     begin, end = int_pointer(a[STARTS])[span], int_pointer(a[STARTS])[span + 1]
     n_history = int_pointer(a[HISTORY_STARTS])[span + 1] - int_pointer(a[HISTORY_STARTS])[span]
     n_channels, width = a[N_CHANNELS], a[N_WINDOW] + 1
-    weight, one, zero = pointer_like(a[WEIGHT], like), splat(np.float32(1)), splat(np.float32(0))
+    weight = pointer_like(a[WEIGHT], like)
     for row in range(begin, end):
         for j in range(width):
             sources[j] = address_of(_input(a, span, n_history + row - begin + j, like))
         out = shifted(pointer_like(a[OUT], like), row * n_channels)
         for c in range(channels[0], channels[1], WIDTH):
-            n, total = channels[1] - c, zero
+            n, total = channels[1] - c, splat(np.float32(0))
             for j in range(width):
                 part = load_part(pointer_like(sources[j], like), c, n)
                 total = fma(part, load_part(weight, j * n_channels + c, n), total)
-            store_part(out, c, div(total, add(one, exp(sub(zero, total)))), n)
+            store_part(out, c, over_one_plus_exp(total, total), n)
 
 
 @inlined
@@ -168,20 +155,12 @@ def _copy(source: Any, target: Any, channels: Any) -> None:
         store_part(target, c, load_part(source, c, channels[1] - c), channels[1] - c)
 
 
-def _float_items(address: int) -> None:
-    a = long_pointer(address)
-    _take_items(a, float_pointer(a[X]))
+@per_dtype
+def _task(kind: Any) -> int:
+    """Address of the compiled task for rows of that kind."""
 
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        _take_items(a, pointer(a[X], kind))
 
-def _bfloat_items(address: int) -> None:
-    a = long_pointer(address)
-    _take_items(a, bfloat_pointer(a[X]))
-
-
-_BODIES = {torch.float32: _float_items, torch.bfloat16: _bfloat_items}
-
-
-@functools.cache
-def _task(dtype: torch.dtype) -> int:
-    """Address of the compiled task for this dtype."""
-    return threads.compile_task(_BODIES[dtype])
+    return threads.compile_task(items)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gated.triton import over_one_plus_exp
-from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.gated_delta.spans import RecurrentSpans, parts_of
 from slipstream.kernels.short_conv.state import ConvState
 from slipstream.kernels.triton_launch import FUSED, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
@@ -49,11 +49,7 @@ def _checked(dtype: torch.dtype, state: ConvState, spans: RecurrentSpans) -> tup
     """The parts of `spans` as kernels take them. Raises ValueError for tensors they could not read."""
     if not all(x.dtype == dtype and x.is_contiguous() for x in (state.window, state.parked)):
         raise ValueError("window and parked are contiguous and of x's dtype")
-    batch = spans.span_starts, spans.slot_ids, spans.history_starts, spans.history_rows
-    batch = *batch, spans.n_settled, spans.park_rows
-    if not all(x.dtype == torch.int32 and x.is_contiguous() for x in batch):
-        raise ValueError("the parts of spans are contiguous int32")
-    return batch
+    return parts_of(spans)
 
 
 def _keep_inputs(x: Tensor, stride: int, state: ConvState, batch: tuple[Tensor, ...]) -> None:

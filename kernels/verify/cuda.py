@@ -21,11 +21,11 @@ def prepare(device: torch.device) -> None:
 
 
 def shapes(
-    picks: Tensor, drafts: Tensor, span_starts: Tensor, slots: Tensor, tokens: Tensor, lengths: Tensor
+    picks: Tensor, drafts: Tensor, span_starts: Tensor, slots: Tensor, *_: object
 ) -> tuple[Tensor, Tensor]:
     """What `verify` returns, unfilled: drafts accepted [n_spans] int32 and next tokens [n_spans] int64."""
     n_spans = slots.shape[0]
-    return lengths.new_empty(n_spans), picks.new_empty(n_spans)
+    return span_starts.new_empty(n_spans), picks.new_empty(n_spans)
 
 
 @torch_op(shapes, mutates=("tokens", "lengths"))
@@ -36,7 +36,7 @@ def verify(
     n_spans, capacity = slots.shape[0], tokens.shape[1]
     if span_starts.shape[0] != n_spans + 1:
         raise ValueError(f"{n_spans} slots want {n_spans + 1} span_starts, not {span_starts.shape[0]}")
-    n_accepted, next_ids = shapes(picks, drafts, span_starts, slots, tokens, lengths)
+    n_accepted, next_ids = shapes(picks, drafts, span_starts, slots)
     launch(
         SPANS,
         "verify",

@@ -207,7 +207,7 @@ def compile_all(capability: int, dtypes: tuple[torch.dtype, ...]) -> dict[str, d
                 run(dtype)
         instances: dict[str, list[str]] = {}
         for function, kernel in found:
-            folder = function.fn.__module__.split(".")[1]
+            folder = function.fn.__module__.split(".")[-2]
             name = f"{folder}.{function.fn.__name__}"
             same = instances.setdefault(name, [])
             if kernel.hash not in same:
