@@ -34,7 +34,8 @@ CONVENTIONS = {
     "walk": (OPERATOR, "the loop over one span on the CPU"),
     "routes": (DIALECT, "the endpoints"),
     "wire": (DIALECT, "what clients may send"),
-    "replies": (DIALECT, "what the endpoints answer"),
+    "replies": (f"{DIALECT}|server/report", "what the endpoints answer"),
+    "registry": ("engine/(models|speculate)", "a row for each family, for each drafter"),
 }
 
 

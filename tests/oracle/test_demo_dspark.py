@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from slipstream.engine.models.heads.kinds import kind_of
 
 from demo import assemble_dspark, head_files, heldout
 from demo import checkpoint as trained
@@ -20,6 +19,7 @@ from slipstream.engine.api import Sampling, Speculate
 from slipstream.engine.batch import Span
 from slipstream.engine.errors import LoadError
 from slipstream.engine.models.heads.dspark import DSpark, load_dspark
+from slipstream.engine.speculate.registry import kind_of
 from tests.oracle.head_rounds import N_CTX, Pages, block_at, streams_of
 from tests.oracle.lab import DEMO, Bench, Case, Lab, play
 from tests.oracle.lossless import demo_prompt
