@@ -17,7 +17,7 @@ from slipstream.engine.text.control import Breaker, free_marks
 from slipstream.engine.text.json_file import read_object
 from slipstream.engine.text.tokenizer import Tokenizer
 
-# Some templates build control tokens out of the role, so it may not be any word.
+# Roles that a message may have: some templates build control tokens out of the role, so it may not be just any word.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # The same field under the names that different templates read, the standard one first.
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -145,7 +145,7 @@ def parse_arguments(call: Any) -> Any:
     try:
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError):
-        return call  # one that was cut short; a template that must look into it refuses it itself
+        return call  # it was cut short; a template that must look into it refuses it itself
     return {**call, "function": {**function, "arguments": arguments}}
 
 
@@ -171,7 +171,7 @@ def cut_at(text: str, end: str) -> str:
 def load_chat_template(folder: Path | str, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The chat templates in a checkpoint folder, or None without any. Raises `LoadError` if one is broken.
 
-    chat_template.jinja overrides tokenizer_config.json, where it is one template or a list of named ones;
+    chat_template.jinja overrides tokenizer_config.json, which has one template or a list of named templates;
     additional_chat_templates/*.jinja are named by their files.
     """
     folder = Path(folder)

@@ -3,7 +3,7 @@
 A break, a code point that no input holds, is put inside every control token found in an input string, after
 its first character. No trimming, splitting or slicing by a template can take it out again, so such a token
 never reaches the tokenizer whole. After rendering, a broken token is encoded as the plain text it was, and
-what lies between in one piece each, so text without control tokens is encoded as ever. Control tokens of one
+what lies between in one piece each, so text without control tokens is encoded as usual. Control tokens of one
 character cannot be broken and stay what they are.
 """
 

@@ -1,6 +1,6 @@
 """The environment in which a chat template runs: to the template it looks like that of transformers.
 
-A template is data from a stranger: it runs in jinja's sandbox, and what it may write is bounded.
+A template is untrusted data: it runs in jinja's sandbox, and what it may write is bounded.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def read_experts(config: ModelConfig) -> MoESpec:
 
 
 def load_experts(clamped: Clamped, weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:
-    """The experts whose tensors start with `name`. Of gate and up the files hold an output each in turn."""
+    """The experts whose tensors start with `name`. In the files the outputs of gate and up alternate."""
     n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
 
     def matrices(part: str, d_in: int, d_out: int) -> Tensor:  # [n_experts, d_out, d_in]

@@ -68,7 +68,7 @@ def read_gptq(given: Fields) -> Scheme:
 
 
 def read_mxfp4(given: Fields) -> Scheme:
-    """gpt-oss's files: the experts alone are narrow, so what the config says of other modules changes nothing."""
+    """gpt-oss's files: only the experts are narrow, so what the config says of other modules changes nothing."""
     return Scheme(method="mxfp4", groups=[Group(Mxfp4(), ["experts"])])
 
 
