@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 _MARGIN = 1.02  # drafts must promise this much more than none, or they are not worth the noise
 _ROUNDS = 3
-_SLOPE_ROWS = 16  # rows over which the price of one more is averaged
+_SLOPE_ROWS = 16  # rows over which the price of one more row is averaged
 _FREE = DraftCost()  # of a network that has not drafted yet
 
 
@@ -159,7 +159,7 @@ class Lengths:
         return float(rates[n_best]), n_best, order
 
     def draft_s(self, name: str, depth: int) -> float:
-        """Seconds that so many positions of a drafter take; 0 while nobody knows."""
+        """Seconds that so many positions of a drafter take; 0 before any measurement."""
         return self._draft_cost.get(name, _FREE)(depth)
 
     def drafted(self, name: str, depth: int, seconds: float) -> None:

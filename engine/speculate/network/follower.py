@@ -85,5 +85,5 @@ class Follower:
         )
 
     def batch(self, spans: Sequence[Span], token_ids: Tensor | None = None) -> Batch:
-        """The spans over their slots' pages. token_ids: [n_tokens] int64, if only the device knows them."""
+        """The spans over their slots' pages. token_ids: [n_tokens] int64, if they are only on the device."""
         return self._cache.batch(self.name, spans, token_ids)

@@ -69,7 +69,7 @@ class Copying(TextDrafter):
         return self.sizes(want.slot).m
 
     def _copy(self, want: Want, places: Tokens, n: int) -> Guess:
-        """A guess of at most `n` tokens. places [1 to n_read] int32, newest first: what followed the last ones."""
+        """A guess of at most `n` tokens. places [1 to n_read] int32, newest first: where what followed begins."""
         return Guess(copied(want, int(places[0]), n))
 
 

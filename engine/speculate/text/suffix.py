@@ -6,10 +6,10 @@ few run lengths find the newest places of the suffix, and comparing backwards fi
 A guess is defined as follows; `tests/unit/test_suffix.py` holds it against a plain search.
 
 - Places: the greatest run length of `LENGTHS` at which the context's end occurred before in the slot's tokens; of
-  those occurrences the newest `VOTERS`. A place's match is how many tokens before it equal the context's last ones, 64
-  at most.
+  those occurrences the newest `VOTERS`. A place's match is how many tokens before it equal the context's last tokens,
+  64 at most.
 - Each place votes for the token that follows it with weight match^2. The token with most weight wins, in a tie the
-  one with the newest place. Places that voted otherwise drop out, the others move on one token and vote again. A
+  token with the newest place. Places that voted otherwise drop out, the others move on one token and vote again. A
   place that comes to the end of the text goes on into `after` and then the guess itself, so a loop is guessed on.
 - With match m the longest of the c places that agree, i tokens guessed before, the odds of a token are
   ((m + i) * c)^1.25 / 3 if all agree, else the weight for it over three times the weight against it.
@@ -98,7 +98,7 @@ class Suffix(TextDrafter):
 
 @compiled
 def _match(text: Tokens, context: Tokens, place: int, first: int) -> int:
-    """How many tokens before `place`, none of them before `first`, equal the context's last ones."""
+    """How many tokens before `place`, none of them before `first`, equal the context's last tokens."""
     n = 0
     most = min(LONGEST, min(place - first, len(context)))
     while n < most and text[place - 1 - n] == context[len(context) - 1 - n]:
@@ -148,7 +148,7 @@ def _elect(votes: Tokens, matches: Tokens) -> tuple[int, int, int, int]:
 
 @compiled
 def _keep(voters: Voters, votes: Tokens, token: int) -> int:
-    """Close up the voters for the token; how many they are."""
+    """Move the voters for the token to the front; returns how many they are."""
     places, spans, matches = voters
     n_live = 0
     for k in range(len(votes)):
