@@ -1,7 +1,7 @@
 """What crosses the border between the server and the engine: plain frozen data, no torch, no JSON.
 
-A request goes in through `AsyncEngine.submit`; its events come out of the returned stream. Leaving the
-stream (`aclose`) is the cancel. Every admitted request ends in exactly one `Done` or `Failed`.
+A request goes in through `AsyncEngine.submit`; its events come out of the returned stream. Closing the
+stream (`aclose`) cancels the request. Every admitted request ends in exactly one `Done` or `Failed`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class TokenLogprob:
     token_id: int
     data: bytes  # what the token writes; not always whole characters
     logprob: float  # finite
-    # The likeliest tokens, falling; the picked one only if it is among them.
+    # The likeliest tokens, falling; the picked token only if it is among them.
     top: tuple[TokenLogprob, ...] = ()
 
 
@@ -201,12 +201,12 @@ class Done:
     """The last event of a request that ended as it should."""
 
     reason: Literal["stop", "length"]
-    stop_string: str | None  # the stop string that ended it, if one did
+    stop_string: str | None  # the stop string that ended it, if any
     usage: Usage
     timings: Timings
     speculation: Speculation
     seed: int
-    stop_token: int | None = None  # the token of `stop_token_ids` that ended it, if one did
+    stop_token: int | None = None  # the token of `stop_token_ids` that ended it, if any
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ Status = Literal["loading", "ready", "draining", "failed"]
 
 
 class EventStream(Protocol):
-    """The events of one request. What concerns the prompt is known at once.
+    """The events of one request; the prompt's tokens are there at once.
 
     `finish` asks for the end once there is enough: a few more tokens may come, then `Done` with the reason "stop".
     Before the first token it has no effect. `aclose` cancels what is not finished.

@@ -32,7 +32,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentRows:
-    """What recurrent layers must know of a pass (`kernels.gated_delta.spans`), as device tensors.
+    """What recurrent layers read of a pass (`kernels.gated_delta.spans`), as device tensors.
 
     A span's updates are the parked rows of its history, in order, then its own rows; its state takes in the first
     `n_settled` of them.

@@ -34,7 +34,7 @@ class Room:
 def frame_sizes(n_slots: int, n_drafts: int) -> list[tuple[int, int]]:
     """(spans, rows) of the frames for passes of up to n_slots spans, each a token and up to n_drafts drafts.
 
-    The largest first: what they need of the device serves the smaller ones too.
+    The largest first: the device memory they need serves the smaller frames too.
     """
     spans = [1 << i for i in range((n_slots - 1).bit_length())] + [n_slots]
     found = []

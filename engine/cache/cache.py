@@ -66,7 +66,7 @@ class Cache:
         self._entries = [_Entry(lengths=dict.fromkeys(self.stores, 0)) for _ in range(n_slots)]
 
     def _stride(self, store: Store) -> int | None:
-        """Tokens from one snapshot to the next, a multiple of the page size; None where none are kept."""
+        """Tokens from one snapshot to the next, a multiple of the page size; None if no snapshots are kept."""
         if store.parking is None or not self.snapshots.has_room:
             return None
         n_tokens = store.slot_bytes // max(1, _SNAPSHOT_SHARE * store.token_bytes)

@@ -56,7 +56,7 @@ class Parking:
         return True
 
     def rows(self, spans: Sequence[Span], committed: Sequence[int], device: torch.device) -> RecurrentRows:
-        """What recurrent layers must know of a pass that is about to run. committed[i]: tokens of span i's slot.
+        """What recurrent layers read of a pass that is about to run. committed[i]: tokens of span i's slot.
 
         A span that starts at the committed length moves the state over its certain tokens. A span that starts behind
         it continues drafts of an earlier pass, and has no certain tokens.

@@ -137,7 +137,7 @@ def load(cache: Cache, saved: Saved, salt: str) -> None:
 
 
 def _load_window(store: Store, window: SavedWindow, keys: Sequence[bytes]) -> None:
-    """Publish the pages of a window; the last ones if there is not room for all: those are resumed from."""
+    """Publish the pages of a window; the last pages if there is not room for all: those are resumed from."""
     assert store.windows is not None
     pool = store.windows.pool
     rows_of = [row for row, number in enumerate(window.numbers) if number < len(keys)]

@@ -290,7 +290,7 @@ class Weights:
         return tensor
 
     def _list_tensors(self) -> dict[str, str]:
-        """Tensor name -> file name, by the index if there is one; opens every file named."""
+        """Tensor name -> file name, by the index if the folder has it; opens every file named."""
         index = self.folder / INDEX
         if not index.exists():
             if not (self.folder / SINGLE).exists():

@@ -30,7 +30,7 @@ class Ending(Enum):
 
 
 def keep(slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int]) -> tuple[Delta, Ending | None]:
-    """Append the verdict's tokens to the slot until one ends the request; return what the client sees of them."""
+    """Append the verdict's tokens to the slot until the request ends; return what the client sees of them."""
     token_ids: list[int] = []
     pieces: list[str] = []
     ending = None

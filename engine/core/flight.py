@@ -65,7 +65,7 @@ class Flight:
 
     @property
     def is_certain(self) -> bool:
-        """Whether it has no drafts: how long its sequences will be is known."""
+        """Whether it has no drafts, so that the host can say how long its sequences will be."""
         return all(one.n_picks <= 1 for one in self.planned)
 
     @property

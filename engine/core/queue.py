@@ -1,4 +1,4 @@
-"""Requests without a slot, in the order they came, and when one has waited too long."""
+"""Requests without a slot, in the order they came, and when a request has waited too long."""
 
 from __future__ import annotations
 

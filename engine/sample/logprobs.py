@@ -17,7 +17,7 @@ LEAST = -9999.0  # JSON has no infinity
 
 
 class Logprob(NamedTuple):
-    """A token's log-probability, and the likeliest tokens of its row, falling; equal ones by rising id."""
+    """A token's log-probability, and the likeliest tokens of its row, falling; equal values by rising id."""
 
     token_id: int
     logprob: float
@@ -25,7 +25,7 @@ class Logprob(NamedTuple):
 
 
 class Judged:
-    """What rows say of their tokens, on its way from the device."""
+    """Log-probabilities of rows' tokens, on their way from the device."""
 
     def __init__(self, logits: Tensor, token_ids: Tensor, n_top: int) -> None:
         """logits: [n_rows, vocab] float32; token_ids: [n_rows] int64, where a negative id is not to be read."""

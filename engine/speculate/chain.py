@@ -287,7 +287,7 @@ class Chain:
             self.guard.run(drafter.name, "accept", slots, partial(drafter.accept, followed))
 
     def credit(self, slot: Slot, draft: Draft, n_accepted: int, coming: Pass) -> None:
-        """Count a verified draft for the authors of its tokens, to whom it brings in what it gained.
+        """Count a verified draft for the authors of its tokens, and add what it gained to their savings.
 
         coming: the pass that verified it, as `draft` was given it.
         """

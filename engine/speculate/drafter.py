@@ -75,7 +75,7 @@ class Guesses(Protocol):
         """[n_guesses of all wants] int64 on the device, want after want, as many as each wants; -1 where NaN."""
 
     def read(self) -> list[Guess]:
-        """Wait for them. To be called once, when the sequences are known up to where the guesses begin."""
+        """Wait for them. To be called once, when the host has the sequences up to where the guesses begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Drafts:
 
     by_slot: Mapping[int, Draft]  # by slot id; unread: of the lengths that will be, with `UNREAD` for tokens
     token_ids: Tensor | None = None  # [n_drafted of all slots] int64 on the device; None: they are read
-    # The same once they are known, and the drafters' own records brought up to date; called once, as `Guesses.read`.
+    # The same once they are read, and the drafters' own records brought up to date; called once, as `Guesses.read`.
     read: Callable[[], Mapping[int, Draft]] | None = None
 
 

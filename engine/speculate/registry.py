@@ -61,9 +61,9 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkKind:
-    """A kind of draft network: which folders hold one, and how it is loaded."""
+    """A kind of draft network: which folders hold it, and how it is loaded."""
 
-    fits: Callable[[TensorNames], bool]  # whether a folder with these tensors holds one
+    fits: Callable[[TensorNames], bool]  # whether a folder with these tensors holds such a network
     # (folder, target, most tokens of a sequence, hidden states to read instead of those that the files name) -> head;
     # None: a model of its own, loaded as the target is.
     load: Callable[[Path, Network, int, Sequence[int] | None], Any] | None = None
@@ -187,7 +187,7 @@ NETWORKS = {row.name: row.network for row in DRAFTERS if row.network is not None
 
 
 def setting_names(*prefixes: str) -> list[str]:
-    """The settings whose names begin with one of these."""
+    """The settings whose names begin with any of these."""
     return [field.name for field in fields(Settings) if field.name.startswith(prefixes)]
 
 

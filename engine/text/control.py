@@ -50,7 +50,7 @@ class Breaker:
         return text
 
     def encode(self, text: str, mark: str) -> list[int]:
-        """Token ids of a rendered text: whole control tokens are the template's, broken ones plain text."""
+        """Token ids of a rendered text: whole control tokens are the template's, broken tokens plain text."""
         if mark not in text:
             return self._encode_piece(text)
         broken = either([one[0] + mark + one[1:] for one in self._tokens])

@@ -27,7 +27,7 @@ Words = NDArray[np.int32]  # a mask: bit i of word w allows token 32 * w + i
 Key = tuple[str, str]  # a grammar's kind and source
 
 _MOST_KEPT = 64  # compiled grammars, and as many matchers that have been used
-_MOST_STATES = 10_000  # of a lexer; one takes 1 to 2 kB
+_MOST_STATES = 10_000  # of a lexer, of 1 to 2 kB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Grammars:
         return matcher
 
     def _opened(self, param: str) -> Any:
-        """llguidance's view of the vocabulary; made at first use, as it takes a second for a large one."""
+        """llguidance's view of the vocabulary; made at first use, as a large vocabulary takes a second."""
         if self._tokenizer is None:
             from llguidance import LLTokenizer
 

@@ -80,7 +80,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 def compile_template(source: str, where: str) -> jinja2.Template:
-    """A template ready to render. Raises `LoadError` for one that does not compile."""
+    """A template ready to render. Raises `LoadError` if it does not compile."""
     try:
         return environment().from_string(source)
     except (jinja2.TemplateError, RecursionError) as error:

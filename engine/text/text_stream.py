@@ -120,7 +120,7 @@ class TextStream:
         return self._tokenizer.decode(token_ids, skip_special=self._skips)
 
     def _release(self, text: str) -> str:
-        """The part of held and new text that no stop string can claim; sets `stopped` if one is complete."""
+        """The part of held and new text that no stop string can claim; sets `stopped` if a stop string is complete."""
         text = self._held + text
         found = [(start, one) for one in self._stop if (start := text.find(one)) >= 0]
         if found:

@@ -47,7 +47,7 @@ def read_experts(config: ModelConfig) -> MoESpec:
         d_model=config.d_model,
         d_ffn=config.d_ffn,
         n_experts=n_experts,
-        # A softmax over the chosen logits alone is one over all of them, divided by the sum over the chosen.
+        # A softmax over the chosen logits alone is the softmax over all logits, divided by its sum over the chosen.
         routing=Routing(top_k=top_k, scores="softmax", normed=True),
         router="router",
         router_bias=True,

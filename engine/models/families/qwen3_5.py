@@ -45,7 +45,7 @@ qwen3_next = partial(parts, grouped=True)
 
 
 def layer_kinds(config: ModelConfig) -> list[str]:
-    """`full_attention` or `linear_attention` per layer: listed, or every so many a full one."""
+    """`full_attention` or `linear_attention` per layer: listed, or every n-th layer full."""
     fields, n_layers = config.fields, config.n_layers
     kinds = fields.values.get("layer_types")
     if kinds is None:
@@ -60,7 +60,7 @@ def layer_kinds(config: ModelConfig) -> list[str]:
 
 
 def feed_forwards(config: ModelConfig) -> list[FeedForwardSpec]:
-    """One per layer: dense, or experts beside a shared expert. Raises `UnsupportedModel` naming key and value."""
+    """Per layer, the dense part or experts with a shared expert. Raises `UnsupportedModel` naming key and value."""
     fields = config.fields
     dense = MLPSpec(config.d_model, config.d_ffn)
     if not fields.values.get("num_experts"):

@@ -109,7 +109,7 @@ class BlockDraft:
         """Logits of the wanted rows, [n_logits, vocab] float32, and what the head read of them, [n_logits, d_model].
 
         Every span is one block: anchor, then masks. A span's n_past is the anchor's position; all positions before
-        it have been injected. The row at position n + i predicts the token there, or the one after it if `from_anchor`.
+        it have been injected. The row at position n + i predicts the token there, or the next if `from_anchor`.
         The block's own keys and values are written past n_past, to be overwritten. Runs under `torch.inference_mode`.
         """
         rows = without_mask(batch)

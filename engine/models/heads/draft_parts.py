@@ -133,7 +133,7 @@ def load_draft_attention(weights: Weights, block: str, plan: BlockPlan, d_in: in
 
 
 def load_any_linear(weights: Weights, name: str, d_in: int, d_out: int) -> Packed:
-    """The linear layer `name`, with a bias if there is one."""
+    """The linear layer `name`, with its bias if the files hold one."""
     return load_linear(weights, [name], d_in, [d_out], bias=f"{name}.bias" in weights)
 
 

@@ -1,6 +1,6 @@
 """Strict reader of a checkpoint's config.json and generation_config.json, in both dialects of transformers.
 
-What the network would have to do differently and cannot is refused by key and value. Keys that change nothing
+A key that asks for a computation the network does not have is refused by key and value. Keys that change nothing
 about the function computed are not looked at.
 """
 
@@ -168,7 +168,7 @@ def read_config(
     return ModelConfig(
         architecture=architecture,
         d_model=d_model,
-        # Where every layer has experts there need not be a width of dense ones.
+        # If every layer has experts, there need not be a width of dense layers.
         d_ffn=fields.count("intermediate_size", fields.values.get("moe_intermediate_size")),
         n_layers=fields.count("num_hidden_layers"),
         n_heads=n_heads,
@@ -213,7 +213,7 @@ def text_fields(outer: Fields) -> Fields:
 
 
 def read_architecture(fields: Fields) -> str:
-    """The one name under `architectures`."""
+    """The only name under `architectures`."""
     names = fields.values.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.refuse("architectures", "must be a list of one name")

@@ -1,4 +1,4 @@
-"""The events of one request on the event loop's side. Leaving the stream is the cancel."""
+"""The events of one request on the event loop's side. Closing the stream cancels the request."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Taken:
 
     weights: int
     tables: int  # of rotary embeddings, for every position
-    states: int  # recurrent ones of all slots
+    states: int  # recurrent states of all slots
     parked: int  # rows of drafts in recurrent layers, for all slots
     windows: int  # keys and values of layers that look back over a window, for all slots
     spare: int  # the spare page of keys and values
@@ -95,7 +95,7 @@ class Forecast:
     memory_bytes: int | None  # None: as much as it takes
     needed_one: int | None  # bytes of free memory for one sequence of n_ctx; None where --cache-size is set
     needed_all: int | None  # for a sequence in every slot
-    longest_one: int  # tokens of one sequence if it has all pages; 0 if none fits
+    longest_one: int  # tokens of one sequence if it has all pages; 0: no sequence fits
     longest_all: int  # of each if every slot has a sequence
     refusal: str | None  # why the server would not start; None if it would
 

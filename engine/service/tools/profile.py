@@ -79,10 +79,10 @@ class Profile:
 class Order:
     """What is to be played."""
 
-    prompts: Sequence[Prompt] | None  # in turn; None: random ones
+    prompts: Sequence[Prompt] | None  # in turn; None: random prompts
     n_tasks: int  # requests in each way of running them
     n_tokens: int  # most of a reply
-    trace: Path | None = None  # file to write one to
+    trace: Path | None = None  # file to write a trace to
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """How likely a drafted token is to be accepted, given that those before it were: learnt while serving.
 
 Per drafter a table over (grade, place): the grade is the class of the drafter's own estimate, the place how far into
-the draft the token stands. Only tokens up to the first rejected one were judged; those after it followed a wrong
+the draft the token stands. Only tokens up to the first rejection were judged; those after it followed a wrong
 prefix and say nothing, so *conditional* rates are counted, with old rounds fading. A slot differs from the server's
 average by an offset of log-odds, learnt from what was accepted against what the table expected and shrunk to zero.
 
@@ -51,7 +51,7 @@ _PLAIN, _GRADED = 0, 1  # two views of a token: without and with its drafter's o
 
 
 def grades(survival: Sequence[float], n: int) -> Grades:  # [n]
-    """The class of each token's own estimate; 0 without estimates. Raises `ValueError` if only some have one."""
+    """The class of each token's own estimate; 0 without estimates. Raises `ValueError` if only some tokens have it."""
     if not len(survival):
         return np.zeros(n, np.int64)
     if len(survival) < n:
@@ -123,7 +123,7 @@ class _Deviation:
         self._offsets = None
 
     def offsets(self) -> tuple[float, float]:
-        """Log-odds of the first token, of later ones."""
+        """Log-odds of the first token, of later tokens."""
         if self._offsets is None:
             first, every = self._sums
             self._offsets = self._offset(*first), self._offset(*every)
@@ -204,7 +204,7 @@ class Shadows:
         self._watched: dict[int, dict[str, _Watched]] = {}
 
     def watch(self, slot: Slot, name: str, token_ids: Sequence[int], grade: Grades) -> None:
-        """Remember a guess of what follows the slot's tokens, unless an earlier one is still open."""
+        """Remember a guess of what follows the slot's tokens, unless an earlier guess is still open."""
         own = self._watched.setdefault(slot.id, {})
         if name not in own:
             own[name] = _Watched(token_ids, grade, len(slot.tokens))

@@ -1,4 +1,4 @@
-"""A draft network's store that is fed with what the target computes, pass by pass, kept rows only."""
+"""The store of a draft network that reads the target's hidden states: after each pass it takes in the kept rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guessing on without the host: pick, feed, move on by one position, captured as one piece and replayed per guess.
+"""A draft network's loop of guesses on the device alone: pick, feed, move on by one position, captured and replayed.
 
 A lane is one slot's next row. What moves it is on the device: its token is the last pick, its place follows from its
 page table, its noise from its position. So a draft network's guesses after the first cost the host one launch each.

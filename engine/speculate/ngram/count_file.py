@@ -116,7 +116,7 @@ def _check_record(words: Words, at: np.int64, vocab_size: int) -> int:
 
 @compiled
 def _parse(words: Words, vocab_size: int, grams: Words, followers: Words) -> tuple[np.int64, int, int, int]:
-    """Copy records up to the first bad one: (index, problem) of that, (end, 0) without one; n-grams and followers."""
+    """Copy records up to the first bad record: (its index, problem), else (end, 0); then n-grams and followers."""
     at, n_grams, n_followers = np.int64(0), 0, 0
     while at < len(words):
         problem = _check_record(words, at, vocab_size)

@@ -8,7 +8,7 @@ insertion. rows [room, 8] int32 holds n-grams and, for n-grams that had several 
     n-gram    four tokens, oldest first, -1 padded; total; best follower, its count; row of its newest follower, -1
     follower  -2, row of the n-gram, token, -1; count; not used, not used; row of the next older follower, -1
 
-An n-gram with one follower needs no row for it, and most have one. Keys are compared by their tokens, never by hash
+An n-gram with a single follower, which is the usual case, needs no row for it. Keys are compared by tokens, not by hash
 alone. Counting touches one n-gram and one follower however many followers the n-gram has. Hashes are salted per
 table, so that no text can be written to make n-grams collide.
 """
@@ -122,7 +122,7 @@ def extend(
     """Write the likeliest tokens behind `text[:n_text]` until `survival` is full or no source votes; returns how many.
 
     text: [>= n_text + n_most] int32. survival: [n_most] float32, is given each token's share among the followers,
-    shrunk as by one success and one failure more. sources: the context's table, the dynamic and the static one.
+    shrunk as by one success and one failure more. sources: the context's, the dynamic and the static table.
     rules: [3, 2, 4] int32, per source the least total and the least share in % that an n-gram of 1 to 4 tokens must
     have; a least total of 0 leaves n-grams of that length out.
 

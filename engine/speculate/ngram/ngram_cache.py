@@ -76,7 +76,7 @@ class NgramCache(TextDrafter):
         self._context[slot.id] = None
 
     def save(self) -> None:
-        """Write the dynamic counts to their file, if there is one. Raises `OSError`."""
+        """Write the dynamic counts to their file, if any. Raises `OSError`."""
         if self._path is not None:
             ngram_file.write(self._path, self._dynamic.records())
 

@@ -1,6 +1,6 @@
 """prediction: the reply the caller expects, drafted from wherever the output stands in it.
 
-Source of the idea: OpenAI's Predicted Outputs; the alignment is the textbook one with affine gaps (Gotoh 1982) in a
+Source of the idea: OpenAI's Predicted Outputs; the alignment is the textbook's with affine gaps (Gotoh 1982) in a
 band, fed one output token at a time.
 
 The output follows the prediction until a token differs. From there a band of places ahead in the prediction is scored:
@@ -35,7 +35,7 @@ Place = int | np.int64  # np.int64 where compiled code needs the type
 Track = tuple[Ints, Ints, Tokens]  # a `_Slot`'s state, band, swaps
 
 # Scores of the alignment, tried on renamed files, moved blocks and random edits of 1, 5 and 15 % of the tokens. They
-# are not delicate: changing one by half moved the accepted share of the text by 0.01 at most.
+# are not delicate: changing a score by half moved the accepted share of the text by 0.01 at most.
 _MATCH, _SUBSTITUTE = 8, -8
 _DROP, _DROP_MORE = -8, -2  # first and each predicted token skipped
 _INSERT, _INSERT_MORE = -9, -8  # first and each output token that nothing predicted
@@ -70,7 +70,7 @@ class _Slot:
     swaps: Tokens = field(default_factory=lambda: np.zeros((_SWAPS, 4 + 2 * _SWAP), np.int32))
 
     def __post_init__(self) -> None:
-        self.state[_MATCHES] = _SURE  # a caller who predicts a reply is believed at its start
+        self.state[_MATCHES] = _SURE  # at its start a prediction is trusted
         self.state[_SWAPPING] = -1
 
     @property

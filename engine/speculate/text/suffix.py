@@ -16,8 +16,8 @@ A guess is defined as follows; `tests/unit/test_suffix.py` holds it against a pl
 - The guess ends before the token at which the product of all survivals falls below 1/20, and after 2 m + 4 tokens.
 
 The odds were fitted offline by logistic regression on 150k positions of Python files, edits of them, chat tasks and
-English prose, walked with the true text: unanimous places gave 0.30 ((m + i) * c)^1.35, contested ones
-0.33 (for / against). On these texts neither the number of voters (8 to 64), recency in the weights nor more run
+English prose, walked with the true text: unanimous places gave 0.30 ((m + i) * c)^1.35, contested
+places 0.33 (for / against). On these texts neither the number of voters (8 to 64), recency in the weights nor more run
 lengths changed tokens per pass by more than 1 %.
 """
 
@@ -116,7 +116,7 @@ def _longest_match(text: Tokens, context: Tokens, places: Tokens, spans: Spans) 
 
 @compiled
 def _poll(text: Tokens, tail: Tokens, voters: Voters, i: int, votes: Tokens) -> None:
-    """Each voter's token after `i` guessed ones into `votes`, -1 where its document is over."""
+    """Write each voter's token after `i` guessed tokens into `votes`, -1 where its document is over."""
     places, spans, _ = voters
     for k in range(len(places)):
         at = places[k] + i
