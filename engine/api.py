@@ -1,7 +1,7 @@
 """What crosses the border between the server and the engine: plain frozen data, no torch, no JSON.
 
-A request goes in through `AsyncEngine.submit`; its events come out of the returned stream. Leaving the
-stream (`aclose`) is the cancel. Every admitted request ends in exactly one `Done` or `Failed`.
+A request goes in through `AsyncEngine.submit`; its events come out of the returned stream. Closing the
+stream (`aclose`) cancels the request. Every admitted request ends in exactly one `Done` or `Failed`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Grammar:
     kind: Literal["json_schema", "regex", "lark"]
     source: str  # a JSON schema as JSON text, a regular expression, or a grammar in llguidance's Lark dialect
     reasoning: tuple[str, str] | None = None  # as in ("<think>", "</think>")
-    param: str = "response_format"  # the field that errors are told about
+    param: str = "response_format"  # the request field that errors name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,8 @@ class Request:
     stop_token_ids: tuple[int, ...] = ()  # they end the reply like the model's own end tokens
     max_tokens: int | None = None  # None: until the end token or the context's end
     min_tokens: int = 0  # no end token, stop token or stop string ends the reply before
-    logprobs: int | None = None  # alternatives told per token, 0 … MOST_LOGPROBS; None: nothing is told
-    echo: bool = False  # the prompt is told first, with its log-probabilities if those are asked for
+    logprobs: int | None = None  # alternatives per token, 0 … MOST_LOGPROBS; None: no log-probabilities
+    echo: bool = False  # the prompt is sent back first, with its log-probabilities if those are asked for
     grammar: Grammar | None = None
     skip_special: bool = True  # leave control tokens out of the text
     prediction: str | None = None  # text the reply is expected to resemble; the draft source of highest prior
@@ -112,13 +112,13 @@ class TokenLogprob:
     token_id: int
     data: bytes  # what the token writes; not always whole characters
     logprob: float  # finite
-    # The likeliest tokens, falling; the picked one only if it is among them.
+    # The likeliest tokens, falling; the picked token only if it is among them.
     top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt told back: the first event of a request with `echo`."""
+    """The prompt sent back: the first event of a request with `echo`."""
 
     token_ids: tuple[int, ...]
     pieces: tuple[str, ...]  # text of each token; joined they are the prompt's
@@ -201,12 +201,12 @@ class Done:
     """The last event of a request that ended as it should."""
 
     reason: Literal["stop", "length"]
-    stop_string: str | None  # the stop string that ended it, if one did
+    stop_string: str | None  # the stop string that ended it, if any
     usage: Usage
     timings: Timings
     speculation: Speculation
     seed: int
-    stop_token: int | None = None  # the token of `stop_token_ids` that ended it, if one did
+    stop_token: int | None = None  # the token of `stop_token_ids` that ended it, if any
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ Event = Echo | Delta | Done | Failed
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the server tells about the loaded model and the values worked out at start."""
+    """What the server reports about the loaded model and the values worked out at start."""
 
     name: str
     path: str
@@ -246,7 +246,7 @@ class ModelInfo:
     sampling_defaults: Mapping[str, float | int]
     # Tokens beside the vocabulary proper, by their text; true: a control token, left out of replies.
     added_tokens: Mapping[str, bool] = field(default_factory=dict)
-    # The chat template for conversations with tools, where it is another one.
+    # The chat template for conversations with tools, if it differs from `chat_template`.
     tool_template: str | None = None
 
 
@@ -298,10 +298,10 @@ Status = Literal["loading", "ready", "draining", "failed"]
 
 
 class EventStream(Protocol):
-    """The events of one request. What concerns the prompt is known at once.
+    """The events of one request; the prompt's tokens are there at once.
 
     `finish` asks for the end once there is enough: a few more tokens may come, then `Done` with the reason "stop".
-    Before the first token it asks in vain. `aclose` cancels what is not finished.
+    Before the first token it has no effect. `aclose` cancels what is not finished.
     """
 
     prompt_ids: Sequence[int]
@@ -317,7 +317,7 @@ class EventStream(Protocol):
 
 
 class AsyncEngine(Protocol):
-    """The engine as the server sees it. One implementation computes, one fake serves the HTTP tests."""
+    """The engine as the server sees it: the real engine, or a fake in the HTTP tests."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -346,16 +346,16 @@ class AsyncEngine(Protocol):
     async def save_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
         """Write what is cached of a slot's last or running sequence to a file; n_tokens: of whole pages.
 
-        Another tenant's sequences and files are as good as none. Raises `InvalidRequest` for a slot or file name that
-        cannot be, and where there is nothing to save; `Unsupported` where no folder is set (`--slot-save-path`).
+        Another tenant's sequences and files are treated as absent. Raises `InvalidRequest` for an impossible slot or
+        file name, and if there is nothing to save; `Unsupported` if no folder is set (`--slot-save-path`).
         """
         ...
 
     async def restore_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
-        """Put a file's sequence back into the cache, as an idle slot's last one.
+        """Put a file's sequence back into the cache, as the last sequence of an idle slot.
 
-        n_tokens: of how many the next request that begins with them is spared, which is less than the file has where
-        room lacks. Raises like `save_slot`, for a busy slot, and `SlotFileRefused`.
+        n_tokens: tokens that the next request beginning with them need not compute; fewer than the file holds if the
+        cache lacks room. Raises like `save_slot`, `InvalidRequest` for a busy slot, and `SlotFileRefused`.
         """
         ...
 
@@ -367,7 +367,7 @@ class AsyncEngine(Protocol):
         ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests (`EngineStopped`), let running and queued ones finish, fail what is left."""
+        """Refuse new requests (`EngineStopped`), let running and queued requests finish, fail what is left."""
         ...
 
     async def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """Spans and the ragged batch: one shape for prefill, decoding and verification, with no phase flag.
 
 A *span* is one slot's tokens in one pass; a *row* is one position. Plain decoding is a span of one token,
-verification a span of 1 + n_drafts, a prompt chunk a span of many; nothing downstream tells them apart.
+verification a span of 1 + n_drafts, a prompt chunk a span of many; no code downstream distinguishes them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentRows:
-    """What recurrent layers must know of a pass (`kernels.gated_delta.spans`), as device tensors.
+    """What recurrent layers read of a pass (`kernels.gated_delta.spans`), as device tensors.
 
     A span's updates are the parked rows of its history, in order, then its own rows; its state takes in the first
     `n_settled` of them.
@@ -198,9 +198,10 @@ class Batch:
         )
 
     def move_back(self, n_lost: Tensor, page_size: int) -> None:
-        """Let spans begin earlier than the host could know when it built the batch, on pages alone.
+        """Move spans to earlier positions, which the host did not know when it built the batch.
 
-        n_lost: [n_spans] int64, positions by which each span begins earlier. Its page table covers both places.
+        Only for stores whose state is paged. n_lost: [n_spans] int64, positions by which each span begins earlier. Its
+        page table covers both places.
         """
         lengths = np.array([len(span.token_ids) for span in self.spans])
         (owner,) = upload((np.repeat(np.arange(len(lengths)), lengths),), n_lost.device)  # [n_tokens] int64

@@ -1,6 +1,6 @@
 """The error tree. Read it first: every way a request or the engine can fail has one class here.
 
-The engine knows no HTTP status; `server/http/error_table.py` is the only table that does.
+The engine deals in no HTTP statuses; `server/http/error_table.py` is the only table that maps errors to them.
 
     EngineError
     ├─ RequestError            the caller can fix it

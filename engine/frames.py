@@ -1,8 +1,8 @@
 """Batches of fixed sizes at fixed addresses, so that a pass can be captured once and replayed for other tokens.
 
 A frame has room for some spans and rows. A smaller batch is padded: spans without rows, and rows of no span, which are
-computed like any other and write where nobody reads, to the page behind the last. What is in a frame gets to the
-device in one copy.
+computed like any other and write to the spare page behind the last, which is never read. What is in a frame gets to
+the device in one copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch, Layout, RecurrentRows, upload
 
-# Rows of a frame. Between two of them passes cost the same on a device that waits for the weights.
+# Rows of a frame. Between two neighbouring sizes passes cost the same on a device that waits for the weights.
 ROWS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -26,7 +26,7 @@ class Room:
     """What the frames of one store have in common."""
 
     n_pages: int  # of one sequence at full length, drafts included
-    spare_page: int  # that belongs to nobody
+    spare_page: int  # that belongs to no slot
     spare_window_page: int | None = None  # the same of layers with a window; None: there are none
     n_history: int | None = None  # parked rows that a slot may have; None: no layer is recurrent
 
@@ -34,7 +34,7 @@ class Room:
 def frame_sizes(n_slots: int, n_drafts: int) -> list[tuple[int, int]]:
     """(spans, rows) of the frames for passes of up to n_slots spans, each a token and up to n_drafts drafts.
 
-    The largest first: what they need of the device serves the smaller ones too.
+    The largest first: the device memory they need serves the smaller frames too.
     """
     spans = [1 << i for i in range((n_slots - 1).bit_length())] + [n_slots]
     found = []

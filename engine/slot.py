@@ -1,7 +1,7 @@
-"""One request on its way: its tokens, how far they are computed, and what its rows need.
+"""A running request: its tokens, how far they are computed, and what its rows need.
 
-`tokens` is the only thing a sequence *is*; everything cached can be rebuilt from it. States are read off, not
-stored: a slot is prefilling while `n_past < len(tokens) - 1` and ready to decode when they are equal.
+A sequence is its `tokens` and nothing else; everything cached can be rebuilt from them. A slot's phase is derived, not
+stored: it is prefilling while `n_past < len(tokens) - 1` and ready to decode when they are equal.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class DrafterTally:
     n_drafts_accepted: int = 0
     n_drafted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
-    n_calls: Counter[str] = field(default_factory=Counter)  # by verb
+    n_calls: Counter[str] = field(default_factory=Counter)  # by method
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def call(self, verb: str, seconds: float) -> None:
-        """One call of a verb."""
+        """One call of a method (`begin`, `draft` or `accept`)."""
         self.n_calls[verb] += 1
         self.seconds[verb] += seconds
 
@@ -63,7 +63,7 @@ class DrafterTally:
             self.accepted_by_position[position] += 1
 
     def count(self) -> DrafterCount:
-        """What the caller is told."""
+        """The tally as the caller gets it."""
         return DrafterCount(
             n_drafts=self.n_drafts,
             n_drafts_accepted=self.n_drafts_accepted,
@@ -116,9 +116,9 @@ class Slot:
     silenced: set[str] = field(default_factory=set)  # drafters that failed on this request
     prediction: tuple[int, ...] = ()  # tokens of the text the caller expects
     constraint: Constraint | None = None  # what the reply may be; it has seen the reply's tokens
-    # Of the prompt's tokens from the second on, as far as computed; None where nobody asks, or once they are told.
+    # Of the prompt's tokens from the second on, as far as computed; None if not requested, or once they are sent.
     prompt_logprobs: list[Logprob] | None = None
-    echoes: bool = False  # whether the prompt is still to be told
+    echoes: bool = False  # whether the prompt is still to be sent back
     _mirror: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
     _n_mirrored: int = 0
 
@@ -128,7 +128,7 @@ class Slot:
 
     @property
     def salt(self) -> str:
-        """Whose cached prompts the request may use. Where all rows of its prompt are wanted it is nobody's."""
+        """The cached prompts that the request may use: its tenant's; none if all rows of its prompt are wanted."""
         return self.request.tenant if self.prompt_logprobs is None else self.request.id
 
     @property

@@ -1,11 +1,12 @@
-"""One page table and one length per store for every slot: all the engine calls of the cache.
+"""The cache as the engine calls it: for every slot one page table, and one length per store.
 
-Tokens are the truth; what is here can be dropped and rebuilt from them. A store's rows past its own length are
-scratch: whoever drafts or verifies may write them, nobody may read them later. Lengths move by `commit` alone.
+Tokens are the truth; everything here can be dropped and rebuilt from them. A store's rows past its own length are
+scratch: drafting and verifying may write them, and they are never read later. Only `commit` makes a running sequence
+longer.
 
-Pages answer a rollback exactly. A recurrent state cannot be cut back: where its parked rows do not reach, it is set to
-the nearest snapshot before, or to nothing, and ordinary prefill fills the gap. So it is with layers that look back over
-a window, once the window has moved on: the sequence goes back to where another window lives, or to nothing.
+Paged rows can be rolled back exactly. A recurrent state cannot: where its parked rows do not reach, it is set to the
+nearest snapshot before, or to nothing, and ordinary prefill fills the gap. Likewise for layers that look back over a
+window, once the window has moved on: the sequence goes back to a page border whose window still lives, or to nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Cache:
         self._entries = [_Entry(lengths=dict.fromkeys(self.stores, 0)) for _ in range(n_slots)]
 
     def _stride(self, store: Store) -> int | None:
-        """Tokens from one snapshot to the next, a multiple of the page size; None where none are kept."""
+        """Tokens from one snapshot to the next, a multiple of the page size; None if no snapshots are kept."""
         if store.parking is None or not self.snapshots.has_room:
             return None
         n_tokens = store.slot_bytes // max(1, _SNAPSHOT_SHARE * store.token_bytes)
@@ -108,7 +109,7 @@ class Cache:
             if store.parking is not None:
                 n = next((i for i in range(n, 0, -1) if (name, keys[i - 1]) in self.snapshots), 0)
             complete[name] = n
-            n_pages = complete[self.primary]  # which comes first, and has the last word
+            n_pages = complete[self.primary]  # the target comes first, and limits the others
         return complete
 
     def length(self, slot: int, store: str) -> int:
@@ -122,7 +123,7 @@ class Cache:
     def batch(self, store: str, spans: Sequence[Span], token_ids: Tensor | None = None) -> Batch:
         """The pass over these spans, which is about to run on the store; its rows have been reserved.
 
-        token_ids: [n_tokens] int64, if only the device knows them.
+        token_ids: [n_tokens] int64, if they are only on the device.
         """
         where = self.stores[store]
         recurrent = None
@@ -286,10 +287,8 @@ class Cache:
         store, entry = self.stores[name], self._entries[slot]
         if store.parking is None or self._strides[name] is None:
             return
-        start, end = (
-            max(0, store.parking.length(slot) - 1),
-            entry.lengths[name],
-        )  # the state may stand on a border
+        # The state may stand on a border.
+        start, end = max(0, store.parking.length(slot) - 1), entry.lengths[name]
         while (border := self.next_border(name, start, n_prompt)) is not None and border <= end:
             key = (name, entry.keys[border // self.page_size - 1])
             if key not in self.snapshots:

@@ -1,7 +1,7 @@
 """Page ids, reference counts and the prefix index.
 
-A page is *held* by the slots whose tables name it, *cached* when only the prefix index knows it, else *free*.
-Cached pages are taken back least recently used first; they are the only thing eviction may touch.
+A page is *held* by the slots whose tables name it, *cached* when only the prefix index names it, else *free*.
+Cached pages are taken back least recently used first; eviction touches no others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 @dataclass(slots=True)
 class Page:
-    """What the pool knows of one page. `complete` names the stores whose rows in it are all valid."""
+    """The pool's record of one page. `complete` names the stores whose rows in it are all valid."""
 
     n_holders: int = 0
     key: bytes | None = None
@@ -65,7 +65,7 @@ class PagePool:
         self.pages[page_id].n_holders += 1
 
     def release(self, page_id: int) -> None:
-        """Remove a holder; the last one leaves the page cached if the index knows it, else free."""
+        """Remove a holder; after the last, the page is cached if it is in the index, else free."""
         page = self.pages[page_id]
         page.n_holders -= 1
         if page.n_holders == 0:
@@ -80,7 +80,7 @@ class PagePool:
         return self._index.get(key)
 
     def publish(self, page_id: int, key: bytes, complete: set[str]) -> None:
-        """Offer a page under its key. Of two pages with one key the one complete for more stores stays."""
+        """Offer a page under its key. Of two pages with the same key, the page complete for more stores stays."""
         page = self.pages[page_id]
         page.complete |= complete
         other = self._index.get(key)
@@ -92,7 +92,7 @@ class PagePool:
         self._index[key] = page_id
 
     def withdraw(self, page_id: int) -> None:
-        """Take a page out of the index; it is freed if nobody holds it."""
+        """Take a page out of the index; it is freed if no slot holds it."""
         page = self.pages[page_id]
         if page.key is not None:
             del self._index[page.key]
@@ -109,7 +109,7 @@ def prefix_keys(
     """Chained SHA-256 keys of the full pages of `tokens`, which start where `parent` ends.
 
     A key stands for every token up to its page's end. It is salted per tenant, so that one API key cannot learn
-    from response times what another one asked.
+    from response times what another key asked.
     """
     key = parent if parent is not None else hashlib.sha256(salt.encode()).digest()
     for start in range(0, len(tokens) - page_size + 1, page_size):

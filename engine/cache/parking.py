@@ -1,8 +1,8 @@
-"""Which parked rows hold whose drafts: the host side of park and fold.
+"""Parked rows of recurrent layers: which row belongs to which slot's draft. The host side of park and fold.
 
-A recurrent state moves over certain tokens at once. What it would need of a draft is only parked, in a row of a
-pool; the slot's next pass folds the rows of the drafts that were kept into the state before anything else. So a
-rejected draft is never undone: it was never done. The pool is shared by rows in a pass, not split by slots.
+A recurrent state takes in certain tokens at once. What it would need of a draft is only parked, in a row of a pool;
+the slot's next pass folds the rows of the drafts that were kept into the state before anything else. So a rejected
+draft is never undone: the state never took it in. All slots share one pool of rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Parking:
         return self._lanes[slot].length
 
     def reserve(self, slot: int, n_drafts: int) -> bool:
-        """Hold rows for `n_drafts` drafts from now on, and no more. False and no change if they lack.
+        """Hold rows for `n_drafts` drafts from now on, and no more. Returns False, with no change, if too few are free.
 
         Rows that a pass folds are read before the slot writes any, so they serve again at once.
         """
@@ -56,10 +56,10 @@ class Parking:
         return True
 
     def rows(self, spans: Sequence[Span], committed: Sequence[int], device: torch.device) -> RecurrentRows:
-        """What recurrent layers must know of a pass that is about to run. committed[i]: tokens of span i's slot.
+        """What recurrent layers read of a pass that is about to run. committed[i]: tokens of span i's slot.
 
-        A span that starts at the committed length moves the state over its certain tokens. One that starts behind
-        it continues drafts of an earlier pass, and has none.
+        A span that starts at the committed length moves the state over its certain tokens. A span that starts behind
+        it continues drafts of an earlier pass, and has no certain tokens.
         """
         history: list[list[int]] = []
         settled: list[int] = []

@@ -1,4 +1,4 @@
-"""A published prefix outside of the cache: taken out whole, put back as if it had just been computed, or forgotten.
+"""A published prefix copied out of the cache (`save`), put back as if just computed (`load`), or forgotten (`erase`).
 
 What a slot has computed outlives its request as published pages and as snapshots on their borders, so this reads and
 writes those, never a slot. Nothing here touches files.
@@ -114,8 +114,8 @@ def _kinds(tensors: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype
 def load(cache: Cache, saved: Saved, salt: str) -> None:
     """Publish a prefix that `fits`; the first pages of it if there is not room for all.
 
-    It lies in the prefix cache afterwards, held by nobody, as the one used last. Cached prefixes make room for it,
-    pages that slots hold do not.
+    Afterwards it lies in the prefix cache, held by no slot, as the most recently used prefix. Cached prefixes make room
+    for it, pages that slots hold do not.
     """
     keys = list(prefix_keys(saved.tokens, cache.page_size, salt))
     offers = [
@@ -137,7 +137,7 @@ def load(cache: Cache, saved: Saved, salt: str) -> None:
 
 
 def _load_window(store: Store, window: SavedWindow, keys: Sequence[bytes]) -> None:
-    """Publish the pages of a window; the last ones if there is not room for all: those are resumed from."""
+    """Publish the pages of a window; the last pages if there is not room for all: those are resumed from."""
     assert store.windows is not None
     pool = store.windows.pool
     rows_of = [row for row, number in enumerate(window.numbers) if number < len(keys)]
@@ -152,12 +152,12 @@ def _load_window(store: Store, window: SavedWindow, keys: Sequence[bytes]) -> No
 def _publish(
     pool: PagePool, offers: Sequence[tuple[bytes, set[str]]], write: Callable[[Mapping[int, int]], None]
 ) -> int:
-    """Make pages live under their keys, each complete for some stores; returns the number of the first that do.
+    """Make pages live under their keys, each complete for some stores; returns how many, from the first offer on.
 
     write: fills the pages that have to be made, given as {number of the offer: page id}. If it raises, nothing has
     been published.
     """
-    held: list[int] = []  # so that taking the next page does not evict the one before
+    held: list[int] = []  # so that taking the next page does not evict the page before
     fresh: dict[int, int] = {}
     try:
         for number, (key, complete) in enumerate(offers):
@@ -190,7 +190,7 @@ def _write(tensors: Sequence[Tensor], page_of: Mapping[int, int], rows: Sequence
     """Fill pages: page page_of[i] with row i of each stored tensor."""
     for tensor, stored in zip(tensors, rows, strict=True):
         index = torch.tensor(list(page_of.values()), device=tensor.device).long()
-        tensor[index] = stored[list(page_of)].to(tensor.device)  # index_copy_ knows no float8
+        tensor[index] = stored[list(page_of)].to(tensor.device)  # index_copy_ takes no float8
 
 
 def erase(cache: Cache, tokens: Sequence[int], salt: str) -> int:

@@ -11,7 +11,7 @@ Key = tuple[str, bytes]  # (store, prefix key of the page that ends where the sn
 
 
 class Snapshots:
-    """Least recently used ones go first when the room is full."""
+    """All snapshots of a cache. When the room is full, the least recently used go first."""
 
     def __init__(self, n_bytes: int) -> None:
         """n_bytes: most host memory for all of them; 0 keeps none."""

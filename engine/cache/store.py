@@ -1,4 +1,4 @@
-"""The device memory of one network: per layer what it asked for, behind one set of verbs.
+"""The device memory of one network: what each layer asked for, behind one set of methods.
 
 A layer says what it needs as data; the store makes it. Rows of keys and values are addressed by page, recurrent
 state by slot with a pool of parked rows beside it. Layers that look back over a window have pages of their own.
@@ -32,7 +32,7 @@ class Sizes:
 
 
 class LayerState:
-    """One layer's share of a store. What a kind of layer does not have, its verbs need not do."""
+    """One layer's share of a store. A method for state that a kind of layer does not have does nothing."""
 
     __slots__ = ()
 
@@ -95,15 +95,15 @@ class Store:
 
     def __init__(self, needs: Sequence[Need], sizes: Sizes, dtype: torch.dtype, device: torch.device) -> None:
         self.sizes = sizes
-        # One page more than there are: rows of no span are written there. What each layer's own need allocated: the
-        # layer knows its kind, nobody else asks.
+        # One page more than `sizes` says: rows of no span are written there. `layers` is what each need allocated; only
+        # the layer itself depends on the type.
         spare = replace(sizes, n_pages=sizes.n_pages + 1, n_window_pages=sizes.n_window_pages + 1)
         self.layers: list[Any] = [need.allocate(spare, dtype, device) for need in needs]
         self.frames = Frames([])  # where batches of captured sizes go
         self.device = device
         self.token_bytes = sum(need.token_bytes(dtype) for need in needs)
         self.slot_bytes = sum(need.slot_bytes(dtype) for need in needs)
-        # Which parked row belongs to whom; None for a network without recurrent layers.
+        # Which slot each parked row belongs to; None for a network without recurrent layers.
         self.parking: Parking | None = None
         if any(need.is_recurrent for need in needs):
             self.parking = Parking(sizes.n_slots, sizes.n_parked)
@@ -156,7 +156,7 @@ class Store:
                 layer.reset(slot)
 
     def settle(self, slot: int, length: int) -> None:
-        """Bring the recurrent states to `length` tokens, which lies between where they are and what is parked."""
+        """Bring the recurrent states to `length` tokens: not behind where they stand, nor past the parked rows."""
         if self.parking is not None and (rows := self.parking.settle(slot, length, self.device)) is not None:
             for layer in self.layers:
                 layer.settle(rows)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from slipstream.engine.cache.pages import PagePool
 
-# What a page table says of pages that were given back. Nobody reads it: attention begins at the window.
+# Stands in a page table for pages that were given back. It is never read: attention begins at the window.
 _GONE = 0
 OFFERED = {"window"}  # a page of this pool belongs to one store alone
 
@@ -40,7 +40,7 @@ class WindowPages:
         self._held = [_Held() for _ in range(n_slots)]
 
     def table(self, slot: int) -> list[int]:
-        """The slot's page ids in order of position; those of pages before its window name none."""
+        """The slot's page ids in order of position; `_GONE` for pages before its window."""
         held = self._held[slot]
         return [_GONE] * held.first + held.ids
 
@@ -72,7 +72,7 @@ class WindowPages:
         return n_pages
 
     def reserve(self, slot: int, start: int, end: int, copy: Callable[[int, int], None]) -> bool:
-        """Make positions [start, end) writable. False and no change if pages lack.
+        """Make positions [start, end) writable. Returns False and changes nothing if there are too few pages.
 
         copy: copies the rows of one page onto another, for pages that other slots hold too.
         """

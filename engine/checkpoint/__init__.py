@@ -1,1 +1,1 @@
-"""A checkpoint's tensors: every one used once or refused, in whatever layout it was quantised."""
+"""A checkpoint's tensors, in whatever layout they were quantised: every tensor is used once, or the load is refused."""

@@ -1,6 +1,6 @@
 """Layouts of quantised checkpoints: from the tensors that stand for one matrix to the weight that the products take.
 
-A layout knows what its tensors are called, in which order they hold codes of few bits, and nothing of a network. All
+A layout says how its tensors are named and in which order they hold codes of few bits; it depends on no network. All
 are read into the two kinds of `kernels/matmul/quantized.py`; what no product takes narrow is widened. Sources: the
 files of AutoAWQ (version gemm), AutoGPTQ and GPTQModel, compressed-tensors, gpt-oss, transformers' block-wise fp8.
 """
@@ -20,12 +20,8 @@ from slipstream.engine.errors import LoadError, UnsupportedModel
 from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
 
 # What layouts call the tensors of the matrix `name.weight` besides itself: `name.scales` and so on.
-MARKS = (
-    "qweight",
-    "weight_packed",
-    "weight_scale_inv",
-    "weight_scale",
-)  # one of these every narrow matrix has
+# Every narrow matrix has one of the marks.
+MARKS = ("qweight", "weight_packed", "weight_scale_inv", "weight_scale")
 PIECES = (
     *MARKS,
     "qzeros",
@@ -52,15 +48,14 @@ class Pieces:
 
     where: str  # folder and matrix, for messages
     names: Mapping[str, str]  # what follows the matrix's name -> stored name
-    read: Callable[
-        [str, Sequence[int] | None, Sequence[str]], Tensor
-    ]  # (stored name, shape, dtypes) -> on the device
+    # (stored name, shape, dtypes) -> on the device
+    read: Callable[[str, Sequence[int] | None, Sequence[str]], Tensor]
 
     def __contains__(self, piece: str) -> bool:
         return piece in self.names
 
     def take(self, piece: str, shape: Sequence[int] | None, dtypes: Sequence[str]) -> Tensor:
-        """A piece as it is stored. shape: None for any. Raises `LoadError` if it is missing or another's."""
+        """A piece as it is stored. shape: None for any. Raises `LoadError` if it is missing or of another shape."""
         if piece not in self.names:
             raise LoadError(f"{self.where}: has no {piece}")
         return self.read(self.names[piece], shape, dtypes)
@@ -80,7 +75,7 @@ class Layout(Protocol):
         """The matrix [out_features, in_features], its values in `dtype`. Raises `LoadError` or `UnsupportedModel`."""
 
     def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | Quantized:
-        """The same without memory, but for the order of inputs."""
+        """The same on the meta device, without memory; it has no order of inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +213,11 @@ class PackedInt4(Int4):
 class Fp8:
     """`weight` [out, in] float8_e4m3fn and what it is multiplied by, `weight_scale` or `weight_scale_inv`.
 
-    Of a scale that lies beside it for inputs (`input_scale`) nothing is made: inputs are not rounded.
+    A scale of the inputs stored beside it (`input_scale`) is not used: inputs are not rounded.
     """
 
-    block: (
-        tuple[int, int] | None
-    )  # outputs and inputs that share a scale; None: all inputs, of all outputs or of one
+    # Outputs and inputs that share a scale; None: all inputs, of all outputs or of a single output.
+    block: tuple[int, int] | None
     codes = "weight"
 
     def shape(self, stored: Sequence[int]) -> tuple[int, int]:
@@ -356,7 +350,7 @@ def reordered(codes: Tensor, order: Tensor | None) -> Tensor:
 
 
 def packed_bytes(matrix: Tensor | Quantized, device: torch.device) -> int:
-    """What it takes of a device once it is packed: products of CPUs read no codes, so there it is widened."""
+    """Bytes of device memory that it takes once packed: products on CPUs read no codes, so there it is widened."""
     if device.type == "cpu":
         return math.prod(matrix.shape) * matrix.dtype.itemsize
     return matrix.nbytes

@@ -61,7 +61,7 @@ class TensorSource(Protocol):
         """The matrices `name.weight` [d_out, d_in] one below the other, as narrow as they are stored."""
 
     def drop_copy(self, name: str, original: Tensor) -> bool:
-        """Count a tensor as used if it only repeats `original`; whether it does."""
+        """Count a tensor as used if it only repeats `original`; returns whether it does."""
 
 
 def tensor_names(folder: Path | str) -> frozenset[str]:
@@ -77,7 +77,7 @@ class Weights:
     ) -> None:
         """Open the folder's files. Raises `LoadError` naming the file that is not there or not readable.
 
-        scheme: how matrices of few bits are stored; without one they are refused.
+        scheme: how matrices of few bits are stored; without a scheme they are refused.
         """
         self.folder = Path(folder)
         self.dtype = dtype
@@ -103,7 +103,7 @@ class Weights:
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """A fresh copy of a tensor on the run's device, in `dtype` or the run's; each name may be taken once.
 
-        A missing one comes as zeros, so that `finish` can name all that are missing. Raises `LoadError` for
+        A missing tensor comes as zeros, so that `finish` can name all that are missing. Raises `LoadError` for
         another shape and `UnsupportedModel` for a dtype that is not read.
         """
         tensor = widened(self._take(name, shape, dtype or self.dtype))
@@ -151,7 +151,7 @@ class Weights:
         pieces = self._pieces(name)
         n_out, n_in = shape
         matrix = self._layout(pieces).read(pieces, (n_out, n_in), dtype)
-        # No code of either kind is larger.
+        # No code of either kind is larger than 448.
         bound = math.inf if isinstance(matrix, Tensor) else 448 * float(matrix.scales.abs().max())
         if bound > torch.finfo(dtype).max and not bool(widened(matrix).isfinite().all()):
             raise LoadError(
@@ -180,7 +180,7 @@ class Weights:
         return self.scheme.layout_of(pieces)
 
     def _refuse_broken(self, file: str, name: str, tensor: Tensor) -> None:
-        """Raise `LoadError` for a tensor that holds what is no number: every reply would be noise."""
+        """Raise `LoadError` for a tensor that holds NaN or infinity: every reply would be noise."""
         if tensor.numel() == 0 or all(
             math.isfinite(one) for one in torch.stack(torch.aminmax(tensor)).tolist()
         ):
@@ -209,7 +209,7 @@ class Weights:
         return stored.to(device=self.device, dtype=torch.int64, copy=True)
 
     def drop_copy(self, name: str, original: Tensor) -> bool:
-        """Count a tensor as used if the files hold it and it only repeats `original`; whether it does."""
+        """Count a tensor as used if the files hold it and it only repeats `original`; returns whether."""
         if name not in self._file_of or name in self._narrow:
             return False
         stored = self._read(self._file_of[name], name, original.shape)
@@ -219,7 +219,7 @@ class Weights:
         return repeats
 
     def drop_twin(self, name: str, other: str) -> bool:
-        """Count a tensor as used if the files hold it and it equals the tensor `other` of theirs; whether."""
+        """Count a tensor as used if the files hold it and it equals their tensor `other`; returns whether."""
         if not {name, other} <= self._file_of.keys() - self._narrow.keys():
             return False
         if self.shape(name) != self.shape(other):
@@ -264,7 +264,7 @@ class Weights:
             raise CheckpointMismatch(str(self.folder), sorted(self._missing), sorted(self._unused))
 
     def _drop_empty_biases(self) -> None:
-        """Count biases of quantised layers as used if they are zero: AutoGPTQ writes one for every layer."""
+        """Count biases of quantised layers as used if they are zero: AutoGPTQ writes a bias for every layer."""
         for name in [f"{matrix.removesuffix('.weight')}.bias" for matrix in self._narrow]:
             if name in self._unused and not bool(
                 self._read(self._file_of[name], name, self._stored_shape(name)).any()
@@ -290,7 +290,7 @@ class Weights:
         return tensor
 
     def _list_tensors(self) -> dict[str, str]:
-        """Tensor name -> file name, by the index if there is one; opens every file named."""
+        """Tensor name -> file name, by the index if the folder has it; opens every file named."""
         index = self.folder / INDEX
         if not index.exists():
             if not (self.folder / SINGLE).exists():

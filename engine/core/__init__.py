@@ -1,1 +1,1 @@
-"""The step loop: who runs this step, the pass, and what each slot keeps of it."""
+"""The step loop: which slots run in a step, the pass over them, and what each slot keeps of it."""

@@ -1,8 +1,8 @@
 """Where a step's time goes: every moment of it belongs to one named part.
 
-A device works on after it has been told what to do. So the parts say which call the program was in, and the one that
-waits for a device's results has a name of its own: on a GPU `forward` and `pick` are launches, and what the device
-needs beyond them is `wait`; on the CPU they are the work itself, and `wait` is nothing.
+A device goes on working after a launch has returned. So the parts say which call the host was in, and waiting for a
+device's results is a part of its own: on a GPU `forward` and `pick` are launches, and what the device needs beyond
+them is `wait`; on the CPU they are the work itself, and `wait` is nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _WEIGHT = 1 / 64  # of a step in the moving averages
 class Clock:
     """Laps of the steps: `start` at a step's beginning, `lap` where a part ends.
 
-    What comes between a step's last lap and the next `start` (requests taken in, idling) is nobody's. Costs about 5 µs
-    a step.
+    What comes between a step's last lap and the next `start` (requests taken in, idling) belongs to no part. Costs
+    about 5 µs a step.
     """
 
     def __init__(self) -> None:
@@ -40,10 +40,10 @@ class Clock:
         self._average = dict(self._total)
         self._since = 0.0
         self._passes: dict[int, tuple[int, float]] = {}
-        self.watch: Callable[[str, float, float], None] | None = None  # is told each lap: part, start, end
+        self.watch: Callable[[str, float, float], None] | None = None  # gets each lap: part, start, end
 
     def start(self) -> None:
-        """A step begins; the last one is over."""
+        """A step begins; the step before is over."""
         self._settle()
         self.n_steps += 1
         self._since = time.perf_counter()

@@ -44,7 +44,7 @@ class Capacity:
     n_ctx: int
     batch_size: int  # rows of one pass
     eos_ids: frozenset[int]
-    overlaps: bool = False  # a pass may be launched before the one before it has been read
+    overlaps: bool = False  # a pass may be launched while the pass before it is unread
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class Engine:
     def step(self) -> list[tuple[str, Event]]:
         """One turn of the loop: every running slot moves on. Returns events with their request's id.
 
-        With `Capacity.overlaps` the next pass is launched before this one is read, where nothing has to be known of it.
+        With `Capacity.overlaps` the next pass is launched before this pass is read, unless it depends on what is read.
         """
         self.clock.start()
         events: list[tuple[str, Event]] = [(name, Failed(error)) for name, error in self.seats.expired()]
@@ -136,7 +136,7 @@ class Engine:
         return events
 
     def _launch(self, unread: Flight | None = None) -> Flight | None:
-        """The next pass, behind the unread pass if there is any; None: nothing to run, or that has to be read first."""
+        """The next pass, behind the unread pass if any; None: nothing to run, or the unread pass must be read first."""
         budget = self.capacity.batch_size
         running = self.seats.running
         places = [Place.of(slot) for slot in running] if unread is None else unread.places(running)
@@ -165,7 +165,7 @@ class Engine:
         return forward.launch(self._target, self._cache, Flight([*works], coming, drafts))
 
     def _launch_behind(self, unread: Flight, flight: Flight) -> Flight | None:
-        """Launch the pass if there are pages for all of it: no slot gives up its own for a pass that can wait."""
+        """Launch the pass if there are pages for all of it: no slot gives up its pages for a pass that can wait."""
         if not flight.planned:
             return None
         if unread.is_certain:
@@ -211,7 +211,7 @@ class Engine:
         return work if stands else None
 
     def _measure(self, flight: Flight) -> None:
-        """Learn what the pass cost. One that was launched behind another began when that was over."""
+        """Learn what the pass cost. A pass that was launched behind another began when that was over."""
         now = time.perf_counter()
         n_rows, seconds = flight.n_rows, now - max(flight.started, self._read_s)
         self._read_s = now

@@ -24,13 +24,13 @@ class Ending(Enum):
     END_TOKEN = "end token"
     STOP_STRING = "stop string"
     COMPLETE = "complete"  # the grammar allows nothing more
-    ENOUGH = "enough"  # whoever asked wants no more
+    ENOUGH = "enough"  # the client wants no more
     LIMIT = "limit"
     BROKEN = "broken"  # NaN in the row
 
 
 def keep(slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int]) -> tuple[Delta, Ending | None]:
-    """Append the verdict's tokens to the slot until one ends the request; return what the client sees of them."""
+    """Append the verdict's tokens to the slot until the request ends; return what the client sees of them."""
     token_ids: list[int] = []
     pieces: list[str] = []
     ending = None
@@ -76,10 +76,10 @@ def _told(slot: Slot, one: Logprob) -> TokenLogprob:
 
 
 def echo(slot: Slot, start: int, judged: Sequence[Logprob], *, is_complete: bool) -> Echo | None:
-    """The prompt told back, with what the model said of it, if that is asked and all of it is computed.
+    """The prompt sent back, with what the model said of it, if that is asked and all of it is computed.
 
-    judged: what a pass said of the prompt's tokens after the one at `start`. A slot that started over is told again of
-    tokens it knows about.
+    judged: what a pass said of the prompt's tokens from position `start` + 1 on. A slot that started over computes some
+    of them again; those are skipped.
     """
     if slot.prompt_logprobs is not None:
         slot.prompt_logprobs += judged[len(slot.prompt_logprobs) - start :]

@@ -1,10 +1,10 @@
-"""A pass on its way: launched and unread. What it runs, what it leaves behind, how the next is launched behind it.
+"""A pass under way: launched and unread. What it runs, where it leaves its slots, how the next is launched behind it.
 
-A device never waits for the host where the next pass is launched before this one is read. The next is then planned as
-if this one kept all its drafts; what its tokens are, and how far back its spans really begin, the device finds out
-(`engine.speculate.tails`). Once this pass has been read, the next is work like any other: the host judges the same
-picks by the same rule. A span of which host and device came to different ends is discarded and runs anew, as is the
-work of a request that has ended in between.
+The device need not wait for the host if the next pass is launched before this pass is read. The next pass is then
+planned as if this pass kept all its drafts; its tokens, and how far back its spans really begin, are worked out on the
+device (`engine.speculate.tails`). Once this pass has been read, the next is like any other: the host judges the same
+picks by the same rule. A span for which host and device come to different ends is discarded and runs anew; the work of
+a request that has ended in between is discarded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Flight:
     works: list[Work | None]  # None: discarded, the request is over or was cut back
     coming: Pass = field(default_factory=lambda: Pass(1, 1))  # what it was weighed as when it was drafted for
     drafts: Drafts = NO_DRAFTS
-    behind: Tails | None = None  # the ends of the pass before, if that was unread when this one was launched
+    behind: Tails | None = None  # the ends of the pass before, if it was unread when this pass was launched
     started: float = field(default_factory=time.perf_counter)
     planned: Sequence[Work] = field(init=False)  # the works as launched
     lost: Download | None = field(init=False)  # of `behind`: drafts that its slots did not keep
@@ -51,7 +51,7 @@ class Flight:
     def __post_init__(self) -> None:
         self.planned = [one for one in self.works if one is not None]
         if self.behind is not None and not any(one.slot.id in self.behind.slot_ids for one in self.planned):
-            self.behind = None  # nothing of it goes on from there
+            self.behind = None  # no span goes on from there
         self.lost = None if self.behind is None else Download(self.behind.n_lost)
 
     @property
@@ -65,7 +65,7 @@ class Flight:
 
     @property
     def is_certain(self) -> bool:
-        """Whether it has no drafts: how long its sequences will be is known."""
+        """Whether it has no drafts, so that the host can say how long its sequences will be."""
         return all(one.n_picks <= 1 for one in self.planned)
 
     @property
@@ -123,7 +123,7 @@ class Flight:
         return replace(params, position=params.position - self._lost()[index])
 
     def discard(self) -> None:
-        """It is not to be run."""
+        """Mark all works as not to be run."""
         self.works = [None] * len(self.works)
 
     def start_over(self) -> None:

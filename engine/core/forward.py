@@ -1,7 +1,7 @@
 """One pass of the target over the planned work: launched, later read; and what happens when it fails.
 
 A pass is provisional, so it can be run again when it raises: first without drafts, then span by span; only a span that
-fails alone fails its request. Recurrent states alone may have moved; they are made anew from the tokens before. When
+fails alone fails its request. Only recurrent states may have moved; they are recomputed from the tokens before. When
 the device is out of memory, the largest span's request ends and the others go on.
 """
 
@@ -39,7 +39,7 @@ _RESTORE_ROWS = 128  # of a pass that makes recurrent state anew; nothing else r
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model served: its network, who accepts drafts, and the residual streams that drafters read of it."""
+    """The model served: its network, the rule that accepts drafts, and the residual streams that drafters read."""
 
     network: Network
     acceptance: Acceptance = coupled
@@ -57,7 +57,7 @@ Outcome = Verdict | EngineError
 
 
 def launch(target: Target, cache: Cache, flight: Flight) -> Flight:
-    """Launch a pass. What fails is tried again when it is read."""
+    """Launch a pass. A pass that fails is tried again when it is read."""
     try:
         _launch(target, cache, flight)
     except Exception:

@@ -2,7 +2,7 @@
 
 Ready slots come first with their drafts, then prompt tokens in what is left of the row budget, oldest first. Both are
 spans of a single ragged batch. A pass behind an unread pass is planned in the same way, from the places that the slots
-will have if that keeps every draft: it cannot need more pages.
+will have if the unread pass keeps every draft: that is the most pages it can need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests without a slot, in the order they came, and when one has waited too long."""
+"""Requests without a slot, in the order they came, and when a request has waited too long."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Request:
 
 
 class Waiting:
-    """The queue. queue_s: how long a request may stay in it; request_s: how long one may take in all; 0: for ever."""
+    """The queue. queue_s: seconds a request may stay in it; request_s: seconds it may take in all; 0: no limit."""
 
     def __init__(self, queue_s: float = 0.0, request_s: float = 0.0) -> None:
         self.queue_s, self.request_s = queue_s, request_s

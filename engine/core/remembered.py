@@ -1,6 +1,6 @@
 """The last sequence of every slot: what remains of a slot when its request is over.
 
-Only the tokens and whose they are. What was computed for them lies in the prefix cache, as long as it does.
+Only the tokens and their tenant are kept here. What was computed for them lies in the prefix cache until evicted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Sequence:
 
 
 class Remembered:
-    """Sequences by slot. A slot that another tenant used last is as good as unused: nothing is told of it."""
+    """Sequences by slot. To a tenant, a slot that another tenant used last looks unused."""
 
     def __init__(self, cache: Cache, slots: Sequence[Slot | None]) -> None:
         """slots: the engine's own list, None where a slot is idle."""
@@ -41,7 +41,7 @@ class Remembered:
         self._last[slot_id] = _Sequence(tokens, tenant)
 
     def save(self, slot_id: int, tenant: str) -> Saved:
-        """A copy of what is cached of the slot's sequence, if it is the tenant's; of a running one what is published.
+        """A copy of what is cached of the slot's sequence, if it is the tenant's; while it runs, what is published.
 
         Raises `InvalidRequest` if there is nothing.
         """
@@ -67,9 +67,8 @@ class Remembered:
             raise SlotFileRefused("its tensors have other shapes than this server's cache")
         saved.load(self._cache, found, tenant)
         self.put(slot_id, found.tokens, tenant)
-        n_tokens = self._cache.begin(
-            slot_id, [*found.tokens, 0], tenant
-        )  # any token: the last is never adopted
+        # 0 stands for any token: the last is never adopted.
+        n_tokens = self._cache.begin(slot_id, [*found.tokens, 0], tenant)
         self._cache.drop(slot_id)
         return n_tokens
 

@@ -1,7 +1,7 @@
-"""Who holds a slot: requests that run, those that gave their pages up for older ones, and those in the queue.
+"""Which requests hold slots: those that run, those preempted for older requests, and the queue of those without.
 
-A request leaves the queue for a free slot and keeps it to its end. Short of pages the youngest gives way: it is dropped
-to its tokens and returns when there is room; its text goes on identically.
+A request leaves the queue for a free slot and keeps it to its end. Short of pages the youngest gives way: its cached
+state is dropped, its tokens stay, and it returns when there is room; its text goes on identically.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Seats:
         self.running: list[Slot] = []  # oldest first
         self.preempted: list[Slot] = []  # without cached state, waiting for pages; oldest first
         self.remembered = Remembered(cache, self.slots)
-        self.n_moves = 0  # times that a request entered a slot or left one
+        self.n_moves = 0  # times that a request entered or left a slot
         self.n_preempted = 0
 
     def __bool__(self) -> bool:
@@ -41,7 +41,7 @@ class Seats:
         return bool(self.running or self.preempted or self.waiting)
 
     def of(self, request_id: str) -> Iterator[Slot]:
-        """The slot of a request, if it has one."""
+        """The slot of a request, if any."""
         return iter([slot for slot in (*self.running, *self.preempted) if slot.request.id == request_id])
 
     def expired(self) -> list[tuple[str, EngineError]]:

@@ -38,9 +38,9 @@ class SlotFactory:
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
 
     def resolve(self, request: Request, prepared: Prepared) -> Callable[[int], Slot]:
-        """What makes the request's slot, given a slot's number.
+        """A function that makes the request's slot, given the slot's number.
 
-        Its parameters are resolved at once, so that a bad one is refused before the request waits. Raises
+        Its parameters are resolved at once, so that a bad value is refused before the request waits. Raises
         `RequestError`.
         """
         sampling = resolve_sampling(

@@ -25,7 +25,7 @@ _WARM_UP = (
 
 
 def warm_up(target: Target, cache: Cache, cost: PassCost, most: int, n_repeats: int) -> None:
-    """Run passes of up to `most` rows in an idle slot, several times each, and tell what they cost."""
+    """Run passes of up to `most` rows in an idle slot, several times each, and report their seconds to `cost`."""
     network = target.network
     for n_rows in [tier for tier in TIERS if tier <= most]:
         if not cache.reserve(0, STORE, 0, n_rows):

@@ -110,9 +110,8 @@ class AttentionSpec:
         """The joined projections and the gate's, whose rows alternate with the query's head by head."""
         d_q, d_kv = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         both = weights.take(f"{inputs[0]}.weight", [2 * d_q, self.d_model])
-        q, gate = both.view(self.n_heads, 2, self.d_head, self.d_model).unbind(
-            1
-        )  # [n_heads, d_head, d_model]
+        # [n_heads, d_head, d_model] each
+        q, gate = both.view(self.n_heads, 2, self.d_head, self.d_model).unbind(1)
         k, v = (weights.take(f"{one}.weight", [d_kv, self.d_model]) for one in inputs[1:])
         qkv = torch.cat((q.flatten(0, 1), k, v))  # [d_q + 2 * d_kv, d_model]
         bias, gate_bias = None, None

@@ -30,7 +30,7 @@ class Mixer(Protocol):
     def need(self) -> Need:
         """What it needs from a `Store`."""
 
-    # The layer is what `need` allocated, so each mixer knows its own kind of it.
+    # `layer` is what `need` allocated, so its type depends on the mixer.
     def __call__(self, x: Tensor, batch: Batch, layer: Any) -> Tensor:
         """x: [n_tokens, d_model]. Returns the same shape; the layer's state takes the rows in."""
 
@@ -91,8 +91,8 @@ class Decoder:
     def __call__(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """Logits of the batch's wanted rows, [n_logits, vocab] float32. Writes all rows' keys and values.
 
-        taps: streams to keep, of all rows. They are the rows that the logits come from: nothing is computed
-        another way because somebody asked.
+        taps: streams to keep, of all rows. They are the rows that the logits come from: keeping streams changes
+        nothing in the computation.
         """
         x, added = run_blocks(  # [n_tokens, d_model] each
             self.blocks, self.embedding(batch.token_ids), None, batch, store.layers, taps
@@ -129,7 +129,7 @@ class Taps:
     def of(self, ids: Iterable[int]) -> list[Tensor]:
         """The streams of the last pass, [n_tokens, d_model] each, in the network's dtype on its device.
 
-        ids may repeat. Raises `KeyError` for one that was not asked for or that the network has not.
+        ids may repeat. Raises `KeyError` for an id that was not asked for or that the network does not have.
         """
         return [self._streams[tap] for tap in ids]
 
@@ -192,7 +192,7 @@ LLAMA_NORMS = NormNames()
 
 
 class MixerSpec(Protocol):
-    """What distinguishes one mixer from another; it knows the names of its tensors within a block."""
+    """What distinguishes one mixer from another, the names of its tensors within a block included."""
 
     @property
     def need(self) -> Need:

@@ -42,9 +42,8 @@ class GatedDelta:
         qkvz = linear(x, self.qkvz)  # [n_tokens, n_channels + n_value_heads * d_value]
         ba = linear(x, self.ba)  # [n_tokens, 2 * n_value_heads]
         mixed = short_conv(qkvz[:, :n_channels], self.conv, layer.conv, rows)  # [n_tokens, n_channels]
-        said = gated_delta(
-            mixed, ba[:, n_heads:], ba[:, :n_heads], self.gate, layer.delta, rows
-        )  # [n_tokens, n_value_heads, d_value]
+        # Shape of `said`: [n_tokens, n_value_heads, d_value].
+        said = gated_delta(mixed, ba[:, n_heads:], ba[:, :n_heads], self.gate, layer.delta, rows)
         normed = gated_norm(said, qkvz[:, n_channels:], self.norm, self.eps, "silu")
         return linear(normed, self.out)
 

@@ -1,6 +1,6 @@
 """The feed-forward block of a mixture of experts: a router, the few experts it names for a row, a shared expert.
 
-Each row costs the experts it asks for, so in a pass of few rows every further one reads more weights.
+Each row costs the experts it asks for, so in a pass of few rows every further row reads more weights.
 """
 
 from __future__ import annotations
@@ -74,9 +74,8 @@ class MoESpec:
         routing = self.routing
         if self.biased:
             correction = f"{name}.gate.e_score_correction_bias"
-            routing = replace(
-                routing, bias=weights.take(correction, [self.n_experts], torch.float32)
-            )  # [n_experts]
+            # The bias is [n_experts].
+            routing = replace(routing, bias=weights.take(correction, [self.n_experts], torch.float32))
         shared, shared_gate = None, None
         if self.shared is not None:
             spec = MLPSpec(self.d_model, self.shared.d_ffn)

@@ -57,7 +57,7 @@ def linear(spec: RopeSpec, frequencies: Tensor) -> Tensor:
 
 
 def llama3(spec: RopeSpec, frequencies: Tensor) -> Tensor:
-    """Long wavelengths squeezed, short ones left alone, a linear blend between (Llama 3.1)."""
+    """Long wavelengths squeezed, short wavelengths left alone, a linear blend between (Llama 3.1)."""
     wavelengths = 2 * math.pi / frequencies  # [n_dims / 2]
     low, high = spec.low_freq_factor, spec.high_freq_factor
     blend = (spec.n_ctx_original / wavelengths - low) / (high - low)  # [n_dims / 2]
@@ -67,7 +67,7 @@ def llama3(spec: RopeSpec, frequencies: Tensor) -> Tensor:
 
 
 def yarn(spec: RopeSpec, frequencies: Tensor) -> Tensor:
-    """Dimensions that turn often are kept, slow ones squeezed, a ramp between (YaRN, section 3)."""
+    """Dimensions that turn often are kept, slow dimensions squeezed, a ramp between (YaRN, section 3)."""
 
     def dimension(n_turns: float) -> float:
         """The dimension that turns so often within the original context."""

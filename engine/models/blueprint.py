@@ -1,6 +1,6 @@
 """Networks without weights: what a config's decoder would hold, from tensors that have shapes and no memory.
 
-The loaders themselves run, over tensors of torch's meta device, so nothing here knows what a layer is made of.
+The loaders themselves run, over tensors of torch's meta device, so nothing here repeats what a layer is made of.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def draw_mtp(config: ModelConfig, dtype: torch.dtype, n_layers: int) -> Outline:
 
 
 def mtp_layers(config: ModelConfig) -> int:
-    """How many MTP layers a config speaks of. Some checkpoints bring one without a word of it."""
+    """How many MTP layers a config declares. Some checkpoints hold a layer that their config does not mention."""
     return sum(config.fields.count(key, 0, least=0) for key in MTP_KEYS)
 
 

@@ -1,8 +1,8 @@
 """Passes that are captured once per frame and then replayed: one launch instead of hundreds.
 
 A pass reads its batch from a frame and its other inputs from memory of its own, and leaves its results in memory that
-all its captures share. Whatever a capture does is done again for whatever these hold: sizes and addresses are fixed,
-values are not. Batches that no frame takes run as they are.
+all its captures share. A replay does the captured work again for whatever these hold by then: sizes and addresses are
+fixed, values are not. Batches that no frame takes run without a capture.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slipstream.engine.frames import Frame, Frames, wanted
 from slipstream.engine.layers.decoder import Taps
 
 Replay = Callable[[], None]
-# Runs the work once, captures it, and returns what does it again.
+# Runs the work once, captures it, and returns its replay.
 Capture = Callable[[Callable[[], None]], Replay]
 # (batch, other inputs, [n_rows, …] each) -> results of all rows, [n_rows, …] each
 Pass = Callable[[Batch, Sequence[Tensor]], Sequence[Tensor]]

@@ -1,4 +1,4 @@
-"""A loaded network: what the engine runs and what it may ask about it."""
+"""A loaded network: a stateless forward pass over a batch and a store, and the facts that the engine reads of it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What is known of an architecture."""
+    """How an architecture is built, and how its config is read."""
 
     parts: Callable[[ModelConfig, int, int], DecoderSpec]  # of config, positions, vocabulary
     understood: Collection[str] = ()  # config keys it heeds that others would have to refuse
@@ -67,7 +67,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def read_model(path: Path | str) -> ModelConfig:
-    """The config of a checkpoint folder, or of a config file alone, of a family that is known.
+    """The config of a checkpoint folder, or of a config file alone, of a supported family.
 
     Raises `UnsupportedModel` or `LoadError`.
     """

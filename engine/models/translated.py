@@ -1,4 +1,4 @@
-"""A draft model with other token ids than its target's: ids are mapped, and what the target cannot say is suppressed.
+"""A draft model with other token ids than its target's: ids are mapped, and tokens that only one has are suppressed.
 
 Source: token-level vocabulary intersection (Timor et al., arXiv 2502.05202, and vLLM's heterogeneous drafting).
 """
@@ -24,7 +24,7 @@ class TranslatedNetwork:
     """Reads and answers in the target's ids."""
 
     network: Network
-    to_draft: Tensor  # [target vocab] int64; tokens that the draft has not are given a stand-in
+    to_draft: Tensor  # [target vocab] int64; tokens that the draft lacks get a stand-in
     shared: Tensor  # [n_shared] int64: the target's ids that the draft has too
     shared_draft: Tensor  # [n_shared] int64: the same tokens' draft ids
 

@@ -17,7 +17,7 @@ LEAST = -9999.0  # JSON has no infinity
 
 
 class Logprob(NamedTuple):
-    """A token's log-probability, and the likeliest tokens of its row, falling; equal ones by rising id."""
+    """A token's log-probability, and the likeliest tokens of its row, falling; equal values by rising id."""
 
     token_id: int
     logprob: float
@@ -25,10 +25,10 @@ class Logprob(NamedTuple):
 
 
 class Judged:
-    """What rows say of their tokens, on its way from the device."""
+    """Log-probabilities of rows' tokens, on their way from the device."""
 
     def __init__(self, logits: Tensor, token_ids: Tensor, n_top: int) -> None:
-        """logits: [n_rows, vocab] float32; token_ids: [n_rows] int64, where a negative one is not to be read."""
+        """logits: [n_rows, vocab] float32; token_ids: [n_rows] int64, where a negative id is not to be read."""
         values = torch.log_softmax(logits, dim=-1)  # [n_rows, vocab]
         values = values.nan_to_num(LEAST, neginf=LEAST).clamp(min=LEAST)
         self._own = Download(values.gather(1, token_ids.clamp_min(0)[:, None])[:, 0])  # [n_rows]
@@ -36,7 +36,7 @@ class Judged:
         self._top_ids, self._top = Download(top.indices), Download(top.values)
 
     def read(self, token_ids: Sequence[int]) -> list[Logprob]:
-        """Of the first rows. token_ids: theirs; waits until the values are there."""
+        """Log-probabilities of the first rows, whose tokens are `token_ids`; waits until the values are there."""
         own, ids, values = (
             one.read()[: len(token_ids)].tolist() for one in (self._own, self._top_ids, self._top)
         )

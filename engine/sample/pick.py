@@ -41,9 +41,9 @@ def pick(
 ) -> Choice:
     """Pick one token per row.
 
-    logits: [n_rows, vocab] float32, left as they are. params: those of the rows, if they are at hand; where they count
-    drafts by their positions, the rows of sequences whose `counts_drafts` is false need not name them. An id of -1
-    marks a row with NaN, or one whose grammar allows nothing.
+    logits: [n_rows, vocab] float32, left as they are. params: those of the rows, if they are at hand; their positions
+    then count the drafts, so rows whose `counts_drafts` is false need not list them. An id of -1 marks a row with NaN,
+    or a row whose grammar allows nothing.
     """
     columns = [] if params is not None else _columns(rows)
     entries = _entries(rows) if any(row.params.edits for row in rows) else []
@@ -61,7 +61,7 @@ def pick(
 
 
 def row_params(rows: Sequence[Row], device: torch.device) -> RowParams:
-    """How each row is picked but for its edits and its mask."""
+    """How each row is picked, except for its edits and its mask."""
     return RowParams(*upload(_columns(rows), device))
 
 
@@ -99,7 +99,7 @@ def _entries(rows: Sequence[Row]) -> list[AnyArray]:
 
 
 def _penalised(rows: Sequence[Row], biases: Sequence[Mapping[int, float]]) -> list[AnyArray]:
-    """The same where a token may have a bias, be recent and be in the output: one entry for all of that."""
+    """The same if a token may have a bias, be recent and be in the output: one entry for all three."""
     counts = [_output(row) for row in rows]
     biased, recent = _places(biases), _places([_recent(row) for row in rows])
     output = _places([token_ids for token_ids, _ in counts])

@@ -49,7 +49,7 @@ class SyntheticAcceptance:
 
 
 def synthetic_rates(settings: Settings, types: Sequence[str]) -> tuple[float, ...] | None:
-    """The rates that the settings ask for, or None. Raises `SettingError` for what cannot be."""
+    """The rates that the settings ask for, or None. Raises `SettingError` for impossible rates."""
     length, listed = settings.spec_synth_len, settings.spec_synth_rates
     if length is None and listed is None:
         return None

@@ -1,6 +1,6 @@
-"""Several drafters at work for a pass: text drafters guess for every slot, networks where they promise more.
+"""All drafters of a server, asked for each pass: text drafters guess for every slot, networks where they promise more.
 
-The draft with the greatest expected gain wins, at a length that pays.
+For each slot the draft with the greatest expected gain wins, cut to a length that pays.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TRIAL = 4  # tokens asked of a network that promises too little
 class Chain:
     """The drafters of a server, with credit for each drafted token to its author.
 
-    by_value: the draft with the greatest expected gain wins; otherwise that of the first drafter that has one.
+    by_value: the draft with the greatest expected gain wins; otherwise the first drafter with a draft.
     """
 
     def __init__(self, drafters: Sequence[Drafter], lengths: Lengths, *, by_value: bool = True) -> None:
@@ -93,11 +93,11 @@ class Chain:
                 self.guard.run(drafter.name, "close", [], drafter.close)
 
     def draft(self, wants: Sequence[Want], coming: Pass, tails: Tails | None = None) -> Drafts | None:
-        """One draft per want, empty where no drafter has one worth its cost.
+        """One draft per want, empty where no drafter has a draft worth its cost.
 
         tails: where an unread pass ends, for wants behind it. The drafts are unread then; or None, if that pass has to
-        be read first: where text drafters have lately been worth it, or know something already, and where the network
-        that pays cannot guess on without the host.
+        be read first: because text drafters have lately been worth it, or have a draft already, or because the network
+        that pays cannot go on guessing without the host.
         """
         if not wants:
             return NO_DRAFTS
@@ -125,7 +125,7 @@ class Chain:
         for drafter in self._networks:
             asked, trials = self._asked(drafter, wants, [NO_DRAFT] * len(wants), coming)
             if any(want.slot.speculate.p_min > 0 for want in asked.values()):
-                return None  # what is not sure is not to be verified, and only the host cuts a draft
+                return None  # unsure guesses are not to be verified, and only the host cuts a draft
             if asked:
                 drafts = self._launched(drafter, list(asked.values()), tails)
                 self._pay(drafter, trials if drafts is not None else ())
@@ -178,7 +178,7 @@ class Chain:
     def _with_network(
         self, drafter: NetworkDrafter, wants: Sequence[Want], offers: Sequence[Draft], coming: Pass
     ) -> list[Draft]:
-        """The drafts after a network has been asked, where it promises more than what is there, as deep as it pays."""
+        """The drafts after a network has been asked, for slots where it promises more, as deep as it pays."""
         asked, trials = self._asked(drafter, wants, offers, coming)
         if not asked:
             return list(offers)
@@ -198,8 +198,8 @@ class Chain:
     ) -> tuple[dict[int, Want], list[Slot]]:
         """What to ask a network for, by index of `wants`; and the slots where that is a trial, to be paid.
 
-        Where it promises too little it is now and then asked for a few tokens all the same; whether they are verified
-        or not, the text will judge them. Where costs count as nothing there is nothing to find out.
+        Where it promises too little it is now and then asked for a few tokens all the same, as a trial: whether they
+        are verified or not, the text will judge them. Without adaptive lengths there are no trials.
         """
         able = {
             i: want
@@ -228,7 +228,7 @@ class Chain:
         return asked, trials
 
     def _extended(self, wants: Sequence[Want], made: Mapping[int, Draft], coming: Pass) -> dict[int, Draft]:
-        """Networks' drafts, each gone on with by what a text drafter knows to follow it. Keys index `wants`."""
+        """Networks' drafts, each extended by what a text drafter expects to follow it. Keys index `wants`."""
         open_ends = {
             i: Want(wants[i].slot, wants[i].n_max - len(draft), draft.token_ids)
             for i, draft in made.items()
@@ -270,7 +270,7 @@ class Chain:
     def accept(self, kept: Sequence[Kept]) -> None:
         """Learn how good the guesses were, and hand the drafters what each slot of the pass gained.
 
-        A network gets all of it, a text drafter what verified tokens of its own; all else it reads off the slot.
+        A network gets all of it, a text drafter only passes that verified its tokens; the rest it reads off the slot.
         """
         for one in kept:
             for name in self._shadows.judge(one.slot):
@@ -287,7 +287,7 @@ class Chain:
             self.guard.run(drafter.name, "accept", slots, partial(drafter.accept, followed))
 
     def credit(self, slot: Slot, draft: Draft, n_accepted: int, coming: Pass) -> None:
-        """Count a verified draft for the authors of its tokens, to whom it brings in what it gained.
+        """Count a verified draft for the authors of its tokens, and add what it gained to their savings.
 
         coming: the pass that verified it, as `draft` was given it.
         """
@@ -306,7 +306,7 @@ class Chain:
         return [drafter for drafter in self._all if self._follows(drafter, slot)]
 
     def _follows(self, drafter: Drafter, slot: Slot) -> bool:
-        """Whether the drafter hears of the slot; one that does not costs it nothing, not even its prompt.
+        """Whether the drafter is informed of the slot; otherwise it costs the slot nothing, not even for its prompt.
 
         A network that reads the target's streams follows every slot: what it misses now is missing in the prefixes
         that later requests adopt.
@@ -338,7 +338,7 @@ class Chain:
 
 
 def _read(guesses: Guesses | None) -> list[Guess]:
-    """Of a network that was asked where nothing is unread: it has no pass to wait for."""
+    """The guesses of a network that was asked while no pass is unread: it never declines then."""
     assert guesses is not None
     return guesses.read()
 

@@ -1,7 +1,8 @@
-"""Drafters propose tokens: four verbs, begin, draft, accept, end. They change how soon tokens come, never which.
+"""The interface of drafters, which propose tokens for the target to verify: `begin`, `draft`, `accept`, `end`.
 
-There are two sorts. A drafter that reads text knows a slot's tokens and answers at once. A network guesses on a device,
-so what it answers may be unread: the tokens lie where the next pass can take them, and `read` waits for them.
+A drafter changes how soon tokens come, never which. There are two kinds. A text drafter reads a slot's tokens and
+answers at once. A network drafter guesses on a device, so its answer may be unread: the tokens lie where the next pass
+can take them, and `read` waits for them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from slipstream.engine.models.captured import Capturing
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.tails import Tails
 
-UNREAD = 0  # stands for a token that only the device knows
+UNREAD = 0  # stands for a token that is only on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Want:
     """A slot that may carry drafts in the coming pass.
 
     `after` is what follows the slot's tokens before the guess: a draft that a text drafter is to continue; or, behind
-    an unread pass, what that adds if it keeps all its drafts, with `UNREAD` where only the device knows the token.
+    an unread pass, what that adds if it keeps all its drafts, with `UNREAD` for tokens that are only on the device.
     """
 
     slot: Slot
@@ -74,7 +75,7 @@ class Guesses(Protocol):
         """[n_guesses of all wants] int64 on the device, want after want, as many as each wants; -1 where NaN."""
 
     def read(self) -> list[Guess]:
-        """Wait for them. To be called once, when the sequences are known up to where the guesses begin."""
+        """Wait for them. To be called once, when the host has the sequences up to where the guesses begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Drafts:
 
     by_slot: Mapping[int, Draft]  # by slot id; unread: of the lengths that will be, with `UNREAD` for tokens
     token_ids: Tensor | None = None  # [n_drafted of all slots] int64 on the device; None: they are read
-    # The same once they are known, and the drafters' own records brought up to date; called once, as `Guesses.read`.
+    # The same once they are read, and the drafters' own records brought up to date; called once, as `Guesses.read`.
     read: Callable[[], Mapping[int, Draft]] | None = None
 
 
@@ -151,7 +152,7 @@ class Drafter(ABC):
         """A new sequence in this slot, or the same sequence starting over, shorter, from its tokens."""
 
     def accept(self, kept: Sequence[Kept]) -> None:  # noqa: B027
-        """Called after the target's passes. A text drafter hears only of those that verified tokens of its own."""
+        """Called after the target's passes. A text drafter is informed only of those that verified its tokens."""
 
     def end(self, slot: Slot) -> None:  # noqa: B027
         """The slot's request is over."""
@@ -160,17 +161,17 @@ class Drafter(ABC):
 class TextDrafter(Drafter):
     """A drafter that only reads text.
 
-    A guess costs so little that it is made wherever it may pay (`decide/trials.py`), used or not, and all that the
-    drafter must know it reads off the slot when it is asked.
+    A guess costs so little that it is made wherever it may pay (`decide/trials.py`), used or not. The drafter reads all
+    it needs off the slot when it is asked.
     """
 
     @abstractmethod
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        """One guess per want, at most `n_max` tokens, empty where there is nothing to say."""
+        """One guess per want, at most `n_max` tokens, empty if there is no guess."""
 
 
 class NetworkDrafter(Drafter):
-    """A drafter that runs a network on a device, asked only where it promises more than what is there."""
+    """A drafter that runs a network on a device, asked only where it promises more than other drafts."""
 
     longest: int = 64  # tokens a guess can have
     # Residual streams of the target that the drafter reads (`engine.layers.decoder.Taps`). They exist only while the
@@ -191,7 +192,7 @@ class NetworkDrafter(Drafter):
 
 @runtime_checkable
 class Lasting(Protocol):
-    """A drafter with something that outlives the process."""
+    """A drafter with data that outlives the process."""
 
     def close(self) -> None:
         """The server shuts down: write it now."""

@@ -1,6 +1,6 @@
 """Where a drafter's failure stops: it is switched off for the request, and for all requests after three failures.
 
-Every call of a drafter's verb goes through here, so its figures are kept here as well: calls, seconds, tokens drafted
+Every call of a drafter's method goes through here, so its figures are kept here as well: calls, seconds, tokens drafted
 and accepted, for each request and for all.
 """
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Guard:
-    """The drafters of a server by name. `suspects`: those whose guesses would be right if nothing were wrong."""
+    """The drafters of a server by name. `suspects`: those whose guesses must often be right (networks)."""
 
     def __init__(self, names: Sequence[str], suspects: Sequence[str]) -> None:
         self.totals: Mapping[str, DrafterTally] = {name: DrafterTally() for name in names}
@@ -48,7 +48,7 @@ class Guard:
         return name not in slot.silenced and self._failures[name] < _MOST_FAILURES
 
     def run(self, name: str, verb: str, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
-        """Call a verb of a drafter. If it raises, its requests go on without it; the text does not change."""
+        """Call a drafter's method `verb`. If it raises, its requests go on without it; the text does not change."""
         started = time.perf_counter()
         try:
             return call()

@@ -1,4 +1,4 @@
-"""The drafters, one row each: all that the rest of the server knows of them.
+"""The table of drafters, one row each: the only place that names them; the rest of the server reads it here.
 
 Which names there are, what `auto` loads, which settings belong to a drafter, which folder holds a network for it and
 how both are made: everything follows from `DRAFTERS`. A new drafter is a file and a row.
@@ -61,27 +61,27 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkKind:
-    """A kind of draft network: which folders hold one, and how it is loaded."""
+    """A kind of draft network: which folders hold it, and how it is loaded."""
 
-    fits: Callable[[TensorNames], bool]  # whether a folder with these tensors holds one
+    fits: Callable[[TensorNames], bool]  # whether a folder with these tensors holds such a network
     # (folder, target, most tokens of a sequence, hidden states to read instead of those that the files name) -> head;
     # None: a model of its own, loaded as the target is.
     load: Callable[[Path, Network, int, Sequence[int] | None], Any] | None = None
     exported_as: str | None = None  # what files of the `speculators` library call it
-    # (tensors of a target's folder, its layers) -> those of a head that came with it; None: none comes so.
+    # (tensors of a target's folder, its layers) -> those of a head that came with it; None: never there.
     within: Callable[[TensorNames, int], TensorNames] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A drafter as the server knows it."""
+    """A drafter's entry in the table."""
 
     name: str
     build: Callable[[Parts], Drafter]
     aliases: tuple[str, ...] = ()
     # Settings, or what their names begin with, that have no use without this drafter or another that lists them too.
     settings: tuple[str, ...] = ()
-    needs_one_of: tuple[str, ...] = ()  # settings without which it cannot be
+    needs_one_of: tuple[str, ...] = ()  # settings of which at least one must be set
     network: NetworkKind | None = None  # what it runs; None: it only reads text
     # Whether `auto` loads it. Drafters with a network are loaded where their network is.
     is_auto: Callable[[Settings], bool] = lambda settings: False
@@ -137,7 +137,7 @@ DRAFTERS = (
         settings=("lookup_cache_",),
         is_auto=lambda settings: bool(settings.lookup_cache_static or settings.lookup_cache_dynamic),
     ),
-    # The only drafter of text that `auto` always loads: it finds what the others find.
+    # The only text drafter that `auto` always loads: it finds what the others find.
     Row(name="suffix", build=_suffix, settings=("spec_shared_history",), is_auto=lambda settings: True),
     Row(
         name="draft-model",
@@ -187,7 +187,7 @@ NETWORKS = {row.name: row.network for row in DRAFTERS if row.network is not None
 
 
 def setting_names(*prefixes: str) -> list[str]:
-    """The settings whose names begin with one of these."""
+    """The settings whose names begin with any of these."""
     return [field.name for field in fields(Settings) if field.name.startswith(prefixes)]
 
 

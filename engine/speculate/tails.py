@@ -1,8 +1,8 @@
-"""Where an unread pass ends: what has to be known of it, on the device, to launch the next pass behind it.
+"""Where an unread pass ends, worked out on the device, so that the next pass can be launched before the host reads it.
 
 The host plans the next pass as if every draft were kept. How many were not, and what the last tokens are, follows from
-the picks by the rule of verification, which the device applies for itself. Nothing of it lasts: the host judges the
-same picks when it reads them.
+the picks by the rule of verification, which the device applies too. Its result is not stored: the host judges the same
+picks when it reads them.
 """
 
 from __future__ import annotations

@@ -60,14 +60,14 @@ class Picks:
         self._host = Download(self.token_ids)
 
     def read(self) -> list[list[int]]:
-        """Of every span; waits until they are there."""
+        """The picks of every span; waits until they are there."""
         picked: list[int] = self._host.read().tolist()
         return [picked[start:end] for start, end in zip(self._starts, self._starts[1:], strict=False)]
 
     def verdict(
         self, i: int, slot: Slot, draft: Sequence[int], own: Sequence[int], acceptance: Acceptance
     ) -> Verdict:
-        """Of span i, whose rows begin with those of `draft`; own: its picks."""
+        """The verdict on span i, whose drafts are `draft` and whose picks are `own`."""
         n_accepted = acceptance(slot, draft, own)
         kept = [*draft[:n_accepted], own[n_accepted]]
         told: Sequence[Logprob] = ()

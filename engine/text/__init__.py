@@ -1,1 +1,1 @@
-"""Text in, text out: tokenizer, chat templates, streaming detokenisation. Knows no tensors."""
+"""Text in, text out: tokenizer, chat templates, streaming detokenisation. Uses no tensors."""

@@ -17,9 +17,9 @@ from slipstream.engine.text.control import Breaker, free_marks
 from slipstream.engine.text.json_file import read_object
 from slipstream.engine.text.tokenizer import Tokenizer
 
-# Some templates build control tokens out of the role, so it may not be any word.
+# Roles that a message may have: some templates build control tokens out of the role, so it may not be just any word.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# The same field under the names that different templates read, the standard one first.
+# The same field under the names that different templates read, the standard name first.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 RESERVED = ("messages", "add_generation_prompt", "continue_final_message")
 PROBE = "aSlotForText"
@@ -29,7 +29,7 @@ class ChatTemplate:
     """The chat templates of one checkpoint. Safe to use from several threads."""
 
     def __init__(self, sources: Mapping[str, str], tokenizer: Tokenizer, where: str) -> None:
-        """sources: template by name; "default" is the one used, "tool_use" if there are tools."""
+        """sources: template by name; "default" is used, or "tool_use" if there are tools."""
         if "default" not in sources:
             raise LoadError(f"{where}: no chat template is named default, only {', '.join(sources)}")
         try:
@@ -145,7 +145,7 @@ def parse_arguments(call: Any) -> Any:
     try:
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError):
-        return call  # one that was cut short; a template that must look into it refuses it itself
+        return call  # it was cut short; a template that must look into it refuses it itself
     return {**call, "function": {**function, "arguments": arguments}}
 
 
@@ -169,9 +169,9 @@ def cut_at(text: str, end: str) -> str:
 
 
 def load_chat_template(folder: Path | str, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The chat templates in a checkpoint folder, or None without any. Raises `LoadError` if one is broken.
+    """The chat templates in a checkpoint folder, or None without any. Raises `LoadError` for a broken template.
 
-    chat_template.jinja overrides tokenizer_config.json, where it is one template or a list of named ones;
+    chat_template.jinja overrides tokenizer_config.json, which has one template or a list of named templates;
     additional_chat_templates/*.jinja are named by their files.
     """
     folder = Path(folder)

@@ -3,7 +3,7 @@
 A break, a code point that no input holds, is put inside every control token found in an input string, after
 its first character. No trimming, splitting or slicing by a template can take it out again, so such a token
 never reaches the tokenizer whole. After rendering, a broken token is encoded as the plain text it was, and
-what lies between in one piece each, so text without control tokens is encoded as ever. Control tokens of one
+what lies between in one piece each, so text without control tokens is encoded as usual. Control tokens of one
 character cannot be broken and stay what they are.
 """
 
@@ -50,7 +50,7 @@ class Breaker:
         return text
 
     def encode(self, text: str, mark: str) -> list[int]:
-        """Token ids of a rendered text: whole control tokens are the template's, broken ones plain text."""
+        """Token ids of a rendered text: whole control tokens are the template's, broken tokens plain text."""
         if mark not in text:
             return self._encode_piece(text)
         broken = either([one[0] + mark + one[1:] for one in self._tokens])

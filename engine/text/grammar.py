@@ -27,7 +27,7 @@ Words = NDArray[np.int32]  # a mask: bit i of word w allows token 32 * w + i
 Key = tuple[str, str]  # a grammar's kind and source
 
 _MOST_KEPT = 64  # compiled grammars, and as many matchers that have been used
-_MOST_STATES = 10_000  # of a lexer; one takes 1 to 2 kB
+_MOST_STATES = 10_000  # of a lexer, of 1 to 2 kB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,19 @@ class Grammars:
     """Compiles the grammars of one tokenizer, and keeps those used last. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """vocab_size: tokens that a logits row has, which may be more than the tokenizer knows."""
+        """vocab_size: tokens that a logits row has, which may be more than the tokenizer has."""
         self._text = tokenizer
         self._vocab_size = vocab_size
         self._tokenizer: Any = None
         self._kept: OrderedDict[Key, Any] = OrderedDict()
         # Matchers of replies that are over: what they have found out about their grammar makes the next reply cheaper.
         self._used: list[tuple[Key, Any]] = []
-        self._lock = (
-            threading.Lock()
-        )  # of what is kept; held for moments, as the engine's thread takes it too
+        # Guards what is kept; held for moments, as the engine's thread takes it too.
+        self._lock = threading.Lock()
         self._compiling = threading.Lock()
 
     def constraint(self, grammar: Grammar, prompt_tail: str) -> Constraint:
-        """A fresh constraint for one reply. Raises `InvalidRequest` for a grammar that cannot be, `Unsupported`."""
+        """A fresh constraint for one reply. Raises `InvalidRequest` for an unusable grammar, `Unsupported`."""
         thinking = self._thinking(grammar, prompt_tail)
         key = (grammar.kind, grammar.source)
         with self._compiling:
@@ -105,7 +104,7 @@ class Grammars:
         return matcher
 
     def _opened(self, param: str) -> Any:
-        """llguidance's view of the vocabulary; made at first use, as it takes a second for a large one."""
+        """llguidance's view of the vocabulary; made at first use, as a large vocabulary takes a second."""
         if self._tokenizer is None:
             from llguidance import LLTokenizer
 
@@ -195,7 +194,7 @@ class Constraint:
     def masks(self, drafts: Sequence[int] = ()) -> list[Words | None]:
         """What may follow after 0, 1, … drafts: [1 + n_drafts]; None where everything may.
 
-        Behind a draft that is forbidden there is nothing to say, as no pick can accept it.
+        Masks behind a forbidden draft are None, as no pick can accept that draft.
         """
         found = [self._mask()]
         for token_id in drafts:

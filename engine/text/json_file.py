@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint folder. All of them are optional somewhere, so an absent one reads as empty."""
+"""JSON files of a checkpoint folder. Each is optional for some caller, so an absent file reads as empty."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The environment in which a chat template runs: to the template it looks like that of transformers.
 
-A template is data from a stranger: it runs in jinja's sandbox, and what it may write is bounded.
+A template is untrusted data: it runs in jinja's sandbox, and what it may write is bounded.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 def compile_template(source: str, where: str) -> jinja2.Template:
-    """A template ready to render. Raises `LoadError` for one that does not compile."""
+    """A template ready to render. Raises `LoadError` if it does not compile."""
     try:
         return environment().from_string(source)
     except (jinja2.TemplateError, RecursionError) as error:

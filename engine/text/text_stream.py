@@ -15,7 +15,7 @@ from slipstream.engine.text.tokenizer import Tokenizer
 # Prompt tokens that give the first reply token its context: only a text's start drops a leading space.
 N_CONTEXT = 8
 # Tokens that may wait for their character to be complete. A character has at most 4 bytes; beyond this the
-# bytes are no text, and each further one would cost a decode of all that wait.
+# bytes are no text, and each further token would cost a decode of all that wait.
 N_PENDING_MAX = 32
 
 
@@ -120,7 +120,7 @@ class TextStream:
         return self._tokenizer.decode(token_ids, skip_special=self._skips)
 
     def _release(self, text: str) -> str:
-        """The part of held and new text that no stop string can claim; sets `stopped` if one is complete."""
+        """The part of held and new text that no stop string can claim; sets `stopped` if a stop string is complete."""
         text = self._held + text
         found = [(start, one) for one in self._stop if (start := text.find(one)) >= 0]
         if found:

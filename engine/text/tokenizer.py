@@ -27,7 +27,7 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")  # how sentencepiece vocabularies write a 
 
 
 def _byte_alphabet() -> dict[str, bytes]:
-    """Byte-level vocabularies write each byte as a character: itself if printable, else one from U+0100 on."""
+    """Byte-level vocabularies write each byte as a character: itself if printable, else a character from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): bytes([byte]) for byte in printable} | {

@@ -63,7 +63,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
 
 
 def sliding_rope(config: ModelConfig) -> RopeSpec:
-    """The rotation of sliding layers: stored beside that of full ones, or in older files a base alone."""
+    """The rotation of sliding layers: stored beside that of full layers, or in older files a base alone."""
     given = config.fields.child("rope_parameters")
     if given.has(SLIDING):
         return read_rope(config.fields, config.d_head, SLIDING)

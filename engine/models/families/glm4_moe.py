@@ -1,4 +1,4 @@
-"""GLM-4.5 and 4.6: the Llama block with half of each head rotated, then a mixture of experts beside a shared one."""
+"""GLM-4.5 and 4.6: the Llama block with half of each head rotated, then experts beside a shared expert."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def read_experts(config: ModelConfig) -> MoESpec:
         d_model=config.d_model,
         d_ffn=config.d_ffn,
         n_experts=n_experts,
-        # A softmax over the chosen logits alone is one over all of them, divided by the sum over the chosen.
+        # A softmax over the chosen logits alone is the softmax over all logits, divided by its sum over the chosen.
         routing=Routing(top_k=top_k, scores="softmax", normed=True),
         router="router",
         router_bias=True,
@@ -56,7 +56,7 @@ def read_experts(config: ModelConfig) -> MoESpec:
 
 
 def load_experts(clamped: Clamped, weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:
-    """The experts whose tensors start with `name`. Of gate and up the files hold an output each in turn."""
+    """The experts whose tensors start with `name`. In the files the outputs of gate and up alternate."""
     n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
 
     def matrices(part: str, d_in: int, d_out: int) -> Tensor:  # [n_experts, d_out, d_in]

@@ -1,7 +1,7 @@
-"""Qwen3-Next, Qwen3.5 and Qwen3.6, dense and with experts: gated-delta layers, every fourth one gated attention.
+"""Qwen3-Next, Qwen3.5 and Qwen3.6, dense and with experts: gated-delta layers, every fourth layer gated attention.
 
-Of the released wrapper checkpoints the text model is read. All norms are stored as what is added to 1, but the one
-within a gated-delta layer.
+Of the released wrapper checkpoints the text model is read. All norms are stored as what is added to 1, except the
+norm within a gated-delta layer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ qwen3_next = partial(parts, grouped=True)
 
 
 def layer_kinds(config: ModelConfig) -> list[str]:
-    """`full_attention` or `linear_attention` per layer: listed, or every so many a full one."""
+    """`full_attention` or `linear_attention` per layer: listed, or every n-th layer full."""
     fields, n_layers = config.fields, config.n_layers
     kinds = fields.values.get("layer_types")
     if kinds is None:
@@ -60,7 +60,7 @@ def layer_kinds(config: ModelConfig) -> list[str]:
 
 
 def feed_forwards(config: ModelConfig) -> list[FeedForwardSpec]:
-    """One per layer: dense, or experts beside a shared one. Raises `UnsupportedModel` naming key and value."""
+    """Per layer, the dense part or experts with a shared expert. Raises `UnsupportedModel` naming key and value."""
     fields = config.fields
     dense = MLPSpec(config.d_model, config.d_ffn)
     if not fields.values.get("num_experts"):

@@ -4,8 +4,8 @@ The target's streams of the context, fused and normed once, become keys and valu
 ("injected"): they depend on the target alone and are never computed again. A block of an anchor token and mask
 tokens then runs through the layers, each of its rows attending to all context and to the whole block.
 
-That is no causal mask, and still no other operator: attention is told of every row as a span of its own whose
-last position is the block's. Rotary positions and page writes keep the true positions.
+That is not a causal mask, but needs no other operator: attention is given every row as a span of its own whose last
+position is the block's. Rotary positions and page writes keep the true positions.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class BlockDraft:
         """Logits of the wanted rows, [n_logits, vocab] float32, and what the head read of them, [n_logits, d_model].
 
         Every span is one block: anchor, then masks. A span's n_past is the anchor's position; all positions before
-        it have been injected. The row at position n + i predicts the token there, or the one after it if `from_anchor`.
+        it have been injected. The row at position n + i predicts the token there, or the next if `from_anchor`.
         The block's own keys and values are written past n_past, to be overwritten. Runs under `torch.inference_mode`.
         """
         rows = without_mask(batch)
@@ -122,12 +122,12 @@ class BlockDraft:
     def correct(self, logits: Tensor, previous: Tensor) -> Tensor:
         """Logits of rows once the tokens before them, [n_rows] int64, are picked: the same, [n_rows, vocab].
 
-        The rows of a block do not depend on each other's tokens. DSpark's do, and there this adds to them.
+        The rows of a block do not depend on each other's tokens. DSpark's do; it overrides this with its correction.
         """
         return logits
 
     def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
-        """How likely a row's pick is to be accepted: unknown, beside the pick's own probability."""
+        """How likely a row's pick is to be accepted. None: no estimate but the pick's own probability."""
         return None
 
 
@@ -136,7 +136,7 @@ def without_mask(batch: Batch) -> Batch:
     starts, n_rows = batch.span_starts, batch.positions.shape[0]
     rows = torch.arange(n_rows + 1, dtype=torch.int32, device=starts.device)  # [n_tokens + 1]
     owner = torch.searchsorted(starts[1:], rows[:-1], right=True)  # [n_tokens] int64
-    owner = owner.clamp_max(batch.n_past.shape[0] - 1)  # rows of no span see what the last one sees
+    owner = owner.clamp_max(batch.n_past.shape[0] - 1)  # rows of no span see what the last span sees
     last = (batch.n_past + starts.diff() - 1).clamp_min(0)  # [n_spans]
     return replace(
         batch,
@@ -220,7 +220,7 @@ def resolve_taps(fields: Fields, n_layers: int, target: Network) -> tuple[int, .
 
 
 def read_mask_id(fields: Fields, embedding: Embedding) -> int:
-    """The token that stands for one to be predicted, a row of the embedding."""
+    """The token that stands for a token to be predicted, a row of the embedding."""
     source = holder(fields, "mask_token_id")
     mask_id, n_rows = source.values.get("mask_token_id"), embedding.weight.shape[0]
     if type(mask_id) is not int or not 0 <= mask_id < n_rows:
@@ -229,7 +229,7 @@ def read_mask_id(fields: Fields, embedding: Embedding) -> int:
 
 
 def read_from_anchor(fields: Fields) -> bool:
-    """Whether the anchor's row predicts too. Where no key says so: in DSpark's own files, in no others."""
+    """Whether the anchor's row predicts too. If no key says so, it does in DSpark's own files and in no others."""
     names = fields.values.get("architectures")
     name = names[0] if isinstance(names, list) and names else ""
     exported = fields.has("speculators_model_type") or fields.has("dflash_config")

@@ -15,7 +15,7 @@ from slipstream.engine.models.network import Network
 
 
 def is_dflash(names: Collection[str]) -> bool:
-    """Whether a folder with these tensors holds a DFlash draft, or one that adds to it."""
+    """Whether a folder with these tensors holds a DFlash draft, or a draft that adds to it."""
     return "fc.weight" in names and "hidden_norm.weight" in names
 
 
@@ -30,6 +30,6 @@ def load_dflash(
     """
     weights = Weights(path, target.dtype, target.device)
     draft = load_block_draft(weights, target, n_ctx, taps)
-    weights.leave(["t2d"])  # which ids the draft knows: for training
+    weights.leave(["t2d"])  # which ids the draft has: for training
     weights.finish()
     return draft

@@ -1,4 +1,4 @@
-"""Parts that draft heads share: blocks whose shape is read off the tensors, embeddings and heads of their own.
+"""Parts that draft heads share: blocks whose shape is taken from the tensors, embeddings and heads of their own.
 
 The configs of published heads are often the target's, copied: they carry its number of layers, its head size,
 its vocabulary. What the tensors say therefore wins over what the config says; the config gives only what no
@@ -133,12 +133,12 @@ def load_draft_attention(weights: Weights, block: str, plan: BlockPlan, d_in: in
 
 
 def load_any_linear(weights: Weights, name: str, d_in: int, d_out: int) -> Packed:
-    """The linear layer `name`, with a bias if there is one."""
+    """The linear layer `name`, with its bias if the files hold one."""
     return load_linear(weights, [name], d_in, [d_out], bias=f"{name}.bias" in weights)
 
 
 def load_draft_block(weights: Weights, name: str, plan: BlockPlan) -> Block:
-    """The ordinary block whose tensors start with `name`, its shape read off them, but for that of experts."""
+    """The ordinary block whose tensors start with `name`, its shape taken from them, except that of experts."""
     has_experts = plan.moe is not None and f"{name}.mlp.gate.weight" in weights
     foreign = FOREIGN_PARTS.keys() - EXPERT_PARTS.keys() if has_experts else FOREIGN_PARTS.keys()
     refuse_tensors(weights, {piece: FOREIGN_PARTS[piece] for piece in foreign}, f"{name}.")
@@ -184,7 +184,7 @@ def load_draft_ends(weights: Weights, d_model: int, target: Network) -> tuple[Em
     """`embed_tokens` and `lm_head` of a draft, the target's for those that are not there.
 
     Raises `UnsupportedModel` for a draft with an embedding of its own and no head: whether it means the
-    target's head or its embedding cannot be told.
+    target's head or its embedding cannot be known.
     """
     embedding = load_draft_embedding(weights, "embed_tokens", d_model, target)
     if embedding is not target.decoder.embedding and "lm_head.weight" not in weights:
@@ -196,7 +196,7 @@ def load_draft_ends(weights: Weights, d_model: int, target: Network) -> tuple[Em
 
 
 def load_draft_head(weights: Weights, name: str, d_model: int, target: Network) -> AnyHead:
-    """The head `name`: own, own and reduced to the ids that `d2t` names, or the target's if there is none.
+    """The draft's own head `name`, reduced to the ids that `d2t` names if that is there; the target's if it has none.
 
     d2t[i] is what to add to draft id i to get the target's id. Raises `LoadError` for ids outside the target's
     vocabulary and `DraftMismatch` for widths that do not fit.
@@ -248,7 +248,7 @@ def read_draft_ids(weights: Weights, name: str, n_draft_ids: int, target: Networ
 
 
 def load_draft_embedding(weights: Weights, name: str, d_model: int, target: Network) -> Embedding:
-    """The embedding `name` of the draft, or the target's where there is none or where it is a copy of it.
+    """The embedding `name` of the draft, or the target's if the draft has none or has a copy of it.
 
     Raises `DraftMismatch` if it has too few rows, or if the target's would be needed and has another width.
     """
@@ -297,7 +297,7 @@ def fusion_width(weights: Weights, n_taps: int, target: Network) -> int:
 
 
 def check_taps(folder: Path, taps: Sequence[int], target: Network) -> tuple[int, ...]:
-    """The tap ids if the target has them all. Raises `DraftMismatch` naming the one that it has not."""
+    """The tap ids if the target has them all. Raises `DraftMismatch` naming the first that it has not."""
     last = target.config.n_layers + 1
     for tap in taps:
         if not 0 <= tap <= last:

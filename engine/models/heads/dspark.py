@@ -1,8 +1,8 @@
 """DSpark (DeepSpec): DFlash's block, corrected from left to right, with an estimate of what will be accepted.
 
-The block's logits come from one pass and know nothing of each other's tokens. A table of low rank then adds to
-each row what the token before it suggests, which whoever picks the tokens asks for one row after another; a
-linear layer estimates from the row and that token how likely the pick is to be accepted.
+The block's logits come from one pass, and no row depends on another row's token. A table of low rank then adds to
+each row what the token before it suggests (`correct`), row after row as tokens are picked; a linear layer estimates
+from the row and that token how likely the pick is to be accepted (`confidence`).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def load_dspark(path: Path | str, target: Network, n_ctx: int, taps: Sequence[in
         confidence_head=load_confidence(weights, block.d_model, rank),
         n_params=weights.n_params,  # last: all tensors have been taken
     )
-    weights.leave(["t2d"])  # which ids the draft knows: for training
+    weights.leave(["t2d"])  # which ids the draft has: for training
     weights.finish()
     return draft
 

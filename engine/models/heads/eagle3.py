@@ -124,7 +124,7 @@ class Eagle3:
 
     @property
     def modules(self) -> Sequence[Eagle3]:
-        """What makes the guesses, one after another; the last one goes on by itself. Here it is this network alone."""
+        """The networks that guess, in turn; the last is looped for further guesses. Here: this network alone."""
         return (self,)
 
     @property
@@ -137,7 +137,7 @@ class Eagle3:
         return self.fusion(taps)
 
     def forward(self, batch: Batch, hidden: Tensor, store: Store) -> tuple[Tensor, Tensor]:
-        """`run`, with the `logits` of what it says: [n_logits, vocab] float32 and recurrence [n_logits, d_model]."""
+        """`run`, with its result as `logits`: [n_logits, vocab] float32 and recurrence [n_logits, d_model]."""
         said, recurrence = self.run(batch, hidden, store)
         return self.logits(said), recurrence
 
@@ -169,7 +169,7 @@ def load_eagle3(path: Path | str, target: Network, n_ctx: int, taps: Sequence[in
     """The head of a folder, in the target's dtype on its device.
 
     n_ctx: positions the rotary tables cover. taps: hidden states to read, in our numbers, instead of those
-    that the folder's config asks for: some published files do not say by which count theirs are meant.
+    that the folder's config asks for: some published files do not say how they number theirs.
     Raises `LoadError` and its subclasses naming file, tensor and value.
     """
     weights = Weights(path, target.dtype, target.device)
@@ -200,7 +200,7 @@ def load_eagle3(path: Path | str, target: Network, n_ctx: int, taps: Sequence[in
         norm_output=option(fields, "norm_output", default=False),
         n_params=weights.n_params,  # last: all tensors have been taken
     )
-    weights.leave(["t2d"])  # which ids the draft knows: for training; d2t says it all
+    weights.leave(["t2d"])  # which ids the draft has: for training; d2t has the same
     weights.finish()
     return eagle
 

@@ -82,7 +82,7 @@ QWEN = Names(
     block="mtp.layers.0",
     one_plus=True,
 )
-# Each head has one tensor like no other's: the matrix that joins token and hidden state.
+# Each family of heads has a tensor name of its own: the matrix that joins token and hidden state.
 FAMILIES = (DEEPSEEK, MIMO, QWEN)
 EMBEDDING = "model.embed_tokens.weight"
 MIMO_V2 = re.compile(r"model\.mtp\.layers\.(\d+)\.eh_proj\.weight")
@@ -90,7 +90,7 @@ MIMO_V2 = re.compile(r"model\.mtp\.layers\.(\d+)\.eh_proj\.weight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpLayer:
-    """One layer with what leads into it and out of it."""
+    """One layer with its norms, its input projection and its head."""
 
     place: int  # among the head's layers, and of its keys and values in the store
     token_norm: Norm
@@ -119,9 +119,8 @@ class MtpLayer:
         rows. Runs under `torch.inference_mode`.
         """
         joined = self.join(batch.token_ids, hidden)  # [n_tokens, d_model]
-        x, added = run_blocks(
-            [self.block], joined, None, batch, [store.layers[self.place]]
-        )  # [n_tokens, d_model] each
+        # Both are [n_tokens, d_model].
+        x, added = run_blocks([self.block], joined, None, batch, [store.layers[self.place]])
         assert added is not None  # there is one block
         normed, x = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model] each
         return normed, normed if self.recycle_normed else x
@@ -140,7 +139,7 @@ class Mtp:
     fed to with tokens shifted by i + 1.
     """
 
-    taps: tuple[int, ...]  # the one stream after the target's final norm
+    taps: tuple[int, ...]  # only the stream after the target's final norm
     d_model: int
     n_params: int  # without what it shares with the target
     layers: Sequence[MtpLayer]
@@ -152,7 +151,7 @@ class Mtp:
 
     @property
     def modules(self) -> Sequence[MtpLayer]:
-        """What makes the guesses, one after another; the last one goes on by itself."""
+        """The layers that guess, in turn; the last is looped for further guesses."""
         return self.layers
 
     @property
@@ -190,7 +189,7 @@ def is_whole_model(names: Collection[str]) -> bool:
 def found_layers(names: Collection[str], n_layers: int) -> list[tuple[Names, int]]:
     """The layers that a folder holds, in order: their names, filled in, and their numbers.
 
-    DeepSeek numbers them on from the target's last; below n_layers nothing is one.
+    DeepSeek numbers them on from the target's last layer; below n_layers there is none.
     """
     found: list[tuple[Names, int]] = []
     for family in FAMILIES:
@@ -209,10 +208,10 @@ def found_layers(names: Collection[str], n_layers: int) -> list[tuple[Names, int
 
 
 def load_mtp(path: Path | str, target: Network, n_ctx: int, *, recycle_normed: bool = True) -> Mtp:
-    """The head in a folder, the target's own or another, in the target's dtype on its device.
+    """The head in the target's own folder or another folder, in the target's dtype on its device.
 
     n_ctx: positions the rotary tables cover. recycle_normed: whether the vector for the next step is taken
-    after the head's norm, which is how all engines run all families but GLM, where one does not. Tensors of
+    after the head's norm, as all engines do for all families, except that one engine does not for GLM. Tensors of
     other networks in the folder are left alone. Raises `LoadError` and its subclasses naming file, tensor and
     value.
     """
@@ -238,7 +237,7 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, *, recycle_normed: b
 
 
 def check_layers(weights: Weights, found: Sequence[Names]) -> None:
-    """Raise `LoadError` or `UnsupportedModel` unless the folder holds the layers of one family, one or more."""
+    """Raise `LoadError` or `UnsupportedModel` unless the folder holds at least one layer, all of one family."""
     for name in sorted(weights.names):
         if MIMO_V2.fullmatch(name):
             raise UnsupportedModel(f"{weights.folder}: tensor {name}: the head of MiMo-V2 is not supported")

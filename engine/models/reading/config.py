@@ -1,6 +1,6 @@
 """Strict reader of a checkpoint's config.json and generation_config.json, in both dialects of transformers.
 
-What the network would have to do differently and cannot is refused by key and value. Keys that change nothing
+A key that asks for a computation the network does not have is refused by key and value. Keys that change nothing
 about the function computed are not looked at.
 """
 
@@ -27,7 +27,7 @@ from slipstream.engine.text.tokenizer import stop_ids
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # Keys that change the function computed, with the values under which they do not. A key that is absent or
-# null is harmless everywhere; one that a family understands is that family's business.
+# null is harmless everywhere; a key that a family understands is read by that family.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "hidden_activation": ("silu", "swish"),
@@ -51,7 +51,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # of `layer_types`
-FULL_EVERY = "sliding_window_pattern"  # the key of older files: every so many layers a full one
+FULL_EVERY = "sliding_window_pattern"  # the key of older files: every n-th layer is full
 GENERATION = "generation_config.json"
 # What it calls a default -> the request field.
 SAMPLING_KEYS = {
@@ -86,9 +86,8 @@ class ModelConfig:
     bos_id: int | None
     sampling: Mapping[str, float | int]  # defaults of generation_config.json by request field
     quantization: Scheme | None = None  # how matrices of few bits are stored
-    fields: Fields = field(
-        compare=False, repr=False
-    )  # all of the text model's keys, for what one family alone asks
+    # All keys of the text model, for those that a single family reads.
+    fields: Fields = field(compare=False, repr=False)
     heeded: Collection[str] = ()  # keys among `fields` that other families would have to refuse
 
     @property
@@ -106,7 +105,7 @@ class ModelConfig:
         has_window = fields.has("sliding_window") and fields.flag("use_sliding_window", default=True)
         window = fields.count("sliding_window") if has_window else None
         if window is None or "layer_types" not in self.heeded:
-            return [None] * n  # `refuse_sliding_window` has seen to the second
+            return [None] * n  # `refuse_sliding_window` has checked the second
         kinds = fields.values.get("layer_types")
         if kinds is None:
             first, every = fields.count("max_window_layers", 0, least=0), fields.count(FULL_EVERY, n + 1)
@@ -129,7 +128,7 @@ class ModelConfig:
     def decoder(
         self, blocks: Sequence[BlockSpec], n_positions: int, vocab_size: int, norm: NormSpec | None = None
     ) -> DecoderSpec:
-        """A decoder of these blocks. norm: of the residual stream; None: the plain one."""
+        """A decoder of these blocks. norm: of the residual stream; None: the plain norm."""
         return DecoderSpec(
             d_model=self.d_model,
             vocab_rows=self.vocab_rows,
@@ -169,7 +168,7 @@ def read_config(
     return ModelConfig(
         architecture=architecture,
         d_model=d_model,
-        # Where every layer has experts there need not be a width of dense ones.
+        # If every layer has experts, there need not be a width of dense layers.
         d_ffn=fields.count("intermediate_size", fields.values.get("moe_intermediate_size")),
         n_layers=fields.count("num_hidden_layers"),
         n_heads=n_heads,
@@ -195,7 +194,7 @@ def read_config(
 def text_fields(outer: Fields) -> Fields:
     """The keys of the text model: all of them, or those under `text_config` of a wrapper for several media.
 
-    Where both have a say, whether embedding and head are tied is the wrapper's.
+    The wrapper's values win for tying, dtype and quantisation.
     """
     if not outer.has("text_config"):
         return outer
@@ -214,7 +213,7 @@ def text_fields(outer: Fields) -> Fields:
 
 
 def read_architecture(fields: Fields) -> str:
-    """The one name under `architectures`."""
+    """The only name under `architectures`."""
     names = fields.values.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.refuse("architectures", "must be a list of one name")
@@ -270,7 +269,7 @@ def refuse_sliding_window(fields: Fields, understood: Collection[str] = ()) -> N
 def read_rope(fields: Fields, d_head: int, kind_of_layer: str | None = None) -> RopeSpec:
     """The rotary embedding: `rope_parameters` where present, else the older top-level keys.
 
-    kind_of_layer: whose it is where there is one for each; None: kinds that differ are refused.
+    kind_of_layer: the kind it is for, if each kind has its own; None: kinds that differ are refused.
     """
     given = fields.child("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
     if kind_of_layer is not None and isinstance(given.values.get(kind_of_layer), dict):

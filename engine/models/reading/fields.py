@@ -75,7 +75,7 @@ class Fields:
         return value
 
     def child(self, key: str) -> Fields:
-        """The object under a key; an empty one if the key is absent."""
+        """The object under a key; an empty object if the key is absent."""
         value = self._value(key, {})
         if not isinstance(value, dict):
             raise self.refuse(key, "must be an object")

@@ -68,7 +68,7 @@ def read_gptq(given: Fields) -> Scheme:
 
 
 def read_mxfp4(given: Fields) -> Scheme:
-    """gpt-oss's files: the experts alone are narrow, so what the config says of other modules changes nothing."""
+    """gpt-oss's files: only the experts are narrow, so what the config says of other modules changes nothing."""
     return Scheme(method="mxfp4", groups=[Group(Mxfp4(), ["experts"])])
 
 
@@ -126,7 +126,7 @@ def read_layout(part: Fields, form: str) -> Layout:
 
 
 def only(given: Fields, key: str, value: Any, default: Any = None) -> None:
-    """Raise `UnsupportedModel` unless a key has the one value that is supported."""
+    """Raise `UnsupportedModel` unless a key has the only value that is supported."""
     found = given.values.get(key)
     found = default if found is None else found
     if type(found) is not type(value) or found != value:

@@ -1,4 +1,4 @@
-"""What a request may ask for of a model, as far as no other part looks at it."""
+"""Bounds of a request's numbers that depend on the model and that no other part of the engine checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from slipstream.engine.errors import InvalidRequest
 
 
 def check_request(request: Request, info: ModelInfo) -> None:
-    """Raises `InvalidRequest` for numbers of a request that cannot be."""
+    """Raises `InvalidRequest` for numbers of a request that are out of bounds."""
     if request.max_tokens is not None and request.max_tokens < 1:
         raise InvalidRequest("max_tokens", f"{request.max_tokens} is less than 1")
     if not 0 <= request.min_tokens <= info.n_ctx:

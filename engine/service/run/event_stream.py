@@ -1,4 +1,4 @@
-"""The events of one request on the event loop's side. Leaving the stream is the cancel."""
+"""The events of one request on the event loop's side. Closing the stream cancels the request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stream:
         self._over = False
 
     def push(self, event: Event) -> None:
-        """Take an event from the engine; after the last one no more follow."""
+        """Take an event from the engine; nothing follows a `Done` or `Failed`."""
         last = self._events[-1] if len(self._events) >= _MOST_WAITING else None
         if isinstance(event, Delta) and isinstance(last, Delta):
             self._events[-1] = _join(last, event)

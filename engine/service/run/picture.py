@@ -1,4 +1,4 @@
-"""What others see of the engine while it computes: a picture taken between two steps, now and then."""
+"""The engine's figures for readers on other threads: a picture taken between two steps, at most every 20 ms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Picture:
         self.stats: EngineStats = engine.stats()
 
     def renew(self) -> None:
-        """Take a new one; while the same requests run, one that is 20 ms old will do."""
+        """Take a new picture; while the same requests run, a picture less than 20 ms old is kept."""
         now, n_moves = time.perf_counter(), self._engine.seats.n_moves
         if self._engine.busy and n_moves == self._n_moves and now - self._taken_s < _FRESH_S:
             return

@@ -30,7 +30,7 @@ _N_SAMPLES, _SAMPLE_BYTES = 256, 1024  # of each file of weights
 
 
 class SlotFiles:
-    """The folder of saved slots. Every tenant has a folder of its own in it: names tell nothing to another one."""
+    """The folder of saved slots. Every tenant has a subfolder, so that names reveal nothing to other tenants."""
 
     def __init__(self, folder: Path, fingerprint: str, page_size: int) -> None:
         """fingerprint: `state_fingerprint` of the running networks."""
@@ -55,7 +55,7 @@ class SlotFiles:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         tensors = {name: tensor.contiguous() for name, tensor in _tensors(saved).items()}
         metadata = {**self._identity, "sha256": _checksum(tensors)}
-        # Only its owner may read what people wrote; mkstemp sees to it.
+        # Only its owner may read what people wrote; mkstemp ensures that.
         handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
         os.close(handle)
         try:

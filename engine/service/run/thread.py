@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
 _N_TAIL = 64  # tokens of a prompt that say how it ends
-_WATCH_S = 1.0  # between looks whether the engine's thread still lives, of one who waits for it
+_WATCH_S = 1.0  # between a waiting thread's looks whether the engine's thread still lives
 
 T = TypeVar("T")
 
@@ -237,7 +237,7 @@ class ThreadEngine:
         def command() -> None:
             try:
                 result.set_result(work())
-            except Exception as error:  # noqa: BLE001 - whoever waits is told
+            except Exception as error:  # noqa: BLE001 - raised where it is awaited
                 result.set_exception(error)
 
         self._inbox.put(command)
@@ -262,7 +262,7 @@ class ThreadEngine:
             self._idle.set()
 
     def _deliver(self, events: Sequence[tuple[str, Event]]) -> None:
-        """Hand a step's events to their streams. A cancelled request has none any more."""
+        """Hand a step's events to their streams. A cancelled request has no stream any more."""
         for request_id, event in events:
             stream = self._streams.get(request_id)
             if stream is None:
@@ -338,7 +338,7 @@ class ThreadEngine:
                 self._picture.renew()
                 self._post(partial(self._deliver, events))
                 self._engine.clock.lap("tell")
-        except BaseException as cause:  # whatever ends the thread must be known, or everybody waits for ever
+        except BaseException as cause:  # must be passed on, or all streams wait for ever
             log.exception("the engine has stopped")
             self._post(partial(self._fail, cause))
 

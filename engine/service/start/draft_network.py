@@ -42,7 +42,7 @@ def draft_source(model_draft: Path | None, target: Checkpoint) -> DraftSource | 
 
 
 def head_token_bytes(source: DraftSource, target: Checkpoint, settings: Settings) -> int:
-    """Bytes of one token's keys and values in a head; its tensors say, as configs of heads are often copies."""
+    """Bytes of one token's keys and values in a head, by its tensors: configs of heads are often copies."""
     weights = Weights(source.path, torch.float32, torch.device("cpu"), target.config.quantization)
     names = weights.names
     if source.path == target.path and source.kind.within is not None:

@@ -50,7 +50,7 @@ def _rows(settings: Settings, network: str | None) -> list[Row]:
 
 
 def _check_needs(settings: Settings, row: Row, network: str | None) -> None:
-    """Whether there is what a drafter cannot be without."""
+    """Raise `SettingError` if a network or setting is missing that the drafter needs."""
     if row.network is not None and row.name != network:
         held = "nothing was given" if network is None else f"what was given is a {network}"
         reason = f"{row.name} needs a network of its kind (--model-draft); {held}"
@@ -60,7 +60,7 @@ def _check_needs(settings: Settings, row: Row, network: str | None) -> None:
 
 
 def _check_uses(settings: Settings, loaded: Sequence[str]) -> None:
-    """Whether every setting that belongs to drafters has one that is loaded."""
+    """Raise `SettingError` for a drafters' setting that has a value but no loaded drafter to use it."""
     for name in setting_names(*(prefix for row in DRAFTERS for prefix in row.settings)):
         users = [row.name for row in DRAFTERS if name.startswith(row.settings)]
         value = getattr(settings, name)

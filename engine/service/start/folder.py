@@ -33,5 +33,5 @@ def local_folder(name: str, patterns: Sequence[str] = CHECKPOINT) -> Path:
 
 
 def run_dtype(config: ModelConfig, setting: str) -> torch.dtype:
-    """The dtype a network runs in: the one that is set, or the checkpoint's."""
+    """The dtype a network runs in: the setting's, or the checkpoint's."""
     return config.dtype if setting == "auto" else DTYPES[setting]

@@ -59,8 +59,8 @@ from slipstream.kernels.dispatch import CannotRunError
 
 log = logging.getLogger(__name__)
 
-PRODUCTS = ("matmul",)  # what layers of another dtype than float32 may do in it
-_LEAST_SHARED = 0.5  # of the target's tokens that a draft model must know
+PRODUCTS = ("matmul",)  # ops that layers of a narrower dtype may run in float32
+_LEAST_SHARED = 0.5  # of the target's tokens that a draft model must have
 
 
 def launch(settings: Settings) -> ThreadEngine:
@@ -111,7 +111,7 @@ def launch(settings: Settings) -> ThreadEngine:
 
 
 def _capture(engine: Engine, target: Network, settings: Settings, n_drafts: int) -> None:
-    """Capture the passes of all networks as CUDA graphs. Where that fails, they run as they are."""
+    """Capture the passes of all networks as CUDA graphs. If that fails, they run without graphs."""
     started = time.perf_counter()
     capturing = Capturing(
         cuda_capture(target.device),

@@ -28,15 +28,13 @@ log = logging.getLogger(__name__)
 PAGE_SIZE = 64
 CPU_SHARE = 0.25  # of free host memory for the cache
 CUDA_SHARE = 0.9  # of device memory left after the weights
-_CONTEXT_MOST = 32768  # unless asked for: longer ones are rarely meant and cost every slot its share of pages
+_CONTEXT_MOST = 32768  # unless set: longer is rarely meant, and costs every slot its share of pages
 _CONTEXT_LEAST = 512
 # Of keys and values, by `--kv-cache-dtype`; None: the network's.
 KV_DTYPES = {"auto": None, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
 _SNAPSHOT_MOST = 8192  # MiB of host memory for snapshots, unless asked for
-_ROWS = {
-    "cuda": 2048,
-    "cpu": 128,
-}  # on CPU a pass is short, so that a prompt never holds up other streams for long
+# On the CPU a pass is short, so that a prompt never holds up other streams for long.
+_ROWS = {"cuda": 2048, "cpu": 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +70,12 @@ class Demand:
         return 2 * settings.parallel * (-(-n_tokens // PAGE_SIZE) + 2)
 
     def window_bytes(self, settings: Settings) -> int:
-        """Bytes of those pages, and of the one that is nobody's."""
+        """Bytes of those pages, and of the spare page."""
         each = PAGE_SIZE * sum(need.window_bytes(self.dtype) for need in self.needs)
         return each * (self.n_window_pages(settings) + 1)
 
     def fixed_bytes(self, settings: Settings) -> int:
-        """Bytes of recurrent states, parked rows and windows of all slots, and of the page that is nobody's."""
+        """Bytes of recurrent states, parked rows and windows of all slots, and of the spare page."""
         states = self.slot_bytes * settings.parallel + self.parked_bytes * n_parked(settings)
         return states + self.window_bytes(settings) + PAGE_SIZE * self.token_bytes
 

@@ -1,7 +1,7 @@
 """What a server would take of a device's memory, from configs alone: no weights, no device.
 
 Layers are those that a load would build (`engine/models/blueprint.py`), sizes are worked out by the functions that
-a start uses (`sizes.py`). So a forecast differs from a start only in what it is told of the memory.
+a start uses (`sizes.py`). So a forecast differs from a start only in the amount of memory it is given.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from slipstream.engine.settings import Settings, check
 from slipstream.engine.speculate.network import draft_model
 from slipstream.engine.speculate.registry import kind_of
 
-MODEL, MTP = "draft-model", "draft-mtp"  # the draft networks whose size a config tells
+MODEL, MTP = "draft-model", "draft-mtp"  # the draft networks whose size a config gives
 
-# Keys that only a draft head's config has, which is otherwise a model's.
+# Keys that only a draft head's config has; the rest of it looks like a model's.
 HEAD_KEYS = ("draft_vocab_size", "eagle_config", "dflash_config", "markov_rank", "speculators_model_type")
 
 
@@ -64,10 +64,10 @@ class Taken:
 
     weights: int
     tables: int  # of rotary embeddings, for every position
-    states: int  # recurrent ones of all slots
+    states: int  # recurrent states of all slots
     parked: int  # rows of drafts in recurrent layers, for all slots
     windows: int  # keys and values of layers that look back over a window, for all slots
-    spare: int  # the page of keys and values that is nobody's
+    spare: int  # the spare page of keys and values
     pages: int  # keys and values; 0 if not even one sequence of full length fits
 
     @property
@@ -94,9 +94,9 @@ class Forecast:
     total_bytes: int
     memory_bytes: int | None  # None: as much as it takes
     needed_one: int | None  # bytes of free memory for one sequence of n_ctx; None where --cache-size is set
-    needed_all: int | None  # and for one in every slot
-    longest_one: int  # tokens of one sequence if it has all pages; 0 if none fits
-    longest_all: int  # of each if there is one in every slot
+    needed_all: int | None  # for a sequence in every slot
+    longest_one: int  # tokens of one sequence if it has all pages; 0: no sequence fits
+    longest_all: int  # of each if every slot has a sequence
     refusal: str | None  # why the server would not start; None if it would
 
 
@@ -157,7 +157,7 @@ class _Server:
             return 0, str(error)
         total = taken.fixed + n_pages * page_bytes(self.demands)
         if total > free:
-            # A start takes the setting's word for it and fails in the allocation.
+            # A start trusts the setting and fails in the allocation.
             return (
                 0,
                 f"--cache-size {settings.cache_size}: makes {_gib(total)} in all, there are {_gib(free)}",
@@ -193,7 +193,7 @@ def forecast(settings: Settings, memory_bytes: int | None = None) -> Forecast:
     server = _Server(settings, networks, math.inf if memory_bytes is None else memory_bytes)
     n_ctx, size = server.context(), page_bytes(server.demands)
     n_pages, refusal = server.pages(n_ctx)
-    if refusal is not None:  # then tell of the context that would be, not of the least one
+    if refusal is not None:  # then report the context of a server with enough memory
         n_ctx = replace(server, free=math.inf).context()
     taken = replace(server.taken(n_ctx), pages=n_pages * size)
     return Forecast(
@@ -262,14 +262,14 @@ def _has_weights(path: Path) -> bool:
 
 
 def _mtp_layers(path: Path, config: ModelConfig) -> int:
-    """MTP layers of a target: those in its files where they are there, else those its config speaks of."""
+    """MTP layers of a target: those in its files if it has any, else those its config declares."""
     if not _has_weights(path):
         return mtp_layers(config)
     return len(found_layers(tensor_names(path), config.n_layers))
 
 
 def _read_draft(path: Path) -> ModelConfig:
-    """The config of a draft model. Raises `UnsupportedModel` for a head, whose size its config does not tell."""
+    """The config of a draft model. Raises `UnsupportedModel` for a head, whose size its config does not give."""
     kind = kind_of(path) if _has_weights(path) else MODEL
     if kind != MODEL:
         raise UnsupportedModel(f"{path}: is a {kind}; of draft networks given apart, only models are planned")

@@ -64,7 +64,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What `slipstream profile` tells."""
+    """What `slipstream profile` reports."""
 
     model: str
     n_params: int
@@ -79,10 +79,10 @@ class Profile:
 class Order:
     """What is to be played."""
 
-    prompts: Sequence[Prompt] | None  # in turn; None: random ones
+    prompts: Sequence[Prompt] | None  # in turn; None: random prompts
     n_tasks: int  # requests in each way of running them
     n_tokens: int  # most of a reply
-    trace: Path | None = None  # where to write one
+    trace: Path | None = None  # file to write a trace to
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,7 @@ def _profile(engine: ThreadEngine, tasks: _Tasks) -> Profile:
 def _trace(engine: ThreadEngine, tasks: _Tasks, path: Path) -> None:
     """Play the tasks once more in the widest way, under torch's profiler; write its Chrome trace.
 
-    The engine's steps are a row of their own in it, made of their parts; ops are ranges, and kernels are what torch has
-    seen of the device.
+    The parts of the engine's steps have a row of their own; ops are ranges; kernels are what torch saw of the device.
     """
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -227,7 +226,7 @@ def _widths(engine: ThreadEngine, tasks: _Tasks) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """A clock's, between two requests."""
+    """A clock's totals, read between two steps; or their difference."""
 
     n_steps: int
     parts: Mapping[str, float]

@@ -1,1 +1,1 @@
-"""Drafters that know nothing, for tests and benchmarks of the machinery."""
+"""Drafters that guess without reading the text, for tests and benchmarks of the machinery."""

@@ -1,4 +1,4 @@
-"""garbage: tokens without sense. Proof that a drafter can cost time and nothing else; for tests and benchmarks."""
+"""garbage: a drafter of random tokens. It shows that a bad drafter costs time and never changes the text; for tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.engine.speculate.drafter import Guess, TextDrafter, Want
 
 
 class Garbage(TextDrafter):
-    """Draws drafts of random length and content, the same ones in every run."""
+    """Draws drafts of random length and content, the same in every run."""
 
     name = "garbage"
 

@@ -1,4 +1,4 @@
-"""synthetic: always as many guesses as may be verified, of no meaning; for benchmarks of chosen acceptance."""
+"""synthetic: a drafter that always guesses as many tokens as may be verified; for benchmarks of chosen acceptance."""
 
 from __future__ import annotations
 

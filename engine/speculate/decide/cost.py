@@ -2,10 +2,10 @@
 
 The first two are step functions of the machine, so they are tables filled at start and refined while serving.
 
-The third decides whether the host reads a pass before it launches the next. That costs the gap between the passes, in
-which the device waits. It brings in what text drafters find by the tokens just picked; behind an unread pass they know
-only what stood before it. So per slot the tokens that they brought in are averaged over the passes they were asked for,
-and weighed against the gap at the rate of plain decoding. A slot begins with what is usual among requests.
+The third decides whether the host reads a pass before it launches the next. Reading costs the gap between the passes,
+in which the device waits. It gains what text drafters find from the tokens just picked; behind an unread pass they have
+only the text before it. So per slot the tokens gained are averaged over the passes that text drafters were asked for,
+and weighed against the gap at the rate of plain decoding. A slot begins with the average of all requests.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _OUTLIER = 4.0  # a measurement this many times the average is a hiccup of the m
 
 _SLOT_WEIGHT = 0.1  # of a pass in a slot's average
 _USUAL_WEIGHT = 0.02  # of a pass in the average of all
-_AT_FIRST = 1.0  # tokens a pass that are taken as usual before there was any: to find out, one has to look
+_AT_FIRST = 1.0  # tokens a pass assumed before any was counted: high, so that passes are read
 _NOTHING = 0.01  # tokens a pass that count as none
 
 
 class _Seconds:
     """A running average that one hiccup does not move; two in a row are a machine that has become slower.
 
-    Where the first measurement was a hiccup itself, the average falls at once to the next one.
+    If the first measurement was a hiccup itself, the average falls at once to the next.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -77,7 +77,7 @@ class PassCost:
         return np.asarray(np.interp(n_rows, tiers, seconds) * beyond, np.float64)
 
     def at(self, n_rows: int) -> float:
-        """The same for one number of rows; an array of one costs four times as much."""
+        """The same for a single number of rows; an array of one element costs four times as much."""
         if not self._seconds:
             return 1.0 + 0.02 * n_rows
         tiers, seconds = self._measured()
@@ -115,14 +115,14 @@ class DraftCost:
 
 
 class Gap:
-    """The gap's length, and per slot what looking has brought in. Not adaptive: the gap counts as nothing."""
+    """The gap's length, and per slot what reading a pass first has gained. Not adaptive: the gap counts as nothing."""
 
     def __init__(self, *, adaptive: bool) -> None:
         self._adaptive = adaptive
         self._seconds = DraftCost()
-        self._gained: dict[int, float] = {}  # by slot: tokens a pass, averaged over those it was looked for
+        self._gained: dict[int, float] = {}  # by slot: tokens a pass, averaged over the passes asked for
         self._usual = _AT_FIRST  # the same of all slots
-        self._asked: set[int] = set()  # slots whose running pass was looked for
+        self._asked: set[int] = set()  # slots for whose running pass text drafters were asked
 
     def observe(self, seconds: float) -> None:
         """Learn from one pass that waited for the host."""
@@ -134,18 +134,18 @@ class Gap:
         self._asked.discard(slot_id)
 
     def ask(self, slot_ids: Iterable[int]) -> None:
-        """Drafters that read text are asked for the next pass of these slots."""
+        """Text drafters are asked for the next pass of these slots."""
         self._asked.update(slot_ids)
 
     def gain(self, slot_id: int, n_accepted: int) -> None:
-        """A pass was verified that kept so many tokens of drafters that read text."""
+        """A pass was verified that kept so many tokens of text drafters."""
         if slot_id in self._asked:
             self._asked.remove(slot_id)
             self._gained[slot_id] = _moved(self._gained.get(slot_id, self._usual), n_accepted, _SLOT_WEIGHT)
             self._usual = _moved(self._usual, n_accepted, _USUAL_WEIGHT)
 
     def pays(self, slot_ids: Iterable[int], token_s: float) -> bool:
-        """Whether looking pays for these slots. token_s: seconds in which plain decoding makes a token."""
+        """Whether reading the pass first pays for these slots. token_s: seconds of plain decoding per token."""
         gained_s = token_s * sum(self._gained.get(slot_id, self._usual) for slot_id in slot_ids)
         return gained_s > (self._seconds(1) if self._adaptive else 0.0)
 

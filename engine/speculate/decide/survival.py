@@ -1,12 +1,12 @@
 """How likely a drafted token is to be accepted, given that those before it were: learnt while serving.
 
 Per drafter a table over (grade, place): the grade is the class of the drafter's own estimate, the place how far into
-the draft the token stands. Only tokens up to the first rejected one were judged; those after it followed a wrong
+the draft the token stands. Only tokens up to the first rejection were judged; those after it followed a wrong
 prefix and say nothing, so *conditional* rates are counted, with old rounds fading. A slot differs from the server's
 average by an offset of log-odds, learnt from what was accepted against what the table expected and shrunk to zero.
 
 The evidence comes from guesses that are watched until the text itself has judged them, whether they were verified or
-not: a token that came by any road says whether a guess made for its place was right. So a drafter that loses to
+not: however a token came about, it shows whether a guess made for its place was right. So a drafter that loses to
 another, or is not verified because nothing pays, is still learnt about, at the cost of a comparison.
 
 Source: calibrated acceptance with a slot's residual, as in goodput planning (SmartSpec, arXiv 2406.14066) and online
@@ -31,29 +31,27 @@ MOST_PLACES = 64  # of a draft; `--draft-max` allows no more
 
 # A drafter's own estimates fall into grades 1 … 6; grade 0 counts every token, whatever its estimate.
 _EDGES = np.array([0.35, 0.6, 0.75, 0.87, 0.95])
-_NOMINAL = np.array(
-    [0.75, 0.2, 0.48, 0.68, 0.81, 0.91, 0.975]
-)  # assumed of a grade before anything was judged
+# Rates assumed of the grades before anything was judged.
+_NOMINAL = np.array([0.75, 0.2, 0.48, 0.68, 0.81, 0.91, 0.975])
 _NOMINAL_WEIGHT = 6.0  # judged tokens that assumption counts for
 _ROW_WEIGHT = 6.0  # judged tokens a grade's average over all places counts for at one place
-_PLACES = np.searchsorted(
-    [1, 2, 3, 4, 6, 9, 14, 22], np.arange(MOST_PLACES), side="right"
-)  # bucket of a place
+# The bucket of each place.
+_PLACES = np.searchsorted([1, 2, 3, 4, 6, 9, 14, 22], np.arange(MOST_PLACES), side="right")
 _PLACE: list[int] = _PLACES.tolist()
 _N_PLACES = _PLACE[-1] + 1
 
 _FADE = 0.998  # what a round's evidence is worth to the table one round later
 _REFRESH = 8  # rounds after which the table's rates are worked out again
 _SLOT_FADE = 0.98  # what a token's evidence is worth to its slot one token later
-# Judged tokens without deviation that a slot begins with. Few: requests differ more from each other than tokens within
-# one, and what a drafter is worth to others says little where a request's first guesses are wrong.
+# Judged tokens without deviation that a slot begins with. Few: requests differ more from each other than the tokens of
+# a request, and what a drafter is worth to others says little if a request's first guesses are wrong.
 _SLOT_WEIGHT = 1.0
 _LEAST, _MOST = 0.01, 0.997
 _PLAIN, _GRADED = 0, 1  # two views of a token: without and with its drafter's own estimate
 
 
 def grades(survival: Sequence[float], n: int) -> Grades:  # [n]
-    """The class of each token's own estimate; 0 where there is none. Raises `ValueError` if only some have one."""
+    """The class of each token's own estimate; 0 without estimates. Raises `ValueError` if only some tokens have it."""
     if not len(survival):
         return np.zeros(n, np.int64)
     if len(survival) < n:
@@ -76,7 +74,7 @@ class _Table:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Rate per cell, shrunk to its grade's average, and that to the assumed one."""
+        """Rate per cell, shrunk to its grade's average, and that to the assumed rate."""
         judged, accepted = (
             np.array(one).reshape(-1, _N_PLACES) * _FADE**self._n_rounds
             for one in (self._judged, self._accepted)
@@ -117,7 +115,7 @@ class _Deviation:
         for sums in self._sums:
             sums[0], sums[1], sums[2] = fade * sums[0], fade * sums[1], fade * sums[2]
         for i, rate in enumerate(expected):
-            # What a first token says holds for those behind it too, which are not judged until one is accepted.
+            # A first token counts for later tokens too, which are judged only after it is accepted.
             for sums in self._sums[min(start + i, 1) :]:
                 sums[0] += 1.0
                 sums[1] += i < n_accepted
@@ -125,7 +123,7 @@ class _Deviation:
         self._offsets = None
 
     def offsets(self) -> tuple[float, float]:
-        """Log-odds of the first token, of later ones."""
+        """Log-odds of the first token, of later tokens."""
         if self._offsets is None:
             first, every = self._sums
             self._offsets = self._offset(*first), self._offset(*every)
@@ -171,7 +169,7 @@ class Survival:
     def judge(self, name: str, slot_id: int, grade: Sequence[int], start: int, n_accepted: int) -> None:
         """Learn from a draft's tokens from place `start` on.
 
-        grade: of the tokens that were judged: those accepted and, if one was, the rejected one.
+        grade: of the tokens that were judged: those accepted and, if there was one, the rejected token.
         """
         if not grade:
             return
@@ -199,20 +197,20 @@ class _Watched:
 
 
 class Shadows:
-    """At most one guess per slot and drafter; a further one is watched when the text has caught up with it."""
+    """Guesses being watched, at most one per slot and drafter; the next is watched once the text has judged it."""
 
     def __init__(self, survival: Survival) -> None:
         self._survival = survival
         self._watched: dict[int, dict[str, _Watched]] = {}
 
     def watch(self, slot: Slot, name: str, token_ids: Sequence[int], grade: Grades) -> None:
-        """Remember a guess of what follows the slot's tokens, unless an earlier one is still open."""
+        """Remember a guess of what follows the slot's tokens, unless an earlier guess is still open."""
         own = self._watched.setdefault(slot.id, {})
         if name not in own:
             own[name] = _Watched(token_ids, grade, len(slot.tokens))
 
     def judge(self, slot: Slot) -> list[str]:
-        """Compare what is watched with the tokens that have come since; the drafters that were right to the end."""
+        """Compare what is watched with the tokens that have come since; returns the drafters right to the end."""
         own = self._watched.get(slot.id, {})
         right = []
         for name, one in list(own.items()):

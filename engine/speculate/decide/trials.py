@@ -1,13 +1,13 @@
 """How often a drafter is asked on trial: as often as it earns, and besides for a small share of the time.
 
-Asking takes time, whether anything comes of it or not. So every drafter has savings per slot, in seconds, and where
-nobody knows what it will say it is asked when they pay for the call: a trial. An accepted token brings in the time in
-which plain decoding makes one, less that of the rows its draft took. Besides, savings grow with the slot's text, by 1 %
+Asking takes time, whether or not a draft comes of it. So every drafter has savings per slot, in seconds; not known to
+have a draft, it is asked only when its savings pay for the call: a trial. An accepted token earns the time in which
+plain decoding makes a token, less that of the rows its draft took. Besides, savings grow with the slot's text, by 1 %
 of the time in which plain decoding makes it, shared evenly by the slot's drafters. So trials take no more than that
 beyond what they earn, whatever a pass costs and however many slots there are.
 
-Where passes are dear that pays for a trial at every token, and drafters that read text never rest. Where passes are
-cheap one that earns nothing is asked every few tokens: so long can text that it knows go unnoticed.
+If passes are expensive, that pays for a trial at every token, and text drafters are always asked. If passes are cheap,
+a drafter that earns nothing is asked only every few tokens, and may miss text that it could draft for as long.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Allowance:
         own.due = 0
 
     def _counted(self, slot: Slot, name: str, price: float, token_s: float) -> _Savings:
-        """The savings with what the text has added. A token's time is given at first, and no more is kept.
+        """The savings with what the text has added. They begin with the drafter's share of a token's time, their limit.
 
-        That pays for some vain trials, but not for a text of them; a trial that costs more can be saved up for.
+        That pays for some useless trials, but not all through a text; a trial that costs more can be saved up for.
         """
         n, share_s = len(slot.tokens), _share(slot, token_s)
         own = self._savings.setdefault((slot.id, name), _Savings(share_s, n))

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 _MARGIN = 1.02  # drafts must promise this much more than none, or they are not worth the noise
 _ROUNDS = 3
-_SLOPE_ROWS = 16  # rows over which the price of one more is averaged
+_SLOPE_ROWS = 16  # rows over which the price of one more row is averaged
 _FREE = DraftCost()  # of a network that has not drafted yet
 
 
@@ -96,7 +96,7 @@ class Lengths:
         known = _table(free)  # [n_slots, most of n_free]
         without, _, _ = self._best(free, coming)
         rate, chosen = without, (0, [False] * len(free))
-        for _ in range(_ROUNDS):  # the better the rate, the dearer a row: a few rounds settle it
+        for _ in range(_ROUNDS):  # the better the rate, the higher a row's price: a few rounds settle it
             found, depth, takes = self._deepest(name, known, survival, coming, rate)
             if found <= rate * (1.0 if chosen[0] else _MARGIN):
                 break
@@ -139,7 +139,7 @@ class Lengths:
     def _seconds(self, coming: Pass, n_drafted: NDArray[np.int64]) -> Floats:
         """Seconds of the pass by rows for drafts, without those of the work beside the ready slots.
 
-        That work (prompt chunks) makes rows dearer or cheaper; its own time is not charged to them.
+        That work (prompt chunks) makes rows cost more or less; its own time is not charged to them.
         """
         if not self.adaptive:
             return np.ones(len(n_drafted))
@@ -159,7 +159,7 @@ class Lengths:
         return float(rates[n_best]), n_best, order
 
     def draft_s(self, name: str, depth: int) -> float:
-        """Seconds that so many positions of a drafter take; 0 while nobody knows."""
+        """Seconds that so many positions of a drafter take; 0 before any measurement."""
         return self._draft_cost.get(name, _FREE)(depth)
 
     def drafted(self, name: str, depth: int, seconds: float) -> None:

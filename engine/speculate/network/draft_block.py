@@ -97,7 +97,7 @@ class DraftBlock(NetworkDrafter):
 
     def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
         if tails is not None:
-            return None  # a block begins with a token that the host knows
+            return None  # a block begins with a token that the host has
         able = [
             i for i, want in enumerate(wants) if self._follower.has_room(want.slot, self._head.block_size)
         ]

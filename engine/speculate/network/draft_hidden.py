@@ -1,12 +1,12 @@
 """Drafters that read the target's hidden states and then their own: EAGLE-3 and MTP heads.
 
-A head is a chain of modules, most often of one. With tokens x and the target's state at position p for s⁰_p, module k
-(counted from 0) has a row per position,
+A head is a chain of modules, most often a single one. With tokens x and the target's state at position p for s⁰_p,
+module k (counted from 0) has a row per position,
 
     s^{k+1}_p = module k (s^k_p, x_{p+1+k}; its own rows before p), which predicts x_{p+2+k}
 
-(the pairing rule of EAGLE, Li et al. 2503.01840, and of DeepSeek-V3, arXiv 2412.19437, 2.2). The last module goes on by
-itself: past the position where it makes its guess it takes its own state of the row before for s^k.
+(the pairing rule of EAGLE, Li et al. 2503.01840, and of DeepSeek-V3, arXiv 2412.19437, 2.2). The last module is looped:
+past the position where it makes its guess it takes its own state of the row before for s^k.
 
 **What is known.** When tokens up to x_n are known (the target has computed n of them, `slot.n_past`), module k has its
 tokens for the positions before n - k. So every pass brings each module the same tokens, at positions shifted back by k:
@@ -23,9 +23,9 @@ first. `accept` comes after sampling, so module 0 lacks nothing, and its last ro
 are run with guesses for tokens; they are scratch past the module's length, and run again when the tokens are there.
 
 **What is adopted.** A prefix from the cache has all its rows in all modules (the store's length is that of the last
-one), and no states: all modules start at its end, with nothing carried. Its last rows, k + 1 in module k, have read
-tokens behind it, of whoever made it; they cost a guess if the text goes on differently. A sequence that is cut back by
-fewer tokens than there are modules behind the first lacks rows, and drafts no more.
+module), and no states: all modules start at its end, with nothing carried. Its last rows, k + 1 in module k, have read
+tokens behind it, of the sequence that made it; they cost a guess if the text goes on differently. A sequence that is
+cut back by fewer tokens than there are modules behind the first lacks rows, and drafts no more.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Head(Protocol):
 
     @property
     def modules(self) -> Sequence[Module]:
-        """At least one: the first makes the first guess, the second the second; the last one goes on by itself."""
+        """At least one: the first makes the first guess, the second the second; the last is looped."""
 
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         """[n_rows, d_target] each -> [n_rows, d_model]."""
@@ -78,13 +78,12 @@ class Head(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What is left of an accept: where the next one or a draft goes on."""
+    """What is left of an accept: where the next accept or a draft goes on."""
 
     n_past: int
     said: Tensor | None  # [d_model], of module 0's last row: its logits are computed if a draft is asked for
-    carried: Sequence[
-        Tensor
-    ]  # [1, d_model] each: states of the modules' last rows, as far as modules have rows
+    # [1, d_model] each: states of the modules' last rows, as far as modules have rows.
+    carried: Sequence[Tensor]
 
     def behind(self, k: int) -> Tensor:
         """The state of module k's last row, [1, d_model], or [0, d_model] if it has no row yet."""
@@ -93,10 +92,10 @@ class _End:
 
 @dataclass(slots=True)
 class _Lane:
-    """A sequence on its way through the modules: the rows of the one at hand."""
+    """A sequence on its way through the modules: its rows in the current module."""
 
     slot: Slot
-    token_ids: Sequence[int]  # of an accept; the module at hand reads the last of them
+    token_ids: Sequence[int]  # of an accept; the current module reads the last of them
     first: int  # position of the first row
     n_rows: int
     end: _End | None  # of the accept before; None: this is the first
@@ -110,7 +109,7 @@ class _Lane:
         )
 
     def rise(self, k: int, states: Tensor) -> Tensor:
-        """On to module k, which starts with the row that it lacked and lacks the last one.
+        """On to module k, which starts with the row that it lacked and lacks the last row.
 
         states: [n_rows, d_model], of the module before -> what module k reads, [n_rows, d_model].
         """
@@ -199,7 +198,7 @@ class DraftHidden(NetworkDrafter):
         self._ends: dict[int, _End] = {}  # by slot id
         self._fed: dict[int, int] = {}  # slot id -> start of an unread pass whose rows a draft has fed
         self._captured: Sequence[CapturedPass] = ()  # of the modules, where passes are captured
-        self._lanes: Lanes | None = None  # of the last one
+        self._lanes: Lanes | None = None  # of the last module
 
     def capture(self, capturing: Capturing) -> None:
         hidden = self._head.fuse([capturing.stream] * len(self.taps))  # [1, d_model]
@@ -255,7 +254,7 @@ class DraftHidden(NetworkDrafter):
     def _feed(self, lanes: Sequence[_Lane], hidden: Tensor) -> None:
         """Run the modules over the lanes. hidden: [rows of all lanes, d_model], of the target.
 
-        A module needs the states of all rows of the one before, whether a draft is wanted or not.
+        A module needs the states of all rows of the module before, whether a draft is wanted or not.
         """
         last = len(self._head.modules) - 1
         for k in range(last + 1):

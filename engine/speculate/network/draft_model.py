@@ -43,7 +43,7 @@ class DraftModel(NetworkDrafter):
     def capture(self, capturing: Capturing) -> None:
         store, forward = self._cache.stores[STORE], self._run
         if store.device != capturing.stream.device:
-            return  # a draft model elsewhere runs as it is
+            return  # a draft model on another device is not captured
         self._run = capturing.forward(forward, store)
         if store.is_positional:
             self._lanes = Lanes(lambda batch, _: [forward(batch, store, None)], store, capturing.capture)
@@ -91,7 +91,7 @@ class DraftModel(NetworkDrafter):
         slot, n_missing = want.slot, len(want.slot.tokens) - self._length(want.slot)
         if tails is None:
             return n_missing <= self._chunk
-        # Up to the last two tokens behind the unread pass rows have to be there, however many drafts that keeps.
+        # Rows have to be there for all but the last two tokens behind the unread pass, however many drafts it keeps.
         if self._unread[slot.id]:
             return True
         drafts, fed = list(want.after[:-1]), self._fed.get(slot.id, [])
@@ -105,7 +105,7 @@ class DraftModel(NetworkDrafter):
         """Feed what each slot has gained; the logits of the first guesses."""
         store = self._cache.stores[STORE]
         if tails is not None:
-            # The last two tokens, whichever they are: of all before them the rows are there.
+            # The last two tokens, whichever they are: the rows of all tokens before them are there.
             spans = [Span(want.slot.id, (UNREAD,) * 2, want.n_tokens - 2, 0, 1) for want in wants]
             return self._run(self._batch(spans, tails.last.flatten(), tails.n_lost), store, None)
         slots = [want.slot for want in wants]
@@ -155,7 +155,7 @@ class DraftModel(NetworkDrafter):
     def _batch(
         self, spans: Sequence[Span], token_ids: Tensor | None = None, n_lost: Tensor | None = None
     ) -> Batch:
-        """token_ids: [n_tokens] int64, if only the device knows them; n_lost: as for `Batch.move_back`."""
+        """token_ids: [n_tokens] int64, if they are only on the device; n_lost: as for `Batch.move_back`."""
         batch = self._cache.batch(STORE, spans, token_ids)
         if n_lost is not None:
             batch.move_back(n_lost, self._cache.page_size)

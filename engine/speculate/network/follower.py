@@ -1,4 +1,4 @@
-"""A draft network's store that is fed with what the target computes, pass by pass, kept rows only."""
+"""The store of a draft network that reads the target's hidden states: after each pass it takes in the kept rows."""
 
 from __future__ import annotations
 
@@ -85,5 +85,5 @@ class Follower:
         )
 
     def batch(self, spans: Sequence[Span], token_ids: Tensor | None = None) -> Batch:
-        """The spans over their slots' pages. token_ids: [n_tokens] int64, if only the device knows them."""
+        """The spans over their slots' pages. token_ids: [n_tokens] int64, if they are only on the device."""
         return self._cache.batch(self.name, spans, token_ids)

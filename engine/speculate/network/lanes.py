@@ -1,4 +1,4 @@
-"""Guessing on without the host: pick, feed, move on by one position, captured as one piece and replayed per guess.
+"""A draft network's loop of guesses on the device alone: pick, feed, move on by one position, captured and replayed.
 
 A lane is one slot's next row. What moves it is on the device: its token is the last pick, its place follows from its
 page table, its noise from its position. So a draft network's guesses after the first cost the host one launch each.
@@ -32,7 +32,7 @@ class Lanes:
     def __init__(self, run: Pass, store: Store, capture: Capture, states: Sequence[Tensor] = ()) -> None:
         """run: (batch, states) -> logits [n_rows, vocab] float32, then the next states [n_rows, …].
 
-        states: what a row hands to the next one of its lane, beside its pick; [1, …] each, as an example.
+        states: what a row hands to the next row of its lane, beside its pick; [1, …] each, as an example.
         """
         # Per number of spans the frame with the fewest rows.
         frames = {one.n_spans: one for one in reversed(store.frames.frames)}.values()
@@ -45,7 +45,7 @@ class Lanes:
         self._states = [zeros(most, *one.shape[1:], dtype=one.dtype) for one in states]
         self._picked, self._sure = zeros(MOST, most), zeros(MOST, most, dtype=torch.float32)
         self._n_made = zeros(1)
-        self._limits = zeros(most)  # guesses that a lane makes; 0: it is none
+        self._limits = zeros(most)  # guesses that a lane makes; 0: no lane
         self._params = RowParams(**{name: zeros(most, dtype=dtype) for name, dtype in COLUMNS.items()})
         by_size = sorted(frames, key=lambda one: one.n_rows, reverse=True)
         self._replays: dict[object, Replay] = {one: capture(partial(self._guess, one)) for one in by_size}
@@ -89,7 +89,7 @@ class Lanes:
         self._move_on(frame.batch, params, choice.token_ids)
 
     def _move_on(self, batch: Batch, params: RowParams, picked: Tensor) -> None:
-        """A lane that guesses again feeds its pick one position on. Others stay, and write where nobody reads.
+        """A lane that guesses again feeds its pick one position on. Others stay, and write to the spare page.
 
         picked: [n_rows] int64; -1 of a row with NaN, whose lane goes on with some token.
         """

@@ -58,7 +58,7 @@ class Unrolled:
     """The guesses of a call: `launch` makes them, `token_ids` is where they lie, `read` waits for them.
 
     A slot stops, without stopping others, at its `n_max`, or where the probability of its guess is below `p_min`: that
-    guess is not made. As a rule the second is found out at the end, and what was computed behind it is thrown away.
+    guess is not made. As a rule the latter is found out at the end, and what was computed behind it is thrown away.
     Values are looked at on the way only where that costs nothing and may save a pass, on the CPU, and where a slot's
     penalties or grammar depend on the guesses before.
     """
@@ -86,8 +86,8 @@ class Unrolled:
     def launch(self, able: Sequence[int], first: Rows, step: Step, loop: Loop = no_loop) -> Unrolled:
         """Guess until every slot has what it wants. A pick uses the target's noise and processing.
 
-        able: the wants that can draft; first: their rows. loop: asked before each step, where no row depends on what
-        the host knows.
+        able: the wants that can draft; first: their rows. loop: asked before each step, if rows depend on nothing that
+        the host has to work out.
         """
         active, (logits, confidence), n_made = list(able), first, 0
         looks = self._looks(able, logits.device)
@@ -148,7 +148,7 @@ class Unrolled:
         return free or any(slot.reads_drafts for slot in slots)
 
     def _going(self, active: Sequence[int], n_made: int, token_ids: Tensor) -> Going:
-        """Who goes on after a pick. token_ids: [n_active] int64."""
+        """The slots that go on after a pick. token_ids: [n_active] int64."""
         rows = [
             row
             for row, i in enumerate(active)

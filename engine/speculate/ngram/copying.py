@@ -1,6 +1,6 @@
 """What ngram-simple, the n-gram maps and ngram-mod share: finding a slot's last n tokens earlier in its text.
 
-What followed there is the guess. The drafters differ in which occurrence they believe and in how far they copy.
+What followed there is the guess. The drafters differ in which occurrence they follow and in how far they copy.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Copying(TextDrafter):
     def _guess(self, want: Want) -> Guess:
         text, seen, sizes = want.slot.history, self._seen[want.slot.id], self.sizes(want.slot)
         seen.learn(text)
-        # What is looked up may end in provisional tokens; it is found among the certain ones.
+        # What is looked up may end in provisional tokens; it is found among the certain tokens.
         _, places = seen.longest(text, want.context(sizes.n), max(self.n_read, sizes.min_hits))
         if len(places) < sizes.min_hits:
             return NO_GUESS
@@ -69,7 +69,7 @@ class Copying(TextDrafter):
         return self.sizes(want.slot).m
 
     def _copy(self, want: Want, places: Tokens, n: int) -> Guess:
-        """A guess of at most `n` tokens. places [1 to n_read] int32, newest first: what followed the last ones."""
+        """A guess of at most `n` tokens. places [1 to n_read] int32, newest first: where what followed begins."""
         return Guess(copied(want, int(places[0]), n))
 
 

@@ -20,9 +20,8 @@ _HEADER = _LONGEST + 1  # words of a record before its followers
 _MOST_COUNT = 2**30
 
 Words = NDArray[np.int32]
-Records = tuple[
-    Words, Words
-]  # n-grams [n_grams, 4]; followers [n_followers, 3]: row of the n-gram, token, count
+# N-grams [n_grams, 4]; followers [n_followers, 3]: row of the n-gram, token, count.
+Records = tuple[Words, Words]
 
 _PROBLEMS = {
     1: "ends within a record",
@@ -54,7 +53,7 @@ def read(path: str | Path, vocab_size: int) -> Records:
 
 
 def write(path: str | Path, records: Records) -> None:
-    """Write a file, all of it or nothing: a reader finds the old one or the new one. Raises `OSError`."""
+    """Write a file, all of it or nothing: a reader finds the old file or the new file. Raises `OSError`."""
     part = Path(f"{path}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
@@ -117,7 +116,7 @@ def _check_record(words: Words, at: np.int64, vocab_size: int) -> int:
 
 @compiled
 def _parse(words: Words, vocab_size: int, grams: Words, followers: Words) -> tuple[np.int64, int, int, int]:
-    """Copy records up to the first bad one: (index, problem) of that, (end, 0) without one; n-grams and followers."""
+    """Copy records up to the first bad record: (its index, problem), else (end, 0); then n-grams and followers."""
     at, n_grams, n_followers = np.int64(0), 0, 0
     while at < len(words):
         problem = _check_record(words, at, vocab_size)

@@ -8,9 +8,9 @@ insertion. rows [room, 8] int32 holds n-grams and, for n-grams that had several 
     n-gram    four tokens, oldest first, -1 padded; total; best follower, its count; row of its newest follower, -1
     follower  -2, row of the n-gram, token, -1; count; not used, not used; row of the next older follower, -1
 
-An n-gram with one follower needs no row for it, and most have one. Keys are compared by their tokens, never by hash
+An n-gram with a single follower, which is the usual case, needs no row for it. Keys are compared by tokens, not by hash
 alone. Counting touches one n-gram and one follower however many followers the n-gram has. Hashes are salted per
-table: nobody can write a text whose n-grams collide.
+table, so that no text can be written to make n-grams collide.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ _OF, _TOKEN = 1, 2  # of its key
 _N_ROWS, _N_REFUSED, _SALT = 0, 1, 2  # of sizes
 _IS_FOLLOWER = np.int32(-2)
 _PAD = np.int32(-1)
-_N_ADDED = (
-    3 * LONGEST
-)  # rows that one token adds at most: per length an n-gram, or a second follower and the first
+# Rows that one token adds at most: per length an n-gram, or a second follower and the first.
+_N_ADDED = 3 * LONGEST
 _LEAST = 256
 _MOST_ROWS = 2**30
 _MOST_COUNT = 2**30  # of a total; an n-gram that has it is counted no further
@@ -46,7 +45,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 Words = NDArray[np.int32]
 Sizes = NDArray[np.int64]
 Table = tuple[Words, Words, Sizes]  # index [n_buckets], rows [room, 8], sizes [3]
-Int = int | np.integer[Any]  # what compiled code hands about
+Int = int | np.integer[Any]  # an integer in compiled code
 Key = tuple[Int, Int, Int, Int]
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -120,16 +119,16 @@ class NgramCounts:
 def extend(
     text: Words, n_text: int, survival: NDArray[np.float32], sources: tuple[Table, Table, Table], rules: Words
 ) -> int:
-    """Write the likeliest tokens behind `text[:n_text]` until `survival` is full or no source has one; how many.
+    """Write the likeliest tokens behind `text[:n_text]` until `survival` is full or no source votes; returns how many.
 
     text: [>= n_text + n_most] int32. survival: [n_most] float32, is given each token's share among the followers,
-    shrunk as by one success and one failure more. sources: the context's table, the dynamic and the static one.
+    shrunk as by one success and one failure more. sources: the context's, the dynamic and the static table.
     rules: [3, 2, 4] int32, per source the least total and the least share in % that an n-gram of 1 to 4 tokens must
     have; a least total of 0 leaves n-grams of that length out.
 
-    Per token the context is asked before the dynamic table, longest n-gram first; of an n-gram's followers the one
-    with the greatest count times (100 times its count after the bigram in the static table, or 1) is taken if its
-    share suffices; of more than 64 followers the newest 64 are weighed so. The static table's bigram comes last.
+    Per token the context is asked before the dynamic table, longest n-gram first; of an n-gram's followers that with
+    the greatest count times (100 times its count after the bigram in the static table, or 1) is taken if its share
+    suffices; of more than 64 followers the newest 64 are weighed so. The static table's bigram comes last.
     """
     return int(_extend(text, n_text, survival, sources, rules))
 
@@ -140,7 +139,7 @@ def _empty(room: int) -> tuple[Words, Words]:
 
 
 def _warm_up() -> None:
-    """Compile, so that nobody waits for it later; microseconds once it is done."""
+    """Compile, so that no request waits for it later; microseconds once it is done."""
     sizes = np.zeros(3, np.int64)
     table = (*_empty(4), sizes)
     text = np.zeros(2, np.int32)
@@ -212,7 +211,7 @@ def _count_several(index: Words, rows: Words, sizes: Sizes, gram: Int, token: In
 
 @_compiled
 def _count(index: Words, rows: Words, sizes: Sizes, key: Key, token: Int, count: Int) -> None:
-    """Add to a follower of an n-gram. Of followers counted alike the last one counted is the best."""
+    """Add to a follower of an n-gram. Of followers with equal counts the last counted is the best."""
     gram = _row(index, rows, sizes, key)
     if gram < 0:
         sizes[_N_REFUSED] += 1
@@ -285,7 +284,7 @@ def _count_of(table: Table, gram: Int, token: Int) -> np.int64:
 
 @_compiled
 def _favoured(table: Table, gram: Int, static: Table, static_gram: Int) -> tuple[np.int64, np.int64]:
-    """Of an n-gram's several followers the one with the greatest product of counts, and its own count."""
+    """Of an n-gram's several followers that with the greatest product of counts, and its own count."""
     rows = table[1]
     best, best_count, best_score = np.int64(-1), np.int64(0), np.int64(0)
     row = np.int64(rows[gram, _NEWEST])
@@ -306,7 +305,7 @@ def _favoured(table: Table, gram: Int, static: Table, static_gram: Int) -> tuple
 def _vote(
     table: Table, key: Key, static: Table, static_gram: Int, rule: tuple[Int, Int]
 ) -> tuple[Int, Int, Int]:
-    """The follower an n-gram is good for, or -1; its count and the n-gram's total."""
+    """The follower that an n-gram votes for, or -1; its count and the n-gram's total."""
     rows = table[1]
     least, share = rule
     gram = _find(table, key)

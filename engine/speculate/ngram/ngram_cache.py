@@ -46,7 +46,7 @@ class NgramCache(TextDrafter):
     def __init__(
         self, n_slots: int, static: str | Path | None, dynamic: str | Path | None, vocab_size: int
     ) -> None:
-        """`static`, `dynamic`: files; the dynamic one may be yet to come, and gets the counts of all requests.
+        """`static`, `dynamic`: files; the dynamic file need not exist yet, and gets the counts of all requests.
 
         Compiles what it uses. Raises `LoadError` for a file that cannot be used.
         """
@@ -76,7 +76,7 @@ class NgramCache(TextDrafter):
         self._context[slot.id] = None
 
     def save(self) -> None:
-        """Write the dynamic counts to their file, if there is one. Raises `OSError`."""
+        """Write the dynamic counts to their file, if any. Raises `OSError`."""
         if self._path is not None:
             ngram_file.write(self._path, self._dynamic.records())
 

@@ -1,7 +1,7 @@
 """ngram-map-k and ngram-map-k4v: copying after a match, with a memory per n-gram of how far copies held.
 
 Source: llama.cpp's `ngram-map-k` and `ngram-map-k4v`, with three differences. The length drafted for an n-gram follows
-a fading mean of the lengths accepted there instead of the last one, so no single rejection retires an n-gram. Both
+a fading mean of the lengths accepted there, not the last length, so no single rejection retires an n-gram. Both
 drafters honour `min_hits`. ngram-map-k4v copies what followed the continuation it chose, not what followed the match.
 """
 
@@ -17,8 +17,8 @@ from slipstream.engine.speculate.ngram.copying import Copying, Tokens, copied
 
 _FADING = 0.5  # weight of the newest draft in the mean
 _SHORTEST = 2  # a draft that fails costs little, and its success is how an n-gram comes back
-_MOST_VALUES = 4  # continuations told apart
-_MAJORITY = 2  # occurrences of the chosen one for each of all others
+_MOST_VALUES = 4  # continuations that are distinguished
+_MAJORITY = 2  # occurrences of the chosen continuation per occurrence of any other
 _TOKEN_BYTES = 4
 
 
@@ -50,12 +50,12 @@ class NgramMapK(Copying):
         return min(sizes.m, max(_SHORTEST, round(held)))
 
     def _judge(self, kept: Kept) -> None:
-        """Learn from what became of the own tokens in a verified draft."""
+        """Learn from what became of this drafter's tokens in a verified draft."""
         sizes, held = self.sizes(kept.slot), self._held[kept.slot.id]
         at, start = len(kept.slot.tokens) - kept.n_accepted - 1, 0
         for source, run in groupby(kept.draft.sources):
             n_drafted, n_held = len(list(run)), kept.n_accepted - start
-            # Nothing is known of tokens behind a rejected one.
+            # Tokens behind a rejected token were not judged.
             if source == self.name and n_held >= 0:
                 key = kept.slot.history[at + start - sizes.n : at + start].tobytes()
                 mean = held.get(key, sizes.m)
@@ -77,9 +77,9 @@ class _Value:
 class NgramMapK4V(NgramMapK):
     """Copies the continuation that most of the newest 64 earlier occurrences had, if it outweighs all others.
 
-    Continuations are told apart by their first `size_m` tokens, and the newest four count. One that the end of the
-    text cuts off counts for the newest one that begins with it. A token's survival is the share of occurrences that
-    have it too among those that went the same way before, shrunk as by one success and one failure more.
+    Continuations are distinguished by their first `size_m` tokens, and the newest four count. A continuation that the
+    end of the text cuts off counts for the newest that begins with it. A token's survival is the share of occurrences
+    that have it too among those that went the same way before, shrunk as by one success and one failure more.
     """
 
     name = "ngram-map-k4v"
@@ -99,7 +99,7 @@ class NgramMapK4V(NgramMapK):
 
 
 def _values(text: Tokens, places: Tokens, most: int) -> list[_Value]:
-    """What followed the places, told apart by `most` tokens; of alike ones the place is the newest that shows most."""
+    """What followed the places, distinguished by `most` tokens; of equals the place is the newest that shows most."""
     values: list[_Value] = []
     for place in places.tolist():
         follows = text[place : place + most].tobytes()

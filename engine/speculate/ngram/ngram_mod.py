@@ -1,4 +1,4 @@
-"""ngram-mod: what followed the last n tokens, then what followed those with it, followed from token to token.
+"""ngram-mod: the token that followed the last n tokens, then the token that followed the n ending in it, and so on.
 
 Source: llama.cpp's `ngram-mod`. There one hashed table serves all users, so that one user's text shows in another's
 timing, and runs with one hash share an entry; here a slot's own text is searched, and runs are compared.
@@ -24,7 +24,7 @@ class NgramMod(Copying):
         self._n_min = n_min
 
     def sizes(self, slot: Slot) -> Sizes:
-        """The server's: the sizes that a request may ask for are those of drafters that copy in one piece."""
+        """Always the server's: the sizes that a request may set are those of drafters that copy in one piece."""
         return self._sizes
 
     def _copy(self, want: Want, places: Tokens, n: int) -> Guess:

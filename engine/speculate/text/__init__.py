@@ -1,1 +1,1 @@
-"""Drafters that read text: the grammar, the expected text, the suffixes of what has been written."""
+"""Text drafters: from the grammar, from the expected text, from the suffixes of what has been written."""

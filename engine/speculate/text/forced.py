@@ -12,7 +12,7 @@ from slipstream.engine.speculate.drafter import NO_GUESS, Guess, TextDrafter, Wa
 
 
 class Forced(TextDrafter):
-    """Drafts the forced text of slots with a grammar. It keeps nothing: the slot's constraint is all there is."""
+    """Drafts the forced text of slots with a grammar. It keeps no state: all it needs is the slot's constraint."""
 
     name = "forced"
 

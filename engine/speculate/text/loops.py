@@ -1,7 +1,7 @@
-"""Loops over tokens, compiled by numba; where numba is not installed they run as the Python they are.
+"""Loops over tokens, compiled by numba; where numba is not installed they run as plain Python.
 
-A machine with a GPU and little else can then run every drafter: the same guesses, some hundred times slower. That is
-still below a millisecond a step for one slot, and it is said once at start.
+So every drafter runs without numba too: the same guesses, some hundred times slower. That is still below a millisecond
+a step for one slot, and a warning reports it once at start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if njit is None:
 def compiled(function: F, **options: Any) -> F:
     """The function compiled at its first call, cached beside its source; the function itself without numba.
 
-    options: further ones of `numba.njit`. Hashes wrap around in both cases.
+    options: further options of `numba.njit`. Hashes wrap around in both cases.
     """
     if njit is not None:
         return cast(F, njit(cache=True, nogil=True, **options)(function))
@@ -39,5 +39,5 @@ def compiled(function: F, **options: Any) -> F:
         with np.errstate(over="ignore"):
             return function(*args)
 
-    interpreted.py_func = function  # as numba's have it
+    interpreted.py_func = function  # as numba's functions have it
     return cast(F, interpreted)

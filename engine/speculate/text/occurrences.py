@@ -1,12 +1,12 @@
 """Where each run of a few fixed lengths was seen in a text, newest first: what the history drafters look up.
 
 Chains of earlier places as in the LZ77 compressors (Ziv and Lempel 1977; zlib's deflate): a hash table holds the newest
-place of each distinct run, and every place points at the one before it. Unlike zlib's, a chain holds the places of one
-run only, because tokens are compared when a place is added; a look-up then compares once and follows the chain
-without meeting strangers.
+place of each distinct run, and every place points at the place before it. Unlike zlib's, a chain holds the places of
+one run only, because tokens are compared when a place is added; a look-up then compares once and follows the chain
+without meeting other runs.
 
 Hashes are polynomials of the tokens modulo 2^64, rolled along the text, then multiply-shift (Dietzfelbinger et al.
-1997) for the bucket; collisions are told apart by comparing tokens.
+1997) for the bucket; collisions are resolved by comparing tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEED = 2**64 - 1
 
 Tokens = NDArray[np.int32]
 Table = NDArray[np.uint64]
-Place = int | np.int64  # the latter where compiled code needs to be told
+Place = int | np.int64  # np.int64 where compiled code needs the type
 
 
 class Occurrences:
@@ -103,7 +103,7 @@ class Occurrences:
 
 
 def _warm_up() -> None:
-    """Compile, so that nobody waits for it later; microseconds once it is done."""
+    """Compile, so that no request waits for it later; microseconds once it is done."""
     lengths = np.array((1,), dtype=np.int64)
     text = np.zeros(3, np.int32)
     newest, before = np.zeros((1, 8), np.uint64), np.zeros((1, 4), np.int32)

@@ -1,6 +1,6 @@
 """prediction: the reply the caller expects, drafted from wherever the output stands in it.
 
-Source of the idea: OpenAI's Predicted Outputs; the alignment is the textbook one with affine gaps (Gotoh 1982) in a
+Source of the idea: OpenAI's Predicted Outputs; the alignment is the textbook's with affine gaps (Gotoh 1982) in a
 band, fed one output token at a time.
 
 The output follows the prediction until a token differs. From there a band of places ahead in the prediction is scored:
@@ -9,12 +9,11 @@ substitutions, insertions and deletions. Besides, the last four output tokens ar
 that text that was moved, or comes after a long piece that was dropped, is found as well. The best place is drafted
 from at every step, and followed again once eight tokens in a row have matched there.
 
-What was put in the place of what is remembered: where the same predicted tokens come again, after the same token or
-once that has proved right, the replacement is drafted, so that a renamed identifier costs a rejection once and not at
-every use.
+Replacements are remembered: where the same predicted tokens come again, after the same token or once the replacement
+has proved right, it is drafted, so that a renamed identifier costs a rejection once and not at every use.
 
-All of it is a fold over the output tokens, whatever steps they came in: what is known after them never depends on how
-they were drafted, and `begin` gets there again from `slot.tokens`.
+All of it is a fold over the output tokens, whatever steps they came in: the state after them never depends on how they
+were drafted, and `begin` reaches the same state from `slot.tokens`.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from slipstream.engine.speculate.text.loops import compiled
 Tokens = NDArray[np.int32]
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
-Place = int | np.int64  # the latter where compiled code needs to be told
+Place = int | np.int64  # np.int64 where compiled code needs the type
 Track = tuple[Ints, Ints, Tokens]  # a `_Slot`'s state, band, swaps
 
 # Scores of the alignment, tried on renamed files, moved blocks and random edits of 1, 5 and 15 % of the tokens. They
-# are not delicate: changing one by half moved the accepted share of the text by 0.01 at most.
+# are not delicate: changing a score by half moved the accepted share of the text by 0.01 at most.
 _MATCH, _SUBSTITUTE = 8, -8
 _DROP, _DROP_MORE = -8, -2  # first and each predicted token skipped
 _INSERT, _INSERT_MORE = -9, -8  # first and each output token that nothing predicted
@@ -47,8 +46,8 @@ _RUN = 4  # tokens of an indexed run
 _NEAR = 8  # places of a run looked at on each side
 _FURTHEST = 32  # tokens a place found by the index is compared backwards
 _ANCHORED = 8  # matches in a row after which the prediction is followed again and other places are forgotten
-_LOST = -20  # below this score, without two matches in a row, there is nothing to say
-_SWAPS, _SWAP = 16, 8  # replacements remembered; most tokens on either side of one
+_LOST = -20  # below this score, without two matches in a row, nothing is drafted
+_SWAPS, _SWAP = 16, 8  # replacements remembered; most tokens on either side
 
 # Indices into a track's state.
 _POINTER, _MATCHES, _SEEN, _DIVERGED, _FROM, _AT, _SWAPPING, _SWAPPED, _SCORE, _N_SWAPS = range(10)
@@ -62,7 +61,7 @@ _SURE = len(_SURVIVAL) - 1
 
 @dataclass(slots=True)
 class _Slot:
-    """What is known of one slot's prediction."""
+    """One slot's prediction, and where its output stands in it."""
 
     prediction: Tokens  # [n_predicted] int32
     keys: Keys  # [n_runs] uint64, ascending: a run's hash in the upper half, its end in the lower
@@ -71,7 +70,7 @@ class _Slot:
     swaps: Tokens = field(default_factory=lambda: np.zeros((_SWAPS, 4 + 2 * _SWAP), np.int32))
 
     def __post_init__(self) -> None:
-        self.state[_MATCHES] = _SURE  # a caller who predicts a reply is believed at its start
+        self.state[_MATCHES] = _SURE  # at its start a prediction is trusted
         self.state[_SWAPPING] = -1
 
     @property
@@ -80,7 +79,7 @@ class _Slot:
 
 
 class Prediction(TextDrafter):
-    """Drafts `slot.prediction`, from where the output has come to in it; says nothing for slots without one."""
+    """Drafts `slot.prediction` from where the output stands in it; drafts nothing for slots without a prediction."""
 
     name = "prediction"
 
@@ -113,7 +112,7 @@ class Prediction(TextDrafter):
 
     def _draft(self, want: Want) -> Guess:
         one = self._catch_up(want.slot)
-        if one is None or want.after:  # nobody knows whether another's draft follows the prediction
+        if one is None or want.after:  # another drafter's tokens need not follow the prediction
             return NO_GUESS
         token_ids, survival = _continue(one.prediction, one.track, want.n_max)
         return Guess(token_ids.tolist(), survival.tolist())
@@ -152,7 +151,7 @@ def _matches(output: Tokens, n: int, prediction: Tokens, place: Place, most: Pla
 def _look_up(output: Tokens, n: int, prediction: Tokens, keys: Keys, near: Place) -> tuple[Place, Place]:
     """(matches, place) of the longest match of the output's first `n` tokens in the whole prediction.
 
-    Of equal ones the nearest at or after `near`, else the nearest before it. (0, 0): no run of four occurs.
+    Of equal matches the nearest at or after `near`, else the nearest before it. (0, 0): no run of four occurs.
     """
     if n < _RUN:
         return 0, 0
@@ -191,7 +190,7 @@ def _swap_at(prediction: Tokens, place: Place, swaps: Tokens, n_swaps: Place) ->
 
 @compiled
 def _learn_swap(output: Tokens, n: int, prediction: Tokens, track: Track) -> None:
-    """The output is in step again after `n` tokens: remember what stands for what, if both are short."""
+    """The output is in step again after `n` tokens: remember the replacement, if both sides are short."""
     state, _, swaps = track
     place, old, new = state[_POINTER], state[_FROM], state[_AT]
     back = _matches(output, n, prediction, place, min(n - new, place - old))
@@ -223,7 +222,7 @@ def _extend(token: int, prediction: Tokens, low: Place, band: Ints) -> tuple[Pla
         matched[j], carried = carried, onward
         dropped = max(dropped + _DROP_MORE, here + _DROP + _DROP_MORE)
         score = max(matched[j], inserted[j])
-        # Of equals the further one: a replaced token is likelier than an added one.
+        # Of equal scores the further place: a replaced token is likelier than an added token.
         if score >= best:
             best, where = score, low + j
     return best, where

@@ -1,11 +1,11 @@
-"""Finished outputs of all requests, kept for drafting from; a request is shown the text of its own key alone.
+"""Finished outputs of all requests, kept for drafting from; a request is drafted for only from text of its own key.
 
 Documents stand one behind the other in one array. A document's key enters the hash its runs are found by, and is
 compared again for every place found, so that a collision shows nothing. No run and no continuation crosses a border.
 
-Forgetting: the least recently used first, where used is added or drafted from. When the array is full, the most
-recently used half of its tokens moves to the front and is indexed anew. That is a pause in proportion to the capacity,
-so it is made rarely and for half the tokens; in between nothing moves and every document in the array is alive.
+The least recently used documents are forgotten first; adding and drafting count as use. When the array is full, the
+most recently used half of its tokens moves to the front and is indexed anew. That is a pause in proportion to the
+capacity, so it is made rarely and for half the tokens; in between nothing moves and every document in the array lives.
 """
 
 from __future__ import annotations

@@ -6,18 +6,18 @@ few run lengths find the newest places of the suffix, and comparing backwards fi
 A guess is defined as follows; `tests/unit/test_suffix.py` holds it against a plain search.
 
 - Places: the greatest run length of `LENGTHS` at which the context's end occurred before in the slot's tokens; of
-  those occurrences the newest `VOTERS`. A place's match is how many tokens before it equal the context's last ones, 64
-  at most.
+  those occurrences the newest `VOTERS`. A place's match is how many tokens before it equal the context's last tokens,
+  64 at most.
 - Each place votes for the token that follows it with weight match^2. The token with most weight wins, in a tie the
-  one with the newest place. Places that voted otherwise drop out, the others move on one token and vote again. A
+  token with the newest place. Places that voted otherwise drop out, the others move on one token and vote again. A
   place that comes to the end of the text goes on into `after` and then the guess itself, so a loop is guessed on.
 - With match m the longest of the c places that agree, i tokens guessed before, the odds of a token are
   ((m + i) * c)^1.25 / 3 if all agree, else the weight for it over three times the weight against it.
 - The guess ends before the token at which the product of all survivals falls below 1/20, and after 2 m + 4 tokens.
 
 The odds were fitted offline by logistic regression on 150k positions of Python files, edits of them, chat tasks and
-English prose, walked with the true text: unanimous places gave 0.30 ((m + i) * c)^1.35, contested ones
-0.33 (for / against). On these texts neither the number of voters (8 to 64), recency in the weights nor more run
+English prose, walked with the true text: unanimous places gave 0.30 ((m + i) * c)^1.35, contested
+places 0.33 (for / against). On these texts neither the number of voters (8 to 64), recency in the weights nor more run
 lengths changed tokens per pass by more than 1 %.
 """
 
@@ -98,7 +98,7 @@ class Suffix(TextDrafter):
 
 @compiled
 def _match(text: Tokens, context: Tokens, place: int, first: int) -> int:
-    """How many tokens before `place`, none of them before `first`, equal the context's last ones."""
+    """How many tokens before `place`, none of them before `first`, equal the context's last tokens."""
     n = 0
     most = min(LONGEST, min(place - first, len(context)))
     while n < most and text[place - 1 - n] == context[len(context) - 1 - n]:
@@ -116,7 +116,7 @@ def _longest_match(text: Tokens, context: Tokens, places: Tokens, spans: Spans) 
 
 @compiled
 def _poll(text: Tokens, tail: Tokens, voters: Voters, i: int, votes: Tokens) -> None:
-    """Each voter's token after `i` guessed ones into `votes`, -1 where its document is over."""
+    """Write each voter's token after `i` guessed tokens into `votes`, -1 where its document is over."""
     places, spans, _ = voters
     for k in range(len(places)):
         at = places[k] + i
@@ -148,7 +148,7 @@ def _elect(votes: Tokens, matches: Tokens) -> tuple[int, int, int, int]:
 
 @compiled
 def _keep(voters: Voters, votes: Tokens, token: int) -> int:
-    """Close up the voters for the token; how many they are."""
+    """Move the voters for the token to the front; returns how many they are."""
     places, spans, matches = voters
     n_live = 0
     for k in range(len(votes)):
