@@ -59,7 +59,7 @@ def compile_task(body: Callable[[int], None]) -> int:
 
 @functools.cache
 def runtime() -> bool:
-    """True if torch's OpenMP runtime was found; without it `available` is 1. Makes `parallel` resolvable."""
+    """True if torch's OpenMP runtime was found; without it `available` is 1. Adds the symbol that `_parallel` calls."""
     try:
         function = ctypes.CDLL(torch._C.__file__).GOMP_parallel
     except (OSError, AttributeError):

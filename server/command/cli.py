@@ -45,7 +45,7 @@ PLANNED = (
     *("ctx_size", "cache_size", "kv_cache_dtype", "parallel", "batch_size"),
 )
 
-# The settings that `profile` has flags for: those that decide what a step computes, and on what.
+# The settings that `profile` has flags for: those that decide what a step computes, and on which device.
 PROFILED = (
     *("model", "model_draft", "dtype", "device", "device_draft", "threads"),
     *("ctx_size", "cache_size", "kv_cache_dtype", "parallel"),

@@ -26,7 +26,7 @@ PUBLIC = HEALTH | FILES.keys()
 def keys_of(settings: Settings) -> tuple[str, ...]:
     """The accepted keys, from the setting and from the file; empty if neither is set.
 
-    Raises `SettingError` for a source without keys, so that a wrong file does not leave the server open.
+    Raises `SettingError` for a source that holds no key or cannot be read, so that it does not leave the server open.
     """
     keys = [key for part in (settings.api_key or "").split(",") if (key := part.strip())]
     if settings.api_key is not None and not keys:

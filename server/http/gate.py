@@ -1,4 +1,5 @@
-"""The gate gives routes the engine, or refuses with a 503 while the model is loading or the server is draining.
+"""The gate gives routes the engine, or refuses: with a 503 while the model is loading or the server is draining, with a
+500 once the engine has failed.
 
 The port is open before the engine is loaded and stays open while the server drains, so every route asks here.
 """

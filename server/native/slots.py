@@ -53,7 +53,7 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         return {"id_slot": slot_id, "filename": wire.filename, **figures}
 
     async def erase(engine: AsyncEngine, slot_id: int, request: Request) -> dict[str, Any]:
-        # llama-server takes no body here.
+        # A body is optional, as llama-server takes none for this action.
         body = await read_json(request) if await request.body() else {}
         wire = checked(EraseSlot, body, strict=settings.strict_api)
         n_tokens = await engine.erase_slot(slot_id, _tenant(request, wire))

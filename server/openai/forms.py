@@ -67,7 +67,7 @@ class Told:
 
     logprobs: bool = False
     token_ids: bool = False
-    parser: Callable[[str], Parser] = PlainText  # of the prompt's tail; chat only
+    parser: Callable[[str], Parser] = PlainText  # takes the end of the prompt; chat only
 
 
 class Choice(Protocol):

@@ -16,7 +16,7 @@ from slipstream.server.openai.formats.format import CallArguments, CallStart, Co
 from slipstream.server.openai.formats.reading import Known, parser_of
 
 LETTERS = string.ascii_letters + string.digits
-N_ID = 9  # Mistral's templates take exactly so many letters and digits, and no others
+N_ID = 9  # length of a call's id: Mistral's templates require exactly 9 letters and digits
 FIELDS = {
     "reasoning_content": ("reasoning_content",),
     "reasoning": ("reasoning",),

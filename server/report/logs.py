@@ -89,7 +89,7 @@ def _tidied(_logger: object, _method: str, event: EventDict) -> EventDict:
 def _as_json(_logger: object, _method: str, event: EventDict) -> str:
     try:
         return orjson.dumps(event, default=str).decode()
-    except orjson.JSONEncodeError:  # a number of more than 64 bits, or text in a list that is no Unicode
+    except orjson.JSONEncodeError:  # a number of more than 64 bits, or invalid Unicode in a list
         return orjson.dumps({name: printable(str(one)) for name, one in event.items()}).decode()
 
 

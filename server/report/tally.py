@@ -17,7 +17,7 @@ VERBS = ("begin", "draft", "accept")
 
 
 def ms(seconds: float) -> float:
-    """Milliseconds, to the microsecond."""
+    """Seconds as milliseconds, rounded to the microsecond."""
     return round(seconds * 1000, 3)
 
 

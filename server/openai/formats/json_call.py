@@ -237,7 +237,7 @@ class HeadedJson(_Steps):
     def __init__(self, marker: str, head: re.Pattern[str], silent: re.Pattern[str]) -> None:
         super().__init__(marker)
         self._pattern = head
-        self._silent = silent  # what may stand behind a call
+        self._silent = silent  # text that may follow a call
         self._text = ""
         self._step = self._head
 

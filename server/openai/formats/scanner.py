@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-Event = Mapping[str, Any]  # a kind (below), a field, the text of a chunk
+Event = Mapping[str, Any]  # type (OPENS, CHUNK or CLOSES), field, and a chunk's text
 Fields = Mapping[str, Mapping[str, Any]]  # markers of each field; the field without markers is all the rest
 
 OPENS, CHUNK, CLOSES = "region_open", "region_chunk", "region_close"
