@@ -61,7 +61,7 @@ class Settings:
     )
     async_scheduling: bool = setting(
         default=True,
-        meaning="launch a pass before the one before it has been read, where nothing has to be known of that one, on"
+        meaning="launch a pass while the pass before is unread, where it does not depend on what only the host knows, on"
         " CUDA; so the device does not wait for the host",
     )
     threads: int | None = setting(
@@ -157,12 +157,12 @@ class Settings:
     lookup_cache_dynamic: str | None = setting(
         None,
         "ngram-cache: file of counted n-grams, read at start if it exists; every ended request's counts are added,"
-        " whoever sent it, and written at shutdown",
+        " of any API key, and written at shutdown",
         "-lcd",
     )
     spec_shared_history: str = setting(
         "off",
-        "suffix: draft from finished outputs too: of nobody, of the same API key, or of everybody (text of one caller"
+        "suffix: draft from finished outputs too: off, those of the same API key, or all (text of one caller"
         " then shows in another's timing)",
         choices=("off", "tenant", "all"),
     )
@@ -270,7 +270,7 @@ class Settings:
     )
     reasoning_field: str = setting(
         "reasoning_content",
-        "field of a reply that thinking is told in; none: it stays in the content",
+        "field of a reply that holds the thinking; none: it stays in the content",
         choices=("reasoning_content", "reasoning", "both", "none"),
     )
     strict_api: bool = setting(default=False, meaning="answer 400 to request fields that are not known")

@@ -1,4 +1,4 @@
-"""Which implementation of an op runs: chosen once at start per device and dtype, never per call.
+"""Chooses which implementation of an op runs: once at start per device and dtype, never per call.
 
 An op's folder holds `op.py` (signature and meaning) and one module per implementation with the same signature.
 A call finds the implementation that `select` fixed for its first tensor's device and dtype, or raises.
@@ -19,7 +19,7 @@ from slipstream import kernels
 
 
 class Placed(Protocol):
-    """What an op may have for its first argument: a tensor, or what stands for one."""
+    """The type of an op's first argument: a tensor, or an object with its device and dtype."""
 
     @property
     def device(self) -> torch.device: ...
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int32, torch.int64)
-# Type of device an implementation is made for; it is not even imported for others. The rest run anywhere.
+# Implementation -> the type of device it is made for; it is not imported for other types. All others run anywhere.
 MADE_FOR = {"cpu": "cpu", "panels": "cpu", "tiled": "cpu", "cuda": "cuda", "triton": "cuda"}
 
 
@@ -43,7 +43,7 @@ class CannotRunError(RuntimeError):
 
 
 class Selected(NamedTuple):
-    """One line of the table that `select` returns; the caller logs it."""
+    """A line of the table that `select` returns; the caller logs it."""
 
     op: str
     implementation: str
@@ -95,12 +95,12 @@ class Op(Generic[X, P, R]):
             self._table[device.type, each] = function
 
     def swap_table(self, table: Mapping[tuple[str, torch.dtype], Callable[..., R]]) -> Any:
-        """Choose by that table, by device type and dtype, from now on; returns the one before."""
+        """Choose by `table`, (device type, dtype) -> function, from now on; returns the table used before."""
         before, self._table = self._table, dict(table)
         return before
 
     def swap_forced(self, function: Callable[..., R] | None) -> Callable[..., R] | None:
-        """Make every call run `function` (None: what was selected); returns what was forced before."""
+        """Make every call run `function` (None: the selected implementation); returns what was forced before."""
         before, self._forced = self._forced, function
         return before
 
@@ -128,7 +128,7 @@ def select(
     asked: op folder -> implementation that must be used. exact: op folders whose results must not depend on the rows
     computed beside them, in any bit; a definition in plain torch does not promise that unless it says `EXACT`. An
     implementation that has `prepare(device)` does here what would make its first call slow. Raises CannotRunError if an
-    asked-for one cannot run, none does what is asked, or one cannot be prepared.
+    implementation in `asked` cannot run, an op has none that does what is asked, or the chosen one cannot be prepared.
     """
     device, wishes = torch.device(device), dict(asked or {})
     if unknown := wishes.keys() - set(kernels.OPS):

@@ -1,6 +1,6 @@
 """Runs a compiled task on several threads: those of the OpenMP runtime that torch has loaded already.
 
-Its own pool would be a second set of threads beside torch's; the two would fight for the cores.
+A separate pool would be a second set of threads beside torch's, and the two would fight for the cores.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KEPT: list[CFunc] = []  # compiled tasks live as long as the process: their add
 
 def compile_task(body: Callable[[int], None]) -> int:
     """Compile a task, a function of one address; returns the address of its code."""
-    runtime()  # what starts tasks names its symbol
+    runtime()  # code that starts tasks refers to the symbol it adds
     name_after_closure(body)
     signature = types.void(types.int64)
     task: Any = CFunc(
@@ -60,12 +60,12 @@ def compile_task(body: Callable[[int], None]) -> int:
 
 @functools.cache
 def runtime() -> bool:
-    """True if torch's OpenMP runtime was found; without it `available` is 1. Makes `parallel` resolvable."""
+    """True if torch's OpenMP runtime was found; without it `available` is 1. Adds the symbol that `_parallel` calls."""
     try:
         function = ctypes.CDLL(torch._C.__file__).GOMP_parallel
     except (OSError, AttributeError):
         function = None
-    # Kernels name the symbol, so it must exist; with one thread they do not call it.
+    # Kernels refer to the symbol, so it must exist even without the runtime; with one thread they do not call it.
     resolved = function or ctypes.CDLL(None).abort
     llvmlite.binding.add_symbol("slipstream_parallel", ctypes.cast(resolved, ctypes.c_void_p).value)
     return function is not None

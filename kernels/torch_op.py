@@ -1,6 +1,7 @@
-"""Functions of tensors that torch.compile may meet: registered as torch ops, with what their results look like.
+"""Registers a function of tensors as a torch op, with the shapes and dtypes of its results, so that torch.compile can
+trace a call of it.
 
-Only a traced graph calls them through torch's dispatcher, which costs 2 us a call; everything else calls the function.
+Only a traced graph calls it through torch's dispatcher, which costs 2 us a call; all other code calls the function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The HTTP side: OpenAI's API, some of llama-server's, the web page. Knows `engine.{api,settings,errors}`."""
+"""The HTTP server: OpenAI's API, some of llama-server's endpoints, the web page.
+
+Of the engine it imports only the types in `engine.{api,settings,errors}`; `command/cli.py` alone starts an engine.
+"""
 
 from __future__ import annotations
 

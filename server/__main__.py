@@ -1,4 +1,4 @@
-"""`python -m slipstream.server`."""
+"""`python -m slipstream.server`: the same as the command `slipstream`."""
 
 from slipstream.server.command.cli import main
 

@@ -18,7 +18,7 @@ PARTS: Mapping[str, str] = {
     "pick": "a token for every row; on a GPU the launch",
     "wait": "until the picks can be read",
     "keep": "drafts judged, tokens and text kept, lengths committed",
-    "learn": "drafters told what was kept",
+    "learn": "drafters given what was kept",
     "publish": "full pages offered, ended requests let go",
     "tell": "the engine's state and the clients' events handed over",
 }

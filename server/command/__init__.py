@@ -1,1 +1,1 @@
-"""The command `slipstream`: settings, the server's life, the other subcommands."""
+"""The command `slipstream`: reading settings, running the server from start to exit, and the other subcommands."""

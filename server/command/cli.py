@@ -1,6 +1,7 @@
-"""The command `slipstream`: settings from flags, environment, TOML file, defaults, in that order; then its work.
+"""The command `slipstream` and its subcommands. Settings come from flags, environment, TOML file and defaults, of which
+the first that has a setting wins.
 
-The only module that reads the environment and the only one that reaches the engine's code.
+No other module of the server reads the environment or imports the engine's code, as opposed to its types.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ CONFIG_ENV = PREFIX + "CONFIG"
 METAVARS = {int: "N", int | None: "N", float: "X", float | None: "X"}
 OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"  # OpenTelemetry's own name for --otlp-endpoint
 EXIT_INTERRUPTED = 130
-SWITCH_S = 0.0005  # of the interpreter from one thread to another that waits for it; Python's own is 5 ms
+SWITCH_S = 0.0005  # a thread keeps the interpreter for this time while others wait; Python's own is 5 ms
 # The settings that `plan` has flags for: those that decide what is held in memory.
 PLANNED = (
     *("model", "model_draft", "dtype", "spec_type", "draft_max"),
     *("ctx_size", "cache_size", "kv_cache_dtype", "parallel", "batch_size"),
 )
 
-# The settings that `profile` has flags for: those that decide what a step computes, and on what.
+# The settings that `profile` has flags for: those that decide what a step computes, and on which device.
 PROFILED = (
     *("model", "model_draft", "dtype", "device", "device_draft", "threads"),
     *("ctx_size", "cache_size", "kv_cache_dtype", "parallel"),
@@ -79,7 +80,7 @@ def start(arguments: Sequence[str], load: Load) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     if threading.active_count() > 1:
-        # A load that was interrupted cannot be stopped and would keep the process; nothing is lost with it.
+        # A load that was interrupted cannot be stopped and would keep the process alive. It holds nothing worth saving.
         os._exit(code)
     sys.exit(code)
 
@@ -90,25 +91,26 @@ def load(settings: Settings) -> AsyncEngine:
     from slipstream.engine.service.start.launch import launch
 
     engine = launch(settings)
-    # What is loaded stays. To look through it for garbage would hold up everybody for a quarter of a second.
+    # What is loaded now stays until the end. Searching it for garbage would hold up all requests for a quarter second.
     gc.collect()
     gc.freeze()
     return engine
 
 
 def _be_considerate() -> None:
-    """How the process's threads treat each other. Before torch is loaded, which reads the first."""
-    # Spinning threads make small operations crawl beside a busy neighbour.
+    """Settings of the process that keep its threads from holding each other up. Call it before torch is imported."""
+    # torch's OpenMP reads this when it is loaded. Spinning threads make small operations slow beside a busy process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Whenever a kernel returns, the engine's thread asks for the interpreter; one who renders or parses something long
-    # may keep it for this time, and a pass has hundreds of kernels.
+    # Whenever a kernel returns, the engine's thread needs the interpreter again. A thread that renders or parses a long
+    # text may keep it for this time, and a pass has hundreds of kernels.
     sys.setswitchinterval(SWITCH_S)
 
 
 def plan(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Tell what a server with these settings would take of a GPU. Status: 0 it fits, 3 it would not start.
+    """Print how much GPU memory a server with these settings takes. Status: 0 it fits, 3 it would not start.
 
-    The settings are those that a server would find, from the environment too. Exits with status 2 on bad usage.
+    Settings that are not in `arguments` are read as for a server, from the environment too. Exits with status 2 on
+    bad usage.
     """
     parser = _plan_parser()
     _refuse_joined(parser, arguments, [one for one in OPTIONS if one.name in PLANNED])
@@ -136,7 +138,7 @@ def plan(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def profile(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Load the engine, play requests, tell where the time went. Status: 0 done, 1 a prompt is refused, 3 cannot load.
+    """Load the engine, run requests, print where the time went. Status: 0 done, 1 a prompt is refused, 3 cannot load.
 
     Exits with status 2 on bad usage.
     """
@@ -166,7 +168,7 @@ def profile(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Each setting from the first source that has it. Exits with status 2 on anything unknown or wrong."""
+    """The server's settings, each from the first source that has it. Exits with status 2 if any is unknown or wrong."""
     parser = _parser()
     arguments = arguments[1:] if arguments[:1] == ["serve"] else arguments
     _refuse_joined(parser, arguments, OPTIONS)
@@ -181,7 +183,10 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
 
 
 def check_health(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Ask the server that these settings start whether it is ready. Status: 0 it is, 1 not, 2 bad usage."""
+    """Ask a running server whether it is ready, at `--url` or at these settings' address.
+
+    Status: 0 it is ready, 1 it is not, 2 bad usage.
+    """
     parser = argparse.ArgumentParser(
         prog="slipstream healthcheck",
         usage="slipstream healthcheck [--url URL] [options]",
@@ -203,7 +208,7 @@ def check_health(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _settings(parser: argparse.ArgumentParser, flags: dict[str, Any], environ: Mapping[str, str]) -> Settings:
-    """The settings of these flags and the other sources."""
+    """The settings of these flags and the other sources, checked. Exits with status 2 if any is unknown or wrong."""
     # Compose files pass unset variables on as empty strings.
     named = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text}
     config = named.pop(CONFIG_ENV, None)
@@ -297,7 +302,7 @@ def _profile_parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    """A number of at least one, for argparse."""
+    """A whole number of at least 1, for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
     return int(text)
@@ -318,7 +323,7 @@ def _add(group: Any, option: Option) -> None:
 def _refuse_joined(
     parser: argparse.ArgumentParser, arguments: Sequence[str], options: Sequence[Option]
 ) -> None:
-    """`-ngl 5` must be unknown, not `-n gl`: argparse would split any word after a one-letter flag."""
+    """Exit with status 2 on an unknown flag such as `-ngl`, which argparse would read as `-n gl`."""
     known = {flag for option in options for flag in option.flags} | {"-h"}
     for word in arguments:
         if word[:1] == "-" and word[1:2].isalpha() and word.partition("=")[0] not in known:

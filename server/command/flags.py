@@ -1,5 +1,5 @@
-"""Settings as options: flags, environment variables, TOML keys and groups, all derived from the metadata of
-`engine.settings.Settings`; and their values from all three sources.
+"""The settings as options of the command line: each option's flags, environment variable, TOML key and group, derived
+from the fields of `engine.settings.Settings`; and the merging of values from these three sources.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GROUP_STARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting with all its names."""
+    """A setting with its names in every source."""
 
     name: str
     kind: Any  # the type, as annotated
@@ -50,7 +50,7 @@ class Option:
         return self.kind is bool
 
     def read(self, raw: object, *, typed: bool) -> Any:
-        """The value of `raw`: a text from a flag or variable, or typed as TOML has it. Raises ValueError."""
+        """The value of `raw`: text from a flag or variable, or (`typed`) a value from TOML. Raises ValueError."""
         try:
             return TypeAdapter(self.kind, config=ConfigDict(allow_inf_nan=False)).validate_python(
                 raw, strict=typed
@@ -76,9 +76,10 @@ BY_ENV = {one.env: one for one in OPTIONS}
 def merged(
     flags: Mapping[str, Any], named: Mapping[str, str], config: str | None, origins: dict[str, str]
 ) -> dict[str, Any]:
-    """The values of all sources, flags over environment over file, and in `origins` where each is from.
+    """The values of all sources: flags win over the environment, the environment over the file.
 
-    Raises ValueError for an unknown name, and for a wrong value even where it is overruled.
+    `flags`: by setting; `named`: environment variables; `config`: the TOML file's path. Writes to `origins` where each
+    value is from. Raises ValueError for an unknown name, and for a wrong value even where another source wins.
     """
     values: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""`slipstream plan` as people read it: a forecast's figures as a table, and the memory of well-known GPUs by name."""
+"""The printed output of `slipstream plan`: a forecast of GPU memory as a table; and the memory of GPUs by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-# GiB that a process finds free on an idle one, about: the driver and the process's own context take the rest.
+# GiB that a process finds free on an idle GPU, about: the driver and the process's own context take the rest.
 GPUS = {
     "H200": 139.0,
     "H100": 78.5,
@@ -26,7 +26,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def memory_of(text: str) -> int:
-    """Bytes of `--memory`: GiB, or a GPU's name. Raises ValueError."""
+    """The bytes that `--memory` means: a number of GiB, or a GPU's name. Raises ValueError."""
     name = re.sub(r"[\s_]+", "-", text.strip()).upper().removeprefix("RTX-").removesuffix("-80GB")
     if name in GPUS:
         return int(GPUS[name] * 2**30)
@@ -108,5 +108,5 @@ def _size(n_bytes: int) -> str:
 
 
 def millions(n: int) -> str:
-    """A number of parameters."""
+    """A number of parameters as text, in billions or millions."""
     return f"{n / 1e9:.2f} B" if n >= 10**9 else f"{n / 1e6:.1f} M"

@@ -1,4 +1,4 @@
-"""`slipstream healthcheck`: asks a running server's `/health`, for container runtimes. No curl, no key."""
+"""`slipstream healthcheck`: asks a running server's `/health`, for container runtimes. Needs no curl and no API key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def healthcheck(settings: Settings, url: str | None) -> tuple[int, str]:
-    """(exit status, what to say): 0 if the server at `url`, or the one these settings start, takes requests."""
+    """Exit status and a line to print: 0 if the server takes requests, else 1.
+
+    The server is at `url`; without it, at the address of these settings.
+    """
     try:
         with closing(_connection(settings, url)) as connection:
             path = settings.api_prefix if url is None else urlsplit(url).path.rstrip("/")

@@ -1,4 +1,7 @@
-"""Tells systemd how far a service of `Type=notify` is (sd_notify(3)). Without its socket nothing is told."""
+"""Reports to systemd when a service of `Type=notify` is ready and when it stops (sd_notify(3)).
+
+Without systemd's socket nothing is sent.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ READY, STOPPING = "READY=1", "STOPPING=1"
 
 
 def silent(_state: str) -> None:
-    """For servers that nobody supervises."""
+    """Does nothing: for servers that systemd did not start."""
 
 
 def over(address: str | None) -> Notify:
-    """Sends states to the socket that systemd names in `NOTIFY_SOCKET`; @ begins an abstract one."""
+    """A function that sends states to systemd's socket; `silent` if there is no socket.
+
+    `address`: the value of `NOTIFY_SOCKET`; a leading @ means an abstract socket.
+    """
     if not address or address[0] not in "/@":
         return silent
     name = "\0" + address[1:] if address[0] == "@" else address

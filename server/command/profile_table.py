@@ -1,4 +1,7 @@
-"""`slipstream profile` as people read it: a profile's figures as tables, one column per way in which requests ran."""
+"""The printed output of `slipstream profile`: a profile's figures as tables, with a column per run.
+
+A run plays the same requests plainly or with drafts, so many of them at a time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ NOTHING = "-"
 
 
 def prompts_of(path: Path) -> list[str]:
-    """The prompts of a file, one a line; empty lines are none. Raises `OSError` and `ValueError`."""
+    """The prompts of a file, one a line; empty lines are skipped. Raises `OSError` and `ValueError`."""
     prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not prompts:
         raise ValueError(f"{path}: holds no prompt; each line is one")
@@ -61,7 +64,7 @@ def _share(seconds: float, whole: float, n: int) -> str:
 
 
 def _ops(runs: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
-    """The dearest first."""
+    """A row per op; the op with the most time in all runs comes first."""
     names = {name for run in runs for name in run["ops"]}
     whole = {name: sum(run["ops"][name]["seconds"] for run in runs if name in run["ops"]) for name in names}
     for name in sorted(names, key=lambda one: -whole[one]):

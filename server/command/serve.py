@@ -1,6 +1,6 @@
-"""A server's life: port first, then the model; signals drain; the exit status tells how it ended.
+"""Runs the server from the open port to the exit status. The port is open before the model is loaded; a signal drains.
 
-uvicorn by itself would close the port on SIGTERM, cut streams and die by the signal, so signals are ours.
+uvicorn by itself would close the port on SIGTERM, cut streams and die by the signal, so signals are handled here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WATCH_S = 0.5
 
 
 class Listener(uvicorn.Server):
-    """uvicorn without its signal handlers. `traces` are the application's, to be closed after it."""
+    """uvicorn without its signal handlers. `traces` are the application's; close them after it has ended."""
 
     traces: Tracing | None = None
 
@@ -58,7 +58,7 @@ def listener(gate: Gate, settings: Settings) -> Listener:
     app = create_app(gate, settings)
     config = uvicorn.Config(
         app,
-        http=connection(settings.timeout),  # h11 refuses huge headers, which httptools does not
+        http=connection(settings.timeout),  # h11 refuses huge headers; httptools does not
         ws="none",
         lifespan="off",
         log_config=None,
@@ -77,7 +77,10 @@ def listener(gate: Gate, settings: Settings) -> Listener:
 
 
 def run(settings: Settings, load: Load, notify: Notify = systemd.silent) -> int:
-    """Serve until a signal or a failure; returns the exit status. `notify` hears when it is ready and stopping."""
+    """Serve until a signal or a failure; returns the exit status.
+
+    `load` makes the engine, in a thread; `notify` is called when the server is ready and when it stops.
+    """
     try:
         _check_certificate(settings)
         port = bind(settings)
@@ -89,7 +92,7 @@ def run(settings: Settings, load: Load, notify: Notify = systemd.silent) -> int:
 
 
 def _check_certificate(settings: Settings) -> None:
-    """uvicorn would fail with a traceback, and only when the port is open."""
+    """Raises `SettingError` for a wrong certificate. uvicorn would fail with a traceback, after the port is open."""
     if settings.ssl_cert_file is None or settings.ssl_key_file is None:
         return
     try:
@@ -108,7 +111,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class _Life:
-    """One run from the open port to the exit status."""
+    """A run of the server, from the open port to the exit status."""
 
     def __init__(self, settings: Settings, port: socket.socket, notify: Notify) -> None:
         self.settings = settings
@@ -138,7 +141,7 @@ class _Life:
         release(self.settings, self.mark)
         if server.traces:
             await asyncio.to_thread(server.traces.close)
-        # Only now: replies still being written read events the engine keeps for them.
+        # The engine is closed last: replies that are still being written read its events.
         if self.gate.engine:
             await self.gate.engine.close()
         return EXIT_FAILED if work.cancelled() else work.result()
@@ -148,7 +151,7 @@ class _Life:
         engine = await self._load(load)
         if isinstance(engine, int):
             return engine
-        await known(engine, self.settings)  # loads what reads replies, so that no request waits for it
+        await known(engine, self.settings)  # imports the replies' parser, so that no request waits for it
         self.gate.open(engine)
         self._announce(engine, time.perf_counter() - started)
         self.notify(systemd.READY)
@@ -159,7 +162,7 @@ class _Life:
             beat.cancel()
 
     async def _load(self, load: Load) -> AsyncEngine | int:
-        """The engine, or an exit status if it did not load or nobody waits for it any more."""
+        """The engine, or an exit status if it did not load or a signal came first."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="load")
         loading = asyncio.get_running_loop().run_in_executor(pool, load, self.settings)
         asked = asyncio.create_task(self.asked.wait())
@@ -198,11 +201,11 @@ class _Life:
 
     def _on_signal(self, number: int) -> None:
         if self.asked.is_set():
-            os._exit(128 + number)  # the second one means now
+            os._exit(128 + number)  # a second signal means: at once
         self.asked.set()
 
     def _warn(self) -> None:
-        """Of what is allowed and dangerous."""
+        """Log warnings about settings that are allowed and dangerous."""
         settings = self.settings
         private = is_loopback(settings.host) or unix_path(settings.host) is not None
         if not private and not keys_of(settings):

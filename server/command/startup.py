@@ -1,4 +1,7 @@
-"""The start-up block: what is running, with which limits, told once; on a terminal as a table, else as one event."""
+"""What the server prints once it is ready: version, model and limits, and a first request to copy.
+
+On a terminal these facts are a table, else one event in the log.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ UNLIMITED = "none"
 
 
 def facts(info: ModelInfo, settings: Settings, port: int | None, load_s: float) -> dict[str, Any]:
-    """Name and value, in the order in which they are shown."""
+    """Facts about the server by name, in the order in which they are shown. `port`: None for a unix socket."""
     page_tokens = info.n_pages * info.page_size
     return {
         "version": version(),
@@ -52,7 +55,7 @@ def facts(info: ModelInfo, settings: Settings, port: int | None, load_s: float) 
 
 
 def table(told: dict[str, Any]) -> str:
-    """The block for people."""
+    """The facts as a table, one a line."""
     width = max(len(name) for name in told)
     return "".join(f"  {name.replace('_', ' '):<{width}}  {_shown(value)}\n" for name, value in told.items())
 
@@ -62,7 +65,7 @@ def _shown(value: object) -> str:
 
 
 def example(info: ModelInfo, settings: Settings, port: int | None) -> str:
-    """A first request to copy."""
+    """A first request with curl, for the user to copy."""
     path, url = unix_path(settings.host), url_of(settings, port)
     address = f"--unix-socket {path} http://localhost{settings.api_prefix}" if path is not None else url
     key = " -H 'authorization: Bearer YOUR_KEY'" if keys_of(settings) else ""

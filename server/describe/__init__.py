@@ -1,1 +1,1 @@
-"""The server described: OpenAPI document, API page, table of flags."""
+"""Documentation generated from the code: the OpenAPI document, docs/api.md, the README's table of flags."""

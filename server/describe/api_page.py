@@ -1,4 +1,4 @@
-"""The page docs/api.md, from the OpenAPI document.
+"""Generates the page docs/api.md from the OpenAPI document.
 
 `python -m slipstream.server.describe.api_page docs/api.md [--check]` writes it; with --check nothing is written, and
 the exit status is 1 if the page is stale.
@@ -111,7 +111,7 @@ def _statuses() -> Iterator[tuple[str, ...]]:
 
 
 def _reached(parts: list[Any], schemas: Mapping[str, Schema]) -> list[str]:
-    """The models that these parts of the document are made of, each once, a model before its own parts."""
+    """The names of the models that these parts of the document refer to, each once, a model before its own parts."""
     found: dict[str, None] = {}
 
     def visit(part: Any) -> None:
@@ -153,7 +153,7 @@ def _kind(schema: Schema) -> str:
 
 
 def _range(schema: Schema) -> str:
-    """The limits of a schema's value or length."""
+    """The limits of a schema's value or length in words; empty if it has none."""
     found = [f"{word} {_power(schema[name])}" for name, word in LIMITS.items() if name in schema]
     words = " … ".join(found)
     if len(found) == 2:
@@ -163,7 +163,7 @@ def _range(schema: Schema) -> str:
 
 
 def _power(value: float) -> str:
-    """Large limits as powers of two."""
+    """A number as text; 2^31, 2^64 and what is 1 less are written as powers of two."""
     for power in (31, 64):
         for less in (0, 1):
             if value == 2**power - less:

@@ -1,7 +1,8 @@
-"""The OpenAPI 3.1 document: FastAPI's generator over the routes, and what is the same for all of them.
+"""The OpenAPI 3.1 document: FastAPI's generator over the routes, plus what is the same for all of them (API keys,
+headers, errors).
 
-A route declares on its decorator what it answers (`answers`, `failing`) and, as it reads its body itself, what that
-body is (`takes`). Fields are described by `Field(description=…)` on their models.
+Routes read and write their bodies without FastAPI, so each declares on its decorator what it answers (`answers`,
+`failing`) and what body it takes (`takes`). Fields are described by `Field(description=…)` on their models.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ STATUSES: Mapping[int, tuple[str, tuple[str, ...]]] = {
     ),
     504: ("The request took longer than `--request-timeout`.", ("request_timeout",)),
 }
-# Statuses of a route that reads a body and asks the engine, and of one that generates.
+# Statuses of a route that reads a body and asks the engine; and of a route that generates.
 WORK = (400, 408, 413, 415, 503)
 GENERATE = (*WORK, 429, 504)
 HEADERS = {"x-request-id": "the client's, if it is well-formed, else a fresh one", "retry-after": "seconds"}
@@ -71,36 +72,36 @@ _referred: dict[str, type[BaseModel]] = {}
 
 
 def schema_of(*models: type[BaseModel]) -> Schema:
-    """A reference to a model, or to one of several, which the document then holds."""
+    """A reference to a model, or to any of several. `document` adds the models themselves."""
     _referred.update({one.__name__: one for one in models})
     found = [{"$ref": REF_PREFIX + one.__name__} for one in models]
     return found[0] if len(found) == 1 else {"anyOf": found}
 
 
 def answers(reply: Any, *statuses: int, event: type[BaseModel] | None = None) -> Responses:
-    """`responses` of a route: its reply as JSON, events of a stream where `stream` asks for them, failures."""
+    """`responses` of a route's decorator: `reply` as JSON, events of type `event` if it can stream, failures."""
     content = {"content": {"text/event-stream": {"schema": _event(event)}}} if event else {}
     return {200: {"model": reply, **content}, **failing(*statuses)}
 
 
 def failing(*statuses: int, model: type[BaseModel] = Error) -> Responses:
-    """`responses` for failures; `model` is the body."""
+    """`responses` of a route's decorator for failures with these statuses; `model` is the body."""
     body = {"application/json": {"schema": schema_of(model)}}
     return {status: {"description": STATUSES[status][0], "content": body} for status in statuses}
 
 
 def takes(*models: type[BaseModel], example: Mapping[str, Any], required: bool = True) -> Schema:
-    """`openapi_extra` of a route that reads its body itself, in one of several forms."""
+    """`openapi_extra` of a route's decorator: its body is one of these models."""
     content = {"schema": schema_of(*models), "example": example}
     return {"requestBody": {"required": required, "content": {"application/json": content}}}
 
 
 def _event(model: type[BaseModel]) -> Schema:
-    """One server-sent event, in the form OpenAPI 3.2 gives it."""
+    """The schema of a server-sent event, in the form OpenAPI 3.2 gives it."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",
-        # A failure after the first byte is an event too: the status has long been sent.
+        # A failure after the first byte is an event too: the status has been sent already.
         "contentSchema": schema_of(model, Error),
     }
     return {
@@ -113,7 +114,7 @@ def _event(model: type[BaseModel]) -> Schema:
 
 
 def routes(prefix: str, *, keyed: bool) -> APIRouter:
-    """`GET /openapi.json`; `prefix` is what stands before every path here, `keyed` whether there are API keys."""
+    """`GET /openapi.json`. `prefix`: `--api-prefix`, before every path; `keyed`: whether the server has API keys."""
     router = APIRouter()
 
     @router.get("/openapi.json", summary="This document")
@@ -127,9 +128,9 @@ def routes(prefix: str, *, keyed: bool) -> APIRouter:
 
 
 def document(routes: Sequence[BaseRoute], *, prefix: str = "", keyed: bool = False) -> Schema:
-    """The whole document of an application's routes."""
+    """The whole document of an application's routes, as JSON values."""
     with warnings.catch_warnings():
-        # GET and HEAD of a path are one route with one id, until `_complete`.
+        # GET and HEAD of a path are a single route with a single id; `_complete` gives each an id of its own.
         warnings.filterwarnings("ignore", "Duplicate Operation ID")
         made = get_openapi(
             title="Slipstream",
@@ -143,7 +144,7 @@ def document(routes: Sequence[BaseRoute], *, prefix: str = "", keyed: bool = Fal
     for path, methods in made["paths"].items():
         for method, operation in methods.items():
             _complete(path, method, operation)
-    # Read after the routes were made, so that all they refer to is known.
+    # `_referred` is complete by now: routes add to it when they are made.
     _, referred = models_json_schema(
         [(one, "validation") for one in _referred.values()], ref_template=REF_TEMPLATE
     )
@@ -156,21 +157,21 @@ def document(routes: Sequence[BaseRoute], *, prefix: str = "", keyed: bool = Fal
         "headers": {
             name: {"description": meaning, "schema": {"type": "string"}} for name, meaning in HEADERS.items()
         },
-        # No route of ours validates by FastAPI.
+        # FastAPI adds its own models of validation errors, but none of these routes validates by FastAPI.
         "schemas": {name: one for name, one in schemas.items() if "ValidationError" not in name},
     }
-    # A key either way; the empty entry is for a server that has none.
+    # A key in either header; the empty entry, no key at all, is for a server without keys.
     made["security"] = [{"bearer": []}, {"header": []}, *([] if keyed else [{}])]
     return made
 
 
 def _complete(path: str, method: str, operation: Schema) -> None:
-    """Adds what holds for every operation: an id of its own, failures before the route is reached, headers."""
+    """Adds to an operation what every operation has: an id, headers, and errors that come before its route."""
     words = "".join(char if char.isalnum() else " " for char in path).split() or ["page"]
     operation["operationId"] = "_".join([method, *words])
     always = failing(403, 500) if path in PUBLIC else failing(401, 403, 500)
     found = {str(status): one for status, one in always.items()} | operation["responses"]
-    found.pop("422", None)  # FastAPI's own, which is not used here
+    found.pop("422", None)  # FastAPI's validation error, which no route here answers
     operation["responses"] = dict(sorted(found.items()))
     if path in PUBLIC:
         operation["security"] = []

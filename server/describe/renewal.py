@@ -1,4 +1,4 @@
-"""Generated text in files: `make docs` writes it; with `--check` it is only compared, and if stale the status is 1."""
+"""Writes generated text to files, for `make docs`. With `--check` it only compares; the exit status is 1 if stale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def renew(arguments: Sequence[str], fresh: Callable[[str], str]) -> int:
-    """Give every file named in `arguments` the text that `fresh` makes of its present one."""
+    """Replace the text of every file named in `arguments` by what `fresh` makes of it; returns the exit status.
+
+    With `--check` among the arguments nothing is written.
+    """
     status = 0
     for path in (Path(one) for one in arguments if one != "--check"):
         text = path.read_text(encoding="utf-8") if path.exists() else ""

@@ -1,6 +1,6 @@
-"""What described fields and replies are made of: a field that may be absent, the root of all replies, error bodies.
+"""Base classes of the models in the OpenAPI document: `Shape` for replies, `Error` for error bodies; and `optional`.
 
-Replies themselves are made without these: they are for the OpenAPI document, and tests hold replies against it.
+The server does not build its replies from these models: they only describe them, and tests check replies against them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What every request passes: connection, limits, keys, bodies, errors, event streams."""
+"""The layers that every request passes, whatever its route: connection, limits, API keys, bodies, errors, streams."""

@@ -1,4 +1,7 @@
-"""Where a server listens: a TCP port or a unix socket, bound before anything is loaded; and how to reach it."""
+"""The address a server listens on, a TCP port or a unix socket, and the URL under which clients reach it.
+
+The socket is bound before the model is loaded, so that a taken port is reported at once.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,16 @@ BACKLOG = 2048
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A listening socket. Raises `SettingError`, from an `OSError` where the system refused."""
+    """A listening socket for `settings.host` and `settings.port`.
+
+    Raises `SettingError`; where the operating system refused, its cause is the `OSError`.
+    """
     path = unix_path(settings.host)
     return _bind_unix(path) if path is not None else _bind_tcp(settings)
 
 
 def is_taken(error: SettingError) -> bool:
-    """Did `bind` fail because somebody else listens there?"""
+    """Whether `bind` failed because another process listens at this address."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
 
 
@@ -31,7 +37,7 @@ def _bind_tcp(settings: Settings) -> socket.socket:
         found = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        # `localhost` has two addresses, and clients try the older one at least as often.
+        # `localhost` has an IPv4 and an IPv6 address. IPv4 is preferred: clients try it at least as often.
         family, kind, protocol, _, address = sorted(found, key=lambda one: one[0] != socket.AF_INET)[0]
     except OSError as error:
         raise SettingError("host", settings.host, str(error)) from error
@@ -47,7 +53,7 @@ def _bind_tcp(settings: Settings) -> socket.socket:
 
 
 def _bind_unix(path: str) -> socket.socket:
-    """A socket file for this user alone. One that a dead server has left behind is replaced, nothing else is."""
+    """A socket whose file only this user may open. The file of a dead server is replaced; any other file is kept."""
     port = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_stale(path)
@@ -71,20 +77,23 @@ def _remove_stale(path: str) -> None:
             probe.settimeout(1.0)
             try:
                 probe.connect(path)
-            except ConnectionRefusedError:  # nobody listens
+            except ConnectionRefusedError:  # no process listens on it
                 os.unlink(path)
             else:
                 raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def mark_of(settings: Settings) -> int | None:
-    """What tells this server's socket file from one that another makes in its place later."""
+    """The inode of this server's socket file, by which `release` recognizes it; None for a TCP port.
+
+    Another server may have replaced the file by then.
+    """
     path = unix_path(settings.host)
     return None if path is None else os.stat(path).st_ino
 
 
 def release(settings: Settings, mark: int | None) -> None:
-    """Remove the socket file of a server that ends."""
+    """Remove the socket file of a server that ends, unless `mark` (from `mark_of`) says that it is another server's."""
     path = unix_path(settings.host)
     with contextlib.suppress(OSError):
         if path is not None and os.stat(path).st_ino == mark:
@@ -97,7 +106,7 @@ def reachable(host: str) -> str:
 
 
 def url_of(settings: Settings, port: int | None) -> str:
-    """The server's address as told to people; a unix socket's is its path."""
+    """The server's address as it is shown in messages: a URL, or `unix:` and the path of a unix socket."""
     if (path := unix_path(settings.host)) is not None:
         return f"unix:{path}{settings.api_prefix}"
     host = reachable(settings.host)

@@ -1,6 +1,7 @@
-"""`create_app`: routes, error handlers and the layers around them. Loads no torch.
+"""`create_app` makes the ASGI application: routes, error handlers and the layers (middleware) around them.
 
-Layers from outside in: request id and last-resort 500, host check, prefix, other origins, API key, body limit, routes.
+Layers from the outside in: request id and last-resort 500, host check, path prefix, CORS, API key, body limit, routes.
+Importing this module must not import torch.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from slipstream.server.report.meter import Meter
 
 
 def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
-    """The HTTP application of a ready engine, or of a gate whose engine comes later."""
+    """The HTTP application of a ready engine, or of a gate whose engine is still being loaded."""
     gate = engine if isinstance(engine, Gate) else Gate(engine)
     meter, traces = Meter(), None
     if settings.otlp_endpoint:
         traces = tracing.Tracing(tracing.exporter_to(settings.otlp_endpoint), version())
-    # The document has a route of ours, behind the key. The interactive documentation would load scripts from elsewhere.
+    # `describe/openapi.py` serves the document, behind the API key. FastAPI's interactive pages load remote scripts.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(openai.routes(gate, settings), tags=["OpenAI"])
     app.include_router(absent.routes())
@@ -55,7 +56,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app.add_middleware(BodyLimit, limit_mib=settings.max_body, timeout_s=settings.timeout)
     app.add_middleware(Auth, keys=keys_of(settings), public=PUBLIC)
     if origins := origins_of(settings):
-        # No cookies are used here, so none are allowed. Preflights carry no key and end in this layer.
+        # The server uses no cookies, so credentials are not allowed. Preflights carry no key and end in this layer.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
@@ -75,12 +76,12 @@ async def _told(_request: Request, error: Exception) -> Response:
 
 
 async def _left(_request: Request, _error: Exception) -> Response:
-    """Gone while its body was being read."""
+    """The client left while its body was being read."""
     return Response(status_code=CLIENT_LEFT)
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:
-    """Unknown paths and methods, which the router refuses by itself."""
+    """Unknown paths and methods, which the router refuses by itself, in OpenAI's error shape."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == 404:

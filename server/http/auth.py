@@ -1,7 +1,7 @@
-"""API keys: a Bearer token or X-Api-Key on every path but the public ones.
+"""API keys: a Bearer token or X-Api-Key on every path except the public paths.
 
-Keys are compared in constant time, and against all of them, so that timing tells nothing; only their digests are
-kept. The matching key's digest becomes the tenant, which salts prefix-cache keys.
+The offered key is compared with every accepted key, each in constant time, so that timing reveals nothing; only digests
+are kept. The matching key's digest becomes the tenant, which keeps the cached prompts of different keys apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ PUBLIC = HEALTH | FILES.keys()
 
 
 def keys_of(settings: Settings) -> tuple[str, ...]:
-    """The accepted keys, of the setting and of the file. Raises `SettingError`, so that a wrong file opens nothing."""
+    """The accepted keys, from the setting and from the file; empty if neither is set.
+
+    Raises `SettingError` for a source that holds no key or cannot be read, so that it does not leave the server open.
+    """
     keys = [key for part in (settings.api_key or "").split(",") if (key := part.strip())]
     if settings.api_key is not None and not keys:
         raise SettingError("api_key", "''", "no key in it")
@@ -46,17 +49,20 @@ def _keys_in(path: str) -> list[str]:
 
 
 def open_to_others(path: str) -> bool:
-    """May other users of this machine read or change the file?"""
+    """Whether other users of this machine may read or change the file."""
     return bool(Path(path).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
 def salted(tenant: str, cache_salt: str | None) -> str:
-    """Whose prefix cache a request shares: its API key's, or the part of it that its salt sets apart."""
+    """The tenant whose cached prompts a request shares: its API key's, or a part of that set apart by its salt."""
     return f"{tenant}:{cache_salt}" if cache_salt else tenant
 
 
 class Auth:
-    """ASGI layer that answers 401 unless a key is right, and sets `state["tenant"]`."""
+    """ASGI layer that answers 401 unless the request has an accepted key, and sets `state["tenant"]`.
+
+    Without accepted keys every request passes.
+    """
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...], public: frozenset[str]) -> None:
         self.app = app

@@ -1,7 +1,7 @@
-"""Bodies: JSON in, a checked wire model out, or a 400 that names the field, never the input; and JSON out.
+"""Request bodies: JSON to a validated wire model, or a 400 that names the field but never repeats the input.
 
-orjson refuses what the standard parser lets through: NaN, infinities, lone surrogates, endless nesting. Of a key given
-twice it keeps the last, where a proxy in front may have looked at the first; so those are refused here.
+orjson refuses what Python's parser accepts: NaN, infinities, lone surrogates, endless nesting. Of a key given twice in
+one object it keeps the last value, while a proxy in front may have checked the first; such bodies are refused here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def wrong(message: str, *, code: str = "invalid_value") -> PydanticCustomError:
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The body as an object. Asking for JSON's content type keeps plain HTML forms of other sites out."""
+    """The body as an object. Raises `Refused`.
+
+    The content type must be JSON's: HTML forms of other web sites cannot send that without a CORS preflight.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise not_json()
@@ -54,7 +57,10 @@ def answer_json(content: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 def _has_a_key_twice(body: bytes, data: dict[str, Any]) -> bool:
-    """Whether `body`, valid JSON, has more keys than what was read of it. Colons stand behind keys and in strings."""
+    """Whether `body`, valid JSON, has more keys than `data`, which was parsed from it.
+
+    Keys are counted by their colons; other colons occur only inside strings.
+    """
     n_keys = 0
     waiting: list[Any] = [data]
     while waiting:
@@ -63,12 +69,12 @@ def _has_a_key_twice(body: bytes, data: dict[str, Any]) -> bool:
             n_keys += len(one)
             one = one.values()
         waiting += [inner for inner in one if isinstance(inner, dict | list)]
-    # Most bodies are settled by the first count, which is the cheaper one: it may only be too high.
+    # The first count is cheaper and never too low, so if it is right no key is given twice; most bodies end there.
     return len(AFTER_KEY.findall(body)) != n_keys and STRING.sub(b"", body).count(b":") != n_keys
 
 
 def checked(model: type[Model], data: dict[str, Any], *, strict: bool) -> Model:
-    """`data` as `model`. Unknown fields are ignored and logged, or refused when `strict`."""
+    """`data` as `model`. Unknown fields are ignored and logged, or refused when `strict`. Raises `Refused`."""
     try:
         made = model.model_validate(data)
     except ValidationError as error:
@@ -84,7 +90,7 @@ def checked(model: type[Model], data: dict[str, Any], *, strict: bool) -> Model:
 
 
 def shown(name: str) -> str:
-    """A field name sent by a client, short and printable enough to tell back."""
+    """A field name sent by a client, made short and printable for an error message or a log line."""
     return "".join(char for char in name[:64] if char.isprintable()) or "?"
 
 

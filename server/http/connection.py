@@ -1,7 +1,7 @@
-"""One client's connection: uvicorn's h11 protocol with an end to waiting for a request, and errors in OpenAI's shape.
+"""A client's connection: uvicorn's h11 protocol with a timeout for headers, and with errors in OpenAI's shape.
 
-uvicorn limits how large headers may be but not how long they may take, and a connection may stay silent for ever
-before its first request, or after one byte of the next.
+uvicorn limits the size of headers but not the time they take: without this timeout a connection could stay silent for
+ever before its first request, or after the first byte of the next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.conn.trailing_data[0]:  # the next request has begun to come already
+        if self.conn.trailing_data[0]:  # the next request has already begun
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -73,5 +73,5 @@ class Connection(H11Protocol):
 
 
 def connection(timeout_s: float) -> type[Connection]:
-    """The protocol class for uvicorn, which makes instances of it by itself."""
+    """The protocol class for uvicorn, which makes one instance of it per connection."""
     return type("Connection", (Connection,), {"timeout_s": timeout_s})

@@ -1,5 +1,5 @@
-"""The outermost layer: every response carries `x-request-id`, every request leaves one log line and is counted,
-and an exception nobody expected becomes a 500 in OpenAI's shape.
+"""The outermost layer around the routes, for what holds for every request: an `x-request-id` in the response, an access
+line in the log, counts for `/metrics`, and a 500 in OpenAI's shape for an exception that no handler took.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = logger(__name__)
 WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Routes that generate, below `/v1` or without it, with OpenTelemetry's names for what they do.
 GENERATING = {"/chat/completions": "chat", "/completions": "text_completion"}
-# Asked all the time and by machines; that they fail while the model loads is as it should be.
+# Asked every few seconds by monitoring; a 503 of theirs while the model loads is no reason for a warning.
 PROBES = HEALTH | {"/metrics"}
 
 
 class Envelope:
-    """ASGI layer; `state["request_id"]` is the client's id if it is well-formed, else a fresh one."""
+    """ASGI layer; `state["request_id"]` is the client's `x-request-id` if it is well-formed, else a fresh id."""
 
     def __init__(self, app: ASGIApp, meter: Meter, traces: Tracing | None) -> None:
         self.app = app
@@ -65,10 +65,10 @@ class Envelope:
                 log.exception("unexpected")
                 if not status:
                     await internal().response()(scope, receive, stamped)
-                # After the first byte, returning unfinished makes the HTTP server cut the connection.
+                # Once the response has begun, returning before its end makes uvicorn cut the connection.
             finally:
                 seconds = time.perf_counter() - started
-                path = scope["path"]  # layers inside have taken the prefix off
+                path = scope["path"]  # without --api-prefix, which an inner layer removed
                 operation = GENERATING.get(path.removeprefix("/v1"))
                 if path not in PROBES:
                     self.meter.ended(record, seconds)
@@ -78,7 +78,7 @@ class Envelope:
 
 
 def _level(path: str, operation: str | None, status: int) -> int:
-    """How much an operator wants to see of a request."""
+    """The log level of a request's access line."""
     if path in PROBES:
         return logging.DEBUG
     if status >= 500:

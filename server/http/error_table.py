@@ -1,8 +1,7 @@
-"""Errors on the wire: the one table from error class to status, type, code, headers and extra keys.
+"""Errors as clients get them: the only table from exception class to status, type, code, headers and extra keys.
 
-A body is OpenAI's `{"error": {"message", "type", "param", "code"}}`, for a status and for an event alike.
-Clients retry 408, 409, 429 and every status from 500 on, so those carry `retry-after` or
-`x-should-retry: false`.
+The body is OpenAI's `{"error": {"message", "type", "param", "code"}}`, in a response and in a stream's event alike.
+Clients retry 408, 409, 429 and every status from 500 on, so those carry `retry-after` or `x-should-retry: false`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from slipstream.engine.errors import (
 )
 from slipstream.server.report.meter import record
 
-RETRY_AFTER_S = 5  # while loading or draining: long enough for a restart behind a proxy to show
+RETRY_AFTER_S = 5  # while loading or draining: by then a proxy has noticed a restart
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One error as a client sees it."""
+    """An error as a client gets it: status, headers and the parts of the body."""
 
     status: int
     type: str
@@ -60,7 +59,7 @@ class Problem:
 
 
 class Refused(Exception):
-    """A refusal the HTTP side decides by itself."""
+    """A refusal that the HTTP server decides by itself, without the engine."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -109,7 +108,7 @@ def not_json() -> Refused:
 
 
 def not_supported(message: str) -> Refused:
-    """Switched off on this server; another try will not help."""
+    """A 501 for what is switched off on this server; another try will not help."""
     headers = {"x-should-retry": "false"}
     return Refused(Problem(501, "not_supported_error", "not_supported", message, headers=headers))
 
@@ -120,7 +119,7 @@ def unavailable(message: str, code: str) -> Refused:
 
 
 def internal() -> Problem:
-    """Says nothing about the cause: that is in the log, under the request's id."""
+    """A 500 that hides the cause from the client: it is in the log, under the request's id."""
     message = "the server failed on this request; its log has the cause under this x-request-id"
     return Problem(500, "server_error", "internal_error", message, headers={"x-should-retry": "false"})
 
@@ -150,7 +149,7 @@ def _stopped(_error: EngineStopped) -> Problem:
     return unavailable("the server is stopping", "server_stopping").problem
 
 
-# First match wins; whatever is not listed is our fault and told as `internal`.
+# The first match wins; any other exception is a fault of this server and becomes `internal`.
 TABLE: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (Refused, lambda error: error.problem),
     (ContextTooLong, _too_long),
@@ -165,7 +164,7 @@ TABLE: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
 
 
 def problem_of(error: Exception) -> Problem:
-    """What a client is told about `error`."""
+    """The error that a client gets for the exception `error`."""
     for kind, tell in TABLE:
         if isinstance(error, kind):
             return tell(error)

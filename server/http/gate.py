@@ -1,4 +1,5 @@
-"""The gate: holds the engine once it is loaded and says who may pass, by the engine's own status.
+"""The gate gives routes the engine, or refuses: with a 503 while the model is loading or the server is draining, with a
+500 once the engine has failed.
 
 The port is open before the engine is loaded and stays open while the server drains, so every route asks here.
 """
@@ -12,7 +13,7 @@ REASONS = {"loading": "the model is loading", "draining": "the server is stoppin
 
 
 class Gate:
-    """One server's engine and status. Without an engine it is loading."""
+    """A server's engine and status. Until `open` is called there is no engine and the status is "loading"."""
 
     def __init__(self, engine: AsyncEngine | None = None) -> None:
         self._engine = engine
@@ -29,19 +30,19 @@ class Gate:
         self._engine = engine
 
     def for_looking(self) -> AsyncEngine:
-        """The engine for a route that only reads; it also answers while draining."""
+        """The engine for a route that only reads, which also answers while draining. Raises `Refused`."""
         if self._engine is None or self.status == "loading":
             raise self.refusal()
         return self._engine
 
     def for_work(self) -> AsyncEngine:
-        """The engine for a route that computes."""
+        """The engine for a route that computes: only while it is ready. Raises `Refused`."""
         if self._engine is None or self.status != "ready":
             raise self.refusal()
         return self._engine
 
     def refusal(self) -> Refused:
-        """Why nothing passes now."""
+        """The error for a request that may not pass now."""
         status = self.status
         if status in REASONS:
             return unavailable(REASONS[status], status)

@@ -1,6 +1,6 @@
-"""What a request may be before anyone reads it: its path's prefix, its size and time, the host name it was sent to.
+"""ASGI layers that check a request before its route: the path's prefix, the body's size and time, the host name.
 
-The host check keeps a web page elsewhere from reaching a loopback server through a rebound DNS name.
+The host check keeps web pages of other sites from reaching a loopback server through a rebound DNS name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slipstream.server.http.error_table import not_found, too_large, too_slow, w
 
 PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 ORIGIN = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-LEAST_BYTES_PER_S = 1 << 14  # of a long body; a slow telephone line still has that
+LEAST_BYTES_PER_S = 1 << 14  # of a long body: 16 KiB/s, which a slow mobile link still has
 
 
 def is_loopback(host: str) -> bool:
@@ -42,7 +42,7 @@ def origins_of(settings: Settings) -> list[str]:
 
 
 def check(settings: Settings) -> None:
-    """Raises `SettingError` for what only the server can tell is wrong."""
+    """Raises `SettingError` for wrong settings of the HTTP server, which `engine.settings.check` does not check."""
     if not PREFIX.fullmatch(settings.api_prefix):
         raise SettingError(
             "api_prefix", settings.api_prefix, "must begin with / and not end with it, as in /llm"
@@ -93,7 +93,7 @@ class Prefix:
         if scope["type"] == "http" and self.prefix:
             path, below = scope["path"], f"{self.prefix}/"
             if path == self.prefix:
-                # The page's own addresses are relative to the folder it is in.
+                # The web page's links are relative, so its path must end with a slash.
                 await RedirectResponse(below, 308)(scope, receive, send)
                 return
             if not path.startswith(below):
@@ -102,7 +102,7 @@ class Prefix:
                 ).problem
                 await problem.response()(scope, receive, send)
                 return
-            # In place, so that the layers outside know which route it was.
+            # Changed in place, so that `Envelope` outside logs and counts the route's own path.
             scope["path"] = path[len(self.prefix) :]
             scope["raw_path"] = scope["raw_path"][len(self.prefix) :]
         await self.app(scope, receive, send)
@@ -111,7 +111,7 @@ class Prefix:
 class BodyLimit:
     """ASGI layer that refuses a body over the limit: by its announced length, and while it is read.
 
-    A body may take `timeout_s` in all, and more in proportion to what has come of it.
+    A body may take `timeout_s`, and a second more for every LEAST_BYTES_PER_S that have arrived.
     """
 
     def __init__(self, app: ASGIApp, limit_mib: int, timeout_s: float) -> None:
@@ -132,7 +132,7 @@ class BodyLimit:
 
         async def counting() -> Message:
             nonlocal n_read, has_more
-            if not has_more:  # somebody waits for the client to leave
+            if not has_more:  # the route waits for the client to disconnect
                 return await receive()
             allowed = self.timeout_s + n_read / LEAST_BYTES_PER_S
             try:

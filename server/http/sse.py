@@ -1,4 +1,4 @@
-"""Server-sent events, and what happens when the client leaves: leaving cancels the generation."""
+"""Server-sent events; and cancellation: a client that leaves, or reads nothing for too long, ends its generation."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ log = logger(__name__)
 T = TypeVar("T")
 
 PING_S = 15.0  # proxies give up on a silent connection after 30 to 60 s
-CLIENT_LEFT = 499  # a status nobody sees; for the log
+CLIENT_LEFT = 499  # for the log only: the client is gone
 
 
 async def close_all(streams: Sequence[EventStream]) -> None:
-    """Cancel what is not finished."""
+    """Cancel the generations that are not finished."""
     await asyncio.gather(*(stream.aclose() for stream in streams))
 
 
 class Events(EventSourceResponse):
-    """Sends `chunks`; whatever ends the response also closes `streams`, be it before the first chunk.
+    """Sends `chunks` and closes `streams` when the response ends, for any reason, even before the first chunk.
 
-    A reader that takes nothing for `timeout_s` is gone, and its slot is wanted.
+    A client that reads nothing for `timeout_s` counts as gone, so that its slot becomes free. `grace_s`: how long a
+    response may go on while the server stops.
     """
 
     def __init__(

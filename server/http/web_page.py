@@ -1,4 +1,4 @@
-"""The web page's files, from a fixed table: a path that is not in it is not looked up anywhere."""
+"""Routes of the web page's files, read at start from a fixed table: no request's path ever reaches the file system."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""llama-server's own endpoints around tokens and templates."""
+"""llama-server's own endpoints that OpenAI's API does not have: tokens to and from text, slots to and from files."""

@@ -1,4 +1,4 @@
-"""What llama-server's own endpoints answer, as models: for the OpenAPI document and its tests."""
+"""Models of the replies of llama-server's own endpoints, for the OpenAPI document and its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`POST /slots/{id}?action=save|restore|erase`: what a slot has computed, to and from a file, as in llama-server."""
+"""`POST /slots/{id}?action=save|restore|erase`, as in llama-server: writes what a slot has computed to a file, reads it
+back, or drops it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from slipstream.server.report.tally import ms
 # The names of the figures in a reply: tokens, bytes, time.
 MOVES = {"save": ("n_saved", "n_written", "save_ms"), "restore": ("n_restored", "n_read", "restore_ms")}
 ACTIONS = (*MOVES, "erase")
-# What `act` takes of its path and query; it checks both by itself.
+# The path and query of `act`, for the OpenAPI document; `act` checks both by itself.
 SlotNumber = Annotated[
     str, Path(description="number of the slot", json_schema_extra={"pattern": "^[0-9]{1,9}$"})
 ]
@@ -51,7 +53,7 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         return {"id_slot": slot_id, "filename": wire.filename, **figures}
 
     async def erase(engine: AsyncEngine, slot_id: int, request: Request) -> dict[str, Any]:
-        # llama-server takes no body here.
+        # A body is optional, as llama-server takes none for this action.
         body = await read_json(request) if await request.body() else {}
         wire = checked(EraseSlot, body, strict=settings.strict_api)
         n_tokens = await engine.erase_slot(slot_id, _tenant(request, wire))

@@ -1,4 +1,4 @@
-"""Bodies of llama-server's own endpoints, under its names."""
+"""Request bodies of llama-server's own endpoints, with its names of fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from slipstream.server.describe.shape import optional
 
-MAX_PIECES = 16384  # a piece costs a call each
+MAX_PIECES = 16384  # each piece costs a call to the engine
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -35,5 +35,5 @@ class EraseSlot(Wire):
 
 
 class SlotFile(EraseSlot):
-    # The engine knows which names can be.
+    # The engine checks which names are allowed.
     filename: str = Field(max_length=256, description="name of the file, without a folder")

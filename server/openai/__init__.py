@@ -1,1 +1,3 @@
-"""OpenAI's dialect: wire (what may be sent), convert (wire to engine), reply (engine to wire), routes."""
+"""OpenAI's endpoints. A request goes through `wire.py` (what may be sent), `convert.py` (to engine requests) and
+`reply.py` (engine events to the reply); `routes.py` joins them.
+"""

@@ -1,6 +1,6 @@
-"""Endpoints that clients know from elsewhere and this server does not have: refused by name, in OpenAI's shape.
+"""Endpoints of other servers that this server does not have: each is refused by name, in OpenAI's error shape.
 
-With a 404, as clients try every 5xx again.
+The status is 404 rather than 501, because clients repeat a request after any 5xx.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fastapi import APIRouter
 
 from slipstream.server.http.error_table import not_found
 
-# What is absent, where it would be found, and what serves instead.
+# What is absent, the paths it has elsewhere, and the endpoint to use instead, if any.
 ABSENT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("embeddings", ("/v1/embeddings", "/embeddings", "/embedding"), ""),
     ("reranking", ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), ""),

@@ -1,4 +1,4 @@
-"""From engine streams to a reply: choices merged into one stream of events, as chunks or collected."""
+"""From the engine's streams, one per choice, to a reply: server-sent events as they come, or a collected body."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ log = logger(__name__)
 
 
 async def submit(engine: AsyncEngine, job: Job) -> list[EventStream]:
-    """Admit every choice, or none: what can be refused is refused here, before the first byte."""
+    """Admit every choice, or none: what can be refused is refused here, before the first byte of the reply.
+
+    Raises what `AsyncEngine.submit` raises.
+    """
     streams: list[EventStream] = []
     try:
         for request in job.requests:
@@ -33,7 +36,7 @@ async def submit(engine: AsyncEngine, job: Job) -> list[EventStream]:
 
 
 async def chunks(reply: Reply, streams: Sequence[EventStream]) -> AsyncIterator[bytes]:
-    """The reply as server-sent events. An error here is an event too: the status has long been sent."""
+    """The reply as server-sent events. An error here is an event too: the status has been sent already."""
     for chunk in reply.opening():
         yield chunk
     try:
@@ -58,7 +61,7 @@ async def chunks(reply: Reply, streams: Sequence[EventStream]) -> AsyncIterator[
 
 
 async def collect(reply: Reply, streams: Sequence[EventStream]) -> bytes:
-    """The reply in one piece. Raises what a choice failed with."""
+    """The whole reply as a JSON body. Raises the error with which a choice failed."""
     async with aclosing(_wanted(reply, streams)) as events:
         async for index, happened in events:
             reply.keep(index, happened if isinstance(happened, Echo | Delta) else _done(happened))
@@ -72,7 +75,7 @@ def _done(happened: Done | Failed) -> Done:
 
 
 async def _wanted(reply: Reply, streams: Sequence[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:
-    """Events of all choices. One that goes on although nothing more of it is told is asked to finish."""
+    """Events of all choices. A choice whose further text would not be sent (`is_ended`) is asked to finish."""
     async with aclosing(_merged(streams)) as events:
         async for index, happened in events:
             if isinstance(happened, Delta) and reply.is_ended(index):
@@ -82,7 +85,7 @@ async def _wanted(reply: Reply, streams: Sequence[EventStream]) -> AsyncGenerato
 
 
 async def _merged(streams: Sequence[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:
-    """Events of all choices as they come. At most one per choice waits here: a slow reader holds back."""
+    """Events of all choices as they come. At most one per choice waits here: a slow reader holds the streams back."""
     if len(streams) == 1:
         async for only in streams[0]:
             yield 0, only
@@ -100,7 +103,7 @@ async def _merged(streams: Sequence[EventStream]) -> AsyncGenerator[tuple[int, E
     finally:
         for task in waiting:
             task.cancel()
-        # A stream may be closed only when nobody waits for its next event any more.
+        # A stream may be closed only when no task waits for its next event.
         await asyncio.gather(*waiting, return_exceptions=True)
 
 

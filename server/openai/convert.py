@@ -1,6 +1,6 @@
-"""Wire models to engine requests: pure functions. From here on nothing is JSON or optional by accident.
+"""Wire models (what a client sent) to engine requests, by functions without side effects.
 
-A job is everything one HTTP request asks for: one engine request per choice, and how to tell the outcome.
+A job is everything that an HTTP request asks for: an engine request per choice, and the form of the reply.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from slipstream.server.openai.tools import Asked, asked
 from slipstream.server.openai.wire import ChatRequest, CompletionRequest, Generate, Message
 
 T = TypeVar("T")
-SEED_BITS = 53  # a drawn seed is told to the client, and JavaScript keeps integers only up to here
+SEED_BITS = 53  # a drawn seed is in the reply, and JavaScript's integers are exact only up to 2^53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks, and of what: the parts of a conversion that are not in the body."""
+    """What a conversion needs that is not in the body: the caller, the server's settings, the model."""
 
     request_id: str
     tenant: str
@@ -53,8 +53,8 @@ class Job:
     include_usage: bool
     continuous_usage: bool
     detail: bool
-    predicted: bool  # the request brought a prediction, be it empty
-    service_tier: bool  # to be told, as the request named one
+    predicted: bool  # the request has a prediction, which may be empty
+    service_tier: bool  # the request names a service tier, so the reply has the field too
 
 
 def chat_job(wire: ChatRequest, caller: Caller) -> Job:
@@ -82,7 +82,7 @@ def chat_job(wire: ChatRequest, caller: Caller) -> Job:
 
 
 def _reading(wire: ChatRequest, tools: Asked, caller: Caller, shared: Request) -> Reading | None:
-    """How replies are read; None if all that can come is content."""
+    """How the text of replies is read; None if it can only be content."""
     known, field = caller.known, caller.settings.reasoning_field
     thinks = known.format.reasoning is not None and bool(FIELDS[field])
     if not (tools.shown or thinks or known.format.channels):
@@ -93,13 +93,13 @@ def _reading(wire: ChatRequest, tools: Asked, caller: Caller, shared: Request) -
         most_calls=None if tools.many else 1,
         reasoning_field=field,
         continued=wire.messages[-1].content if wire.continue_final_message else None,
-        # Whoever asks for control tokens gets those that mean nothing here too.
+        # A request that wants control tokens in the text also gets those that the format does not use.
         silent=known.silent if shared.skip_special and known.needs_controls else frozenset(),
     )
 
 
 def _chat_grammar(wire: ChatRequest, tools: Asked, known: Known) -> Grammar | None:
-    """What the reply must be: structured output, calls, or the one or the other."""
+    """The grammar of the reply: structured output, forced calls, or a choice between both; None if it is free."""
     grammar = grammar_of(wire, known.format.reasoning)
     if grammar is not None and known.format.channels:
         raise unsupported(grammar.param, f"cannot be enforced in this model's format ({known.format.name})")
@@ -119,7 +119,10 @@ def _chat_grammar(wire: ChatRequest, tools: Asked, known: Known) -> Grammar | No
 
 
 def asked_tools(wire: ChatRequest, info: ModelInfo) -> Asked:
-    """What is asked of tools. Raises `Refused` for a choice that cannot be, and where the template has no place."""
+    """What the request asks of tools.
+
+    Raises `Refused` for an impossible `tool_choice`, and for tools if the chat template has no place for them.
+    """
     try:
         tools = asked(wire.tools, wire.tool_choice, many=wire.parallel_tool_calls is not False)
     except ValueError as error:
@@ -155,7 +158,7 @@ def _prompts(wire: CompletionRequest) -> list[Prompt]:
 
 
 def read_chat(wire: ChatRequest, info: ModelInfo, tools: Asked) -> Chat:
-    """The conversation with the template's arguments."""
+    """The conversation with the arguments of the chat template. Raises `Refused`."""
     going_on = bool(wire.continue_final_message)
     if going_on and wire.add_generation_prompt:
         raise bad_request(
@@ -183,7 +186,7 @@ def read_chat(wire: ChatRequest, info: ModelInfo, tools: Asked) -> Chat:
 
 
 def _message(message: Message, *, knows_developer: bool) -> dict[str, Any]:
-    """A turn as templates read it. Legacy `function` turns are those of a tool."""
+    """A message as chat templates read it. The legacy role `function` becomes `tool`."""
     role = "system" if message.role == "developer" and not knows_developer else message.role
     told: dict[str, Any] = {
         "reasoning_content": first(message.reasoning_content, message.reasoning),
@@ -196,7 +199,7 @@ def _message(message: Message, *, knows_developer: bool) -> dict[str, Any]:
 
 
 def _shared(wire: Generate, caller: Caller) -> Request:
-    """What the engine requests of all choices have in common, from fields that both endpoints have."""
+    """The engine request that all choices are made from, with the fields that both endpoints have."""
     return Request(
         id="",
         prompt="",
@@ -210,7 +213,7 @@ def _shared(wire: Generate, caller: Caller) -> Request:
 
 
 def _limits(wire: Generate, asked: int | None) -> dict[str, Any]:
-    """The fewest and the most tokens of a reply; `asked` is an endpoint's own limit, which comes first."""
+    """The fewest and the most tokens of a reply. `asked`: an endpoint's own limit, which wins. Raises `Refused`."""
     most = first(asked, wire.max_tokens, wire.n_predict)
     fewest = wire.min_tokens or 0
     if most is not None and fewest > most:
@@ -219,14 +222,17 @@ def _limits(wire: Generate, asked: int | None) -> dict[str, Any]:
 
 
 def _logprobs(wire: Generate, asked: int | None) -> int | None:
-    """How many alternatives are told per token: as `asked` in OpenAI's words, or llama-server's n_probs."""
+    """How many of the likeliest tokens to report per token; None for no log-probabilities at all.
+
+    `asked`: the number by OpenAI's fields; llama-server's `n_probs` is the other way to ask. Raises `Refused` for both.
+    """
     if wire.n_probs and asked is not None:
         raise bad_request("n_probs: cannot be combined with logprobs", param="n_probs")
     return asked if asked is not None else wire.n_probs or None
 
 
 def _job(wire: Generate, form: Form, prompts: Sequence[Prompt], shared: Request, caller: Caller) -> Job:
-    """`shared` as one request per choice, and the fields that only shape the answer."""
+    """A job with a copy of `shared` per choice, and with the fields that only shape the reply."""
     n = wire.n or 1
     _check_count(n, len(prompts), caller.settings)
     seed = first(wire.seed, caller.settings.seed)
@@ -258,7 +264,7 @@ def _job(wire: Generate, form: Form, prompts: Sequence[Prompt], shared: Request,
 
 
 def _check_count(n: int, n_prompts: int, settings: Settings) -> None:
-    """More choices than slots and queue hold together could never be admitted, however often retried."""
+    """Raises `Refused` for more choices than slots and queue hold together: no retry could ever get them admitted."""
     if n > settings.parallel:
         raise bad_request(f"n: at most {settings.parallel}, the number of slots (--parallel)", param="n")
     most = settings.parallel + settings.max_queue
@@ -293,12 +299,12 @@ def _speculate(wire: Generate) -> Speculate:
 
 
 def _tenant(wire: Generate, tenant: str) -> str:
-    """Prefix-cache salt. A request that wants no cached prompt gets a salt nobody else has."""
+    """The tenant, whose cached prompts a request shares. With `cache_prompt` false it is unique to the request."""
     if wire.cache_prompt is False:
         return uuid.uuid4().hex
     return salted(tenant, wire.cache_salt)
 
 
 def first(*values: T | None) -> T | None:
-    """The first value that was given."""
+    """The first value that is not None; None if all are."""
     return next((value for value in values if value is not None), None)

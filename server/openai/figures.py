@@ -1,6 +1,7 @@
-"""Counts and times of finished choices as clients read them: OpenAI's usage, llama-server's timings, vLLM's
-speculation metrics. Every number is finite. Counts add up over choices; times are those of the slowest one,
-because choices run side by side.
+"""Counts and times of finished choices as parts of a reply: OpenAI's `usage`, llama-server's `timings`, vLLM's
+`metrics`. Every number is finite.
+
+Counts add up over choices; times are those of the slowest choice, because choices run side by side.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ PREDICTION = "prediction"  # the drafter whose tokens OpenAI's usage counts
 
 
 def usage(ends: Sequence[Done], n: int, *, predicted: bool, n_reasoning: int | None = None) -> dict[str, Any]:
-    """`ends` holds n choices per prompt; a prompt counts once.
+    """OpenAI's `usage`. `ends` holds n choices per prompt; a prompt counts once.
 
-    `predicted`: the request brought a prediction, and is told how much of it came true. Tokens of other drafters
-    are not counted there. `n_reasoning`: completion tokens that were thinking; None where nobody looked.
+    `predicted`: the request has a prediction, so the tokens of it that were accepted and rejected are added; tokens of
+    other drafters do not count there. `n_reasoning`: completion tokens that were thinking; None if not counted.
     """
     prompts = [end.usage for end in ends[::n]]
     told = usage_of(
@@ -48,7 +49,7 @@ def usage_of(n_prompt: int, n_completion: int, n_cached: int) -> dict[str, Any]:
 
 
 def timings(ends: Sequence[Done], n: int) -> dict[str, Any]:
-    """llama-server's `timings`. The first token comes out of the prompt pass, so rates count one less."""
+    """llama-server's `timings`. A choice's first token comes out of the prompt pass, so rates do not count it."""
     prompts = [end.usage for end in ends[::n]]
     n_cached = sum(one.n_cached for one in prompts)
     n_prompt = sum(one.n_prompt for one in prompts) - n_cached
@@ -77,7 +78,7 @@ def timings(ends: Sequence[Done], n: int) -> dict[str, Any]:
 
 
 def drafters(ends: Sequence[Done]) -> dict[str, DrafterCount]:
-    """What each drafter did for all choices; also those that had nothing to offer, as their calls took time."""
+    """The counts of each drafter over all choices, even of a drafter that drafted nothing: its calls took time."""
     return tally.added(end.speculation.drafters for end in ends)
 
 
@@ -115,7 +116,7 @@ def _speculative_decoding(runs: Sequence[Speculation]) -> dict[str, Any]:
 
 
 def resolved(run: Speculation) -> dict[str, Any]:
-    """The speculation settings that were in force, after the server's limits."""
+    """The settings of speculation that were in force, after the server's limits, for the reply."""
     told = {"types": list(run.types), "n_max": run.n_max, "n_min": run.n_min, "p_min": run.p_min}
     own = {name: getattr(run, name) for name in ("ngram_size_n", "ngram_size_m", "ngram_min_hits")}
     return told | {name: value for name, value in own.items() if value is not None}

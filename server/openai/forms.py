@@ -1,5 +1,7 @@
-"""The two shapes of a reply: chat and plain text. A form makes choices; a choice turns its engine events into what
-is told of it, piece by piece or whole. Everything else about a reply is the same.
+"""The two forms of a reply, chat and plain text, as far as they differ: the entries of `choices`.
+
+A form makes `Choice` objects; a choice turns its engine events into entries of chunks, or into the entry of a whole
+reply. `reply.py` has what both forms share.
 """
 
 from __future__ import annotations
@@ -13,24 +15,24 @@ from slipstream.server.openai import wire_logprobs as logprobs
 
 
 class Parser(Protocol):
-    """What a chat choice's text means, read as it comes."""
+    """Reads a chat choice's text as it comes: what is content, reasoning or a tool call."""
 
     @property
     def n_reasoning(self) -> int | None:
-        """Tokens that were thinking; None where nobody looked."""
+        """Tokens that were thinking; None if not counted."""
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing that may follow would be told, so that the generation may end."""
+        """Whether no further text would be sent, so that the generation may end."""
 
     def feed(self, delta: Delta) -> dict[str, Any]:
-        """The `delta` that more text makes; may be empty, while it is not yet known what the text is."""
+        """The `delta` that more text makes; empty while it is not known yet what the text is."""
 
     def finish(self) -> dict[str, Any]:
-        """The `delta` of what was held back, now that the text has ended."""
+        """The `delta` of the text that was held back, now that the text has ended."""
 
     def message(self) -> dict[str, Any]:
-        """All that was fed, as a `message` without its role. After `finish`."""
+        """All text that was fed, as a `message` without its role. Call it after `finish`."""
 
     def reason(self, done: Done) -> str:
         """The choice's `finish_reason`."""
@@ -61,32 +63,35 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a request wants to be told of each choice, and how its text is read."""
+    """What a request wants in the entry of each choice, and how the choice's text is read."""
 
     logprobs: bool = False
     token_ids: bool = False
-    parser: Callable[[str], Parser] = PlainText  # of the prompt's tail; chat only
+    parser: Callable[[str], Parser] = PlainText  # takes the end of the prompt; chat only
 
 
 class Choice(Protocol):
-    """One choice while it is made: `opening`, `piece`s and `ending` for a stream, or `keep`s and `whole`."""
+    """A choice while it is generated.
+
+    For a stream call `opening`, then `piece` per event, then `ending`; else `keep` per event, then `whole`.
+    """
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing that may follow would be told."""
+        """Whether no further text would be sent."""
 
     @property
     def n_reasoning(self) -> int | None:
-        """Tokens that were thinking, as far as told; None where nobody looked."""
+        """Tokens that were thinking so far; None if not counted."""
 
     def opening(self) -> dict[str, Any] | None:
-        """The first chunk's choice, before any text."""
+        """The entry of the choice's first chunk, before any text; None if there is no such chunk."""
 
     def piece(self, happened: Echo | Delta) -> dict[str, Any]:
-        """The choice in the chunk of one step."""
+        """The entry in the chunk of a step."""
 
     def ending(self, done: Done) -> list[dict[str, Any]]:
-        """The choice in its last chunks: what was held back, if anything, and the end."""
+        """The entries in the choice's last chunks: text that was held back, if any, and the end."""
 
     def keep(self, happened: Echo | Delta) -> None: ...
 
@@ -94,7 +99,7 @@ class Choice(Protocol):
 
 
 class Form(Protocol):
-    """How a reply looks, in chunks and whole."""
+    """What differs between the replies of the two endpoints, in chunks and whole."""
 
     id_prefix: str
     whole_object: str
@@ -104,7 +109,7 @@ class Form(Protocol):
     def choice(self, index: int, told: Told, stream: EventStream) -> Choice: ...
 
     def root(self, told: Told, streams: Sequence[EventStream]) -> dict[str, Any]:
-        """Fields on the body's root, or on that of the first chunk."""
+        """Fields for the root of the body, or of the first chunk."""
 
 
 def _choice(
@@ -177,9 +182,9 @@ class _TextChoice:
     def __init__(self, index: int, told: Told, stream: EventStream) -> None:
         self.index = index
         self.told = told
-        # As there may be several prompts, each choice tells its own, once.
+        # As there may be several prompts, each choice has the ids of its own, once.
         self._first = {"prompt_token_ids": list(stream.prompt_ids)} if told.token_ids else {}
-        self._n_chars = 0  # of the choice's text, as far as it was told
+        self._n_chars = 0  # of the choice's text, as far as it was sent
         self._kept: list[Echo | Delta] = []
 
     def opening(self) -> None:
@@ -198,7 +203,7 @@ class _TextChoice:
         return self._told(self._kept, done)
 
     def _told(self, events: Sequence[Echo | Delta], done: Done | None = None) -> dict[str, Any]:
-        """Events that follow each other as one choice."""
+        """The choice's entry for events that follow each other."""
         text = "".join(_text(one) for one in events)
         body: dict[str, Any] = {"text": text, **self._first}
         if self.told.token_ids:
@@ -219,7 +224,7 @@ def _text(happened: Echo | Delta) -> str:
 
 
 class ChatForm:
-    """`/v1/chat/completions`. The role is told once per choice: clients concatenate what they get."""
+    """`/v1/chat/completions`. A stream has the role once per choice, because clients concatenate strings."""
 
     id_prefix = "chatcmpl-"
     whole_object = "chat.completion"

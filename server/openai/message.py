@@ -1,6 +1,6 @@
-"""A chat choice's text as OpenAI's message: content, reasoning, tool calls. `formats` says what the text means.
+"""A chat choice's text as OpenAI's message: content, reasoning, tool calls. The parsers in `formats` split the text.
 
-Clients add up what they get: strings are joined, and of a call only the first piece has an id, a type and a name.
+Clients concatenate the strings of a stream, so only the first piece of a call has an id, a type and a name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slipstream.server.openai.formats.format import CallArguments, CallStart, Co
 from slipstream.server.openai.formats.reading import Known, parser_of
 
 LETTERS = string.ascii_letters + string.digits
-N_ID = 9  # Mistral's templates take exactly so many letters and digits, and no others
+N_ID = 9  # length of a call's id: Mistral's templates require exactly 9 letters and digits
 FIELDS = {
     "reasoning_content": ("reasoning_content",),
     "reasoning": ("reasoning",),
@@ -27,13 +27,13 @@ FIELDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How the replies of one request are read."""
+    """How the replies of a request are read. Calling it with the end of the prompt makes a choice's `Message`."""
 
     known: Known
     tools: Tools = field(default_factory=dict)
     most_calls: int | None = None
     reasoning_field: str = "reasoning_content"  # a key of `FIELDS`
-    continued: str | None = None  # the reply's beginning, if the client brought it
+    continued: str | None = None  # the reply's beginning, if the client sent it to be continued
     silent: frozenset[str] = frozenset()  # tokens to leave out of the text
 
     def __call__(self, prompt_tail: str) -> Message:
@@ -45,7 +45,7 @@ class Reading:
 
 
 class Message:
-    """One choice's message while it is made."""
+    """A choice's message while it is generated: a `Parser` of `forms.py`."""
 
     def __init__(self, reading: Reading, prompt_tail: str) -> None:
         self._reading = reading
@@ -66,12 +66,12 @@ class Message:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing that may follow would be told."""
+        """Whether no further text would be sent."""
         return self._parser.is_ended
 
     def feed(self, delta: Delta) -> dict[str, Any]:
         told: dict[str, Any] = {}
-        # Without pieces nobody knows which token said what: they all count as what the last one was.
+        # Without pieces the text cannot be divided among its tokens: all count as what the last of them is.
         n_tokens = 1 if delta.pieces else len(delta.token_ids)
         for text in delta.pieces or (delta.text,):
             if text in self._reading.silent:
@@ -126,7 +126,7 @@ class Message:
                 self._n_ended += 1
 
     def _argue(self, text: str, told: dict[str, Any]) -> None:
-        """More arguments of the last call: one entry per call and chunk."""
+        """Add arguments to the last call. The `delta` has at most one entry per call."""
         self._calls[-1][2].append(text)
         entries = told.setdefault("tool_calls", [])
         index = len(self._calls) - 1

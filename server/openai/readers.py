@@ -1,7 +1,7 @@
-"""Fields of a request that pydantic's own types cannot read: what each may be, and what is made of it.
+"""Types for the fields of a request that pydantic's own types cannot read, such as a string or a list of strings.
 
-A type here is a field's type in Python with its reader; the reader's second argument is what clients may send, for the
-OpenAPI document.
+Each type joins the field's type in Python with its reader, a function that validates and converts. The second argument
+of `BeforeValidator` is what clients may send, for the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TEMPLATE_KWARGS = 32
 MAX_TYPES = 16
 TYPE = re.compile(r"(?!(none|auto)$)[a-z0-9-]{1,32}")
 INT32 = 2**31 - 1
-# Names the template renderer itself gives a meaning; a request may not redefine them.
+# Names that the renderer of chat templates uses itself; a request may not redefine them.
 TEMPLATE_INTERNALS = frozenset(
     {
         *("messages", "conversation", "tools", "documents", "tokenize", "add_generation_prompt"),
@@ -36,7 +36,7 @@ TEMPLATE_INTERNALS = frozenset(
 
 
 def read_seed(value: Any) -> Any:
-    """-1 is the other servers' way to say "random"."""
+    """A seed; None for a random seed, which other servers write as -1."""
     if value is None or (value == -1 and type(value) is int):
         return None
     if type(value) is not int or not 0 <= value < 2**64:
@@ -124,7 +124,7 @@ def read_texts(value: Any) -> list[str]:
 
 
 def read_prediction_type(value: Any) -> Any:
-    """A kind of prediction; OpenAI knows only one so far."""
+    """The type of a prediction; OpenAI has only "content" so far."""
     if isinstance(value, str) and value != "content":
         raise wrong("only the type 'content' is supported", code="unsupported_value")
     return value
@@ -149,12 +149,12 @@ def _are_ids(value: Any) -> bool:
 
 
 def read_logprobs(value: Any) -> Any:
-    """A plain completion's `logprobs`; false is what some clients say for none."""
+    """A plain completion's `logprobs`; some clients send false for none."""
     return None if value is False else value
 
 
 def read_types(value: Any) -> Any:
-    """Drafter names from a comma string or a list; `none` is the empty list, `auto` the server's own."""
+    """Drafter names from a comma-separated string or a list. `none` is the empty list; `auto` is None: the server's."""
     names = value.split(",") if isinstance(value, str) else value
     if names is None:
         return None

@@ -1,7 +1,7 @@
-"""Fields that clients know from elsewhere and this server does not honour.
+"""Request fields of OpenAI and other servers that this server does not honour.
 
-Each is refused by name unless it holds a value that asks for nothing: silently ignoring it would change the
-reply. Fields that only inform a provider are accepted and ignored.
+Each is refused by name unless its value switches the feature off: ignoring it silently would change the reply. Fields
+that only inform a provider are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from slipstream.server.http.error_table import unsupported
 
-# Why not, then field -> values that mean "off". null always does.
+# The reason, then field -> values that mean "off". null always means "off".
 _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
     (
         "functions are given as tools, and chosen by tool_choice",
@@ -78,8 +78,8 @@ REFUSED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     name: (reason, off) for reason, group in _GROUPS for name, off in group.items()
 }
 
-# Known, and without influence on the text: not told as unknown, not even under --strict-api. The second
-# part only tunes what the table above already requires to be off.
+# Known, and without influence on the text: not reported as unknown, not even under --strict-api. The last two lines
+# only tune what the table above requires to be off.
 IGNORED = frozenset(
     {
         *("user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
@@ -92,7 +92,7 @@ IGNORED = frozenset(
 
 
 def without_refused(data: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` without the fields of this page. Raises `Refused` for the first one that asks for something."""
+    """`data` without the fields of this module. Raises `Refused` for the first field that is not off."""
     for name, value in data.items():
         reason, off = REFUSED.get(name, ("", ()))
         if reason and value is not None and not any(_same(value, one) for one in off):

@@ -1,4 +1,4 @@
-"""What the OpenAI endpoints answer, as models: for the OpenAPI document and the tests that hold replies against it.
+"""Models of the OpenAI endpoints' replies, for the OpenAPI document and the tests that check replies against it.
 
 Replies themselves are made in `reply.py` and `forms.py`, without these. A field with a default may be absent.
 """

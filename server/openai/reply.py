@@ -1,6 +1,6 @@
-"""Engine events to reply bodies and chunks. Knows the order of things; `choices.py` and `routes.py` send them.
+"""Turns engine events into the chunks of a stream or the body of a whole reply; `choices.py` and `routes.py` send them.
 
-Extension fields stand on the root of a chunk, never in `delta`: clients sum and concatenate what is in there.
+Fields beyond OpenAI's stand on the root of a chunk, never in `delta`, whose values clients sum and concatenate.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(content: dict[str, Any]) -> bytes:
-    """One server-sent event. It has no id: after one, a keep-alive comment breaks OpenAI's client."""
+    """A server-sent event, without an id: after an id, a keep-alive comment breaks OpenAI's client."""
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
 class Reply:
-    """One job's answer while it is being made."""
+    """A job's reply while it is generated: `opening`, `piece` and `end` for a stream, or `keep` and `whole`."""
 
     def __init__(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> None:
         self.job = job
@@ -43,7 +43,7 @@ class Reply:
             "system_fingerprint": info.fingerprint,
             **({"service_tier": "default"} if job.service_tier else {}),
         }
-        self._root = job.form.root(job.told, streams)  # until it was told
+        self._root = job.form.root(job.told, streams)  # emptied once it was sent
         record().begin(info.name, job.id, len(job.requests), job.n)
 
     @property
@@ -51,7 +51,7 @@ class Reply:
         return len(self._ends) == len(self.job.requests)
 
     def is_ended(self, index: int) -> bool:
-        """Whether nothing that a choice may still say would be told."""
+        """Whether no further text of the choice would be sent."""
         return self._choices[index].is_ended
 
     def opening(self) -> Iterator[bytes]:
@@ -60,7 +60,7 @@ class Reply:
         return (self._chunk([opening]) for opening in openings if opening)
 
     def piece(self, index: int, happened: Echo | Delta) -> bytes:
-        """The chunk of one step, however little of its text may be told yet."""
+        """The chunk of a step, even if none of the step's text can be sent yet."""
         more = {}
         if isinstance(happened, Delta):
             self._n_completion += len(happened.token_ids)
@@ -69,7 +69,7 @@ class Reply:
         return self._chunk([self._choices[index].piece(happened)], **more)
 
     def end(self, index: int, done: Done) -> Iterator[bytes]:
-        """The choice's last chunks, after the last choice with the figures of them all."""
+        """The choice's last chunks; those of the last choice carry the figures of all choices."""
         self._ends[index] = done
         *held, choice = self._choices[index].ending(done)
         for one in held:
@@ -86,7 +86,7 @@ class Reply:
             yield self._chunk([choice], **extras)
 
     def keep(self, index: int, happened: Echo | Delta | Done) -> None:
-        """Collect for a reply in one piece."""
+        """Collect an event for `whole`."""
         if isinstance(happened, Done):
             self._ends[index] = happened
             return
@@ -105,7 +105,7 @@ class Reply:
         return orjson.dumps({**body, **self._root, **self._extras()})
 
     def check(self) -> None:
-        """Raises unless every choice ended; a stream that just stops must not pass for a success."""
+        """Raises `EngineFault` unless every choice has ended: a stream that just stops must not pass for a success."""
         if not self.complete:
             raise EngineFault("an event stream ended without Done or Failed")
 
@@ -130,7 +130,7 @@ class Reply:
 
     def _extras(self) -> dict[str, Any]:
         ends = self._ordered()
-        # Text of drafts accepted at random must not be taken for a model's.
+        # Text in which drafts were accepted at random must not be taken for the model's.
         synthetic = {"synthetic": True} if any(end.speculation.synthetic for end in ends) else {}
         return {
             **synthetic,

@@ -1,5 +1,7 @@
-"""`/v1/chat/completions`, `/v1/completions`, what they would count, `/v1/models`; and `/apply-template`, which takes
-a chat body. Without `/v1` there is what llama-server has under the same name and meaning.
+"""Routes of OpenAI's API: chat and plain completions, the token counts of their prompts, the model; and llama-server's
+`/apply-template`, which takes a chat body.
+
+A path also works without `/v1` if llama-server has it there with the same meaning: so not `/completions`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Convert = Callable[[Wire, Caller], Job]
 
 _CONVERSATION = [{"role": "user", "content": "Write the docstring:\n\ndef f(x): ..."}]
 _CHAT = takes(ChatRequest, example={"messages": _CONVERSATION, "max_tokens": 16})
-# What is declared of routes with two paths.
+# Arguments of the decorators of routes with two paths.
 CHAT: Any = {
     "summary": "Continue a conversation",
     "responses": answers(replies.ChatCompletion, *GENERATE, event=replies.ChatCompletionChunk),
@@ -49,7 +51,7 @@ MODELS: Any = {"summary": "The model served", "responses": answers(replies.Model
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the routes that read a request share."""
+    """What the routes that read a request body share: from the body to a job, and from a job to a reply."""
 
     gate: Gate
     settings: Settings
@@ -74,7 +76,7 @@ class Serving:
         return await answer(request, engine, await self.job(engine, request, model, convert), self.settings)
 
     async def count(self, request: Request, model: type[Wire], convert: Convert[Wire]) -> Response:
-        """The tokens of what would be generated from, each prompt once."""
+        """Answer with the number of prompt tokens of a request, each prompt once, without generating."""
         engine = self.gate.for_work()
         job = await self.job(engine, request, model, convert)
         prompts = [one.prompt for one in job.requests[:: job.n]]
@@ -155,7 +157,7 @@ def _add_models(router: APIRouter, gate: Gate) -> None:
 
 
 async def read(request: Request, model: type[Wire], settings: Settings) -> Wire:
-    """The body as a checked wire model."""
+    """The body as a validated wire model. Raises `Refused`."""
     data = gathered(without_refused(await read_json(request)))
     wire = checked(model, data, strict=settings.strict_api)
     if settings.strict_api and wire.stream_options and not wire.stream:

@@ -1,4 +1,6 @@
-"""What a JSON schema of a request may be. Whether it means anything, the engine says when it compiles it."""
+"""Limits on the JSON schemas that a request may have: size and depth. Whether a schema is valid is found out by the
+engine, which compiles it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ MAX_DEPTH = 64
 
 
 def read_schema(value: Any) -> Any:
-    """A schema as an object within the limits; null stays null."""
+    """A schema: an object within the limits; null stays null. Raises an error for pydantic."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -23,7 +25,7 @@ def read_schema(value: Any) -> Any:
 
 
 def check_size(value: Any) -> None:
-    """Raises for a value that is nested too deeply or too long, before anyone walks it by recursion."""
+    """Raises for a value that is nested too deeply or too long, before any code walks it by recursion."""
     if depth_of(value) > MAX_DEPTH:
         raise wrong(f"Input should be nested at most {MAX_DEPTH} deep")
     if len(orjson.dumps(value)) > MAX_SCHEMA_BYTES:

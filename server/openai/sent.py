@@ -1,6 +1,6 @@
-"""The nested objects that clients send and that are read by functions instead of models: for the OpenAPI document.
+"""Models of the nested objects that clients may send, for the OpenAPI document only.
 
-`structured.py` and `tools.py` read them; the shapes here say what those readers take.
+Requests are not validated by these models but by the functions in `structured.py`, `tools.py` and `readers.py`.
 """
 
 from __future__ import annotations

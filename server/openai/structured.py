@@ -1,4 +1,4 @@
-"""Structured output: the many ways clients ask for it, as one grammar.
+"""Structured output: reads the many fields by which clients ask for it, and makes a `Grammar` for the engine.
 
 Nothing is compiled here: the engine does that, off the event loop, and refuses what cannot be compiled.
 """
@@ -21,7 +21,7 @@ from slipstream.server.openai import sent
 from slipstream.server.openai.schema import MAX_SCHEMA_BYTES, check_size, read_schema
 
 MAX_CHOICES = 1024
-MAX_GBNF = 16 << 10  # characters; the translation's time grows with the square of the rules: 0.2 s at most
+MAX_GBNF = 16 << 10  # characters; translation time grows with the square of the rules: 0.2 s at most
 ANY_OBJECT = '{"type":"object"}'
 WAYS = ("json", "regex", "choice", "grammar", "json_object")  # of vLLM's structured_outputs
 
@@ -31,7 +31,10 @@ Source = tuple[str, str]  # kind and source of a grammar
 
 
 def read_response_format(value: Any) -> Any:
-    """OpenAI's `response_format` as a source; plain text is None. A `schema` beside the type is llama-server's way."""
+    """OpenAI's `response_format` as a source; None for plain text.
+
+    `schema` may stand in `json_schema`, as OpenAI has it, or beside `type`, as llama-server has it.
+    """
     if value is None:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
@@ -82,7 +85,7 @@ def read_regex(value: Any) -> Any:
 
 
 def read_choice(value: Any) -> Any:
-    """A list of strings, of which the reply is one."""
+    """A list of strings; the reply must be one of them."""
     if value is None or value == []:
         return None
     if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
@@ -123,7 +126,7 @@ def read_json_object(value: Any) -> Any:
 
 
 def read_structured_outputs(value: Any) -> Any:
-    """vLLM's newer object: one way to say what the reply must be."""
+    """vLLM's newer `structured_outputs`: an object with at most one of WAYS, which says what the reply must be."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -141,7 +144,7 @@ def read_structured_outputs(value: Any) -> Any:
 
 
 Schema = dict[str, Any]
-# How the fields look to the OpenAPI document; what is read of each is a source.
+# Types of the fields: each reader returns a source; its second argument is for the OpenAPI document.
 ResponseFormat = Annotated[Source | None, BeforeValidator(read_response_format, sent.Format | None)]
 JsonSchema = Annotated[Source | None, BeforeValidator(read_json, Schema | str | None)]
 GrammarText = Annotated[Source | None, BeforeValidator(read_grammar, str | None)]
@@ -160,7 +163,10 @@ FIELDS = (
 
 
 async def translate(wire: Any) -> None:
-    """Turn a request's GBNF into Lark, in place. Raises `Refused`. The work of a long grammar is not the loop's."""
+    """Turn a request's GBNF into Lark, in place. Raises `Refused`.
+
+    This is done in a thread, as a long grammar would hold up the event loop.
+    """
     for name in ("grammar", "guided_grammar", "structured_outputs"):
         kind, source = getattr(wire, name) or ("", "")
         if kind == "gbnf":
@@ -168,9 +174,9 @@ async def translate(wire: Any) -> None:
 
 
 def grammar_of(wire: Any, reasoning: tuple[str, str] | None) -> Grammar | None:
-    """The grammar that a request asks for in one of `FIELDS`, after `translate`. Raises `Refused` for two of them.
+    """The grammar that a request asks for in one of `FIELDS`; None if it asks for none. Call `translate` before.
 
-    `reasoning`: markers of a thinking part that may come before.
+    `reasoning`: markers of a thinking part that may come before. Raises `Refused` if several fields are set.
     """
     given = [name for name in FIELDS if getattr(wire, name) is not None]
     if not given:

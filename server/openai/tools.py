@@ -1,4 +1,4 @@
-"""Tools of a chat request: what clients may send, and which of them the reply may or must call."""
+"""Tools of a chat request: reads what clients may send, and works out which tools the reply may or must call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Mode = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether tools are called. `names`: the only ones that may be; None: all."""
+    """A `tool_choice`: whether tools may or must be called. `names`: the only tools allowed; None: all are."""
 
     mode: Mode
     names: tuple[str, ...] | None = None
@@ -64,7 +64,7 @@ def _tool(value: Any) -> dict[str, Any]:
 
 
 def _function(value: Any) -> Mapping[str, Any]:
-    """`{"type": "function", "function": {"name": …}}`: what is in it, with a name that can be one."""
+    """The inner object of `{"type": "function", "function": {"name": …}}`, whose name is checked."""
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise wrong("Each tool should be an object with a type")
     if value["type"] != "function":
@@ -78,7 +78,7 @@ def _function(value: Any) -> Mapping[str, Any]:
 
 
 def read_tool_choice(value: Any) -> Any:
-    """Every form of OpenAI's `tool_choice`; null is as good as absent."""
+    """OpenAI's `tool_choice` in any of its forms; null means absent."""
     if value is None:
         return None
     if value in ("none", "auto", "required"):
@@ -116,7 +116,7 @@ def _call(value: Any) -> dict[str, Any]:
     return {"id": call_id or "", "type": "function", "function": told}
 
 
-# Fields of a request: what is read of each, by whom, and what clients may send.
+# Types of a request's fields: the type in Python, its reader, and what clients may send (for the OpenAPI document).
 ToolsField = Annotated[
     list[dict[str, Any]] | None,
     BeforeValidator(read_tools, Annotated[list[sent.ToolDefinition], Field(max_length=MAX_TOOLS)] | None),
@@ -145,7 +145,10 @@ class Asked:
 
 
 def asked(tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None, *, many: bool) -> Asked:
-    """Raises ValueError, with what is wrong about the choice."""
+    """What a request with these tools and this `tool_choice` asks for; `many`: several calls are allowed.
+
+    Raises ValueError, with what is wrong about the choice.
+    """
     if not tools:
         if choice and (choice.mode == "required" or choice.names):
             raise ValueError("only allowed with tools")

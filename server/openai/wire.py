@@ -1,4 +1,4 @@
-"""What clients may send to the OpenAI endpoints, as strict models: no coercion, every number in a range.
+"""Models of the request bodies of the OpenAI endpoints. They are strict: no coercion, every number in a range.
 
 null means absent everywhere. Names of llama.cpp and vLLM stand beside OpenAI's; `convert.py` joins them. A field's
 description is its meaning in the OpenAPI document and in docs/api.md.
@@ -26,7 +26,7 @@ _SETTINGS = {one.name: one.metadata for one in dataclasses.fields(Settings)}
 
 
 def bounds(name: str) -> dict[str, Any]:
-    """The range of a setting that is also a request field."""
+    """The range of a setting that is also a request field, as arguments of pydantic's `Field`."""
     return {"ge": _SETTINGS[name]["least"], "le": _SETTINGS[name]["most"]}
 
 
@@ -78,7 +78,7 @@ class StreamOptions(Wire):
 
 
 def _with_fields_of_no_model(schema: dict[str, Any]) -> None:
-    """Adds to the document what a body may hold beside the model's fields: dotted names, refused and ignored ones."""
+    """Adds to a model's JSON schema the fields that are read without it: dotted names, refused and ignored fields."""
     dotted = Speculative.model_json_schema()["properties"]
     schema["properties"] |= refuse.described() | {f"speculative.{name}": one for name, one in dotted.items()}
 

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's two endpoints tell them: a list of objects for chat, four lists for plain text."""
+"""Log-probabilities in the forms of OpenAI's two endpoints: a list of objects for chat, four lists for plain text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream.engine.api import TokenLogprob
 
-LEAST = -9999.0  # JSON has no infinity, and OpenAI tells this for the least likely
+LEAST = -9999.0  # JSON has no infinity; OpenAI writes this value for the least likely tokens
 
 
 def of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
@@ -32,8 +32,8 @@ def of_text(
 ) -> dict[str, Any] | None:
     """`choices[].logprobs` of a plain completion; None where there is no token.
 
-    `pieces` is the text each token added, `start` where in the choice's text the first one begins. Nothing is known
-    of a token without log-probability, the first of a prompt told back, but its piece.
+    `pieces`: the text that each token added; `start`: the offset of the first in the choice's text. A token is None if
+    it has no log-probability, as the first token of an echoed prompt; then only its piece is known.
     """
     if not tokens:
         return None
@@ -47,7 +47,7 @@ def of_text(
 
 
 def _likeliest(one: TokenLogprob) -> dict[str, float]:
-    """The likeliest tokens and, as OpenAI has it, the picked one. Of two that write the same the likelier counts."""
+    """The likeliest tokens and, as OpenAI has it, the picked token. Of two with the same text the likelier counts."""
     told: dict[str, float] = {}
     for other in (*one.top, one):
         told.setdefault(_name(other), _finite(other.logprob))
@@ -55,7 +55,7 @@ def _likeliest(one: TokenLogprob) -> dict[str, float]:
 
 
 def _name(one: TokenLogprob) -> str:
-    """A token as the key of a table. Parts of characters are spelt out, else they would all be the same key."""
+    """A token's text, as a key. A token that is a part of a character is written as bytes, or such keys would clash."""
     try:
         return one.data.decode()
     except UnicodeDecodeError:

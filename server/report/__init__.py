@@ -1,1 +1,1 @@
-"""What the server tells about itself and its requests: logs, metrics, traces, status."""
+"""What the server reports about itself and its requests: logs, metrics, traces, status."""

@@ -1,8 +1,8 @@
-"""Log lines: one event each, as JSON or as readable text. Everything goes through structlog's processors, also what
-the engine and libraries log with the standard library.
+"""Logging: one event per line, as JSON or as readable text, through structlog's processors. That includes what the
+engine and libraries log with the standard library.
 
-Text from outside cannot forge an event: every character that does not print is escaped, and in text the lines of a
-traceback stand behind a bar.
+Text from outside cannot forge an event: every character that does not print is escaped, and in the text form each line
+of a traceback begins with a bar.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ OURS = "slipstream"
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger whose calls are `log.info("event", key=value)`; None is left out."""
+    """A logger whose calls are `log.info("event", key=value)`; keys whose value is None are left out."""
     found: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
     return found
 
 
 def form_of(log_format: str, stream: TextIO) -> Form:
-    """What `--log-format` comes to where logs are written."""
+    """The form that `--log-format` means for this stream: "auto" is text on a terminal, else JSON."""
     if log_format == "auto":
         return "text" if stream.isatty() else "json"
     return "json" if log_format == "json" else "text"
 
 
 def configure(level: str, form: Form, *, colors: bool = False) -> None:
-    """Send everything to stderr, libraries from warnings on. Called once, by the command line."""
+    """Send all logs to stderr: our own from `level` on, those of libraries from warnings on. Called once, at start."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(form, colors=colors))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -44,7 +44,7 @@ def configure(level: str, form: Form, *, colors: bool = False) -> None:
 
 
 def formatter(form: Form, *, colors: bool = False) -> logging.Formatter:
-    """Writes events of structlog and records of the standard library alike."""
+    """A formatter that writes events of structlog and records of the standard library alike."""
     text = form == "text"
     render: Processor = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0) if text else _as_json
     return structlog.stdlib.ProcessorFormatter(
@@ -59,7 +59,7 @@ def formatter(form: Form, *, colors: bool = False) -> logging.Formatter:
 
 
 def printable(text: str) -> str:
-    """`text` with escapes for what does not print: line breaks, terminal codes, marks that turn the direction."""
+    """`text` with escapes for what does not print: line breaks, terminal codes, marks of writing direction."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
@@ -78,7 +78,7 @@ def _escaped(_logger: object, _method: str, event: EventDict, *, bar: str) -> Ev
 
 
 def _tidied(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Without what is not known, and floats to the microsecond."""
+    """The event without keys whose value is None, and with floats rounded to six places."""
     return {
         name: round(one, 6) if isinstance(one, float) else one
         for name, one in event.items()
@@ -89,7 +89,7 @@ def _tidied(_logger: object, _method: str, event: EventDict) -> EventDict:
 def _as_json(_logger: object, _method: str, event: EventDict) -> str:
     try:
         return orjson.dumps(event, default=str).decode()
-    except orjson.JSONEncodeError:  # a number of more than 64 bits, or text in a list that is no Unicode
+    except orjson.JSONEncodeError:  # a number of more than 64 bits, or invalid Unicode in a list
         return orjson.dumps({name: printable(str(one)) for name, one in event.items()}).decode()
 
 
@@ -101,7 +101,7 @@ _SHARED: tuple[Processor, ...] = (
     _tidied,
 )
 
-# Events go on as records of the standard library, so that its levels and handlers count for them as well.
+# structlog passes events on as records of the standard library, so that its levels and handlers apply to them too.
 structlog.configure(
     processors=[
         structlog.stdlib.filter_by_level,

@@ -1,7 +1,7 @@
-"""What requests came to: one record per HTTP request, one access line and one set of counts when it ends.
+"""Counts of requests for `/metrics`: one record per HTTP request, added to a server's `Meter` when the request ends.
 
-`Envelope` opens the record and closes it. In between whoever finds something out writes it down through `record()`:
-the reply its ends, an error its code. Durations and token counts become Prometheus histograms under vLLM's names.
+`Envelope` opens the record and closes it. Code in between writes to it through `record()`: a reply how its choices
+ended, an error response its code. Durations and token counts become Prometheus histograms under vLLM's names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from slipstream.engine.api import Done
 
 PREFIX = "slipstream:"
-ABORTED = "abort"  # the client left, in vLLM's word
+ABORTED = "abort"  # vLLM's reason for a client that left
 QUICK_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 SLOW_S = (
     *(0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
@@ -30,17 +30,17 @@ TOKENS = tuple(float(one * 10**power) for power in range(6) for one in (1, 2, 5)
 
 @dataclass(slots=True)
 class Record:
-    """One HTTP request on its way. A reply that never ended has `n_choices` without `ends`."""
+    """What is known of an HTTP request so far. A reply that broke off has `n_choices` but no `ends`."""
 
     model: str = ""
     reply_id: str = ""
     n_choices: int = 0
     n: int = 1  # choices per prompt
     ends: Sequence[Done] = ()
-    code: str | None = None  # of the error that the client was told
+    code: str | None = None  # of the error that was sent
 
     def begin(self, model: str, reply_id: str, n_choices: int, n: int) -> None:
-        """A reply is being made."""
+        """Note that a reply is being generated: `n_choices` in all, `n` per prompt."""
         self.model, self.reply_id, self.n_choices, self.n = model, reply_id, n_choices, n
 
     @property
@@ -55,19 +55,19 @@ _current: ContextVar[Record | None] = ContextVar("record", default=None)
 
 
 def opened() -> Record:
-    """A new record, the current one of this request and of every task it starts."""
+    """A new record, which `record` returns from now on in this request and in every task that it starts."""
     record = Record()
     _current.set(record)
     return record
 
 
 def record() -> Record:
-    """The current request's record; outside of one, a record nobody reads."""
+    """The current request's record; outside of a request, a fresh record that is then dropped."""
     return _current.get() or Record()
 
 
 class Histogram:
-    """Counts of values by upper bound. A value may count several times at once, as prometheus_client's cannot."""
+    """Counts of values by upper bound. Unlike prometheus_client's, it can count a value several times in one call."""
 
     def __init__(self, name: str, told: str, bounds: tuple[float, ...]) -> None:
         self.name = name
@@ -88,7 +88,7 @@ class Histogram:
 
 
 class Meter:
-    """The counts of one server. Lives on the event loop."""
+    """The counts of a server's requests. For the event loop's thread only: it has no lock."""
 
     def __init__(self) -> None:
         def seconds(name: str, told: str, bounds: tuple[float, ...] = SLOW_S) -> Histogram:
@@ -110,7 +110,7 @@ class Meter:
         self._errors: Counter[str] = Counter()
 
     def ended(self, record: Record, seconds: float) -> None:
-        """Count a request that is over."""
+        """Count a request that has ended; `seconds`: how long it took."""
         if record.code is not None:
             self._errors[record.code] += 1
         self._reasons.update(record.reasons)
@@ -151,7 +151,7 @@ class Meter:
 
 
 def labelled(name: str, about: str, labels: Sequence[str], counts: Counts) -> Metric:
-    """A counter with labels; `counts` is by their values."""
+    """A counter with labels; the keys of `counts` are the labels' values."""
     family = CounterMetricFamily(PREFIX + name, about, labels=labels)
     for values, count in counts.items():
         family.add_metric(values, count)

@@ -1,8 +1,8 @@
-"""`/metrics` for Prometheus: the engine's own counters, read anew for each scrape, and what the meter has counted.
+"""`/metrics` for Prometheus: the engine's counters, read anew for each scrape, and the meter's counts of requests.
 
-The names after the prefix are those of vLLM and llama-server, so that dashboards carry over. What they count for
-speculation as a whole is told per drafter here: a draft that two drafters made counts as a draft of each, so sum
-over `drafter` for tokens, not for drafts.
+The names after the prefix are those of vLLM and llama-server, so that dashboards carry over. Their counts of
+speculation are labelled per drafter here. A draft that two drafters made counts as a draft of each, so a sum over
+`drafter` is right for tokens but too high for drafts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def routes(gate: Gate, meter: Meter) -> APIRouter:
 
 
 class Scrape:
-    """One picture of a server as a Prometheus collector. It needs no registry, so two servers share nothing."""
+    """A server's state at one moment, as a Prometheus collector. It needs no registry, so two servers share nothing."""
 
     def __init__(self, stats: EngineStats, info: ModelInfo, meter: Meter) -> None:
         self._stats = stats
@@ -102,7 +102,7 @@ class Scrape:
             ("spec_decode_num_drafts", "Verified drafts with tokens of the drafter.", attrgetter("n_drafts")),
             ("spec_decode_num_draft_tokens", "Tokens drafted and verified.", attrgetter("n_drafted")),
             ("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", attrgetter("n_accepted")),
-            ("wasted_verify_tokens", "Drafted tokens verified in vain.", _n_rejected),
+            ("wasted_verify_tokens", "Drafted tokens that were verified and rejected.", _n_rejected),
         ):
             yield labelled(
                 name, about, ("drafter",), {(drafter,): total(count) for drafter, count in drafters}

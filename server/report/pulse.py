@@ -1,4 +1,4 @@
-"""One line every ten seconds while there is work: what is running, how fast, and what drafts are worth."""
+"""The log line `busy`, every ten seconds while the engine works: requests, tokens per second, accepted drafts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERY_S = 10.0
 
 
 async def pulse(engine: AsyncEngine, every_s: float = EVERY_S) -> None:
-    """Logs until cancelled. An interval in which nothing was computed leaves no line."""
+    """Logs until cancelled. There is no line for an interval in which nothing was computed and no request waited."""
     before, then = engine.stats(), time.monotonic()
     while True:
         await asyncio.sleep(every_s)
@@ -26,7 +26,7 @@ async def pulse(engine: AsyncEngine, every_s: float = EVERY_S) -> None:
 
 
 def figures(before: EngineStats, stats: EngineStats, seconds: float) -> dict[str, Any]:
-    """What happened in `seconds` between two pictures of the engine."""
+    """What happened in the `seconds` between two readings of the engine's counters."""
     n_pages = stats.n_pages_free + stats.n_pages_cached + stats.n_pages_held
     n_drafted = _total(stats, "n_drafted") - _total(before, "n_drafted")
     n_accepted = _total(stats, "n_accepted") - _total(before, "n_accepted")

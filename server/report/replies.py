@@ -1,4 +1,4 @@
-"""What the server's own endpoints answer, as models for the OpenAPI document. A field with a default may be absent."""
+"""Models of the replies of the status endpoints, for the OpenAPI document. A field with a default may be absent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the server tells about itself: `/health`, `/ready`, `/live`, `/slots`, `/props`, with llama-server's keys where
-those exist.
-"""
+"""Status routes: `/health`, `/ready`, `/live`, `/slots`, `/props`, with llama-server's keys where it has such."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from slipstream.server.report.tally import ms, shown
 
 SECRET = frozenset({"api_key"})
 NoSlot = Annotated[str, Query(description="1: 503 while every slot is busy")]
-# What is declared of a route with three paths.
+# Arguments of the decorators of `health`, a route with three paths.
 HEALTH: Any = {
     "methods": ["GET", "HEAD"],
     "summary": "Ready for requests?",
@@ -77,7 +75,7 @@ def _check_idle(fail_on_no_slot: str, engine: AsyncEngine) -> None:
 
 
 def _warnings(engine: AsyncEngine) -> dict[str, Any]:
-    """What works less well than it should; nothing if all is well."""
+    """`{"warnings": […]}` with what works less well than it should; empty if all is well."""
     stats = engine.stats()
     told = [f"{name} failed repeatedly and is switched off" for name in stats.disabled_drafters]
     told += [f"{name} is hardly ever right: see the log" for name in stats.doubtful_drafters]

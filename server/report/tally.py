@@ -1,7 +1,7 @@
-"""Counts and times in JSON: numbers that are always finite, and what each drafter did, for a request or for all.
+"""Numbers for JSON, which are always finite; and the counts of each drafter, for a request or for the whole server.
 
-A drafter's object has llama-server's `draft_n` and `draft_n_accepted`, and what that server and vLLM else tell
-in their logs, per drafter: calls and times of the verbs, drafts, and acceptance by position.
+A drafter's object has llama-server's `draft_n` and `draft_n_accepted`. It also has what llama-server and vLLM only
+write to their logs: calls and times of the drafter's methods ("verbs"), drafts, and acceptance by position.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ VERBS = ("begin", "draft", "accept")
 
 
 def ms(seconds: float) -> float:
-    """Milliseconds, to the microsecond."""
+    """Seconds as milliseconds, rounded to the microsecond."""
     return round(seconds * 1000, 3)
 
 
 def ratio(part: float, whole: float) -> float:
-    """`part / whole`; 0 where there is nothing to divide by, as JSON has no other word for it."""
+    """`part / whole`, to six places; 0 where `whole` is not positive, as JSON has neither NaN nor infinity."""
     return round(part / whole, 6) if whole > 0 else 0.0
 
 
 def added(several: Iterable[Mapping[str, DrafterCount]]) -> dict[str, DrafterCount]:
-    """The counts of several requests together, by drafter."""
+    """The counts of several requests added up, by drafter."""
     totals: dict[str, DrafterCount] = {}
     for counts in several:
         for name, count in counts.items():
@@ -46,7 +46,7 @@ def _sum(one: DrafterCount, other: DrafterCount) -> DrafterCount:
 
 
 def shown(counts: Mapping[str, DrafterCount]) -> dict[str, dict[str, Any]]:
-    """The counts as clients read them, by drafter."""
+    """The counts as JSON objects, by drafter."""
     return {name: _shown(count) for name, count in counts.items()}
 
 

@@ -21,7 +21,7 @@ PROVIDER = "slipstream"
 
 
 def missing() -> str | None:
-    """The first package that tracing needs and that is not installed."""
+    """The first package that tracing needs and that is not installed; None if all are."""
     for name in NEEDED:
         try:
             found = find_spec(name)
@@ -33,14 +33,14 @@ def missing() -> str | None:
 
 
 def exporter_to(endpoint: str) -> SpanExporter:
-    """Sends spans to a collector by OTLP over http."""
+    """An exporter that sends spans to the collector at `endpoint`, by OTLP over HTTP."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_TIMEOUT_S)
 
 
 class Tracing:
-    """One server's spans. `close` sends those that are still waiting; it may block, so call it in a thread."""
+    """A server's spans. `close` sends those that are still waiting; it may block, so call it in a thread."""
 
     def __init__(self, exporter: SpanExporter, version: str) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -57,7 +57,7 @@ class Tracing:
     def tell(
         self, record: Record, operation: str, headers: Mapping[str, str], status: int, started_ns: int
     ) -> None:
-        """The span of a request that has just ended. `started_ns`: its beginning, in Unix time."""
+        """Record the span of a request that has just ended. `started_ns`: its beginning, in ns of Unix time."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         span = self._tracer.start_span(
@@ -72,7 +72,7 @@ class Tracing:
         span.end()
 
     def flush(self) -> None:
-        """Send what is waiting."""
+        """Send the spans that are waiting."""
         self._provider.force_flush()
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""DeepSeek: tokens around a name and JSON. R1 and V3 fence the JSON; V3.1 does not."""
+"""DeepSeek's formats: a call is a name and JSON between special tokens. R1 and V3 put the JSON into a code fence; V3.1
+does not.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Grammars that force calls, in llguidance's Lark dialect. A format says how a call looks; this page has the parts.
+"""Parts of the grammars that force tool calls, in llguidance's Lark dialect. Each format puts its own grammar together.
 
-Text is written exactly as chat templates show it, so that most of a call is forced and costs next to nothing.
+A grammar writes text exactly as chat templates show it, so that most of a call is forced and costs next to nothing.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def quoted(text: str) -> str:
 
 
 def as_rule(schema: Mapping[str, Any]) -> str:
-    """A JSON schema as a Lark rule's body."""
+    """A JSON schema as the body of a Lark rule."""
     return "%json " + json.dumps({**schema, "x-guidance": dict(JSON_STYLE)})
 
 
 @dataclass
 class Rules:
-    """Rules collected while the calls of some tools are described."""
+    """The rules of a grammar, collected while it is put together."""
 
     mark: Mark
     texts: list[str] = field(default_factory=list)
@@ -49,23 +49,23 @@ class Rules:
 
 
 def any_of(rules: Rules, tools: Sequence[Tool], call: Callable[[Rules, Tool], str]) -> str:
-    """A rule for a call of one of the tools."""
+    """The name of a new rule: a call of any of the tools."""
     return rules.add(" | ".join(rules.add(call(rules, tool)) for tool in tools))
 
 
 def repeated(call: str, between: str, *, many: bool) -> str:
-    """One call, or several with something between them."""
+    """A call, or (`many`) several with `between` between them. All are Lark text."""
     return f"{call} ({between} {call})*" if many else call
 
 
 def named_json(rules: Rules, tool: Tool, key: str = "arguments") -> str:
-    """`{"name": "f", "arguments": {…}}`."""
+    """Lark text of `{"name": "f", "arguments": {…}}`, with `key` in place of "arguments"."""
     head = f'{{"name": {json.dumps(tool.name)}, "{key}": '
     return f"{quoted(head)} {rules.arguments(tool)} {quoted('}')}"
 
 
 def parameter(rules: Rules, tool: Tool, key: str, end: str) -> str:
-    """A parameter's value between tags, up to and with the closing tag: strings as they are, all else as JSON."""
+    """Lark text of a parameter's value up to and with the tag `end`: strings without quotes, all else as JSON."""
     schema = tool.parameters["properties"][key]
     schema = schema if isinstance(schema, Mapping) else {}
     closing = rules.mark(end)
@@ -82,7 +82,7 @@ def parameter(rules: Rules, tool: Tool, key: str, end: str) -> str:
 
 
 def parameters(tool: Tool, tag: Callable[[str], str]) -> str:
-    """All parameters in the schema's order; those not required may be left out."""
+    """Lark text of all parameters in the schema's order; those not required are optional. `tag` makes a parameter's."""
     properties = tool.parameters.get("properties")
     required = tool.parameters.get("required")
     names = list(properties) if isinstance(properties, Mapping) else []
@@ -91,7 +91,7 @@ def parameters(tool: Tool, tag: Callable[[str], str]) -> str:
 
 
 def or_json(calls: str, schema: str) -> str:
-    """A grammar of calls, or of JSON of a schema (as JSON text) instead."""
+    """A grammar of replies that follow the grammar `calls`, or else are JSON of `schema` (given as JSON text)."""
     return f"start: calls | answer\nanswer: {as_rule(json.loads(schema))}\n" + calls.replace(
         "start:", "calls:", 1
     )

@@ -1,7 +1,7 @@
-"""A format: how a family of models writes thinking and tool calls, as data. `known.py` lists them.
+"""The type `Format`: how a family of models writes thinking and tool calls, as data. `known.py` lists all formats.
 
-Text becomes pieces: content, reasoning, the start of a call, and the call's arguments as JSON text. A reader makes
-pieces of what stands between the markers of calls; `parser.py` finds the markers.
+The text of a reply becomes pieces: content, reasoning, the start of a call, its arguments as JSON text, its end.
+`parser.py` finds the markers of calls; a format's `Reader` makes pieces of the text between them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TEXTS: Any = (Content, Reasoning, CallArguments)
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """The pieces with neighbours of one kind made one."""
+    """The pieces, with neighbouring texts of the same kind joined."""
     told: list[Piece] = []
     for kind, group in groupby(pieces, type):
         same: Any = group  # of one kind
@@ -59,16 +59,16 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 class Reader(Protocol):
-    """Reads what stands between two markers. What turns out to be no call is told as content, nothing is lost."""
+    """Reads the text between the two markers of a call. Text that turns out to be no call becomes content."""
 
     @property
     def in_string(self) -> bool:
-        """Whether what comes next is inside a string, where markers are text."""
+        """Whether the next character is inside a string, where markers are text."""
 
     def feed(self, text: str) -> Iterable[Piece]: ...
 
     def close(self, marker: str) -> Iterable[Piece]:
-        """The text has ended, at a marker or (empty) with the reply."""
+        """The pieces left now that the text has ended: at the closing `marker`, or (empty) with the reply."""
 
 
 Tools = Mapping[str, Tool]
@@ -76,15 +76,15 @@ Tools = Mapping[str, Tool]
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Markers of tool calls and what they hold."""
+    """The markers of tool calls, and the reader of the text between them."""
 
     open: str
     close: str | None  # None: calls go on to the reply's end
-    reader: Callable[[str, Tools], Reader]  # of the opening marker, which is content if no call follows
+    reader: Callable[[str, Tools], Reader]  # takes the opening marker, which is content if no call follows
     bare: bool = False  # a reply that begins with { may be a call without markers
 
 
-# The Lark text of a marker: a quoted string, or the name of the token it is.
+# From a marker to its Lark text: a quoted string or, if the marker is a token, that token.
 Mark = Callable[[str], str]
 
 
@@ -95,20 +95,20 @@ class Enforce(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How one family writes. `signs` are texts that its chat templates have, `others` such that they lack."""
+    """How a family of models writes. Its chat templates contain all texts of `signs` and none of `others`."""
 
     name: str
     signs: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     reasoning: tuple[str, str] | None = None
     calls: Calls | None = None
-    between: tuple[str, ...] = ()  # markers around and between calls that say nothing
+    between: tuple[str, ...] = ()  # markers around and between calls, which are dropped
     inside: tuple[str, ...] = ()  # markers inside a call, which a reader looks for
     enforced: Enforce | None = None
-    channels: bool = False  # every message has a header that says what it is
+    channels: bool = False  # every message has a header that says what it is, as in Harmony
 
     @property
     def markers(self) -> frozenset[str]:
-        """All texts that must be visible for a reply to be understood."""
+        """All markers that must be in a reply's text for the reply to be understood."""
         around = (self.calls.open, self.calls.close or "") if self.calls else ()
         return frozenset({*(self.reasoning or ()), *around, *self.between, *self.inside} - {""})

@@ -1,4 +1,4 @@
-"""GLM 4.5 and later: a name, then a pair of tags per parameter. Also Ling 3."""
+"""The format of GLM 4.5 and later, and of Ling 3: a call is a name, then a tagged key and value per parameter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TAGS = Tags(
 
 
 def enforced(tools: Sequence[Tool], mark: Mark, *, many: bool) -> str:
-    """Later versions write no line breaks: the model's own way is left to it."""
+    """The grammar of calls. Line breaks are optional, as later versions of the model write none."""
     rules = Rules(mark)
     line = rules.add(f"{quoted(chr(10))}?")
 

@@ -1,7 +1,7 @@
 """Harmony, the format of gpt-oss: every message has a header with a channel, and a recipient if it is a call.
 
-The library `openai-harmony` reads token ids of one vocabulary, which it downloads. Here text is read, so that any
-tokenizer with these markers will do and nothing is fetched.
+The library `openai-harmony` reads token ids of a single vocabulary, which it downloads. This parser reads text, so it
+works with any tokenizer that has these markers, and downloads nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def _template() -> Any:
 
 
 class HarmonyParser(ReplyParser):
-    """Reads one reply of a model that writes channels. Every message has a channel."""
+    """Reads a reply of a model that writes channels. The reply may continue a message begun in `prompt_tail`.
+
+    `tools`: those that may be called; `most_calls`: the reply ends after so many; `thinks_aloud`: thinking is content.
+    """
 
     def __init__(
         self, tools: Tools, prompt_tail: str, *, most_calls: int | None = None, thinks_aloud: bool = False
@@ -85,7 +88,7 @@ class HarmonyParser(ReplyParser):
                 yield from self._text(event["text"])
             elif field == "head" and kind == OPENS:
                 yield from self._end()
-                self._head += CHANNEL  # or a start: what counts is that the header has words of its own
+                self._head += CHANNEL  # START too: `_finished` only looks whether the header has any marker
             elif field == "head" and kind == CHUNK:
                 self._head += event["text"]
             elif field == "head":
@@ -109,7 +112,7 @@ class HarmonyParser(ReplyParser):
             yield Content(text)
 
     def _begin(self) -> Iterator[Piece]:
-        """A header is complete: its message begins."""
+        """Begin a message, whose header is complete."""
         head, self._head = self._head, ""
         called = RECIPIENT.search(head)
         if called and self._tools:
@@ -121,7 +124,7 @@ class HarmonyParser(ReplyParser):
             self._kind = "reasoning" if "analysis" in head and not called else "content"
 
     def _end(self) -> Iterator[Piece]:
-        """A message is over. The token that ends a call has no text, so a cut one is known by its arguments."""
+        """End a message. The token that ends a call has no text, so a call is whole if its arguments are."""
         if self._kind == "call" and self._value.done:
             yield CallEnd()
         self._kind = None

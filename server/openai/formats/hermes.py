@@ -1,4 +1,4 @@
-"""Hermes: one JSON object per call between tags. NousHermes, Qwen 2.5, Qwen 3, Granite 4 and many others."""
+"""The Hermes format, a JSON object between tags per call: NousHermes, Qwen 2.5, Qwen 3, Granite 4 and many others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Calls written as JSON. Names and arguments are told while they are generated: nobody waits for the last brace."""
+"""Readers of calls written as JSON. They go character by character, so that a call's name and arguments can be streamed
+before its last brace.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,14 @@ class Value:
 
 
 class _Steps:
-    """Reads by steps: one character each, which sets the step of the next one."""
+    """A reader as a state machine: `_step` reads a character and sets the step for the next character."""
 
     def __init__(self, marker: str) -> None:
         self._raw = marker  # read since the last piece; content, if it does not become a call
         self._step: Callable[[str], None] = self._failed
         self._out: list[Piece] = []
         self._value = Value()
-        self._is_open = False  # a call was told that has not ended
+        self._is_open = False  # a CallStart was put out, but no CallEnd yet
         self._n_calls = 0
 
     @property
@@ -79,7 +81,7 @@ class _Steps:
         return told if silent else [*told, Content(self._raw + marker)]
 
     def _is_silent(self, text: str) -> bool:
-        """Whether this may stand behind a call without meaning anything."""
+        """Whether this text after a call means nothing and is dropped."""
         return not text.strip()
 
     def _tell(self, *pieces: Piece) -> None:
@@ -109,7 +111,7 @@ class _Steps:
 class JsonCalls(_Steps):
     """`{"name": …, "arguments": {…}}`, one or several, alone or in a list; `parameters` is as good as `arguments`.
 
-    `known`: names that count; None: any.
+    `known`: only objects with these names are calls; None: any name.
     """
 
     def __init__(self, marker: str, known: frozenset[str] | None = None) -> None:
@@ -179,7 +181,7 @@ class JsonCalls(_Steps):
             self._step = self._member
 
     def _bare_value(self, char: str) -> None:
-        """A number, true, false or null: its end is only seen behind it."""
+        """A number, true, false or null, whose end shows only in the character after it."""
         if char in ",}" or char.isspace():
             self._step = self._member
             self._take()
@@ -196,7 +198,7 @@ class JsonCalls(_Steps):
             self._take()
 
     def _take(self) -> None:
-        """A value was read whole."""
+        """Take over a member's value, which has been read whole."""
         value = _loaded(self._text)
         if value is _NOTHING:
             self._fail()
@@ -207,7 +209,7 @@ class JsonCalls(_Steps):
             else:
                 self._fail()
         elif self._key in ARGUMENTS:
-            # Some write the arguments as a string that holds JSON, as they stand in OpenAI's messages.
+            # Some models write the arguments as a string that holds JSON, as in OpenAI's messages.
             text = value if isinstance(value, str) else "{}" if value is None else self._text
             if isinstance(_loaded(text), dict):
                 self._given = text
@@ -215,7 +217,7 @@ class JsonCalls(_Steps):
                 self._fail()
 
     def _finish(self) -> None:
-        """The end of the object."""
+        """End the call at the end of its object."""
         if self._name is None:
             self._fail()
             return
@@ -227,12 +229,15 @@ class JsonCalls(_Steps):
 
 
 class HeadedJson(_Steps):
-    """Calls that are named before their JSON. `head` has a group `name` and must match all that stands before {."""
+    """Calls whose name stands before their JSON. `head` has a group `name` and must match all text before the brace.
+
+    `silent`: text that may follow a call and is dropped.
+    """
 
     def __init__(self, marker: str, head: re.Pattern[str], silent: re.Pattern[str]) -> None:
         super().__init__(marker)
         self._pattern = head
-        self._silent = silent  # what may stand behind a call
+        self._silent = silent  # text that may follow a call
         self._text = ""
         self._step = self._head
 
@@ -265,7 +270,7 @@ _NOTHING = object()
 
 
 def _loaded(text: str) -> Any:
-    """The JSON value, or `_NOTHING` if it is none."""
+    """The JSON value of a text, or `_NOTHING` if it is not valid JSON."""
     try:
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The known formats, and which one a model has: by its chat template, unless `--chat-format` says it."""
+"""The list of formats, and the choice of a model's format: by its chat template, unless `--chat-format` names it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.server.openai.formats.mistral import MISTRAL, MISTRAL_LIST
 from slipstream.server.openai.formats.plain import NONE, PLAIN
 from slipstream.server.openai.formats.qwen3_coder import QWEN3_CODER
 
-# The first one whose signs a chat template has.
+# In this order: the first format that a chat template fits is chosen. NONE fits every template.
 FORMATS: tuple[Format, ...] = (
     HARMONY,
     DEEPSEEK,
@@ -33,9 +33,9 @@ BY_NAME = {one.name: one for one in FORMATS}
 
 
 def format_of(info: ModelInfo, chosen: str) -> Format:
-    """The model's format. `chosen`: a name, or auto.
+    """The model's format. `chosen`: `--chat-format`, a format's name or auto.
 
-    A format's thinking part is only looked for in models that know its markers, by their template or their tokens.
+    It comes without `reasoning` if neither the model's template nor its tokens have the marker that closes thinking.
     """
     template = (info.chat_template or "") + (info.tool_template or "")
     found = BY_NAME[chosen] if chosen in BY_NAME else next(one for one in FORMATS if _has(one, template))

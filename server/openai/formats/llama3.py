@@ -1,4 +1,4 @@
-"""Llama 3: a bare JSON object with `parameters`, or one behind a token."""
+"""Llama 3's format: a call is a JSON object with `parameters`, bare or after a special token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPEN = "<|python_tag|>"
 
 
 def enforced(tools: Sequence[Tool], mark: Mark, *, many: bool) -> str:
-    """One call: these models have no way to write a second one that they were taught."""
+    """The grammar of a single call, whatever `many` says: these models were not taught a way to write a second."""
     rules = Rules(mark)
     call = any_of(rules, tools, lambda rules, tool: named_json(rules, tool, "parameters"))
     return rules.source(call)
@@ -22,7 +22,7 @@ LLAMA3 = Format(
     name="llama3",
     signs=("<|start_header_id|>", '"parameters"'),
     others=("<function=", "<tool_call>"),
-    # Without a marker, only a known name tells a call from an answer in JSON.
+    # Without a marker, only a known name distinguishes a call from an answer in JSON.
     calls=Calls(OPEN, None, lambda marker, tools: JsonCalls(marker, frozenset(tools)), bare=True),
     enforced=enforced,
 )

@@ -1,4 +1,6 @@
-"""Mistral: a token, then calls. Older models write a JSON list, newer ones name and arguments with a token between."""
+"""Mistral's formats: a special token, then calls. Older models write the calls as a JSON list; newer models write a
+name and JSON arguments with a special token between them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ SILENT = re.compile(r"\s*")
 
 
 class MistralCalls:
-    """Decides between the two ways by the first character."""
+    """Reads calls of either format: the first character decides which it is."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker

@@ -1,7 +1,8 @@
-"""Replies as pieces: thinking, content, calls. Any split of the text into parts makes the same joined pieces.
+"""Splits the text of a reply into pieces: thinking, content, calls. However the text is divided into parts, the joined
+pieces are the same.
 
-`scanner.py` finds the markers; what stands between those of calls is read by the format's own reader, which can tell
-it as it comes.
+`scanner.py` finds the markers; the text between the markers of calls is read by the format's own reader, so that it
+can be streamed.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ REASONING, CALL, STRAY, BETWEEN, CONTENT = "reasoning", "call", "stray", "betwee
 
 @lru_cache(maxsize=32)
 def _template(format_: Format, *, with_calls: bool) -> Any:
-    """The format's markers, compiled."""
+    """The format's markers, compiled for `scanner`."""
     fields: dict[str, dict[str, Any]] = {CONTENT: {}}
     if format_.reasoning:
         opener, closer = format_.reasoning
-        # Only a reply's first words open a thinking part; later on they are talked about. The white space before
-        # them is bounded, as it is searched again with every token.
+        # Only at its beginning can a reply open a thinking part; further on, text may merely mention the marker. The
+        # white space before it is bounded, as it is searched again with every token.
         fields[REASONING] = {"open_pattern": rf"\A\s{{0,8}}{re.escape(opener)}", "close": closer}
     if with_calls and format_.calls:
         fields[CALL] = {"open": format_.calls.open}
@@ -46,14 +47,14 @@ def _template(format_: Format, *, with_calls: bool) -> Any:
 
 
 def is_thinking(prompt_tail: str, opener: str) -> bool:
-    """Whether the prompt's last words open a thinking part. Further back, somebody may only have talked about it."""
+    """Whether the prompt ends with the marker that opens a thinking part; further back, text may merely mention it."""
     return prompt_tail.rstrip().endswith(opener)
 
 
 class Parser(ReplyParser):
-    """Reads one reply. `tools`: those that may be called; none: calls are text like any other.
+    """Reads a reply. `tools`: those that may be called; if empty, calls are read as content.
 
-    `thinks_aloud`: thinking is content, markers and all.
+    `most_calls`: the reply ends after so many; `thinks_aloud`: thinking is content, with its markers.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Parser(ReplyParser):
         self._content = _Trim(is_start=False)
         self._thoughts = _Trim(is_start=True)
         self.is_thinking = False
-        self._n_silent = 0  # opening markers that the prompt has written
+        self._n_silent = 0  # 1 if the prompt ends with the opening marker: it is fed, but not put out
         if format_.reasoning and is_thinking(prompt_tail, format_.reasoning[0]):
             self._n_silent = 1
             self.is_thinking = True
@@ -140,7 +141,7 @@ class Parser(ReplyParser):
             yield from self._called(self._reader.feed(self._calls.open if kind == OPENS else text))
 
     def _closed(self) -> Iterator[Piece]:
-        """The closing marker of a call. Inside a string of the arguments it is text; behind no call it is content."""
+        """Read a call's closing marker. Inside a string of the arguments it is text; without a call it is content."""
         marker = (self._calls and self._calls.close) or ""
         if self._reader is None:
             yield from self._told(marker)
@@ -169,11 +170,11 @@ class Parser(ReplyParser):
 
 
 class _Trim:
-    """Text without the white space at its end, and at its start if that is asked for."""
+    """Takes the white space off the end of a text that comes in parts, and off its start if `is_start`."""
 
     def __init__(self, *, is_start: bool) -> None:
         self._is_start = is_start
-        self.held = ""  # white space that is told only if more follows
+        self.held = ""  # white space that is put out only if more text follows
 
     def feed(self, text: str) -> str:
         if text.isspace():

@@ -1,4 +1,4 @@
-"""Models that think between tags, and call no tools in a way known here; and models that do neither."""
+"""The formats of models whose tool calls cannot be read: PLAIN for those that think between tags, NONE for the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Coder: a tag per function and per parameter. Also Qwen 3.5, Nemotron 3 and Step 3.5."""
+"""The format of Qwen3-Coder, Qwen 3.5, Nemotron 3 and Step 3.5: a call has a tag for its function and per parameter."""
 
 from __future__ import annotations
 

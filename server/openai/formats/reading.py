@@ -1,4 +1,6 @@
-"""A model's format in use: the parser of a reply, the control tokens it needs to see, the grammar of forced calls."""
+"""What a chat request needs of its model's format: the parser of a reply, the control tokens that the parser must see,
+the grammar of forced calls.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def parser_of(
     most_calls: int | None = None,
     thinks_aloud: bool = False,
 ) -> AnyParser:
-    """A fresh parser for one reply. Call `scanner.load` first, off the event loop."""
+    """A fresh parser for a reply. Call `scanner.load` first, off the event loop."""
     if format_.channels:
         return HarmonyParser(tools, prompt_tail, most_calls=most_calls, thinks_aloud=thinks_aloud)
     return Parser(format_, tools, prompt_tail, most_calls=most_calls, thinks_aloud=thinks_aloud)
@@ -39,11 +41,11 @@ def parser_of(
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A model's format, with what only its engine knows."""
+    """A model's format, with the tokens of its tokenizer that matter for it."""
 
     format: Format
     controls: frozenset[str] = frozenset()  # control tokens of the model, by their text
-    tokens: frozenset[str] = frozenset()  # all tokens beside the vocabulary proper
+    tokens: frozenset[str] = frozenset()  # all tokens added to the vocabulary, by their text
     ids: Mapping[str, int] = field(default_factory=dict)  # of the format's markers that are tokens
 
     @property
@@ -53,16 +55,16 @@ class Known:
 
     @property
     def can_call(self) -> bool:
-        """Whether calls can be told from text."""
+        """Whether calls in this format can be read."""
         return self.format.calls is not None or self.format.channels
 
     @property
     def silent(self) -> frozenset[str]:
-        """Control tokens that mean nothing here and are left out of replies all the same."""
+        """Control tokens that the format does not use: they are left out even where its markers must be visible."""
         return self.controls - self.format.markers
 
     def mark(self, text: str) -> str:
-        """A marker in a Lark grammar: as the token it is, or as text."""
+        """The Lark text of a marker: a token if the model has it as a token, else a quoted string."""
         if text in self.tokens and TAG.fullmatch(text):
             return text
         return f"<[{self.ids[text]}]>" if text in self.controls else quoted(text)
@@ -77,7 +79,7 @@ class Known:
 
 
 class Knowing:
-    """Finds out about the model in use, once."""
+    """Keeps what is `known` of the model in use, so that it is found out only once."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

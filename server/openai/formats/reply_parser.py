@@ -1,4 +1,4 @@
-"""What the parsers of replies share: text in, joined pieces out, up to the end of the last call that is wanted."""
+"""The base class of the parsers of replies: text in, joined pieces out, up to the end of the last call wanted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from slipstream.server.openai.formats.scanner import Event, Scanner
 
 
 class ReplyParser:
-    """Reads one reply. A parser says what the scanner's events mean, and counts the calls it begins."""
+    """Reads a reply. A subclass turns the scanner's events into pieces, and counts in `_n_calls` the calls it begins.
 
-    is_ended = False  # something has followed that is not part of the message
+    `most_calls`: the reply ends after so many calls; None: it does not.
+    """
+
+    is_ended = False  # text has followed that is no part of the message
     _is_full = False  # no more calls are wanted
     _n_calls = 0
 
@@ -23,7 +26,7 @@ class ReplyParser:
         return joined(self._wanted(self._read(self._scanner.feed(text))))
 
     def finish(self) -> list[Piece]:
-        """What was held back, now that the reply has ended."""
+        """The pieces that were held back, now that the reply has ended."""
         _, events = self._scanner.finalize()
         return joined(self._wanted(self._finished(events)))
 
@@ -34,7 +37,7 @@ class ReplyParser:
         raise NotImplementedError
 
     def _wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The pieces up to the end of the last call that is wanted. A reply that only ends there is not `is_ended`."""
+        """The pieces up to the end of the last call wanted. `is_ended` becomes true only if more follow."""
         for piece in pieces:
             if self._is_full:
                 self.is_ended = True

@@ -1,6 +1,6 @@
-"""Calls written as tags, one per parameter. The tags have no types: a parameter is read by its schema.
+"""The reader of calls written as tags, a tag per parameter. Tags have no types, so a value is read by its schema.
 
-Arguments become JSON at the end of each parameter.
+Arguments become JSON at the end of each parameter; until then nothing of the parameter is put out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from slipstream.server.openai.formats.format import CallArguments, CallEnd, CallStart, Content, Piece, Tools
 from slipstream.server.openai.formats.json_call import NAME
 
-WORDS = {"True": True, "False": False, "None": None}  # as Python writes them, which models do too
+WORDS = {"True": True, "False": False, "None": None}  # models also write these as Python does
 KINDS: dict[str, type | tuple[type, ...]] = {
     "boolean": bool,
     "null": type(None),
@@ -27,24 +27,24 @@ KINDS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """A dialect. `head` has a group `name`, `parameter` the groups `key` and `value`."""
+    """The tags of a format. `head` has a group `name`, `parameter` the groups `key` and `value`."""
 
     head: re.Pattern[str]  # all before the first parameter
     parameter_start: str
     parameter: re.Pattern[str]
     parameter_end: str
-    foot: re.Pattern[str]  # what may stand behind the last parameter
+    foot: re.Pattern[str]  # what may follow the last parameter
 
 
 class XmlCall:
-    """One call. It is told with its first parameter, or at its end if it has none."""
+    """Reads a call. Its start is put out with its first parameter, or at its end if it has no parameters."""
 
     def __init__(self, marker: str, tags: Tags, tools: Tools) -> None:
         self._tags = tags
         self._tools = tools
         self._marker = marker
-        self._text = ""  # not understood yet
-        self._seen = 0  # so far no end of a parameter
+        self._text = ""  # not read yet
+        self._seen = 0  # no end of a parameter begins before here
         self._name: str | None = None
         self._n_told = 0
         self._failed = False
@@ -78,7 +78,7 @@ class XmlCall:
         else:
             foot = self._tags.foot.search(rest)
             assert foot is not None  # it may be empty
-            # Without a parameter, any word could be a name; cut off, any name could go on.
+            # Without a parameter any word could be a name, so it must be a tool's; in a cut reply it could go on.
             name = self._named(rest[: foot.start()]) if marker else None
             if name is None or name not in self._tools:
                 yield Content(self._marker + rest + marker)
@@ -87,7 +87,7 @@ class XmlCall:
                 yield from self._ended()
 
     def _parameter(self, end: int) -> Iterator[Piece]:
-        """The parameter that ends there."""
+        """Read the parameter that ends at `end`, and the call's name before its first parameter."""
         start = max(0, self._text.find(self._tags.parameter_start, 0, end)) if self._name is None else 0
         name = self._name or self._named(self._text[:start])
         found = self._tags.parameter.fullmatch(self._text[start:end])
@@ -103,7 +103,7 @@ class XmlCall:
         self._text, self._seen, self._marker = self._text[end:], 0, ""
 
     def _fail(self) -> Iterator[Piece]:
-        """What is left is no part of the call; a call told before ends with what it has."""
+        """Give up: what is left becomes content. A call that has begun ends with the parameters it has."""
         self._failed = True
         if self._n_told:
             yield from self._ended()
@@ -125,7 +125,7 @@ class XmlCall:
 
 
 def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types a schema names; none if it leaves them open."""
+    """The JSON types that a schema allows; empty if it does not say."""
     declared = schema.get("type")
     found = (
         {declared}
@@ -146,7 +146,7 @@ def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def as_json(text: str, schema: Mapping[str, Any]) -> str:
-    """A parameter's text as JSON, by its schema: what may be no string is read as a value, if it is one."""
+    """A parameter's text as JSON: the JSON value that it spells, if the schema allows such a value; else a string."""
     types = types_of(schema)
     value = WORDS.get(text.strip(), text)
     if value is text:
