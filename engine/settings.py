@@ -61,8 +61,8 @@ class Settings:
     )
     async_scheduling: bool = setting(
         default=True,
-        meaning="launch a pass while the pass before is unread, where it does not depend on what only the host knows, on"
-        " CUDA; so the device does not wait for the host",
+        meaning="launch a pass while the pass before is unread, where it does not depend on what only the host knows,"
+        " on CUDA; so the device does not wait for the host",
     )
     threads: int | None = setting(
         None, "CPU threads of the engine; all cores by default", "-t", least=1, most=1024
