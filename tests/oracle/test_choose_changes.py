@@ -217,7 +217,7 @@ def test_what_would_be_read_as_something_else_is_refused(run: Run) -> None:
         replace(edits, repeat=edits.repeat.double()),
         replace(edits, bias=torch.zeros(1, 1)),
     ):
-        with pytest.raises(ValueError, match="that Edits names"):
+        with pytest.raises(ValueError, match="of the types it names"):
             run(logits, rows, wrong)
     for other in (
         replace(masks, index=masks.index[:1]),
