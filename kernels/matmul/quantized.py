@@ -105,7 +105,14 @@ def joined(parts: Sequence[Tensor | Quantized]) -> Tensor | Quantized:
     """
     if len(parts) == 1:
         return parts[0]
-    return _joined_int4(parts) or _joined_fp8(parts) or torch.cat([widened(part) for part in parts])
+    return _joined_int4(parts) or _joined_fp8(parts) or _below([widened(part) for part in parts])
+
+
+def _below(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of all parts. Of parts without memory the shape alone: torch would import its compiler to join those."""
+    if not parts[0].is_meta:
+        return torch.cat([*parts])
+    return parts[0].new_empty((sum(map(len, parts)), *parts[0].shape[1:]))
 
 
 def _joined_int4(parts: Sequence[Tensor | Quantized]) -> Int4Weight | None:
@@ -116,7 +123,7 @@ def _joined_int4(parts: Sequence[Tensor | Quantized]) -> Int4Weight | None:
     if any(not _same_order(first.order, part.order) for part in narrow):
         return None
     codes, scales, zeros = (
-        torch.cat([getattr(part, name) for part in narrow]) for name in ("codes", "scales", "zeros")
+        _below([getattr(part, name) for part in narrow]) for name in ("codes", "scales", "zeros")
     )
     return Int4Weight(codes, scales, zeros, first.order, first.dtype)
 
@@ -134,5 +141,5 @@ def _joined_fp8(parts: Sequence[Tensor | Quantized]) -> Fp8Weight | None:
     blocks = {part.block[0] for part in narrow}
     if len(blocks) > 1 or any(part.shape[0] % part.block[0] for part in narrow[:-1]):
         narrow = [part.by_output() for part in narrow]
-    codes, scales = (torch.cat([getattr(part, name) for part in narrow]) for name in ("codes", "scales"))
+    codes, scales = (_below([getattr(part, name) for part in narrow]) for name in ("codes", "scales"))
     return Fp8Weight(codes, scales, narrow[0].block, narrow[0].dtype)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,8 @@ from slipstream.engine.service.start.sizes import Checkpoint, Memory, context
 from slipstream.engine.settings import Settings
 from tests.checkpoints import tiny_checkpoint
 from tests.recording import record
+
+ROOT = Path(__file__).parents[2]
 
 DEMO = Path(__file__).parents[2] / "demo"
 TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
@@ -169,3 +173,16 @@ def test_passes_are_captured_where_that_works(
     if works:
         assert {(one.n_spans, one.n_rows) for one in target.frames.frames} == set(frame_sizes(2, 3))
         assert engine._target.captured is not None
+
+
+def test_a_start_on_the_cpu_loads_no_compiler_of_kernels_for_gpus() -> None:
+    """torch imports its own, and Triton with it, for some operations on tensors without memory; that takes a second."""
+    code = (
+        "import asyncio, sys\n"
+        "from slipstream.engine.service.start.launch import launch\n"
+        "from slipstream.engine.settings import Settings\n"
+        "asyncio.run(launch(Settings(model='demo/target', model_draft='demo/draft', parallel=1)).close())\n"
+        "print(*{'triton', 'torch._dynamo', 'transformers'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
