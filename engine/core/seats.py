@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core.forward import STORE
@@ -40,9 +40,9 @@ class Seats:
         """Whether there is any request."""
         return bool(self.running or self.preempted or self.waiting)
 
-    def of(self, request_id: str) -> Iterator[Slot]:
+    def of(self, request_id: str) -> list[Slot]:
         """The slot of a request, if any."""
-        return iter([slot for slot in (*self.running, *self.preempted) if slot.request.id == request_id])
+        return [slot for slot in (*self.running, *self.preempted) if slot.request.id == request_id]
 
     def expired(self) -> list[tuple[str, EngineError]]:
         """Requests whose time is up leave, each with the error it ends with."""

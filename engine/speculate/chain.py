@@ -103,8 +103,8 @@ class Chain:
             return NO_DRAFTS
         known = wants
         if tails is None:
-            self.lengths.gap.ask(self._read(wants))
-        elif self.lengths.gap.pays(self._read(wants), self.lengths.token_s(coming)):
+            self.lengths.gap.ask(self._read_by_text_drafters(wants))
+        elif self.lengths.gap.pays(self._read_by_text_drafters(wants), self.lengths.token_s(coming)):
             return None
         else:
             known = [replace(want, after=()) for want in wants]
@@ -183,8 +183,9 @@ class Chain:
         if not asked:
             return list(offers)
         self._pay(drafter, trials)
+        wanted = list(asked.values())
         started = time.perf_counter()
-        made = self._offers(drafter, list(asked.values()), lambda: _read(drafter.draft(list(asked.values()))))
+        made = self._offers(drafter, wanted, lambda: _read(drafter.draft(wanted)))
         deepest = max(len(offer) for offer in made)
         if deepest:
             self.lengths.drafted(drafter.name, deepest, time.perf_counter() - started)
@@ -325,7 +326,7 @@ class Chain:
         for slot in slots:
             self.lengths.allowance.pay(slot, drafter.name, seconds)
 
-    def _read(self, wants: Sequence[Want]) -> list[int]:
+    def _read_by_text_drafters(self, wants: Sequence[Want]) -> list[int]:
         """The slots whose text any drafter reads."""
         return [want.slot.id for want in wants if any(self._serves(one, want.slot) for one in self._readers)]
 

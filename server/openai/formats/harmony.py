@@ -81,7 +81,7 @@ class HarmonyParser(ReplyParser):
         if self._n_calls == 0 and self._head.strip() and CHANNEL not in self._head:
             yield Content(self._head)
 
-    def _read(self, events: Iterable[Event], *, at_end: bool = False) -> Iterator[Piece]:
+    def _read(self, events: Iterable[Event]) -> Iterator[Piece]:
         for event in events:
             kind, field = event["type"], event["field"]
             if field == "text" and kind == CHUNK:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
 from slipstream.server.openai.formats.format import CallEnd, Piece, joined
 from slipstream.server.openai.formats.scanner import Event, Scanner
 
 
-class ReplyParser:
+class ReplyParser(ABC):
     """Reads a reply. A subclass turns the scanner's events into pieces, and counts in `_n_calls` the calls it begins.
 
     `most_calls`: the reply ends after so many calls; None: it does not.
@@ -30,11 +31,13 @@ class ReplyParser:
         _, events = self._scanner.finalize()
         return joined(self._wanted(self._finished(events)))
 
-    def _read(self, events: Iterable[Event], *, at_end: bool = False) -> Iterator[Piece]:
-        raise NotImplementedError
+    @abstractmethod
+    def _read(self, events: Iterable[Event]) -> Iterator[Piece]:
+        """The pieces that the scanner's events make."""
 
+    @abstractmethod
     def _finished(self, events: Iterable[Event]) -> Iterator[Piece]:
-        raise NotImplementedError
+        """The pieces that the scanner's last events make, and those that were held back."""
 
     def _wanted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """The pieces up to the end of the last call wanted. `is_ended` becomes true only if more follow."""
