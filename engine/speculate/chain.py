@@ -43,16 +43,25 @@ class Chain:
     by_value: the draft with the greatest expected gain wins; otherwise the first drafter with a draft.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], lengths: Lengths, *, by_value: bool = True) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        lengths: Lengths,
+        *,
+        by_value: bool = True,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """now: a clock in seconds; another than the machine's for simulations."""
         self._readers = [one for one in drafters if isinstance(one, TextDrafter)]
         self._networks = [one for one in drafters if isinstance(one, NetworkDrafter)]
         self._all: Sequence[Drafter] = [*self._readers, *self._networks]
         self._reads_streams = frozenset(one.name for one in self._networks if one.taps)
         self.lengths = lengths
         self._by_value = by_value
+        self._now = now
         self._survival = Survival()
         self._shadows = Shadows(self._survival)
-        self.guard = Guard([one.name for one in drafters], [one.name for one in self._networks])
+        self.guard = Guard([one.name for one in drafters], [one.name for one in self._networks], now)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -168,9 +177,9 @@ class Chain:
                 continue
             asked = [wants[i] for i in served]
             self._pay(drafter, [want.slot for want in asked], 1)
-            started = time.perf_counter()
+            started = self._now()
             made = self._offers(drafter, asked, partial(drafter.draft, asked))
-            self.lengths.drafted(drafter.name, 1, (time.perf_counter() - started) / len(served))
+            self.lengths.drafted(drafter.name, 1, (self._now() - started) / len(served))
             for i, offer in zip(served, made, strict=True):
                 offers[i] = self._better(offers[i], offer, coming)
         return offers
@@ -184,11 +193,11 @@ class Chain:
             return list(offers)
         self._pay(drafter, trials)
         wanted = list(asked.values())
-        started = time.perf_counter()
+        started = self._now()
         made = self._offers(drafter, wanted, lambda: _read(drafter.draft(wanted)))
         deepest = max(len(offer) for offer in made)
         if deepest:
-            self.lengths.drafted(drafter.name, deepest, time.perf_counter() - started)
+            self.lengths.drafted(drafter.name, deepest, self._now() - started)
         better = list(offers)
         for i, offer in self._extended(wants, dict(zip(asked, made, strict=True)), coming).items():
             better[i] = self._better(offers[i], offer, coming)

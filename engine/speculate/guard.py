@@ -26,8 +26,11 @@ T = TypeVar("T")
 class Guard:
     """The drafters of a server by name. `suspects`: those whose guesses must often be right (networks)."""
 
-    def __init__(self, names: Sequence[str], suspects: Sequence[str]) -> None:
+    def __init__(
+        self, names: Sequence[str], suspects: Sequence[str], now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.totals: Mapping[str, DrafterTally] = {name: DrafterTally() for name in names}
+        self._now = now
         self._suspects = frozenset(suspects)
         self._failures: Counter[str] = Counter()
         self._doubtful: set[str] = set()
@@ -49,7 +52,7 @@ class Guard:
 
     def run(self, name: str, verb: str, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
         """Call a drafter's method `verb`. If it raises, its requests go on without it; the text does not change."""
-        started = time.perf_counter()
+        started = self._now()
         try:
             return call()
         except Exception:
@@ -65,7 +68,7 @@ class Guard:
             )
             return None
         finally:
-            seconds = time.perf_counter() - started
+            seconds = self._now() - started
             self.totals[name].call(verb, seconds)
             for slot in slots:
                 slot.stats.tally(name).call(verb, seconds / len(slots))
