@@ -161,7 +161,7 @@ class Engine:
         if not works:
             return None
         if self._read_s:  # networks draft on the device, which does not wait then
-            self._chain.lengths.gap.observe(time.perf_counter() - self._read_s - drafting_s)
+            self._chain.lengths.costs.waited(time.perf_counter() - self._read_s - drafting_s)
         return forward.launch(self._target, self._cache, Flight([*works], coming, drafts))
 
     def _launch_behind(self, unread: Flight, flight: Flight) -> Flight | None:
@@ -216,7 +216,7 @@ class Engine:
         n_rows, seconds = flight.n_rows, now - max(flight.started, self._read_s)
         self._read_s = now
         if not flight.has_unread_drafts:  # otherwise some of it was drafting
-            self._chain.lengths.pass_cost.observe(n_rows, seconds)
+            self._chain.lengths.costs.passed(n_rows, seconds)
         self.clock.passed(n_rows, seconds)
 
     def _next_border(self, place: Place) -> int | None:
@@ -280,11 +280,11 @@ class Engine:
         self._chain.capture(capturing)
 
     @torch.inference_mode()
-    def warm_up(self, n_repeats: int = 3) -> None:
+    def warm_up(self, enough_s: float = 0.5) -> None:
         """Measure a pass at every width the engine will use, which also compiles what is compiled at first use."""
         log.info("warming up; at the very first start kernels are compiled, which may take a minute or two")
         most = min(self.capacity.batch_size, self.capacity.n_ctx)
-        warm_up(self._target, self._cache, self._chain.lengths.pass_cost, most, n_repeats)
+        warm_up(self._target, self._cache, self._chain.lengths.costs, most, enough_s)
 
     def _free(self, slot: Slot) -> None:
         self.seats.free(slot)

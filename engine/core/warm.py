@@ -14,7 +14,7 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core.forward import STORE, Target
 from slipstream.engine.sample.params import resolve_sampling
 from slipstream.engine.sample.pick import Row, pick
-from slipstream.engine.speculate.decide.cost import TIERS, PassCost
+from slipstream.engine.speculate.decide.cost import WIDTHS, Costs
 
 # Ways of picking that run different code; compiled code must not be met first by a client.
 _WARM_UP = (
@@ -23,23 +23,45 @@ _WARM_UP = (
     Sampling(seed=0, top_p=0.9, top_k=5, min_p=0.1, repeat_penalty=1.1),
 )
 
+_LEAST_TURNS, _MOST_TURNS = 3, 16  # of all widths; the first is not measured
 
-def warm_up(target: Target, cache: Cache, cost: PassCost, most: int, n_repeats: int) -> None:
-    """Run passes of up to `most` rows in an idle slot, several times each, and report their seconds to `cost`."""
-    network = target.network
-    for n_rows in [tier for tier in TIERS if tier <= most]:
-        if not cache.reserve(0, STORE, 0, n_rows):
-            break
-        # Different tokens: equal rows ask for the same experts, and a pass would look cheaper than it is.
-        span = Span(0, [i % network.vocab_size for i in range(n_rows)], 0, 0, n_rows)
-        times = []
-        for _ in range(n_repeats + 1):
-            cache.recover(0)
+
+def warm_up(target: Target, cache: Cache, costs: Costs, most: int, enough_s: float) -> None:
+    """Run passes of up to `most` rows in an idle slot, and report their seconds to `costs`.
+
+    All widths take turns, and the least of each counts: a neighbour that is busy for a while then slows a few turns and
+    not one width. After three turns it ends when `enough_s` have passed.
+    """
+    times: dict[int, list[float]] = {n_rows: [] for n_rows in WIDTHS if n_rows <= most}
+    n_turns, started = 0, 0.0
+    while n_turns < _LEAST_TURNS or (n_turns < _MOST_TURNS and time.perf_counter() - started < enough_s):
+        for n_rows, own in times.items():
+            if not cache.reserve(0, STORE, 0, n_rows):
+                break
+            own.append(_measured(target, cache, n_rows))
+        if n_turns == 0:  # kernels were compiled and memory was found
+            times = {n_rows: [] for n_rows, own in times.items() if own}
             started = time.perf_counter()
-            target.forward(cache.batch(STORE, [span]), cache.stores[STORE]).sum().item()
-            times.append(time.perf_counter() - started)
-        cost.observe(n_rows, sorted(times[1:])[n_repeats // 2])
+        n_turns += 1
+    for n_rows, own in times.items():
+        costs.passed(n_rows, min(own))
     cache.drop(0)
+    _pick(target)
+
+
+def _measured(target: Target, cache: Cache, n_rows: int) -> float:
+    """Seconds of a pass of so many rows."""
+    # Different tokens: equal rows ask for the same experts, and a pass would look cheaper than it is.
+    span = Span(0, [i % target.network.vocab_size for i in range(n_rows)], 0, 0, n_rows)
+    cache.recover(0)
+    started = time.perf_counter()
+    target.forward(cache.batch(STORE, [span]), cache.stores[STORE]).sum().item()
+    return time.perf_counter() - started
+
+
+def _pick(target: Target) -> None:
+    """Pick in every way that runs different code."""
+    network = target.network
     for sampling in _WARM_UP:
         params = resolve_sampling(sampling, {}, [], network.vocab_size)
         logits = torch.zeros(1, network.vocab_size, device=network.device)

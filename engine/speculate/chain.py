@@ -112,8 +112,10 @@ class Chain:
             return NO_DRAFTS
         known = wants
         if tails is None:
-            self.lengths.gap.ask(self._read_by_text_drafters(wants))
-        elif self.lengths.gap.pays(self._read_by_text_drafters(wants), self.lengths.token_s(coming)):
+            self.lengths.overlap.ask(self._read_by_text_drafters(wants))
+        elif self.lengths.overlap.reads_first(
+            self._read_by_text_drafters(wants), self.lengths.token_s(coming)
+        ):
             return None
         else:
             known = [replace(want, after=()) for want in wants]
@@ -179,7 +181,7 @@ class Chain:
             self._pay(drafter, [want.slot for want in asked], 1)
             started = self._now()
             made = self._offers(drafter, asked, partial(drafter.draft, asked))
-            self.lengths.drafted(drafter.name, 1, (self._now() - started) / len(served))
+            self.lengths.costs.drafted(drafter.name, 1, (self._now() - started) / len(served))
             for i, offer in zip(served, made, strict=True):
                 offers[i] = self._better(offers[i], offer, coming)
         return offers
@@ -197,7 +199,7 @@ class Chain:
         made = self._offers(drafter, wanted, lambda: _read(drafter.draft(wanted)))
         deepest = max(len(offer) for offer in made)
         if deepest:
-            self.lengths.drafted(drafter.name, deepest, self._now() - started)
+            self.lengths.costs.drafted(drafter.name, deepest, self._now() - started)
         better = list(offers)
         for i, offer in self._extended(wants, dict(zip(asked, made, strict=True)), coming).items():
             better[i] = self._better(offers[i], offer, coming)
@@ -302,7 +304,7 @@ class Chain:
         coming: the pass that verified it, as `draft` was given it.
         """
         readers = {one.name for one in self._readers}
-        self.lengths.gap.gain(slot.id, sum(source in readers for source in draft.sources[:n_accepted]))
+        self.lengths.overlap.gain(slot.id, sum(source in readers for source in draft.sources[:n_accepted]))
         if not draft:
             return
         price, token_s = self.lengths.price(coming), self.lengths.token_s(coming)
@@ -326,12 +328,12 @@ class Chain:
 
     def _affords(self, drafter: Drafter, slot: Slot, n_positions: int, token_s: float) -> bool:
         """Whether the drafter can be asked on trial, for so many positions; a text drafter always is."""
-        seconds = self.lengths.draft_s(drafter.name, n_positions)
+        seconds = self.lengths.costs.draft_s(drafter.name, n_positions)
         return self.lengths.allowance.affords(slot, drafter.name, seconds, token_s)
 
     def _pay(self, drafter: Drafter, slots: Sequence[Slot], n_positions: int = _TRIAL) -> None:
         """The drafter is tried for these slots."""
-        seconds = self.lengths.draft_s(drafter.name, n_positions)
+        seconds = self.lengths.costs.draft_s(drafter.name, n_positions)
         for slot in slots:
             self.lengths.allowance.pay(slot, drafter.name, seconds)
 

@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
-from slipstream.engine.speculate.decide.cost import TIERS
+from slipstream.engine.speculate.decide.cost import WIDTHS
 from slipstream.engine.speculate.decide.trials import Allowance
 from slipstream.engine.speculate.decide.value import Lengths, Pass
 from slipstream.engine.speculate.drafter import Drafter, Guess, Kept, TextDrafter, Want
@@ -116,9 +116,8 @@ def test_savings_are_a_slots_and_a_drafters_own_and_end_with_the_text() -> None:
 class Clock:
     """Time that passes only where it is told to."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now = 0.0
-        monkeypatch.setattr("slipstream.engine.speculate.chain.time.perf_counter", lambda: self.now)
 
 
 class Timed(TextDrafter):
@@ -141,9 +140,9 @@ class Timed(TextDrafter):
 def played(clock: Clock, drafters: Sequence[Drafter], texts: Sequence[Sequence[int]], n_prompt: int) -> float:
     """Seconds of writing the texts, one a slot, where a further row costs 2 % of a pass; plain decoding's are 1."""
     lengths = Lengths(adaptive=True)
-    for tier in TIERS:
-        lengths.pass_cost.observe(tier, PASS_S * (1 + SLOPE * (tier - 1)))
-    chain, types = Chain(drafters, lengths), tuple(one.name for one in drafters)
+    for n_rows in WIDTHS:
+        lengths.costs.passed(n_rows, PASS_S * (1 + SLOPE * (n_rows - 1)))
+    chain, types = Chain(drafters, lengths, now=lambda: clock.now), tuple(one.name for one in drafters)
     slots = [
         toy_slot(i, f"r{i}", list(text[:n_prompt]), types=types, n_max=8, max_tokens=len(text))
         for i, text in enumerate(texts)
@@ -182,10 +181,8 @@ def random_text(n: int, seed: int) -> list[int]:
 @pytest.mark.parametrize("n_slots", [1, 8])
 @pytest.mark.parametrize("says", [0, 3])
 @pytest.mark.parametrize("seconds", [30e-6, 300e-6])
-def test_drafters_that_are_never_right_take_next_to_no_time(
-    monkeypatch: pytest.MonkeyPatch, n_slots: int, says: int, seconds: float
-) -> None:
-    clock = Clock(monkeypatch)
+def test_drafters_that_are_never_right_take_next_to_no_time(n_slots: int, says: int, seconds: float) -> None:
+    clock = Clock()
     drafters = [Timed(clock, f"d{i}", seconds, lambda want: [5000] * says) for i in range(6)]
     network = Timed(clock, "network", seconds, lambda want: [5000] * want.n_max)
     network.is_network = True
@@ -194,19 +191,17 @@ def test_drafters_that_are_never_right_take_next_to_no_time(
     assert all(one.n_asked >= 3 for one in drafters)
 
 
-def test_a_drafter_whose_accepted_tokens_pay_is_always_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_whose_accepted_tokens_pay_is_always_asked() -> None:
     """Its second token is always wrong, so that no guess of it proves right to the end."""
-    text, clock = random_text(621, 0), Clock(monkeypatch)
+    text, clock = random_text(621, 0), Clock()
     half = Timed(clock, "half", 100e-6, lambda want: [*text[len(want.slot.tokens) :][:1], 5000])
     assert played(clock, [half], [text], 20) < 0.65
     assert half.n_asked >= 300
 
 
-def test_text_that_becomes_known_is_noticed_soon_by_a_drafter_that_rested(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_text_that_becomes_known_is_noticed_soon_by_a_drafter_that_rested() -> None:
     prompt, other = random_text(300, 0), random_text(300, 1)
-    clock, suffix = Clock(monkeypatch), Suffix(1)
+    clock, suffix = Clock(), Suffix(1)
     timed = Timed(clock, "suffix", 60e-6, lambda want: suffix.draft([want])[0].token_ids)
     slow = played(clock, [timed], [prompt + other], 300)
     assert timed.n_asked < 90, "it rested in the text that it does not know"
@@ -216,12 +211,10 @@ def test_text_that_becomes_known_is_noticed_soon_by_a_drafter_that_rested(
     assert both < (slow + 0.25) / 2, "300 tokens of passes, then 300 in less than a quarter"
 
 
-def test_a_network_that_fails_is_tried_more_rarely_the_dearer_it_is_and_again_once_it_is_right(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_network_that_fails_is_tried_more_rarely_the_dearer_it_is_and_again_once_it_is_right() -> None:
     n_asked = []
     for seconds in (50e-6, 200e-6):
-        clock = Clock(monkeypatch)
+        clock = Clock()
         network = Timed(clock, "network", seconds, lambda want: [5000] * want.n_max)
         network.is_network = True
         text = random_text(1500, 0)

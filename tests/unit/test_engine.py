@@ -16,6 +16,7 @@ from slipstream.engine.errors import StepFailed
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.bench.garbage import Garbage
+from slipstream.engine.speculate.decide.cost import WIDTHS
 from slipstream.engine.speculate.drafter import Drafter, Guess, Kept, TextDrafter, Want
 from slipstream.engine.speculate.network.draft_model import DraftModel
 from tests.unit.doubles import AsNetwork
@@ -278,7 +279,7 @@ def test_a_second_request_with_the_same_prompt_starts_from_the_cache(expected: d
 
 def test_warm_up_leaves_no_trace() -> None:
     toy = toy_engine(batch_size=16)
-    toy.engine.warm_up(n_repeats=1)
+    toy.engine.warm_up(enough_s=0.0)
     assert toy.engine.stats().n_pages_free == 64
 
 
@@ -292,8 +293,8 @@ def test_warm_up_measures_rows_that_differ(monkeypatch: pytest.MonkeyPatch) -> N
         return torch.zeros(1)
 
     monkeypatch.setattr(ToyNetwork, "forward", forward)
-    toy_engine(batch_size=16).engine.warm_up(n_repeats=1)
-    assert sorted(set(widths)) == [1, 2, 4, 8, 16]
+    toy_engine(batch_size=16).engine.warm_up(enough_s=0.0)
+    assert sorted(set(widths)) == [n_rows for n_rows in WIDTHS if n_rows <= 16]
 
 
 @pytest.mark.parametrize("n_pages", [64, 11])  # with 11, slots are preempted too

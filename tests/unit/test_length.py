@@ -7,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from slipstream.engine.speculate.decide.cost import TIERS, PassCost
+from slipstream.engine.speculate.decide.cost import WIDTHS
 from slipstream.engine.speculate.decide.survival import Shadows, Survival, grades
 from slipstream.engine.speculate.decide.value import Lengths, Pass
 from tests.unit.toy import toy_slot
@@ -18,8 +18,8 @@ ONE = Pass(1, 1)
 def lengths_with_cost(slope: float) -> Lengths:
     """A machine on which each further row costs `slope` of the first."""
     lengths = Lengths(adaptive=True)
-    for tier in TIERS:
-        lengths.pass_cost.observe(tier, 1.0 + slope * (tier - 1))
+    for tier in WIDTHS:
+        lengths.costs.passed(tier, 1.0 + slope * (tier - 1))
     return lengths
 
 
@@ -55,7 +55,7 @@ def test_dear_rows_beside_a_prompt_shorten_drafts() -> None:
     lengths = lengths_with_cost(0.001)
     for tier, seconds in ((64, 1.1), (128, 20.0)):
         for _ in range(200):
-            lengths.pass_cost.observe(tier, seconds)
+            lengths.costs.passed(tier, seconds)
     alone, beside = (lengths.trim([falling(0.8, 16)], coming)[0] for coming in (ONE, Pass(1, 100)))
     assert beside < alone
 
@@ -77,7 +77,7 @@ def test_a_network_drafts_as_deep_as_its_own_cost_allows() -> None:
     depths = []
     for cost in (0.001, 0.05, 0.2, 2.0):
         for _ in range(100):
-            lengths.drafted("d", 4, 4 * cost)
+            lengths.costs.drafted("d", 4, 4 * cost)
         depths.append(lengths.depth("d", [np.empty(0)], [falling(0.8, 16)], ONE)[0])
     assert depths == sorted(depths, reverse=True)
     assert depths[0] >= 6
@@ -91,7 +91,7 @@ def test_a_network_that_is_not_looked_at_closely_would_not_pay() -> None:
     for _ in range(400):
         lengths = lengths_with_cost(random.choice([0.002, 0.02, 0.2]))
         n_slots = int(random.integers(1, 6))
-        lengths.drafted("net", 1, float(random.choice([0.02, 0.2, 1.0])))
+        lengths.costs.drafted("net", 1, float(random.choice([0.02, 0.2, 1.0])))
         drafted = [falling(random.uniform(0.02, 0.9), 8) for _ in range(n_slots)]
         free = [falling(random.uniform(0.0, 0.9), int(random.integers(0, 6))) for _ in range(n_slots)]
         coming = Pass(n_slots, n_slots)
@@ -107,35 +107,11 @@ def test_a_network_that_is_not_looked_at_closely_would_not_pay() -> None:
 
 def test_a_network_is_left_out_where_a_free_draft_promises_as_much() -> None:
     lengths = lengths_with_cost(0.02)
-    lengths.drafted("d", 4, 0.2)
+    lengths.costs.drafted("d", 4, 0.2)
     free = [falling(0.95, 16), np.empty(0), falling(0.2, 16)]
     depth, takes = lengths.depth("d", free, [falling(0.8, 16)] * 3, Pass(3, 3))
     assert depth >= 2
     assert takes == [False, True, True]
-
-
-def test_pass_cost_is_linear_between_tiers_and_ignores_hiccups() -> None:
-    cost = PassCost()
-    cost.observe(1, 1.0)
-    cost.observe(8, 2.4)
-
-    def at(n_rows: float) -> float:
-        return float(cost(np.array([n_rows]))[0])
-
-    assert at(1) == 1.0
-    assert at(4.5) == pytest.approx(1.7)
-    cost.observe(1, 50.0)
-    assert at(1) == 1.0
-    assert at(16) == pytest.approx(4.8)
-    cost.observe(1, 1.0)
-    assert at(1) == 1.0
-    cost.observe(8, 12.0)
-    cost.observe(8, 12.0)
-    assert at(8) == 12.0, "twice is no hiccup"
-    for _ in range(200):
-        cost.observe(8, 2.4)
-    cost.observe(16, 1.0)
-    assert at(16) == pytest.approx(2.4, rel=0.01), "more rows never cost less"
 
 
 def test_acceptance_is_learnt_per_place_and_grade() -> None:

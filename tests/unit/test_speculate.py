@@ -12,7 +12,7 @@ from slipstream.engine.errors import InvalidRequest, Unsupported
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
-from slipstream.engine.speculate.decide.cost import TIERS
+from slipstream.engine.speculate.decide.cost import WIDTHS
 from slipstream.engine.speculate.decide.value import Lengths, Pass
 from slipstream.engine.speculate.drafter import Draft, Drafter, Guess, Kept, TextDrafter, Want
 from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
@@ -50,8 +50,8 @@ class Says(TextDrafter):
 def chain_of(*drafters: Drafter, by_value: bool = True, slope: float | None = None) -> Chain:
     """Over lengths that are not adaptive, or over a machine on which each further row costs `slope` of the first."""
     lengths = Lengths(adaptive=slope is not None)
-    for tier in TIERS:
-        lengths.pass_cost.observe(tier, 1.0 + (slope or 0.0) * (tier - 1))
+    for n_rows in WIDTHS:
+        lengths.costs.passed(n_rows, 1.0 + (slope or 0.0) * (n_rows - 1))
     return Chain(drafters, lengths, by_value=by_value)
 
 
@@ -93,7 +93,7 @@ def test_a_network_is_asked_only_where_it_promises_more_than_a_free_guess() -> N
     network = Says("network", [2] * 16, [0.8] * 16)
     chain = chain_of(copies, AsNetwork(network), slope=0.02)
     knows, blank = slot_with([1], types=("copies", "network")), slot_with([1], types=("network",), slot_id=1)
-    chain.lengths.drafted("network", 1, 0.08)  # too dear for a trial
+    chain.lengths.costs.drafted("network", 1, 0.08)  # too dear for a trial
     drafts = drafts_of(chain, [Want(knows, 16), Want(blank, 16)], Pass(2, 2))
     assert network.asked == [1]
     assert [draft.sources[0] for draft in drafts] == ["copies", "network"]

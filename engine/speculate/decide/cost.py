@@ -1,155 +1,243 @@
-"""What a pass costs by its number of rows, a draft by its length, and waiting for the host: measured, never modelled.
+"""What a pass costs by its rows, a draft by its depth, and waiting for the host: learnt while serving, never final.
 
-The first two are step functions of the machine, so they are tables filled at start and refined while serving.
+All costs are kept as logarithms beside the machine's pace (`pace.py`), so a busy neighbour leaves the ratios between
+them alone, on which all decisions rest. A width has a reference, measured at start and moving slowly, and a deviation
+from it.
 
-The third decides whether the host reads a pass before it launches the next. Reading costs the gap between the passes,
-in which the device waits. It gains what text drafters find from the tokens just picked; behind an unread pass they have
-only the text before it. So per slot the tokens gained are averaged over the passes that text drafters were asked for,
-and weighed against the gap at the rate of plain decoding. A slot begins with the average of all requests.
+A width that has become dear is no longer run, so nothing would ever show that it has become cheap again. So what was
+measured is believed only until going by it could have cost more than a share of the time since: then the reference
+counts again, and after longer the price assumed of a machine that nothing is known of. If the width is still dear, the
+next pass shows it; such passes take no more than these shares of the time. What few measurements have shown is doubted
+sooner.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
 
-TIERS: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128)
+from slipstream.engine.speculate.decide.pace import Pace
 
-_WEIGHT = 0.1  # of a new measurement in a tier's average
-_OUTLIER = 4.0  # a measurement this many times the average is a hiccup of the machine, not the pass
+Floats = NDArray[np.float64]
 
-_SLOT_WEIGHT = 0.1  # of a pass in a slot's average
-_USUAL_WEIGHT = 0.02  # of a pass in the average of all
-_AT_FIRST = 1.0  # tokens a pass assumed before any was counted: high, so that passes are read
-_NOTHING = 0.01  # tokens a pass that count as none
+# Rows of the passes that are measured at start.
+WIDTHS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
-
-class _Seconds:
-    """A running average that one hiccup does not move; two in a row are a machine that has become slower.
-
-    If the first measurement was a hiccup itself, the average falls at once to the next.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.average = seconds
-        self._hiccup = False
-
-    def observe(self, seconds: float) -> None:
-        is_far = seconds > _OUTLIER * self.average
-        if (is_far and self._hiccup) or self.average > _OUTLIER * seconds:
-            self.average = seconds
-        elif not is_far:
-            self.average += _WEIGHT * (seconds - self.average)
-        self._hiccup = is_far and not self._hiccup
+_WEIGHT = 0.1  # of a measurement in the average of a draft's or a gap's cost
+_FAR = log(3.0)  # a measurement so far from the average is a hiccup, unless the next is as well
+_REFERENCE_WEIGHT = 1 / 64  # of a width's deviation in its reference
+_MOST_DRIFT = 0.02  # of a reference, by one measurement
+_RESHAPE = 64  # passes after which the shares of widths are worked out again
+_CONFIRMED = 8  # measurements after which what they show is no longer doubted sooner
+_PROBE_SHARE = 0.07  # of the time, for finding out whether a deviation has passed
+_DOUBT_SHARE = 0.005  # of the time, for finding out whether a reference still holds
+_PER_ROW = 0.02  # of a pass of one row, that another row costs on a machine that nothing is known of
 
 
-class PassCost:
-    """Seconds of a target pass as a function of its rows."""
+@dataclass(slots=True)
+class _Width:
+    """Passes of about so many rows. `reference`: logarithm of seconds at the pace of the start."""
+
+    index: int  # among the pace's widths
+    reference: float
+    at: float = 0.0  # seconds of work when it was last measured
+    n_measured: int = _CONFIRMED  # since it last changed
+
+
+@dataclass(slots=True)
+class _Average:
+    """The logarithm of a cost beside the pace, which one hiccup does not move."""
+
+    value: float
+    usual: float  # the same, moving slowly
+    at: float  # seconds of work when it was last measured
+    n_measured: int = 1
+    _far: float | None = None  # the measurement before, if that was a hiccup
+
+    def measure(self, value: float, at: float) -> None:
+        before, self._far = self._far, None
+        step = value - self.value
+        if abs(step) > _FAR:
+            if before is None or (before > self.value) != (value > self.value):
+                self._far = value
+                return
+            step = min(step, before - self.value, key=abs)
+            self.n_measured = 1
+        else:
+            step *= max(_WEIGHT, 1 / (1 + self.n_measured))
+        self.value += step
+        self.usual += max(-_MOST_DRIFT, min(_MOST_DRIFT, _REFERENCE_WEIGHT * (self.value - self.usual)))
+        self.n_measured += 1
+        self.at = at
+
+
+def _is_believed(excess_s: float, age_s: float, n_measured: int) -> bool:
+    """Whether it is too early to look again at what seemed to cost so much more."""
+    return excess_s * min(1.0, n_measured / _CONFIRMED) > _PROBE_SHARE * age_s
+
+
+@dataclass(frozen=True, slots=True)
+class WidthCost:
+    """What is known of passes of so many rows."""
+
+    n_rows: int
+    seconds: float  # what is reckoned with
+    measured_s: float  # what was measured last, at today's pace
+    age_s: float  # seconds of work since
+    error: float  # standard deviation of the measured seconds' logarithm
+
+
+class Costs:
+    """Seconds of passes, drafts and gaps. A clock is not needed: time is what the measurements add up to."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, _Seconds] = {}
-        self._table: tuple[list[int], list[float]] | None = None  # measured tiers, seconds that never fall
+        self._pace = Pace(len(WIDTHS))
+        self._widths: dict[int, _Width] = {}
+        self._drafts: dict[str, _Average] = {}  # of a position, or of a text drafter's guess
+        self._feeds: dict[str, _Average] = {}  # of a row that a network is fed before it can guess
+        self._gap: _Average | None = None
+        self._work_s = 0.0
+        self._n_passes = 0
+        # For each number of rows the width that speaks for it, and its share of that width's seconds.
+        self._speaker, self._share = np.empty(0, np.int64), np.empty(0)
+        self._expected: Floats | None = None  # [n_widths] seconds; None: not worked out since the last pass
 
-    def observe(self, n_rows: int, seconds: float) -> None:
-        """Learn from one pass. Passes larger than the last tier are prompt work and say nothing here."""
-        if n_rows > TIERS[-1]:
+    def passed(self, n_rows: int, seconds: float) -> None:
+        """A pass has run. Passes larger than the last width are prompt work and say nothing here."""
+        if n_rows > WIDTHS[-1] or seconds <= 0.0:
             return
-        tier = TIERS[bisect_left(TIERS, n_rows)]
-        if tier in self._seconds:
-            self._seconds[tier].observe(seconds)
-        else:
-            self._seconds[tier] = _Seconds(seconds)
-        self._table = None
+        tier = WIDTHS[bisect_left(WIDTHS, n_rows)]
+        if tier not in self._widths and n_rows == tier:
+            index = WIDTHS.index(tier)
+            self._widths[tier] = _Width(index, log(seconds) - self._pace.now(), self._work_s)
+            self._widths = dict(sorted(self._widths.items()))
+            self._shape()
+        elif self._widths:
+            self._measure_width(n_rows, seconds)
+        self._n_passes += 1
+        if self._n_passes % _RESHAPE == 0:
+            self._shape()
+        self._expected = None
 
-    def __call__(self, n_rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Estimated seconds for each number of rows; more rows never cost less.
+    def _shape(self) -> None:
+        """Work out which width speaks for which number of rows. Deviations have no say: they may be wrong together."""
+        widths = np.array([*self._widths])
+        references = np.exp([one.reference for one in self._widths.values()])
+        n_rows = np.arange(1, WIDTHS[-1] + 1)
+        self._speaker = np.abs(np.log(n_rows)[:, None] - np.log(widths)).argmin(1)
+        usual = np.interp(n_rows, widths, references) * np.maximum(1.0, n_rows / widths[-1])
+        self._share = usual / references[self._speaker]
 
-        Linear between measured tiers, proportional beyond the last; 1 + 2 % a row before any measurement.
-        """
-        if not self._seconds:
-            return np.asarray(1.0 + 0.02 * n_rows, np.float64)
-        tiers, seconds = self._measured()
-        beyond = np.maximum(1.0, n_rows / tiers[-1])
-        return np.asarray(np.interp(n_rows, tiers, seconds) * beyond, np.float64)
+    def _measure_width(self, n_rows: int, seconds: float) -> None:
+        width = [*self._widths.values()][self._speaker[n_rows - 1]]
+        self._work_s += min(seconds, 2.0 * self.at(n_rows))
+        full = log(seconds / self._share[n_rows - 1])
+        is_change = self._pace.measure(width.index, full - width.reference)
+        if is_change is None:
+            return
+        width.n_measured = 2 if is_change else width.n_measured + 1
+        width.at = self._work_s
+        drift = _REFERENCE_WEIGHT * self._pace.deviation(width.index)
+        drift = max(-_MOST_DRIFT, min(_MOST_DRIFT, drift))
+        width.reference += drift
+        self._pace.drift(width.index, drift)
+
+    def _measured_s(self, width: _Width) -> float:
+        return exp(self._pace.now() + width.reference + self._pace.deviation(width.index))
+
+    def __call__(self, n_rows: NDArray[np.int64]) -> Floats:
+        """Expected seconds of a pass for each number of rows; 1 + 2 % a row before any measurement."""
+        if not self._widths:
+            return np.asarray(1.0 + _PER_ROW * n_rows, np.float64)
+        known = np.minimum(n_rows, WIDTHS[-1]) - 1
+        beyond = np.maximum(1.0, n_rows / WIDTHS[-1])
+        return np.asarray(self._seconds_of_widths()[self._speaker[known]] * self._share[known] * beyond)
 
     def at(self, n_rows: int) -> float:
         """The same for a single number of rows; an array of one element costs four times as much."""
-        if not self._seconds:
-            return 1.0 + 0.02 * n_rows
-        tiers, seconds = self._measured()
-        i = bisect_left(tiers, n_rows)
-        if i == len(tiers):
-            return seconds[-1] * n_rows / tiers[-1]
-        if i == 0:
-            return seconds[0]
-        share = (n_rows - tiers[i - 1]) / (tiers[i] - tiers[i - 1])
-        return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
+        if not self._widths:
+            return 1.0 + _PER_ROW * n_rows
+        known = min(n_rows, WIDTHS[-1]) - 1
+        beyond = max(1.0, n_rows / WIDTHS[-1])
+        return float(self._seconds_of_widths()[self._speaker[known]] * self._share[known]) * beyond
 
-    def _measured(self) -> tuple[list[int], list[float]]:
-        if self._table is None:
-            tiers = sorted(self._seconds)
-            self._table = tiers, [*accumulate((self._seconds[tier].average for tier in tiers), max)]
-        return self._table
+    def _seconds_of_widths(self) -> Floats:  # [n_widths]
+        if self._expected is None:
+            floor = min(one.reference - log(1.0 + _PER_ROW * n) for n, one in self._widths.items())
+            self._expected = np.array([self._reckoned(n_rows, floor) for n_rows in self._widths])
+        return self._expected
 
+    def _reckoned(self, n_rows: int, floor: float) -> float:
+        """Seconds of a pass of so many rows. floor: logarithm of those of one without rows, if rows cost little."""
+        width, pace = self._widths[n_rows], self._pace.now()
+        reference, recent = exp(pace + width.reference), self._measured_s(width)
+        age_s = self._work_s - width.at
+        if _is_believed(recent - reference, age_s, width.n_measured):
+            return recent
+        assumed = exp(pace + floor) * (1.0 + _PER_ROW * n_rows)
+        is_sound = reference - assumed > _DOUBT_SHARE * age_s
+        return min(recent, reference if is_sound else assumed)
 
-class DraftCost:
-    """Seconds a network takes per drafted position, all slots together; a free drafter per call for a slot."""
+    def drafted(self, name: str, depth: int, seconds: float, n_fed: int = 0) -> None:
+        """A network has guessed `depth` positions, all slots together, after it was fed so many rows; or a text drafter
+        once.
+        """
+        feeding_s = self._seconds(self._feeds, name) * n_fed
+        drafting_s = self._seconds(self._drafts, name) * depth
+        if n_fed > depth and (name not in self._feeds or feeding_s >= drafting_s):
+            self._measure(self._feeds, name, (seconds - drafting_s) / n_fed)
+        elif depth:
+            self._measure(self._drafts, name, (seconds - feeding_s) / depth)
 
-    def __init__(self) -> None:
-        self._per_token: _Seconds | None = None
+    def draft_s(self, name: str, depth: int, n_fed: int = 0) -> float:
+        """Expected seconds of a draft; 0 before any measurement."""
+        return self._seconds(self._drafts, name) * depth + self._seconds(self._feeds, name) * n_fed
 
-    def observe(self, depth: int, seconds: float) -> None:
-        """Learn from one call that drafted `depth` positions at most."""
-        each = seconds / depth
-        if self._per_token is None:
-            self._per_token = _Seconds(each)
-        else:
-            self._per_token.observe(each)
+    def waited(self, seconds: float) -> None:
+        """The device has waited for the host between two passes."""
+        if seconds > 0.0:
+            self._gap = self._measured(self._gap, seconds)
 
-    def __call__(self, depth: int) -> float:
-        return self._per_token.average * depth if self._per_token is not None else 0.0
+    @property
+    def gap_s(self) -> float:
+        """Expected seconds between two passes if the first is read before the next is launched."""
+        return 0.0 if self._gap is None else exp(self._pace.now() + self._gap.value)
 
+    def _measure(self, averages: dict[str, _Average], name: str, seconds: float) -> None:
+        if seconds > 0.0:
+            averages[name] = self._measured(averages.get(name), seconds)
 
-class Gap:
-    """The gap's length, and per slot what reading a pass first has gained. Not adaptive: the gap counts as nothing."""
+    def _measured(self, average: _Average | None, seconds: float) -> _Average:
+        pace = self._pace.now()
+        if average is None:
+            # The first may be a hiccup: no network is dearer than its target, and no gap longer than a pass.
+            value = log(min(seconds, self.at(1))) - pace
+            return _Average(value, value, self._work_s)
+        average.measure(log(seconds) - pace, self._work_s)
+        return average
 
-    def __init__(self, *, adaptive: bool) -> None:
-        self._adaptive = adaptive
-        self._seconds = DraftCost()
-        self._gained: dict[int, float] = {}  # by slot: tokens a pass, averaged over the passes asked for
-        self._usual = _AT_FIRST  # the same of all slots
-        self._asked: set[int] = set()  # slots for whose running pass text drafters were asked
+    def _seconds(self, averages: dict[str, _Average], name: str) -> float:
+        one = averages.get(name)
+        if one is None:
+            return 0.0
+        pace = self._pace.now()
+        recent, usual = exp(pace + one.value), exp(pace + one.usual)
+        is_believed = _is_believed(recent - usual, self._work_s - one.at, one.n_measured)
+        return recent if is_believed else min(recent, usual)
 
-    def observe(self, seconds: float) -> None:
-        """Learn from one pass that waited for the host."""
-        self._seconds.observe(1, seconds)
-
-    def begin(self, slot_id: int) -> None:
-        """The slot has another text."""
-        self._gained.pop(slot_id, None)
-        self._asked.discard(slot_id)
-
-    def ask(self, slot_ids: Iterable[int]) -> None:
-        """Text drafters are asked for the next pass of these slots."""
-        self._asked.update(slot_ids)
-
-    def gain(self, slot_id: int, n_accepted: int) -> None:
-        """A pass was verified that kept so many tokens of text drafters."""
-        if slot_id in self._asked:
-            self._asked.remove(slot_id)
-            self._gained[slot_id] = _moved(self._gained.get(slot_id, self._usual), n_accepted, _SLOT_WEIGHT)
-            self._usual = _moved(self._usual, n_accepted, _USUAL_WEIGHT)
-
-    def pays(self, slot_ids: Iterable[int], token_s: float) -> bool:
-        """Whether reading the pass first pays for these slots. token_s: seconds of plain decoding per token."""
-        gained_s = token_s * sum(self._gained.get(slot_id, self._usual) for slot_id in slot_ids)
-        return gained_s > (self._seconds(1) if self._adaptive else 0.0)
-
-
-def _moved(average: float, value: float, weight: float) -> float:
-    after = average + weight * (value - average)
-    return after if after > _NOTHING else 0.0
+    def widths(self) -> list[WidthCost]:
+        """What is known of passes, by their rows."""
+        if not self._widths:
+            return []
+        known = []
+        for (n_rows, width), seconds in zip(
+            self._widths.items(), self._seconds_of_widths().tolist(), strict=True
+        ):
+            age_s, error = self._work_s - width.at, self._pace.error(width.index)
+            known.append(WidthCost(n_rows, seconds, self._measured_s(width), age_s, error))
+        return known

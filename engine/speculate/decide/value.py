@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.engine.speculate.decide.cost import DraftCost, Gap, PassCost
+from slipstream.engine.speculate.decide.cost import Costs
+from slipstream.engine.speculate.decide.overlap import Overlap
 from slipstream.engine.speculate.decide.trials import Allowance
 
 Floats = NDArray[np.float64]
@@ -22,7 +23,6 @@ Floats = NDArray[np.float64]
 _MARGIN = 1.02  # drafts must promise this much more than none, or they are not worth the noise
 _ROUNDS = 3
 _SLOPE_ROWS = 16  # rows over which the price of one more row is averaged
-_FREE = DraftCost()  # of a network that has not drafted yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +50,26 @@ class Lengths:
     """Draft lengths from survivals and one table of costs. Not adaptive: costs count as nothing, all is verified."""
 
     def __init__(self, *, adaptive: bool) -> None:
-        self.pass_cost = PassCost()
+        self.costs = Costs()
         self.adaptive = adaptive
         self.allowance = Allowance(adaptive=adaptive)
-        self.gap = Gap(adaptive=adaptive)
-        self._draft_cost: dict[str, DraftCost] = {}
+        self.overlap = Overlap(self.costs if adaptive else None)
 
     def begin(self, slot_id: int) -> None:
         """The slot has another text."""
         self.allowance.begin(slot_id)
-        self.gap.begin(slot_id)
+        self.overlap.begin(slot_id)
 
     def token_s(self, coming: Pass) -> float:
         """Seconds in which plain decoding makes a token."""
-        return self.pass_cost.at(coming.n_ready) / coming.n_ready
+        return self.costs.at(coming.n_ready) / coming.n_ready
 
     def price(self, coming: Pass, rate: float | None = None) -> float:
         """Tokens that one more row must promise to be worth its time, at `rate` tokens/s or plain decoding's."""
         if not self.adaptive:
             return 0.0
-        at = self.pass_cost.at
-        each = (at(coming.n_rows + _SLOPE_ROWS) - at(coming.n_rows)) / _SLOPE_ROWS
+        at = self.costs.at
+        each = max(0.0, at(coming.n_rows + _SLOPE_ROWS) - at(coming.n_rows)) / _SLOPE_ROWS
         return each / self.token_s(coming) if rate is None else each * rate
 
     def trim(self, survivals: Sequence[Floats], coming: Pass) -> list[int]:
@@ -111,7 +110,7 @@ class Lengths:
         if not self.adaptive:
             return True
         worth_s = self.token_s(coming) * float(sum(one.sum() for one in drafted))
-        return worth_s > self.draft_s(name, 1) + (_MARGIN - 1.0) * self.pass_cost.at(coming.n_ready)
+        return worth_s > self.costs.draft_s(name, 1) + (_MARGIN - 1.0) * self.costs.at(coming.n_ready)
 
     def _deepest(
         self, name: str, free: Floats, survival: Floats, coming: Pass, rate: float
@@ -129,7 +128,7 @@ class Lengths:
         seconds = self._seconds(coming, n_rows)
         if self.adaptive:
             depths = np.arange(1, survival.shape[1] + 1)
-            seconds = seconds + self.draft_s(name, 1) * depths
+            seconds = seconds + self.costs.draft_s(name, 1) * depths
         rates = (coming.n_ready + tokens) / seconds
         able = np.where(takes.any(0), rates, -1.0)
         # Of equal rates the least depth; where costs count as nothing the greatest, however little it promises.
@@ -143,8 +142,8 @@ class Lengths:
         """
         if not self.adaptive:
             return np.ones(len(n_drafted))
-        beside = self.pass_cost.at(coming.n_ready) - self.pass_cost.at(coming.n_rows)
-        return beside + self.pass_cost(coming.n_rows + n_drafted)
+        beside = self.costs.at(coming.n_ready) - self.costs.at(coming.n_rows)
+        return beside + self.costs(coming.n_rows + n_drafted)
 
     def _best(self, survivals: Sequence[Floats], coming: Pass) -> tuple[float, int, NDArray[np.int64]]:
         """(tokens per second, drafts to verify, draft tokens in descending order of survival)."""
@@ -157,11 +156,3 @@ class Lengths:
         if rates[n_best] < _MARGIN * rates[0]:
             n_best = 0
         return float(rates[n_best]), n_best, order
-
-    def draft_s(self, name: str, depth: int) -> float:
-        """Seconds that so many positions of a drafter take; 0 before any measurement."""
-        return self._draft_cost.get(name, _FREE)(depth)
-
-    def drafted(self, name: str, depth: int, seconds: float) -> None:
-        """Learn what a drafter's call cost."""
-        self._draft_cost.setdefault(name, DraftCost()).observe(depth, seconds)

@@ -1,0 +1,158 @@
+"""What passes and drafts are reckoned to cost, on machines that are disturbed, slow down or recover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from slipstream.engine.speculate.decide.cost import WIDTHS, Costs
+from slipstream.engine.speculate.decide.value import Lengths, Pass
+
+ONE = Pass(1, 1)
+SURE = np.cumprod(np.full(15, 0.99))
+
+
+def true_s(n_rows: int) -> float:
+    """A machine on which a pass of 16 rows takes 1.6 times as long as one of a single row."""
+    return 0.6e-3 * (1.0 + 0.04 * (n_rows - 1))
+
+
+def measured() -> Lengths:
+    lengths = Lengths(adaptive=True)
+    for tier in WIDTHS:
+        lengths.costs.passed(tier, true_s(tier))
+    return lengths
+
+
+def serve(lengths: Lengths, n_passes: int, seconds: Callable[[int], float] = true_s) -> list[int]:
+    """Passes of a slot whose drafts are nearly sure; returns how long the drafts were."""
+    chosen = []
+    for _ in range(n_passes):
+        (n,) = lengths.trim([SURE], ONE)
+        lengths.costs.passed(1 + n, seconds(1 + n))
+        chosen.append(n)
+    return chosen
+
+
+def rate(chosen: list[int]) -> float:
+    """Tokens a second, beside the most that can be had."""
+
+    def of(lengths: list[int]) -> float:
+        return float(sum(1 + SURE[:n].sum() for n in lengths) / sum(true_s(1 + n) for n in lengths))
+
+    return of(chosen) / of([15])
+
+
+def test_costs_are_linear_between_tiers_and_proportional_beyond() -> None:
+    costs = Costs()
+    assert costs.at(5) == pytest.approx(1.1), "nothing is known yet"
+    costs.passed(1, 1.0)
+    costs.passed(8, 2.4)
+    assert costs.at(1) == 1.0
+    assert costs.at(16) == pytest.approx(4.8)
+    for n_rows in (1, 4, 8, 9, 40):
+        assert costs(np.array([n_rows]))[0] == pytest.approx(costs.at(n_rows))
+    assert costs.at(4) == pytest.approx(1.6)
+
+
+def test_one_slow_pass_is_a_hiccup_and_two_are_a_change() -> None:
+    costs = measured().costs
+    for n_rows in (1, 2, 4, 16):
+        costs.passed(n_rows, true_s(n_rows))
+    before = costs.at(16)
+    costs.passed(16, 50.0)
+    assert costs.at(16) == before
+    for _ in range(2):
+        costs.passed(16, 10 * before)
+    assert costs.at(16) == pytest.approx(10 * before, rel=0.2)
+
+
+def test_a_slow_machine_changes_no_ratio() -> None:
+    costs = measured().costs
+    random = np.random.default_rng(0)
+    costs.drafted("net", 4, 1e-3)
+    before = costs.at(16) / costs.at(1)
+    for n_rows in random.choice(WIDTHS[:5], 200).tolist():
+        costs.passed(n_rows, 7.0 * true_s(n_rows) * random.lognormal(0.0, 0.1))
+    assert costs.at(1) == pytest.approx(7.0 * true_s(1), rel=0.2)
+    assert costs.at(16) / costs.at(1) == pytest.approx(before, rel=0.15)
+    assert costs.at(64) == pytest.approx(7.0 * true_s(64), rel=0.2), "not run since"
+    assert costs.draft_s("net", 4) == pytest.approx(7e-3, rel=0.2), "not run since"
+
+
+def test_a_width_that_became_dear_is_left_and_found_again() -> None:
+    lengths = measured()
+    assert rate(serve(lengths, 50)) > 0.98
+    slow = serve(lengths, 600, lambda n: 10 * true_s(n) if n > 9 else true_s(n))
+    n_wide = sum(n > 8 for n in slow)
+    assert 2 <= n_wide <= 30, "they are looked at now and then, for a few hundredths of the time"
+    serve(lengths, 200)
+    assert rate(serve(lengths, 100)) > 0.95
+    serve(lengths, 1000)
+    assert rate(serve(lengths, 500)) > 0.98
+
+
+def test_two_slow_passes_do_not_end_drafting() -> None:
+    """As measured once: passes of two rows were slow twice, and no draft was verified for 100,000 passes."""
+    lengths = Lengths(adaptive=True)
+    for n_rows, seconds in [(1, 0.6e-3), (2, 0.7e-3), (4, 0.8e-3), (8, 0.9e-3), (16, 1e-3)]:
+        lengths.costs.passed(n_rows, seconds)
+    assert lengths.trim([SURE], ONE) == [15]
+    for _ in range(2):
+        lengths.costs.passed(2, 20e-3)
+    assert lengths.trim([SURE], ONE)[0] > 8
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 1000.0, 0.0, -1.0])
+def test_a_clock_that_jumps_does_no_harm(seconds: float) -> None:
+    lengths = measured()
+    serve(lengths, 20)
+    for n_rows in (1, 16, 16, 1, 2, 8):
+        lengths.costs.passed(n_rows, seconds)
+    serve(lengths, 200)
+    assert rate(serve(lengths, 50)) > 0.95
+
+
+def test_a_wrong_first_measurement_is_doubted_in_time() -> None:
+    """A server that started beside a busy neighbour: passes of several rows seemed five times as dear as they are."""
+    lengths = Lengths(adaptive=True)
+    for tier in WIDTHS:
+        lengths.costs.passed(tier, true_s(tier) * (30.0 if tier > 1 else 1.0))
+    assert lengths.trim([SURE], ONE) == [0]
+    serve(lengths, 20_000)
+    assert rate(serve(lengths, 100)) > 0.95
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.3, 0.5])
+def test_no_history_ends_drafting(spread: float) -> None:
+    """Passes of all widths that took any time, some of them a thousand times too long."""
+    random = np.random.default_rng(5)
+    for _ in range(20):
+        lengths = measured()
+        for _ in range(int(random.integers(1, 120))):
+            n_rows = int(random.integers(1, 20))
+            hiccup = 1000.0 if random.random() < 0.05 else 1.0
+            lengths.costs.passed(n_rows, true_s(n_rows) * random.lognormal(0.0, spread) * hiccup)
+        serve(lengths, 200)
+        assert rate(serve(lengths, 100)) > 0.9
+        serve(lengths, 1000)
+        assert rate(serve(lengths, 500)) > 0.95
+
+
+def test_a_networks_feeding_and_guessing_are_told_apart() -> None:
+    costs = measured().costs
+    for n_fed in (0, 0, 0, 500, 0, 400, 30, 300):
+        costs.drafted("net", 4, 4 * 0.2e-3 + n_fed * 0.01e-3, n_fed)
+    assert costs.draft_s("net", 4) == pytest.approx(0.8e-3, rel=0.1)
+    assert costs.draft_s("net", 0, 100) == pytest.approx(1e-3, rel=0.1)
+
+
+def test_a_network_that_seemed_dear_once_is_asked_again() -> None:
+    lengths = measured()
+    lengths.costs.drafted("net", 4, 5.0)
+    assert lengths.costs.draft_s("net", 1) <= true_s(1), "a first measurement is no reason to give up"
+    for _ in range(6):
+        lengths.costs.drafted("net", 4, 1e-3)
+    assert lengths.costs.draft_s("net", 4) == pytest.approx(1e-3, rel=0.2)
