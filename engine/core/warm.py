@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from math import inf
 
 import numpy as np
 import torch
@@ -23,28 +24,31 @@ _WARM_UP = (
     Sampling(seed=0, top_p=0.9, top_k=5, min_p=0.1, repeat_penalty=1.1),
 )
 
-_LEAST_TURNS, _MOST_TURNS = 3, 16  # of all widths; the first is not measured
+_LEAST_TURNS, _MOST_TURNS = 2, 16  # of all widths
 
 
 def warm_up(target: Target, cache: Cache, costs: Costs, most: int, enough_s: float) -> None:
     """Run passes of up to `most` rows in an idle slot, and report their seconds to `costs`.
 
     All widths take turns, and the least of each counts: a neighbour that is busy for a while then slows a few turns and
-    not one width. After three turns it ends when `enough_s` have passed.
+    not one width. After two turns it ends when `enough_s` have passed; six times as long if rows one by one would have
+    been faster than together, as with threads that wait for one that is not running.
     """
-    times: dict[int, list[float]] = {n_rows: [] for n_rows in WIDTHS if n_rows <= most}
-    n_turns, started = 0, 0.0
-    while n_turns < _LEAST_TURNS or (n_turns < _MOST_TURNS and time.perf_counter() - started < enough_s):
-        for n_rows, own in times.items():
-            if not cache.reserve(0, STORE, 0, n_rows):
-                break
-            own.append(_measured(target, cache, n_rows))
-        if n_turns == 0:  # kernels were compiled and memory was found
-            times = {n_rows: [] for n_rows, own in times.items() if own}
-            started = time.perf_counter()
-        n_turns += 1
-    for n_rows, own in times.items():
-        costs.passed(n_rows, min(own))
+    widths = [n_rows for n_rows in WIDTHS if n_rows <= most and cache.reserve(0, STORE, 0, n_rows)]
+    for n_rows in widths:  # kernels are compiled and memory is found
+        _measured(target, cache, n_rows)
+    least, started = [inf] * len(widths), time.perf_counter()
+    for n_turns in range(_MOST_TURNS):
+        worst = max((seconds / n_rows for n_rows, seconds in zip(widths, least, strict=True)), default=0.0)
+        patience = 6.0 if worst > least[0] else 1.0
+        if n_turns >= _LEAST_TURNS and time.perf_counter() - started > patience * enough_s:
+            break
+        least = [
+            min(seconds, _measured(target, cache, n_rows))
+            for n_rows, seconds in zip(widths, least, strict=True)
+        ]
+    for n_rows, seconds in zip(widths, least, strict=True):
+        costs.passed(n_rows, seconds)
     cache.drop(0)
     _pick(target)
 

@@ -113,16 +113,23 @@ class Costs:
             return
         tier = WIDTHS[bisect_left(WIDTHS, n_rows)]
         if tier not in self._widths and n_rows == tier:
-            index = WIDTHS.index(tier)
-            self._widths[tier] = _Width(index, log(seconds) - self._pace.now(), self._work_s)
-            self._widths = dict(sorted(self._widths.items()))
-            self._shape()
+            self._add(tier, log(seconds) - self._pace.now())
         elif self._widths:
             self._measure_width(n_rows, seconds)
         self._n_passes += 1
         if self._n_passes % _RESHAPE == 0:
             self._shape()
         self._expected = None
+
+    def _add(self, n_rows: int, reference: float) -> None:
+        """A width's first measurement. It is not believed if the rows one by one would have taken less."""
+        if self._widths:
+            least, width = next(iter(self._widths.items()))
+            if n_rows > least and reference > width.reference + log(n_rows / least):
+                reference = width.reference + log((1.0 + _PER_ROW * n_rows) / (1.0 + _PER_ROW * least))
+        self._widths[n_rows] = _Width(WIDTHS.index(n_rows), reference, self._work_s)
+        self._widths = dict(sorted(self._widths.items()))
+        self._shape()
 
     def _shape(self) -> None:
         """Work out which width speaks for which number of rows. Deviations have no say: they may be wrong together."""
