@@ -186,11 +186,9 @@ class Lab:
             for name, network in networks.items()
             if network is not None
         }
-        cache = Cache(
-            stores, bench.n_slots, bench.n_pages, bench.page_size, heads, Snapshots(bench.snapshot_bytes)
-        )
+        cache = Cache(stores, bench.n_slots, bench.n_pages, bench.page_size, Snapshots(bench.snapshot_bytes))
         eos_ids, vocab_size = self.tokenizer.eos_ids, self.target.vocab_size
-        parts = Parts(bench.settings, networks, cache, bench.batch_size, vocab_size, eos_ids)
+        parts = Parts(bench.settings, networks, cache, bench.batch_size, vocab_size, eos_ids, self.n_ctx)
         drafters = [self._drafter(name, parts, future) for name in bench.types]
         chain = Chain(drafters, Lengths(adaptive=bench.adaptive), by_value=bench.by_value)
         capacity = Capacity(

@@ -73,11 +73,7 @@ class ToyBlock:
 
 
 def engine_with(head: ToyBlock, **options: int) -> Toy:
-    def drafters(cache: Cache) -> list[Drafter]:
-        cache._followers = frozenset({"draft"})
-        return [DraftBlock("draft", head, cache)]
-
-    return toy_engine(drafters, **options)
+    return toy_engine(lambda cache: [DraftBlock("draft", head, cache, 64)], **options)
 
 
 def play(toy: Toy, name: str, **options: object) -> tuple[list[int], Done]:

@@ -97,12 +97,11 @@ class ToyModule:
 
 def engine_with(head: ToyHead, **options: int) -> tuple:
     def drafters(cache: Cache) -> list[Drafter]:
-        cache.followers = ("draft",)
         layers = [KV(1, 1)] * head.n_modules
         cache.stores["draft"] = Store(
             layers, Sizes(n_slots=4, n_pages=len(cache.pool.pages), page_size=4), torch.float32, CPU
         )
-        return [DraftHidden("draft", head, cache)]
+        return [DraftHidden("draft", head, cache, 64)]
 
     return toy_engine(drafters, **options), head
 
