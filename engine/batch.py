@@ -191,7 +191,7 @@ class Batch:
         return cls(spans=spans, **parts, recurrent=recurrent)
 
     def on_pages(self, tables: Sequence[Sequence[int]], page_size: int) -> Batch:
-        """The same rows, on the host, in other pages of that size. `tables`: as in `build`, beginning where they did."""
+        """The same rows, on the host, in other pages of that size. `tables`: as in `build`, from the same begins on."""
         spans = zip(self.spans, self.n_past.tolist(), tables, strict=True)
         pages = [
             one[place // page_size]

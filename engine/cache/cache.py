@@ -8,8 +8,8 @@ Paged rows can be rolled back exactly. A recurrent state cannot: where its parke
 nearest snapshot before, or to nothing, and ordinary prefill fills the gap. Likewise for layers that look back over a
 window, once the window has moved on: the sequence goes back to a page border whose window still lives, or to nothing.
 
-The target's rows begin at 0. Those of a draft network may begin later, on a page border: what it never saw costs guesses
-and no more. Its page table then begins there too.
+The target's rows begin at 0. Those of a draft network may begin later, on a page border: what it never saw costs
+guesses and no more. Its page table then begins there too.
 """
 
 from __future__ import annotations

@@ -83,12 +83,11 @@ def fits(cache: Cache, saved: Saved) -> bool:
     names = cache.stores.keys()
     if rest or not names == saved.complete.keys() == saved.rows.keys() or windowed != saved.windows.keys():
         return False
-    for name, store in cache.stores.items():
-        pages = saved.complete[name]
-        if not 0 <= pages.start <= pages.stop <= n_pages:
-            return False
-        if not _alike(saved.rows[name], store.page_tensors, len(pages)):
-            return False
+    if any(not 0 <= pages.start <= pages.stop <= n_pages for pages in saved.complete.values()):
+        return False
+    stores = cache.stores.items()
+    if not all(_alike(saved.rows[name], one.page_tensors, len(saved.complete[name])) for name, one in stores):
+        return False
     for name, window in saved.windows.items():
         n = saved.complete[name].stop
         if not _alike(window.rows, cache.stores[name].window_tensors, len(window.numbers)):

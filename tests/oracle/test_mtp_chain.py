@@ -93,8 +93,8 @@ class Stage:
         }
         for tensor in (t for layer in stores[NAME].layers for t in (layer.keys, layer.values)):
             tensor.fill_(float("nan"))  # what nobody wrote must not be read
-        self.cache = Cache(stores, 4, 64, PAGE, {NAME})
-        self.drafter = DraftHidden(NAME, self.head, self.cache)
+        self.cache = Cache(stores, 4, 64, PAGE)
+        self.drafter = DraftHidden(NAME, self.head, self.cache, N_CTX)
 
     def add(self, ids: Sequence[int]) -> Slot:
         sampling = Sampling(temperature=0.8, seed=len(ids))

@@ -16,16 +16,16 @@ tokens for the positions before n - k. So every pass brings each module the same
     positions of module 1             0   1   2  |  3   4       the state of row 3 waits for x_5
     positions of module 2                 0   1  |  2   3
 
-Nothing runs until a guess is asked for; the target's states are kept until then (`backlog.py`). All modules are fed from
-the first row that the last module lacks: the others run a row or two again, and nothing but rows lasts between two
-guesses. Tokens are known by then, so module 0 lacks nothing in the end, and its last row yields the first guess.
+Nothing runs until a guess is asked for; the target's states are kept until then (`backlog.py`). All modules are fed
+from the first row that the last module lacks: the others run a row or two again, and nothing but rows lasts between two
+guesses. The tokens are known by then, so module 0 lacks nothing in the end, and its last row yields the first guess.
 
 **What is guessed.** Guess j, from 0, is module j's at position n - 1. The rows which that module lacks, n - j … n - 1,
 are run with guesses for tokens; they are scratch past the module's length, and run again when the tokens are there.
 
 **What is adopted.** A prefix from the cache has all its rows in all modules (the store's length is that of the last
-module): all modules start at its end. Its last rows, k + 1 in module k, have read tokens behind it, of the sequence that
-made it; they cost a guess if the text goes on differently.
+module): all modules start at its end. Its last rows, k + 1 in module k, have read tokens behind it, of the sequence
+that made it; they cost a guess if the text goes on differently.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class DraftHidden(NetworkDrafter):
             ends = np.cumsum([span.n_logits for span in spans])
             (index,) = upload((ends - 1,), states.device)
             first_said = said[index] if k == 0 else first_said
-            for i, one in zip(having, states[index].split(1), strict=True):
+            for i, one in zip(having, states[index][:, None], strict=True):
                 left[i].append(one)
             if k < last:
                 hidden = torch.cat(
@@ -247,10 +247,9 @@ class DraftHidden(NetworkDrafter):
 
         It is fed all rows of that pass; those of drafts that were lost are scratch.
         """
+        is_simple = len(self._head.modules) == 1 and self._backlog.store.is_positional
         n_lost = tails.n_lost
-        if not (len(self._head.modules) == 1 and self._backlog.store.is_positional):
-            return None
-        if not self._catch_up(wants):
+        if not is_simple or not self._catch_up(wants):
             return None
         rows = [tails.rows[want.slot.id] for want in wants]
         spans = [
@@ -321,6 +320,6 @@ class DraftHidden(NetworkDrafter):
 
 
 def _span(slot: Slot, rows: range, k: int, *, whole: bool) -> Span:
-    """Module k over what it has of these rows, which read tokens k + 1 further on. whole: all their states are wanted."""
+    """Module k over those of the rows that it has; they read tokens k + 1 further on. whole: all states are wanted."""
     token_ids = slot.tokens[rows.start + 1 + k : rows.stop + 1]
     return Span(slot.id, token_ids, rows.start, 0, len(token_ids) if whole else 1)
