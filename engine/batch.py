@@ -142,8 +142,8 @@ class Batch:
     token_ids: Tensor  # [n_tokens] int64
     positions: Tensor  # [n_tokens] int64: absolute position of each row
     span_starts: Tensor  # [n_spans + 1] int32
-    n_past: Tensor  # [n_spans] int32
-    page_table: Tensor  # [n_spans, n_pages_max] int32: page ids of positions 0 …; 0 past the end
+    n_past: Tensor  # [n_spans] int32: positions of the page table before the span's first row
+    page_table: Tensor  # [n_spans, n_pages_max] int32: page ids from the store's first row on; 0 past the end
     row_pages: Tensor  # [n_tokens] int64: page id that holds each row's position
     row_offsets: Tensor  # [n_tokens] int64: place of the row within its page
     logit_index: Tensor  # [n_logits] int64: rows whose logits are wanted
@@ -159,14 +159,21 @@ class Batch:
         page_size: int,
         device: torch.device,
         recurrent: RecurrentRows | None = None,
+        begins: Sequence[int] = (),
     ) -> Batch:
-        """`tables[i]` is the page table of span i's slot; it covers the span's last position."""
+        """`tables[i]` is the page table of span i's slot; it covers the span's last position.
+
+        begins[i]: the position at which table i begins, on a page border; all begin at 0 if it is empty. Attention sees
+        what the table holds and nothing before; rotations are those of the true positions.
+        """
         lengths = np.array([len(span.token_ids) for span in spans], dtype=np.int64)
         past = np.array([span.n_past for span in spans], dtype=np.int64)
+        seen = past - np.array(begins, dtype=np.int64) if begins else past
         starts = np.zeros(len(spans) + 1, dtype=np.int64)
         np.cumsum(lengths, out=starts[1:])
         owner = np.repeat(np.arange(len(spans)), lengths)
-        positions = past[owner] + np.arange(starts[-1]) - starts[:-1][owner]
+        within = np.arange(starts[-1]) - starts[:-1][owner]
+        positions = past[owner] + within
         table = _joined(tables)
         token_ids = np.concatenate([np.asarray(span.token_ids, dtype=np.int64) for span in spans])
         index = [np.arange(end - span.n_logits, end) for span, end in zip(spans, starts[1:], strict=True)]
@@ -174,9 +181,9 @@ class Batch:
             token_ids,
             positions,
             starts.astype(np.int32),
-            past.astype(np.int32),
+            seen.astype(np.int32),
             table,
-            table[owner, positions // page_size].astype(np.int64),
+            table[owner, (seen[owner] + within) // page_size].astype(np.int64),
             positions % page_size,
             np.concatenate(index).astype(np.int64),
         )
@@ -184,12 +191,12 @@ class Batch:
         return cls(spans=spans, **parts, recurrent=recurrent)
 
     def on_pages(self, tables: Sequence[Sequence[int]], page_size: int) -> Batch:
-        """The same rows, on the host, in other pages of that size. `tables`: as in `build`."""
-        spans = zip(self.spans, tables, strict=True)
+        """The same rows, on the host, in other pages of that size. `tables`: as in `build`, from the same begins on."""
+        spans = zip(self.spans, self.n_past.tolist(), tables, strict=True)
         pages = [
-            one[position // page_size]
-            for span, one in spans
-            for position in range(span.n_past, span.n_past + len(span.token_ids))
+            one[place // page_size]
+            for span, n_past, one in spans
+            for place in range(n_past, n_past + len(span.token_ids))
         ]
         return replace(
             self,
@@ -204,12 +211,15 @@ class Batch:
         page table covers both places.
         """
         lengths = np.array([len(span.token_ids) for span in self.spans])
-        (owner,) = upload((np.repeat(np.arange(len(lengths)), lengths),), n_lost.device)  # [n_tokens] int64
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        places = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        owner, within = upload((owners, places), n_lost.device)  # [n_tokens] int64 each
         n = len(owner)
-        positions = self.positions[:n].sub_(n_lost[owner])
+        self.positions[:n].sub_(n_lost[owner])
         self.n_past[: len(lengths)].sub_(n_lost)
-        self.row_pages[:n].copy_(self.page_table[owner, positions // page_size])
-        self.row_offsets[:n].copy_(positions % page_size)
+        place = self.n_past[owner] + within
+        self.row_pages[:n].copy_(self.page_table[owner, place // page_size])
+        self.row_offsets[:n].copy_(place % page_size)
 
     def to(self, device: torch.device) -> Batch:
         """A batch of the host on the device."""

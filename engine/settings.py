@@ -93,6 +93,12 @@ class Settings:
     draft_min: int = setting(
         0, "drafts shorter than this are thrown away", "--spec-draft-n-min", "--draft-n-min", least=0, most=64
     )
+    draft_context: int = setting(
+        256,
+        "tokens before a guess that a draft network is fed, at least, where it has not been fed all along (a prompt, a"
+        " stretch that others drafted); 0: all of them",
+        least=0,
+    )
     draft_taps: str | None = setting(
         None,
         "comma list of the target's hidden states that a draft head reads (0: before the first layer), where its files"

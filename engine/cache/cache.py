@@ -1,4 +1,4 @@
-"""The cache as the engine calls it: for every slot one page table, and one length per store.
+"""The cache as the engine calls it: for every slot one page table, and per store the range of rows that are valid.
 
 Tokens are the truth; everything here can be dropped and rebuilt from them. A store's rows past its own length are
 scratch: drafting and verifying may write them, and they are never read later. Only `commit` makes a running sequence
@@ -7,12 +7,16 @@ longer.
 Paged rows can be rolled back exactly. A recurrent state cannot: where its parked rows do not reach, it is set to the
 nearest snapshot before, or to nothing, and ordinary prefill fills the gap. Likewise for layers that look back over a
 window, once the window has moved on: the sequence goes back to a page border whose window still lives, or to nothing.
+
+The target's rows begin at 0. Those of a draft network may begin later, on a page border: what it never saw costs
+guesses and no more. Its page table then begins there too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -30,13 +34,13 @@ _HOST = torch.device("cpu")
 
 @dataclass(slots=True)
 class _Entry:
-    """A slot's pages, the valid length of each store, and the keys of its full pages so far."""
+    """A slot's pages, the valid rows of each store, and the keys of its full pages so far."""
 
     salt: str = ""
     table: list[int] = field(default_factory=list)
-    lengths: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, range] = field(default_factory=dict)  # by store; a range begins on a page border
     keys: list[bytes] = field(default_factory=list)
-    offered: tuple[int, ...] = ()  # full pages per store at the last publish
+    offered: tuple[range, ...] = ()  # full pages per store at the last publish
 
 
 class Cache:
@@ -48,22 +52,16 @@ class Cache:
         n_slots: int,
         n_pages: int,
         page_size: int,
-        followers: Collection[str] = (),
         snapshots: Snapshots | None = None,
     ) -> None:
-        """`stores` names one store per network; the first is the target's.
-
-        followers: stores whose rows can only be made while the target computes the same tokens. A prefix is adopted
-        as far as it is complete for them too, or they would have a gap for ever.
-        """
+        """`stores` names one store per network; the first is the target's."""
         self.stores = dict(stores)
         self.page_size = page_size
         self.pool = PagePool(n_pages)
         self.snapshots = snapshots if snapshots is not None else Snapshots(0)
         self.primary = next(iter(self.stores))
-        self.followers = tuple(followers)
         self._strides = {name: self._stride(store) for name, store in self.stores.items()}
-        self._entries = [_Entry(lengths=dict.fromkeys(self.stores, 0)) for _ in range(n_slots)]
+        self._entries = [_Entry(rows=dict.fromkeys(self.stores, range(0))) for _ in range(n_slots)]
 
     def _stride(self, store: Store) -> int | None:
         """Tokens from one snapshot to the next, a multiple of the page size; None if no snapshots are kept."""
@@ -85,36 +83,42 @@ class Cache:
             self.pool.hold(page_id)
             entry.table.append(page_id)
             entry.keys.append(key)
-        for name, n_pages in self.resumable(entry.keys, entry.table).items():
-            store, entry.lengths[name] = self.stores[name], n_pages * size
+        for name, pages in self.resumable(entry.keys, entry.table).items():
+            store, entry.rows[name] = self.stores[name], range(pages.start * size, pages.stop * size)
             if store.windows is not None:
-                store.windows.adopt(slot, entry.keys[:n_pages])
+                store.windows.adopt(slot, entry.keys[: pages.stop])
             if store.parking is not None:
                 self._resume(slot, name)
-        self._trim(entry, entry.lengths[self.primary])
-        return entry.lengths[self.primary]
+        self._trim(entry, self.length(slot, self.primary))
+        return self.length(slot, self.primary)
 
-    def resumable(self, keys: Sequence[bytes], page_ids: Sequence[int]) -> dict[str, int]:
-        """Per store, how many of these published pages a sequence can go on from. keys: the pages' own."""
-        known = [self.pool.pages[page_id].complete for page_id in page_ids]
-        complete = {}
-        for name in self.stores:
-            gaps = (n for n, stores in enumerate(known) if name not in stores)
-            complete[name] = next(gaps, len(known))
-        n_pages = min(complete[name] for name in (self.primary, *self.followers))
+    def resumable(self, keys: Sequence[bytes], page_ids: Sequence[int]) -> dict[str, range]:
+        """Per store, which of these published pages a sequence can go on from. keys: the pages' own.
+
+        The target limits all. Any other store gives its last run of complete pages, wherever that begins and ends.
+        """
+        of_pages = (self.pool.pages[page_id].complete for page_id in page_ids)
+        known = list(takewhile(lambda complete: self.primary in complete, of_pages))
+        found = {}
         for name, store in self.stores.items():
-            n = min(complete[name], n_pages)
+            run = _last_run([name in complete for complete in known])
+            end = run.stop
             if store.windows is not None:
-                n = store.windows.n_adoptable(keys[:n])
+                end = store.windows.n_adoptable(keys[:end])
             if store.parking is not None:
-                n = next((i for i in range(n, 0, -1) if (name, keys[i - 1]) in self.snapshots), 0)
-            complete[name] = n
-            n_pages = complete[self.primary]  # the target comes first, and limits the others
-        return complete
+                ends = range(end, run.start, -1)
+                end = next((i for i in ends if (name, keys[i - 1]) in self.snapshots), 0)
+            found[name] = range(run.start, end) if end > run.start else range(0)
+            known = known[: found[self.primary].stop]  # the target comes first
+        return found
+
+    def start(self, slot: int, store: str) -> int:
+        """The first position whose row in the store is valid, if any is."""
+        return self._entries[slot].rows[store].start
 
     def length(self, slot: int, store: str) -> int:
-        """Tokens of the slot whose rows in the store are valid."""
-        return self._entries[slot].lengths[store]
+        """Tokens of the slot up to the last whose row in the store is valid."""
+        return self._entries[slot].rows[store].stop
 
     def table(self, slot: int) -> Sequence[int]:
         """The slot's page ids in order of position."""
@@ -128,12 +132,16 @@ class Cache:
         where = self.stores[store]
         recurrent = None
         if where.parking is not None:
-            lengths = [self._entries[span.slot].lengths[store] for span in spans]
+            lengths = [self.length(span.slot, store) for span in spans]
             recurrent = where.parking.rows(spans, lengths, _HOST)
-        tables = [self._entries[span.slot].table for span in spans]
-        batch = Batch.build(spans, tables, self.page_size, _HOST, recurrent)
+        begins = [self.start(span.slot, store) for span in spans]
+        firsts = [begin // self.page_size for begin in begins]
+        tables = [self.table(span.slot)[first:] for span, first in zip(spans, firsts, strict=True)]
+        batch = Batch.build(spans, tables, self.page_size, _HOST, recurrent, begins)
         if where.windows is not None:
-            tables = [where.windows.table(span.slot) for span in spans]
+            tables = [
+                where.windows.table(span.slot)[first:] for span, first in zip(spans, firsts, strict=True)
+            ]
             batch = replace(batch, window=batch.on_pages(tables, self.page_size))
         batch = where.frames.place(batch, where.device)
         if token_ids is not None:
@@ -178,26 +186,37 @@ class Cache:
         parking = self.stores[store].parking
         if parking is not None:
             parking.commit(slot, length)
-        self._entries[slot].lengths[store] = length
+        rows = self._entries[slot].rows
+        rows[store] = range(rows[store].start, length)
+
+    def restart(self, slot: int, store: str, n_tokens: int) -> None:
+        """Forget the rows of a store, which goes on at the first page border from `n_tokens` on."""
+        entry, start = self._entries[slot], -(-n_tokens // self.page_size) * self.page_size
+        entry.rows[store] = range(start, start)
+        entry.offered = ()
+        self.stores[store].reset(slot, start)
 
     def rollback(self, slot: int, n_tokens: int) -> int:
         """Shorten every store to at most `n_tokens`; return the target's length, which may be less."""
         entry = self._entries[slot]
         for name in self.stores:
             self._cut(slot, name, n_tokens)
-        self._follow(slot)
         self._trim(entry, n_tokens)
-        return entry.lengths[self.primary]
+        return self.length(slot, self.primary)
 
     def _cut(self, slot: int, name: str, n_tokens: int) -> None:
         """Shorten one store to at most `n_tokens`."""
         entry, store = self._entries[slot], self.stores[name]
-        if n_tokens >= entry.lengths[name]:
+        rows, end = entry.rows[name], n_tokens
+        if end >= rows.stop:
             return
-        entry.lengths[name] = n_tokens
         if store.windows is not None:
-            keys = entry.keys[: n_tokens // self.page_size]
-            entry.lengths[name] = store.windows.rollback(slot, keys, n_tokens)
+            end = store.windows.rollback(slot, entry.keys[: end // self.page_size], end)
+        if end <= rows.start:
+            entry.rows[name] = range(0)
+            store.reset(slot)
+            return
+        entry.rows[name] = range(rows.start, end)
         if store.parking is not None and store.parking.length(slot) <= n_tokens:
             store.parking.commit(slot, n_tokens)
         elif store.parking is not None:
@@ -209,27 +228,22 @@ class Cache:
         Returns the target's length, which is what it was unless there is such state. Other stores stay as they are:
         what they hold is of the same tokens, and the target will be fed these again before it goes on.
         """
-        entry = self._entries[slot]
         if self.stores[self.primary].parking is not None:
             self._resume(slot, self.primary)
-        return entry.lengths[self.primary]
+        return self.length(slot, self.primary)
 
     def _resume(self, slot: int, name: str) -> None:
-        """Set a recurrent store to the last snapshot of the slot's tokens within its length, or to nothing."""
-        entry, store = self._entries[slot], self.stores[name]
-        for n_pages in range(min(len(entry.keys), entry.lengths[name] // self.page_size), 0, -1):
+        """Set a recurrent store to the last snapshot of the slot's tokens within its rows, or to nothing."""
+        entry, store, size = self._entries[slot], self.stores[name], self.page_size
+        start, end = entry.rows[name].start, entry.rows[name].stop
+        for n_pages in range(min(len(entry.keys), end // size), start // size, -1):
             states = self.snapshots.find((name, entry.keys[n_pages - 1]))
             if states is not None:
-                entry.lengths[name] = n_pages * self.page_size
-                store.restore(slot, states, entry.lengths[name])
+                entry.rows[name] = range(start, n_pages * size)
+                store.restore(slot, states, n_pages * size)
                 return
-        entry.lengths[name] = 0
-        store.reset(slot)
-
-    def _follow(self, slot: int) -> None:
-        """Stores that are fed with the target's passes go back as far as the target did."""
-        for name in self.followers:
-            self._cut(slot, name, self._entries[slot].lengths[self.primary])
+        entry.rows[name] = range(start, start)
+        store.reset(slot, start)
 
     def _trim(self, entry: _Entry, n_tokens: int) -> None:
         """Give back the pages behind `n_tokens`."""
@@ -260,23 +274,23 @@ class Cache:
         """Offer the slot's full pages to other slots, each for the stores whose rows in it are complete."""
         entry = self._entries[slot]
         size = self.page_size
-        offered = tuple(length // size for length in entry.lengths.values())
+        offered = tuple(range(rows.start // size, rows.stop // size) for rows in entry.rows.values())
         if offered == entry.offered:
             return
         entry.offered = offered
-        n_full = max(offered)
+        n_full = max(pages.stop for pages in offered)
         if n_full > len(entry.keys):
             parent = entry.keys[-1] if entry.keys else None
             fresh = tokens[len(entry.keys) * size : n_full * size]
             entry.keys.extend(prefix_keys(fresh, size, entry.salt, parent))
-        for i in range(entry.lengths[self.primary] // size):
+        for i in range(self.length(slot, self.primary) // size):
             page = self.pool.pages[entry.table[i]]
-            complete = {name for name, length in entry.lengths.items() if length >= (i + 1) * size}
+            complete = {name for name, pages in zip(entry.rows, offered, strict=True) if i in pages}
             if page.key is None or not complete <= page.complete:
                 self.pool.publish(entry.table[i], entry.keys[i], complete)
         for name, store in self.stores.items():
             if store.windows is not None:
-                store.windows.publish(slot, entry.keys, entry.lengths[name])
+                store.windows.publish(slot, entry.keys, entry.rows[name].stop)
             self._snapshot(slot, name, n_prompt)
 
     def _snapshot(self, slot: int, name: str, n_prompt: int) -> None:
@@ -287,8 +301,9 @@ class Cache:
         store, entry = self.stores[name], self._entries[slot]
         if store.parking is None or self._strides[name] is None:
             return
-        # The state may stand on a border.
-        start, end = max(0, store.parking.length(slot) - 1), entry.lengths[name]
+        rows = entry.rows[name]
+        # The state may stand on a border; on its first it is that of no token.
+        start, end = max(rows.start, store.parking.length(slot) - 1), rows.stop
         while (border := self.next_border(name, start, n_prompt)) is not None and border <= end:
             key = (name, entry.keys[border // self.page_size - 1])
             if key not in self.snapshots:
@@ -306,4 +321,11 @@ class Cache:
         entry.table.clear()
         entry.keys.clear()
         entry.offered = ()
-        entry.lengths = dict.fromkeys(self.stores, 0)
+        entry.rows = dict.fromkeys(self.stores, range(0))
+
+
+def _last_run(marks: Sequence[bool]) -> range:
+    """Where the last run of marks lies; empty, at 0, if there is none."""
+    end = max((i + 1 for i, mark in enumerate(marks) if mark), default=0)
+    start = max((i + 1 for i, mark in enumerate(marks[:end]) if not mark), default=0)
+    return range(start, end)

@@ -33,8 +33,8 @@ class Saved:
     """A prefix in host memory. Its tensors are not to be written: some are the cache's own."""
 
     tokens: Sequence[int]  # of whole pages
-    complete: Mapping[str, int]  # per store: its first pages that are valid for it
-    rows: Mapping[str, Sequence[Tensor]]  # per store, as `Store.page_tensors`: [complete, ...] each
+    complete: Mapping[str, range]  # per store: the pages that are valid for it
+    rows: Mapping[str, Sequence[Tensor]]  # per store, as `Store.page_tensors`: [len(complete), ...] each
     windows: Mapping[str, SavedWindow]  # per store that has windows
     states: Mapping[Place, Sequence[Tensor]]  # snapshots, as `Store.snapshot` gives them
 
@@ -52,17 +52,17 @@ def save(cache: Cache, tokens: Sequence[int], salt: str) -> Saved:
     states: dict[Place, Sequence[Tensor]] = {}
     windows: dict[str, SavedWindow] = {}
     for name, store in cache.stores.items():
-        for n in range(1, complete[name] + 1):
-            found = cache.snapshots.find((name, keys[n - 1]))
+        for number in complete[name]:
+            found = cache.snapshots.find((name, keys[number]))
             if found is not None:
-                states[name, n * cache.page_size] = found
+                states[name, (number + 1) * cache.page_size] = found
         if store.windows is not None:
-            windows[name] = _save_window(store, store.windows.pool, keys[: complete[name]])
+            windows[name] = _save_window(store, store.windows.pool, keys[: complete[name].stop])
     return Saved(
-        tokens=list(tokens[: complete[cache.primary] * cache.page_size]),
+        tokens=list(tokens[: complete[cache.primary].stop * cache.page_size]),
         complete=complete,
         rows={
-            name: _read(store.page_tensors, page_ids[: complete[name]])
+            name: _read(store.page_tensors, [page_ids[number] for number in complete[name]])
             for name, store in cache.stores.items()
         },
         windows=windows,
@@ -83,12 +83,13 @@ def fits(cache: Cache, saved: Saved) -> bool:
     names = cache.stores.keys()
     if rest or not names == saved.complete.keys() == saved.rows.keys() or windowed != saved.windows.keys():
         return False
-    for name, store in cache.stores.items():
-        n = saved.complete[name]
-        if not 0 <= n <= n_pages or not _alike(saved.rows[name], store.page_tensors, n):
-            return False
+    if any(not 0 <= pages.start <= pages.stop <= n_pages for pages in saved.complete.values()):
+        return False
+    stores = cache.stores.items()
+    if not all(_alike(saved.rows[name], one.page_tensors, len(saved.complete[name])) for name, one in stores):
+        return False
     for name, window in saved.windows.items():
-        n = saved.complete[name]
+        n = saved.complete[name].stop
         if not _alike(window.rows, cache.stores[name].window_tensors, len(window.numbers)):
             return False
         if list(window.numbers) != sorted({one for one in window.numbers if 0 <= one < n}):
@@ -119,13 +120,14 @@ def load(cache: Cache, saved: Saved, salt: str) -> None:
     """
     keys = list(prefix_keys(saved.tokens, cache.page_size, salt))
     offers = [
-        (key, {name for name in cache.stores if number < saved.complete[name]})
+        (key, {name for name in cache.stores if number in saved.complete[name]})
         for number, key in enumerate(keys)
     ]
 
     def write(fresh: Mapping[int, int]) -> None:
         for name, store in cache.stores.items():
-            mine = {number: one for number, one in fresh.items() if number < saved.complete[name]}
+            pages = saved.complete[name]
+            mine = {number - pages.start: one for number, one in fresh.items() if number in pages}
             _write(store.page_tensors, mine, saved.rows[name])
 
     n_pages = _publish(cache.pool, offers, write)

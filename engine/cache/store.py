@@ -146,12 +146,15 @@ class Store:
         for layer in self._windowed:
             layer.copy_page(source, target)
 
-    def reset(self, slot: int) -> None:
-        """The slot starts from nothing: recurrent states are zero, nothing is parked, no window is held."""
+    def reset(self, slot: int, length: int = 0) -> None:
+        """The slot starts from nothing: recurrent states are zero, nothing is parked, no window is held.
+
+        length: tokens before its first row, which it will never see; a multiple of the page size.
+        """
         if self.windows is not None:
-            self.windows.drop(slot)
+            self.windows.drop(slot, length // self.sizes.page_size)
         if self.parking is not None:
-            self.parking.reset(slot, 0)
+            self.parking.reset(slot, length)
             for layer in self.layers:
                 layer.reset(slot)
 

@@ -119,10 +119,10 @@ class WindowPages:
         del held.ids[n_kept:]
         return length
 
-    def drop(self, slot: int) -> None:
-        """Give all of the slot's pages back."""
+    def drop(self, slot: int, first: int = 0) -> None:
+        """Give all of the slot's pages back. first: the page at which it goes on."""
         self._release(self._held[slot].ids)
-        self._held[slot] = _Held()
+        self._held[slot] = _Held(first)
 
     def _first_seen(self, length: int) -> int:
         """The page of the first position that the token after `length` others sees."""

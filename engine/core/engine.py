@@ -71,7 +71,7 @@ class Engine:
         self._cache = cache
         self._chain = chain
         self.clock = Clock()
-        self._target = forward.Target(target, acceptance, chain.taps, self.clock)
+        self._target = forward.Target(target, acceptance, chain.taps, self.clock, reads=chain.reads_streams)
         self.seats = Seats(cache, chain, capacity.n_slots, Waiting() if waiting is None else waiting)
         self._totals = _Totals()
         self._flight: Flight | None = None  # launched behind a pass that was unread then

@@ -8,7 +8,7 @@ the device is out of memory, the largest span's request ends and the others go o
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -27,6 +27,7 @@ from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.captured import Forward
 from slipstream.engine.models.network import Network
 from slipstream.engine.sample.logprobs import Judged
+from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.acceptance import Acceptance, coupled
 from slipstream.engine.speculate.drafter import Draft, Streams
 from slipstream.engine.speculate.verify import Picks, Verdict
@@ -46,6 +47,9 @@ class Target:
     taps: tuple[int, ...] = ()
     clock: Clock = field(default_factory=Clock)
     captured: Forward | None = None  # the network's forward where passes are captured
+    reads: Callable[[Slot], bool] = lambda slot: (
+        True
+    )  # whether a drafter reads the streams of the slot's rows
 
     def forward(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """As `Network.forward`."""
@@ -123,7 +127,8 @@ def _launch(target: Target, cache: Cache, flight: Flight) -> None:
     flight.fill(batch, cache.page_size)
     target.clock.lap("batch")
     flight.token_ids = batch.token_ids
-    flight.taps = Taps(target.taps) if target.taps else None
+    is_read = bool(target.taps) and any(target.reads(one.slot) for one in works)
+    flight.taps = Taps(target.taps) if is_read else None
     logits = target.forward(batch, cache.stores[STORE], flight.taps)  # [n_logits, vocab] float32
     target.clock.lap("forward")
     logits, flight.prompts = _split(works, logits)

@@ -55,7 +55,6 @@ class Chain:
         self._readers = [one for one in drafters if isinstance(one, TextDrafter)]
         self._networks = [one for one in drafters if isinstance(one, NetworkDrafter)]
         self._all: Sequence[Drafter] = [*self._readers, *self._networks]
-        self._reads_streams = frozenset(one.name for one in self._networks if one.taps)
         self.lengths = lengths
         self._by_value = by_value
         self._now = now
@@ -71,6 +70,10 @@ class Chain:
     def taps(self) -> tuple[int, ...]:
         """Residual streams of the target that any drafter reads."""
         return tuple(sorted({tap for drafter in self._networks for tap in drafter.taps}))
+
+    def reads_streams(self, slot: Slot) -> bool:
+        """Whether any drafter reads the target's streams at the slot's tokens."""
+        return any(one.taps and self._serves(one, slot) for one in self._networks)
 
     def capture(self, capturing: Capturing) -> None:
         """Capture the passes of the networks."""
@@ -318,13 +321,8 @@ class Chain:
         return [drafter for drafter in self._all if self._follows(drafter, slot)]
 
     def _follows(self, drafter: Drafter, slot: Slot) -> bool:
-        """Whether the drafter is informed of the slot; otherwise it costs the slot nothing, not even for its prompt.
-
-        A network that reads the target's streams follows every slot: what it misses now is missing in the prefixes
-        that later requests adopt.
-        """
-        is_used = drafter.name in self._reads_streams or self._asks(drafter, slot)
-        return is_used and self.guard.works(drafter.name, slot)
+        """Whether the drafter is informed of the slot; otherwise it costs the slot nothing, not even for its prompt."""
+        return self._serves(drafter, slot)
 
     def _affords(self, drafter: Drafter, slot: Slot, n_positions: int, token_s: float) -> bool:
         """Whether the drafter can be asked on trial, for so many positions; a text drafter always is."""

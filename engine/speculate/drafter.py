@@ -175,11 +175,15 @@ class NetworkDrafter(Drafter):
 
     longest: int = 64  # tokens a guess can have
     # Residual streams of the target that the drafter reads (`engine.layers.decoder.Taps`). They exist only while the
-    # target computes a token, so a drafter with taps accepts every pass of every slot, drafting or not.
+    # target computes a token, so a network accepts every pass of the slots that use it. It runs only when it is asked.
     taps: tuple[int, ...] = ()
 
     def capture(self, capturing: Capturing) -> None:
         """Capture the drafter's passes, so that they can be replayed. Called once, before the first sequence."""
+
+    def n_unfed(self, slot: Slot) -> int:
+        """Tokens of the slot that have to be fed before it can guess, were it asked now."""
+        return 0
 
     @abstractmethod
     def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:

@@ -49,6 +49,12 @@ class Parts:
     batch_size: int  # rows of a pass
     vocab_size: int
     eos_ids: frozenset[int]
+    n_ctx: int  # most tokens of a sequence
+
+    @property
+    def n_context(self) -> int:
+        """Tokens before a guess that a network is fed at least."""
+        return min(self.settings.draft_context or self.n_ctx, self.n_ctx)
 
     @property
     def n_slots(self) -> int:
@@ -98,7 +104,7 @@ def _suffix(parts: Parts) -> Drafter:
 
 
 def _head(make: Callable[..., Drafter], name: str) -> Callable[[Parts], Drafter]:
-    return lambda parts: make(name, parts.networks[name], parts.cache)
+    return lambda parts: make(name, parts.networks[name], parts.cache, parts.n_context)
 
 
 # In the order in which `--spec-order fixed` asks them, and in which a folder is tried for the kind of its network: a
@@ -142,15 +148,15 @@ DRAFTERS = (
     Row(
         name="draft-model",
         aliases=("draft-simple",),
-        build=lambda parts: DraftModel(parts.networks[STORE], parts.cache, parts.batch_size),
+        build=lambda parts: DraftModel(parts.networks[STORE], parts.cache, parts.batch_size, parts.n_context),
         network=NetworkKind(fits=is_whole_model),
-        settings=("draft_p_min", "device_draft"),
+        settings=("draft_p_min", "draft_context", "device_draft"),
     ),
     Row(
         name="draft-eagle3",
         build=_head(DraftHidden, "draft-eagle3"),
         network=NetworkKind(fits=is_eagle3, load=load_eagle3, exported_as="eagle3"),
-        settings=("draft_p_min", "draft_taps"),
+        settings=("draft_p_min", "draft_context", "draft_taps"),
     ),
     Row(
         name="draft-mtp",
@@ -160,19 +166,19 @@ DRAFTERS = (
             load=lambda path, target, n_ctx, taps: load_mtp(path, target, n_ctx),
             within=mtp_tensors,
         ),
-        settings=("draft_p_min",),
+        settings=("draft_p_min", "draft_context"),
     ),
     Row(
         name="draft-dspark",
         build=_head(DraftBlock, "draft-dspark"),
         network=NetworkKind(fits=is_dspark, load=load_dspark, exported_as="dspark"),
-        settings=("draft_p_min", "draft_taps"),
+        settings=("draft_p_min", "draft_context", "draft_taps"),
     ),
     Row(
         name="draft-dflash",
         build=_head(DraftBlock, "draft-dflash"),
         network=NetworkKind(fits=is_dflash, load=load_dflash, exported_as="dflash"),
-        settings=("draft_p_min", "draft_taps"),
+        settings=("draft_p_min", "draft_context", "draft_taps"),
     ),
     Row(name="garbage", build=lambda parts: Garbage(parts.vocab_size), is_offered=False),
     Row(

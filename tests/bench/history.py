@@ -43,7 +43,7 @@ NO_CACHE: Any = None  # of keys and values: drafters that read text need none
 
 def make(name: str) -> Drafter:
     """A drafter at its default settings."""
-    return BY_NAME[name].build(Parts(Settings(parallel=1), {}, NO_CACHE, 0, VOCAB, frozenset()))
+    return BY_NAME[name].build(Parts(Settings(parallel=1), {}, NO_CACHE, 0, VOCAB, frozenset(), 0))
 
 
 def python_text(n: int) -> list[int]:

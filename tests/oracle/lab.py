@@ -100,6 +100,7 @@ class Bench:
     n_window_pages: int = 128  # of layers with a window, in each store
     snapshot_bytes: int = 2**26
     draft_max: int = 24
+    draft_context: int = 256
     captured: bool = False  # passes are captured and replayed
     overlaps: bool = False  # passes are launched before the one before has been read
 
@@ -109,6 +110,7 @@ class Bench:
         return Settings(
             parallel=self.n_slots,
             draft_max=self.draft_max,
+            draft_context=self.draft_context,
             spec_shared_history="all" if self.shares else "off",
             spec_shared_history_size=4096,
             spec_ngram_simple_size_n=3,
@@ -186,11 +188,9 @@ class Lab:
             for name, network in networks.items()
             if network is not None
         }
-        cache = Cache(
-            stores, bench.n_slots, bench.n_pages, bench.page_size, heads, Snapshots(bench.snapshot_bytes)
-        )
+        cache = Cache(stores, bench.n_slots, bench.n_pages, bench.page_size, Snapshots(bench.snapshot_bytes))
         eos_ids, vocab_size = self.tokenizer.eos_ids, self.target.vocab_size
-        parts = Parts(bench.settings, networks, cache, bench.batch_size, vocab_size, eos_ids)
+        parts = Parts(bench.settings, networks, cache, bench.batch_size, vocab_size, eos_ids, self.n_ctx)
         drafters = [self._drafter(name, parts, future) for name in bench.types]
         chain = Chain(drafters, Lengths(adaptive=bench.adaptive), by_value=bench.by_value)
         capacity = Capacity(

@@ -38,7 +38,7 @@ SIZES = Sizes(n_slots=2, n_pages=64, page_size=PAGE)
 def eagle3(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
     case = made.EAGLE3["SpecForge"]
     head = load_eagle3(made.write(folder, made.eagle3_tensors(case), case["config"]), target, N_CTX)
-    return DraftHidden(STORE, head, cache)
+    return DraftHidden(STORE, head, cache, 64)
 
 
 def mtp(n_layers: int) -> Callable[[Path, Network, Cache], NetworkDrafter]:
@@ -46,7 +46,7 @@ def mtp(n_layers: int) -> Callable[[Path, Network, Cache], NetworkDrafter]:
         tensors: made.Tensors = {}
         for i in range(n_layers):
             tensors |= made.mtp_deepseek(f"model.layers.{6 + i}.", 4 + i)
-        return DraftHidden(STORE, load_mtp(made.write(folder, tensors, None), target, N_CTX), cache)
+        return DraftHidden(STORE, load_mtp(made.write(folder, tensors, None), target, N_CTX), cache, 64)
 
     return make
 
@@ -56,11 +56,11 @@ def dspark(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
     head = load_dspark(
         made.write(folder, made.dspark(31, n_layers=2, n_taps=2, rank=12), config), target, N_CTX
     )
-    return DraftBlock(STORE, head, cache)
+    return DraftBlock(STORE, head, cache, 64)
 
 
 def draft_model(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
-    return DraftModel(target, cache, 64)
+    return DraftModel(target, cache, 64, 64)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_reads_of_a_draft_do_not_grow_with_it(
     cache.stores[STORE] = Store(network.needs, SIZES, torch.float32, CPU)
     cache._strides[STORE] = None
     for entry in cache._entries:
-        entry.lengths[STORE] = 0
+        entry.rows[STORE] = range(0)
     capacity = Capacity(n_slots=2, n_ctx=N_CTX, batch_size=64, eos_ids=frozenset())
     engine = Engine(target, cache, Chain([drafter], Lengths(adaptive=False)), capacity)
     counts: dict[int, list[int]] = {2: [], 16: []}

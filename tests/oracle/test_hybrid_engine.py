@@ -125,13 +125,13 @@ def _plant_forgotten_reset(patch: pytest.MonkeyPatch) -> None:
     """A new sequence starts from the state that the last one left in its slot."""
 
     def resume(self: Cache, slot: int, name: str) -> None:
-        self._entries[slot].lengths[name] = 0
+        self._entries[slot].rows[name] = range(0)
         parking = self.stores[name].parking
         assert parking is not None
         parking.reset(slot, 0)
 
     patch.setattr(Cache, "_resume", resume)
-    patch.setattr("slipstream.engine.cache.store.Store.reset", lambda self, slot: None)
+    patch.setattr("slipstream.engine.cache.store.Store.reset", lambda *args: None)
 
 
 def _plant_unparked_history(patch: pytest.MonkeyPatch) -> None:

@@ -93,8 +93,8 @@ class Stage:
         }
         for tensor in (t for layer in stores[NAME].layers for t in (layer.keys, layer.values)):
             tensor.fill_(float("nan"))  # what nobody wrote must not be read
-        self.cache = Cache(stores, 4, 64, PAGE, {NAME})
-        self.drafter = DraftHidden(NAME, self.head, self.cache)
+        self.cache = Cache(stores, 4, 64, PAGE)
+        self.drafter = DraftHidden(NAME, self.head, self.cache, N_CTX)
 
     def add(self, ids: Sequence[int]) -> Slot:
         sampling = Sampling(temperature=0.8, seed=len(ids))
@@ -148,7 +148,10 @@ class Stage:
         for (i, depth), guess in zip(depths.items(), made_now, strict=True):
             assert len(guess) == depth
             slot = self.slots[i]
-            expected = self.oracle.logits(slot.tokens, guess.token_ids, self.states(slot))
+            start = self.cache.start(
+                i, NAME
+            )  # turned by as much, rows that see nothing before are those of a text
+            expected = self.oracle.logits(slot.tokens[start:], guess.token_ids, self.states(slot)[start:])
             for j, theirs in enumerate(expected):
                 assert theirs.std() > 0.3, "logits must be large enough to show a difference"
                 self.worst = max(self.worst, worst(seen[j][row[j]], theirs))
@@ -204,41 +207,43 @@ def test_guesses_are_those_of_the_published_formula(
 def test_after_an_adopted_prefix_guesses_are_those_of_a_cold_run(
     stage_of: Callable[[int], Stage], n_modules: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the text goes on as its maker's did; the prefix ends where all modules have their rows."""
+    """If the text goes on as its maker's did, and all modules have their rows up to where the prefix ends."""
     stage, ids = stage_of(n_modules), text(5, 40)
-    maker, reader = stage.add(ids[: 2 * PAGE + 2]), stage.add(ids[:2])
-    stage.accept({maker.id: 2 * PAGE})
-    complete = stage.cache.length(maker.id, NAME)
-    assert complete == 2 * PAGE - (n_modules - 1)
-    reader.tokens[:] = ids
+    maker, reader = stage.add(ids[: 2 * PAGE + 1]), stage.add(ids[:2])
+    for n in (2 * PAGE, 2):
+        stage.accept({maker.id: n})
+        stage.draft({maker.id: 1}, monkeypatch)
+        assert stage.cache.length(maker.id, NAME) == maker.n_past - (n_modules - 1)
+        maker.tokens[:] = ids[: maker.n_past + 3]
+    stage.accept({maker.id: 1})  # published
+    reader.tokens[:] = ids[: 2 * PAGE + 2]
     stage.begin(reader)
-    assert reader.n_past == complete // PAGE * PAGE
-    stage.accept({maker.id: 1})
-    if n_modules < 3:
-        stage.begin(reader)
-        assert reader.n_past == 2 * PAGE
-    adopted = reader.n_past
-    for n in (1, 1, 3, 39 - reader.n_past - 5):
-        if n > 0:
-            stage.accept({reader.id: n})
-            length = stage.cache.length(reader.id, NAME)
-            assert length == max(adopted, reader.n_past - (n_modules - 1)), "adopted rows stay complete"
-    stage.draft({reader.id: 5}, monkeypatch)
+    assert reader.n_past == 2 * PAGE
+    for n in (2, 1, 3):  # at 1, a row of module 2 that was adopted would have read a guess
+        reader.tokens[:] = ids[: reader.n_past + n + 1]
+        stage.accept({reader.id: n})
+        stage.draft({reader.id: 5}, monkeypatch)
+        assert stage.cache.start(reader.id, NAME) == 0
+        length = stage.cache.length(reader.id, NAME)
+        assert length == max(2 * PAGE, reader.n_past - (n_modules - 1)), "adopted rows stay complete"
     assert stage.worst < TOLERANCE
 
 
 @pytest.mark.parametrize("n_modules", [1, 3])
-def test_a_row_missed_silences_the_slot_until_it_starts_over(
+def test_after_a_missed_row_guesses_are_those_of_the_text_from_the_next_border(
     stage_of: Callable[[int], Stage], n_modules: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = stage_of(n_modules)
-    slot = stage.add(text(6, 12))
-    slot.n_past = 1  # a pass that the drafter was not told of
+    stage, ids = stage_of(n_modules), text(6, 40)
+    slot = stage.add(ids[:12])
+    slot.n_past = 1  # of a pass whose states were lost
     stage.accept({slot.id: 10})
     assert not stage.guesses([Want(slot, 3)])[0].token_ids
     assert stage.cache.length(slot.id, NAME) == 0, "nothing was taken in behind the gap"
-    stage.begin(slot)
-    assert slot.n_past == 0
-    stage.accept({slot.id: 11})
-    stage.draft({slot.id: 5}, monkeypatch)
+    slot.tokens[:] = ids[:26]
+    stage.accept({slot.id: 14})
+    for _ in range(3):
+        drafts = stage.draft({slot.id: 5}, monkeypatch)
+        assert stage.cache.start(slot.id, NAME) == PAGE
+        slot.tokens += [*drafts[slot.id][:2], 7]
+        stage.accept({slot.id: 3})
     assert stage.worst < TOLERANCE

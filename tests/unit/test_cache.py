@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.pages import PagePool, prefix_keys
@@ -99,6 +100,51 @@ def test_rollback_shortens_every_store_and_never_lengthens() -> None:
     assert cache.rollback(0, 9) == 6
 
 
+def test_rows_start_on_a_page_border_and_batches_with_them() -> None:
+    cache = make_cache()
+    tokens = list(range(11))
+    run(cache, 0, tokens, draft=False)
+    cache.restart(0, "draft", 3)
+    assert (cache.start(0, "draft"), cache.length(0, "draft")) == (4, 4)
+    assert cache.reserve(0, "draft", 4, 11)
+    batch = cache.batch("draft", [Span(0, tokens[4:9], 4, 0, 1)])
+    assert batch.positions.tolist() == [4, 5, 6, 7, 8], "rotations are those of the whole text"
+    assert batch.n_past.tolist() == [0]
+    assert batch.page_table.tolist() == [list(cache.table(0))[1:]]
+    assert batch.row_pages.tolist() == [cache.table(0)[i // SIZE] for i in range(4, 9)]
+    assert batch.row_offsets.tolist() == [0, 1, 2, 3, 0]
+    cache.commit(0, "draft", 9)
+    batch = cache.batch("draft", [Span(0, tokens[9:], 9, 0, 1)])
+    assert batch.n_past.tolist() == [5]
+    batch.move_back(torch.tensor([2]), SIZE)
+    assert batch.positions.tolist() == [7, 8]
+    assert batch.n_past.tolist() == [3]
+    assert batch.row_pages.tolist() == [cache.table(0)[1], cache.table(0)[2]]
+    assert batch.row_offsets.tolist() == [3, 0]
+
+
+def test_a_prefix_is_adopted_as_far_as_the_target_has_it_and_the_last_run_of_others() -> None:
+    cache = make_cache(n_pages=20)
+    tokens = list(range(21))
+    run(cache, 0, tokens, draft=False)
+    cache.restart(0, "draft", 8)
+    assert cache.reserve(0, "draft", 8, 16)
+    cache.commit(0, "draft", 16)
+    cache.publish(0, tokens, len(tokens))
+    assert cache.begin(1, tokens, "") == 20
+    assert (cache.start(1, "draft"), cache.length(1, "draft")) == (8, 16)
+    assert cache.begin(1, [*tokens[:14], 99], "") == 12
+    assert (cache.start(1, "draft"), cache.length(1, "draft")) == (8, 12)
+    assert cache.begin(1, [*tokens[:8], 99], "") == 8
+    assert cache.length(1, "draft") == 0
+    assert cache.begin(1, tokens, "") == 20
+    cache.restart(1, "draft", 20)
+    assert cache.reserve(1, "draft", 20, 21)
+    cache.commit(1, "draft", 21)
+    assert cache.rollback(1, 18) == 18
+    assert (cache.start(1, "draft"), cache.length(1, "draft")) == (0, 0), "nothing is left of it"
+
+
 def test_rewritten_pages_are_no_longer_offered() -> None:
     cache = make_cache()
     tokens = list(range(9))
@@ -162,6 +208,23 @@ class Lives(RuleBasedStateMachine):
             if not self.write(slot, n_past, n_past + 1):
                 self.end(slot)
 
+    @rule(slot=st.integers(0, 2), n_tokens=st.integers(0, 14), n=st.integers(1, 9), starts=st.booleans())
+    def draft(self, slot: int, n_tokens: int, n: int, starts: bool) -> None:
+        """The draft network is fed some of what the target has, from anywhere."""
+        if slot not in self.tokens:
+            return
+        tokens, n_past = self.tokens[slot], self.cache.length(slot, "target")
+        if starts and n_tokens < n_past:
+            self.cache.restart(slot, "draft", n_tokens)
+        start = self.cache.length(slot, "draft")
+        end = min(start + n, n_past)
+        if start < end and self.cache.reserve(slot, "draft", start, end):
+            batch = self.cache.batch("draft", [Span(slot, tokens[start:end], start, 0, 0)])
+            keys = self.cache.stores["draft"].layers[0].keys
+            keys[batch.row_pages, 0, batch.row_offsets, 0] = batch.token_ids.float()
+            self.cache.commit(slot, "draft", end)
+            self.cache.publish(slot, tokens, len(tokens))
+
     @rule(slot=st.integers(0, 2))
     def end(self, slot: int) -> None:
         self.cache.drop(slot)
@@ -169,14 +232,18 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def rows_are_those_of_the_tokens(self) -> None:
-        keys = self.cache.stores["target"].layers[0].keys
         for slot, tokens in self.tokens.items():
             table = self.cache.table(slot)
-            rows = [
-                float(keys[table[i // SIZE], 0, i % SIZE, 0])
-                for i in range(self.cache.length(slot, "target"))
-            ]
-            assert rows == tokens[: len(rows)]
+            for name, store in self.cache.stores.items():
+                keys, start, end = (
+                    store.layers[0].keys,
+                    self.cache.start(slot, name),
+                    self.cache.length(slot, name),
+                )
+                assert start % SIZE == 0
+                assert start == 0 or name != "target"
+                rows = [float(keys[table[i // SIZE], 0, i % SIZE, 0]) for i in range(start, end)]
+                assert rows == tokens[start:end]
 
     @invariant()
     def every_page_is_counted_once(self) -> None:

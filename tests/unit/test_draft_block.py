@@ -12,10 +12,8 @@ from torch import Tensor
 
 from slipstream.engine.api import Delta, Done
 from slipstream.engine.batch import Batch
-from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.store import Store
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import Drafter
 from slipstream.engine.speculate.network.draft_block import DraftBlock
 from tests.unit.toy import VOCAB, Toy, ToyNetwork, toy_engine, toy_slot
 
@@ -36,6 +34,7 @@ class ToyBlock:
     block_size: int = 4
     mask_id: int = MASK
     n_passes: int = 0
+    n_injected: int = 0
     sure: tuple[float, ...] | None = None
 
     @property
@@ -43,6 +42,7 @@ class ToyBlock:
         return self.block_size - (not self.from_anchor)
 
     def inject(self, batch: Batch, features: Sequence[Tensor], store: Store) -> None:
+        self.n_injected += len(batch.token_ids)
         cells = store.layers[0].keys[:, 0, :, 0]  # [n_pages, page_size]
         cells[batch.row_pages, batch.row_offsets] = features[0][:, 0]
 
@@ -52,7 +52,7 @@ class ToyBlock:
         size, rows = cells.shape[1], []
         for i, span in enumerate(batch.spans):
             assert list(span.token_ids[1:]) == [MASK] * (len(span.token_ids) - 1)
-            before = torch.arange(span.n_past)
+            before = torch.arange(int(batch.n_past[i]))
             pages = batch.page_table[i].long()
             text = [*cells[pages[before // size], before % size].tolist(), float(span.token_ids[0])]
             for _ in range(span.n_logits):
@@ -72,12 +72,8 @@ class ToyBlock:
         return logits
 
 
-def engine_with(head: ToyBlock, **options: int) -> Toy:
-    def drafters(cache: Cache) -> list[Drafter]:
-        cache._followers = frozenset({"draft"})
-        return [DraftBlock("draft", head, cache)]
-
-    return toy_engine(drafters, **options)
+def engine_with(head: ToyBlock, n_context: int = 64, **options: int) -> Toy:
+    return toy_engine(lambda cache: [DraftBlock("draft", head, cache, n_context)], **options)
 
 
 def play(toy: Toy, name: str, **options: object) -> tuple[list[int], Done]:
@@ -152,11 +148,36 @@ def test_where_the_block_says_how_sure_it_is_that_counts_against_p_min() -> None
     assert count.n_drafted == count.n_drafts > 0, "one token a draft: the second is too unsure"
 
 
-def test_a_prefix_made_with_drafting_off_serves_the_block_as_well(plain: list[int]) -> None:
+def test_a_request_that_does_not_use_the_block_costs_it_nothing(plain: list[int]) -> None:
     head = ToyBlock(ToyNetwork())
     toy = engine_with(head, n_slots=1)
-    play(toy, "off", types=(), n_max=0)
-    tokens, done = play(toy, "on", types=("draft",), n_max=3)
+    tokens, _ = play(toy, "off", types=(), n_max=0)
     assert tokens == plain
+    assert head.n_injected == head.n_passes == toy.target.n_tapped == 0
+
+
+def test_a_block_goes_on_from_where_a_prefix_ends() -> None:
+    """A prefix made without it is adopted whole; from there on the block is right, as the text depends on little."""
+    head = ToyBlock(ToyNetwork(memory=3))
+    toy = engine_with(head, n_slots=1, memory=3)
+    meant, _ = play(toy, "off", types=(), n_max=0)
+    tokens, done = play(toy, "on", types=("draft",), n_max=3)
+    assert tokens == meant
     assert done.usage.n_cached == 8
     assert done.speculation.n_accepted == done.speculation.n_drafted > 0
+
+
+@pytest.mark.parametrize(("n_context", "n_fed"), [(3, 3), (4, 7), (8, 11)])
+def test_a_prompt_is_fed_as_far_back_as_the_context(n_context: int, n_fed: int) -> None:
+    """Eleven tokens in pages of four: the border that has the context behind it."""
+    head = ToyBlock(ToyNetwork(memory=3))
+    toy = engine_with(head, n_context, n_slots=1, memory=3)
+    slot = toy_slot(0, "a", PROMPT, types=("draft",), n_max=3, temperature=0.0)
+    toy.engine.add("a", lambda slot_id: slot)
+    toy.engine.step()
+    (drafter,) = toy.engine._chain._networks
+    assert drafter.n_unfed(slot) == n_fed
+    assert head.n_injected == 0
+    toy.engine.step()
+    assert head.n_injected == n_fed
+    assert drafter.n_unfed(slot) == 4, "the last token and three drafts, which were right"

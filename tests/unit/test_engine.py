@@ -71,7 +71,7 @@ def test_requests_beside_each_other_get_the_same_tokens(expected: dict[str, list
 
 def test_draft_model_that_agrees_saves_passes(expected: dict[str, list[int]]) -> None:
     draft = ToyNetwork()
-    toy = toy_engine(lambda cache: [DraftModel(draft, cache, 16)])  # type: ignore[arg-type,list-item]
+    toy = toy_engine(lambda cache: [DraftModel(draft, cache, 16, 64)])  # type: ignore[arg-type,list-item]
     tokens, last = run(toy, types=("draft-model",))
     assert tokens == expected
     done = last["a"]
@@ -83,7 +83,7 @@ def test_draft_model_that_agrees_saves_passes(expected: dict[str, list[int]]) ->
 @pytest.mark.parametrize("n_pages", [12, 14])
 def test_preempted_requests_continue_identically(expected: dict[str, list[int]], n_pages: int) -> None:
     draft = ToyNetwork(agreement=0.7)
-    toy = toy_engine(lambda cache: [DraftModel(draft, cache, 16)], n_slots=3, n_pages=n_pages)  # type: ignore
+    toy = toy_engine(lambda cache: [DraftModel(draft, cache, 16, 64)], n_slots=3, n_pages=n_pages)  # type: ignore
     tokens, _ = run(toy, types=("draft-model",))
     assert toy.engine.stats().n_preempted > 0
     assert tokens == expected
@@ -92,7 +92,7 @@ def test_preempted_requests_continue_identically(expected: dict[str, list[int]],
 def test_an_end_token_inside_an_accepted_run_cuts_everything_there(expected: dict[str, list[int]]) -> None:
     eos = expected["a"][9]
     cut = expected["a"].index(eos) + 1
-    toy = toy_engine(lambda cache: [DraftModel(ToyNetwork(), cache, 16)], eos=eos)  # type: ignore[arg-type,list-item]
+    toy = toy_engine(lambda cache: [DraftModel(ToyNetwork(), cache, 16, 64)], eos=eos)  # type: ignore[arg-type,list-item]
     tokens, last = run(toy, {"a": PROMPTS["a"]}, types=("draft-model",), n_max=15)
     assert tokens["a"] == expected["a"][:cut]
     done = last["a"]
@@ -103,7 +103,7 @@ def test_an_end_token_inside_an_accepted_run_cuts_everything_there(expected: dic
 def test_a_stop_string_ends_the_request_at_its_token(expected: dict[str, list[int]]) -> None:
     word = f"w{expected['b'][5]} "
     cut = expected["b"].index(expected["b"][5]) + 1
-    toy = toy_engine(lambda cache: [DraftModel(ToyNetwork(), cache, 16)])  # type: ignore[arg-type,list-item]
+    toy = toy_engine(lambda cache: [DraftModel(ToyNetwork(), cache, 16, 64)])  # type: ignore[arg-type,list-item]
     tokens, last = run(toy, {"b": PROMPTS["b"]}, types=("draft-model",), stop=word)
     assert tokens["b"] == expected["b"][:cut]
     done = last["b"]
@@ -131,7 +131,7 @@ def test_a_hundred_passes_of_drafts_that_are_all_rejected_or_all_accepted(agreem
     plain = run(toy_engine(), {"a": PROMPTS["a"]}, max_tokens=120)[0]
 
     def drafters(cache: Cache) -> list[Drafter]:
-        return [DraftModel(ToyNetwork(agreement=agreement), cache, 16)]  # type: ignore[arg-type]
+        return [DraftModel(ToyNetwork(agreement=agreement), cache, 16, 64)]  # type: ignore[arg-type]
 
     tokens, last = run(toy_engine(drafters), {"a": PROMPTS["a"]}, types=("draft-model",), max_tokens=120)
     assert tokens == plain
@@ -302,7 +302,7 @@ def test_warm_up_measures_rows_that_differ(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_sequence_cut_back_is_written_again_identically(
     n_kept: int, n_pages: int, expected: dict[str, list[int]]
 ) -> None:
-    toy = toy_engine(lambda cache: [DraftModel(ToyNetwork(agreement=0.6), cache, 16)], n_pages=n_pages)  # type: ignore
+    toy = toy_engine(lambda cache: [DraftModel(ToyNetwork(agreement=0.6), cache, 16, 64)], n_pages=n_pages)  # type: ignore
     tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}
     for name, prompt in PROMPTS.items():
         toy.engine.add(name, _maker(name, prompt, ("draft-model",), {}))

@@ -263,21 +263,44 @@ def test_after_a_pass_that_broke_off_nothing_of_it_is_left() -> None:
     assert state_of(cache, 0) == after(truth(tokens[:8]), 0)
 
 
-def test_a_store_fed_by_the_target_keeps_its_rows_while_the_target_recovers() -> None:
-    """Otherwise it would have a gap, and its head would be silent until the request is over."""
+def test_other_stores_keep_their_rows_while_the_target_recovers() -> None:
+    """What they hold is of the same tokens."""
     sizes = Sizes(n_slots=1, n_pages=8, page_size=SIZE, n_parked=4)
     needs: list[Any] = [KV(1, 2), Remembering()]
     stores = {
         "target": Store(needs, sizes, torch.float32, CPU),
         "head": Store(needs[:1], sizes, torch.float32, CPU),
     }
-    cache = Cache(stores, 1, 8, SIZE, ("head",), Snapshots(1000))
+    cache = Cache(stores, 1, 8, SIZE, Snapshots(1000))
     run(cache, 0, list(range(11)))
     cache.commit(0, "head", 10)
     assert cache.recover(0) == 8
     assert cache.length(0, "head") == 10
     assert cache.rollback(0, 6) == 4  # cut from outside: what follows may be other tokens
-    assert cache.length(0, "head") == 4
+    assert cache.length(0, "head") == 6
+
+
+def test_a_recurrent_store_starts_over_in_the_middle_and_is_resumed_from_there() -> None:
+    cache, tokens = make_cache(), list(range(18))
+    run(cache, 0, tokens)
+    cache.restart(0, "draft", 6)
+    assert (cache.start(0, "draft"), cache.length(0, "draft")) == (8, 8)
+    for start in (8, 12):
+        assert cache.reserve(0, "draft", start, start + 4)
+        feed(cache, "draft", Span(0, tokens[start : start + 4], start, 0, 0))
+        cache.commit(0, "draft", start + 4)
+        cache.publish(0, tokens, 18)
+    assert state_of(cache, 0, "draft") == after(truth(tokens[8:16]), 0)
+    assert ("draft", cache._entries[0].keys[1]) not in cache.snapshots, "of no token there is none"
+    assert cache.begin(1, tokens, "") == 16
+    assert (cache.start(1, "draft"), cache.length(1, "draft")) == (8, 16)
+    assert state_of(cache, 1, "draft") == after(truth(tokens[8:16]), 0)
+    cache.rollback(1, 15)
+    assert (cache.start(1, "draft"), cache.length(1, "draft")) == (8, 12)
+    assert state_of(cache, 1, "draft") == after(truth(tokens[8:12]), 0)
+    cache.rollback(1, 11)
+    assert (cache.start(1, "draft"), cache.length(1, "draft")) == (8, 8)
+    assert state_of(cache, 1, "draft") == after(0, 0)
 
 
 class Lives(RuleBasedStateMachine):

@@ -21,7 +21,7 @@ DEFAULTS = Settings()
 
 @pytest.mark.parametrize("row", READERS, ids=lambda row: row.name)
 def test_a_row_builds_the_drafter_of_its_name(row: Row) -> None:
-    parts = Parts(Settings(parallel=2), {}, NO_CACHE, 16, 100, frozenset({0}))
+    parts = Parts(Settings(parallel=2), {}, NO_CACHE, 16, 100, frozenset({0}), 64)
     assert row.build(parts).name == row.name
 
 

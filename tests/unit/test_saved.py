@@ -20,11 +20,11 @@ SIZE = 4
 TOKENS = list(range(1, 22))  # five full pages and a token
 
 
-def make_cache(n_pages: int = 8, n_window_pages: int = 8, *, window: int = 0, follows: bool = False) -> Cache:
+def make_cache(n_pages: int = 8, n_window_pages: int = 8, *, window: int = 0) -> Cache:
     sizes = Sizes(n_slots=2, n_pages=n_pages, page_size=SIZE, n_window_pages=n_window_pages)
     needs = [KV(1, 2), *([KV(1, 2, window)] if window else [])]
     stores = {name: Store(needs, sizes, torch.float32, torch.device("cpu")) for name in ("target", "draft")}
-    return Cache(stores, 2, n_pages, SIZE, ("draft",) if follows else ())
+    return Cache(stores, 2, n_pages, SIZE)
 
 
 def fill(cache: Cache, tokens: Sequence[int] = TOKENS, salt: str = "", n_draft: int | None = None) -> None:
@@ -80,7 +80,7 @@ def test_whole_pages_go_from_one_cache_to_another() -> None:
     fill(old)
     found = taken(old)
     assert found.tokens == TOKENS[:20]
-    assert found.complete == {"target": 5, "draft": 5}
+    assert found.complete == {"target": range(5), "draft": range(5)}
     saved.load(new, found, "")
     assert counts(new) == (3, 5, 0)
     assert adopted(new) == 20
@@ -104,17 +104,32 @@ def test_a_lagging_draft_keeps_its_own_length() -> None:
     old, new = make_cache(), make_cache()
     fill(old, n_draft=9)
     found = taken(old)
-    assert found.complete == {"target": 5, "draft": 2}
+    assert found.complete == {"target": range(5), "draft": range(2)}
     saved.load(new, found, "")
     assert adopted(new) == 20
     new.begin(1, TOKENS, "")
     assert new.length(1, "draft") == 8
 
 
-def test_what_follows_the_target_bounds_what_is_saved() -> None:
-    cache = make_cache(follows=True)
-    fill(cache, n_draft=9)
-    assert taken(cache).complete == {"target": 2, "draft": 2}
+def test_rows_that_begin_later_are_saved_from_there() -> None:
+    old, new = make_cache(), make_cache()
+    fill(old, n_draft=0)
+    old.begin(0, TOKENS, "")
+    keys = old.stores["draft"].layers[0].keys
+    old.restart(0, "draft", 5)
+    assert old.reserve(0, "draft", 8, 16)
+    for position in range(8, 16):
+        keys[old.table(0)[position // SIZE], 0, position % SIZE] = -TOKENS[position]
+    old.commit(0, "draft", 16)
+    old.publish(0, TOKENS, len(TOKENS))
+    found = taken(old)
+    assert found.complete == {"target": range(5), "draft": range(2, 4)}
+    saved.load(new, found, "")
+    assert new.begin(1, TOKENS, "") == 20
+    assert (new.start(1, "draft"), new.length(1, "draft")) == (8, 16)
+    keys = new.stores["draft"].layers[0].keys
+    for position in range(8, 16):
+        assert float(keys[new.table(1)[position // SIZE], 0, position % SIZE, 0]) == -TOKENS[position]
 
 
 def test_a_gap_ends_the_prefix() -> None:
@@ -247,7 +262,7 @@ def test_a_window_that_has_gone_ends_the_prefix() -> None:
     page_id = windows.pool.find(key)
     assert page_id is not None
     windows.pool.withdraw(page_id)
-    assert taken(cache).complete == {"target": 4, "draft": 4}
+    assert taken(cache).complete == {"target": range(4), "draft": range(4)}
 
 
 def test_only_what_has_the_caches_shapes_fits() -> None:
@@ -259,9 +274,9 @@ def test_only_what_has_the_caches_shapes_fits() -> None:
     for wrong in (
         replace(found, tokens=found.tokens[:-1]),
         replace(found, tokens=found.tokens[:-4]),
-        replace(found, complete={"target": 5}),
-        replace(found, complete={"target": 6, "draft": 5}),
-        replace(found, complete={"target": -1, "draft": 5}),
+        replace(found, complete={"target": range(5)}),
+        replace(found, complete={"target": range(6), "draft": range(5)}),
+        replace(found, complete={"target": range(-1, 4), "draft": range(5)}),
         replace(found, rows={"target": rows}),
         replace(found, rows={**found.rows, "target": rows[:1]}),
         replace(found, rows={**found.rows, "target": [one.double() for one in rows]}),

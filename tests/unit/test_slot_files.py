@@ -34,7 +34,7 @@ def some() -> Saved:
 
     return Saved(
         tokens=[5, 0, 2**31 - 1, 7, 8, 9, 10, 11],
-        complete={"target": 2, "draft-mtp": 1, "empty": 0},
+        complete={"target": range(2), "draft-mtp": range(1, 2), "empty": range(0)},
         rows={
             "target": [rows(2, 1, 4, 2) for _ in range(12)],
             "draft-mtp": [rows(1, 1, 4, 2).transpose(2, 3)],
@@ -57,7 +57,7 @@ def parts(saved: Saved) -> dict[str, Any]:
     values = {name: [one.float().tolist() for one in tensors] for name, tensors in lists.items()}
     return {
         "tokens": list(saved.tokens),
-        "complete": dict(saved.complete),
+        "complete": {name: (one.start, one.stop) for name, one in saved.complete.items()},
         "numbers": numbers,
         "kinds": kinds,
         "values": values,
@@ -173,14 +173,14 @@ def test_tensors_that_are_not_a_slots(files: SlotFiles, monkeypatch: pytest.Monk
         {"tokens": None},
         {"more": torch.zeros(1)},
         {"rows.other.0": torch.zeros(1)},
-        {"complete.target": torch.zeros(2, dtype=torch.int32)},
+        {"complete.target": torch.zeros(3, dtype=torch.int32)},
         {"states.target.x.0": torch.zeros(1)},
         {"states.target": torch.zeros(1)},
         {"rows.target.12x": torch.zeros(1)},
         {"rows.target.3": None},
     ):
         tensors = {key: one for key, one in {**good, **changes}.items() if one is not None}
-        metadata = {"format": "slipstream-slot-1", "page_size": "4", "fingerprint": "one model"}
+        metadata = {"format": "slipstream-slot-2", "page_size": "4", "fingerprint": "one model"}
         save_file(tensors, path, metadata={**metadata, "sha256": slot_files._checksum(tensors)})
         with pytest.raises(SlotFileRefused, match="not the tensors of a saved slot"):
             files.read(path)

@@ -254,7 +254,7 @@ def test_figures_are_kept_per_drafter_and_place() -> None:
 
 def test_accepted_guesses_are_not_fed_to_the_draft_network_again() -> None:
     network = ToyNetwork()
-    toy = toy_engine(lambda cache: [DraftModel(network, cache, 16)], n_slots=1)  # type: ignore
+    toy = toy_engine(lambda cache: [DraftModel(network, cache, 16, 64)], n_slots=1)  # type: ignore
     toy.engine.add(
         "a", lambda slot_id: toy_slot(slot_id, "a", [1, 2, 3], types=("draft-model",), n_max=4, max_tokens=40)
     )
@@ -272,7 +272,7 @@ def test_guesses_that_came_by_another_road_are_kept_but_the_last_token_is_fed_ag
     """All four guesses and the target's own token come, although only one of them was verified."""
     network = ToyNetwork()
     toy = toy_engine(lambda cache: [], n_slots=1)
-    drafter = DraftModel(network, toy.cache, 16)  # type: ignore[arg-type]
+    drafter = DraftModel(network, toy.cache, 16, 64)  # type: ignore[arg-type]
     slot = slot_with([1, 2, 3], types=("draft-model",))
     toy.cache.begin(0, slot.tokens, "")
     guess = read(drafter, Want(slot, 4))
@@ -286,7 +286,7 @@ def test_guesses_that_came_by_another_road_are_kept_but_the_last_token_is_fed_ag
 
 def test_a_prefix_made_without_drafting_is_caught_up_in_chunks() -> None:
     network = ToyNetwork()
-    toy = toy_engine(lambda cache: [DraftModel(network, cache, 8)], n_slots=1, batch_size=8)  # type: ignore
+    toy = toy_engine(lambda cache: [DraftModel(network, cache, 8, 64)], n_slots=1, batch_size=8)  # type: ignore
     prompt = list(range(1, 25))
 
     def play(name: str, types: tuple[str, ...]) -> int:
@@ -307,7 +307,7 @@ def test_a_prefix_made_without_drafting_is_caught_up_in_chunks() -> None:
 @pytest.mark.parametrize(("types", "n_max"), [(("draft-model",), 0), ((), 4)])
 def test_a_request_without_drafts_costs_the_draft_network_nothing(types: tuple[str, ...], n_max: int) -> None:
     network = ToyNetwork()
-    toy = toy_engine(lambda cache: [DraftModel(network, cache, 16)], n_slots=1)  # type: ignore
+    toy = toy_engine(lambda cache: [DraftModel(network, cache, 16, 64)], n_slots=1)  # type: ignore
     prompt = list(range(1, 25))  # several pages: a drafter in use would feed them as they are kept
     toy.engine.add("a", lambda slot_id: toy_slot(slot_id, "a", prompt, types=types, n_max=n_max))
     while toy.engine.busy:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -26,15 +24,12 @@ SIZE, WINDOW = 4, 6
 CPU = torch.device("cpu")
 
 
-def make_cache(
-    n_slots: int = 3, n_window_pages: int = 12, n_draft_pages: int | None = None, *, follows: bool = False
-) -> Cache:
+def make_cache(n_slots: int = 3, n_window_pages: int = 12) -> Cache:
     """A target with a full and two sliding layers, a draft with a sliding one alone, whose window is narrower."""
     room = Sizes(n_slots=n_slots, n_pages=40, page_size=SIZE, n_window_pages=n_window_pages)
     target = Store([KV(1, 2), KV(1, 2, WINDOW), KV(1, 2, 2)], room, torch.float32, CPU)
-    room = replace(room, n_window_pages=n_draft_pages or n_window_pages)
     draft = Store([KV(1, 2, 3)], room, torch.float32, CPU)
-    return Cache({"target": target, "draft": draft}, n_slots, 40, SIZE, ["draft"] if follows else [])
+    return Cache({"target": target, "draft": draft}, n_slots, 40, SIZE)
 
 
 def pages_of(cache: Cache, store: str = "target") -> WindowPages:
@@ -203,18 +198,21 @@ def test_stores_have_windows_of_their_own() -> None:
     assert pages_of(cache, "draft").n_held(0) == 1
 
 
-def test_followers_go_back_with_the_target() -> None:
-    cache, tokens = make_cache(n_window_pages=5, n_draft_pages=20, follows=True), list(range(1, 31))
-    cache.begin(0, tokens, "")
-    for start in range(0, 30, 5):
-        for store in ("target", "draft"):
-            assert write(cache, 0, store, tokens, start, start + 5)
-            cache.commit(0, store, start + 5)
-        cache.publish(0, tokens[: start + 5], 30)
-    assert cache.rollback(0, 9) == 0  # the draft alone could go on from 8
-    assert cache.length(0, "draft") == 0
-    assert pages_of(cache, "draft").n_held(0) == 0
-    assert write(cache, 0, "draft", tokens, 0, 5)
+def test_a_store_starts_over_in_the_middle_and_its_window_with_it() -> None:
+    cache, tokens = make_cache(), list(range(1, 31))
+    run(cache, 0, tokens)
+    cache.restart(0, "draft", 17)
+    for start in range(20, 28, 4):
+        assert write(cache, 0, "draft", tokens, start, start + 4)
+        cache.commit(0, "draft", start + 4)
+        cache.publish(0, tokens, 30)
+    assert seen(cache, 0, "draft") == tokens[26:28]
+    assert cache.begin(1, tokens, "") == 28
+    assert (cache.start(1, "draft"), cache.length(1, "draft")) == (20, 28)
+    assert seen(cache, 1, "draft") == tokens[26:28]
+    cache.rollback(1, 19)
+    assert cache.length(1, "draft") == 0
+    assert pages_of(cache, "draft").n_held(1) == 0
 
 
 def test_recurrent_layers_beside_windows_are_refused() -> None:

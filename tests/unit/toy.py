@@ -65,7 +65,9 @@ class ToyNetwork:
 
     spoil: Callable[[Batch, Tensor], None] = field(default=lambda batch, logits: None)
     agreement: float = 1.0  # share of rows on which it equals the toy with agreement 1
+    memory: int = 1 << 20  # tokens before a row that its logits depend on
     n_passes: int = 0
+    n_tapped: int = 0  # passes whose streams were asked for
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     vocab_size: int = VOCAB
@@ -75,6 +77,7 @@ class ToyNetwork:
         """[n_logits, VOCAB] float32. The only stream, tap 0, is the tokens themselves: [n_tokens, 1] float32."""
         self.n_passes += 1
         if taps is not None:
+            self.n_tapped += 1
             taps.put(0, batch.token_ids.float()[:, None])
         cells = store.layers[0].keys[:, 0, :, 0]  # [n_pages, page_size]
         cells[batch.row_pages, batch.row_offsets] = batch.token_ids.float()
@@ -90,7 +93,7 @@ class ToyNetwork:
         return logits
 
     def _logits(self, tokens: np.ndarray) -> np.ndarray:
-        random = np.random.default_rng(tokens.tolist())
+        random = np.random.default_rng(tokens[-self.memory :].tolist())
         own = random.random() < self.agreement
         return random.normal(0, 3, VOCAB) if own else np.random.default_rng(len(tokens)).normal(0, 3, VOCAB)
 
@@ -114,10 +117,11 @@ def toy_engine(
     eos: int = VOCAB,
     acceptance: Acceptance = coupled,
     overlaps: bool = False,
+    memory: int = 1 << 20,
 ) -> Toy:
     """A toy engine with 4-token pages; `eos` past the vocabulary never ends a text."""
     select(CPU, torch.float32)
-    target = ToyNetwork()
+    target = ToyNetwork(memory=memory)
     sizes = Sizes(n_slots=n_slots, n_pages=n_pages, page_size=4)
     stores = {name: Store([KV(1, 1)], sizes, torch.float32, CPU) for name in ("target", "draft")}
     cache = Cache(stores, n_slots, n_pages, 4)

@@ -23,7 +23,7 @@ from slipstream.engine.cache.saved import Saved, SavedWindow
 from slipstream.engine.checkpoint.weights import fault
 from slipstream.engine.errors import InvalidRequest, SlotFileRefused
 
-_FORMAT = "slipstream-slot-1"
+_FORMAT = "slipstream-slot-2"
 _NAME_BYTES = 200  # file systems take 255, of which a temporary name needs some more
 _BARRED = frozenset('/\\:*?"<>|')
 _N_SAMPLES, _SAMPLE_BYTES = 256, 1024  # of each file of weights
@@ -132,8 +132,8 @@ def _tensors(saved: Saved) -> dict[str, Tensor]:
     def put(name: str, parts: Sequence[Tensor]) -> None:
         tensors.update({f"{name}.{i}": part for i, part in enumerate(parts)})
 
-    for store, n_pages in saved.complete.items():
-        tensors[f"complete.{store}"] = torch.tensor([n_pages], dtype=torch.int32)
+    for store, pages in saved.complete.items():
+        tensors[f"complete.{store}"] = torch.tensor([pages.start, pages.stop], dtype=torch.int32)
         put(f"rows.{store}", saved.rows[store])
     for store, window in saved.windows.items():
         tensors[f"window_numbers.{store}"] = torch.tensor(window.numbers, dtype=torch.int32)
@@ -156,9 +156,10 @@ def _saved(tensors: Mapping[str, Tensor]) -> Saved:
     def stores(name: str) -> list[str]:
         return [key.removeprefix(f"{name}.") for key in tensors if key.startswith(f"{name}.")]
 
-    complete: dict[str, int] = {}
+    complete: dict[str, range] = {}
     for store in stores("complete"):
-        [complete[store]] = tensors.pop(f"complete.{store}").tolist()
+        start, stop = tensors.pop(f"complete.{store}").tolist()
+        complete[store] = range(start, stop)
     rows = {store: take(f"rows.{store}") for store in complete}
     windows = {
         store: SavedWindow(tensors.pop(f"window_numbers.{store}").tolist(), take(f"window_rows.{store}"))

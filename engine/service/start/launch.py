@@ -88,9 +88,8 @@ def launch(settings: Settings) -> ThreadEngine:
         eos_ids=tokenizer.eos_ids,
         overlaps=settings.async_scheduling and target.device.type == "cuda",
     )
-    followers = [name for name in networks if name in types]
-    cache = make_cache(settings, networks, n_ctx, followers)
-    parts = Parts(settings, networks, cache, capacity.batch_size, target.vocab_size, tokenizer.eos_ids)
+    cache = make_cache(settings, networks, n_ctx)
+    parts = Parts(settings, networks, cache, capacity.batch_size, target.vocab_size, tokenizer.eos_ids, n_ctx)
     drafters = [BY_NAME[name].build(parts) for name in types]
     chain = Chain(drafters, Lengths(adaptive=settings.spec_adaptive), by_value=settings.spec_order == "value")
     acceptance = SyntheticAcceptance(rates, tokenizer.eos_ids) if rates else coupled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -206,13 +206,10 @@ class HasLayers(Protocol):
     def needs(self) -> list[Need]: ...
 
 
-def make_cache(
-    settings: Settings, networks: Mapping[str, HasLayers], n_ctx: int, followers: Collection[str] = ()
-) -> Cache:
+def make_cache(settings: Settings, networks: Mapping[str, HasLayers], n_ctx: int) -> Cache:
     """The stores of all networks, with as many pages as `page_count` says.
 
-    `networks` by the name of their store, the target's first; their weights are loaded. `followers` are those whose
-    rows are made while the target computes.
+    `networks` by the name of their store, the target's first; their weights are loaded.
     """
     target = next(iter(networks.values()))
     assert isinstance(target, Network)
@@ -237,7 +234,7 @@ def make_cache(
     snapshots = Snapshots(snapshot_bytes(settings))
     for name, one in demands.items():
         _log_store(name, one, settings)
-    return Cache(stores, settings.parallel, n_pages, PAGE_SIZE, followers, snapshots)
+    return Cache(stores, settings.parallel, n_pages, PAGE_SIZE, snapshots)
 
 
 def _log_store(name: str, demand: Demand, settings: Settings) -> None:

@@ -1,6 +1,6 @@
 """Drafters that guess a whole block in one pass from the target's hidden states: DFlash and DSpark.
 
-The target's states of all kept tokens are keys and values of the draft network, written as they are kept. A block of
+The target's states of kept tokens are keys and values of the draft network, written before a draft. A block of
 the last token and masks runs once, always at its full size: its rows attend to each other, so a shorter block would be
 another input than the network was trained on. Tokens are then picked from left to right. A round costs one small pass,
 however many are picked. Source: DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147).
@@ -21,7 +21,7 @@ from slipstream.engine.frames import wanted
 from slipstream.engine.models.captured import CapturedPass, Capturing
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.drafter import Guesses, Kept, NetworkDrafter, Want
-from slipstream.engine.speculate.network.follower import Follower
+from slipstream.engine.speculate.network.backlog import Backlog
 from slipstream.engine.speculate.network.unroll import Going, Rows, Unrolled
 from slipstream.engine.speculate.tails import Tails
 
@@ -57,18 +57,19 @@ class BlockHead(Protocol):
 
 
 class DraftBlock(NetworkDrafter):
-    """Drafts with a block network. Its store has the drafter's name and is fed on every pass of the target."""
+    """Drafts with a block network. Its store has the drafter's name and is fed when a draft is asked for."""
 
-    def __init__(self, name: str, head: BlockHead, cache: Cache) -> None:
+    def __init__(self, name: str, head: BlockHead, cache: Cache, n_context: int) -> None:
+        """n_context: as for `Backlog`."""
         self.name = name
         self.taps = head.taps
         self.longest = head.n_drafts
         self._head = head
-        self._follower = Follower(name, head.taps, cache)
+        self._backlog = Backlog(name, head.taps, cache, n_context)
         self._captured: Sequence[CapturedPass] = ()  # `inject` and `run`, where passes are captured
 
     def capture(self, capturing: Capturing) -> None:
-        head, store = self._head, self._follower.store
+        head, store = self._head, self._backlog.store
 
         def inject(batch: Batch, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
             head.inject(batch, inputs, store)
@@ -79,33 +80,34 @@ class DraftBlock(NetworkDrafter):
 
         self._captured = capturing.passes(store, (inject, [capturing.stream] * len(self.taps)), (run, ()))
 
+    def begin(self, slot: Slot) -> None:
+        self._backlog.forget(slot)
+
+    def end(self, slot: Slot) -> None:
+        self.begin(slot)
+
     def accept(self, kept: Sequence[Kept]) -> None:
-        fed = self._follower.take(kept)
-        if fed is None:
-            return
-        spans = [
-            Span(one.slot.id, one.slot.tokens[one.start : one.slot.n_past], one.start, 0, 0)
-            for one in fed.kept
-        ]
-        batch = self._follower.batch(spans)
-        if batch.frame is None:
-            self._head.inject(batch, fed.streams, self._follower.store)
-        else:
-            self._captured[0](batch, fed.streams)
-        for one in fed.kept:
-            self._follower.commit(one.slot)
+        self._backlog.note(kept)
+
+    def n_unfed(self, slot: Slot) -> int:
+        return self._backlog.n_unfed(slot)
 
     def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
         if tails is not None:
             return None  # a block begins with a token that the host has
-        able = [
-            i for i, want in enumerate(wants) if self._follower.has_room(want.slot, self._head.block_size)
-        ]
+        able, fed = [], []
+        for i, want in enumerate(wants):
+            rows = self._backlog.unfed(want.slot)
+            if rows is not None and self._backlog.reserve(want.slot, rows, self._head.block_size):
+                able.append(i)
+                fed += [(want.slot, rows)] if rows else []
         if not able:
             return Unrolled(wants)
-        device = self._follower.store.device
+        if fed:
+            self._feed(fed)
+        device = self._backlog.store.device
         spans = [self._block(wants[i].slot) for i in able]
-        logits, hidden = self._run(self._follower.batch(spans))
+        logits, hidden = self._run(self._backlog.batch(spans))
         firsts = [nth * self._head.n_drafts for nth in range(len(able))]
         places = torch.tensor(firsts, dtype=torch.int64, device=device)  # [n_active]: rows of `logits`
         anchors = torch.tensor([span.token_ids[0] for span in spans], dtype=torch.int64, device=device)
@@ -122,10 +124,20 @@ class DraftBlock(NetworkDrafter):
 
         return Unrolled(wants).launch(able, corrected(anchors), step)
 
+    def _feed(self, fed: Sequence[tuple[Slot, range]]) -> None:
+        spans = [Span(slot.id, slot.tokens[rows.start : rows.stop], rows.start, 0, 0) for slot, rows in fed]
+        batch, streams = self._backlog.batch(spans), self._backlog.states(fed)
+        if batch.frame is None:
+            self._head.inject(batch, streams, self._backlog.store)
+        else:
+            self._captured[0](batch, streams)
+        for slot, _ in fed:
+            self._backlog.commit(slot)
+
     def _run(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits [n_logits, vocab] float32 and states [n_logits, d_model] of blocks."""
         if batch.frame is None:
-            return self._head.run(batch, self._follower.store)
+            return self._head.run(batch, self._backlog.store)
         logits, hidden = self._captured[1](batch)
         return wanted(batch, logits), wanted(batch, hidden)
 

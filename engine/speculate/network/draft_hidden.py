@@ -11,27 +11,26 @@ past the position where it makes its guess it takes its own state of the row bef
 **What is known.** When tokens up to x_n are known (the target has computed n of them, `slot.n_past`), module k has its
 tokens for the positions before n - k. So every pass brings each module the same tokens, at positions shifted back by k:
 
-    tokens                       x_1 x_2 x_3 x_4 | x_5 x_6      two accepts, n = 4 and n = 6
+    tokens                       x_1 x_2 x_3 x_4 | x_5 x_6      two feeds, n = 4 and n = 6
     positions of module 0         0   1   2   3  |  4   5
     positions of module 1             0   1   2  |  3   4       the state of row 3 waits for x_5
     positions of module 2                 0   1  |  2   3
 
-The state s^k of the first row that module k still lacks is *carried* to the next accept: one row per module but the
-first. `accept` comes after sampling, so module 0 lacks nothing, and its last row yields the first guess.
+Nothing runs until a guess is asked for; the target's states are kept until then (`backlog.py`). All modules are fed
+from the first row that the last module lacks: the others run a row or two again, and nothing but rows lasts between two
+guesses. The tokens are known by then, so module 0 lacks nothing in the end, and its last row yields the first guess.
 
 **What is guessed.** Guess j, from 0, is module j's at position n - 1. The rows which that module lacks, n - j … n - 1,
 are run with guesses for tokens; they are scratch past the module's length, and run again when the tokens are there.
 
 **What is adopted.** A prefix from the cache has all its rows in all modules (the store's length is that of the last
-module), and no states: all modules start at its end, with nothing carried. Its last rows, k + 1 in module k, have read
-tokens behind it, of the sequence that made it; they cost a guess if the text goes on differently. A sequence that is
-cut back by fewer tokens than there are modules behind the first lacks rows, and drafts no more.
+module): all modules start at its end. Its last rows, k + 1 in module k, have read tokens behind it, of the sequence
+that made it; they cost a guess if the text goes on differently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -45,7 +44,7 @@ from slipstream.engine.frames import wanted
 from slipstream.engine.models.captured import CapturedPass, Capturing, Pass
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.drafter import UNREAD, Guesses, Kept, NetworkDrafter, Want
-from slipstream.engine.speculate.network.follower import Follower
+from slipstream.engine.speculate.network.backlog import Backlog
 from slipstream.engine.speculate.network.lanes import Lanes
 from slipstream.engine.speculate.network.unroll import Going, Rows, Unrolled
 from slipstream.engine.speculate.tails import Tails
@@ -76,47 +75,8 @@ class Head(Protocol):
         """[n_rows, d_target] each -> [n_rows, d_model]."""
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """What is left of an accept: where the next accept or a draft goes on."""
-
-    n_past: int
-    said: Tensor | None  # [d_model], of module 0's last row: its logits are computed if a draft is asked for
-    # [1, d_model] each: states of the modules' last rows, as far as modules have rows.
-    carried: Sequence[Tensor]
-
-    def behind(self, k: int) -> Tensor:
-        """The state of module k's last row, [1, d_model], or [0, d_model] if it has no row yet."""
-        return self.carried[k] if k < len(self.carried) else self.carried[0][:0]
-
-
-@dataclass(slots=True)
-class _Lane:
-    """A sequence on its way through the modules: its rows in the current module."""
-
-    slot: Slot
-    token_ids: Sequence[int]  # of an accept; the current module reads the last of them
-    first: int  # position of the first row
-    n_rows: int
-    end: _End | None  # of the accept before; None: this is the first
-    drafts: bool  # whether a draft may be asked for before the next accept
-    said: Tensor | None = None
-    carries: list[Tensor] = field(default_factory=list)
-
-    def span(self, n_logits: int) -> Span:
-        return Span(
-            self.slot.id, self.token_ids[len(self.token_ids) - self.n_rows :], self.first, 0, n_logits
-        )
-
-    def rise(self, k: int, states: Tensor) -> Tensor:
-        """On to module k, which starts with the row that it lacked and lacks the last row.
-
-        states: [n_rows, d_model], of the module before -> what module k reads, [n_rows, d_model].
-        """
-        before = states[:0] if self.end is None else self.end.behind(k - 1)
-        self.first -= len(before)
-        self.n_rows += len(before) - 1
-        return torch.cat((before, states[:-1]))
+# What feeding leaves of a slot: the states of the modules' last rows, [1, d_model] each, as far as modules have rows.
+_Ends = Sequence[Tensor]
 
 
 class _Climb:
@@ -127,7 +87,7 @@ class _Climb:
         wants: Sequence[Want],
         states: Tensor,
         last: int,
-        ends: Sequence[_End] = (),
+        ends: Sequence[_Ends] = (),
         n_lost: Tensor | None = None,
     ) -> None:
         """states: [n_able, d_model], of the rows that made the first guesses; last: the last module.
@@ -164,7 +124,8 @@ class _Climb:
         k = going.n_made
         self._ends = [self._ends[row] for row in going.rows]
         self._guesses = torch.cat((going.of(self._guesses), going.token_ids[:, None]), 1)
-        states = [end.behind(k - 1) for end in self._ends]  # [1 or 0, d_model] each
+        # Of the last row that the module before was fed, [1 or 0, d_model] each.
+        states = [ends[k - 1] if k <= len(ends) else ends[0][:0] for ends in self._ends]
         if k > 1:  # and the rows of the module before, which had no tokens either
             rows = self.states.split_with_sizes([span.n_logits for span in self.spans])
             states = [torch.cat((one, rows[row])) for one, row in zip(states, going.rows, strict=True)]
@@ -188,21 +149,21 @@ class _Climb:
 
 
 class DraftHidden(NetworkDrafter):
-    """Drafts with a head. Its store has the drafter's name and is fed on every pass of the target."""
+    """Drafts with a head. Its store has the drafter's name and is fed when a draft is asked for."""
 
-    def __init__(self, name: str, head: Head, cache: Cache) -> None:
+    def __init__(self, name: str, head: Head, cache: Cache, n_context: int) -> None:
+        """n_context: as for `Backlog`."""
         self.name = name
         self.taps = head.taps
         self._head = head
-        self._follower = Follower(name, head.taps, cache, len(head.modules) - 1)
-        self._ends: dict[int, _End] = {}  # by slot id
+        self._backlog = Backlog(name, head.taps, cache, n_context, len(head.modules) - 1)
         self._fed: dict[int, int] = {}  # slot id -> start of an unread pass whose rows a draft has fed
         self._captured: Sequence[CapturedPass] = ()  # of the modules, where passes are captured
         self._lanes: Lanes | None = None  # of the last module
 
     def capture(self, capturing: Capturing) -> None:
         hidden = self._head.fuse([capturing.stream] * len(self.taps))  # [1, d_model]
-        store, last = self._follower.store, self._head.modules[-1]
+        store, last = self._backlog.store, self._head.modules[-1]
 
         def of(module: Module) -> tuple[Pass, Sequence[Tensor]]:
             return lambda batch, inputs: module.run(batch, inputs[0], store), (hidden,)
@@ -216,90 +177,81 @@ class DraftHidden(NetworkDrafter):
             self._lanes = Lanes(looped, store, capturing.capture, (hidden,))
 
     def begin(self, slot: Slot) -> None:
-        self._ends.pop(slot.id, None)
+        self._backlog.forget(slot)
         self._fed.pop(slot.id, None)
 
     def end(self, slot: Slot) -> None:
         self.begin(slot)
 
     def accept(self, kept: Sequence[Kept]) -> None:
-        kept = [one for one in kept if not self._was_fed(one)]
-        ends = {one.slot.id: self._ends.pop(one.slot.id, None) for one in kept}
-        fed = self._follower.take([one for one in kept if self._goes_on(one, ends[one.slot.id])])
-        if fed is None:
-            return
-        lanes = []
-        for one in fed.kept:
-            slot = one.slot
-            successors, n_rows = slot.tokens[one.start + 1 : slot.n_past + 1], slot.n_past - one.start
-            lanes.append(_Lane(slot, successors, one.start, n_rows, ends[slot.id], self._may_draft(slot)))
-        self._feed(lanes, self._head.fuse(fed.streams))
-        for lane in lanes:
-            self._ends[lane.slot.id] = _End(lane.slot.n_past, lane.said, lane.carries)
-        for one in fed.kept:
-            self._follower.commit(one.slot)
+        self._backlog.note([one for one in kept if not self._was_fed(one)])
 
     def _was_fed(self, one: Kept) -> bool:
-        """Whether a draft behind the pass has fed its rows: then the next draft is made, and nothing is kept for it."""
+        """Whether a draft behind the pass has fed its rows."""
         if self._fed.pop(one.slot.id, None) != one.start:
             return False
-        self._ends[one.slot.id] = _End(one.slot.n_past, None, ())
-        self._follower.commit(one.slot)
+        self._backlog.commit(one.slot)
         return True
 
-    def _goes_on(self, one: Kept, end: _End | None) -> bool:
-        """Whether no row is missing between what was fed and what was kept."""
-        return one.start == (self._follower.length(one.slot) if end is None else end.n_past)
-
-    def _feed(self, lanes: Sequence[_Lane], hidden: Tensor) -> None:
-        """Run the modules over the lanes. hidden: [rows of all lanes, d_model], of the target.
-
-        A module needs the states of all rows of the module before, whether a draft is wanted or not.
-        """
-        last = len(self._head.modules) - 1
-        for k in range(last + 1):
-            counts = [lane.n_rows if k < last else int(k == 0 and lane.drafts) for lane in lanes]
-            spans = [lane.span(n) for lane, n in zip(lanes, counts, strict=True)]
-            said, states = self._run(k, spans, hidden)
-            if not any(counts):
-                return
-            rows = states.split_with_sizes(counts)
-            for lane, words, own in zip(lanes, said.split_with_sizes(counts), rows, strict=True):
-                lane.said = words[-1].clone() if k == 0 and lane.drafts else lane.said
-                lane.carries.append(own[-1:].clone())  # a view would keep all rows alive
-            if k < last:
-                risen = [lane.rise(k + 1, own) for lane, own in zip(lanes, rows, strict=True)]
-                lanes, hidden = [lane for lane in lanes if lane.n_rows], torch.cat(risen)
-            if not lanes:
-                return
+    def n_unfed(self, slot: Slot) -> int:
+        return self._backlog.n_unfed(slot)
 
     def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
         if tails is not None:
             return self._behind(wants, tails)
-        able, ends, said = [], [], []
+        able, fed = [], []
         for i, want in enumerate(wants):
-            end = self._ends.get(want.slot.id)
-            if end is None or end.said is None or end.n_past != want.slot.n_past:
-                continue
-            if self._follower.has_room(want.slot, want.n_max):
+            rows = self._backlog.unfed(want.slot)
+            if rows is not None and not rows:
+                rows = self._backlog.last(want.slot)
+            if rows and self._backlog.reserve(want.slot, rows, want.n_max):
                 able.append(i)
-                ends.append(end)
-                said.append(end.said)
+                fed.append((want.slot, rows))
         if not able:
             return Unrolled(wants)
-        states = torch.cat([end.behind(0) for end in ends])  # [n_able, d_model]
-        climb = _Climb(wants, states, len(self._head.modules) - 1, ends)
-        return self._unrolled(Unrolled(wants), able, torch.stack(said), climb)
+        said, ends = self._feed(fed)
+        climb = _Climb(wants, torch.cat([one[0] for one in ends]), len(self._head.modules) - 1, ends)
+        return self._unrolled(Unrolled(wants), able, said, climb)
+
+    def _feed(self, fed: Sequence[tuple[Slot, range]]) -> tuple[Tensor, Sequence[_Ends]]:
+        """Run the modules over these rows of slots, up to each slot's last.
+
+        Returns what module 0 says of each last row, [n_slots, d_model], and what is left of each slot. A module needs
+        the states of all rows of the module before.
+        """
+        last, hidden = len(self._head.modules) - 1, self._head.fuse(self._backlog.states(fed))
+        first_said, left = hidden, [list[Tensor]() for _ in fed]
+        for k in range(last + 1):
+            having = [i for i, (_, rows) in enumerate(fed) if len(rows) > k]
+            spans = [_span(*fed[i], k, whole=k < last) for i in having]
+            if not spans:
+                break
+            said, states = self._run(k, spans, hidden)  # [n_logits of all, d_model] each
+            if k == last > 0:
+                break
+            ends = np.cumsum([span.n_logits for span in spans])
+            (index,) = upload((ends - 1,), states.device)
+            first_said = said[index] if k == 0 else first_said
+            for i, one in zip(having, states[index][:, None], strict=True):
+                left[i].append(one)
+            if k < last:
+                hidden = torch.cat(
+                    [states[end - span.n_logits : end - 1] for end, span in zip(ends, spans, strict=True)]
+                )
+        for slot, _ in fed:
+            self._backlog.commit(slot)
+        return first_said, left
 
     def _behind(self, wants: Sequence[Want], tails: Tails) -> Guesses | None:
         """Guesses behind an unread pass, for heads of one module.
 
         It is fed all rows of that pass; those of drafts that were lost are scratch.
         """
-        is_simple = len(self._head.modules) == 1 and self._follower.store.is_positional
-        if not is_simple or not all(self._keeps_up(want) for want in wants):
+        is_simple = len(self._head.modules) == 1 and self._backlog.store.is_positional
+        n_lost = tails.n_lost
+        if not is_simple or not self._catch_up(wants):
             return None
-        n_lost, rows = tails.n_lost, [tails.rows[want.slot.id] for want in wants]
+        rows = [tails.rows[want.slot.id] for want in wants]
         spans = [
             Span(want.slot.id, (UNREAD,) * len(own), want.n_tokens - 1 - len(own), 0, len(own))
             for want, own in zip(wants, rows, strict=True)
@@ -315,21 +267,29 @@ class DraftHidden(NetworkDrafter):
         climb = _Climb(wants, states[last], 0, n_lost=n_lost)
         return self._unrolled(Unrolled(wants, n_lost), range(len(wants)), said[last], climb)
 
-    def _keeps_up(self, want: Want) -> bool:
-        """Whether all rows before the unread pass are fed, and there is room for those after."""
-        slot = want.slot
-        end = self._ends.get(slot.id)
-        fed = end is not None and end.n_past == slot.n_past == len(slot.tokens) - 1
-        return fed and self._follower.has_room(slot, len(want.after) + want.n_max)
+    def _catch_up(self, wants: Sequence[Want]) -> bool:
+        """Feed all rows before the unread pass; whether they are there then, and room for those after."""
+        fed = []
+        for want in wants:
+            slot = want.slot
+            rows = self._backlog.unfed(slot)
+            if rows is None or slot.n_past != len(slot.tokens) - 1:
+                return False
+            if not self._backlog.reserve(slot, rows, len(want.after) + want.n_max):
+                return False
+            fed += [(slot, rows)] if rows else []
+        if fed:
+            self._feed(fed)
+        return True
 
     def _unrolled(self, unrolled: Unrolled, able: Sequence[int], said: Tensor, climb: _Climb) -> Unrolled:
         """Guess on from what module 0 says, [n_able, d_model]."""
         modules = self._head.modules
 
         def batch() -> Batch:
-            made = self._follower.batch(climb.spans, climb.token_ids)
+            made = self._backlog.batch(climb.spans, climb.token_ids)
             if climb.n_lost is not None:
-                made.move_back(climb.n_lost, self._follower.page_size)
+                made.move_back(climb.n_lost, self._backlog.page_size)
             return made
 
         def step(going: Going) -> Rows:
@@ -346,18 +306,20 @@ class DraftHidden(NetworkDrafter):
         first = modules[0].logits(said)  # [n_able, vocab] float32
         return unrolled.launch(able, (first, None), step, loop)
 
-    def _may_draft(self, slot: Slot) -> bool:
-        """Whether a draft may be asked of the head for this slot before its next pass."""
-        return slot.n_gap == 1 and slot.speculate.n_max > 0 and self.name in slot.speculate.types
-
     def _run(
         self, k: int, spans: Sequence[Span], hidden: Tensor, token_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        return self._ran(k, self._follower.batch(spans, token_ids), hidden)
+        return self._ran(k, self._backlog.batch(spans, token_ids), hidden)
 
     def _ran(self, k: int, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[n_logits, d_model] each: what module k says, and its states."""
         if batch.frame is None:
-            return self._head.modules[k].run(batch, hidden, self._follower.store)
+            return self._head.modules[k].run(batch, hidden, self._backlog.store)
         said, states = self._captured[k](batch, (hidden,))
         return wanted(batch, said), wanted(batch, states)
+
+
+def _span(slot: Slot, rows: range, k: int, *, whole: bool) -> Span:
+    """Module k over those of the rows that it has; they read tokens k + 1 further on. whole: all states are wanted."""
+    token_ids = slot.tokens[rows.start + 1 + k : rows.stop + 1]
+    return Span(slot.id, token_ids, rows.start, 0, len(token_ids) if whole else 1)

@@ -1,7 +1,7 @@
 """draft-model: a small language model that guesses token by token, on the target's page ids.
 
 All slots that draft share one ragged pass per position. K/V of a guess that was kept stays: `accept` only moves
-the store's length over it. A slot that fell behind (long prompt, drafting switched off) catches up in chunks.
+the store's length over it. What a slot lacks is fed when a draft is asked for; if that is much, its last tokens alone.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class DraftModel(NetworkDrafter):
 
     name = "draft-model"
 
-    def __init__(self, network: Network, cache: Cache, chunk: int) -> None:
-        """`chunk`: most rows of one slot that a catching-up pass may have."""
+    def __init__(self, network: Network, cache: Cache, chunk: int, n_context: int) -> None:
+        """chunk: most rows of one slot in a pass. n_context: tokens before a guess that are fed at least."""
         self._run: Forward = network.forward
         self._cache = cache
         self._chunk = chunk
+        self._n_context = n_context
         self._lanes: Lanes | None = None  # where passes are captured
         # Picks whose rows are in the store past its length, per slot id.
         self._fed: dict[int, list[int]] = {}
@@ -58,20 +59,18 @@ class DraftModel(NetworkDrafter):
     def accept(self, kept: Sequence[Kept]) -> None:
         for one in kept:
             self._advance(one.slot)
-        behind = [
-            one.slot for one in kept if len(one.slot.tokens) - self._length(one.slot) > self._cache.page_size
-        ]
-        self._feed(behind)
+
+    def n_unfed(self, slot: Slot) -> int:
+        return max(0, len(slot.tokens) - max(self._length(slot), self._restart(slot)))
 
     def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
         if tails is not None and not self._goes_on_behind(tails):
             return None
-        able = [i for i, want in enumerate(wants) if self._is_near(want, tails) and self._reserve(want)]
-        if tails is None:
-            self._feed([want.slot for i, want in enumerate(wants) if i not in able])
-        elif len(able) < len(wants):
-            return None
         n_lost = None if tails is None else tails.n_lost
+        self._catch_up([want.slot for want in wants if self._may_catch_up(want, tails)], tails)
+        able = [i for i, want in enumerate(wants) if self._is_near(want, tails) and self._reserve(want)]
+        if tails is not None and len(able) < len(wants):
+            return None
 
         def when_read(picked: Sequence[Sequence[int]]) -> None:
             for i in able:
@@ -87,7 +86,7 @@ class DraftModel(NetworkDrafter):
         return unrolled
 
     def _is_near(self, want: Want, tails: Tails | None) -> bool:
-        """Whether the rows that are missing before the guess can be fed now."""
+        """Whether the rows that are missing can be fed with the pass that makes the first guess."""
         slot, n_missing = want.slot, len(want.slot.tokens) - self._length(want.slot)
         if tails is None:
             return n_missing <= self._chunk
@@ -161,20 +160,34 @@ class DraftModel(NetworkDrafter):
             batch.move_back(n_lost, self._cache.page_size)
         return batch
 
-    def _feed(self, slots: Sequence[Slot]) -> None:
-        """Bring slots closer to their last token, one chunk each in one pass, wanting no logits."""
-        spans = []
+    def _restart(self, slot: Slot) -> int:
+        """Where a slot's rows are to begin at the latest: a page border with the context before the guess behind it."""
+        size = self._cache.page_size
+        return max(0, len(slot.tokens) - self._n_context) // size * size
+
+    def _may_catch_up(self, want: Want, tails: Tails | None) -> bool:
+        """Whether its rows end with those of certain tokens, so that more can be fed."""
+        return tails is None or (len(want.after) == 1 and not self._unread[want.slot.id])
+
+    def _catch_up(self, slots: Sequence[Slot], tails: Tails | None) -> None:
+        """Feed all but what the pass that makes the first guess can take, in chunks, as far as there are pages."""
+        n_left = self._chunk if tails is None else 1
         for slot in slots:
-            start = self._length(slot)
-            end = min(start + self._chunk, len(slot.tokens) - 1)
-            border = self._cache.next_border(STORE, start, slot.n_prompt)
-            end = end if border is None else min(end, border)
-            if start < end and self._cache.reserve(slot.id, STORE, start, end):
-                spans.append(Span(slot.id, slot.tokens[start:end], start, 0, 0))
-        if spans:
+            if self._restart(slot) > self._length(slot):
+                self._cache.restart(slot.id, STORE, self._restart(slot))
+                self._fed.pop(slot.id, None)
+        while True:
+            spans = []
+            for slot in slots:
+                start, n = self._length(slot), len(slot.tokens)
+                end = min(start + self._chunk, n - 1)
+                if n - start > n_left and self._cache.reserve(slot.id, STORE, start, end):
+                    spans.append(Span(slot.id, slot.tokens[start:end], start, 0, 0))
+            if not spans:
+                return
             self._run(self._batch(spans), self._cache.stores[STORE], None)
-        for span in spans:
-            self._cache.commit(span.slot, STORE, span.n_past + len(span.token_ids))
+            for span in spans:
+                self._cache.commit(span.slot, STORE, span.n_past + len(span.token_ids))
 
     def _advance(self, slot: Slot) -> None:
         """Move the length over guesses that became part of the sequence, whichever draft brought them in.

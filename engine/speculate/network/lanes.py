@@ -102,6 +102,7 @@ class Lanes:
         size = self._store.sizes.page_size
         # A lane is a span. [n_rows]
         spans = torch.arange(n_rows, device=picked.device).clamp_max(n_spans - 1)
-        page = batch.page_table[spans, batch.positions // size].long()  # [n_rows]
+        place = batch.n_past[spans].long()  # [n_rows]: of the row in the lane's page table
+        page = batch.page_table[spans, place // size].long()  # [n_rows]
         batch.row_pages.copy_(torch.where(goes_on, page, self._store.sizes.n_pages))
-        batch.row_offsets.copy_(batch.positions % size)
+        batch.row_offsets.copy_(place % size)
