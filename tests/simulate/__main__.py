@@ -19,8 +19,12 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulate", description=__doc__)
     parser.add_argument("--machines", help="comma list of names; default: all")
     parser.add_argument("--workloads", help="comma list of names; default: all")
-    parser.add_argument("--machine-file", type=Path, action="append", default=[], help="machines of other files")
-    parser.add_argument("--workload-file", type=Path, action="append", default=[], help="workloads of other files")
+    parser.add_argument(
+        "--machine-file", type=Path, action="append", default=[], help="machines of other files"
+    )
+    parser.add_argument(
+        "--workload-file", type=Path, action="append", default=[], help="workloads of other files"
+    )
     parser.add_argument("--slots", default="1,4,16,64", help="comma list")
     parser.add_argument("--passes", type=int, default=0, help="of plain decoding, per cell")
     parser.add_argument("--seed", type=int, default=0)

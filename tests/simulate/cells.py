@@ -17,7 +17,7 @@ SETS: Sequence[tuple[str, ...]] = ((TEXT,), (NETWORK,), (TEXT, NETWORK))
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _HOPELESS = 0.8  # of the set's best so far: longer drafts are not tried then
 # Passes of plain decoding a cell's text takes, by slots: more slots learn in fewer passes, and cost more of our time.
-PASSES = {1: 3000, 4: 1200, 16: 500, 64: 200}
+PASSES = {1: 4000, 4: 2000, 16: 800, 64: 300}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Rate:
 
     whole: float
     late: float
+    unasked: float = 0.0  # share of the time in which the network was fed without being asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ def rate(world: World, n_tokens: int) -> Rate:
     first = world.play(n_tokens=n_tokens // 2)
     second = world.play(n_tokens=n_tokens)
     whole_s = first.seconds + second.seconds
-    return Rate((first.n_tokens + second.n_tokens) / whole_s, second.n_tokens / second.seconds)
+    unasked = (first.unasked_s + second.unasked_s) / whole_s
+    return Rate((first.n_tokens + second.n_tokens) / whole_s, second.n_tokens / second.seconds, unasked)
 
 
 def static(types: Sequence[str], n_max: int) -> MakePlanner:

@@ -20,7 +20,9 @@ class Spell:
     length_s: float
     factor: float = 1.0
     sigma: float = 0.0  # of additional lognormal noise
-    widths: Sequence[int] = ()  # (fewest, most) rows of the passes concerned; empty: all work, drafters' included
+    widths: Sequence[
+        int
+    ] = ()  # (fewest, most) rows of the passes concerned; empty: all work, drafters' included
     every_s: float = math.inf  # it recurs
     count: int = _MOST
 

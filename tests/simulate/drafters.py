@@ -65,6 +65,7 @@ class ScriptedNetwork(NetworkDrafter):
     def __init__(self, times: NetworkTimes, clock: Clock, scripts: Scripts) -> None:
         self._times, self._clock, self._scripts = times, clock, scripts
         self._fed: dict[int, int] = {}  # by slot id: tokens of the text that it has seen
+        self.unasked_s = 0.0  # seconds in which it was fed without being asked
 
     def begin(self, slot: Slot) -> None:
         self._fed[slot.id] = slot.n_past
@@ -98,4 +99,4 @@ class ScriptedNetwork(NetworkDrafter):
                 n_fed += one.slot.n_past - fed
                 self._fed[one.slot.id] = one.slot.n_past
         if n_fed:
-            self._clock.spend(self._times.position_s + self._times.row_s * n_fed)
+            self.unasked_s += self._clock.spend(self._times.position_s + self._times.row_s * n_fed)

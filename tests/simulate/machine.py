@@ -58,7 +58,18 @@ class Machine:
     @classmethod
     def of(cls, table: Mapping[str, Any], name: str) -> Machine:
         """What a machine's file says; raises `TypeError` for a key that is unknown."""
-        known = {"about", "batch_rows", "pass", "text", "network", "noise", "spell", "drift", "suspension", "jump"}
+        known = {
+            "about",
+            "batch_rows",
+            "pass",
+            "text",
+            "network",
+            "noise",
+            "spell",
+            "drift",
+            "suspension",
+            "jump",
+        }
         if extra := set(table) - known:
             raise TypeError(f"machine {name}: unknown keys {sorted(extra)}")
         passes, batch_rows = PassTimes(**table["pass"]), table.get("batch_rows", 512)
@@ -67,7 +78,9 @@ class Machine:
             for n, seconds in enumerate(interpolated(passes.points, batch_rows))
         ]
         text, network = TextTimes(**table.get("text", {})), NetworkTimes(**table["network"])
-        return cls(name, table.get("about", ""), batch_rows, passes, text, network, Trouble.of(table), by_rows)
+        return cls(
+            name, table.get("about", ""), batch_rows, passes, text, network, Trouble.of(table), by_rows
+        )
 
     def pass_s(self, n_rows: int, n_prompt_rows: int = 0, n_context: int = 0) -> float:
         """Seconds of an undisturbed pass. n_rows: all of it; n_context: tokens that its rows read, over all slots."""

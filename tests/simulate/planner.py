@@ -20,7 +20,7 @@ _PAGE = 1  # prompt chunks end anywhere
 
 Verified = tuple[Work, int]  # what ran for a slot, and how many of its drafts were accepted
 
-__all__ = ["Auto", "Pass", "Place", "Planner", "Verified", "Want", "Work", "outline", "works_of"]
+__all__ = ["Auto", "Pass", "Place", "Planner", "Verified", "Want", "Work", "fixed", "outline", "works_of"]
 
 
 class Planner(Protocol):
@@ -61,10 +61,13 @@ def works_of(places: Sequence[Place], drafts: Mapping[int, Draft], budget: int) 
 class Auto:
     """The server's own planner."""
 
-    def __init__(self, drafters: Sequence[Drafter], clock: Clock) -> None:
+    def __init__(
+        self, drafters: Sequence[Drafter], clock: Clock, chain: Chain | None = None, n_max: int = MOST_DRAFTED
+    ) -> None:
+        """chain: another than the server's."""
         self.types = tuple(one.name for one in drafters)
-        self.n_max = MOST_DRAFTED
-        self._chain = Chain(drafters, Lengths(adaptive=True), now=clock.now)
+        self.n_max = n_max
+        self._chain = chain or Chain(drafters, Lengths(adaptive=True), now=clock.now)
 
     def warm_up(self, seconds_of: Callable[[int], float], most: int) -> None:
         for n_rows in [tier for tier in TIERS if tier <= most]:
@@ -92,3 +95,9 @@ class Auto:
 
     def end(self, slot: Slot) -> None:
         self._chain.end(slot)
+
+
+def fixed(drafters: Sequence[Drafter], clock: Clock, n_max: int) -> Auto:
+    """The chain in fixed order and without adaptation: what `Static` stands for."""
+    chain = Chain(drafters, Lengths(adaptive=False), by_value=False, now=clock.now)
+    return Auto(drafters, clock, chain, n_max)

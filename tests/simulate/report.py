@@ -7,7 +7,7 @@ from statistics import median
 
 from tests.simulate.cells import Cell
 
-_HEAD = f"{'machine':<20} {'workload':<18} {'slots':>5} {'÷best':>6} {'late':>6} {'÷plain':>6}"
+_HEAD = f"{'machine':<20} {'workload':<18} {'slots':>5} {'÷best':>6} {'late':>6} {'÷plain':>6} {'fed':>6}"
 
 
 def table(cells: Sequence[Cell], n_worst: int) -> str:
@@ -41,7 +41,7 @@ def _names(cells: Sequence[Cell], key: Callable[[Cell], str]) -> list[str]:
 def _line(one: Cell) -> str:
     return (
         f"{one.machine:<20} {one.workload:<18} {one.n_slots:>5} {one.of_best:>6.3f} {one.of_best_late:>6.3f}"
-        f" {one.of_plain:>6.3f}  {one.setting:<17} {one.drafted:>6.2f} {one.accepted:>8.2f}"
+        f" {one.of_plain:>6.3f} {one.auto.unasked:>6.3f}  {one.setting:<17} {one.drafted:>6.2f} {one.accepted:>8.2f}"
     )
 
 

@@ -41,28 +41,42 @@ class Totals:
     n_drafted: int = 0
     n_accepted: int = 0
     seconds: float = 0.0  # virtual, without those in which the process is suspended
+    unasked_s: float = 0.0  # of these, the network was fed without being asked
 
 
 class World:
     """A scene under way. Requests take the slots in their order; each that ends is followed by the next."""
 
-    def __init__(self, scene: Scene, make_planner: MakePlanner) -> None:
-        """Warms up. The first requests then begin with their prompts computed, each at another place of its reply."""
+    def __init__(
+        self, scene: Scene, make_planner: MakePlanner, start: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Warms up. The first requests then begin with their prompts computed.
+
+        start: per slot the number of its request, and how much of the reply is written; by default a different share.
+        """
         self._scene = scene
         self.clock = Clock(scene.machine.trouble, scene.seed)
         self._scripts: dict[int, Script] = {}
-        drafters = [
-            ScriptedText(scene.machine.text, self.clock, self._scripts),
-            ScriptedNetwork(scene.machine.network, self.clock, self._scripts),
-        ]
-        self.planner = make_planner(drafters, self.clock)
+        text = ScriptedText(scene.machine.text, self.clock, self._scripts)
+        self._network = ScriptedNetwork(scene.machine.network, self.clock, self._scripts)
+        self.planner = make_planner([text, self._network], self.clock)
         self.totals = Totals()
+        self._requests: dict[int, int] = {}  # by slot id: its request's number
         self._n_requests = 0
         self.planner.warm_up(self._pass_of, min(128, scene.machine.batch_rows))
         self._started_s = self._worked_s
         self._running: list[Slot] = []  # oldest first
         for slot_id in range(scene.n_slots):
-            self._enter(slot_id, is_first=True)
+            if start:
+                self._n_requests = start[slot_id][0]
+            self._enter(slot_id, start[slot_id][1] if start else None, is_first=True)
+        self._n_requests = 1 + max(self._requests.values())
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Where the slots are, as `start` has it."""
+        slots = sorted(self._running, key=lambda slot: slot.id)
+        return [(self._requests[slot.id], slot.n_decoded) for slot in slots]
 
     def play(self, *, n_passes: int = 0, n_tokens: int = 0) -> Totals:
         """Play so many passes more, or until there are so many tokens in all; returns what these passes came to."""
@@ -78,17 +92,19 @@ class World:
         return self.clock.real_s - self.clock.stopped_s
 
     def _snapshot(self) -> Totals:
-        return replace(self.totals, seconds=self._worked_s - self._started_s)
+        seconds, unasked_s = self._worked_s - self._started_s, self._network.unasked_s
+        return replace(self.totals, seconds=seconds, unasked_s=unasked_s)
 
     def _pass_of(self, n_rows: int) -> float:
         return self.clock.spend(self._scene.machine.pass_s(n_rows, 0, n_rows), n_rows)
 
-    def _enter(self, slot_id: int, *, is_first: bool = False) -> None:
-        """The next request takes the slot."""
+    def _enter(self, slot_id: int, n_written: int | None = None, *, is_first: bool = False) -> None:
+        """The next request takes the slot. n_written: tokens of its reply that are there, if it is the slot's first."""
         script = self._scene.workload.script(self._scene.seed, self._n_requests)
         tokens = [0] * script.n_prompt
         if is_first:
-            tokens += script.truth[: script.n_reply * slot_id // self._scene.n_slots]
+            share = script.n_reply * slot_id // self._scene.n_slots
+            tokens += script.truth[: share if n_written is None else n_written]
         types, n_max = self.planner.types, self.planner.n_max
         slot = Slot(
             slot_id,
@@ -101,6 +117,7 @@ class World:
             _NO_TEXT,
             n_past=len(tokens) - 1 if is_first else 0,
         )
+        self._requests[slot_id] = self._n_requests
         self._n_requests += 1
         self._scripts[slot_id] = script
         self._running.append(slot)
@@ -114,8 +131,8 @@ class World:
         works = works_of(places, drafts, budget)
         n_rows = sum(work.n_rows for work in works)
         n_prompt = sum(work.n_certain for work in works if work.n_certain > 1)
-        seconds_s = self._scene.machine.pass_s(n_rows, n_prompt, sum(work.end for work in works))
-        self.planner.measured(n_rows, self.clock.spend(seconds_s, n_rows))
+        seconds = self._scene.machine.pass_s(n_rows, n_prompt, sum(work.end for work in works))
+        self.planner.measured(n_rows, self.clock.spend(seconds, n_rows))
         self.totals.n_passes += 1
         verified = [(work, self._keep(work)) for work in works]
         self.planner.settle(verified, coming)
