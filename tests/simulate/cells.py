@@ -13,7 +13,6 @@ from tests.simulate.static import Static
 from tests.simulate.workload import NETWORK, TEXT, Workload
 from tests.simulate.world import MakePlanner, Scene, World
 
-SETS: Sequence[tuple[str, ...]] = ((TEXT,), (NETWORK,), (TEXT, NETWORK))
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _HOPELESS = 0.8  # of the set's best so far: longer drafts are not tried then
 # Passes of plain decoding a cell's text takes, by slots: more slots learn in fewer passes, and cost more of our time.
@@ -30,6 +29,18 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
+class References:
+    """Static settings over the same text. Loaded: the network is fed all text, asked or not, as the planner's is."""
+
+    plain: Rate
+    plain_loaded: Rate
+    best: Rate
+    best_loaded: Rate
+    setting: str  # of the best
+    setting_loaded: str
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """What a cell came to."""
 
@@ -37,29 +48,25 @@ class Cell:
     workload: str
     n_slots: int
     auto: Rate
-    plain: Rate
-    best: Rate
-    setting: str  # of the best
+    static: References
     drafted: float  # tokens per pass and slot, by the planner
     accepted: float
     real_s: float  # of the planner's play
     n_passes: int
 
-    @property
-    def of_best(self) -> float:
-        return self.auto.whole / self.best.whole
-
-    @property
-    def of_best_late(self) -> float:
-        return self.auto.late / self.best.late
-
-    @property
-    def of_plain(self) -> float:
-        return self.auto.whole / self.plain.whole
+    def ratios(self) -> dict[str, float]:
+        """The planner against the references."""
+        static = self.static
+        return {
+            "of_best": self.auto.whole / static.best.whole,
+            "of_best_loaded": self.auto.whole / static.best_loaded.whole,
+            "of_best_loaded_late": self.auto.late / static.best_loaded.late,
+            "of_plain": self.auto.whole / static.plain.whole,
+            "of_plain_loaded": self.auto.whole / static.plain_loaded.whole,
+        }
 
     def as_json(self) -> dict[str, Any]:
-        ratios = {"of_best": self.of_best, "of_best_late": self.of_best_late, "of_plain": self.of_plain}
-        return asdict(self) | ratios
+        return asdict(self) | self.ratios()
 
 
 def n_passes_of(n_slots: int) -> int:
@@ -76,25 +83,37 @@ def rate(world: World, n_tokens: int) -> Rate:
     return Rate((first.n_tokens + second.n_tokens) / whole_s, second.n_tokens / second.seconds, unasked)
 
 
-def static(types: Sequence[str], n_max: int) -> MakePlanner:
-    """A planner of one setting."""
-    return lambda drafters, clock: Static(drafters, types, n_max)
+def static(types: Sequence[str], n_max: int, follows: Sequence[str] = ()) -> MakePlanner:
+    """A planner of one setting. follows: networks that are fed though they are not asked."""
+    return lambda drafters, clock: Static(drafters, types, n_max, follows)
 
 
-def best_static(scene: Scene, n_tokens: int) -> tuple[Rate, Rate, str]:
-    """(plain decoding, the best setting, its name)."""
-    plain = rate(World(scene, static((), 0)), n_tokens)
-    best, name = plain, "plain"
-    for types in SETS:
-        of_set = 0.0
-        for n_max in LENGTHS:
-            found = rate(World(scene, static(types, n_max)), n_tokens)
-            of_set = max(of_set, found.whole)
-            if found.whole > best.whole:
-                best, name = found, f"{'+'.join(types)} {n_max}"
-            if found.whole < _HOPELESS * of_set:
+def references(scene: Scene, n_tokens: int) -> References:
+    """The best static settings, by search."""
+
+    def found(types: Sequence[str], n_max: int, follows: Sequence[str] = ()) -> Rate:
+        return rate(World(scene, static(types, n_max, follows)), n_tokens)
+
+    def best_of(types: Sequence[str]) -> tuple[Rate, int]:
+        best, best_n = found(types, LENGTHS[0]), LENGTHS[0]
+        for n_max in LENGTHS[1:]:
+            one = found(types, n_max)
+            if one.whole < _HOPELESS * best.whole:
                 break
-    return plain, best, name
+            if one.whole > best.whole:
+                best, best_n = one, n_max
+        return best, best_n
+
+    plain, plain_loaded = found((), 0), found((), 0, (NETWORK,))
+    text, n_text = best_of((TEXT,))
+    with_network = [(*best_of(types), "+".join(types)) for types in ((NETWORK,), (TEXT, NETWORK))]
+    named = [(one, f"{name} {n}") for one, n, name in with_network]
+    alone = [(plain, "plain"), (text, f"{TEXT} {n_text}"), *named]
+    loaded = [(plain_loaded, "plain"), (found((TEXT,), n_text, (NETWORK,)), f"{TEXT} {n_text}"), *named]
+    (best, setting), (best_loaded, setting_loaded) = (
+        max(one, key=lambda pair: pair[0].whole) for one in (alone, loaded)
+    )
+    return References(plain, plain_loaded, best, best_loaded, setting, setting_loaded)
 
 
 def play(machine: Machine, workload: Workload, n_slots: int, *, n_passes: int = 0, seed: int = 0) -> Cell:
@@ -105,9 +124,8 @@ def play(machine: Machine, workload: Workload, n_slots: int, *, n_passes: int = 
     world = World(scene, Auto)
     auto = rate(world, n_tokens)
     real_s = time.perf_counter() - started
-    plain, best, setting = best_static(scene, n_tokens)
     totals = world.totals
     n_rounds = totals.n_passes * n_slots
     drafted, accepted = totals.n_drafted / n_rounds, totals.n_accepted / n_rounds
     names = machine.name, workload.name, n_slots
-    return Cell(*names, auto, plain, best, setting, drafted, accepted, real_s, totals.n_passes)
+    return Cell(*names, auto, references(scene, n_tokens), drafted, accepted, real_s, totals.n_passes)

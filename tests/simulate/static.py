@@ -18,9 +18,13 @@ class Static:
     That is the chain with `by_value=False` and lengths that are not adaptive, in a fifth of its time.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], types: Sequence[str], n_max: int) -> None:
-        """n_max: tokens of a draft."""
+    def __init__(
+        self, drafters: Sequence[Drafter], types: Sequence[str], n_max: int, follows: Sequence[str] = ()
+    ) -> None:
+        """n_max: tokens of a draft; follows: networks that are fed though they are not asked."""
         self._drafters = [one for one in drafters if one.name in types]
+        fed = [one for one in drafters if one.name in types or one.name in follows]
+        self._networks = [one for one in fed if isinstance(one, NetworkDrafter)]
         self.types = tuple(types)
         self.n_max = n_max
 
@@ -31,8 +35,8 @@ class Static:
                     seconds_of(n_rows)
 
     def begin(self, slot: Slot) -> None:
-        for drafter in self._drafters:
-            drafter.begin(slot)
+        for network in self._networks:
+            network.begin(slot)
 
     def draft(self, wants: Sequence[Want], coming: Pass) -> Mapping[int, Draft]:
         found: dict[int, Draft] = {}
@@ -49,10 +53,9 @@ class Static:
         pass
 
     def settle(self, verified: Sequence[Verified], coming: Pass) -> None:
-        networks = [one for one in self._drafters if isinstance(one, NetworkDrafter)]
-        if networks:
+        if self._networks:
             kept = [Kept(work.slot, work.draft, n_accepted, work.start) for work, n_accepted in verified]
-            for network in networks:
+            for network in self._networks:
                 network.accept(kept)
 
     def end(self, slot: Slot) -> None:

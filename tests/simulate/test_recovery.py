@@ -19,7 +19,7 @@ from tests.simulate.world import Scene, World
 _LEARNT = 500  # passes before a disturbance
 _SOON = 200  # passes after it, by which it is to be over
 _LATER = 10_000
-_WINDOW = 6000  # tokens over which a rate is taken
+_WINDOW = 3000  # tokens over which a rate is taken
 
 QUIET = Trouble(noise=0.03)
 TROUBLES = {

@@ -203,14 +203,15 @@ def _runs(drawn: Floats, chance: Floats, decay: Floats) -> list[int]:
 
 def _estimates(how: str, chance: Floats, random: np.random.Generator) -> list[float]:
     """[n], or empty: what the drafter itself believes of each token."""
-    said: list[float] = {
-        "none": lambda: np.empty(0),
-        "calibrated": lambda: chance,
-        "overconfident": lambda: 1.0 - (1.0 - chance) / 5.0,
-        "underconfident": lambda: 0.6 * chance,
-        "random": lambda: random.random(len(chance)),
-    }[how]().tolist()
-    return said
+    said = {
+        "none": np.empty(0),
+        "calibrated": chance,
+        "overconfident": 1.0 - (1.0 - chance) / 5.0,
+        "underconfident": 0.6 * chance,
+        "random": random.random(len(chance)),
+    }[how]
+    estimates: list[float] = said.tolist()
+    return estimates
 
 
 def read_workload(path: Path) -> Workload:
