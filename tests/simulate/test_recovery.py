@@ -1,0 +1,105 @@
+"""What is left of a disturbance once it is over: the planner is to be as fast as one that never met it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.simulate.clock import Jump, Spell, Suspension, Trouble
+from tests.simulate.machine import all_machines, read_machine
+from tests.simulate.planner import Auto
+from tests.simulate.workload import Workload
+from tests.simulate.world import Scene, World
+
+_LEARNT = 500  # passes before a disturbance
+_SOON = 200  # passes after it, by which it is to be over
+_LATER = 10_000
+_WINDOW = 3000  # tokens over which a rate is taken
+
+QUIET = Trouble(noise=0.03)
+TROUBLES = {
+    "slow spell": Trouble(noise=0.03, spells=[Spell(start_s=0.0, length_s=60.0, factor=4.0, sigma=0.6)]),
+    "suspensions": Trouble(
+        noise=0.03, suspensions=[Suspension(start_s=0.0, length_s=3.0, every_s=3.1, count=20)]
+    ),
+    "slow width": Trouble(noise=0.03, spells=[Spell(start_s=0.0, length_s=2.0, factor=10.0, widths=(5, 8))]),
+    "clock to 1e-9 s": Trouble(noise=0.03, jumps=[Jump(start_s=0.0, seems_s=1e-9)]),
+    "clock to 1000 s": Trouble(noise=0.03, jumps=[Jump(start_s=0.0, seems_s=1000.0)]),
+}
+ENDS = {
+    "slow spell": 60.0,
+    "suspensions": 62.0,
+    "slow width": 2.0,
+    "clock to 1e-9 s": 0.0,
+    "clock to 1000 s": 0.0,
+}
+
+
+def requests(right: float) -> Workload:
+    """A network that is as good everywhere, and little to copy."""
+    state = {"text": {"found": 0.1, "right": 0.1, "longest": 4}, "network": {"right": right}}
+    return Workload({"request": [{"prompt": [20, 40], "reply": [300, 500], "state": [state]}]}, "steady")
+
+
+@cache
+def scene(machine: str, right: float = 0.8) -> Scene:
+    return Scene(read_machine(all_machines()[machine]), requests(right), 1)
+
+
+def quiet_world(machine: str, right: float = 0.8, start: Sequence[tuple[int, int]] = ()) -> World:
+    """A planner that has been warmed up on a quiet machine. start: as for `World`."""
+    world = World(scene(machine, right), Auto, start)
+    world.clock.disturb(QUIET)
+    return world
+
+
+def against_a_fresh_one(world: World, machine: str) -> float:
+    """Tokens per second against a planner that starts here, both over the same text, after some passes of learning."""
+    fresh = quiet_world(machine, start=world.places)
+    rates = []
+    for one in (world, fresh):
+        one.play(n_passes=_SOON)
+        played = one.play(n_tokens=one.totals.n_tokens + _WINDOW)
+        rates.append(played.n_tokens / played.seconds)
+    return rates[0] / rates[1]
+
+
+@pytest.mark.parametrize("machine", ["laptop-8b", "h100-8b"])
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_disturbance_leaves_nothing_behind(machine: str, trouble: str) -> None:
+    world = quiet_world(machine)
+    world.play(n_passes=_LEARNT)
+    world.clock.disturb(TROUBLES[trouble])
+    end_s = world.clock.real_s + ENDS[trouble]
+    world.play(n_passes=1)
+    while world.clock.real_s < end_s:
+        world.play(n_passes=1)
+    world.clock.disturb(QUIET)
+    soon = against_a_fresh_one(world, machine)
+    world.play(n_passes=_LATER)
+    later = against_a_fresh_one(world, machine)
+    assert min(soon, later) >= 0.95, f"{soon:.3f} soon, {later:.3f} later"
+
+
+SECONDS = st.floats(math.log(1e-9), math.log(1e3)).map(math.exp)
+HISTORIES = st.lists(st.tuples(st.integers(1, 160), SECONDS, st.integers(1, 30)), max_size=40)
+
+
+@settings(derandomize=True, max_examples=60, deadline=None, database=None)
+@given(machine=st.sampled_from(["laptop-04b", "laptop-8b", "h100-8b", "tiny-demo"]), history=HISTORIES)
+def test_whatever_passes_have_cost_it_drafts_again(
+    machine: str, history: Sequence[tuple[int, float, int]]
+) -> None:
+    """history: rows, seconds, and how often in a row. Drafts pay for themselves several times over here."""
+    world = quiet_world(machine, right=0.95)
+    for n_rows, seconds, n_times in history:
+        for _ in range(n_times):
+            world.planner.measured(n_rows, seconds)
+    world.play(n_passes=_SOON)
+    played = world.play(n_passes=50)
+    assert played.n_drafted >= played.n_passes, f"{played.n_drafted} tokens drafted in 50 passes"
