@@ -137,13 +137,11 @@ class Chain:
     def _unread_drafts(self, wants: Sequence[Want], coming: Pass, tails: Tails) -> Drafts | None:
         """The drafts of the first network that promises enough, as deep as can be chosen before they are known."""
         for drafter in self._networks:
-            asked, trials = self._asked(drafter, wants, [NO_DRAFT] * len(wants), coming)
+            asked = self._asked(drafter, wants, [NO_DRAFT] * len(wants), coming)
             if any(want.slot.speculate.p_min > 0 for want in asked.values()):
                 return None  # unsure guesses are not to be verified, and only the host cuts a draft
             if asked:
-                drafts = self._launched(drafter, list(asked.values()), tails)
-                self._pay(drafter, trials if drafts is not None else ())
-                return drafts
+                return self._launched(drafter, list(asked.values()), tails)
         return NO_DRAFTS
 
     def _launched(self, drafter: NetworkDrafter, wants: Sequence[Want], tails: Tails) -> Drafts | None:
@@ -173,15 +171,16 @@ class Chain:
         """The best continuation for each want, of those text drafters that pay for being asked."""
         offers, token_s = [NO_DRAFT] * len(wants), self.lengths.token_s(coming)
         for drafter in self._readers:
+            call_s = self.lengths.costs.draft_s(drafter.name, 1)
             served = [
                 i
                 for i, want in enumerate(wants)
-                if self._serves(drafter, want.slot) and self._affords(drafter, want.slot, 1, token_s)
+                if self._serves(drafter, want.slot)
+                and self.lengths.allowance.pays(want.slot, drafter.name, call_s, token_s)
             ]
             if not served:
                 continue
             asked = [wants[i] for i in served]
-            self._pay(drafter, [want.slot for want in asked], 1)
             started = self._now()
             made = self._offers(drafter, asked, partial(drafter.draft, asked))
             self.lengths.costs.drafted(drafter.name, 1, (self._now() - started) / len(served))
@@ -193,16 +192,16 @@ class Chain:
         self, drafter: NetworkDrafter, wants: Sequence[Want], offers: Sequence[Draft], coming: Pass
     ) -> list[Draft]:
         """The drafts after a network has been asked, for slots where it promises more, as deep as it pays."""
-        asked, trials = self._asked(drafter, wants, offers, coming)
+        asked = self._asked(drafter, wants, offers, coming)
         if not asked:
             return list(offers)
-        self._pay(drafter, trials)
         wanted = list(asked.values())
+        n_unfed = sum(drafter.n_unfed(want.slot) for want in wanted)
         started = self._now()
         made = self._offers(drafter, wanted, lambda: _read(drafter.draft(wanted)))
         deepest = max(len(offer) for offer in made)
         if deepest:
-            self.lengths.costs.drafted(drafter.name, deepest, self._now() - started)
+            self.lengths.costs.drafted(drafter.name, deepest, self._now() - started, n_unfed)
         better = list(offers)
         for i, offer in self._extended(wants, dict(zip(asked, made, strict=True)), coming).items():
             better[i] = self._better(offers[i], offer, coming)
@@ -210,8 +209,8 @@ class Chain:
 
     def _asked(
         self, drafter: NetworkDrafter, wants: Sequence[Want], offers: Sequence[Draft], coming: Pass
-    ) -> tuple[dict[int, Want], list[Slot]]:
-        """What to ask a network for, by index of `wants`; and the slots where that is a trial, to be paid.
+    ) -> dict[int, Want]:
+        """What to ask a network for, by index of `wants`.
 
         Where it promises too little it is now and then asked for a few tokens all the same, as a trial: whether they
         are verified or not, the text will judge them. Without adaptive lengths there are no trials.
@@ -222,25 +221,28 @@ class Chain:
             if self._serves(drafter, want.slot) and (self._by_value or not offers[i])
         }
         if not able:
-            return {}, []
+            return {}
         most = {i: min(want.n_max, drafter.longest) for i, want in able.items()}
         promised = [self._survival.expected(drafter.name, able[i].slot.id, n) for i, n in most.items()]
-        depth, takes = self.lengths.depth(drafter.name, [offers[i].survival for i in able], promised, coming)
+        n_unfed = {i: drafter.n_unfed(want.slot) for i, want in able.items()}
+        depth, takes = self.lengths.depth(
+            drafter.name, [offers[i].survival for i in able], promised, [*n_unfed.values()], coming
+        )
         token_s = self.lengths.token_s(coming)
         asked: dict[int, Want] = {}
-        trials: list[Slot] = []
         for (i, want), taken in zip(able.items(), takes, strict=True):
             n, n_min = depth, want.slot.speculate.n_min
             if not taken:
-                if not self.lengths.adaptive or not self._affords(drafter, want.slot, _TRIAL, token_s):
+                trial_s = self.lengths.costs.draft_s(drafter.name, _TRIAL, n_unfed[i])
+                allowance = self.lengths.allowance
+                if not self.lengths.adaptive or not allowance.pays(want.slot, drafter.name, trial_s, token_s):
                     continue
                 n = _TRIAL
             # A draft worth making is asked for at the request's least length, or it would be thrown away.
             n = min(most[i], max(n, n_min))
             if n >= max(1, n_min):
                 asked[i] = replace(want, n_max=n)
-                trials += [] if taken else [want.slot]
-        return asked, trials
+        return asked
 
     def _extended(self, wants: Sequence[Want], made: Mapping[int, Draft], coming: Pass) -> dict[int, Draft]:
         """Networks' drafts, each extended by what a text drafter expects to follow it. Keys index `wants`."""
@@ -323,17 +325,6 @@ class Chain:
     def _follows(self, drafter: Drafter, slot: Slot) -> bool:
         """Whether the drafter is informed of the slot; otherwise it costs the slot nothing, not even for its prompt."""
         return self._serves(drafter, slot)
-
-    def _affords(self, drafter: Drafter, slot: Slot, n_positions: int, token_s: float) -> bool:
-        """Whether the drafter can be asked on trial, for so many positions; a text drafter always is."""
-        seconds = self.lengths.costs.draft_s(drafter.name, n_positions)
-        return self.lengths.allowance.affords(slot, drafter.name, seconds, token_s)
-
-    def _pay(self, drafter: Drafter, slots: Sequence[Slot], n_positions: int = _TRIAL) -> None:
-        """The drafter is tried for these slots."""
-        seconds = self.lengths.costs.draft_s(drafter.name, n_positions)
-        for slot in slots:
-            self.lengths.allowance.pay(slot, drafter.name, seconds)
 
     def _read_by_text_drafters(self, wants: Sequence[Want]) -> list[int]:
         """The slots whose text any drafter reads."""

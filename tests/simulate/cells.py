@@ -25,19 +25,15 @@ class Rate:
 
     whole: float
     late: float
-    unasked: float = 0.0  # share of the time in which the network was fed without being asked
 
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Static settings over the same text. Loaded: the network is fed all text, asked or not, as the planner's is."""
+    """Static settings over the same text."""
 
     plain: Rate
-    plain_loaded: Rate
     best: Rate
-    best_loaded: Rate
     setting: str  # of the best
-    setting_loaded: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +55,8 @@ class Cell:
         static = self.static
         return {
             "of_best": self.auto.whole / static.best.whole,
-            "of_best_loaded": self.auto.whole / static.best_loaded.whole,
-            "of_best_loaded_late": self.auto.late / static.best_loaded.late,
+            "of_best_late": self.auto.late / static.best.late,
             "of_plain": self.auto.whole / static.plain.whole,
-            "of_plain_loaded": self.auto.whole / static.plain_loaded.whole,
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -79,20 +73,19 @@ def rate(world: World, n_tokens: int) -> Rate:
     first = world.play(n_tokens=n_tokens // 2)
     second = world.play(n_tokens=n_tokens)
     whole_s = first.seconds + second.seconds
-    unasked = (first.unasked_s + second.unasked_s) / whole_s
-    return Rate((first.n_tokens + second.n_tokens) / whole_s, second.n_tokens / second.seconds, unasked)
+    return Rate((first.n_tokens + second.n_tokens) / whole_s, second.n_tokens / second.seconds)
 
 
-def static(types: Sequence[str], n_max: int, follows: Sequence[str] = ()) -> MakePlanner:
-    """A planner of one setting. follows: networks that are fed though they are not asked."""
-    return lambda drafters, clock: Static(drafters, types, n_max, follows)
+def static(types: Sequence[str], n_max: int) -> MakePlanner:
+    """A planner of one setting."""
+    return lambda drafters, clock: Static(drafters, types, n_max)
 
 
 def references(scene: Scene, n_tokens: int) -> References:
     """The best static settings, by search."""
 
-    def found(types: Sequence[str], n_max: int, follows: Sequence[str] = ()) -> Rate:
-        return rate(World(scene, static(types, n_max, follows)), n_tokens)
+    def found(types: Sequence[str], n_max: int) -> Rate:
+        return rate(World(scene, static(types, n_max)), n_tokens)
 
     def best_of(types: Sequence[str]) -> tuple[Rate, int]:
         best, best_n = found(types, LENGTHS[0]), LENGTHS[0]
@@ -104,16 +97,14 @@ def references(scene: Scene, n_tokens: int) -> References:
                 best, best_n = one, n_max
         return best, best_n
 
-    plain, plain_loaded = found((), 0), found((), 0, (NETWORK,))
-    text, n_text = best_of((TEXT,))
-    with_network = [(*best_of(types), "+".join(types)) for types in ((NETWORK,), (TEXT, NETWORK))]
-    named = [(one, f"{name} {n}") for one, n, name in with_network]
-    alone = [(plain, "plain"), (text, f"{TEXT} {n_text}"), *named]
-    loaded = [(plain_loaded, "plain"), (found((TEXT,), n_text, (NETWORK,)), f"{TEXT} {n_text}"), *named]
-    (best, setting), (best_loaded, setting_loaded) = (
-        max(one, key=lambda pair: pair[0].whole) for one in (alone, loaded)
-    )
-    return References(plain, plain_loaded, best, best_loaded, setting, setting_loaded)
+    plain = found((), 0)
+    all_types = ((TEXT,), (NETWORK,), (TEXT, NETWORK))
+    known = [(plain, "plain")]
+    for types in all_types:
+        one, n_max = best_of(types)
+        known.append((one, f"{'+'.join(types)} {n_max}"))
+    best, setting = max(known, key=lambda pair: pair[0].whole)
+    return References(plain, best, setting)
 
 
 def play(machine: Machine, workload: Workload, n_slots: int, *, n_passes: int = 0, seed: int = 0) -> Cell:

@@ -12,7 +12,6 @@ from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.drafter import (
     Guess,
     Guesses,
-    Kept,
     NetworkDrafter,
     TextDrafter,
     Want,
@@ -65,7 +64,6 @@ class ScriptedNetwork(NetworkDrafter):
     def __init__(self, times: NetworkTimes, clock: Clock, scripts: Scripts) -> None:
         self._times, self._clock, self._scripts = times, clock, scripts
         self._fed: dict[int, int] = {}  # by slot id: tokens of the text that it has seen
-        self.unasked_s = 0.0  # seconds in which it was fed without being asked
 
     def begin(self, slot: Slot) -> None:
         self._fed[slot.id] = slot.n_past
@@ -75,7 +73,7 @@ class ScriptedNetwork(NetworkDrafter):
             return None
         guesses = [_guess(self.name, want, self._scripts) for want in wants]
         times = self._times
-        n_fed = sum(max(1, len(want.slot.tokens) - self._fed[want.slot.id]) for want in wants)
+        n_fed = sum(max(1, self.n_unfed(want.slot)) for want in wants)
         n_guessed = sum(want.n_max for want in wants)
         depth = max(want.n_max for want in wants)
         self._clock.spend(
@@ -88,15 +86,5 @@ class ScriptedNetwork(NetworkDrafter):
             self._fed[want.slot.id] = n + max(0, min(n_right, len(one) - 1))
         return _Read(guesses)
 
-    def accept(self, kept: Sequence[Kept]) -> None:
-        """Slots that it is far behind are fed in a pass of their own."""
-        n_fed = 0
-        for one in kept:
-            n, fed = len(one.slot.tokens), self._fed[one.slot.id]
-            if fed > n - 1:
-                self._fed[one.slot.id] = n - 1
-            elif n - fed > self._times.lag:
-                n_fed += one.slot.n_past - fed
-                self._fed[one.slot.id] = one.slot.n_past
-        if n_fed:
-            self.unasked_s += self._clock.spend(self._times.position_s + self._times.row_s * n_fed)
+    def n_unfed(self, slot: Slot) -> int:
+        return min(self._times.context, len(slot.tokens) - self._fed[slot.id])

@@ -39,7 +39,7 @@ class NetworkTimes:
     call_s: float = 0.0  # per call
     slot_s: float = 0.0  # per slot and position
     row_s: float = 0.0  # per token of the text that it is fed
-    lag: int = 64  # tokens it may fall behind a slot's text before it is fed without being asked
+    context: int = 512  # tokens before a guess that it is fed at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,30 @@ from slipstream.engine.core import plan
 from slipstream.engine.core.plan import Place, Work
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
-from slipstream.engine.speculate.decide.cost import TIERS
+from slipstream.engine.speculate.decide.cost import WIDTHS
 from slipstream.engine.speculate.decide.value import Lengths, Pass
 from slipstream.engine.speculate.drafter import Draft, Drafter, Kept, Want
 from tests.simulate.clock import Clock
 
 MOST_DRAFTED = 16  # `--draft-max`
-_REPEATS = 3  # of a width when the engine warms up
+_TURNS = 3  # of all widths when the engine warms up
 _PAGE = 1  # prompt chunks end anywhere
 
 Verified = tuple[Work, int]  # what ran for a slot, and how many of its drafts were accepted
 
-__all__ = ["Auto", "Pass", "Place", "Planner", "Verified", "Want", "Work", "fixed", "outline", "works_of"]
+__all__ = [
+    "Auto",
+    "Pass",
+    "Place",
+    "Planner",
+    "Verified",
+    "Want",
+    "Work",
+    "fixed",
+    "measured",
+    "outline",
+    "works_of",
+]
 
 
 class Planner(Protocol):
@@ -58,6 +70,13 @@ def works_of(places: Sequence[Place], drafts: Mapping[int, Draft], budget: int) 
     return plan.work(places, drafts, budget, _PAGE)
 
 
+def measured(seconds_of: Callable[[int], float], most: int) -> dict[int, float]:
+    """Seconds of passes of every width before the first request, as the engine warms up."""
+    widths = [n_rows for n_rows in WIDTHS if n_rows <= most]
+    turns = [{n_rows: seconds_of(n_rows) for n_rows in widths} for _ in range(_TURNS)]
+    return {n_rows: min(one[n_rows] for one in turns) for n_rows in widths}
+
+
 class Auto:
     """The server's own planner."""
 
@@ -70,9 +89,8 @@ class Auto:
         self._chain = chain or Chain(drafters, Lengths(adaptive=True), now=clock.now)
 
     def warm_up(self, seconds_of: Callable[[int], float], most: int) -> None:
-        for n_rows in [tier for tier in TIERS if tier <= most]:
-            times = sorted([seconds_of(n_rows) for _ in range(_REPEATS + 1)][1:])
-            self._chain.lengths.pass_cost.observe(n_rows, times[_REPEATS // 2])
+        for n_rows, seconds in measured(seconds_of, most).items():
+            self._chain.lengths.costs.passed(n_rows, seconds)
 
     def begin(self, slot: Slot) -> None:
         self._chain.begin(slot)
@@ -83,7 +101,7 @@ class Auto:
         return drafts.by_slot
 
     def measured(self, n_rows: int, seconds: float) -> None:
-        self._chain.lengths.pass_cost.observe(n_rows, seconds)
+        self._chain.lengths.costs.passed(n_rows, seconds)
 
     def settle(self, verified: Sequence[Verified], coming: Pass) -> None:
         for work, n_accepted in verified:

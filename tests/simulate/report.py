@@ -7,10 +7,10 @@ from statistics import median
 
 from tests.simulate.cells import Cell
 
-OF_BEST = 0.98  # bars: of the best static setting with the network loaded
-OF_PLAIN = 0.99  # of plain decoding with the network loaded
-_RATIOS = f"{'÷loaded':>7} {'late':>6} {'÷best':>6} {'÷plain':>6}"
-_HEAD = f"{'machine':<15} {'workload':<13} {'slots':>5} {_RATIOS} {'fed':>6}"
+OF_BEST = 0.98  # bars: of the best static setting
+OF_PLAIN = 0.99  # of plain decoding
+_RATIOS = f"{'÷best':>7} {'late':>6} {'÷plain':>6}"
+_HEAD = f"{'machine':<15} {'workload':<13} {'slots':>5} {_RATIOS}"
 
 Key = Callable[[Cell], str]
 _GROUPS: Sequence[Key] = (
@@ -23,17 +23,15 @@ _GROUPS: Sequence[Key] = (
 
 def table(cells: Sequence[Cell], n_worst: int) -> str:
     """All that is shown of the cells."""
-    lines = ["worst against the best static setting", f"{_HEAD}  best with network   drafted accepted"]
-    lines += [_line(one) for one in sorted(cells, key=lambda one: one.ratios()["of_best_loaded"])[:n_worst]]
-    slowed = [one for one in cells if one.ratios()["of_plain_loaded"] < OF_PLAIN]
+    lines = ["worst against the best static setting", f"{_HEAD}  best static       drafted accepted"]
+    lines += [_line(one) for one in sorted(cells, key=lambda one: one.ratios()["of_best"])[:n_worst]]
+    slowed = [one for one in cells if one.ratios()["of_plain"] < OF_PLAIN]
     if slowed:
-        lines += ["", f"slower than plain decoding with the network loaded: {len(slowed)} cells", _HEAD]
-        lines += [
-            _line(one) for one in sorted(slowed, key=lambda one: one.ratios()["of_plain_loaded"])[:n_worst]
-        ]
+        lines += ["", f"slower than plain decoding: {len(slowed)} cells", _HEAD]
+        lines += [_line(one) for one in sorted(slowed, key=lambda one: one.ratios()["of_plain"])[:n_worst]]
     lines += [
         "",
-        f"{'medians':<20} {'÷loaded':>7} {'least':>6} {'late':>6} {'÷best':>6} {'÷plain':>6} {'≥0.98':>7}",
+        f"{'medians':<20} {'÷best':>7} {'least':>6} {'late':>6} {'÷plain':>6} {'≥0.98':>7}",
     ]
     for key in _GROUPS:
         names = dict.fromkeys(key(one) for one in cells)
@@ -46,18 +44,18 @@ def table(cells: Sequence[Cell], n_worst: int) -> str:
 
 def _line(one: Cell) -> str:
     ratios = one.ratios()
-    figures = [ratios[key] for key in ("of_best_loaded_late", "of_best", "of_plain")]
+    figures = [ratios[key] for key in ("of_best_late", "of_plain")]
     return (
-        f"{one.machine:<15} {one.workload:<13} {one.n_slots:>5} {ratios['of_best_loaded']:>7.3f}"
-        f" {' '.join(f'{figure:>6.3f}' for figure in (*figures, one.auto.unasked))}"
-        f"  {one.static.setting_loaded:<17} {one.drafted:>9.2f} {one.accepted:>8.2f}"
+        f"{one.machine:<15} {one.workload:<13} {one.n_slots:>5} {ratios['of_best']:>7.3f}"
+        f" {' '.join(f'{figure:>6.3f}' for figure in figures)}"
+        f"  {one.static.setting:<17} {one.drafted:>9.2f} {one.accepted:>8.2f}"
     )
 
 
 def _medians(name: str, cells: Sequence[Cell]) -> str:
     ratios = [one.ratios() for one in cells]
-    loaded = [one["of_best_loaded"] for one in ratios]
-    rest = [median(one[key] for one in ratios) for key in ("of_best_loaded_late", "of_best", "of_plain")]
+    loaded = [one["of_best"] for one in ratios]
+    rest = [median(one[key] for one in ratios) for key in ("of_best_late", "of_plain")]
     n_good = sum(one >= OF_BEST for one in loaded)
     return (
         f"{name:<20} {median(loaded):>7.3f} {min(loaded):>6.3f} {' '.join(f'{one:>6.3f}' for one in rest)}"

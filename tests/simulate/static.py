@@ -6,10 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.drafter import Draft, Drafter, Guess, Kept, NetworkDrafter, TextDrafter
-from tests.simulate.planner import Pass, Verified, Want
-
-_WARM = (1, 2, 4, 8, 16, 32, 64, 128)  # rows of the passes before the first request, as `Auto` has them
-_REPEATS = 4
+from tests.simulate.planner import Pass, Verified, Want, measured
 
 
 class Static:
@@ -18,21 +15,15 @@ class Static:
     That is the chain with `by_value=False` and lengths that are not adaptive, in a fifth of its time.
     """
 
-    def __init__(
-        self, drafters: Sequence[Drafter], types: Sequence[str], n_max: int, follows: Sequence[str] = ()
-    ) -> None:
-        """n_max: tokens of a draft; follows: networks that are fed though they are not asked."""
+    def __init__(self, drafters: Sequence[Drafter], types: Sequence[str], n_max: int) -> None:
+        """n_max: tokens of a draft."""
         self._drafters = [one for one in drafters if one.name in types]
-        fed = [one for one in drafters if one.name in types or one.name in follows]
-        self._networks = [one for one in fed if isinstance(one, NetworkDrafter)]
+        self._networks = [one for one in self._drafters if isinstance(one, NetworkDrafter)]
         self.types = tuple(types)
         self.n_max = n_max
 
     def warm_up(self, seconds_of: Callable[[int], float], most: int) -> None:
-        for n_rows in _WARM:
-            if n_rows <= most:
-                for _ in range(_REPEATS):
-                    seconds_of(n_rows)
+        measured(seconds_of, most)
 
     def begin(self, slot: Slot) -> None:
         for network in self._networks:

@@ -41,7 +41,6 @@ class Totals:
     n_drafted: int = 0
     n_accepted: int = 0
     seconds: float = 0.0  # virtual, without those in which the process is suspended
-    unasked_s: float = 0.0  # of these, the network was fed without being asked
 
 
 class World:
@@ -92,8 +91,7 @@ class World:
         return self.clock.real_s - self.clock.stopped_s
 
     def _snapshot(self) -> Totals:
-        seconds, unasked_s = self._worked_s - self._started_s, self._network.unasked_s
-        return replace(self.totals, seconds=seconds, unasked_s=unasked_s)
+        return replace(self.totals, seconds=self._worked_s - self._started_s)
 
     def _pass_of(self, n_rows: int) -> float:
         return self.clock.spend(self._scene.machine.pass_s(n_rows, 0, n_rows), n_rows)

@@ -28,19 +28,11 @@ def slot_with(n_tokens: int, *types: str) -> Slot:
     return toy_slot(0, "r", [1] * n_tokens, types=types)
 
 
-def pays(allowance: Allowance, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
-    """Whether the drafter can pay for a trial that takes so long. It has paid then."""
-    if not allowance.affords(slot, name, seconds, token_s):
-        return False
-    allowance.pay(slot, name, seconds)
-    return True
-
-
 def vain(allowance: Allowance, slot: Slot, price_s: float, n_tokens: int) -> list[int]:
     """At which tokens a drafter that earns nothing is asked, of so many at a second each."""
     asked = []
     for _ in range(n_tokens):
-        if pays(allowance, slot, slot.speculate.types[0], price_s, 1.0):
+        if allowance.pays(slot, slot.speculate.types[0], price_s, 1.0):
             asked.append(slot.n_decoded)
         slot.append(1)
     return asked
@@ -49,7 +41,7 @@ def vain(allowance: Allowance, slot: Slot, price_s: float, n_tokens: int) -> lis
 def exhausted(allowance: Allowance, slot: Slot, price_s: float) -> int:
     """How often the slot's first drafter is asked at one place of a text, at a token a second."""
     n = 0
-    while pays(allowance, slot, slot.speculate.types[0], price_s, 1.0):
+    while allowance.pays(slot, slot.speculate.types[0], price_s, 1.0):
         n += 1
     return n
 
@@ -79,7 +71,7 @@ def test_what_is_earned_pays_for_trials_and_is_not_hoarded() -> None:
     allowance, slot = Allowance(adaptive=True), slot_with(3, "a")
     assert exhausted(allowance, slot, 0.1) == 10
     allowance.credit(slot, "a", 0.35, 1.0)
-    assert [pays(allowance, slot, "a", 0.1, 1.0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert [allowance.pays(slot, "a", 0.1, 1.0) for _ in range(5)] == [True] * 3 + [False] * 2
     for _ in range(100):
         allowance.credit(slot, "a", 4.0, 1.0)
     assert len(vain(allowance, slot, 0.1, 50)) <= 15, "a token's time, and the share of fifty"
@@ -105,12 +97,12 @@ def test_savings_are_a_slots_and_a_drafters_own_and_end_with_the_text() -> None:
     allowance, slot = Allowance(adaptive=True), slot_with(3, "a", "b")
     other = toy_slot(1, "s", [1, 1, 1], types=("a", "b"))
     assert exhausted(allowance, slot, 0.3) == 1, "half of a token's time"
-    assert pays(allowance, slot, "b", 0.3, 1.0)
-    assert pays(allowance, other, "a", 0.3, 1.0)
+    assert allowance.pays(slot, "b", 0.3, 1.0)
+    assert allowance.pays(other, "a", 0.3, 1.0)
     allowance.begin(other.id)
-    assert not pays(allowance, slot, "a", 0.3, 1.0)
+    assert not allowance.pays(slot, "a", 0.3, 1.0)
     allowance.begin(slot.id)
-    assert pays(allowance, slot, "a", 0.3, 1.0)
+    assert allowance.pays(slot, "a", 0.3, 1.0)
 
 
 class Clock:

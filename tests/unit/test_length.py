@@ -69,7 +69,7 @@ def test_a_prompt_beside_them_costs_drafts_nothing_where_rows_cost_the_same() ->
 def test_without_adaptation_everything_is_verified() -> None:
     lengths = Lengths(adaptive=False)
     assert lengths.trim([falling(0.1, 16), falling(0.9, 3)], Pass(2, 2)) == [16, 3]
-    assert lengths.depth("d", [falling(0.1, 4)], [falling(0.9, 16)], ONE) == (16, [True])
+    assert lengths.depth("d", [falling(0.1, 4)], [falling(0.9, 16)], [0], ONE) == (16, [True])
 
 
 def test_a_network_drafts_as_deep_as_its_own_cost_allows() -> None:
@@ -78,7 +78,7 @@ def test_a_network_drafts_as_deep_as_its_own_cost_allows() -> None:
     for cost in (0.001, 0.05, 0.2, 2.0):
         for _ in range(100):
             lengths.costs.drafted("d", 4, 4 * cost)
-        depths.append(lengths.depth("d", [np.empty(0)], [falling(0.8, 16)], ONE)[0])
+        depths.append(lengths.depth("d", [np.empty(0)], [falling(0.8, 16)], [0], ONE)[0])
     assert depths == sorted(depths, reverse=True)
     assert depths[0] >= 6
     assert depths[-1] == 0
@@ -95,9 +95,9 @@ def test_a_network_that_is_not_looked_at_closely_would_not_pay() -> None:
         drafted = [falling(random.uniform(0.02, 0.9), 8) for _ in range(n_slots)]
         free = [falling(random.uniform(0.0, 0.9), int(random.integers(0, 6))) for _ in range(n_slots)]
         coming = Pass(n_slots, n_slots)
-        quick = lengths.depth("net", free, drafted, coming)
+        quick = lengths.depth("net", free, drafted, [0] * n_slots, coming)
         with patch.object(Lengths, "_may_pay", lambda *args: True):
-            close = lengths.depth("net", free, drafted, coming)
+            close = lengths.depth("net", free, drafted, [0] * n_slots, coming)
         assert quick == close
         n_taken += close[0] > 0
         n_left += not (close[0] or lengths._may_pay("net", drafted, coming))
@@ -109,7 +109,7 @@ def test_a_network_is_left_out_where_a_free_draft_promises_as_much() -> None:
     lengths = lengths_with_cost(0.02)
     lengths.costs.drafted("d", 4, 0.2)
     free = [falling(0.95, 16), np.empty(0), falling(0.2, 16)]
-    depth, takes = lengths.depth("d", free, [falling(0.8, 16)] * 3, Pass(3, 3))
+    depth, takes = lengths.depth("d", free, [falling(0.8, 16)] * 3, [0] * 3, Pass(3, 3))
     assert depth >= 2
     assert takes == [False, True, True]
 

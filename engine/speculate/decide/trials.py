@@ -43,8 +43,8 @@ class Allowance:
         for key in [key for key in self._savings if key[0] == slot_id]:
             del self._savings[key]
 
-    def affords(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
-        """Whether a drafter can pay for a trial that takes so long."""
+    def pays(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
+        """Whether a drafter can pay for a trial that takes so long; it does so then."""
         if not self._adaptive:
             return True
         own = self._savings.get((slot.id, name))
@@ -54,14 +54,9 @@ class Allowance:
         if own.seconds < seconds:
             own.due = own.since + math.ceil((seconds - own.seconds) / _grows(slot, token_s))
             return False
+        own.seconds -= seconds
+        own.paid = seconds
         return True
-
-    def pay(self, slot: Slot, name: str, seconds: float) -> None:
-        """A drafter that can afford it is tried."""
-        own = self._savings.get((slot.id, name))
-        if own is not None:
-            own.seconds -= seconds
-            own.paid = seconds
 
     def refund(self, slot: Slot, name: str) -> None:
         """The drafter's last guess has proved right: if that was a trial, it cost nothing."""

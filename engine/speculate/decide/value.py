@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 
 _MARGIN = 1.02  # drafts must promise this much more than none, or they are not worth the noise
 _ROUNDS = 3
+_PASSES_FED_FOR = 8  # that a network's rows are thought to serve
 _SLOPE_ROWS = 16  # rows over which the price of one more row is averaged
 
 
@@ -82,21 +83,32 @@ class Lengths:
         return taken
 
     def depth(
-        self, name: str, free: Sequence[Floats], drafted: Sequence[Floats], coming: Pass
+        self,
+        name: str,
+        free: Sequence[Floats],
+        drafted: Sequence[Floats],
+        n_unfed: Sequence[int],
+        coming: Pass,
     ) -> tuple[int, list[bool]]:
         """How deep a network should draft in this step, and for which slots.
 
-        free: survivals of what each slot has without it, [n_free]; drafted: those expected of the network, [n_max].
-        Depth is shared: its cost is one pass of the draft network per position, for all slots together.
+        free: survivals of what each slot has without it, [n_free]; drafted: those expected of the network, [n_max];
+        n_unfed: rows it has to be fed for each slot. Depth is shared: its cost is one pass of the draft network per
+        position, for all slots together. What is fed serves the passes that follow, too, and is charged in parts.
         """
         if not self._may_pay(name, drafted, coming):
             return 0, [False] * len(free)
         survival = _table(drafted)  # [n_slots, depth]
         known = _table(free)  # [n_slots, most of n_free]
+        feeding_s = (
+            np.array([self.costs.draft_s(name, 0, n) for n in n_unfed])[:, None] / _PASSES_FED_FOR
+        )  # [n_slots, 1]
         without, _, _ = self._best(free, coming)
         rate, chosen = without, (0, [False] * len(free))
         for _ in range(_ROUNDS):  # the better the rate, the higher a row's price: a few rounds settle it
-            found, depth, takes = self._deepest(name, known, survival, coming, rate)
+            found, depth, takes = self._deepest(
+                self.costs.draft_s(name, 1), (known, survival, feeding_s), coming, rate
+            )
             if found <= rate * (1.0 if chosen[0] else _MARGIN):
                 break
             rate, chosen = found, (depth, takes)
@@ -113,22 +125,27 @@ class Lengths:
         return worth_s > self.costs.draft_s(name, 1) + (_MARGIN - 1.0) * self.costs.at(coming.n_ready)
 
     def _deepest(
-        self, name: str, free: Floats, survival: Floats, coming: Pass, rate: float
+        self, position_s: float, slots: tuple[Floats, Floats, Floats], coming: Pass, rate: float
     ) -> tuple[float, int, list[bool]]:
-        """(tokens per second, depth, slots that take it) if rows are priced at `rate` tokens per second."""
+        """(tokens per second, depth, slots that take it) if rows are priced at `rate` tokens per second.
+
+        position_s: of the network; slots: survivals without it, with it, [n_slots, length] each, and what feeding it
+        costs, [n_slots, 1] seconds.
+        """
+        free, survival, feeding_s = slots
         price = self.price(coming, rate)
         pays = survival > price
         gain = np.where(pays, survival - price, 0.0).cumsum(1)  # [n_slots, depth]
         pays_free = free > price
         n_free = pays_free.sum(1, keepdims=True)  # [n_slots, 1]
         t_free = np.where(pays_free, free, 0.0).sum(1, keepdims=True)
-        takes = gain > t_free - price * n_free
+        takes = gain - rate * feeding_s > t_free - price * n_free
         n_rows = np.where(takes, pays.cumsum(1), n_free).sum(0)  # [depth]
         tokens = np.where(takes, np.where(pays, survival, 0.0).cumsum(1), t_free).sum(0)
         seconds = self._seconds(coming, n_rows)
         if self.adaptive:
             depths = np.arange(1, survival.shape[1] + 1)
-            seconds = seconds + self.costs.draft_s(name, 1) * depths
+            seconds = seconds + position_s * depths + (takes * feeding_s).sum(0)
         rates = (coming.n_ready + tokens) / seconds
         able = np.where(takes.any(0), rates, -1.0)
         # Of equal rates the least depth; where costs count as nothing the greatest, however little it promises.
