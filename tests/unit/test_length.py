@@ -102,7 +102,7 @@ def test_a_network_that_is_not_looked_at_closely_would_not_pay() -> None:
         n_taken += close[0] > 0
         n_left += not (close[0] or lengths._may_pay("net", drafted, coming))
     assert n_taken > 50
-    assert n_left > 50
+    assert n_left > 30
 
 
 def test_a_network_is_left_out_where_a_free_draft_promises_as_much() -> None:

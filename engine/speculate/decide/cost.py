@@ -21,15 +21,15 @@ from math import exp, log
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.engine.speculate.decide.draft_cost import DraftCost, assumed_s
 from slipstream.engine.speculate.decide.pace import Pace
 
 Floats = NDArray[np.float64]
 
+_GAP = "gap"  # among the drafters
 # Rows of the passes that are measured at start.
 WIDTHS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
-_WEIGHT = 0.1  # of a measurement in the average of a draft's or a gap's cost
-_FAR = log(3.0)  # a measurement so far from the average is a hiccup, unless the next is as well
 _REFERENCE_WEIGHT = 1 / 64  # of a width's deviation in its reference
 _MOST_DRIFT = 0.02  # of a reference, by one measurement
 _RESHAPE = 64  # passes after which the shares of widths are worked out again
@@ -49,36 +49,25 @@ class _Width:
     n_measured: int = _CONFIRMED  # since it last changed
 
 
-@dataclass(slots=True)
-class _Average:
-    """The logarithm of a cost beside the pace, which one hiccup does not move."""
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What speaks for a cost, in seconds: measured lately, usually, and what is assumed where nothing is known."""
 
-    value: float
-    usual: float  # the same, moving slowly
-    at: float  # seconds of work when it was last measured
-    n_measured: int = 1
-    _far: float | None = None  # the measurement before, if that was a hiccup
+    recent: float
+    usual: float
+    assumed: float
+    age_s: float  # seconds of work since the last measurement
+    n_measured: int  # since the last change
 
-    def measure(self, value: float, at: float) -> None:
-        before, self._far = self._far, None
-        step = value - self.value
-        if abs(step) > _FAR:
-            if before is None or (before > self.value) != (value > self.value):
-                self._far = value
-                return
-            step = min(step, before - self.value, key=abs)
-            self.n_measured = 1
-        else:
-            step *= max(_WEIGHT, 1 / (1 + self.n_measured))
-        self.value += step
-        self.usual += max(-_MOST_DRIFT, min(_MOST_DRIFT, _REFERENCE_WEIGHT * (self.value - self.usual)))
-        self.n_measured += 1
-        self.at = at
-
-
-def _is_believed(excess_s: float, age_s: float, n_measured: int) -> bool:
-    """Whether it is too early to look again at what seemed to cost so much more."""
-    return excess_s * min(1.0, n_measured / _CONFIRMED) > _PROBE_SHARE * age_s
+    @property
+    def reckoned(self) -> float:
+        """What to reckon with."""
+        sureness = min(1.0, self.n_measured / _CONFIRMED)
+        if (self.recent - self.usual) * sureness > _PROBE_SHARE * self.age_s:
+            return self.recent
+        if (self.usual - self.assumed) * sureness > _DOUBT_SHARE * self.age_s:
+            return min(self.recent, self.usual)
+        return min(self.recent, self.assumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +87,7 @@ class Costs:
     def __init__(self) -> None:
         self._pace = Pace(len(WIDTHS))
         self._widths: dict[int, _Width] = {}
-        self._drafts: dict[str, _Average] = {}  # of a position, or of a text drafter's guess
-        self._feeds: dict[str, _Average] = {}  # of a row that a network is fed before it can guess
-        self._gap: _Average | None = None
+        self._drafts: dict[str, DraftCost] = {}  # by drafter, and of the gap
         self._work_s = 0.0
         self._n_passes = 0
         # For each number of rows the width that speaks for it, and its share of that width's seconds.
@@ -182,60 +169,40 @@ class Costs:
     def _reckoned(self, n_rows: int, floor: float) -> float:
         """Seconds of a pass of so many rows. floor: logarithm of those of one without rows, if rows cost little."""
         width, pace = self._widths[n_rows], self._pace.now()
-        reference, recent = exp(pace + width.reference), self._measured_s(width)
+        usual, assumed = exp(pace + width.reference), exp(pace + floor) * (1.0 + _PER_ROW * n_rows)
         age_s = self._work_s - width.at
-        if _is_believed(recent - reference, age_s, width.n_measured):
-            return recent
-        assumed = exp(pace + floor) * (1.0 + _PER_ROW * n_rows)
-        is_sound = reference - assumed > _DOUBT_SHARE * age_s
-        return min(recent, reference if is_sound else assumed)
+        return _Evidence(self._measured_s(width), usual, assumed, age_s, width.n_measured).reckoned
 
     def drafted(self, name: str, depth: int, seconds: float, n_fed: int = 0) -> None:
-        """A network has guessed `depth` positions, all slots together, after it was fed so many rows; or a text drafter
-        once.
+        """A network has guessed `depth` positions, all slots together, after it was fed so many rows; a text drafter
+        has been asked once.
         """
-        feeding_s = self._seconds(self._feeds, name) * n_fed
-        drafting_s = self._seconds(self._drafts, name) * depth
-        if n_fed > depth and (name not in self._feeds or feeding_s >= drafting_s):
-            self._measure(self._feeds, name, (seconds - drafting_s) / n_fed)
-        elif depth:
-            self._measure(self._drafts, name, (seconds - feeding_s) / depth)
+        if seconds > 0.0 and depth:
+            pace, pass_s = exp(self._pace.now()), self.at(1)
+            if name not in self._drafts:
+                self._drafts[name] = DraftCost(pass_s / pace, self._work_s)
+                # No network is dearer than its target: the first measurement may be a hiccup.
+                seconds = min(seconds, (depth + n_fed) * pass_s)
+            self._drafts[name].measure(depth, n_fed, seconds / pace, self._work_s)
 
     def draft_s(self, name: str, depth: int, n_fed: int = 0) -> float:
         """Expected seconds of a draft; 0 before any measurement."""
-        return self._seconds(self._drafts, name) * depth + self._seconds(self._feeds, name) * n_fed
+        cost = self._drafts.get(name)
+        if cost is None:
+            return 0.0
+        pace = exp(self._pace.now())
+        recent, usual = (pace * one for one in cost.expected(depth, n_fed))
+        assumed = assumed_s(self.at(1), depth, n_fed)
+        return _Evidence(recent, usual, assumed, self._work_s - cost.at, cost.n_measured).reckoned
 
     def waited(self, seconds: float) -> None:
         """The device has waited for the host between two passes."""
-        if seconds > 0.0:
-            self._gap = self._measured(self._gap, seconds)
+        self.drafted(_GAP, 1, seconds)
 
     @property
     def gap_s(self) -> float:
         """Expected seconds between two passes if the first is read before the next is launched."""
-        return 0.0 if self._gap is None else exp(self._pace.now() + self._gap.value)
-
-    def _measure(self, averages: dict[str, _Average], name: str, seconds: float) -> None:
-        if seconds > 0.0:
-            averages[name] = self._measured(averages.get(name), seconds)
-
-    def _measured(self, average: _Average | None, seconds: float) -> _Average:
-        pace = self._pace.now()
-        if average is None:
-            # The first may be a hiccup: no network is dearer than its target, and no gap longer than a pass.
-            value = log(min(seconds, self.at(1))) - pace
-            return _Average(value, value, self._work_s)
-        average.measure(log(seconds) - pace, self._work_s)
-        return average
-
-    def _seconds(self, averages: dict[str, _Average], name: str) -> float:
-        one = averages.get(name)
-        if one is None:
-            return 0.0
-        pace = self._pace.now()
-        recent, usual = exp(pace + one.value), exp(pace + one.usual)
-        is_believed = _is_believed(recent - usual, self._work_s - one.at, one.n_measured)
-        return recent if is_believed else min(recent, usual)
+        return self.draft_s(_GAP, 1)
 
     def widths(self) -> list[WidthCost]:
         """What is known of passes, by their rows."""

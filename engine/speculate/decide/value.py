@@ -21,9 +21,8 @@ from slipstream.engine.speculate.decide.trials import Allowance
 Floats = NDArray[np.float64]
 
 _MARGIN = 1.02  # drafts must promise this much more than none, or they are not worth the noise
-_ROUNDS = 3
 _PASSES_FED_FOR = 8  # that a network's rows are thought to serve
-_SLOPE_ROWS = 16  # rows over which the price of one more row is averaged
+_ROWS_OF_A_DRAFT = 8  # over which the price of a row is averaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +31,16 @@ class Pass:
 
     n_ready: int  # slots that will gain a token even without drafts
     n_rows: int  # rows without drafts, prompt chunks included
+
+
+@dataclass(frozen=True, slots=True)
+class _Depth:
+    """How deep a network may draft: tokens per second, positions, the slots that take it, rows to verify."""
+
+    rate: float
+    n_positions: int
+    takes: list[bool]
+    n_rows: int
 
 
 def _table(survivals: Sequence[Floats]) -> Floats:
@@ -65,13 +74,18 @@ class Lengths:
         """Seconds in which plain decoding makes a token."""
         return self.costs.at(coming.n_ready) / coming.n_ready
 
-    def price(self, coming: Pass, rate: float | None = None) -> float:
-        """Tokens that one more row must promise to be worth its time, at `rate` tokens/s or plain decoding's."""
+    def price(self, coming: Pass) -> float:
+        """Tokens that one more row must promise to be worth its time, at the rate of plain decoding."""
+        if not self.adaptive:
+            return 0.0
+        return self._row_s(coming, _ROWS_OF_A_DRAFT * coming.n_ready) / self.token_s(coming)
+
+    def _row_s(self, coming: Pass, n_rows: int) -> float:
+        """Seconds of a further row, if there are so many."""
         if not self.adaptive:
             return 0.0
         at = self.costs.at
-        each = max(0.0, at(coming.n_rows + _SLOPE_ROWS) - at(coming.n_rows)) / _SLOPE_ROWS
-        return each / self.token_s(coming) if rate is None else each * rate
+        return max(0.0, at(coming.n_rows + n_rows) - at(coming.n_rows)) / n_rows
 
     def trim(self, survivals: Sequence[Floats], coming: Pass) -> list[int]:
         """How many tokens of each draft to verify; survivals hold one array per slot, [n_drafted]."""
@@ -98,21 +112,18 @@ class Lengths:
         """
         if not self._may_pay(name, drafted, coming):
             return 0, [False] * len(free)
-        survival = _table(drafted)  # [n_slots, depth]
-        known = _table(free)  # [n_slots, most of n_free]
-        feeding_s = (
-            np.array([self.costs.draft_s(name, 0, n) for n in n_unfed])[:, None] / _PASSES_FED_FOR
-        )  # [n_slots, 1]
-        without, _, _ = self._best(free, coming)
-        rate, chosen = without, (0, [False] * len(free))
-        for _ in range(_ROUNDS):  # the better the rate, the higher a row's price: a few rounds settle it
-            found, depth, takes = self._deepest(
-                self.costs.draft_s(name, 1), (known, survival, feeding_s), coming, rate
-            )
-            if found <= rate * (1.0 if chosen[0] else _MARGIN):
-                break
-            rate, chosen = found, (depth, takes)
-        return chosen
+        position_s = self.costs.draft_s(name, 1)
+        feeding_s = np.array([self.costs.draft_s(name, 0, n) for n in n_unfed]) / _PASSES_FED_FOR
+        slots = _table(free), _table(drafted), feeding_s[:, None]
+        rate, _, _ = self._best(free, coming)
+        best = _Depth(rate * _MARGIN, 0, [False] * len(free), 0)
+        # What a row costs depends on how many there are: few, all, and then as many as have proved best.
+        for n_rows in (2 * len(free), sum(map(len, drafted)), 0):
+            row_s = self._row_s(coming, n_rows or best.n_rows or 1)
+            found = self._deepest(position_s, slots, coming, (rate, rate * row_s))
+            if found.rate > best.rate:
+                best, rate = found, found.rate
+        return best.n_positions, best.takes
 
     def _may_pay(self, name: str, drafted: Sequence[Floats], coming: Pass) -> bool:
         """Whether all that a network promises would be worth its first position, if rows cost nothing.
@@ -125,15 +136,14 @@ class Lengths:
         return worth_s > self.costs.draft_s(name, 1) + (_MARGIN - 1.0) * self.costs.at(coming.n_ready)
 
     def _deepest(
-        self, position_s: float, slots: tuple[Floats, Floats, Floats], coming: Pass, rate: float
-    ) -> tuple[float, int, list[bool]]:
-        """(tokens per second, depth, slots that take it) if rows are priced at `rate` tokens per second.
+        self, position_s: float, slots: tuple[Floats, Floats, Floats], coming: Pass, at: tuple[float, float]
+    ) -> _Depth:
+        """The best depth if time and rows are priced so.
 
         position_s: of the network; slots: survivals without it, with it, [n_slots, length] each, and what feeding it
-        costs, [n_slots, 1] seconds.
+        costs, [n_slots, 1] seconds; at: tokens a second costs, tokens a row costs.
         """
-        free, survival, feeding_s = slots
-        price = self.price(coming, rate)
+        (free, survival, feeding_s), (rate, price) = slots, at
         pays = survival > price
         gain = np.where(pays, survival - price, 0.0).cumsum(1)  # [n_slots, depth]
         pays_free = free > price
@@ -146,11 +156,10 @@ class Lengths:
         if self.adaptive:
             depths = np.arange(1, survival.shape[1] + 1)
             seconds = seconds + position_s * depths + (takes * feeding_s).sum(0)
-        rates = (coming.n_ready + tokens) / seconds
-        able = np.where(takes.any(0), rates, -1.0)
+        rates = np.where(takes.any(0), (coming.n_ready + tokens) / seconds, -1.0)
         # Of equal rates the least depth; where costs count as nothing the greatest, however little it promises.
-        best = int(able.argmax()) if self.adaptive else len(able) - 1 - int(able[::-1].argmax())
-        return float(rates[best]) if takes[:, best].any() else -1.0, best + 1, takes[:, best].tolist()
+        best = int(rates.argmax()) if self.adaptive else len(rates) - 1 - int(rates[::-1].argmax())
+        return _Depth(float(rates[best]), best + 1, takes[:, best].tolist(), int(n_rows[best]))
 
     def _seconds(self, coming: Pass, n_drafted: NDArray[np.int64]) -> Floats:
         """Seconds of the pass by rows for drafts, without those of the work beside the ready slots.
