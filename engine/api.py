@@ -179,8 +179,8 @@ class Speculation:
     n_max: int
     n_min: int
     p_min: float
-    n_steps: int  # target passes that produced tokens
-    histogram: tuple[int, ...]  # [n_max + 1]: steps by accepted drafts; sums to n_steps
+    n_steps: int  # target passes that produced tokens; if synthetic, of those only the ones with n_max drafts
+    histogram: tuple[int, ...]  # [n_max + 1]: these steps by accepted drafts; sums to n_steps
     drafters: Mapping[str, DrafterCount]
     ngram_size_n: int | None = None  # None: each drafter's own setting
     ngram_size_m: int | None = None

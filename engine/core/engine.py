@@ -265,9 +265,13 @@ class Engine:
         return done(slot, ending, synthetic=self._target.acceptance is not coupled)
 
     def _count(self, slot: Slot, work: Work, delta: Delta, coming: Pass) -> None:
-        """Credit a round. Accepted drafts behind an end token or stop string are not in the text and not counted."""
+        """Credit a round. Accepted drafts behind an end token or stop string are not in the text and not counted.
+
+        Drafts accepted at random are to show a chosen length, which those cut short (prompts, a request's end) cannot.
+        """
         n_accepted = sum(source is not None for source in delta.sources)
-        slot.stats.histogram[n_accepted] += 1
+        if self._target.acceptance is coupled or len(work.draft) == slot.speculate.n_max:
+            slot.stats.histogram[n_accepted] += 1
         self._totals.n_completion += len(delta.token_ids)
         self._chain.credit(slot, work.draft, n_accepted, coming)
 

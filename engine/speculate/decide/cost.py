@@ -120,7 +120,7 @@ class Costs:
         elif self._widths:
             self._measure_width(n_rows, seconds)
         self._n_passes += 1
-        if self._n_passes % _RESHAPE == 0:
+        if self._widths and self._n_passes % _RESHAPE == 0:
             self._shape()
         self._expected = None
 

@@ -97,7 +97,7 @@ class Lengths:
         rate, chosen = without, (0, [False] * len(free))
         for _ in range(_ROUNDS):  # the better the rate, the higher a row's price: a few rounds settle it
             found, depth, takes = self._deepest(name, known, survival, coming, rate)
-            if found <= rate * (1.0 if chosen[0] else _MARGIN):
+            if found <= rate * (_MARGIN if self.adaptive and not chosen[0] else 1.0):
                 break
             rate, chosen = found, (depth, takes)
         return chosen
