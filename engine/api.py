@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import EngineError
 
 
@@ -342,6 +343,10 @@ class AsyncEngine(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+
+    async def speculation(self) -> Drafting:
+        """Worked out when it is asked for, between two steps. Raises `EngineStopped`."""
+        ...
 
     async def save_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
         """Write what is cached of a slot's last or running sequence to a file; n_tokens: of whole pages.

@@ -37,7 +37,10 @@ async def test_tokens_a_pass(flags: dict[str, object], asked: float) -> None:
         return end
 
     ends = await asyncio.gather(*(run(seed) for seed in range(1, 5)))
+    told = await engine.speculation()
     await engine.close()
     steps = sum(end.speculation.n_steps for end in ends)
     n_tokens = sum((1 + i) * n for end in ends for i, n in enumerate(end.speculation.histogram))
     assert n_tokens / steps == pytest.approx(asked, rel=0.05)
+    assert told.why_not is None
+    assert told.n_lengths[16] >= steps

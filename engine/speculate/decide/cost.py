@@ -21,6 +21,7 @@ from math import exp, log
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.engine.drafting import WidthCost
 from slipstream.engine.speculate.decide.pace import Pace
 
 Floats = NDArray[np.float64]
@@ -79,17 +80,6 @@ class _Average:
 def _is_believed(excess_s: float, age_s: float, n_measured: int) -> bool:
     """Whether it is too early to look again at what seemed to cost so much more."""
     return excess_s * min(1.0, n_measured / _CONFIRMED) > _PROBE_SHARE * age_s
-
-
-@dataclass(frozen=True, slots=True)
-class WidthCost:
-    """What is known of passes of so many rows."""
-
-    n_rows: int
-    seconds: float  # what is reckoned with
-    measured_s: float  # what was measured last, at today's pace
-    age_s: float  # seconds of work since
-    error: float  # standard deviation of the measured seconds' logarithm
 
 
 class Costs:
