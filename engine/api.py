@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import EngineError
 
 
@@ -179,8 +180,8 @@ class Speculation:
     n_max: int
     n_min: int
     p_min: float
-    n_steps: int  # target passes that produced tokens
-    histogram: tuple[int, ...]  # [n_max + 1]: steps by accepted drafts; sums to n_steps
+    n_steps: int  # target passes that produced tokens; if synthetic, of those only the ones with n_max drafts
+    histogram: tuple[int, ...]  # [n_max + 1]: these steps by accepted drafts; sums to n_steps
     drafters: Mapping[str, DrafterCount]
     ngram_size_n: int | None = None  # None: each drafter's own setting
     ngram_size_m: int | None = None
@@ -342,6 +343,10 @@ class AsyncEngine(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+
+    async def speculation(self) -> Drafting:
+        """Worked out when it is asked for, between two steps. Raises `EngineStopped`."""
+        ...
 
     async def save_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
         """Write what is cached of a slot's last or running sequence to a file; n_tokens: of whole pages.

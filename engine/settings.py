@@ -181,7 +181,8 @@ class Settings:
     )
     spec_synth_len: float | None = setting(
         None,
-        "benchmarks: accept drafts at random so that a pass yields this many tokens on average; the text is senseless",
+        "benchmarks: accept drafts at random so that a pass yields this many tokens on average; the text is senseless."
+        " Drafts have --draft-max tokens and are verified in full; auto is then the network alone, or made-up tokens",
         least=1,
         most=65,
     )

@@ -23,6 +23,7 @@ from slipstream.engine.core.plan import Place, Work
 from slipstream.engine.core.queue import NewSlot, Waiting
 from slipstream.engine.core.seats import Seats
 from slipstream.engine.core.warm import warm_up
+from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import EngineError
 from slipstream.engine.models.captured import Capturing
 from slipstream.engine.models.network import Network
@@ -153,6 +154,7 @@ class Engine:
         self.clock.lap("draft")
         if drafts is None:
             return None
+        self._chain.account.drafted(wants, drafts)
         works = plan.work(places, drafts.by_slot, budget, self._cache.page_size, self._next_border)
         if unread is not None:
             return self._launch_behind(unread, Flight([*works], coming, drafts, tails))
@@ -217,6 +219,7 @@ class Engine:
         self._read_s = now
         if not flight.has_unread_drafts:  # otherwise some of it was drafting
             self._chain.lengths.costs.passed(n_rows, seconds)
+        self._chain.account.worked(seconds)
         self.clock.passed(n_rows, seconds)
 
     def _next_border(self, place: Place) -> int | None:
@@ -265,9 +268,13 @@ class Engine:
         return done(slot, ending, synthetic=self._target.acceptance is not coupled)
 
     def _count(self, slot: Slot, work: Work, delta: Delta, coming: Pass) -> None:
-        """Credit a round. Accepted drafts behind an end token or stop string are not in the text and not counted."""
+        """Credit a round. Accepted drafts behind an end token or stop string are not in the text and not counted.
+
+        Drafts accepted at random are to show a chosen length, which those cut short (prompts, a request's end) cannot.
+        """
         n_accepted = sum(source is not None for source in delta.sources)
-        slot.stats.histogram[n_accepted] += 1
+        if self._target.acceptance is coupled or len(work.draft) == slot.speculate.n_max:
+            slot.stats.histogram[n_accepted] += 1
         self._totals.n_completion += len(delta.token_ids)
         self._chain.credit(slot, work.draft, n_accepted, coming)
 
@@ -310,3 +317,7 @@ class Engine:
             step_s=self.clock.totals(),
             step_average_s=self.clock.averages(),
         )
+
+    def speculation(self) -> Drafting:
+        """What drafting costs, promises and does, between two steps."""
+        return self._chain.account.report(self.seats.running)

@@ -15,6 +15,8 @@ from slipstream.engine.errors import SettingError
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot
 
+_GOLDEN = (5.0**0.5 - 1.0) / 2.0
+
 # (slot, its drafts, the target's picks at the rows after 0, 1, … drafts) -> accepted drafts
 Acceptance = Callable[[Slot, Sequence[int], Sequence[int]], int]
 
@@ -30,28 +32,35 @@ def coupled(slot: Slot, drafts: Sequence[int], picks: Sequence[int]) -> int:
 class SyntheticAcceptance:
     """The first i drafts of a pass are all accepted with probability `rates[i - 1]`, whatever the target says.
 
-    A drafted end token is never accepted. Decisions depend on (seed, position) alone, so a run can be repeated.
-    Source: llama.cpp's synthetic acceptance.
+    A drafted end token is never accepted. A request's passes are spread over the rates evenly (additive recurrence),
+    from a place that its seed says: a few dozen passes have the mean already, and a run can be repeated. Source:
+    llama.cpp's synthetic acceptance, which draws for each token.
     """
 
     def __init__(self, rates: Sequence[float], eos_ids: Set[int]) -> None:
-        self._conditional = [after / before if before else 0.0 for before, after in pairwise([1.0, *rates])]
+        self._rates = rates
         self._eos_ids = eos_ids
 
     def __call__(self, slot: Slot, drafts: Sequence[int], picks: Sequence[int]) -> int:
-        random = np.random.default_rng((slot.sampling.seed, len(slot.tokens)))
+        n_before = sum(tally.n_drafts for tally in slot.stats.drafters.values())
+        place = (np.random.default_rng(slot.sampling.seed).random() + n_before * _GOLDEN) % 1.0
         n_accepted = 0
-        for token_id, rate in zip(drafts, self._conditional, strict=False):
-            if token_id in self._eos_ids or random.random() >= rate:
+        for token_id, rate in zip(drafts, self._rates, strict=False):
+            if token_id in self._eos_ids or place >= rate:
                 break
             n_accepted += 1
         return n_accepted
 
 
+def is_synthetic(settings: Settings) -> bool:
+    """Whether drafts are accepted at random. All of them are verified in full then, or the rates would not be met."""
+    return settings.spec_synth_len is not None or settings.spec_synth_rates is not None
+
+
 def synthetic_rates(settings: Settings, types: Sequence[str]) -> tuple[float, ...] | None:
     """The rates that the settings ask for, or None. Raises `SettingError` for impossible rates."""
     length, listed = settings.spec_synth_len, settings.spec_synth_rates
-    if length is None and listed is None:
+    if not is_synthetic(settings):
         return None
     name, value = ("spec_synth_len", length) if listed is None else ("spec_synth_rates", listed)
     if length is not None and listed is not None:

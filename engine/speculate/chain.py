@@ -14,6 +14,7 @@ from torch import Tensor
 
 from slipstream.engine.models.captured import Capturing
 from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.decide.account import Account
 from slipstream.engine.speculate.decide.survival import Shadows, Survival, grades
 from slipstream.engine.speculate.decide.value import Lengths, Pass, worth
 from slipstream.engine.speculate.drafter import (
@@ -60,7 +61,9 @@ class Chain:
         self._now = now
         self._survival = Survival()
         self._shadows = Shadows(self._survival)
-        self.guard = Guard([one.name for one in drafters], [one.name for one in self._networks], now)
+        networks = [one.name for one in self._networks]
+        self.guard = Guard([one.name for one in drafters], networks, now)
+        self.account = Account(self.guard, networks, lengths.costs, self._survival)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -228,6 +231,7 @@ class Chain:
         depth, takes = self.lengths.depth(
             drafter.name, [offers[i].survival for i in able], promised, [*n_unfed.values()], coming
         )
+        self.account.consider(drafter.name, takes)
         token_s = self.lengths.token_s(coming)
         asked: dict[int, Want] = {}
         for (i, want), taken in zip(able.items(), takes, strict=True):
@@ -279,6 +283,7 @@ class Chain:
             token_ids = token_ids[: constraint.n_legal(want.after, token_ids)]
         if not token_ids:
             return NO_DRAFT
+        self.account.has_offers = True
         grade = grades(guess.survival, len(token_ids))
         if not want.after:
             self._shadows.watch(want.slot, name, token_ids, grade)

@@ -28,7 +28,7 @@ from slipstream.server.native import routes as native
 from slipstream.server.native import slots
 from slipstream.server.openai import absent
 from slipstream.server.openai import routes as openai
-from slipstream.server.report import metrics, status, tracing
+from slipstream.server.report import metrics, speculation, status, tracing
 from slipstream.server.report.meter import Meter
 
 
@@ -45,6 +45,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app.include_router(native.routes(gate, settings), tags=["llama-server"])
     app.include_router(slots.routes(gate, settings), tags=["llama-server"])
     app.include_router(status.routes(gate, settings), tags=["status"])
+    app.include_router(speculation.routes(gate), tags=["status"])
     app.include_router(metrics.routes(gate, meter), tags=["status"])
     app.include_router(openapi.routes(settings.api_prefix, keyed=bool(keys_of(settings))), tags=["status"])
     app.include_router(pages.routes(), tags=["chat page"])

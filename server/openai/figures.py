@@ -105,7 +105,7 @@ def _speculative_decoding(runs: Sequence[Speculation]) -> dict[str, Any]:
     n_drafted = sum(run.n_drafted for run in runs)
     n_accepted = sum(run.n_accepted for run in runs)
     return {
-        "mean_acceptance_length": 1.0 + ratio(n_accepted, n_steps),
+        "mean_acceptance_length": 1.0 + ratio(sum(i * n for i, n in enumerate(histogram)), n_steps),
         "draft_acceptance_rate": ratio(n_accepted, n_drafted),
         "acceptance_histogram": histogram,
         "num_spec_steps": n_steps,

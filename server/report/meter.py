@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from slipstream.engine.api import Done
 
@@ -150,9 +150,15 @@ class Meter:
         yield labelled("request_errors", about, ("code",), {(one,): n for one, n in self._errors.items()})
 
 
-def labelled(name: str, about: str, labels: Sequence[str], counts: Counts) -> Metric:
-    """A counter with labels; the keys of `counts` are the labels' values."""
-    family = CounterMetricFamily(PREFIX + name, about, labels=labels)
+def labelled(
+    name: str,
+    about: str,
+    labels: Sequence[str],
+    counts: Counts,
+    kind: type[CounterMetricFamily | GaugeMetricFamily] = CounterMetricFamily,
+) -> Metric:
+    """A counter or gauge with labels; the keys of `counts` are the labels' values."""
+    family = kind(PREFIX + name, about, labels=labels)
     for values, count in counts.items():
         family.add_metric(values, count)
     return family

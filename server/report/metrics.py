@@ -16,10 +16,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.responses import PlainTextResponse, Response
 
 from slipstream.engine.api import DrafterCount, EngineStats, ModelInfo
+from slipstream.engine.drafting import Drafting
+from slipstream.engine.errors import EngineStopped
 from slipstream.server import version
 from slipstream.server.describe.openapi import failing
 from slipstream.server.http.gate import Gate
 from slipstream.server.report.meter import PREFIX, Counts, Meter, labelled
+from slipstream.server.report.speculation import families
 from slipstream.server.report.tally import seconds_of
 
 
@@ -32,7 +35,11 @@ def routes(gate: Gate, meter: Meter) -> APIRouter:
     )
     async def metrics() -> Response:
         engine = gate.for_looking()
-        text = generate_latest(Scrape(engine.stats(), engine.info, meter))
+        try:
+            drafting = await engine.speculation()
+        except EngineStopped:  # the counters are still worth reading
+            drafting = None
+        text = generate_latest(Scrape(engine.stats(), engine.info, meter, drafting))
         return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     return router
@@ -41,8 +48,11 @@ def routes(gate: Gate, meter: Meter) -> APIRouter:
 class Scrape:
     """A server's state at one moment, as a Prometheus collector. It needs no registry, so two servers share nothing."""
 
-    def __init__(self, stats: EngineStats, info: ModelInfo, meter: Meter) -> None:
+    def __init__(
+        self, stats: EngineStats, info: ModelInfo, meter: Meter, drafting: Drafting | None = None
+    ) -> None:
         self._stats = stats
+        self._drafting = drafting
         self._info = info
         self._meter = meter
 
@@ -51,6 +61,8 @@ class Scrape:
         yield self._build()
         yield from self._engine()
         yield from self._speculation()
+        if self._drafting is not None:
+            yield from families(self._drafting)
         yield from self._meter.collect()
 
     def _build(self) -> Metric:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from slipstream.engine.drafting import Outcome, Treatment, WhyNot
 from slipstream.server.describe.shape import Error, Shape, optional
 
 
@@ -63,6 +64,54 @@ class Slot(Shape):
     step_ms: dict[str, float] = Field(
         description="parts of a step of the engine, in which all busy slots move on: moving averages. On a GPU"
         " `forward` and `pick` are launches, and `wait` is for the device"
+    )
+
+
+class PassCost(Shape):
+    rows: int
+    ms: float = Field(description="what is reckoned with")
+    measured_ms: float = Field(description="what was measured last, at the machine's pace today")
+    age_s: float = Field(description="seconds of work since")
+    relative_error: float = Field(description="standard error of `measured_ms`, as a share of it")
+
+
+class AcceptanceByPlace(Shape):
+    place: int = Field(description="in the guess, from 0; what is said holds up to the next place listed")
+    acceptance: float = Field(description="believed share of right tokens, if those before them are right")
+    n_judged: int = Field(
+        description="tokens confirmed or refuted by the text since the start, verified or not"
+    )
+
+
+class DrafterReport(Shape):
+    treatment: Treatment = Field(
+        description="asked in most passes, tried now and then, left out (or not asked for by requests),"
+        " or switched off after failures"
+    )
+    asked_share: float = Field(description="of the passes lately that could carry drafts")
+    guess_ms: float = Field(
+        description="of a network's position, of an ask of a text drafter; 0: not measured"
+    )
+    fed_row_ms: float = Field(description="of a row that a network is fed before it can guess")
+    places: list[AcceptanceByPlace]
+
+
+class SpeculationReport(Shape):
+    """What drafting costs, promises and does. Lately: what was 256 passes ago counts half."""
+
+    why_not: WhyNot | None = Field(description="why nothing is drafted; null while something is")
+    explanation: str | None = Field(description="the same in words")
+    drafted_share: float = Field(description="of the passes lately that could carry drafts")
+    off_s: float = Field(
+        description="seconds of work since the last draft token, while requests asked for drafts"
+    )
+    passes: list[PassCost]
+    gap_ms: float = Field(description="the device's wait for the host between two passes; 0: not measured")
+    drafters: dict[str, DrafterReport]
+    lengths: list[float] = Field(description="[i]: slots' passes lately that verified i draft tokens")
+    n_lengths: list[int] = Field(description="the same since the start")
+    n_outcomes: dict[Outcome, int] = Field(
+        description="passes since the start that could carry drafts, by what became of them"
     )
 
 

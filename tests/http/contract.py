@@ -79,6 +79,13 @@ async def info_is_filled(engine: AsyncEngine) -> None:
     assert info.vocab_size > 0
 
 
+async def drafting_is_reported(engine: AsyncEngine) -> None:
+    told = await engine.speculation()
+    assert set(told.drafters) <= set(engine.info.drafters)
+    assert len(told.lengths) == len(told.n_lengths)
+    assert 0.0 <= told.drafted_share <= 1.0
+
+
 async def ends_once(engine: AsyncEngine) -> None:
     stream = await engine.submit(ask("once"))
     *_, end = await events_of(stream)
@@ -419,6 +426,8 @@ async def closing_ends_streams(engine: AsyncEngine) -> None:
     assert isinstance(last, Done | Failed)
     with pytest.raises(EngineStopped):
         await engine.submit(ask("after"))
+    with pytest.raises(EngineStopped):
+        await engine.speculation()
 
 
 CHECKS: tuple[Check, ...] = (
@@ -430,6 +439,7 @@ CHECKS: tuple[Check, ...] = (
     prompt_ids_are_those_of_a_request,
     enough_is_enough,
     figures_are_sound,
+    drafting_is_reported,
     sources_name_drafters,
     seed_is_told,
     same_seed_same_text,

@@ -31,6 +31,7 @@ from slipstream.engine.api import (
     TokenLogprob,
     Usage,
 )
+from slipstream.engine.drafting import DrafterState, Drafting, PlaceBelief, WidthCost
 from slipstream.engine.errors import (
     ContextTooLong,
     EngineStopped,
@@ -69,6 +70,23 @@ INFO = ModelInfo(
     fingerprint="fake-1",
     created=1_700_000_000,
     sampling_defaults={"temperature": 1.0},
+)
+
+
+# Two drafters, of which the network is too slow.
+DRAFTING = Drafting(
+    why_not="network_too_slow",
+    drafted_share=0.0,
+    off_s=12.5,
+    widths=[WidthCost(1, 0.01, 0.011, 0.5, 0.1), WidthCost(2, 0.012, 0.012, 7.0, 0.2)],
+    gap_s=0.001,
+    drafters={
+        "draft-model": DrafterState("tried", 0.02, 0.003, 0.0001, [PlaceBelief(0, 0.5, 40)]),
+        "ngram-simple": DrafterState("asked", 1.0, 0.00002, 0.0, [PlaceBelief(0, 0.25, 8)]),
+    },
+    lengths=[30.0, 0.0, 0.5],
+    n_lengths=[90, 0, 10],
+    n_outcomes={"network_too_slow": 90, "drafted": 10},
 )
 
 
@@ -360,6 +378,11 @@ class FakeEngine:
             step_s={"forward": 2.5, "keep": 0.25},
             step_average_s={"forward": 0.0015, "keep": 0.000_125},
         )
+
+    async def speculation(self) -> Drafting:
+        if self.stopped.is_set():
+            raise EngineStopped("stopped")
+        return DRAFTING
 
     async def save_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
         self._check_slot(slot_id)

@@ -52,6 +52,7 @@ def test_wrong_keys(locked: Served, headers: dict[str, str]) -> None:
     for method, path in (
         ("POST", "/v1/chat/completions"),
         ("GET", "/slots"),
+        ("GET", "/speculation"),
         ("GET", "/props"),
         ("GET", "/metrics"),
         ("GET", "/v1/models"),

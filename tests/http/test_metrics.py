@@ -10,7 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream.engine.api import DrafterCount, Failed
-from slipstream.engine.errors import Overloaded, TimedOut
+from slipstream.engine.drafting import Drafting
+from slipstream.engine.errors import EngineStopped, Overloaded, TimedOut
 from tests.http.fake import FakeEngine, counted, delta, done
 from tests.http.serving import Served, send, served, until
 
@@ -62,6 +63,8 @@ def test_the_engine(server: Served) -> None:
         ("num_requests_running",): 0,
         ("num_requests_waiting",): 0,
         ("kv_cache_usage_perc",): 2 / 64,
+        ("spec_decode_gap_seconds",): 0.001,
+        ("spec_decode_off_seconds",): 12.5,
     }
 
 
@@ -81,6 +84,14 @@ def test_drafters(server: Served) -> None:
         ("spec_decode_seconds_total", "ngram-simple", "begin"): 0.001,
         ("spec_decode_seconds_total", "ngram-simple", "draft"): 0.002,
         ("spec_decode_seconds_total", "ngram-simple", "accept"): 0.003,
+        ("spec_decode_treatment", "ngram-simple", "asked"): 1,
+        ("spec_decode_treatment", "ngram-simple", "tried"): 0,
+        ("spec_decode_treatment", "ngram-simple", "left_out"): 0,
+        ("spec_decode_treatment", "ngram-simple", "switched_off"): 0,
+        ("spec_decode_draft_cost_seconds", "ngram-simple", "guess"): 0.00002,
+        ("spec_decode_draft_cost_seconds", "ngram-simple", "fed_row"): 0,
+        ("spec_decode_acceptance", "ngram-simple", "0"): 0.25,
+        ("spec_decode_num_judged_tokens_total", "ngram-simple", "0"): 8,
     }
     assert found["spec_decode_num_draft_tokens_total", "prediction"] == 6
     assert not [key for key in found if "per_pos" in key[0] and key[1] == "prediction"]
@@ -94,6 +105,9 @@ class Counting(FakeEngine):
 
     def stats(self):  # type: ignore[no-untyped-def]
         return replace(super().stats(), drafters=self.drafters, n_waiting=self.n_waiting)
+
+    async def speculation(self) -> Drafting:
+        raise EngineStopped("no figures of it")
 
 
 def test_servers_share_nothing_and_scrapes_keep_nothing() -> None:

@@ -57,6 +57,14 @@ def test_the_network_that_is_there_is_used(network: str) -> None:
         drafter_types(replace(settings, spec_type=other), network)
 
 
+@pytest.mark.parametrize(("network", "expected"), [(None, "synthetic"), ("draft-mtp", "draft-mtp")])
+def test_acceptance_at_random_wants_a_full_draft_in_every_pass(network: str | None, expected: str) -> None:
+    for synthetic in (Settings(spec_synth_len=2.0), Settings(spec_synth_rates="0.5")):
+        assert drafter_types(synthetic, network) == ("forced", "prediction", expected)
+        listed = replace(synthetic, spec_type="suffix")
+        assert drafter_types(listed, None) == ("forced", "prediction", "suffix")
+
+
 def test_the_targets_own_layers_need_no_flag() -> None:
     assert drafter_types(Settings(model=TARGET), "draft-mtp") == (
         "forced",

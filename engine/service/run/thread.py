@@ -33,6 +33,7 @@ from slipstream.engine.api import (
 )
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
+from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded, Unsupported
 from slipstream.engine.service.run.admission import check_request
 from slipstream.engine.service.run.event_stream import Stream
@@ -112,6 +113,10 @@ class ThreadEngine:
 
     def stats(self) -> EngineStats:
         return self._picture.stats
+
+    async def speculation(self) -> Drafting:
+        # Not by the workers, which prepare requests.
+        return await asyncio.to_thread(self.on_thread, self._engine.speculation)
 
     async def submit(self, request: Request) -> Stream:
         """Check and admit a request. Raises `RequestError`, `Overloaded` or `EngineStopped`."""

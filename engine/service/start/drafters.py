@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from slipstream.engine.errors import SettingError
 from slipstream.engine.settings import Settings
+from slipstream.engine.speculate.acceptance import is_synthetic
 from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS, Row, setting_names
 from slipstream.engine.speculate.resolve import ALL_DRAFTERS, NO_DRAFTER
 
@@ -39,6 +40,9 @@ def _rows(settings: Settings, network: str | None) -> list[Row]:
             )
     if NO_DRAFTER in asked:
         return []
+    if ALL_DRAFTERS in asked and is_synthetic(settings):
+        # Every pass must verify a full draft, and drafters that read text do not always have one.
+        asked = [network or "synthetic" if name == ALL_DRAFTERS else name for name in asked]
     is_auto = ALL_DRAFTERS in asked
     return [
         row

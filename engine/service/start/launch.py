@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from slipstream.engine.settings import Settings, check
 from slipstream.engine.speculate.acceptance import SyntheticAcceptance, coupled, synthetic_rates
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Lengths
+from slipstream.engine.speculate.drafter import Drafter, NetworkDrafter
 from slipstream.engine.speculate.network import draft_model
 from slipstream.engine.speculate.registry import BY_NAME, Parts
 from slipstream.engine.speculate.resolve import NO_DRAFTER
@@ -76,7 +78,7 @@ def launch(settings: Settings) -> ThreadEngine:
     draft_folder = None if settings.model_draft is None else local_folder(settings.model_draft)
     source = draft_source(draft_folder, target_from)
     types = drafter_types(settings, None if source is None else source.name)
-    rates = synthetic_rates(settings, types)
+    rates = synthetic_rates(settings, types)  # refused, if it must be, before anything is loaded
     tokenizer = Tokenizer(target_from.path)
     used = source if source is not None and source.name in types else None
     n_ctx, networks = _networks(settings, target_from, tokenizer, used)
@@ -91,8 +93,11 @@ def launch(settings: Settings) -> ThreadEngine:
     cache = make_cache(settings, networks, n_ctx)
     parts = Parts(settings, networks, cache, capacity.batch_size, target.vocab_size, tokenizer.eos_ids, n_ctx)
     drafters = [BY_NAME[name].build(parts) for name in types]
+    if rates is not None:
+        settings = _always_in_full(settings, drafters)
+        rates = synthetic_rates(settings, types)
     chain = Chain(drafters, Lengths(adaptive=settings.spec_adaptive), by_value=settings.spec_order == "value")
-    acceptance = SyntheticAcceptance(rates, tokenizer.eos_ids) if rates else coupled
+    acceptance = coupled if rates is None else SyntheticAcceptance(rates, tokenizer.eos_ids)
     waiting = Waiting(settings.max_queue_wait, settings.request_timeout)
     engine = Engine(target, cache, chain, capacity, acceptance, waiting)
     if settings.cuda_graphs and target.device.type == "cuda":
@@ -107,6 +112,12 @@ def launch(settings: Settings) -> ThreadEngine:
         slot_files = SlotFiles(slot_folder, state_fingerprint(folders, cache), PAGE_SIZE)
     _log_ready(info, time.perf_counter() - started)
     return ThreadEngine(engine, text, info, settings, slot_files)
+
+
+def _always_in_full(settings: Settings, drafters: Sequence[Drafter]) -> Settings:
+    """The settings with drafts of one length, which all networks can make."""
+    longest = [one.longest for one in drafters if isinstance(one, NetworkDrafter)]
+    return replace(settings, spec_adaptive=False, draft_max=min([settings.draft_max, *longest]))
 
 
 def _capture(engine: Engine, target: Network, settings: Settings, n_drafts: int) -> None:

@@ -21,6 +21,7 @@ from math import exp, log
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.engine.drafting import WidthCost
 from slipstream.engine.speculate.decide.draft_cost import DraftCost, assumed_s
 from slipstream.engine.speculate.decide.pace import Pace
 
@@ -70,17 +71,6 @@ class _Evidence:
         return min(self.recent, self.assumed)
 
 
-@dataclass(frozen=True, slots=True)
-class WidthCost:
-    """What is known of passes of so many rows."""
-
-    n_rows: int
-    seconds: float  # what is reckoned with
-    measured_s: float  # what was measured last, at today's pace
-    age_s: float  # seconds of work since
-    error: float  # standard deviation of the measured seconds' logarithm
-
-
 class Costs:
     """Seconds of passes, drafts and gaps. A clock is not needed: time is what the measurements add up to."""
 
@@ -104,7 +94,7 @@ class Costs:
         elif self._widths:
             self._measure_width(n_rows, seconds)
         self._n_passes += 1
-        if self._n_passes % _RESHAPE == 0:
+        if self._widths and self._n_passes % _RESHAPE == 0:
             self._shape()
         self._expected = None
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.engine.drafting import PlaceBelief
 from slipstream.engine.slot import Slot
 
 Floats = NDArray[np.float64]
@@ -39,6 +40,7 @@ _ROW_WEIGHT = 6.0  # judged tokens a grade's average over all places counts for 
 _PLACES = np.searchsorted([1, 2, 3, 4, 6, 9, 14, 22], np.arange(MOST_PLACES), side="right")
 _PLACE: list[int] = _PLACES.tolist()
 _N_PLACES = _PLACE[-1] + 1
+_FIRST_PLACES: list[int] = np.unique(_PLACES, return_index=True)[1].tolist()
 
 _FADE = 0.998  # what a round's evidence is worth to the table one round later
 _REFRESH = 8  # rounds after which the table's rates are worked out again
@@ -71,6 +73,7 @@ class _Table:
         self._judged = [0.0] * (len(_NOMINAL) * _N_PLACES)
         self._accepted = list(self._judged)
         self._n_rounds = 0
+        self.n_judged = [0] * _N_PLACES  # since the start
         self._refresh()
 
     def _refresh(self) -> None:
@@ -92,6 +95,7 @@ class _Table:
         for i, one in enumerate(grade):
             place = _PLACE[start + i]  # also the cell of grade 0, which counts every token
             judged[place] += 1.0
+            self.n_judged[place] += 1
             accepted[place] += i < n_accepted
             if one:
                 cell = one * _N_PLACES + place
@@ -153,6 +157,11 @@ class Survival:
         """Probability that each token of a draft is accepted together with all before it. grade: [n_tokens]."""
         odds = self._table(name).odds[grade, _PLACES[: len(grade)]]
         return self._survival(odds, name, slot_id, _GRADED if grade[0] else _PLAIN)
+
+    def places(self, name: str) -> list[PlaceBelief]:
+        """What is believed of a drafter's guesses by place, of all slots together."""
+        table = self._table(name)
+        return [PlaceBelief(*one) for one in zip(_FIRST_PLACES, table.rates[0], table.n_judged, strict=True)]
 
     def expected(self, name: str, slot_id: int, n: int) -> Floats:  # [n], never increasing
         """The same before the draft is made, when only its author is known."""

@@ -114,9 +114,10 @@ class Lengths:
             return 0, [False] * len(free)
         position_s = self.costs.draft_s(name, 1)
         feeding_s = np.array([self.costs.draft_s(name, 0, n) for n in n_unfed]) / _PASSES_FED_FOR
+        feeding_s *= self.adaptive
         slots = _table(free), _table(drafted), feeding_s[:, None]
         rate, _, _ = self._best(free, coming)
-        best = _Depth(rate * _MARGIN, 0, [False] * len(free), 0)
+        best = _Depth(rate * (_MARGIN if self.adaptive else 1.0), 0, [False] * len(free), 0)
         # What a row costs depends on how many there are: few, all, and then as many as have proved best.
         for n_rows in (2 * len(free), sum(map(len, drafted)), 0):
             row_s = self._row_s(coming, n_rows or best.n_rows or 1)
