@@ -196,10 +196,12 @@ class Chain:
             return list(offers)
         self._pay(drafter, trials)
         wanted = list(asked.values())
+        # A call that catches up with more than the last pass does not say what guesses cost.
+        is_fed = all(drafter.n_unfed(want.slot) <= 1 + want.slot.speculate.n_max for want in wanted)
         started = self._now()
         made = self._offers(drafter, wanted, lambda: _read(drafter.draft(wanted)))
         deepest = max(len(offer) for offer in made)
-        if deepest:
+        if deepest and is_fed:
             self.lengths.drafted(drafter.name, deepest, self._now() - started)
         better = list(offers)
         for i, offer in self._extended(wants, dict(zip(asked, made, strict=True)), coming).items():
