@@ -99,6 +99,17 @@ def test_a_network_is_asked_only_where_it_promises_more_than_a_free_guess() -> N
     assert [draft.sources[0] for draft in drafts] == ["copies", "network"]
 
 
+def test_a_call_that_catches_up_is_not_taken_for_the_cost_of_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = AsNetwork(Says("network", [2] * 16, [0.8] * 16))
+    chain, slot = chain_of(network), slot_with([1], types=("network",), n_max=4)
+    measured: list[int] = []
+    monkeypatch.setattr(chain.lengths, "drafted", lambda name, n, seconds: measured.append(n))
+    for n_unfed, n_measured in ((100, 0), (6, 0), (5, 1), (0, 2)):
+        monkeypatch.setattr(network, "n_unfed", lambda slot, n=n_unfed: n)
+        assert one_draft(chain, slot, 4)
+        assert len(measured) == n_measured
+
+
 def test_a_networks_draft_is_gone_on_with_by_a_free_drafter() -> None:
     copies = Says("copies", [5, 6, 7], [0.99] * 3)
     network = Says("network", [1, 2], [0.99] * 2)
