@@ -94,7 +94,7 @@ class Settings:
         0, "drafts shorter than this are thrown away", "--spec-draft-n-min", "--draft-n-min", least=0, most=64
     )
     draft_context: int = setting(
-        256,
+        512,
         "tokens before a guess that a draft network is fed, at least, where it has not been fed all along (a prompt, a"
         " stretch that others drafted); 0: all of them",
         least=0,

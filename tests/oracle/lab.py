@@ -100,7 +100,7 @@ class Bench:
     n_window_pages: int = 128  # of layers with a window, in each store
     snapshot_bytes: int = 2**26
     draft_max: int = 24
-    draft_context: int = 256
+    draft_context: int = 512
     captured: bool = False  # passes are captured and replayed
     overlaps: bool = False  # passes are launched before the one before has been read
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from slipstream.engine.batch import Batch
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.flight import Flight
 from slipstream.engine.speculate.chain import Chain
-from slipstream.engine.speculate.drafter import Draft, Guess, Kept, Want
+from slipstream.engine.speculate.drafter import Draft, Guess, Kept, NetworkDrafter, Want
 from slipstream.engine.speculate.network.backlog import Backlog
 from tests.checkpoints import tiny_checkpoint
 from tests.oracle.lab import DEMO, Bench, Case, Folders, Lab, play
@@ -98,6 +99,36 @@ def test_a_network_guesses_ahead_what_it_guesses_when_it_is_asked(
         one,
         other,
     ) in twice:  # near a text's end drafts are shorter, by as much as the running pass might still keep
+        n = min(len(one), len(other))
+        assert list(one[:n]) == list(other[:n])
+
+
+@pytest.mark.parametrize("name", ["draft-model", "draft-eagle3", "draft-mtp"])
+def test_a_network_asked_seldom_catches_up_behind_an_unread_pass(
+    lab: Lab,
+    cases: Sequence[Case],
+    guessed: dict[tuple[str, int], list[Sequence[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """At the same place it guesses what it guesses when it is asked each time, and nothing is unread."""
+    bench = Bench((name,), adaptive=False, captured=True)
+    play(lab, bench, [replace(one, speculate=Speculate(n_max=1)) for one in cases])
+    turns, asked, n_behind = count(), Chain._asked, []
+
+    def seldom(self: Chain, drafter: NetworkDrafter, wants: Sequence[Want], *rest: Any) -> Any:
+        found, trials = asked(self, drafter, wants, *rest)
+        if next(turns) % 3:
+            return {}, []
+        n_behind.extend(drafter.n_unfed(one.slot) for one in found.values() if one.after)
+        return found, trials
+
+    monkeypatch.setattr(Chain, "_asked", seldom)
+    play(lab, replace(bench, overlaps=True), cases)
+    assert sum(n > 2 for n in n_behind) > 4, "it lacked something"
+    twice = [one for one in guessed.values() if len(one) == 2]
+    assert len(twice) > 4
+    for one, other in twice:
         n = min(len(one), len(other))
         assert list(one[:n]) == list(other[:n])
 

@@ -45,7 +45,8 @@ def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
     expected = play(lab, Bench(snapshot_bytes=0), cases)
     for i, chain in enumerate(CHAINS):
         for bench in list(benches(chain))[(i + n) % 3 :: 3]:
-            found = disturbed(lab, bench, cases, expected, seed=i)
+            # Networks without training agree only where both have seen the whole text.
+            found = disturbed(lab, replace(bench, draft_context=0), cases, expected, seed=i)
             assert found.n_wrong == 0, bench
             assert found.n_accepted > 0 or chain == ("garbage",)
 

@@ -18,7 +18,7 @@ from slipstream.engine.speculate.drafter import Draft, Drafter, Guess, Kept, Tex
 from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
 from slipstream.engine.speculate.resolve import resolve_speculate
 from tests.unit.doubles import AsNetwork, drafts_of, read
-from tests.unit.toy import ToyNetwork, toy_engine, toy_slot
+from tests.unit.toy import Toy, ToyNetwork, toy_engine, toy_slot
 
 
 def slot_with(tokens: list[int], *, types: tuple[str, ...] = (), slot_id: int = 0, n_max: int = 8) -> Slot:
@@ -97,6 +97,17 @@ def test_a_network_is_asked_only_where_it_promises_more_than_a_free_guess() -> N
     drafts = drafts_of(chain, [Want(knows, 16), Want(blank, 16)], Pass(2, 2))
     assert network.asked == [1]
     assert [draft.sources[0] for draft in drafts] == ["copies", "network"]
+
+
+def test_a_call_that_catches_up_is_not_taken_for_the_cost_of_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = AsNetwork(Says("network", [2] * 16, [0.8] * 16))
+    chain, slot = chain_of(network), slot_with([1], types=("network",), n_max=4)
+    measured: list[int] = []
+    monkeypatch.setattr(chain.lengths, "drafted", lambda name, n, seconds: measured.append(n))
+    for n_unfed, n_measured in ((100, 0), (6, 0), (5, 1), (0, 2)):
+        monkeypatch.setattr(network, "n_unfed", lambda slot, n=n_unfed: n)
+        assert one_draft(chain, slot, 4)
+        assert len(measured) == n_measured
 
 
 def test_a_networks_draft_is_gone_on_with_by_a_free_drafter() -> None:
@@ -284,24 +295,47 @@ def test_guesses_that_came_by_another_road_are_kept_but_the_last_token_is_fed_ag
     assert again.token_ids == guess.token_ids[3:]
 
 
-def test_a_prefix_made_without_drafting_is_caught_up_in_chunks() -> None:
-    network = ToyNetwork()
-    toy = toy_engine(lambda cache: [DraftModel(network, cache, 8, 64)], n_slots=1, batch_size=8)  # type: ignore
-    prompt = list(range(1, 25))
+def fed_of(
+    network: ToyNetwork, n_context: int, prompt: list[int], chunk: int = 8
+) -> tuple[list[int], Slot, Toy]:
+    """Rows of the passes of a draft model's first draft, behind a prompt; the slot; what it runs in."""
+    toy = toy_engine(lambda cache: [DraftModel(network, cache, chunk, n_context)], n_slots=1)  # type: ignore
+    slot = toy_slot(0, "a", prompt, types=("draft-model",), n_max=1, max_tokens=30)
+    toy.engine.add("a", lambda slot_id: slot)
+    while slot.n_gap > 1:
+        toy.engine.step()
+    assert network.n_passes == 0, "a prompt is not fed before a draft is asked for"
+    (drafter,) = toy.engine._chain._networks
+    n_unfed, rows = drafter.n_unfed(slot), list[int]()
+    network.spoil = lambda batch, logits: rows.append(len(batch.token_ids))
+    toy.engine.step()
+    assert sum(rows) == n_unfed
+    return rows, slot, toy
 
-    def play(name: str, types: tuple[str, ...]) -> int:
-        toy.engine.add(name, lambda slot_id: toy_slot(slot_id, name, prompt, types=types))
-        n_steps = 0
-        while toy.engine.busy:
-            toy.engine.step()
-            n_steps += 1
-        return n_steps
 
-    slow = play("off", ())
-    widths: list[int] = []
-    network.spoil = lambda batch, logits: widths.append(len(batch.token_ids))
-    assert play("on", ("draft-model",)) < slow / 2
-    assert max(widths) <= 8
+@pytest.mark.parametrize(
+    ("n_context", "rows"),
+    [(64, [8, 8, 8, 3]), (20, [8, 8, 7]), (16, [8, 8, 3]), (4, [7]), (1, [3])],
+)
+def test_a_draft_model_is_fed_as_far_back_as_its_context_in_as_few_passes_as_can_be(
+    n_context: int, rows: list[int]
+) -> None:
+    """Of 27 tokens, in pages of four and passes of eight rows."""
+    network = ToyNetwork(memory=3)
+    found, _, toy = fed_of(network, n_context, [*range(1, 25), 3, 4])
+    assert found == rows
+    assert toy.cache.start(0, STORE) == 27 - sum(rows)
+
+
+def test_a_draft_model_that_starts_over_is_right_once_it_has_seen_enough() -> None:
+    network = ToyNetwork(memory=3)
+    _, slot, toy = fed_of(network, 4, [*range(1, 25), 3, 4])
+    toy.target.memory = 3
+    while toy.engine.busy:
+        toy.engine.step()
+    count = slot.stats.drafters["draft-model"].count()
+    assert count.n_accepted > 0.9 * count.n_drafted > 8
+    assert network.n_passes < 2 * len(slot.tokens)
 
 
 @pytest.mark.parametrize(("types", "n_max"), [(("draft-model",), 0), ((), 4)])

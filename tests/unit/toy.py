@@ -85,7 +85,7 @@ class ToyNetwork:
         rows = []
         for row in batch.logit_index.tolist():
             span = int(torch.searchsorted(batch.span_starts, row, right=True)) - 1
-            seen = np.arange(int(batch.positions[row]) + 1)
+            seen = np.arange(int(batch.n_past[span]) + row - int(batch.span_starts[span]) + 1)
             pages = batch.page_table[span].numpy()[seen // size]
             rows.append(self._logits(cells[pages, seen % size].numpy().astype(np.int64)))
         logits = torch.from_numpy(np.array(rows, dtype=np.float32).reshape(-1, VOCAB))
