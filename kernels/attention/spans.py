@@ -16,10 +16,10 @@ class Spans(Protocol):
     def span_starts(self) -> Tensor: ...
 
     @property
-    def n_past(self) -> Tensor: ...  # [n_spans] int32: position of the span's first row
+    def n_past(self) -> Tensor: ...  # [n_spans] int32: place of the span's first row in its page table
 
     @property
-    def page_table(self) -> Tensor: ...  # [n_spans, n_pages_max] int32: page ids of positions 0 …
+    def page_table(self) -> Tensor: ...  # [n_spans, n_pages_max] int32: page ids of places 0 …
 
 
 def check_window(window: int | None) -> None:
