@@ -174,7 +174,7 @@ class Chain:
         """The best continuation for each want, of those text drafters that pay for being asked."""
         offers, token_s = [NO_DRAFT] * len(wants), self.lengths.token_s(coming)
         for drafter in self._readers:
-            call_s = self.lengths.costs.draft_s(drafter.name, 1)
+            call_s = self.lengths.costs.draft_s(drafter.name, 0)
             served = [
                 i
                 for i, want in enumerate(wants)
@@ -186,7 +186,7 @@ class Chain:
             asked = [wants[i] for i in served]
             started = self._now()
             made = self._offers(drafter, asked, partial(drafter.draft, asked))
-            self.lengths.costs.drafted(drafter.name, 1, (self._now() - started) / len(served))
+            self.lengths.costs.drafted(drafter.name, 0, (self._now() - started) / len(served))
             for i, offer in zip(served, made, strict=True):
                 offers[i] = self._better(offers[i], offer, coming)
         return offers
@@ -226,7 +226,7 @@ class Chain:
         if not able:
             return {}
         most = {i: min(want.n_max, drafter.longest) for i, want in able.items()}
-        promised = [self._survival.expected(drafter.name, able[i].slot.id, n) for i, n in most.items()]
+        promised = [self._survival.expected(drafter.name, able[i].slot, n) for i, n in most.items()]
         n_unfed = {i: drafter.n_unfed(want.slot) for i, want in able.items()}
         depth, takes = self.lengths.depth(
             drafter.name, [offers[i].survival for i in able], promised, [*n_unfed.values()], coming
@@ -287,7 +287,7 @@ class Chain:
         grade = grades(guess.survival, len(token_ids))
         if not want.after:
             self._shadows.watch(want.slot, name, token_ids, grade)
-        return Draft(token_ids, (name,) * len(token_ids), self._survival.of(name, want.slot.id, grade))
+        return Draft(token_ids, (name,) * len(token_ids), self._survival.of(name, want.slot, grade))
 
     def accept(self, kept: Sequence[Kept]) -> None:
         """Learn how good the guesses were, and hand the drafters what each slot of the pass gained.

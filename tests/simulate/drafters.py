@@ -87,4 +87,4 @@ class ScriptedNetwork(NetworkDrafter):
         return _Read(guesses)
 
     def n_unfed(self, slot: Slot) -> int:
-        return min(self._times.context, len(slot.tokens) - self._fed[slot.id])
+        return max(0, min(self._times.context, len(slot.tokens) - self._fed[slot.id]))

@@ -19,7 +19,8 @@ from slipstream.engine.speculate.text.suffix import Suffix
 from tests.unit.doubles import AsNetwork, drafts_of
 from tests.unit.toy import toy_slot
 
-SHARE = 0.01
+SHARE = 0.005
+TEXT = 9000
 PASS_S = 0.7e-3
 SLOPE = 0.02
 
@@ -50,17 +51,17 @@ def exhausted(allowance: Allowance, slot: Slot, price_s: float) -> int:
 @pytest.mark.parametrize("price_s", [0.004, 0.1, 0.7, 5.0])
 def test_vain_trials_take_the_share_and_come_regularly(price_s: float, n_types: int) -> None:
     slot = slot_with(3, *"abcd"[:n_types])
-    asked = vain(Allowance(adaptive=True), slot, price_s, 4000)
+    asked = vain(Allowance(adaptive=True), slot, price_s, TEXT)
     given = 1.0 / n_types  # at first
-    most = given + SHARE * 4000 / n_types
-    assert most - price_s - 1.0 < price_s * len(asked) <= most or len(asked) == 4000
+    most = given + SHARE * TEXT / n_types
+    assert most - price_s - 1.0 < price_s * len(asked) <= most or len(asked) == TEXT
     gaps = [b - a for a, b in pairwise(asked)]
     assert max(gaps) <= price_s * n_types / SHARE + 1
 
 
 def test_what_costs_less_than_the_share_is_always_asked() -> None:
-    assert len(vain(Allowance(adaptive=True), slot_with(3, "a"), 0.0099, 4000)) == 4000
-    assert len(vain(Allowance(adaptive=True), slot_with(3, "a"), 0.02, 4000)) < 2100
+    assert len(vain(Allowance(adaptive=True), slot_with(3, "a"), 0.0049, 4000)) == 4000
+    assert len(vain(Allowance(adaptive=True), slot_with(3, "a"), 0.02, 4000)) < 1100
 
 
 def test_costs_that_count_as_nothing_hold_nobody_up() -> None:
@@ -74,7 +75,7 @@ def test_what_is_earned_pays_for_trials_and_is_not_hoarded() -> None:
     assert [allowance.pays(slot, "a", 0.1, 1.0) for _ in range(5)] == [True] * 3 + [False] * 2
     for _ in range(100):
         allowance.credit(slot, "a", 4.0, 1.0)
-    assert len(vain(allowance, slot, 0.1, 50)) <= 15, "a token's time, and the share of fifty"
+    assert len(vain(allowance, slot, 0.1, 50)) <= 43, "four tokens' time, and the share of fifty"
 
 
 def test_drafts_that_cost_more_rows_than_they_brought_leave_no_debt() -> None:
@@ -82,7 +83,7 @@ def test_drafts_that_cost_more_rows_than_they_brought_leave_no_debt() -> None:
     for _ in range(100):
         allowance.credit(slot, "a", -5.0, 1.0)
     first, *_ = vain(allowance, slot, 0.1, 100)
-    assert first <= 10
+    assert first <= 20
 
 
 def test_a_trial_that_proved_right_cost_nothing() -> None:

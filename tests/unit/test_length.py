@@ -76,8 +76,8 @@ def test_a_network_drafts_as_deep_as_its_own_cost_allows() -> None:
     lengths = lengths_with_cost(0.02)
     depths = []
     for cost in (0.001, 0.05, 0.2, 2.0):
-        for _ in range(100):
-            lengths.costs.drafted("d", 4, 4 * cost)
+        for n_positions in (1, 8) * 50:
+            lengths.costs.drafted("d", n_positions, n_positions * cost)
         depths.append(lengths.depth("d", [np.empty(0)], [falling(0.8, 16)], [0], ONE)[0])
     assert depths == sorted(depths, reverse=True)
     assert depths[0] >= 6
@@ -122,26 +122,29 @@ def test_acceptance_is_learnt_per_place_and_grade() -> None:
         grade = grades([0.99 if sure else 0.4] * 6, 6)
         rates = [0.95 if sure else 0.2, *[0.9] * 5]
         n = next((i for i, rate in enumerate(rates) if random.random() > rate), 6)
-        survival.judge("d", 0, grade[: n + 1].tolist(), 0, n)
+        survival.judge("d", toy_slot(0, "r", [1]), grade[: n + 1].tolist(), 0, n)
     survival.begin(0)
-    sure, doubtful = (survival.of("d", 1, grades([own] * 6, 6)) for own in (0.99, 0.4))
+    sure, doubtful = (survival.of("d", toy_slot(1, "r", [1]), grades([own] * 6, 6)) for own in (0.99, 0.4))
     assert sure[0] == pytest.approx(0.95, abs=0.06)
     assert doubtful[0] == pytest.approx(0.2, abs=0.08)
     assert doubtful[3] / doubtful[2] == pytest.approx(0.9, abs=0.1)
-    assert survival.expected("d", 1, 1)[0] == pytest.approx(0.575, abs=0.1)
+    assert survival.expected("d", toy_slot(1, "r", [1]), 1)[0] == pytest.approx(0.575, abs=0.1)
     assert np.all(np.diff(sure) <= 0)
 
 
 def test_a_slot_deviates_from_the_average_and_its_next_request_does_not() -> None:
     survival = Survival()
     for _ in range(100):
-        survival.judge("d", 0, [0] * 4, 0, 4)
+        survival.judge("d", toy_slot(0, "r", [1]), [0] * 4, 0, 4)
     for _ in range(6):
-        survival.judge("d", 1, [0], 0, 0)
-    good, bad = survival.expected("d", 0, 1)[0], survival.expected("d", 1, 1)[0]
+        survival.judge("d", toy_slot(1, "r", [1]), [0], 0, 0)
+    good, bad = (
+        survival.expected("d", toy_slot(0, "r", [1]), 1)[0],
+        survival.expected("d", toy_slot(1, "r", [1]), 1)[0],
+    )
     assert bad < 0.5 * good
     survival.begin(1)
-    assert survival.expected("d", 1, 1)[0] > 0.8
+    assert survival.expected("d", toy_slot(1, "r", [1]), 1)[0] > 0.8
 
 
 def test_only_what_was_judged_counts() -> None:
@@ -149,7 +152,7 @@ def test_only_what_was_judged_counts() -> None:
     slot = toy_slot(0, "r", [1])
     survival = Survival()
     judged: list[tuple[int, int, int]] = []
-    survival.judge = lambda name, slot_id, grade, start, n: judged.append((len(grade), start, n))  # type: ignore
+    survival.judge = lambda name, slot, grade, start, n: judged.append((len(grade), start, n))  # type: ignore
     shadows = Shadows(survival)
     shadows.watch(slot, "d", [5, 6, 7, 8], grades((), 4))
     shadows.judge(slot)

@@ -99,15 +99,29 @@ def test_a_network_is_asked_only_where_it_promises_more_than_a_free_guess() -> N
     assert [draft.sources[0] for draft in drafts] == ["copies", "network"]
 
 
-def test_a_call_that_catches_up_is_not_taken_for_the_cost_of_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_network_is_fed_is_charged_apart_from_its_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     network = AsNetwork(Says("network", [2] * 16, [0.8] * 16))
     chain, slot = chain_of(network), slot_with([1], types=("network",), n_max=4)
-    measured: list[int] = []
-    monkeypatch.setattr(chain.lengths, "drafted", lambda name, n, seconds: measured.append(n))
-    for n_unfed, n_measured in ((100, 0), (6, 0), (5, 1), (0, 2)):
+    measured: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        chain.lengths.costs, "drafted", lambda name, n, seconds, n_fed: measured.append((n, n_fed))
+    )
+    for n_unfed in (100, 0):
         monkeypatch.setattr(network, "n_unfed", lambda slot, n=n_unfed: n)
         assert one_draft(chain, slot, 4)
-        assert len(measured) == n_measured
+    assert measured == [(4, 100), (4, 0)]
+
+
+def test_a_network_that_has_much_to_be_fed_is_asked_only_if_it_promises_more() -> None:
+    network = AsNetwork(Says("network", [2] * 16))
+    chain = chain_of(network, slope=0.02)
+    for n_fed in (0, 100, 0, 400, 2, 300) * 4:
+        chain.lengths.costs.drafted("network", 4, 0.4 + 0.02 * n_fed, n_fed)
+    slot = slot_with([1], types=("network",), n_max=4)
+    network.n_unfed = lambda slot: 2000  # type: ignore[method-assign]
+    assert not one_draft(chain, slot, 4)
+    network.n_unfed = lambda slot: 2  # type: ignore[method-assign]
+    assert one_draft(chain, slot, 4)
 
 
 def test_a_networks_draft_is_gone_on_with_by_a_free_drafter() -> None:
@@ -130,12 +144,12 @@ def test_what_a_free_drafter_says_after_anothers_guess_is_not_taken_for_its_gues
     ]
     chain = chain_of(copies, AsNetwork(network), slope=0.02)
     slot = slot_with([1], types=("copies", "network"))
-    expected = chain._survival.expected("copies", 0, 3).tolist()
+    expected = chain._survival.expected("copies", slot, 3).tolist()
     assert len(one_draft(chain, slot)) > 1, "the network's guess was gone on with"
     for token_id in range(40):
         play_on(chain, slot, token_id)
         one_draft(chain, slot)
-    assert chain._survival.expected("copies", 0, 3).tolist() == expected
+    assert chain._survival.expected("copies", slot, 3).tolist() == expected
 
 
 def test_guesses_that_lost_or_were_not_verified_are_judged_by_the_text() -> None:

@@ -150,11 +150,12 @@ class Account:
 
     def _state(self, name: str, n_lately: float) -> DrafterState:
         share = self._asked[name] / n_lately
+        call_s, position_s, row_s = self._costs.call_s(name)
         return DrafterState(
             treatment=self._treatment(name, share, self._trusted.get(name, self._asked[name]) / n_lately),
             asked_share=min(1.0, share),
-            guess_s=self._costs.draft_s(name, 1),
-            fed_row_s=self._costs.draft_s(name, 0, 1),
+            guess_s=position_s if name in self._trusted else call_s,
+            fed_row_s=row_s,
             places=self._survival.places(name),
         )
 

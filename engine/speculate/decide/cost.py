@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.engine.drafting import WidthCost
-from slipstream.engine.speculate.decide.draft_cost import DraftCost, assumed_s
+from slipstream.engine.speculate.decide.draft_cost import DraftCost, assumed
 from slipstream.engine.speculate.decide.pace import Pace
 
 Floats = NDArray[np.float64]
@@ -61,14 +61,14 @@ class _Evidence:
     n_measured: int  # since the last change
 
     @property
-    def reckoned(self) -> float:
-        """What to reckon with."""
+    def chosen(self) -> int:
+        """Which of the first three to reckon with."""
         sureness = min(1.0, self.n_measured / _CONFIRMED)
         if (self.recent - self.usual) * sureness > _PROBE_SHARE * self.age_s:
-            return self.recent
+            return 0
         if (self.usual - self.assumed) * sureness > _DOUBT_SHARE * self.age_s:
-            return min(self.recent, self.usual)
-        return min(self.recent, self.assumed)
+            return 0 if self.recent < self.usual else 1
+        return 0 if self.recent < self.assumed else 2
 
 
 class Costs:
@@ -125,6 +125,9 @@ class Costs:
         if is_change is None:
             return
         width.n_measured = 2 if is_change else width.n_measured + 1
+        if is_change:  # of the pace perhaps, and drafts were measured beside another
+            for draft in self._drafts.values():
+                draft.doubt()
         width.at = self._work_s
         drift = _REFERENCE_WEIGHT * self._pace.deviation(width.index)
         drift = max(-_MOST_DRIFT, min(_MOST_DRIFT, drift))
@@ -152,47 +155,61 @@ class Costs:
 
     def _seconds_of_widths(self) -> Floats:  # [n_widths]
         if self._expected is None:
-            floor = min(one.reference - log(1.0 + _PER_ROW * n) for n, one in self._widths.items())
-            self._expected = np.array([self._reckoned(n_rows, floor) for n_rows in self._widths])
+            pace = self._pace.now()
+            floor = exp(
+                pace + min(one.reference - log(1.0 + _PER_ROW * n) for n, one in self._widths.items())
+            )
+            seconds: list[float] = []
+            least = 0.0  # whatever is not known of a width, it is not cheaper than narrower passes
+            for n_rows, width in self._widths.items():
+                usual, free = exp(pace + width.reference), max(least, floor * (1.0 + _PER_ROW * n_rows))
+                known = self._measured_s(width), usual, free
+                age_s = self._work_s - width.at
+                seconds.append(known[_Evidence(*known, age_s, width.n_measured).chosen])
+                least = min(usual, seconds[-1])
+            self._expected = np.array(seconds)
         return self._expected
 
-    def _reckoned(self, n_rows: int, floor: float) -> float:
-        """Seconds of a pass of so many rows. floor: logarithm of those of one without rows, if rows cost little."""
-        width, pace = self._widths[n_rows], self._pace.now()
-        usual, assumed = exp(pace + width.reference), exp(pace + floor) * (1.0 + _PER_ROW * n_rows)
-        age_s = self._work_s - width.at
-        return _Evidence(self._measured_s(width), usual, assumed, age_s, width.n_measured).reckoned
+    def drafted(self, name: str, n_positions: int, seconds: float, n_fed: int = 0) -> None:
+        """A network has guessed at so many positions, all slots together, after it was fed so many rows.
 
-    def drafted(self, name: str, depth: int, seconds: float, n_fed: int = 0) -> None:
-        """A network has guessed `depth` positions, all slots together, after it was fed so many rows; a text drafter
-        has been asked once.
+        Of a text drafter, which is asked slot by slot, all of the time is the call's: it has no positions.
         """
-        if seconds > 0.0 and depth:
+        if seconds > 0.0:
             pace, pass_s = exp(self._pace.now()), self.at(1)
             if name not in self._drafts:
                 self._drafts[name] = DraftCost(pass_s / pace, self._work_s)
                 # No network is dearer than its target: the first measurement may be a hiccup.
-                seconds = min(seconds, (depth + n_fed) * pass_s)
-            self._drafts[name].measure(depth, n_fed, seconds / pace, self._work_s)
+                seconds = min(seconds, (1 + n_positions + n_fed) * pass_s)
+            self._drafts[name].measure(n_positions, n_fed, seconds / pace, self._work_s)
 
-    def draft_s(self, name: str, depth: int, n_fed: int = 0) -> float:
-        """Expected seconds of a draft; 0 before any measurement."""
+    def draft_s(self, name: str, n_positions: int, n_fed: int = 0) -> float:
+        """Expected seconds of a draft, the call included; 0 before any measurement."""
+        call, position, row = self.call_s(name)
+        return call + n_positions * position + n_fed * row
+
+    def call_s(self, name: str) -> tuple[float, float, float]:
+        """Expected seconds of a drafter's call, of a position and of a row that it is fed."""
         cost = self._drafts.get(name)
         if cost is None:
-            return 0.0
+            return 0.0, 0.0, 0.0
         pace = exp(self._pace.now())
-        recent, usual = (pace * one for one in cost.expected(depth, n_fed))
-        assumed = assumed_s(self.at(1), depth, n_fed)
-        return _Evidence(recent, usual, assumed, self._work_s - cost.at, cost.n_measured).reckoned
+        known = pace * cost.recent, pace * cost.usual, assumed(self.at(1))  # [3] each
+        # Which of them to believe depends on what a whole call costs.
+        calls = [float(cost.last @ one) for one in known]
+        found: tuple[float, float, float] = tuple(
+            known[_Evidence(*calls, self._work_s - cost.at, cost.n_measured).chosen].tolist()
+        )
+        return found
 
     def waited(self, seconds: float) -> None:
         """The device has waited for the host between two passes."""
-        self.drafted(_GAP, 1, seconds)
+        self.drafted(_GAP, 0, seconds)
 
     @property
     def gap_s(self) -> float:
         """Expected seconds between two passes if the first is read before the next is launched."""
-        return self.draft_s(_GAP, 1)
+        return self.draft_s(_GAP, 0)
 
     def widths(self) -> list[WidthCost]:
         """What is known of passes, by their rows."""

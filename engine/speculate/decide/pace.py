@@ -73,7 +73,8 @@ class Pace:
                 return None
             surprise = max(-_MOST, min(_MOST, min(surprise, before[1], key=abs)))
             self._covariance[0, 0] += _CHANGE**2
-            self._covariance[i, i] += _CHANGE**2
+            if surprise > 0.0 or self._state[i] > 0.0:  # no width becomes faster on its own
+                self._covariance[i, i] += _CHANGE**2
         column = self._covariance[0] + self._covariance[i]  # [n], with what a pass measures
         variance = float(column[0] + column[i]) + _NOISE**2
         most = _CLIP * sqrt(variance)

@@ -44,10 +44,10 @@ _FIRST_PLACES: list[int] = np.unique(_PLACES, return_index=True)[1].tolist()
 
 _FADE = 0.998  # what a round's evidence is worth to the table one round later
 _REFRESH = 8  # rounds after which the table's rates are worked out again
-_SLOT_FADE = 0.98  # what a token's evidence is worth to its slot one token later
+_SLOT_FADE = 0.98  # what a token's evidence is worth to its slot one token later, judged or not
 # Judged tokens without deviation that a slot begins with. Few: requests differ more from each other than the tokens of
 # a request, and what a drafter is worth to others says little if a request's first guesses are wrong.
-_SLOT_WEIGHT = 1.0
+_SLOT_WEIGHT = 2.0
 _LEAST, _MOST = 0.01, 0.997
 _PLAIN, _GRADED = 0, 1  # two views of a token: without and with its drafter's own estimate
 
@@ -111,11 +111,12 @@ class _Deviation:
 
     def __init__(self) -> None:
         self._sums = [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]  # first, all: judged, accepted, expected; fading
-        self._offsets: tuple[float, float] | None = (0.0, 0.0)  # None: not worked out since the last token
+        self._at = 0  # tokens of the slot when a token was last judged
 
-    def add(self, expected: Sequence[float], start: int, n_accepted: int) -> None:
-        """expected: per judged token the table's rate."""
-        fade = _SLOT_FADE ** len(expected)
+    def add(self, expected: Sequence[float], start: int, n_accepted: int, at: int) -> None:
+        """expected: per judged token the table's rate; at: tokens of the slot."""
+        fade = _SLOT_FADE ** (at - self._at)
+        self._at = at
         for sums in self._sums:
             sums[0], sums[1], sums[2] = fade * sums[0], fade * sums[1], fade * sums[2]
         for i, rate in enumerate(expected):
@@ -124,21 +125,20 @@ class _Deviation:
                 sums[0] += 1.0
                 sums[1] += i < n_accepted
                 sums[2] += rate
-        self._offsets = None
 
-    def offsets(self) -> tuple[float, float]:
-        """Log-odds of the first token, of later tokens."""
-        if self._offsets is None:
-            first, every = self._sums
-            self._offsets = self._offset(*first), self._offset(*every)
-        return self._offsets
+    def offsets(self, at: int) -> tuple[float, float]:
+        """Log-odds of the first token, of later tokens. They fade as the text goes on without being judged."""
+        fade = _SLOT_FADE ** (at - self._at)
+        first, every = self._sums
+        return self._offset(fade, *first), self._offset(fade, *every)
 
     @staticmethod
-    def _offset(judged: float, accepted: float, expected: float) -> float:
+    def _offset(fade: float, judged: float, accepted: float, expected: float) -> float:
         if judged < 1e-9:
             return 0.0
         mean = expected / judged
-        return _logit((accepted + _SLOT_WEIGHT * mean) / (judged + _SLOT_WEIGHT)) - _logit(mean)
+        weight = _SLOT_WEIGHT / fade
+        return _logit((accepted + weight * mean) / (judged + weight)) - _logit(mean)
 
 
 class Survival:
@@ -153,42 +153,42 @@ class Survival:
         for key in [key for key in self._deviations if key[0] == slot_id]:
             del self._deviations[key]
 
-    def of(self, name: str, slot_id: int, grade: Grades) -> Floats:  # [n_tokens], never increasing
+    def of(self, name: str, slot: Slot, grade: Grades) -> Floats:  # [n_tokens], never increasing
         """Probability that each token of a draft is accepted together with all before it. grade: [n_tokens]."""
         odds = self._table(name).odds[grade, _PLACES[: len(grade)]]
-        return self._survival(odds, name, slot_id, _GRADED if grade[0] else _PLAIN)
+        return self._survival(odds, name, slot, _GRADED if grade[0] else _PLAIN)
 
     def places(self, name: str) -> list[PlaceBelief]:
         """What is believed of a drafter's guesses by place, of all slots together."""
         table = self._table(name)
         return [PlaceBelief(*one) for one in zip(_FIRST_PLACES, table.rates[0], table.n_judged, strict=True)]
 
-    def expected(self, name: str, slot_id: int, n: int) -> Floats:  # [n], never increasing
+    def expected(self, name: str, slot: Slot, n: int) -> Floats:  # [n], never increasing
         """The same before the draft is made, when only its author is known."""
-        return self._survival(self._table(name).odds[0, _PLACES[:n]], name, slot_id, _PLAIN)
+        return self._survival(self._table(name).odds[0, _PLACES[:n]], name, slot, _PLAIN)
 
-    def _survival(self, odds: Floats, name: str, slot_id: int, view: int) -> Floats:
-        deviations = self._deviations.get((slot_id, name))
+    def _survival(self, odds: Floats, name: str, slot: Slot, view: int) -> Floats:
+        deviations = self._deviations.get((slot.id, name))
         if deviations is not None:
-            first, later = deviations[view].offsets()
+            first, later = deviations[view].offsets(len(slot.tokens))
             odds += later
             odds[0] += first - later
         return np.multiply.accumulate(1.0 / (1.0 + np.exp(-odds)))
 
-    def judge(self, name: str, slot_id: int, grade: Sequence[int], start: int, n_accepted: int) -> None:
+    def judge(self, name: str, slot: Slot, grade: Sequence[int], start: int, n_accepted: int) -> None:
         """Learn from a draft's tokens from place `start` on.
 
         grade: of the tokens that were judged: those accepted and, if there was one, the rejected token.
         """
         if not grade:
             return
-        table = self._table(name)
-        plain, graded = self._deviations.setdefault((slot_id, name), (_Deviation(), _Deviation()))
+        table, at = self._table(name), len(slot.tokens)
+        plain, graded = self._deviations.setdefault((slot.id, name), (_Deviation(), _Deviation()))
         places = _PLACE[start : start + len(grade)]
-        plain.add([table.rates[0][place] for place in places], start, n_accepted)
+        plain.add([table.rates[0][place] for place in places], start, n_accepted, at)
         if grade[0]:
             expected = [table.rates[one][place] for one, place in zip(grade, places, strict=True)]
-            graded.add(expected, start, n_accepted)
+            graded.add(expected, start, n_accepted, at)
         table.add(grade, start, n_accepted)
 
     def _table(self, name: str) -> _Table:
@@ -231,7 +231,7 @@ class Shadows:
             n_right = _common(rest, came)
             n_judged = min(n_right + 1, len(came))
             grade = one.grade[one.n_judged : one.n_judged + n_judged].tolist()
-            self._survival.judge(name, slot.id, grade, one.n_judged, n_right)
+            self._survival.judge(name, slot, grade, one.n_judged, n_right)
             one.n_judged += n_judged
             if n_right == n_judged < len(rest):
                 continue

@@ -2,7 +2,7 @@
 
 Asking takes time, whether or not a draft comes of it. So every drafter has savings per slot, in seconds; not known to
 have a draft, it is asked only when its savings pay for the call: a trial. An accepted token earns the time in which
-plain decoding makes a token, less that of the rows its draft took. Besides, savings grow with the slot's text, by 1 %
+plain decoding makes a token, less that of the rows its draft took. Besides, savings grow with the slot's text, by 0.5 %
 of the time in which plain decoding makes it, shared evenly by the slot's drafters. So trials take no more than that
 beyond what they earn, whatever a pass costs and however many slots there are.
 
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from slipstream.engine.slot import Slot
 
-_SHARE = 0.01  # of the time of plain decoding
+_MOST = 4.0  # tokens' time that a drafter can save up
+_SHARE = 0.005  # of the time of plain decoding
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class Allowance:
         """
         n, share_s = len(slot.tokens), _share(slot, token_s)
         own = self._savings.setdefault((slot.id, name), _Savings(share_s, n))
-        own.seconds = min(own.seconds + (n - own.since) * _grows(slot, token_s), max(share_s, price))
+        own.seconds = min(own.seconds + (n - own.since) * _grows(slot, token_s), max(_MOST * share_s, price))
         own.since = n
         return own
 

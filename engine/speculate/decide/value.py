@@ -21,8 +21,9 @@ from slipstream.engine.speculate.decide.trials import Allowance
 Floats = NDArray[np.float64]
 
 _MARGIN = 1.02  # drafts must promise this much more than none, or they are not worth the noise
-_PASSES_FED_FOR = 8  # that a network's rows are thought to serve
-_ROWS_OF_A_DRAFT = 8  # over which the price of a row is averaged
+_DEPTHS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64])  # that are weighed
+_PASSES_FED_FOR = 4  # that a network's rows are thought to serve
+_ROWS_OF_A_DRAFT = (2, 4, 8, 16)  # over which the price of a row is averaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +34,9 @@ class Pass:
     n_rows: int  # rows without drafts, prompt chunks included
 
 
-@dataclass(frozen=True, slots=True)
-class _Depth:
-    """How deep a network may draft: tokens per second, positions, the slots that take it, rows to verify."""
-
-    rate: float
-    n_positions: int
-    takes: list[bool]
-    n_rows: int
-
-
-def _table(survivals: Sequence[Floats]) -> Floats:
-    """[n_slots, longest], 0 past the end of a row."""
-    table = np.zeros((len(survivals), max(len(one) for one in survivals)))
+def _table(survivals: Sequence[Floats], length: int) -> Floats:
+    """[n_slots, length], 0 past the end of a row."""
+    table = np.zeros((len(survivals), length))
     for row, one in zip(table, survivals, strict=True):
         row[: len(one)] = one
     return table
@@ -75,17 +66,16 @@ class Lengths:
         return self.costs.at(coming.n_ready) / coming.n_ready
 
     def price(self, coming: Pass) -> float:
-        """Tokens that one more row must promise to be worth its time, at the rate of plain decoding."""
-        if not self.adaptive:
-            return 0.0
-        return self._row_s(coming, _ROWS_OF_A_DRAFT * coming.n_ready) / self.token_s(coming)
+        """Tokens that one more row must promise to be worth its time, at the rate of plain decoding.
 
-    def _row_s(self, coming: Pass, n_rows: int) -> float:
-        """Seconds of a further row, if there are so many."""
+        By the number of rows at which one more is cheapest: where tiles, experts or a slow width make the first rows
+        dear, that is not at the first.
+        """
         if not self.adaptive:
             return 0.0
-        at = self.costs.at
-        return max(0.0, at(coming.n_rows + n_rows) - at(coming.n_rows)) / n_rows
+        n_rows = np.array(_ROWS_OF_A_DRAFT) * coming.n_ready
+        row_s = (self.costs(coming.n_rows + n_rows) - self.costs.at(coming.n_rows)) / n_rows
+        return max(0.0, float(row_s.min())) / self.token_s(coming)
 
     def trim(self, survivals: Sequence[Floats], coming: Pass) -> list[int]:
         """How many tokens of each draft to verify; survivals hold one array per slot, [n_drafted]."""
@@ -112,19 +102,25 @@ class Lengths:
         """
         if not self._may_pay(name, drafted, coming):
             return 0, [False] * len(free)
-        position_s = self.costs.draft_s(name, 1)
-        feeding_s = np.array([self.costs.draft_s(name, 0, n) for n in n_unfed]) / _PASSES_FED_FOR
-        feeding_s *= self.adaptive
-        slots = _table(free), _table(drafted), feeding_s[:, None]
         rate, _, _ = self._best(free, coming)
-        best = _Depth(rate * (_MARGIN if self.adaptive else 1.0), 0, [False] * len(free), 0)
-        # What a row costs depends on how many there are: few, all, and then as many as have proved best.
-        for n_rows in (2 * len(free), sum(map(len, drafted)), 0):
-            row_s = self._row_s(coming, n_rows or best.n_rows or 1)
-            found = self._deepest(position_s, slots, coming, (rate, rate * row_s))
-            if found.rate > best.rate:
-                best, rate = found, found.rate
-        return best.n_positions, best.takes
+        price = self.price(coming) * rate * self.token_s(coming)
+        call_s, position_s, row_s = self.costs.call_s(name) if self.adaptive else (0.0, 0.0, 0.0)
+        length = max(len(one) for one in (*free, *drafted))
+        mine, other = _table(drafted, length), _table(free, length)  # [n_slots, length]
+        depths = _DEPTHS[: _DEPTHS.searchsorted(max(map(len, drafted)), "right")]  # [n_depths]
+        feeding_s = row_s / _PASSES_FED_FOR * np.array(n_unfed)[:, None]  # [n_slots, 1]
+        gained = np.maximum(mine - price, 0.0).cumsum(1)[:, depths - 1] - rate * feeding_s
+        takes = gained > np.maximum(other - price, 0.0).sum(1, keepdims=True)  # [n_slots, n_depths]
+        made = np.where(np.arange(length) < depths[:, None, None], mine, 0.0)  # [n_depths, n_slots, length]
+        verified = np.where(takes.T[:, :, None], made, other).reshape(len(depths), -1)
+        tokens = -np.sort(-verified, 1).cumsum(1)  # [n_depths, n_rows]: of so many rows at best
+        draft_s = call_s + position_s * depths + (takes * feeding_s).sum(0)  # [n_depths]
+        seconds = self._seconds(coming, np.arange(1, tokens.shape[1] + 1)) + draft_s[:, None]
+        rates = np.where(takes.any(0), ((coming.n_ready + tokens) / seconds).max(1), -1.0)  # [n_depths]
+        best = int(rates.argmax())
+        if rates[best] <= rate * (_MARGIN if self.adaptive else 1.0):
+            return 0, [False] * len(free)
+        return int(depths[best]), takes[:, best].tolist()
 
     def _may_pay(self, name: str, drafted: Sequence[Floats], coming: Pass) -> bool:
         """Whether all that a network promises would be worth its first position, if rows cost nothing.
@@ -135,32 +131,6 @@ class Lengths:
             return True
         worth_s = self.token_s(coming) * float(sum(one.sum() for one in drafted))
         return worth_s > self.costs.draft_s(name, 1) + (_MARGIN - 1.0) * self.costs.at(coming.n_ready)
-
-    def _deepest(
-        self, position_s: float, slots: tuple[Floats, Floats, Floats], coming: Pass, at: tuple[float, float]
-    ) -> _Depth:
-        """The best depth if time and rows are priced so.
-
-        position_s: of the network; slots: survivals without it, with it, [n_slots, length] each, and what feeding it
-        costs, [n_slots, 1] seconds; at: tokens a second costs, tokens a row costs.
-        """
-        (free, survival, feeding_s), (rate, price) = slots, at
-        pays = survival > price
-        gain = np.where(pays, survival - price, 0.0).cumsum(1)  # [n_slots, depth]
-        pays_free = free > price
-        n_free = pays_free.sum(1, keepdims=True)  # [n_slots, 1]
-        t_free = np.where(pays_free, free, 0.0).sum(1, keepdims=True)
-        takes = gain - rate * feeding_s > t_free - price * n_free
-        n_rows = np.where(takes, pays.cumsum(1), n_free).sum(0)  # [depth]
-        tokens = np.where(takes, np.where(pays, survival, 0.0).cumsum(1), t_free).sum(0)
-        seconds = self._seconds(coming, n_rows)
-        if self.adaptive:
-            depths = np.arange(1, survival.shape[1] + 1)
-            seconds = seconds + position_s * depths + (takes * feeding_s).sum(0)
-        rates = np.where(takes.any(0), (coming.n_ready + tokens) / seconds, -1.0)
-        # Of equal rates the least depth; where costs count as nothing the greatest, however little it promises.
-        best = int(rates.argmax()) if self.adaptive else len(rates) - 1 - int(rates[::-1].argmax())
-        return _Depth(float(rates[best]), best + 1, takes[:, best].tolist(), int(n_rows[best]))
 
     def _seconds(self, coming: Pass, n_drafted: NDArray[np.int64]) -> Floats:
         """Seconds of the pass by rows for drafts, without those of the work beside the ready slots.
