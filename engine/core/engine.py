@@ -163,7 +163,7 @@ class Engine:
         if not works:
             return None
         if self._read_s:  # networks draft on the device, which does not wait then
-            self._chain.lengths.costs.waited(time.perf_counter() - self._read_s - drafting_s)
+            self._chain.lengths.overlap.waited(time.perf_counter() - self._read_s - drafting_s)
         return forward.launch(self._target, self._cache, Flight([*works], coming, drafts))
 
     def _launch_behind(self, unread: Flight, flight: Flight) -> Flight | None:

@@ -63,7 +63,7 @@ class Chain:
         self._shadows = Shadows(self._survival)
         networks = [one.name for one in self._networks]
         self.guard = Guard([one.name for one in drafters], networks, now)
-        self.account = Account(self.guard, networks, lengths.costs, self._survival)
+        self.account = Account(self.guard, networks, lengths, self._survival)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A few short cells, so that the planner does not become worse unseen; `python -m tests.simulate` plays all of them.
 
-The bars are 0.98 of the best static setting and 0.99 of plain decoding over a cell's whole length. Not every cell reaches
-them (`docs/notes.md`), and a tenth of the length learns less; the floors here are a little below what is reached.
+The bars are 0.98 of the best static setting and 0.99 of plain decoding over a cell's whole length. Not every cell
+reaches them (`docs/notes.md`), and a tenth of the length learns less; the floors are a little below what is reached.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from slipstream.engine.speculate.decide.cost import Costs
 from slipstream.engine.speculate.decide.overlap import Overlap
 from slipstream.engine.speculate.drafter import NO_GUESS, Guess, TextDrafter, Want
 from tests.unit.doubles import AsNetwork
@@ -22,15 +21,15 @@ def looked(overlap: Overlap, slot_id: int, *n_accepted: int) -> None:
         overlap.gain(slot_id, n)
 
 
-def fresh(costs: Costs | None = None) -> Overlap:
+def fresh(*, adaptive: bool = False) -> Overlap:
     """Nothing is what is usual."""
-    overlap = Overlap(costs)
+    overlap = Overlap(adaptive=adaptive)
     looked(overlap, 99, *[0] * 500)
     return overlap
 
 
 def test_passes_are_read_first_until_that_has_gained_nothing_for_long() -> None:
-    overlap = Overlap(None)
+    overlap = Overlap(adaptive=False)
     n_looks = 0
     while overlap.reads_first([0], TOKEN_S):
         looked(overlap, 0, 0)
@@ -42,15 +41,13 @@ def test_passes_are_read_first_until_that_has_gained_nothing_for_long() -> None:
 
 
 def test_no_slots_gain_nothing() -> None:
-    assert not Overlap(None).reads_first([], TOKEN_S)
+    assert not Overlap(adaptive=False).reads_first([], TOKEN_S)
 
 
 def test_what_is_brought_in_is_weighed_against_the_gap() -> None:
-    costs = Costs()
-    costs.passed(1, 0.05)
-    overlap = fresh(costs)
+    overlap = fresh(adaptive=True)
     for _ in range(40):
-        costs.waited(0.002)
+        overlap.waited(0.002)
     looked(overlap, 0, *[0, 0, 0, 0, 0, 1] * 30)  # less than a fifth of a token a pass, or 2 ms
     looked(overlap, 0, 0, 0, 0)
     assert not overlap.reads_first([0], TOKEN_S)
@@ -59,7 +56,7 @@ def test_what_is_brought_in_is_weighed_against_the_gap() -> None:
     looked(overlap, 1, *[0, 1] * 30)
     assert overlap.reads_first([1], TOKEN_S)
     for _ in range(100):
-        costs.waited(0.02)
+        overlap.waited(0.02)
     assert not overlap.reads_first([1], TOKEN_S)
 
 
@@ -122,7 +119,7 @@ def test_the_gap_is_the_hosts_time_between_two_passes(monkeypatch: pytest.Monkey
     """Without that of drafters and that of nothing to do."""
     clock, gaps = Ticking(), []
     monkeypatch.setattr("slipstream.engine.core.engine.time", clock)
-    monkeypatch.setattr(Costs, "waited", lambda self, seconds: gaps.append(seconds))
+    monkeypatch.setattr(Overlap, "waited", lambda self, seconds: gaps.append(seconds))
     toy = toy_engine(lambda cache: [AsNetwork(Slow(clock))], n_slots=1)
     for name in ("a", "b"):
         toy.engine.add(name, lambda slot_id, name=name: toy_slot(slot_id, name, [1, 2], types=("slow",)))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from slipstream.engine.drafting import DrafterState, Drafting, Outcome, Treatment, WhyNot
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.decide.cost import Costs
 from slipstream.engine.speculate.decide.survival import MOST_PLACES, Survival
+from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.drafter import Drafts, Want
 from slipstream.engine.speculate.guard import Guard
 
@@ -27,8 +27,13 @@ _TRIED = 0.001  # share of the passes from which on a drafter is not left out
 class Account:
     """Counts of the passes that could carry drafts, by outcome, length and drafters asked."""
 
-    def __init__(self, guard: Guard, networks: Sequence[str], costs: Costs, survival: Survival) -> None:
-        self._guard, self._costs, self._survival = guard, costs, survival
+    def __init__(self, guard: Guard, networks: Sequence[str], lengths: Lengths, survival: Survival) -> None:
+        self._guard, self._costs, self._overlap, self._survival = (
+            guard,
+            lengths.costs,
+            lengths.overlap,
+            survival,
+        )
         self._weight = 1.0  # of a pass now
         self._outcomes: dict[Outcome, float] = {}
         self._n_outcomes: dict[Outcome, int] = {}
@@ -127,7 +132,7 @@ class Account:
             drafted_share=self._outcomes.get("drafted", 0.0) / n_lately,
             off_s=self._off_s,
             widths=self._costs.widths(),
-            gap_s=self._costs.gap_s,
+            gap_s=self._overlap.gap_s,
             drafters={name: self._state(name, n_lately) for name in self._asked},
             lengths=[one / self._weight for one in self._lengths[: deepest + 1]],
             n_lengths=self._n_lengths[: deepest + 1],

@@ -1,4 +1,4 @@
-"""What a pass costs by its rows, a draft by its depth, and waiting for the host: learnt while serving, never final.
+"""What a pass costs by its rows, and a draft by its depth: learnt while serving, never final.
 
 All costs are kept as logarithms beside the machine's pace (`pace.py`), so a busy neighbour leaves the ratios between
 them alone, on which all decisions rest. A width has a reference, measured at start and moving slowly, and a deviation
@@ -27,7 +27,6 @@ from slipstream.engine.speculate.decide.pace import Pace
 
 Floats = NDArray[np.float64]
 
-_GAP = "gap"  # among the drafters
 # Rows of the passes that are measured at start.
 WIDTHS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
@@ -72,12 +71,12 @@ class _Evidence:
 
 
 class Costs:
-    """Seconds of passes, drafts and gaps. A clock is not needed: time is what the measurements add up to."""
+    """Seconds of passes and drafts. A clock is not needed: time is what the measurements add up to."""
 
     def __init__(self) -> None:
         self._pace = Pace(len(WIDTHS))
         self._widths: dict[int, _Width] = {}
-        self._drafts: dict[str, DraftCost] = {}  # by drafter, and of the gap
+        self._drafts: dict[str, DraftCost] = {}
         self._work_s = 0.0
         self._n_passes = 0
         # For each number of rows the width that speaks for it, and its share of that width's seconds.
@@ -196,20 +195,10 @@ class Costs:
         pace = exp(self._pace.now())
         known = pace * cost.recent, pace * cost.usual, assumed(self.at(1))  # [3] each
         # Which of them to believe depends on what a whole call costs.
-        calls = [float(cost.last @ one) for one in known]
-        found: tuple[float, float, float] = tuple(
-            known[_Evidence(*calls, self._work_s - cost.at, cost.n_measured).chosen].tolist()
-        )
-        return found
-
-    def waited(self, seconds: float) -> None:
-        """The device has waited for the host between two passes."""
-        self.drafted(_GAP, 0, seconds)
-
-    @property
-    def gap_s(self) -> float:
-        """Expected seconds between two passes if the first is read before the next is launched."""
-        return self.draft_s(_GAP, 0)
+        recent, usual, free = (float(cost.last @ one) for one in known)
+        evidence = _Evidence(recent, usual, free, self._work_s - cost.at, cost.n_measured)
+        call_s, position_s, row_s = known[evidence.chosen].tolist()
+        return call_s, position_s, row_s
 
     def widths(self) -> list[WidthCost]:
         """What is known of passes, by their rows."""

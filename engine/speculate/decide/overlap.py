@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slipstream.engine.speculate.decide.cost import Costs
-
 _SLOT_WEIGHT = 0.1  # of a pass in a slot's average
 _USUAL_WEIGHT = 0.02  # of a pass in the average of all
 _AT_FIRST = 1.0  # tokens a pass assumed before any was counted: high, so that passes are read
+_GAP_WEIGHT = 0.1  # of a gap in their average
+_HICCUP = 3.0  # times the average that a gap counts for at most
 _NOTHING = 0.01  # tokens a pass that count as none
 
 
 class Overlap:
     """Per slot what reading a pass first has gained."""
 
-    def __init__(self, costs: Costs | None) -> None:
-        """costs: None where costs count as nothing."""
-        self._costs = costs
+    def __init__(self, *, adaptive: bool) -> None:
+        """Not adaptive: the gap counts as nothing."""
+        self._adaptive = adaptive
+        self.gap_s = 0.0  # average seconds that the device has waited for the host; 0: not measured
         self._gained: dict[int, float] = {}  # by slot: tokens a pass, averaged over the passes asked for
         self._usual = _AT_FIRST  # the same of all slots
         self._asked: set[int] = set()  # slots for whose running pass text drafters were asked
@@ -32,6 +33,12 @@ class Overlap:
         """The slot has another text."""
         self._gained.pop(slot_id, None)
         self._asked.discard(slot_id)
+
+    def waited(self, seconds: float) -> None:
+        """The device has waited for the host between two passes."""
+        if not self.gap_s:
+            self.gap_s = seconds
+        self.gap_s += _GAP_WEIGHT * (min(seconds, _HICCUP * self.gap_s) - self.gap_s)
 
     def ask(self, slot_ids: Iterable[int]) -> None:
         """Text drafters are asked for the next pass of these slots."""
@@ -47,7 +54,7 @@ class Overlap:
     def reads_first(self, slot_ids: Iterable[int], token_s: float) -> bool:
         """Whether reading the pass first pays for these slots. token_s: seconds of plain decoding per token."""
         gained_s = token_s * sum(self._gained.get(slot_id, self._usual) for slot_id in slot_ids)
-        return gained_s > (0.0 if self._costs is None else self._costs.gap_s)
+        return gained_s > (self.gap_s if self._adaptive else 0.0)
 
 
 def _moved(average: float, value: float, weight: float) -> float:

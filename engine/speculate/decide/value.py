@@ -54,7 +54,7 @@ class Lengths:
         self.costs = Costs()
         self.adaptive = adaptive
         self.allowance = Allowance(adaptive=adaptive)
-        self.overlap = Overlap(self.costs if adaptive else None)
+        self.overlap = Overlap(adaptive=adaptive)
 
     def begin(self, slot_id: int) -> None:
         """The slot has another text."""
