@@ -28,7 +28,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(out: Path) -> dict[str, Any]:
     """One profile, with a trace in `out`."""
     flags = ["-m", TARGET, "-md", DRAFT, "-t", "1", "--tokens", str(N_TOKENS), "--trace", str(out), "--json"]
-    flags.append("--no-spec-adaptive")  # or the draft model may not be asked
+    flags += ["--spec-type", "draft-model", "--no-spec-adaptive"]  # or it may not be asked
     with pytest.MonkeyPatch.context() as patch:
         written: list[str] = []
         patch.setattr("sys.stdout.write", written.append)
