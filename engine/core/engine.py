@@ -36,6 +36,8 @@ from slipstream.engine.speculate.verify import Verdict
 
 log = logging.getLogger(__name__)
 
+_LEAST_WIDTH = 128  # rows up to which passes are measured at start, however few the slots
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
@@ -287,10 +289,14 @@ class Engine:
         self._chain.capture(capturing)
 
     @torch.inference_mode()
-    def warm_up(self, enough_s: float = 0.5) -> None:
-        """Measure a pass at every width the engine will use, which also compiles what is compiled at first use."""
+    def warm_up(self, n_drafts: int = 16, enough_s: float = 0.5) -> None:
+        """Measure a pass at every width the engine will use, which also compiles what is compiled at first use.
+
+        n_drafts: most of a slot.
+        """
         log.info("warming up; at the very first start kernels are compiled, which may take a minute or two")
-        most = min(self.capacity.batch_size, self.capacity.n_ctx)
+        capacity = self.capacity
+        most = min(capacity.batch_size, capacity.n_ctx, max(_LEAST_WIDTH, capacity.n_slots * (1 + n_drafts)))
         warm_up(self._target, self._cache, self._chain.lengths.costs, most, enough_s)
 
     def _free(self, slot: Slot) -> None:

@@ -13,7 +13,7 @@ from slipstream.engine.speculate.drafter import Drafter
 from tests.simulate.clock import Clock
 from tests.simulate.drafters import ScriptedNetwork, ScriptedText
 from tests.simulate.machine import Machine
-from tests.simulate.planner import Place, Planner, Verified, Work, outline, works_of
+from tests.simulate.planner import MOST_DRAFTED, Place, Planner, Verified, Work, outline, works_of
 from tests.simulate.workload import Script, Workload
 
 _SAMPLING = resolve_sampling(Sampling(temperature=0.0, seed=0), {}, [], 2**30)
@@ -62,7 +62,8 @@ class World:
         self.totals = Totals()
         self._requests: dict[int, int] = {}  # by slot id: its request's number
         self._n_requests = 0
-        self.planner.warm_up(self._pass_of, min(128, scene.machine.batch_rows))
+        most = max(128, scene.n_slots * (1 + MOST_DRAFTED))
+        self.planner.warm_up(self._pass_of, min(most, scene.machine.batch_rows))
         self._started_s = self._worked_s
         self._running: list[Slot] = []  # oldest first
         for slot_id in range(scene.n_slots):

@@ -45,13 +45,13 @@ def rate(chosen: list[int]) -> float:
     return of(chosen) / of([15])
 
 
-def test_costs_are_linear_between_tiers_and_proportional_beyond() -> None:
+def test_costs_are_linear_between_widths_and_beyond() -> None:
     costs = Costs()
     assert costs.at(5) == pytest.approx(1.1), "nothing is known yet"
     costs.passed(1, 1.0)
     costs.passed(8, 2.4)
     assert costs.at(1) == 1.0
-    assert costs.at(16) == pytest.approx(4.8)
+    assert costs.at(16) == pytest.approx(4.0)
     for n_rows in (1, 4, 8, 9, 40):
         assert costs(np.array([n_rows]))[0] == pytest.approx(costs.at(n_rows))
     assert costs.at(4) == pytest.approx(1.6)

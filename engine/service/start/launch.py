@@ -102,7 +102,7 @@ def launch(settings: Settings) -> ThreadEngine:
     engine = Engine(target, cache, chain, capacity, acceptance, waiting)
     if settings.cuda_graphs and target.device.type == "cuda":
         _capture(engine, target, settings, n_drafts=settings.draft_max if types else 0)
-    engine.warm_up()
+    engine.warm_up(settings.draft_max)
     template = load_chat_template(target_from.path, tokenizer)
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size))
     info = _info(settings, target_from, text, engine, types)

@@ -13,7 +13,6 @@ sooner.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
@@ -28,7 +27,10 @@ from slipstream.engine.speculate.decide.pace import Pace
 Floats = NDArray[np.float64]
 
 # Rows of the passes that are measured at start.
-WIDTHS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+WIDTHS: Sequence[int] = (
+    *(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
+    *(192, 256, 384, 512, 768, 1024),
+)
 
 _REFERENCE_WEIGHT = 1 / 64  # of a width's deviation in its reference
 _MOST_DRIFT = 0.02  # of a reference, by one measurement
@@ -84,13 +86,15 @@ class Costs:
         self._expected: Floats | None = None  # [n_widths] seconds; None: not worked out since the last pass
 
     def passed(self, n_rows: int, seconds: float) -> None:
-        """A pass has run. Passes larger than the last width are prompt work and say nothing here."""
-        if n_rows > WIDTHS[-1] or seconds <= 0.0:
+        """A pass has run: the first of a width adds it, before the first request. Others learn from all that follow.
+
+        Passes larger than the last width are prompt work and say nothing here.
+        """
+        if seconds <= 0.0:
             return
-        tier = WIDTHS[bisect_left(WIDTHS, n_rows)]
-        if tier not in self._widths and n_rows == tier:
-            self._add(tier, log(seconds) - self._pace.now())
-        elif self._widths:
+        if n_rows in WIDTHS and n_rows not in self._widths and not self._work_s:
+            self._add(n_rows, log(seconds) - self._pace.now())
+        elif n_rows <= len(self._share):
             self._measure_width(n_rows, seconds)
         self._n_passes += 1
         if self._widths and self._n_passes % _RESHAPE == 0:
@@ -111,9 +115,9 @@ class Costs:
         """Work out which width speaks for which number of rows. Deviations have no say: they may be wrong together."""
         widths = np.array([*self._widths])
         references = np.exp([one.reference for one in self._widths.values()])
-        n_rows = np.arange(1, WIDTHS[-1] + 1)
+        n_rows = np.arange(1, widths[-1] + 1)
         self._speaker = np.abs(np.log(n_rows)[:, None] - np.log(widths)).argmin(1)
-        usual = np.interp(n_rows, widths, references) * np.maximum(1.0, n_rows / widths[-1])
+        usual = np.interp(n_rows, widths, references)
         self._share = usual / references[self._speaker]
 
     def _measure_width(self, n_rows: int, seconds: float) -> None:
@@ -137,20 +141,30 @@ class Costs:
         return exp(self._pace.now() + width.reference + self._pace.deviation(width.index))
 
     def __call__(self, n_rows: NDArray[np.int64]) -> Floats:
-        """Expected seconds of a pass for each number of rows; 1 + 2 % a row before any measurement."""
+        """Expected seconds of a pass for each number of rows; 1 + 2 % a row before any measurement.
+
+        Beyond the last width they grow as they do over the last half.
+        """
         if not self._widths:
             return np.asarray(1.0 + _PER_ROW * n_rows, np.float64)
-        known = np.minimum(n_rows, WIDTHS[-1]) - 1
-        beyond = np.maximum(1.0, n_rows / WIDTHS[-1])
-        return np.asarray(self._seconds_of_widths()[self._speaker[known]] * self._share[known] * beyond)
+        known = np.minimum(n_rows, len(self._share))
+        seconds = self._seconds_of_widths()[self._speaker[known - 1]] * self._share[known - 1]
+        return np.asarray(seconds + (n_rows - known) * self._slope_s())
 
     def at(self, n_rows: int) -> float:
         """The same for a single number of rows; an array of one element costs four times as much."""
         if not self._widths:
             return 1.0 + _PER_ROW * n_rows
-        known = min(n_rows, WIDTHS[-1]) - 1
-        beyond = max(1.0, n_rows / WIDTHS[-1])
-        return float(self._seconds_of_widths()[self._speaker[known]] * self._share[known]) * beyond
+        known = min(n_rows, len(self._share))
+        seconds = float(self._seconds_of_widths()[self._speaker[known - 1]] * self._share[known - 1])
+        return seconds if known == n_rows else seconds + (n_rows - known) * self._slope_s()
+
+    def _slope_s(self) -> float:
+        """Seconds of a row beyond the last width."""
+        last = len(self._share)
+        if last == 1:
+            return _PER_ROW * self.at(1)
+        return max(0.0, self.at(last) - self.at(-(-last // 2))) / (last // 2)
 
     def _seconds_of_widths(self) -> Floats:  # [n_widths]
         if self._expected is None:
