@@ -36,6 +36,7 @@ from slipstream.engine.speculate.guard import Guard
 from slipstream.engine.speculate.tails import Tails
 
 _TRIAL = 4  # tokens asked of a network that promises too little
+_REST = 4  # tokens of a slot for which such a network is not weighed again: what it promises changes by trials alone
 
 
 class Chain:
@@ -59,6 +60,9 @@ class Chain:
         self.lengths = lengths
         self._by_value = by_value
         self._now = now
+        self._rests: dict[
+            tuple[str, int], int
+        ] = {}  # network and slot id -> tokens until it is weighed again
         self._survival = Survival()
         self._shadows = Shadows(self._survival)
         networks = [one.name for one in self._networks]
@@ -92,6 +96,8 @@ class Chain:
         """The slot's tokens have become fewer; what was learnt of its request holds."""
         self.lengths.begin(slot.id)
         self._shadows.drop(slot.id)
+        for network in self._networks:
+            self._rests.pop((network.name, slot.id), None)
         for drafter in self._following(slot):
             self.guard.run(drafter.name, "begin", [slot], partial(drafter.begin, slot))
 
@@ -221,9 +227,13 @@ class Chain:
         able = {
             i: want
             for i, want in enumerate(wants)
-            if self._serves(drafter, want.slot) and (self._by_value or not offers[i])
+            if self._serves(drafter, want.slot)
+            and (self._by_value or not offers[i])
+            and len(want.slot.tokens) >= self._rests.get((drafter.name, want.slot.id), 0)
         }
         if not able:
+            if any(self._serves(drafter, want.slot) for want in wants):
+                self.account.consider(drafter.name, ())
             return {}
         most = {i: min(want.n_max, drafter.longest) for i, want in able.items()}
         promised = [self._survival.expected(drafter.name, able[i].slot, n) for i, n in most.items()]
@@ -239,7 +249,11 @@ class Chain:
             if not taken:
                 trial_s = self.lengths.costs.draft_s(drafter.name, _TRIAL, n_unfed[i])
                 allowance = self.lengths.allowance
-                if not self.lengths.adaptive or not allowance.pays(want.slot, drafter.name, trial_s, token_s):
+                if not self.lengths.adaptive:
+                    continue
+                if not allowance.pays(want.slot, drafter.name, trial_s, token_s):
+                    if not offers[i]:
+                        self._rests[drafter.name, want.slot.id] = len(want.slot.tokens) + _REST
                     continue
                 n = _TRIAL
             # A draft worth making is asked for at the request's least length, or it would be thrown away.

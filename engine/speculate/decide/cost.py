@@ -83,7 +83,11 @@ class Costs:
         self._n_passes = 0
         # For each number of rows the width that speaks for it, and its share of that width's seconds.
         self._speaker, self._share = np.empty(0, np.int64), np.empty(0)
-        self._expected: Floats | None = None  # [n_widths] seconds; None: not worked out since the last pass
+        self._expected: list[
+            float
+        ] = []  # seconds of the narrowest widths, as far as worked out since the last pass
+        self._least = 0.0  # least seconds of a wider pass, as far as worked out
+        self._floor = 0.0  # logarithm of the seconds of a pass without rows, if rows cost little
 
     def passed(self, n_rows: int, seconds: float) -> None:
         """A pass has run: the first of a width adds it, before the first request. Others learn from all that follow.
@@ -99,7 +103,7 @@ class Costs:
         self._n_passes += 1
         if self._widths and self._n_passes % _RESHAPE == 0:
             self._shape()
-        self._expected = None
+        self._expected, self._least = [], 0.0
 
     def _add(self, n_rows: int, reference: float) -> None:
         """A width's first measurement. It is not believed if the rows one by one would have taken less."""
@@ -119,6 +123,7 @@ class Costs:
         self._speaker = np.abs(np.log(n_rows)[:, None] - np.log(widths)).argmin(1)
         usual = np.interp(n_rows, widths, references)
         self._share = usual / references[self._speaker]
+        self._floor = min(one.reference - log(1.0 + _PER_ROW * n) for n, one in self._widths.items())
 
     def _measure_width(self, n_rows: int, seconds: float) -> None:
         width = [*self._widths.values()][self._speaker[n_rows - 1]]
@@ -148,7 +153,9 @@ class Costs:
         if not self._widths:
             return np.asarray(1.0 + _PER_ROW * n_rows, np.float64)
         known = np.minimum(n_rows, len(self._share))
-        seconds = self._seconds_of_widths()[self._speaker[known - 1]] * self._share[known - 1]
+        speakers = self._speaker[known - 1]
+        widths = np.array(self._seconds_of(1 + int(speakers.max(initial=0))))
+        seconds = widths[speakers] * self._share[known - 1]
         return np.asarray(seconds + (n_rows - known) * self._slope_s())
 
     def at(self, n_rows: int) -> float:
@@ -156,7 +163,8 @@ class Costs:
         if not self._widths:
             return 1.0 + _PER_ROW * n_rows
         known = min(n_rows, len(self._share))
-        seconds = float(self._seconds_of_widths()[self._speaker[known - 1]] * self._share[known - 1])
+        speaker = int(self._speaker[known - 1])
+        seconds = self._seconds_of(speaker + 1)[speaker] * float(self._share[known - 1])
         return seconds if known == n_rows else seconds + (n_rows - known) * self._slope_s()
 
     def _slope_s(self) -> float:
@@ -166,22 +174,20 @@ class Costs:
             return _PER_ROW * self.at(1)
         return max(0.0, self.at(last) - self.at(-(-last // 2))) / (last // 2)
 
-    def _seconds_of_widths(self) -> Floats:  # [n_widths]
-        if self._expected is None:
+    def _seconds_of(self, n_widths: int) -> list[float]:
+        """Seconds of at least so many of the narrowest widths, worked out once between two passes."""
+        known = self._expected
+        if len(known) < n_widths:
             pace = self._pace.now()
-            floor = exp(
-                pace + min(one.reference - log(1.0 + _PER_ROW * n) for n, one in self._widths.items())
-            )
-            seconds: list[float] = []
-            least = 0.0  # whatever is not known of a width, it is not cheaper than narrower passes
-            for n_rows, width in self._widths.items():
-                usual, free = exp(pace + width.reference), max(least, floor * (1.0 + _PER_ROW * n_rows))
-                known = self._measured_s(width), usual, free
-                age_s = self._work_s - width.at
-                seconds.append(known[_Evidence(*known, age_s, width.n_measured).chosen])
-                least = min(usual, seconds[-1])
-            self._expected = np.array(seconds)
-        return self._expected
+            floor = exp(pace + self._floor)
+            for n_rows, width in [*self._widths.items()][len(known) : n_widths]:
+                # Whatever is not known of a width, it is not cheaper than narrower passes.
+                usual, free = exp(pace + width.reference), max(self._least, floor * (1.0 + _PER_ROW * n_rows))
+                costs = self._measured_s(width), usual, free
+                evidence = _Evidence(*costs, self._work_s - width.at, width.n_measured)
+                known.append(costs[evidence.chosen])
+                self._least = min(usual, known[-1])
+        return known
 
     def drafted(self, name: str, n_positions: int, seconds: float, n_fed: int = 0) -> None:
         """A network has guessed at so many positions, all slots together, after it was fed so many rows.
@@ -220,7 +226,7 @@ class Costs:
             return []
         known = []
         for (n_rows, width), seconds in zip(
-            self._widths.items(), self._seconds_of_widths().tolist(), strict=True
+            self._widths.items(), self._seconds_of(len(self._widths)), strict=True
         ):
             age_s, error = self._work_s - width.at, self._pace.error(width.index)
             known.append(WidthCost(n_rows, seconds, self._measured_s(width), age_s, error))
