@@ -47,9 +47,8 @@ class Target:
     taps: tuple[int, ...] = ()
     clock: Clock = field(default_factory=Clock)
     captured: Forward | None = None  # the network's forward where passes are captured
-    reads: Callable[[Slot], bool] = lambda slot: (
-        True
-    )  # whether a drafter reads the streams of the slot's rows
+    # Whether a drafter reads the streams of the slot's rows.
+    reads: Callable[[Slot], bool] = lambda slot: True
 
     def forward(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """As `Network.forward`."""

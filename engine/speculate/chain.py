@@ -60,9 +60,8 @@ class Chain:
         self.lengths = lengths
         self._by_value = by_value
         self._now = now
-        self._rests: dict[
-            tuple[str, int], int
-        ] = {}  # network and slot id -> tokens until it is weighed again
+        # Network and slot id -> tokens of the slot until it is weighed again.
+        self._rests: dict[tuple[str, int], int] = {}
         self._survival = Survival()
         self._shadows = Shadows(self._survival)
         networks = [one.name for one in self._networks]

@@ -72,6 +72,12 @@ def test_without_adaptation_everything_is_verified() -> None:
     assert lengths.depth("d", [falling(0.1, 4)], [falling(0.9, 16)], [0], ONE) == (16, [True])
 
 
+@pytest.mark.parametrize("n_max", range(1, 20))
+def test_without_adaptation_a_network_drafts_as_deep_as_it_may(n_max: int) -> None:
+    lengths = Lengths(adaptive=False)
+    assert lengths.depth("d", [np.empty(0)], [falling(0.5, n_max)], [0], ONE) == (n_max, [True])
+
+
 def test_a_network_drafts_as_deep_as_its_own_cost_allows() -> None:
     lengths = lengths_with_cost(0.02)
     depths = []

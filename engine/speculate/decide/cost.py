@@ -83,10 +83,9 @@ class Costs:
         self._n_passes = 0
         # For each number of rows the width that speaks for it, and its share of that width's seconds.
         self._speaker, self._share = np.empty(0, np.int64), np.empty(0)
-        self._expected: list[
-            float
-        ] = []  # seconds of the narrowest widths, as far as worked out since the last pass
-        self._least = 0.0  # least seconds of a wider pass, as far as worked out
+        # Seconds of the narrowest widths, as far as worked out since the last pass; what a wider one takes at least.
+        self._expected: list[float] = []
+        self._least = 0.0
         self._floor = 0.0  # logarithm of the seconds of a pass without rows, if rows cost little
 
     def passed(self, n_rows: int, seconds: float) -> None:

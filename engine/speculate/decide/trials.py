@@ -73,9 +73,10 @@ class Allowance:
         own.due = 0
 
     def _counted(self, slot: Slot, name: str, price: float, token_s: float) -> _Savings:
-        """The savings with what the text has added. They begin with the drafter's share of a token's time, their limit.
+        """The savings with what the text has added. They begin with the drafter's share of a token's time.
 
-        That pays for some useless trials, but not all through a text; a trial that costs more can be saved up for.
+        That pays for some useless trials; what drafts have earned pays for four times as many, but not all through a
+        text. A trial that costs more can be saved up for.
         """
         n, share_s = len(slot.tokens), _share(slot, token_s)
         own = self._savings.setdefault((slot.id, name), _Savings(share_s, n))

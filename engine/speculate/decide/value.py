@@ -21,7 +21,8 @@ from slipstream.engine.speculate.decide.trials import Allowance
 Floats = NDArray[np.float64]
 
 _MARGIN = 1.02  # drafts must promise this much more than none, or they are not worth the noise
-_DEPTHS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64])  # that are weighed
+# Depths that are weighed, besides the most that is allowed.
+_DEPTHS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48])
 _PASSES_FED_FOR = 4  # that a network's rows are thought to serve
 _ROWS_OF_A_DRAFT = (2, 4, 8, 16)  # over which the price of a row is averaged
 
@@ -107,7 +108,8 @@ class Lengths:
         call_s, position_s, row_s = self.costs.call_s(name) if self.adaptive else (0.0, 0.0, 0.0)
         length = max(len(one) for one in (*free, *drafted))
         mine, other = _table(drafted, length), _table(free, length)  # [n_slots, length]
-        depths = _DEPTHS[: _DEPTHS.searchsorted(max(map(len, drafted)), "right")]  # [n_depths]
+        most = max(map(len, drafted))
+        depths = np.append(_DEPTHS[: _DEPTHS.searchsorted(most)], most)  # [n_depths]
         feeding_s = row_s / _PASSES_FED_FOR * np.array(n_unfed)[:, None]  # [n_slots, 1]
         gained = np.maximum(mine - price, 0.0).cumsum(1)[:, depths - 1] - rate * feeding_s
         takes = gained > np.maximum(other - price, 0.0).sum(1, keepdims=True)  # [n_slots, n_depths]
