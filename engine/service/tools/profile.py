@@ -53,7 +53,7 @@ class Run:
     kind: str  # PLAIN or DRAFTS
     n_slots: int  # requests at a time
     n_tokens: int
-    seconds: float  # from the first request to the last token
+    seconds: float  # from the first request to the end of the last step
     n_steps: int
     parts: Mapping[str, float]  # part of the steps -> seconds
     passes: Mapping[int, tuple[int, float]]  # rows, rounded up to a power of two -> (passes, seconds)
@@ -249,8 +249,10 @@ class _Figures:
 
 def _run(engine: ThreadEngine, tasks: _Tasks, kind: str, n_slots: int) -> Run:
     before = _Figures.of(engine)
-    n_tokens, seconds = _play(engine, tasks, kind, n_slots)
-    after = _Figures.of(engine)
+    started = time.perf_counter()
+    n_tokens = _play(engine, tasks, kind, n_slots)
+    after = _Figures.of(engine)  # behind the last step, of which the last token is only a part
+    seconds = time.perf_counter() - started
     with _op_times() as ops:
         _play(engine, tasks, kind, n_slots)
     found, under_clocks = after.since(before), _Figures.of(engine).since(after)
@@ -289,8 +291,8 @@ def _op_times() -> Iterator[dict[str, OpTime]]:
         yield times
 
 
-def _play(engine: ThreadEngine, tasks: _Tasks, kind: str, n_slots: int) -> tuple[int, float]:
-    """(tokens, seconds) of all tasks, `n_slots` at a time. Nothing is taken from the prefix cache."""
+def _play(engine: ThreadEngine, tasks: _Tasks, kind: str, n_slots: int) -> int:
+    """Tokens of all tasks, `n_slots` at a time. Nothing is taken from the prefix cache."""
     speculate = Speculate(types=(NO_DRAFTER,)) if kind == PLAIN else Speculate()
 
     async def one(gate: asyncio.Semaphore, i: int, prompt: Prompt) -> int:
@@ -315,5 +317,4 @@ def _play(engine: ThreadEngine, tasks: _Tasks, kind: str, n_slots: int) -> tuple
         gate = asyncio.Semaphore(n_slots)
         return sum(await asyncio.gather(*(one(gate, i, text) for i, text in enumerate(tasks.prompts))))
 
-    started = time.perf_counter()
-    return asyncio.run(all_of_them()), time.perf_counter() - started
+    return asyncio.run(all_of_them())
