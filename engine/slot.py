@@ -18,7 +18,7 @@ from slipstream.engine.api import DrafterCount, Request, SlotState
 from slipstream.engine.sample.logprobs import Logprob
 from slipstream.engine.sample.params import SamplingParams
 from slipstream.engine.sample.pick import Row
-from slipstream.engine.text.grammar import Constraint
+from slipstream.engine.text.grammar.constraint import Constraint
 from slipstream.engine.text.text_stream import TextStream
 
 

@@ -11,7 +11,7 @@ from slipstream.engine.sample.params import resolve_sampling
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot, SlotStats
 from slipstream.engine.speculate.resolve import resolve_speculate
-from slipstream.engine.text.grammar import Constraint
+from slipstream.engine.text.grammar.constraint import Constraint
 from slipstream.engine.text.text_stream import TextStream
 
 

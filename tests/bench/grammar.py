@@ -26,7 +26,7 @@ from slipstream.engine.core.engine import Engine
 from slipstream.engine.sample import pick
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
-from slipstream.engine.text.grammar import Constraint
+from slipstream.engine.text.grammar.constraint import Constraint
 from tests.schemas import ENDLESS, SCHEMAS
 
 VERBS = ("push", "pop", "mask", "masks", "n_legal", "forced")

@@ -18,7 +18,7 @@ from slipstream.engine.layers.decoder import load_decoder
 from slipstream.engine.models.heads.mtp import Mtp, found_layers, load_layer, plan_of
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import decoder_spec, read_model
-from slipstream.engine.text.grammar import Grammars
+from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.tokenizer import Tokenizer
 from tests.bench.inflate import INFLATIONS
 from tests.bench.inflate_dense import Entry, Inflation

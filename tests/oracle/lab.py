@@ -42,7 +42,7 @@ from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.drafter import Drafter
 from slipstream.engine.speculate.registry import BY_NAME, Parts
-from slipstream.engine.text.grammar import Grammars
+from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.text_stream import TextStream
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.kernels import select
@@ -230,7 +230,7 @@ class Lab:
             case.prompt,
             TextStream(self.tokenizer, case.prompt, request.stop),
             tuple(prediction) if bench.types else (),
-            request.grammar and self.grammars.constraint(request.grammar, ""),
+            request.grammar and self.grammars.constraint(request.grammar, "", "").result(),
         )
         eos_ids, vocab_size = self.tokenizer.eos_ids, self.target.vocab_size
         factory = SlotFactory(bench.settings, bench.types, self.n_ctx, vocab_size, eos_ids)

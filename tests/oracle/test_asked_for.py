@@ -147,7 +147,7 @@ def test_a_grammar_too_complex_to_follow_ends_its_request_alone(
     asks = replace(ASKS, grammar=Grammar("regex", "[a-z ]{200}"))
     cases = [case(lab, asks), case(lab, ASKS)]
     expected = play(lab, Bench(), cases[1:]).tokens[0]
-    from slipstream.engine.text.grammar import Constraint
+    from slipstream.engine.text.grammar.constraint import Constraint
 
     honest = Constraint._mask
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from slipstream.engine.api import Grammar
-from slipstream.engine.errors import InvalidRequest
-from slipstream.engine.text.grammar import Constraint, Grammars, Thinking, Words
+from slipstream.engine.errors import InvalidRequest, Unsupported
+from slipstream.engine.text.grammar import constraint as constraint_module
+from slipstream.engine.text.grammar.constraint import Constraint, Thinking, Words
+from slipstream.engine.text.grammar.grammars import Grammars
+from slipstream.engine.text.grammar.turns import Turns
 from slipstream.engine.text.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "demo" / "target"
@@ -44,6 +51,10 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer, VOCAB)
 
 
+def constraint_of(grammars: Grammars, grammar: Grammar, tail: str = "", tenant: str = "") -> Constraint:
+    return grammars.constraint(grammar, tail, tenant).result(timeout=60)
+
+
 def ids_of(words: Words | None) -> list[int]:
     """The tokens that a mask allows."""
     if words is None:
@@ -72,7 +83,7 @@ def walk(constraint: Constraint, random: np.random.Generator, most: int = 60) ->
 def test_a_reply_under_a_grammar_is_in_it(grammars: Grammars, tokenizer: Tokenizer, grammar: Grammar) -> None:
     random = np.random.default_rng(0)
     for _ in range(20):
-        text = tokenizer.decode(walk(grammars.constraint(grammar, ""), random))
+        text = tokenizer.decode(walk(constraint_of(grammars, grammar), random))
         if grammar.kind == "json_schema":
             made = json.loads(text)
             assert list(made) == ["name", "kind", "sizes"]
@@ -87,7 +98,7 @@ def test_a_reply_under_a_grammar_is_in_it(grammars: Grammars, tokenizer: Tokeniz
 @pytest.mark.parametrize("grammar", KINDS, ids=lambda one: one.kind)
 def test_pushing_and_popping_leaves_what_a_fresh_constraint_has(grammars: Grammars, grammar: Grammar) -> None:
     random = np.random.default_rng(1)
-    moved, tokens = grammars.constraint(grammar, ""), []
+    moved, tokens = constraint_of(grammars, grammar), []
     for _ in range(60):
         if tokens and random.random() < 0.4:
             n = int(random.integers(1, len(tokens) + 1))
@@ -98,7 +109,7 @@ def test_pushing_and_popping_leaves_what_a_fresh_constraint_has(grammars: Gramma
         drafts = [int(one) for one in random.integers(0, VOCAB, 3)]
         assert moved.n_legal((), drafts) <= 3
         moved.masks(drafts)
-        fresh = grammars.constraint(grammar, "")
+        fresh = constraint_of(grammars, grammar)
         assert all(fresh.push(one) for one in tokens)
         assert allowed(moved) == allowed(fresh)
         assert moved.forced((), 9) == fresh.forced((), 9)
@@ -107,20 +118,20 @@ def test_pushing_and_popping_leaves_what_a_fresh_constraint_has(grammars: Gramma
 
 def test_masks_after_drafts_are_those_of_the_tokens(grammars: Grammars) -> None:
     random = np.random.default_rng(2)
-    tokens = walk(grammars.constraint(SCHEMA, ""), random)
-    masks = grammars.constraint(SCHEMA, "").masks(tokens)
+    tokens = walk(constraint_of(grammars, SCHEMA), random)
+    masks = constraint_of(grammars, SCHEMA).masks(tokens)
     assert len(masks) == len(tokens) + 1
-    one_by_one = grammars.constraint(SCHEMA, "")
+    one_by_one = constraint_of(grammars, SCHEMA)
     for token_id, mask in zip(tokens, masks, strict=False):
         assert token_id in ids_of(mask)
         assert ids_of(mask) == allowed(one_by_one)
-        assert ids_of(grammars.constraint(SCHEMA, "").mask(one_by_one._tokens)) == ids_of(mask)
+        assert ids_of(constraint_of(grammars, SCHEMA).mask(one_by_one._tokens)) == ids_of(mask)
         one_by_one.push(token_id)
     assert ids_of(masks[-1]) == [0, 2], "nothing but end tokens follows"
 
 
 def test_behind_a_forbidden_draft_nothing_is_said(grammars: Grammars) -> None:
-    constraint = grammars.constraint(SCHEMA, "")
+    constraint = constraint_of(grammars, SCHEMA)
     first = constraint.forced((), 1)
     assert constraint.n_legal((), [*first, 3, 4]) == 1
     masks = constraint.masks([*first, 3, 4])
@@ -130,7 +141,7 @@ def test_behind_a_forbidden_draft_nothing_is_said(grammars: Grammars) -> None:
 
 
 def test_forced_text_allows_only_its_canonical_tokens(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    constraint = grammars.constraint(SCHEMA, "")
+    constraint = constraint_of(grammars, SCHEMA)
     forced = constraint.forced((), 99)
     assert tokenizer.decode(forced) == '{"name": "'[: len(tokenizer.decode(forced))]
     assert len(forced) > 1
@@ -140,14 +151,14 @@ def test_forced_text_allows_only_its_canonical_tokens(grammars: Grammars, tokeni
     # Other tokens could spell the same text; they are no drafts either.
     other = tokenizer.encode("{", add_special=False)
     assert other != forced[:1]
-    fresh = grammars.constraint(SCHEMA, "")
+    fresh = constraint_of(grammars, SCHEMA)
     assert fresh.push(other[0]), "the grammar has a place for them"
     fresh.pop(1)
     assert other[0] not in allowed(fresh)
 
 
 def test_it_is_complete_when_only_an_end_token_can_follow(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    constraint = grammars.constraint(Grammar("regex", "ab?"), "")
+    constraint = constraint_of(grammars, Grammar("regex", "ab?"))
     a, b = (tokenizer.encode(one, add_special=False)[0] for one in "ab")
     assert constraint.push(a)
     assert not constraint.complete
@@ -162,8 +173,9 @@ def test_it_is_complete_when_only_an_end_token_can_follow(grammars: Grammars, to
 
 
 def think(grammars: Grammars, opener: int | None) -> Constraint:
-    made = grammars.constraint(SCHEMA, "")
-    return Constraint(grammars, made._key, made._first, made._matcher, Thinking(opener, b"</t>"))
+    made = constraint_of(grammars, SCHEMA)
+    thinking = Thinking(opener, b"</t>")
+    return Constraint(made._first, made._matcher, thinking, made._token_bytes, made._take_back)
 
 
 def test_thinking_is_free_and_the_grammar_rules_behind_its_end(
@@ -204,7 +216,7 @@ def test_taking_back_the_end_of_thinking_makes_the_reply_free_again(
 def test_a_reply_may_open_its_thinking_or_go_straight_to_the_point(grammars: Grammars) -> None:
     opener = 1  # <|im_start|>
     constraint = think(grammars, opener)
-    straight = grammars.constraint(SCHEMA, "").forced((), 2)
+    straight = constraint_of(grammars, SCHEMA).forced((), 2)
     assert allowed(constraint) == sorted([opener, straight[0]])
     assert constraint.push(straight[0])
     assert allowed(constraint) == [straight[1]]
@@ -226,8 +238,8 @@ def test_a_reply_may_open_its_thinking_or_go_straight_to_the_point(grammars: Gra
     ],
 )
 def test_the_prompts_end_says_whether_thinking_has_begun(grammars: Grammars, tail: str, free: bool) -> None:
-    made = grammars.constraint(Grammar(SCHEMA.kind, SCHEMA.source, ("<t>", "</t>")), tail)
-    assert (made.masks()[0] is None) == free
+    constraint = constraint_of(grammars, Grammar(SCHEMA.kind, SCHEMA.source, ("<t>", "</t>")), tail)
+    assert (constraint.masks()[0] is None) == free
 
 
 # --- what cannot be ---
@@ -252,7 +264,7 @@ def test_the_prompts_end_says_whether_thinking_has_begun(grammars: Grammars, tai
 )
 def test_a_grammar_that_cannot_be_is_refused_in_a_line(grammars: Grammars, kind: str, source: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        grammars.constraint(Grammar(kind, source, param="response_format"), "")  # type: ignore[arg-type]
+        constraint_of(grammars, Grammar(kind, source, param="response_format"))  # type: ignore[arg-type]
     message = str(caught.value)
     assert message.startswith("response_format: not a usable grammar: ")
     assert len(message) < 300
@@ -264,18 +276,18 @@ def test_large_grammars_are_compiled_within_limits(grammars: Grammars) -> None:
     enum = {"enum": [f"value {i}" for i in range(5000)]}
     long = {"type": "string", "maxLength": 10000}
     for schema in (many, enum, long):
-        assert allowed(grammars.constraint(Grammar("json_schema", json.dumps(schema)), ""))
-    assert allowed(grammars.constraint(Grammar("regex", "(((a{1,100}){1,100}){1,100}){1,100}"), ""))
+        assert allowed(constraint_of(grammars, Grammar("json_schema", json.dumps(schema))))
+    assert allowed(constraint_of(grammars, Grammar("regex", "(((a{1,100}){1,100}){1,100}){1,100}")))
 
 
 def test_compiled_grammars_are_kept_but_not_without_bound(tokenizer: Tokenizer) -> None:
     grammars = Grammars(tokenizer, VOCAB)
-    first = grammars.constraint(Grammar("regex", "a0"), "")._first
-    assert grammars.constraint(Grammar("regex", "a0"), "")._first is first
+    first = constraint_of(grammars, Grammar("regex", "a0"))._first
+    assert constraint_of(grammars, Grammar("regex", "a0"))._first is first
     for i in range(1, 70):
-        grammars.constraint(Grammar("regex", f"a{i}"), "")
+        constraint_of(grammars, Grammar("regex", f"a{i}"))
     assert len(grammars._kept) <= 64
-    assert grammars.constraint(Grammar("regex", "a0"), "")._first is not first
+    assert constraint_of(grammars, Grammar("regex", "a0"))._first is not first
 
 
 @pytest.mark.parametrize("grammar", KINDS, ids=lambda one: one.kind)
@@ -283,12 +295,12 @@ def test_a_matcher_that_is_used_again_starts_anew(tokenizer: Tokenizer, grammar:
     grammars, random = Grammars(tokenizer, VOCAB), np.random.default_rng(3)
     fresh = Grammars(tokenizer, VOCAB)
     for _ in range(10):
-        constraint = grammars.constraint(grammar, "")
+        constraint = constraint_of(grammars, grammar)
         tokens = walk(constraint, random, int(random.integers(1, 30)))
         for n in range(len(tokens)):
-            anew = fresh.constraint(grammar, "")
+            anew = constraint_of(fresh, grammar)
             assert all(anew.push(one) for one in tokens[:n])
-            again = grammars.constraint(grammar, "")
+            again = constraint_of(grammars, grammar)
             assert all(again.push(one) for one in tokens[:n])
             assert allowed(again) == allowed(anew)
             again.close()
@@ -298,6 +310,114 @@ def test_a_matcher_that_is_used_again_starts_anew(tokenizer: Tokenizer, grammar:
     assert grammars._used
     assert not fresh._used
     for i in range(70):
-        grammars.constraint(Grammar("regex", f"b{i}"), "").close()
-    assert len(grammars._used) <= 64
-    assert all(key[1].startswith("b") for key, _ in grammars._used)
+        constraint_of(grammars, Grammar("regex", f"b{i}")).close()
+    assert len(grammars._used) <= 16
+    assert all(key[2].startswith("b") for key, _ in grammars._used)
+
+
+# --- what would cost others ---
+
+PRIME = json.dumps({"type": "integer", "multipleOf": 9999991})
+PATTERNS = json.dumps(
+    {"allOf": [{"type": "string", "pattern": f"^(.*[a-m]{{{i}}}.*)$"} for i in range(1, 24)]}
+)
+
+
+def ambiguous(n_rules: int, n_ways: int, start: str = "r0") -> str:
+    """A Lark grammar whose every text can be read in very many ways."""
+    ways = [[(i * j + 1) % n_rules for j in range(1, n_ways + 1)] for i in range(n_rules)]
+    bodies = (" | ".join(f"r{to} r{j}" for j, to in enumerate(way, 1)) for way in ways)
+    return f"start: {start}\n" + "".join(f'r{i}: {body} | "x"\n' for i, body in enumerate(bodies))
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "limit"),
+    [
+        ("json_schema", PRIME, "compiling it takes more than"),
+        ("json_schema", PATTERNS, "compiling it takes more than"),
+        ("lark", ambiguous(200, 4), "Too many items"),
+        ("lark", ambiguous(100, 40), "compiling it takes more than"),
+    ],
+    ids=["multipleOf", "allOf", "ambiguous", "large"],
+)
+def test_a_grammar_that_takes_too_much_is_refused_and_costs_the_server_nothing(
+    grammars: Grammars, kind: str, source: str, limit: str
+) -> None:
+    constraint_of(grammars, SCHEMA)  # the child has been started
+    used = time.process_time()
+    with pytest.raises(InvalidRequest, match=limit) as caught:
+        constraint_of(grammars, Grammar(kind, source, param="json_schema"))  # type: ignore[arg-type]
+    assert caught.value.param == "json_schema"
+    assert time.process_time() - used < 0.2, "it was compiled here"
+
+
+def test_a_child_that_is_lost_costs_one_request(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer, VOCAB)
+    constraint_of(grammars, Grammar("regex", "a"))
+    assert grammars._trial is not None
+    grammars._trial.start().close()
+    with pytest.raises(Unsupported, match="was lost"):
+        constraint_of(grammars, Grammar("regex", "b"))
+    assert allowed(constraint_of(grammars, Grammar("regex", "b")))
+    grammars.close()
+
+
+def test_tenants_share_no_grammars(grammars: Grammars) -> None:
+    first = constraint_of(grammars, SCHEMA, tenant="a")
+    first.close()
+    assert constraint_of(grammars, SCHEMA, tenant="a")._matcher is first._matcher
+    assert constraint_of(grammars, SCHEMA, tenant="b")._first is not first._first
+
+
+def test_tenants_take_turns() -> None:
+    """Work that is cancelled while it waits is not done; what it raises is raised where it is awaited."""
+    turns: Turns[object] = Turns("test")
+    done: list[str] = []
+    gate = threading.Event()
+    held = turns.add("a", lambda: gate.wait(60))
+    names = ("a1", "a2", "a3", "b1", "b2", "c1")
+    added = {name: turns.add(name[0], partial(done.append, name)) for name in names}
+    failing = turns.add("b", lambda: 1 // 0)
+    assert added["a2"].cancel()
+    gate.set()
+    held.result(60)
+    with pytest.raises(ZeroDivisionError):
+        failing.result(60)
+    added["a3"].result(60)
+    assert done == ["a1", "b1", "c1", "b2", "a3"]
+    turns.close()
+
+
+def test_drafts_that_meet_a_limit_are_not_offered_again(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """A constraint that checked them is what it was without them."""
+    hidden = Grammar("lark", ambiguous(200, 7, '"ab" r0 | "c" /[a-z]{3}/'))
+    constraint = constraint_of(grammars, hidden)
+    before = allowed(constraint)
+    (a,), (b,), (x,), (c,) = (tokenizer.encode(one, add_special=False) for one in "abxc")
+    assert constraint.n_legal([], [a, b, x, x]) < 4
+    assert allowed(constraint) == before
+    assert constraint.n_legal([], [c, a]) == 0
+    assert constraint.push(c)
+    assert constraint.failure is None
+
+
+def test_a_grammar_that_goes_on_being_slow_fails_its_reply(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One slow call is forgiven, and time that was saved does not count."""
+    calls = SimpleNamespace(seconds=0.0, looks=0)
+
+    def thread_time() -> float:
+        """Looked at before and behind each call."""
+        calls.looks += 1
+        return 0.0 if calls.looks % 2 else float(calls.seconds)
+
+    monkeypatch.setattr(constraint_module.time, "thread_time", thread_time)
+    constraint = constraint_of(grammars, Grammar("regex", "[a-z]{1000}"))
+    for seconds, n, fails in ((0.001, 2000, False), (0.15, 1, False), (0.001, 100, False), (0.02, 20, True)):
+        calls.seconds = seconds
+        for _ in range(n):
+            constraint.masks()
+        assert (constraint.failure is not None) == fails
+    assert "5 ms a token" in (constraint.failure or "")
+    assert not allowed(constraint)

@@ -11,9 +11,10 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -34,14 +35,22 @@ from slipstream.engine.api import (
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.drafting import Drafting
-from slipstream.engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded, Unsupported
+from slipstream.engine.errors import (
+    ContextTooLong,
+    EngineStopped,
+    InvalidRequest,
+    Overloaded,
+    TimedOut,
+    Unsupported,
+)
 from slipstream.engine.service.run.admission import check_request
 from slipstream.engine.service.run.event_stream import Stream
 from slipstream.engine.service.run.picture import Picture
 from slipstream.engine.service.run.slot_files import SlotFiles
 from slipstream.engine.settings import Settings
 from slipstream.engine.text.chat import ChatTemplate
-from slipstream.engine.text.grammar import Grammars
+from slipstream.engine.text.grammar.constraint import Constraint
+from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.text_stream import TextStream
 from slipstream.engine.text.tokenizer import Tokenizer
 
@@ -130,8 +139,8 @@ class ThreadEngine:
         self._loop = asyncio.get_running_loop()
         self._n_preparing += 1
         try:
-            admitted_s = time.perf_counter()
-            prepared, tail = await self._in_worker(lambda: self._prepare(request, admitted_s))
+            async with self._in_time():
+                prepared, tail = await self._prepared(request)
             check_request(request, self._info)
             new_slot = self._slots.resolve(request, prepared)
         finally:
@@ -213,6 +222,7 @@ class ThreadEngine:
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
         self._engine.close()
+        self._text.grammars.close()
         self._workers.shutdown(wait=False)
         self._filing.shutdown(wait=False)
 
@@ -281,6 +291,25 @@ class ThreadEngine:
         self._status = "failed"
         self._fail_all(EngineStopped(f"the engine has failed: {type(cause).__name__}"))
 
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Preparing counts on the request's time, though what a worker has begun runs on. Raises `TimedOut`."""
+        limit_s = self._settings.request_timeout
+        try:
+            async with asyncio.timeout(limit_s or None):
+                yield
+        except TimeoutError:
+            raise TimedOut(limit_s) from None
+
+    async def _prepared(self, request: Request) -> tuple[Prepared, str]:
+        """What the request's texts are to the engine, and how its prompt ends."""
+        admitted_s = time.perf_counter()
+        prepared, tail, constraint = await self._in_worker(lambda: self._prepare(request, admitted_s))
+        if constraint is not None:
+            ready: Constraint = await asyncio.wrap_future(constraint)
+            prepared = replace(prepared, constraint=ready)
+        return prepared, tail
+
     # --- preparing a request, on a worker ---
 
     def _template(self) -> ChatTemplate:
@@ -288,15 +317,18 @@ class ThreadEngine:
             raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
         return self._text.template
 
-    def _prepare(self, request: Request, admitted_s: float) -> tuple[Prepared, str]:
-        """What the request's texts are to the engine, and how its prompt ends."""
+    def _prepare(
+        self, request: Request, admitted_s: float
+    ) -> tuple[Prepared, str, Future[Constraint] | None]:
+        """The request without its constraint, how its prompt ends, and the constraint if it has one."""
         tokenizer, token_ids = self._text.tokenizer, self._prompt_ids(request.prompt)
         tail = tokenizer.decode(token_ids[-_N_TAIL:], skip_special=False)
         constraint = None
         if request.grammar is not None:
-            constraint = self._text.grammars.constraint(request.grammar, tail)
+            constraint = self._text.grammars.constraint(request.grammar, tail, request.tenant)
         text = TextStream(tokenizer, token_ids, request.stop, skip_special=request.skip_special)
-        return Prepared(token_ids, text, self._prediction_ids(request), constraint, admitted_s), tail
+        prepared = Prepared(token_ids, text, self._prediction_ids(request), admitted_s=admitted_s)
+        return prepared, tail, constraint
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         tokenizer = self._text.tokenizer

@@ -54,7 +54,7 @@ from slipstream.engine.speculate.network import draft_model
 from slipstream.engine.speculate.registry import BY_NAME, Parts
 from slipstream.engine.speculate.resolve import NO_DRAFTER
 from slipstream.engine.text.chat import load_chat_template
-from slipstream.engine.text.grammar import Grammars
+from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.tokenizer import Tokenizer, by_id, same_vocabulary
 from slipstream.kernels import OPS, select
 from slipstream.kernels.dispatch import CannotRunError

@@ -1,0 +1,204 @@
+"""Grammars for replies: which tokens may come next, whatever was drafted before them.
+
+llguidance parses; this file says what a slot does with it. A constraint is a cache of the reply's tokens like
+everything else: they can be pushed and popped, so drafts are checked on the very matcher that the reply moves.
+
+Where a grammar forces text, llguidance's mask allows only the canonical next token, drafts or not. So a mask is a
+function of the tokens before it alone, and forced text can be drafted with certainty.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.engine.text.grammar.compiler import first_line
+
+Words = NDArray[np.int32]  # a mask: bit i of word w allows token 32 * w + i
+T = TypeVar("T")
+
+_CALL_S = 0.005  # of processor time that a call of a matcher may take for ever; most take 20 to 200 µs
+_BURST_S = 0.2  # and beyond that in all, for a moment
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """A part of the reply that comes first and is free."""
+
+    start: int | None  # the token that opens it, if the reply may do that; None: the prompt has opened it
+    end: bytes
+
+
+class Constraint:
+    """What one reply may still be. Used by the engine's thread alone once it has a slot.
+
+    While the reply thinks it is free; from the token behind the end of thinking on, the grammar rules.
+    """
+
+    def __init__(
+        self,
+        first: Any,
+        matcher: Any,
+        thinking: Thinking | None,
+        token_bytes: Callable[[int], bytes],
+        take_back: Callable[[Any], None],
+    ) -> None:
+        """first, matcher: two of the grammar's matchers in their first states; the second is moved.
+
+        token_bytes: what a token writes. take_back: is given the moved matcher when the reply is over.
+        """
+        self.failure: str | None = None  # why the grammar could not be followed any more
+        self._first = first
+        self._matcher = matcher
+        self._thinking = thinking
+        self._token_bytes = token_bytes
+        self._take_back = take_back
+        self._tokens: list[int] = []  # of the reply
+        self._n_free = 0 if thinking is None else None  # tokens before the grammar; None: not known yet
+        self._spent_s = 0.0  # beyond _CALL_S a call
+        self._takes_drafts = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether the reply is all that the grammar allows: nothing but an end token can follow."""
+        return self._n_free is not None and self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def push(self, token_id: int) -> bool:
+        """One more token of the reply; False, and nothing happens, if the grammar forbids it."""
+        n_free = self._n_free
+        if n_free is None and self._decides(token_id):
+            n_free = 0
+        if n_free is not None and not self._consumed([token_id]):
+            return False
+        self._tokens.append(token_id)
+        self._n_free = len(self._tokens) if n_free is None and self._thought() else n_free
+        return True
+
+    def pop(self, n_tokens: int) -> None:
+        """Take back the last tokens."""
+        if not n_tokens:
+            return
+        before = self._n_ruled
+        del self._tokens[len(self._tokens) - n_tokens :]
+        n_left = len(self._tokens)
+        if self._thinking is not None and (n_left < (self._n_free or 0) or not n_left):
+            self._n_free = None
+        self._roll_back(before - self._n_ruled)
+
+    def close(self) -> None:
+        """The reply is over."""
+        self._take_back(self._matcher)
+
+    def masks(self, drafts: Sequence[int] = ()) -> list[Words | None]:
+        """What may follow after 0, 1, … drafts: [1 + n_drafts]; None where everything may.
+
+        Masks behind a forbidden draft are None, as no pick can accept that draft.
+        """
+        found = [self._mask()]
+        for token_id in drafts:
+            if not self.push(token_id):
+                break
+            found.append(self._mask())
+        self.pop(len(found) - 1)
+        return found + [None] * (1 + len(drafts) - len(found))
+
+    def mask(self, drafts: Sequence[int]) -> Words | None:
+        """The last of `masks`."""
+        n_pushed = self._pushed(drafts)
+        found = self._mask() if n_pushed == len(drafts) else None
+        self.pop(n_pushed)
+        return found
+
+    def n_legal(self, after: Sequence[int], drafts: Sequence[int]) -> int:
+        """How many of the drafts, behind those of `after`, the grammar has a place for."""
+        tokens = [*after, *drafts]
+        if not self._takes_drafts:
+            return 0
+        if self._n_free is not None:
+            # Not by `validate_tokens`, which has no limits.
+            n_found = self._consumed(tokens)
+            self._takes_drafts = not self._matcher.is_error()
+            self._roll_back(n_found)
+        else:
+            n_found = self._pushed(tokens)
+            self.pop(n_found)
+        return max(0, n_found - len(after))
+
+    def forced(self, after: Sequence[int], n_max: int) -> list[int]:
+        """The tokens that must come behind the drafts of `after`, as far as they are known now."""
+        n_pushed = self._pushed(after)
+        found: list[int] = []
+        if n_pushed == len(after) and self._n_free is not None:
+            found = self._timed(self._matcher.compute_ff_tokens)[:n_max]
+        self.pop(n_pushed)
+        return found
+
+    def _pushed(self, tokens: Sequence[int]) -> int:
+        """Push as many of the tokens as may come; returns how many."""
+        n_pushed = 0
+        while n_pushed < len(tokens) and self.push(tokens[n_pushed]):
+            n_pushed += 1
+        return n_pushed
+
+    def _consumed(self, tokens: Sequence[int]) -> int:
+        """Move the matcher over as many of the tokens as may come; returns how many."""
+        return self._timed(lambda: int(self._matcher.try_consume_tokens(tokens)))
+
+    def _roll_back(self, n_tokens: int) -> None:
+        """Move the matcher back, to behind `_tokens`. One that met a limit of its work is made anew."""
+        if self._matcher.is_error() or not self._matcher.rollback(n_tokens):
+            self._matcher = self._first.deep_copy()
+            self._consumed(self._tokens[len(self._tokens) - self._n_ruled :])
+
+    def _timed(self, call: Callable[[], T]) -> T:
+        """Call the matcher. One that goes on taking too long fails the reply, or it would slow all others down."""
+        started = time.thread_time()
+        result = call()
+        self._spent_s = max(0.0, self._spent_s + time.thread_time() - started - _CALL_S)
+        if self._spent_s > _BURST_S:
+            self.failure = f"it takes more than {1e3 * _CALL_S:g} ms a token, for longer than {_BURST_S:g} s"
+        return result
+
+    @property
+    def _n_ruled(self) -> int:
+        """Tokens that the matcher has seen."""
+        return 0 if self._n_free is None else len(self._tokens) - self._n_free
+
+    def _decides(self, token_id: int) -> bool:
+        """Whether this token, the reply's first, says that there will be no thinking."""
+        assert self._thinking is not None
+        return not self._tokens and self._thinking.start not in (None, token_id)
+
+    def _thought(self) -> bool:
+        """Whether the last token has completed the marker that ends the thinking."""
+        assert self._thinking is not None
+        end, tail = self._thinking.end, b""
+        for token_id in reversed(self._tokens):
+            piece = self._token_bytes(token_id)
+            tail = piece + tail
+            if len(tail) >= len(end) + len(piece):
+                break
+        last = self._token_bytes(self._tokens[-1])
+        return end in tail[-(len(end) + len(last) - 1) :] if last else False
+
+    def _mask(self) -> Words | None:
+        opener = None if self._thinking is None or self._tokens else self._thinking.start
+        if self._n_free is None and opener is None:
+            return None
+        words = np.frombuffer(self._timed(self._matcher.compute_bitmask), np.int32)  # [n_words]
+        if self._matcher.is_error():
+            self.failure = first_line(self._matcher.get_error())
+        if self.failure is not None:
+            return np.zeros_like(words)
+        return words if self._n_free is not None or opener is None else _with(words.copy(), opener)
+
+
+def _with(words: Words, token_id: int) -> Words:
+    """The mask with one more token allowed, in place."""
+    words[token_id >> 5] |= np.uint32(1 << (token_id & 31)).astype(np.int32)
+    return words
