@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slipstream.engine.api import Grammar
+from slipstream.engine.errors import TimedOut
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
@@ -85,3 +89,22 @@ async def test_a_second_request_is_served_from_the_prefix_cache(engine: ThreadEn
     assert second.usage.n_cached >= 64 > first.usage.n_cached
     _, other = await contract.outcome(engine, contract.ask("other", prompt=prompt, tenant="somebody else"))
     assert other.usage.n_cached == 0
+
+
+async def test_preparing_counts_on_a_requests_time(
+    engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grammar that waits to be compiled. Nothing is left of the request."""
+    asked: list[Future[object]] = []
+
+    def never(*_: object) -> Future[object]:
+        asked.append(Future())
+        return asked[-1]
+
+    monkeypatch.setattr(engine._text.grammars, "constraint", never)
+    monkeypatch.setattr(engine, "_settings", replace(engine._settings, request_timeout=0.2))
+    with pytest.raises(TimedOut, match=r"0\.2 s"):
+        await engine.submit(contract.ask("late", grammar=Grammar("regex", "a")))
+    assert asked[0].cancelled()
+    assert engine._n_preparing == 0
+    assert not (await contract.idle(engine)).n_waiting

@@ -22,8 +22,9 @@ from slipstream.engine.text.grammar.compiler import first_line
 Words = NDArray[np.int32]  # a mask: bit i of word w allows token 32 * w + i
 T = TypeVar("T")
 
-_CALL_S = 0.005  # of processor time that a call of a matcher may take for ever; most take 20 to 200 µs
+_CALL_S = 0.005  # that a call of a matcher may take for ever; most take 20 to 200 µs
 _BURST_S = 0.2  # and beyond that in all, for a moment
+_PAUSE_S = 0.05  # most that one call counts, as the process may have been suspended in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +158,10 @@ class Constraint:
 
     def _timed(self, call: Callable[[], T]) -> T:
         """Call the matcher. One that goes on taking too long fails the reply, or it would slow all others down."""
-        started = time.thread_time()
+        started = time.perf_counter()
         result = call()
-        self._spent_s = max(0.0, self._spent_s + time.thread_time() - started - _CALL_S)
+        taken_s = min(time.perf_counter() - started, _PAUSE_S)
+        self._spent_s = max(0.0, self._spent_s + taken_s - _CALL_S)
         if self._spent_s > _BURST_S:
             self.failure = f"it takes more than {1e3 * _CALL_S:g} ms a token, for longer than {_BURST_S:g} s"
         return result
