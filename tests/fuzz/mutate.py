@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from slipstream.server.describe.openapi import STATUSES
 from slipstream.server.openai.refuse import REFUSED
 from slipstream.server.openai.wire import ChatRequest, CompletionRequest
+from tests.fuzz import grammars
 from tests.fuzz.requests import REQUESTS
 
 SILENCE_S = 60.0
@@ -62,9 +63,14 @@ class Mutator:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        self._grammars = grammars.Source(self._random)
 
     def next(self) -> tuple[str, bytes]:
         """A path and a body."""
+        if self._random.random() < 0.1:
+            field, value = self._grammars.next()
+            asked = {"prompt": "x", "max_tokens": 8, field: value}
+            return "/v1/completions", json.dumps(asked).encode()
         path, body = self._random.choice(REQUESTS)
         changed: Any = copy.deepcopy(dict(body))
         for _ in range(self._random.choice((0, 1, 1, 1, 1, 2, 2, 6))):

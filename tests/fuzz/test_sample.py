@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any
 import pytest
 
 from slipstream.engine.api import Request
+from slipstream.engine.errors import InvalidRequest
+from slipstream.engine.text.grammar.grammars import Grammars
+from slipstream.engine.text.tokenizer import Tokenizer
+from tests.fuzz import grammars
 from tests.fuzz.mutate import Mutator, aftermath, fault, run
 from tests.fuzz.requests import REQUESTS
 from tests.http.fake import FakeEngine, Step, words
@@ -42,6 +47,24 @@ def test_mutants(server: Served) -> None:
     assert findings.statuses[200] > 200
     assert findings.statuses[400] > 1000
     assert aftermath(server.url) is None
+
+
+def test_grammars_are_followed_or_refused() -> None:
+    """Whatever they are; how long they take is for `python -m tests.fuzz.grammars`."""
+    dice, tokenizer = random.Random(1), Tokenizer(ROOT / "demo" / "target")
+    source, made = grammars.Source(dice), Grammars(tokenizer, tokenizer.vocab_size)
+    n_followed = n_refused = 0
+    for _ in range(60):
+        try:
+            constraint = made.constraint(grammars.as_grammar(*source.next()), "", "").result()
+        except InvalidRequest:
+            n_refused += 1
+        else:
+            grammars.slowest(constraint, 10, dice)
+            n_followed += 1
+    made.close()
+    assert n_followed > 30
+    assert n_refused > 5
 
 
 def test_the_same_seed_makes_the_same_mutants() -> None:
