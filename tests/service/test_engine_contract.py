@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from slipstream.engine.api import Delta, Done, Event, Failed
+from slipstream.engine.service.run.event_stream import Stream
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
@@ -85,3 +87,30 @@ async def test_a_second_request_is_served_from_the_prefix_cache(engine: ThreadEn
     assert second.usage.n_cached >= 64 > first.usage.n_cached
     _, other = await contract.outcome(engine, contract.ask("other", prompt=prompt, tenant="somebody else"))
     assert other.usage.n_cached == 0
+
+
+async def test_an_event_that_cannot_be_delivered_ends_its_request_alone(
+    engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deltas, _ = await contract.outcome(engine, contract.ask("before", max_tokens=40))
+    broken = await engine.submit(contract.ask("broken", max_tokens=400))
+    fine = await engine.submit(contract.ask("fine", max_tokens=40))
+    push = Stream.push
+
+    def refuse(self: Stream, event: Event) -> None:
+        if self is broken:
+            raise RuntimeError("put in")
+        push(self, event)
+
+    monkeypatch.setattr(Stream, "push", refuse)
+    *_, end = await contract.events_of(broken)
+    assert isinstance(end, Failed)
+    events = await contract.events_of(fine)
+    assert isinstance(events[-1], Done)
+    assert _text(events) == _text(deltas)
+    assert [one.message for one in caplog.records] == ["delivery failed request=contract-broken"]
+    assert (await contract.idle(engine)).n_pages_held == 0
+
+
+def _text(events: Sequence[Event]) -> str:
+    return "".join(one.text for one in events if isinstance(one, Delta))

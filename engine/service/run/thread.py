@@ -34,7 +34,14 @@ from slipstream.engine.api import (
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.drafting import Drafting
-from slipstream.engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded, Unsupported
+from slipstream.engine.errors import (
+    ContextTooLong,
+    EngineStopped,
+    InvalidRequest,
+    Overloaded,
+    StepFailed,
+    Unsupported,
+)
 from slipstream.engine.service.run.admission import check_request
 from slipstream.engine.service.run.event_stream import Stream
 from slipstream.engine.service.run.picture import Picture
@@ -82,6 +89,7 @@ class ThreadEngine:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, Stream] = {}
         self._n_preparing = 0
+        self._step_since_s: float | None = None  # when the running step began; written by the engine's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle = asyncio.Event()
         self._picture = Picture(engine)
@@ -109,7 +117,17 @@ class ThreadEngine:
 
     @property
     def status(self) -> Status:
+        """Asked on the event loop, by probes and twice a second: here a step that hangs is noticed."""
+        limit_s = self._settings.step_timeout
+        if self._status != "failed" and limit_s and self.step_age_s > limit_s:
+            log.error("a step has taken more than %g s; --step-timeout sets the limit", limit_s)
+            self._fail(TimeoutError())
         return self._status
+
+    @property
+    def step_age_s(self) -> float:
+        since_s = self._step_since_s
+        return 0.0 if since_s is None else time.perf_counter() - since_s
 
     def stats(self) -> EngineStats:
         return self._picture.stats
@@ -207,12 +225,14 @@ class ThreadEngine:
                 self._fail_all(EngineStopped("the server is shutting down"))
 
     async def close(self) -> None:
-        """Stop the thread. Requests that are still open fail."""
+        """Stop the thread. Requests that are still open fail. A thread in a step that hangs ends with the process."""
         self._status = "draining" if self._status == "ready" else self._status
         self._fail_all(EngineStopped("the server is shutting down"))
         self._inbox.put(None)
-        await asyncio.to_thread(self._thread.join)
-        self._engine.close()
+        limit_s = _WATCH_S if self._status == "failed" else self._settings.step_timeout or None
+        await asyncio.to_thread(self._thread.join, limit_s)
+        if not self._thread.is_alive():
+            self._engine.close()
         self._workers.shutdown(wait=False)
         self._filing.shutdown(wait=False)
 
@@ -259,7 +279,7 @@ class ThreadEngine:
 
     def _fail_all(self, error: EngineStopped) -> None:
         for request_id, stream in list(self._streams.items()):
-            stream.push(Failed(error))
+            self._push(request_id, stream, Failed(error))
             self._cancel(request_id)
 
     def _note_idle(self) -> None:
@@ -272,10 +292,19 @@ class ThreadEngine:
             stream = self._streams.get(request_id)
             if stream is None:
                 continue
-            stream.push(event)
+            self._push(request_id, stream, event)
             if not isinstance(event, Delta | Echo):
-                del self._streams[request_id]
+                self._streams.pop(request_id, None)
         self._note_idle()
+
+    def _push(self, request_id: str, stream: Stream, event: Event) -> None:
+        """Hand over an event. If that fails, its request ends, and the others hear of theirs."""
+        try:
+            stream.push(event)
+        except Exception:
+            log.exception("delivery failed request=%s", request_id)
+            stream.break_off(Failed(StepFailed("an event could not be delivered")))
+            self._cancel(request_id)
 
     def _fail(self, cause: BaseException) -> None:
         self._status = "failed"
@@ -339,7 +368,9 @@ class ThreadEngine:
     def _run(self) -> None:
         try:
             while self._take_commands():
+                self._step_since_s = time.perf_counter()
                 events = self._engine.step()
+                self._step_since_s = None
                 self._picture.renew()
                 self._post(partial(self._deliver, events))
                 self._engine.clock.lap("tell")
