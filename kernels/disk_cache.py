@@ -26,7 +26,7 @@ _told: set[str] = set()
 def cache_on_disk(function: Any, stamp: str | None = None) -> None:
     """Keep the machine code of a numba function. stamp: what it is valid for; by default the file it is in."""
     try:
-        cache = _Cache(function.py_func)
+        cache = _Cache(function.__wrapped__)
     except RuntimeError:
         _tell("there is no folder that kernels could be kept in; they are compiled in each process")
         return
