@@ -197,8 +197,10 @@ def page_count(settings: Settings, n_ctx: int, demands: Sequence[Demand], memory
     than is free, which the system would answer by killing the process.
     """
     if settings.cache_size is not None and settings.cache_size * 2**20 > memory.free:
-        fitting = f"at most {int(memory.free) // 2**20} MiB are free once the weights are loaded"
-        raise SettingError("cache_size", settings.cache_size, fitting)
+        n_free = int(memory.free) // 2**20
+        raise SettingError(
+            "cache_size", settings.cache_size, f"at most {n_free} MiB are free once the weights are loaded"
+        )
     each, size = pages_each(settings, n_ctx), page_bytes(demands)
     room = memory.cache_bytes(settings, sum(one.fixed_bytes(settings) for one in demands))
     # Where all layers have windows, pages are mere numbers.
