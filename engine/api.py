@@ -326,6 +326,11 @@ class AsyncEngine(Protocol):
     @property
     def status(self) -> Status: ...
 
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since the running step began; 0 between steps."""
+        ...
+
     async def submit(self, request: Request) -> EventStream:
         """Check and admit a request. Raises `RequestError`, `Overloaded` or `EngineStopped` before any event."""
         ...

@@ -16,6 +16,7 @@ The engine deals in no HTTP statuses; `server/http/error_table.py` is the only t
     │  ├─ DraftMismatch
     │  └─ SettingError
     └─ EngineFault             our bug or the device's
+       ├─ SlotNotSaved
        ├─ StepFailed
        └─ EngineStopped
 """
@@ -125,6 +126,13 @@ class SettingError(LoadError):
 
 class EngineFault(EngineError):
     """A failure that is not the caller's."""
+
+
+class SlotNotSaved(EngineFault):
+    """The folder of saved slots does not take a file: it is full, or cannot be written to."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the slot could not be saved: {reason}; --slot-save-path sets the folder")
 
 
 class StepFailed(EngineFault):

@@ -244,6 +244,13 @@ class Settings:
     request_timeout: float = setting(
         0.0, "seconds a request may take from its arrival, else 504; 0 is no limit", least=0, most=86400
     )
+    step_timeout: float = setting(
+        300.0,
+        "seconds a step of the engine may take before it counts as hanging: requests fail, /live answers 503 and the"
+        " process ends with 1; 0 is no limit",
+        least=0,
+        most=86400,
+    )
     timeout: float = setting(
         60.0,
         "seconds a client may take to send its request, or leave its reply unread, before it is cut off",

@@ -111,6 +111,7 @@ class Slot:
     speculate: SpeculateParams
     text: TextStream
     n_past: int = 0  # tokens whose target state is committed
+    is_behind_stored: bool = False  # it went on from stored pages, which another request may have made
     counts: Counter[int] = field(default_factory=Counter)  # of output tokens, if a penalty needs them
     stats: SlotStats = field(default_factory=SlotStats)
     silenced: set[str] = field(default_factory=set)  # drafters that failed on this request

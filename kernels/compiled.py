@@ -19,6 +19,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from slipstream.kernels.disk_cache import cache_on_disk
+
 POINTER_TO: Any = types.CPointer
 # The kind of a dtype: the type of its elements to numba, for which bfloat16 and float8_e4m3fn are bits.
 KINDS: dict[torch.dtype, Any] = {
@@ -93,7 +95,7 @@ def routine(function: F) -> F:
 def _compile(function: F, *, nogil: bool) -> F:
     name_after_closure(function)
     dispatcher: Any = numba.njit(function, error_model="numpy", nogil=nogil)
-    cache_on_disk(dispatcher)
+    cache_on_disk(dispatcher, SOURCES)
     compiled: F = dispatcher
     return compiled
 
@@ -112,15 +114,6 @@ def name_after_closure(function: Callable[..., Any]) -> None:
                 f"{function.__qualname__} has a {type(value).__name__} in its closure: it is not cached"
             )
         function.__qualname__ += f"-{value.__name__ if isinstance(value, type) else value}"
-
-
-def cache_on_disk(function: Any) -> None:
-    """Keep the machine code of a numba function beside its source, valid until any source of the package changes."""
-    try:
-        function.enable_caching()
-    except RuntimeError:
-        return  # no folder to write to: compiled anew in each process
-    function._cache._cache_file._source_stamp = SOURCES
 
 
 def emits(result: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -16,7 +16,8 @@ from llvmlite import ir
 from numba import types
 from numba.core.ccallback import CFunc
 
-from slipstream.kernels.compiled import cache_on_disk, emits, inlined, name_after_closure
+from slipstream.kernels.compiled import SOURCES, emits, inlined, name_after_closure
+from slipstream.kernels.disk_cache import cache_on_disk
 
 # (task address, argument address, number of threads, 0): GOMP_parallel
 _parallel: Any = types.ExternalFunction(
@@ -51,7 +52,7 @@ def compile_task(body: Callable[[int], None]) -> int:
     task: Any = CFunc(
         body, (signature.args, signature.return_type), {}, {"nopython": True, "error_model": "numpy"}
     )
-    cache_on_disk(task)
+    cache_on_disk(task, SOURCES)
     task.compile()
     _KEPT.append(task)
     address: int = task.address

@@ -195,12 +195,12 @@ def _write(tensors: Sequence[Tensor], page_of: Mapping[int, int], rows: Sequence
         tensor[index] = stored[list(page_of)].to(tensor.device)  # index_copy_ takes no float8
 
 
-def erase(cache: Cache, tokens: Sequence[int], salt: str) -> int:
-    """Withdraw what is cached of `tokens`, but for pages that a slot holds; returns the number of tokens."""
+def erase(cache: Cache, tokens: Sequence[int], salt: str, *, held: bool = False) -> int:
+    """Withdraw what is cached of `tokens`; returns the number of tokens. held: pages that a slot holds too."""
     n_pages = 0
     for key in prefix_keys(tokens, cache.page_size, salt):
         page_id = cache.pool.find(key)
-        if page_id is not None and cache.pool.pages[page_id].n_holders:
+        if page_id is not None and cache.pool.pages[page_id].n_holders and not held:
             continue
         if page_id is not None:
             cache.pool.withdraw(page_id)
@@ -208,12 +208,12 @@ def erase(cache: Cache, tokens: Sequence[int], salt: str) -> int:
         for name, store in cache.stores.items():
             cache.snapshots.discard((name, key))
             if store.windows is not None:
-                _withdraw(store.windows.pool, key)
+                _withdraw(store.windows.pool, key, held=held)
     return n_pages * cache.page_size
 
 
-def _withdraw(pool: PagePool, key: bytes) -> None:
-    """Take out what lies under a key, unless a slot holds it."""
+def _withdraw(pool: PagePool, key: bytes, *, held: bool) -> None:
+    """Take out what lies under a key, unless a slot holds it; held: also then."""
     page_id = pool.find(key)
-    if page_id is not None and not pool.pages[page_id].n_holders:
+    if page_id is not None and (held or not pool.pages[page_id].n_holders):
         pool.withdraw(page_id)

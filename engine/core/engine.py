@@ -24,7 +24,7 @@ from slipstream.engine.core.queue import NewSlot, Waiting
 from slipstream.engine.core.seats import Seats
 from slipstream.engine.core.warm import warm_up
 from slipstream.engine.drafting import Drafting
-from slipstream.engine.errors import EngineError
+from slipstream.engine.errors import EngineError, EngineFault
 from slipstream.engine.models.captured import Capturing
 from slipstream.engine.models.network import Network
 from slipstream.engine.slot import Slot, state_of
@@ -97,10 +97,13 @@ class Engine:
 
     def finish(self, request_id: str) -> list[tuple[str, Event]]:
         """End a request that has begun to reply, as it stands; returns its last event."""
-        ended = [slot for slot in self.seats.of(request_id) if slot.n_decoded]
-        for slot in ended:
-            self._free(slot)
-        return [(request_id, self._done(slot, Ending.ENOUGH)) for slot in ended]
+        events: list[tuple[str, Event]] = []
+        for slot in self.seats.of(request_id):
+            if slot.n_decoded:
+                with self.seats.guard(request_id, slot):
+                    events.append((request_id, self._done(slot, Ending.ENOUGH)))
+                    self._free(slot)
+        return events + self._failures()
 
     def rollback(self, request_id: str, n_tokens: int) -> None:
         """Cut a request's sequence back to its first `n_tokens` tokens, at least the prompt, and go on from there.
@@ -124,10 +127,11 @@ class Engine:
         self.clock.start()
         events: list[tuple[str, Event]] = [(name, Failed(error)) for name, error in self.seats.expired()]
         self.seats.fill()
+        events += self._failures()
         flight, self._flight = self._running_flight() or self._launch(), None
         if flight is None:
             self._read_s = 0.0
-            return events
+            return events + self._failures()
         if self.capacity.overlaps and self._may_follow(flight):
             self._flight = self._launch(flight)
         outcomes = forward.read(self._target, self._cache, flight)
@@ -177,7 +181,13 @@ class Engine:
             for one in unread.works:
                 if one is not None:
                     self._cache.commit(one.slot.id, forward.STORE, one.end)
-        if not all(self.seats.has_room(one) for one in flight.planned):
+        try:
+            has_room = all(self.seats.has_room(one) for one in flight.planned)
+        except Exception:
+            # Planned again in the next step, it raises where its request is known.
+            log.exception("no pages for a pass behind another; it waits")
+            has_room = False
+        if not has_room:
             flight.discard()
             return flight
         self.clock.lap("plan")
@@ -233,38 +243,65 @@ class Engine:
         """Commit what each slot keeps, hand it to the drafters, and collect the clients' events."""
         events: list[tuple[str, Event]] = []
         kept: list[Kept] = []
-        ended: list[tuple[Slot, Event]] = []
+        endings: dict[Slot, Ending] = {}
         for one, outcome in outcomes:
             slot = one.slot
-            if isinstance(outcome, EngineError):
-                ended.append((slot, Failed(outcome)))
-                continue
-            n_past = one.start + one.n_certain + outcome.n_accepted
-            self._totals.n_prompt += max(0, min(slot.n_prompt, n_past) - one.start)
-            told = echo(slot, one.start, outcome.prompt_logprobs, is_complete=one.n_picks > 0)
-            events += [] if told is None else [(slot.request.id, told)]
-            delta, ending = keep(slot, one.draft, outcome, self.capacity.eos_ids)
-            slot.n_past = min(n_past, len(slot.tokens) - 1)
-            if ending is not Ending.BROKEN and self._cache.length(slot.id, forward.STORE) < slot.n_past:
-                self._cache.commit(slot.id, forward.STORE, slot.n_past)
-            if one.n_picks:
-                self._count(slot, one, delta, coming)
-                events.append((slot.request.id, delta))
-            if ending is Ending.BROKEN:
-                ended.append((slot, Failed(broken(slot))))
-            elif ending is not None:
-                ended.append((slot, self._done(slot, ending)))
-            kept.append(Kept(slot, one.draft, outcome.n_accepted, one.start, outcome.streams))
+            with self.seats.guard(slot.request.id, slot):
+                if isinstance(outcome, EngineError):
+                    raise outcome
+                told, ending = self._keep(one, outcome, coming)
+                events += [(slot.request.id, event) for event in told]
+                if ending is Ending.BROKEN:
+                    self._end_or_start_over(slot)
+                    continue
+                if ending is not None:
+                    endings[slot] = ending
+                kept.append(Kept(slot, one.draft, outcome.n_accepted, one.start, outcome.streams))
         self.clock.lap("keep")
         self._chain.accept(kept)
         self.clock.lap("learn")
-        for one, _ in outcomes:
-            self._cache.publish(one.slot.id, one.slot.tokens, one.slot.n_prompt)
-        for slot, event in ended:
-            events.append((slot.request.id, event))
+        over: list[Slot] = []
+        for slot in (one.slot for one in kept):
+            with self.seats.guard(slot.request.id, slot):
+                self._cache.publish(slot.id, slot.tokens, slot.n_prompt)
+                if slot in endings:
+                    events.append((slot.request.id, self._done(slot, endings[slot])))
+                    over.append(slot)
+        for slot in over:
             self._free(slot)
+        events += self._failures()
         self.clock.lap("publish")
         return events
+
+    def _keep(self, one: Work, verdict: Verdict, coming: Pass) -> tuple[list[Event], Ending | None]:
+        """Append what the slot keeps of a pass and commit it: (the client's events, whether its request ends)."""
+        slot = one.slot
+        n_past = one.start + one.n_certain + verdict.n_accepted
+        self._totals.n_prompt += max(0, min(slot.n_prompt, n_past) - one.start)
+        told = echo(slot, one.start, verdict.prompt_logprobs, is_complete=one.n_picks > 0)
+        events: list[Event] = [] if told is None else [told]
+        delta, ending = keep(slot, one.draft, verdict, self.capacity.eos_ids)
+        slot.n_past = min(n_past, len(slot.tokens) - 1)
+        if ending is not Ending.BROKEN and self._cache.length(slot.id, forward.STORE) < slot.n_past:
+            self._cache.commit(slot.id, forward.STORE, slot.n_past)
+        if one.n_picks:
+            self._count(slot, one, delta, coming)
+            events.append(delta)
+        return events, ending
+
+    def _end_or_start_over(self, slot: Slot) -> None:
+        """No token could be picked. Behind pages that another request may have made, the fault may be that one's."""
+        error = broken(slot)
+        if not slot.is_behind_stored or not isinstance(error, EngineFault):
+            raise error
+        self.seats.start_over(slot)
+
+    def _failures(self) -> list[tuple[str, Event]]:
+        """End the requests that failed in this step."""
+        ended: list[tuple[str, Event]] = [(name, Failed(error)) for name, error in self.seats.failures()]
+        if not self.busy:
+            self._read_s = 0.0
+        return ended
 
     def _done(self, slot: Slot, ending: Ending) -> Done:
         return done(slot, ending, synthetic=self._target.acceptance is not coupled)

@@ -50,7 +50,7 @@ def keep(slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int]) -> tuple
         now = time.perf_counter()
         slot.stats.first_token_s = slot.stats.first_token_s or now
         slot.stats.last_token_s = now
-    if ending is not None and pieces:
+    if ending not in (None, Ending.BROKEN) and pieces:
         pieces[-1] += slot.text.flush()
     n = len(token_ids)
     sources = tuple(draft.sources[i] if i < verdict.n_accepted else None for i in range(n))

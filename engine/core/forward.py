@@ -85,10 +85,11 @@ def _again(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Wo
         for one in works:
             _restore(target, cache, one)
         return _pass(target, cache, works)
-    except (MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError) as error:
         largest = max(works, key=lambda one: one.n_certain)
-        log.exception("out of memory in a pass; ending request=%s", largest.slot.request.id)
-        return [(largest, StepFailed("out of memory in a pass; the largest request of the pass was ended"))]
+        fault = StepFailed("out of memory in a pass; the largest request of the pass was ended")
+        fault.__cause__ = error
+        return [(largest, fault)]
     except Exception:
         log.exception("pass failed without drafts too spans=%d; trying each alone", len(works))
     outcomes: list[tuple[Work, Outcome]] = []
@@ -96,9 +97,10 @@ def _again(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Wo
         try:
             _restore(target, cache, one)
             outcomes += _pass(target, cache, [one])
-        except Exception:
-            log.exception("pass failed for one span alone request=%s", one.slot.request.id)
-            outcomes.append((one, StepFailed("the pass failed for this request, also when tried alone")))
+        except Exception as error:  # noqa: BLE001 - the engine logs it with its request
+            fault = StepFailed("the pass failed for this request, also when tried alone")
+            fault.__cause__ = error
+            outcomes.append((one, fault))
     return outcomes
 
 

@@ -14,7 +14,9 @@ NewSlot = Callable[[int], Slot]  # a waiting request: makes its slot state when 
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class Queued:
+    """A request without a slot."""
+
     id: str
     new_slot: NewSlot
     since_s: float  # `time.perf_counter`
@@ -25,17 +27,17 @@ class Waiting:
 
     def __init__(self, queue_s: float = 0.0, request_s: float = 0.0) -> None:
         self.queue_s, self.request_s = queue_s, request_s
-        self._requests: deque[_Request] = deque()
+        self._requests: deque[Queued] = deque()
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def add(self, request_id: str, new_slot: NewSlot) -> None:
-        self._requests.append(_Request(request_id, new_slot, time.perf_counter()))
+        self._requests.append(Queued(request_id, new_slot, time.perf_counter()))
 
-    def pop(self) -> NewSlot:
+    def pop(self) -> Queued:
         """The request that has waited longest leaves the queue."""
-        return self._requests.popleft().new_slot
+        return self._requests.popleft()
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids have left already."""

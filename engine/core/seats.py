@@ -6,16 +6,18 @@ state is dropped, its tokens stay, and it returns when there is room; its text g
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core.forward import STORE
 from slipstream.engine.core.plan import Work
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.core.remembered import Remembered
-from slipstream.engine.errors import EngineError, TimedOut
+from slipstream.engine.errors import EngineError, EngineFault, StepFailed, TimedOut
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
 
@@ -35,6 +37,7 @@ class Seats:
         self.remembered = Remembered(cache, self.slots)
         self.n_moves = 0  # times that a request entered or left a slot
         self.n_preempted = 0
+        self._failed: list[tuple[str, Slot | None, EngineError]] = []  # since `failures` was asked last
 
     def __bool__(self) -> bool:
         """Whether there is any request."""
@@ -54,6 +57,52 @@ class Seats:
                 ended.append((slot.request.id, TimedOut(self.waiting.request_s)))
         return ended
 
+    @contextlib.contextmanager
+    def guard(self, request_id: str, slot: Slot | None) -> Iterator[None]:
+        """What is done for one request alone. If it raises, this request ends (`failures`), and no other.
+
+        slot: the request's, if it has one.
+        """
+        try:
+            yield
+        except EngineError as error:
+            self._failed.append((request_id, slot, error))
+        except Exception as error:  # noqa: BLE001 - `failures` logs it
+            fault = StepFailed("the engine failed for this request alone")
+            fault.__cause__ = error
+            self._failed.append((request_id, slot, fault))
+
+    def failures(self) -> list[tuple[str, EngineError]]:
+        """End the requests that failed, each with the error it ends with and, if that is our fault, a line in the log.
+
+        Whatever is stored of their tokens is withdrawn: a fault may have spoiled it.
+        """
+        ended = {}
+        failed, self._failed = self._failed, []
+        for request_id, slot, error in failed:
+            if request_id in ended:
+                continue
+            ended[request_id] = error
+            if isinstance(error, EngineFault):
+                log.error("request failed request=%s: %s", request_id, error, exc_info=error.__cause__)
+            if slot is not None:
+                if isinstance(error, EngineFault):
+                    self._distrust(slot)
+                self.free(slot)
+        return list(ended.items())
+
+    def _distrust(self, slot: Slot) -> None:
+        saved.erase(self._cache, slot.tokens, slot.salt, held=True)
+
+    def start_over(self, slot: Slot) -> None:
+        """Compute a slot's sequence anew, from its tokens alone; what was stored of them is withdrawn."""
+        log.warning("not a number behind stored pages, which are made anew request=%s", slot.request.id)
+        self._distrust(slot)
+        self.running.remove(slot)
+        with self.guard(slot.request.id, slot):
+            self._begin(slot)
+            slot.stats.n_cached = slot.n_past
+
     def fill(self) -> None:
         """Bring preempted slots back where pages suffice, then give free slots to waiting requests."""
         while self.preempted:
@@ -61,10 +110,16 @@ class Seats:
             n_pages = -(-(len(slot.tokens) + 1) // self._cache.page_size) + 1
             if self.running and n_pages > self._cache.pool.n_available:
                 return
-            self._begin(self.preempted.pop(0))
+            with self.guard(slot.request.id, slot):
+                self._begin(self.preempted.pop(0))
         while self.waiting and None in self.slots:
-            slot = self.waiting.pop()(self.slots.index(None))
-            self.slots[slot.id] = slot
+            queued, slot_id = self.waiting.pop(), self.slots.index(None)
+            with self.guard(queued.id, None):
+                self._seat(queued.new_slot(slot_id))
+
+    def _seat(self, slot: Slot) -> None:
+        self.slots[slot.id] = slot
+        with self.guard(slot.request.id, slot):
             self.remembered.put(slot.id, slot.tokens, slot.request.tenant)
             slot.stats.started_s = time.perf_counter()
             self._begin(slot)
@@ -73,6 +128,7 @@ class Seats:
     def _begin(self, slot: Slot) -> None:
         self.n_moves += 1
         slot.n_past = self._cache.begin(slot.id, slot.tokens, slot.salt)
+        slot.is_behind_stored = slot.n_past > 0
         self._chain.begin(slot)
         self.running.append(slot)
         self.running.sort(key=lambda one: one.stats.started_s)
@@ -97,16 +153,17 @@ class Seats:
         for one in sorted(works, key=lambda one: one.slot.stats.started_s):
             if one.slot not in self.running:
                 continue  # preempted for an older slot a moment ago
-            while not self.has_room(one):
-                if one.draft:
-                    one = one.with_draft_of(len(one.draft) // 2)
-                    continue
-                victim = self.running[-1]
-                self._preempt(victim)
-                if victim is one.slot:
-                    break
-            else:
-                ready.append(one)
+            with self.guard(one.slot.request.id, one.slot):
+                while not self.has_room(one):
+                    if one.draft:
+                        one = one.with_draft_of(len(one.draft) // 2)
+                        continue
+                    victim = self.running[-1]
+                    self._preempt(victim)
+                    if victim is one.slot:
+                        break
+                else:
+                    ready.append(one)
         return ready
 
     def _preempt(self, slot: Slot) -> None:
@@ -122,10 +179,13 @@ class Seats:
         """The slot's request is over; its published pages stay with the prefix cache."""
         self.n_moves += 1
         self._chain.end(slot)
-        if slot.constraint is not None:
-            slot.constraint.close()
         self._cache.drop(slot.id)
         self.slots[slot.id] = None
         for where in (self.running, self.preempted):
             if slot in where:
                 where.remove(slot)
+        if slot.constraint is not None:
+            try:
+                slot.constraint.close()
+            except Exception:
+                log.exception("a grammar could not be closed request=%s", slot.request.id)

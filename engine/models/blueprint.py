@@ -20,6 +20,7 @@ from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.norm import load_norm
 from slipstream.engine.layers.rope import rope_tables
 from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.engine.models.reading.fields import MOST_PARTS
 from slipstream.engine.models.registry import decoder_spec
 from slipstream.kernels import select
 from slipstream.kernels.matmul.quantized import Quantized, joined
@@ -113,7 +114,7 @@ def draw_mtp(config: ModelConfig, dtype: torch.dtype, n_layers: int) -> Outline:
 
 def mtp_layers(config: ModelConfig) -> int:
     """How many MTP layers a config declares. Some checkpoints hold a layer that their config does not mention."""
-    return sum(config.fields.count(key, 0, least=0) for key in MTP_KEYS)
+    return sum(config.fields.count(key, 0, least=0, most=MOST_PARTS) for key in MTP_KEYS)
 
 
 def position_bytes(spec: DecoderSpec) -> int:

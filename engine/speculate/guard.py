@@ -1,4 +1,6 @@
-"""Where a drafter's failure stops: it is switched off for the request, and for all requests after three failures.
+"""Where a drafter's failure stops: it is switched off for the request; after three within ten minutes, for all.
+
+When the first of the three is ten minutes old it is asked again.
 
 Every call of a drafter's method goes through here, so its figures are kept here as well: calls, seconds, tokens drafted
 and accepted, for each request and for all.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -16,7 +18,8 @@ from slipstream.engine.slot import DrafterTally, Slot
 
 log = logging.getLogger(__name__)
 
-_MOST_FAILURES = 3
+_MOST_FAILURES = 3  # within so many seconds
+_RECENT_S = 600.0
 _ALARM_AFTER = 500  # drafted tokens of a network
 _ALARM_BELOW = 0.05  # accepted share of them
 
@@ -32,14 +35,19 @@ class Guard:
         self.totals: Mapping[str, DrafterTally] = {name: DrafterTally() for name in names}
         self._now = now
         self._suspects = frozenset(suspects)
-        self._failures: Counter[str] = Counter()
+        # When its last failures were.
+        self._failures: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_MOST_FAILURES))
         self._doubtful: set[str] = set()
         self._warned_of: set[str] = set()
 
     @property
     def disabled(self) -> tuple[str, ...]:
-        """Drafters that failed too often and are asked no more."""
-        return tuple(name for name in self.totals if self._failures[name] >= _MOST_FAILURES)
+        """Drafters that failed too often of late and are not asked."""
+        return tuple(name for name in self.totals if self._is_off(name))
+
+    def _is_off(self, name: str) -> bool:
+        failures = self._failures[name]
+        return len(failures) == _MOST_FAILURES and self._now() - failures[0] < _RECENT_S
 
     @property
     def doubtful(self) -> tuple[str, ...]:
@@ -48,7 +56,7 @@ class Guard:
 
     def works(self, name: str, slot: Slot) -> bool:
         """Whether the drafter is still asked for the slot."""
-        return name not in slot.silenced and self._failures[name] < _MOST_FAILURES
+        return name not in slot.silenced and not self._is_off(name)
 
     def run(self, name: str, verb: str, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
         """Call a drafter's method `verb`. If it raises, its requests go on without it; the text does not change."""
@@ -56,7 +64,7 @@ class Guard:
         try:
             return call()
         except Exception:
-            self._failures[name] += 1
+            self._failures[name].append(started)
             for slot in slots:
                 slot.silenced.add(name)
             log.exception(
@@ -64,7 +72,7 @@ class Guard:
                 name,
                 verb,
                 ",".join(slot.request.id for slot in slots),
-                self._failures[name] >= _MOST_FAILURES,
+                self._is_off(name),
             )
             return None
         finally:

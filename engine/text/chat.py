@@ -14,7 +14,7 @@ from typing import Any
 from slipstream.engine.api import Chat
 from slipstream.engine.errors import InvalidRequest, LoadError, Unsupported
 from slipstream.engine.text.control import Breaker, free_marks
-from slipstream.engine.text.json_file import read_object
+from slipstream.engine.text.json_file import check_regular, read_object
 from slipstream.engine.text.tokenizer import Tokenizer
 
 # Roles that a message may have: some templates build control tokens out of the role, so it may not be just any word.
@@ -180,6 +180,7 @@ def load_chat_template(folder: Path | str, tokenizer: Tokenizer) -> ChatTemplate
     files = {"default": folder / "chat_template.jinja"}
     files |= {one.stem: one for one in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     for name, path in files.items():
+        check_regular(path)
         try:
             sources[name] = path.read_text(encoding="utf-8")
         except FileNotFoundError:

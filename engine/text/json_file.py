@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint folder. Each is optional for some caller, so an absent file reads as empty."""
+"""JSON and text files of a checkpoint folder. Each is optional for some caller, so an absent file reads as empty."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from typing import Any
 from slipstream.engine.errors import LoadError
 
 
+def check_regular(path: Path) -> None:
+    """Raises `LoadError` for what is there and no file, as a pipe: to read it would take for ever."""
+    if path.exists() and not path.is_file():
+        raise LoadError(f"{path}: not a regular file")
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file, empty if the file is absent. Raises `LoadError`."""
+    check_regular(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

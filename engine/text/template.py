@@ -1,27 +1,35 @@
 """The environment in which a chat template runs: to the template it looks like that of transformers.
 
-A template is untrusted data: it runs in jinja's sandbox, and what it may write is bounded.
+A template is untrusted data: it runs in jinja's sandbox, and what it may write is bounded, as are values on the
+way. The clock is looked at in every turn of a loop and at every call, so that it need not write to be stopped.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
 import jinja2
 import jinja2.ext
+from jinja2 import nodes
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from slipstream.engine.errors import InvalidRequest, LoadError
 from slipstream.engine.text.control import NONCHARACTERS
 
 # Characters a rendered chat may have; a request body holds fewer, so only a runaway template writes more.
 N_CHARS_MAX = 1 << 25
-SECONDS_MAX = 10.0  # of rendering; looked at between the pieces that a template writes
+SECONDS_MAX = 10.0  # of rendering
+BITS_MAX = 4096  # of a number
 # What a template's own code can raise; anything else is a fault of ours.
 TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -68,11 +76,132 @@ def to_json(
     return NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
+_deadline: ContextVar[float] = ContextVar(
+    "deadline", default=math.inf
+)  # `time.monotonic` of the rendering at hand
+
+
+class _TakesTooMuchError(jinja2.TemplateError):
+    """The template has run, or what it makes has grown, beyond a limit."""
+
+
+def _look_at_clock() -> None:
+    if time.monotonic() > _deadline.get():
+        raise _TakesTooMuchError(f"it takes more than {SECONDS_MAX:g} s")
+
+
+def _timed(values: Iterable[Any]) -> Iterator[Any]:
+    until, now = _deadline.get(), time.monotonic
+    for value in values:
+        if now() > until:
+            _look_at_clock()
+        yield value
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, str | list | tuple) and len(value) > N_CHARS_MAX:
+        _check_size(len(value))
+    return value
+
+
+def _check_size(n: int) -> None:
+    if n > N_CHARS_MAX:
+        raise _TakesTooMuchError(f"it makes a value of more than {N_CHARS_MAX} characters or elements")
+
+
+def _check_operation(operator: str, left: Any, right: Any) -> None:
+    """Refuse what would be too large before it is made: a single operation cannot be stopped."""
+    if isinstance(left, int) and isinstance(right, int):
+        n_bits = (
+            left.bit_length() * max(0, right) if operator == "**" else left.bit_length() + right.bit_length()
+        )
+        if n_bits > BITS_MAX:
+            raise _TakesTooMuchError(f"it makes a number of more than {BITS_MAX} bits")
+        return
+    sizes = [len(one) for one in (left, right) if isinstance(one, str | list | tuple)]
+    if operator == "%" and isinstance(left, str):
+        _check_size(max([0, *map(int, _NUMBERS.findall(left))]))
+    elif sizes:
+        _check_size(sizes[0] * max([0, *(one for one in (left, right) if isinstance(one, int))]))
+
+
+_NUMBERS = re.compile("[0-9]+")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """jinja's sandbox with limits on time and on the size of values."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        _check_operation(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, /, function: Any, *args: Any, **kwargs: Any) -> Any:
+        _look_at_clock()
+        for one in args:
+            if type(one) is int:  # a width
+                _check_size(one)
+        return super().call(context, function, *args, **kwargs)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree: nodes.Template = _Limits().visit(super()._parse(source, name, filename))
+        tree.set_environment(self)
+        return tree
+
+
+class _Limits(NodeTransformer):
+    """Puts the clock into loops and the limit of size behind `~` and `+`, each of which at most doubles a value."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja's names
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, "timed")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat | nodes.Add) -> nodes.Node:  # noqa: N802
+        return _filtered(self._sum(node), "bounded")
+
+    visit_Add = visit_Concat  # noqa: N815
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
+        # What is written at once is counted where it arrives.
+        node.nodes = [self._sum(one) for one in node.nodes]
+        return node
+
+    def _sum(self, node: nodes.Expr) -> Any:
+        """The summands with their limits; the sum of a few needs none between."""
+        if isinstance(node, nodes.Add):
+            node.left, node.right = self._sum(node.left), self._sum(node.right)
+        elif isinstance(node, nodes.Concat):
+            node.nodes = [self._sum(one) for one in node.nodes]
+        else:
+            return self.visit(node)
+        return node
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _of_bounded_width(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose second argument is a width."""
+
+    @functools.wraps(function)
+    def call(value: Any, width: Any = None, *rest: Any, **named: Any) -> Any:
+        for one in (width, *named.values()):
+            if type(one) is int:
+                _check_size(one)
+        given = (value,) if width is None else (value, width)
+        return function(*given, *rest, **named)
+
+    return call
+
+
 def environment() -> ImmutableSandboxedEnvironment:
     """A sandbox with the extensions, filters and functions that templates expect."""
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
+    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
+    made.filters |= {"timed": _timed, "bounded": _bounded}
+    made.filters |= {name: _of_bounded_width(made.filters[name]) for name in ("batch", "center", "indent")}
     made.filters["tojson"] = to_json
     made.globals["raise_exception"] = raise_exception
     made.globals["strftime_now"] = strftime_now
@@ -90,17 +219,16 @@ def compile_template(source: str, where: str) -> jinja2.Template:
 def render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
     """What the template writes. Raises `InvalidRequest` if it refuses, fails, or takes or writes too much."""
     pieces: list[str] = []
-    n_chars, started = 0, time.monotonic()
+    n_chars = 0
+    outer = _deadline.set(time.monotonic() + SECONDS_MAX)
     try:
         for piece in template.generate(**variables):
             pieces.append(piece)
             n_chars += len(piece)
             if n_chars > N_CHARS_MAX:
                 raise InvalidRequest("messages", f"the rendered chat has more than {N_CHARS_MAX} characters")
-            if time.monotonic() - started > SECONDS_MAX:
-                raise InvalidRequest(
-                    "messages", f"the chat template takes more than {SECONDS_MAX:g} s for them"
-                )
     except TEMPLATE_FAULTS as error:
         raise InvalidRequest("messages", f"the chat template refuses this conversation: {error}") from error
+    finally:
+        _deadline.reset(outer)
     return "".join(pieces)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as HFTokenizer
 
 from slipstream.engine.errors import InvalidRequest, LoadError, Unsupported
-from slipstream.engine.text.json_file import read_object
+from slipstream.engine.text.json_file import check_regular, read_object
 
 # Tokens around prefix and suffix when the text between them is asked for: Qwen, StarCoder, DeepSeek, CodeLlama.
 INFILL = (
@@ -82,6 +82,7 @@ class Tokenizer:
                 f"{path}: no such file; transformers' AutoTokenizer.from_pretrained(folder)"
                 ".save_pretrained(folder) writes it from older formats"
             )
+        check_regular(path)
         try:
             tokenizer = HFTokenizer.from_file(str(path))
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception for every fault of the file

@@ -53,7 +53,7 @@ STATUSES: Mapping[int, tuple[str, tuple[str, ...]]] = {
     429: ("The queue is full. Try again after `retry-after` seconds.", ("queue_full",)),
     500: (
         "The server failed; its log has the cause under the request's id. Another try will not help.",
-        ("internal_error",),
+        ("internal_error", "slot_not_saved"),
     ),
     501: ("Switched off on this server. Another try will not help.", ("not_supported",)),
     503: (

@@ -21,6 +21,7 @@ from slipstream.engine.errors import (
     Overloaded,
     RequestError,
     SlotFileRefused,
+    SlotNotSaved,
     TimedOut,
     Unsupported,
 )
@@ -145,6 +146,11 @@ def _timed_out(error: TimedOut) -> Problem:
     return Problem(504, "timeout_error", "request_timeout", str(error), headers={"x-should-retry": "false"})
 
 
+def _not_saved(error: SlotNotSaved) -> Problem:
+    headers = {"x-should-retry": "false"}
+    return Problem(500, "server_error", "slot_not_saved", str(error), headers=headers)
+
+
 def _stopped(_error: EngineStopped) -> Problem:
     return unavailable("the server is stopping", "server_stopping").problem
 
@@ -160,6 +166,7 @@ TABLE: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (Overloaded, _overloaded),
     (TimedOut, _timed_out),
     (EngineStopped, _stopped),
+    (SlotNotSaved, _not_saved),
 )
 
 

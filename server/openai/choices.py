@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
 from slipstream.engine.api import AsyncEngine, Delta, Done, Echo, Event, EventStream, Failed
-from slipstream.engine.errors import ContextTooLong, EngineError
+from slipstream.engine.errors import ContextTooLong, EngineError, EngineFault
 from slipstream.server.http.error_table import internal, problem_of
 from slipstream.server.http.sse import close_all
 from slipstream.server.openai.convert import Job
@@ -50,7 +50,8 @@ async def chunks(reply: Reply, streams: Sequence[EventStream]) -> AsyncIterator[
         reply.check()
     except Exception as error:
         if isinstance(error, EngineError):
-            log.warning("failed", error=str(error))
+            if not isinstance(error, EngineFault):  # the engine has logged those
+                log.warning("failed", error=str(error))
             problem = problem_of(error)
         else:
             log.exception("unexpected")

@@ -21,6 +21,7 @@ class Health(Shape):
 
 class Life(Shape):
     status: Literal["ok", "failed"]
+    step_age_s: float = Field(description="seconds since the engine's running step began; 0 between steps")
 
 
 class Verbs(Shape):

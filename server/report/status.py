@@ -50,8 +50,9 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         responses=answers(Life) | failing(503, model=Life),
     )
     async def live() -> Response:
-        failed = gate.status == "failed"
-        return answer_json({"status": "failed" if failed else "ok"}, 503 if failed else 200)
+        failed, age_s = gate.status == "failed", gate.engine.step_age_s if gate.engine else 0.0
+        content = {"status": "failed" if failed else "ok", "step_age_s": round(age_s, 3)}
+        return answer_json(content, 503 if failed else 200)
 
     @router.get("/slots", summary="What each slot is doing", responses=answers(list[Slot], 503))
     async def slots(fail_on_no_slot: NoSlot = "") -> Response:

@@ -297,6 +297,7 @@ class FakeEngine:
         self.max_running = max_running
         self.info = INFO
         self.status: Status = "ready"
+        self.step_age_s = 0.0
         self.refusal: Exception | None = None
         self.requests: list[Request] = []
         self.streams: list[FakeStream] = []

@@ -307,7 +307,7 @@ def test_failures(server: Served) -> None:
 
 def test_what_is_not_told_is_seen() -> None:
     with pytest.raises(ValidationError, match="Extra inputs"):
-        hold("/live", 200, b'{"status": "ok", "more": 1}')
+        hold("/live", 200, b'{"status": "ok", "step_age_s": 0, "more": 1}')
     with pytest.raises(ValidationError):
         hold_events("/v1/completions", 'data: {"id": 1}\n\ndata: [DONE]\n\n')
     with pytest.raises(AssertionError, match="may not answer 418"):

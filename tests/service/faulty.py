@@ -1,12 +1,13 @@
 """The server on the demo pair with an engine that breaks: `python -m tests.service.faulty [options]`.
 
 The prompt `BREAK error` makes the engine's step raise, `BREAK exit` ends its thread by SystemExit, each after the
-requests beside it have had a few steps.
+requests beside it have had a few steps; `BREAK hang` makes the step last for ever.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ STEPS_BEFORE = 10
 CAUSES: dict[str, Callable[[], BaseException]] = {
     "error": lambda: RuntimeError("a fault that was put in"),
     "exit": lambda: SystemExit(3),
+    "hang": lambda: TimeoutError(time.sleep(600)),
 }
 
 

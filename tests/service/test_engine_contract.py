@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slipstream.engine.api import Grammar
+from slipstream.engine.api import Delta, Done, Event, Failed, Grammar
 from slipstream.engine.errors import TimedOut
+from slipstream.engine.service.run.event_stream import Stream
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
@@ -101,10 +101,37 @@ async def test_preparing_counts_on_a_requests_time(
         asked.append(Future())
         return asked[-1]
 
-    monkeypatch.setattr(engine._text.grammars, "constraint", never)
-    monkeypatch.setattr(engine, "_settings", replace(engine._settings, request_timeout=0.2))
+    monkeypatch.setattr(engine._preparing._text.grammars, "constraint", never)
+    monkeypatch.setattr(engine._preparing, "_limit_s", 0.2)
     with pytest.raises(TimedOut, match=r"0\.2 s"):
         await engine.submit(contract.ask("late", grammar=Grammar("regex", "a")))
     assert asked[0].cancelled()
     assert engine._n_preparing == 0
     assert not (await contract.idle(engine)).n_waiting
+
+
+async def test_an_event_that_cannot_be_delivered_ends_its_request_alone(
+    engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deltas, _ = await contract.outcome(engine, contract.ask("before", max_tokens=40))
+    broken = await engine.submit(contract.ask("broken", max_tokens=400))
+    fine = await engine.submit(contract.ask("fine", max_tokens=40))
+    push = Stream.push
+
+    def refuse(self: Stream, event: Event) -> None:
+        if self is broken:
+            raise RuntimeError("put in")
+        push(self, event)
+
+    monkeypatch.setattr(Stream, "push", refuse)
+    *_, end = await contract.events_of(broken)
+    assert isinstance(end, Failed)
+    events = await contract.events_of(fine)
+    assert isinstance(events[-1], Done)
+    assert _text(events) == _text(deltas)
+    assert [one.message for one in caplog.records] == ["delivery failed request=contract-broken"]
+    assert (await contract.idle(engine)).n_pages_held == 0
+
+
+def _text(events: Sequence[Event]) -> str:
+    return "".join(one.text for one in events if isinstance(one, Delta))

@@ -16,10 +16,11 @@ from tests.process import Running, running
 from tests.service.asking import ARGUMENTS, ask, n_busy
 
 
-@pytest.mark.parametrize("cause", ["error", "exit"])
+@pytest.mark.parametrize("cause", ["error", "exit", "hang"])
 async def test_an_engine_that_dies_ends_everything(tmp_path: Path, cause: str) -> None:
     """Who waits is told, probes fail within two seconds, and the status makes a supervisor start anew."""
-    with running(tmp_path / "log", ARGUMENTS, "tests.service.faulty") as server:
+    arguments = (*ARGUMENTS, "--step-timeout", "1") if cause == "hang" else ARGUMENTS
+    with running(tmp_path / "log", arguments, "tests.service.faulty") as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=20) as http:
             streams = [asyncio.create_task(ask(http, number, 400, stream=True)) for number in range(3)]
             whole = asyncio.create_task(ask(http, 9, 400))
@@ -40,7 +41,8 @@ async def test_an_engine_that_dies_ends_everything(tmp_path: Path, cause: str) -
                 pass
             assert time.monotonic() - died < 2
         assert server.process.wait(10) == 1
-        assert "the engine has stopped" in server.log.read_text()
+        told = "--step-timeout" if cause == "hang" else "the engine has stopped"
+        assert told in server.log.read_text()
         assert "0x" not in answer.text
         assert "put in" not in answer.text + "".join(one.text for one in streamed)
 

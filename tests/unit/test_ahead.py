@@ -85,7 +85,7 @@ def no_pass_fails(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixtu
     """A pass that fails is run again, so its error shows in the log alone."""
     yield
     if request.function is not test_a_pass_that_breaks_off_is_run_again:
-        assert not caplog.get_records("call")
+        assert not [one for one in caplog.get_records("call") if "request failed" not in one.message]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,19 @@ def test_wrong_sampling_defaults_are_refused(tmp_path: Path, generation: dict[st
 def test_broken_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(LoadError, match=r"config\.json"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "max_position_embeddings"])
+def test_absurd_sizes_are_refused_at_once(tmp_path: Path, key: str) -> None:
+    size = 10**9 if key == "num_hidden_layers" else 10**18
+    with pytest.raises(UnsupportedModel, match=rf"{key} = {size}: is more than \d+, which no model has"):
+        read(tmp_path, **{key: size})
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(LoadError, match=r"config\.json: not a regular file"):
         read_config(tmp_path)
 
 

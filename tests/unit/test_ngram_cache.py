@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -335,6 +336,17 @@ def test_the_dynamic_table_stops_growing_and_says_so_once(
     assert counted(drafter._dynamic.records())[(1, 2)][3] == 13
 
 
+def test_counts_are_for_their_owner_alone_and_parts_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "counts"
+    (tmp_path / "counts.1.part").write_bytes(b"half")
+    NgramCache(1, None, path, VOCAB).save()
+    assert [(one.name, one.stat().st_mode & 0o777) for one in tmp_path.iterdir()] == [("counts", 0o600)]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(LoadError, match="not a regular file"):
+        NgramCache(1, None, path, VOCAB)
+
+
 def test_what_cannot_be_saved_is_logged_when_closing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -426,12 +438,20 @@ GOOD = (1, 2, -1, -1, 1, 3, 5)
         (words(*GOOD, 1, 2, -1, -1, 1, 3, 2**30 + 1), "count is not between"),
     ],
 )
-def test_malformed_files_are_refused_by_name(tmp_path: Path, bad: NDArray[np.int32], reason: str) -> None:
+def test_malformed_files_are_refused_by_name(
+    tmp_path: Path, bad: NDArray[np.int32], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is written at the end is put aside and made anew: it may be a save that broke off."""
     path = tmp_path / "counts"
     bad.tofile(path)
-    for static, dynamic in ((path, None), (None, path)):
-        with pytest.raises(LoadError, match=rf"counts: .*{reason}.*byte 28"):
-            NgramCache(1, static, dynamic, VOCAB)
+    with pytest.raises(LoadError, match=rf"counts: .*{reason}.*byte 28"):
+        NgramCache(1, path, None, VOCAB)
+    drafter = NgramCache(1, None, path, VOCAB)
+    assert reason in caplog.text
+    assert (tmp_path / "counts.damaged").read_bytes() == bad.tobytes()
+    drafter.end(began(drafter, [1, 2, 3]))
+    drafter.save()
+    assert (1, 2) in counted(ngram_file.read(path, VOCAB))
     path.write_bytes(words(*GOOD).tobytes())
     assert counted(ngram_file.read(path, VOCAB)) == {(1, 2): {3: 5}}
 

@@ -18,7 +18,7 @@ from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.recurrent import Recurrent
 from slipstream.engine.cache.saved import Saved, SavedWindow
 from slipstream.engine.cache.store import Need, Sizes, Store
-from slipstream.engine.errors import InvalidRequest, SlotFileRefused
+from slipstream.engine.errors import InvalidRequest, SlotFileRefused, SlotNotSaved
 from slipstream.engine.service.run import slot_files
 from slipstream.engine.service.run.slot_files import SlotFiles, state_fingerprint
 
@@ -198,10 +198,46 @@ def test_a_write_that_fails_leaves_the_old_file(
         raise OSError("no space left")
 
     monkeypatch.setattr(slot_files, "save_file", fail)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(SlotNotSaved, match="no space left; --slot-save-path sets the folder"):
         files.write(path, some())
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_takes_no_tenants_is_a_named_error(files: SlotFiles, tmp_path: Path) -> None:
+    path = files.path("a", "somebody")
+    path.parent.write_bytes(b"")
+    with pytest.raises(SlotNotSaved, match="File exists; --slot-save-path"):
+        files.write(path, some())
+    with pytest.raises(InvalidRequest, match="must not begin with tenant-"):
+        files.path(path.parent.name, "")
+
+
+def test_what_interrupted_saves_leave_is_removed_and_running_ones_go_on(
+    files: SlotFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = slot_files.save_file
+
+    def with_another_start(*arguments: Any, **named: Any) -> None:
+        SlotFiles(tmp_path, "one model", 4)
+        save(*arguments, **named)
+
+    monkeypatch.setattr(slot_files, "save_file", with_another_start)
+    for tenant in ("", "somebody"):
+        path = files.path("a", tenant)
+        files.write(path, some())
+        (path.parent / ".left.part").write_bytes(b"half")
+    SlotFiles(tmp_path, "one model", 4)
+    assert not list(tmp_path.rglob("*.part"))
+    assert len(list(tmp_path.rglob("a"))) == 2
+
+
+def test_what_a_file_says_of_itself_is_shown_in_part(files: SlotFiles, tmp_path: Path) -> None:
+    path = files.path("a", "")
+    SlotFiles(tmp_path, "x" * 10**6, 4).write(path, some())
+    with pytest.raises(SlotFileRefused, match="another model") as refused:
+        files.read(path)
+    assert len(str(refused.value)) < 300
 
 
 def checkpoint(folder: Path, bump: float = 0.0, **config: Any) -> Path:

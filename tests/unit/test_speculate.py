@@ -15,6 +15,7 @@ from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.cost import WIDTHS
 from slipstream.engine.speculate.decide.value import Lengths, Pass
 from slipstream.engine.speculate.drafter import Draft, Drafter, Guess, Kept, TextDrafter, Want
+from slipstream.engine.speculate.guard import Guard
 from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
 from slipstream.engine.speculate.resolve import resolve_speculate
 from tests.unit.doubles import AsNetwork, drafts_of, read
@@ -216,6 +217,25 @@ def test_a_drafter_that_raises_is_off_for_its_request_and_after_three_for_all() 
             assert one_draft(chain, slot).token_ids == (2,)
     assert broken.asked == [0, 1, 2]
     assert chain.guard.disabled == ("broken",)
+
+
+def test_failures_are_forgotten_in_time() -> None:
+    now = [0.0]
+    guard = Guard(["broken"], [], lambda: now[0])
+
+    def fail() -> None:
+        raise ValueError("broken")
+
+    slot = slot_with([1], types=("broken",))
+    for now[0] in (1.0, 500.0, 590.0):
+        assert guard.works("broken", slot_with([1], types=("broken",)))
+        guard.run("broken", "draft", [slot], fail)
+    assert guard.disabled == ("broken",)
+    now[0] = 602.0
+    assert guard.disabled == ()
+    assert not guard.works("broken", slot), "it stays off for a request on which it failed"
+    guard.run("broken", "draft", [slot], fail)
+    assert guard.disabled == ("broken",), "three within ten minutes again"
 
 
 @pytest.mark.parametrize(

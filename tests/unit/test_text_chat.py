@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -327,6 +328,51 @@ def test_a_runaway_template_is_stopped(tokenizer: Tokenizer, monkeypatch: pytest
     slow = "{% for i in range(1000) %}{{ i }}{% endfor %}"
     with pytest.raises(InvalidRequest, match="takes more than 0 s"):
         made(slow, tokenizer).render(Chat([{"role": "user", "content": "x"}]))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{% set a = f(n - 1) %}{% set b = f(n - 1) %}{% endif %}{% endmacro %}{{ f(50) }}",
+    ],
+    ids=["loops", "macros"],
+)
+def test_a_silent_template_is_stopped(
+    source: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template, "SECONDS_MAX", 0.1)
+    with pytest.raises(InvalidRequest, match=r"takes more than 0\.1 s"):
+        made(source, tokenizer).render(Chat([{"role": "user", "content": "x"}]))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10**9 }}",
+        "{{ [0] * 10**9 }}",
+        "{{ 10**(10**8) }}",
+        "{{ 'a'|center(10**9) }}",
+        "{{ 'a'.ljust(10**9) }}",
+        "{{ 'a\\na'|indent(width=10**9) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{% set n = namespace(s='aa') %}{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% set n = namespace(s='aa') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s=7) %}{% for i in range(40) %}{% set n.s = n.s * n.s %}{% endfor %}",
+    ],
+)
+def test_a_template_that_would_fill_memory_is_stopped(source: str, tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match=r"it makes a (value|number) of more than"):
+        made(source, tokenizer).render(Chat([{"role": "user", "content": "x"}]))
+
+
+def test_files_that_are_no_files_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for name in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        os.mkfifo(folder / name)
+        with pytest.raises(LoadError, match=f"{name}: not a regular file"):
+            Tokenizer(folder) if name == "tokenizer.json" else load_chat_template(folder, tokenizer)
 
 
 def test_deep_nesting_is_refused(tokenizer: Tokenizer) -> None:

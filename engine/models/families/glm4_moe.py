@@ -10,6 +10,7 @@ from slipstream.engine.layers.moe import MoESpec, SharedSpec
 from slipstream.engine.layers.norm import NormSpec
 from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.engine.models.reading.fields import MOST_PARTS
 from slipstream.kernels.moe.op import Routing
 
 UNDERSTOOD = ("n_routed_experts", "num_local_experts")  # keys that other families must refuse
@@ -40,7 +41,7 @@ def read_partial_rope(config: ModelConfig) -> RopeSpec:
 def read_experts(config: ModelConfig) -> MoESpec:
     """The mixture of experts. Raises `UnsupportedModel` naming key and value."""
     fields = config.fields
-    n_experts, top_k = fields.count("n_routed_experts"), fields.count("num_experts_per_tok")
+    n_experts, top_k = fields.count("n_routed_experts", most=MOST_PARTS), fields.count("num_experts_per_tok")
     n_groups, n_kept = fields.count("n_group", 1), fields.count("topk_group", 1)
     if n_experts % n_groups or (n_groups > 1 and n_experts < 2 * n_groups):
         raise fields.refuse("n_group", f"must divide {n_experts} experts into groups of at least two")

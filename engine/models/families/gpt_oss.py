@@ -14,6 +14,7 @@ from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.layers.moe import MoESpec
 from slipstream.engine.layers.norm import NormSpec
 from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.engine.models.reading.fields import MOST_PARTS
 from slipstream.kernels.matmul.quantized import widened
 from slipstream.kernels.moe.op import Clamped, ExpertBiases, PackedExperts, Routing, pack_experts
 
@@ -37,7 +38,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
 def read_experts(config: ModelConfig) -> MoESpec:
     """The mixture of experts. Raises `UnsupportedModel` naming key and value."""
     fields = config.fields
-    n_experts, top_k = fields.count("num_local_experts"), fields.count("num_experts_per_tok")
+    n_experts, top_k = fields.count("num_local_experts", most=MOST_PARTS), fields.count("num_experts_per_tok")
     if top_k > n_experts:
         raise fields.refuse("num_experts_per_tok", f"must be at most the number of experts, {n_experts}")
     clamped = Clamped(

@@ -19,7 +19,7 @@ from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.layers.norm import NormSpec
 from slipstream.engine.layers.rope import SCALINGS, RopeSpec, yarn_attention_factor
-from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.reading.fields import MOST_PARTS, Fields
 from slipstream.engine.models.reading.quantization import KEYS as QUANTIZATION_KEYS
 from slipstream.engine.models.reading.quantization import read_scheme
 from slipstream.engine.text.tokenizer import stop_ids
@@ -170,7 +170,7 @@ def read_config(
         d_model=d_model,
         # If every layer has experts, there need not be a width of dense layers.
         d_ffn=fields.count("intermediate_size", fields.values.get("moe_intermediate_size")),
-        n_layers=fields.count("num_hidden_layers"),
+        n_layers=fields.count("num_hidden_layers", most=MOST_PARTS),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         d_head=d_head,

@@ -11,6 +11,8 @@ from typing import Any
 from slipstream.engine.errors import LoadError, UnsupportedModel
 from slipstream.engine.text.json_file import read_object
 
+MOST_PARTS = 10_000  # layers or experts: each is an object, made before any tensor is looked for
+
 
 class Fields:
     """One JSON object with the file and key that it came from, for messages. Null counts as absent."""
@@ -39,11 +41,13 @@ class Fields:
         """Whether the key is there and not null."""
         return self.values.get(key) is not None
 
-    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`."""
+    def count(self, key: str, default: int | None = None, least: int = 1, most: int = 2**31 - 1) -> int:
+        """A whole number from `least` to `most`."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.refuse(key, f"must be a whole number of at least {least}")
+        if value > most:
+            raise self.refuse(key, f"is more than {most}, which no model has")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -39,6 +39,11 @@ class Stream:
             self._events.append(event)
         self._arrived.set()
 
+    def break_off(self, event: Failed) -> None:
+        """The event that nothing follows, in place of all that waits."""
+        self._events = deque([event])
+        self._arrived.set()
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 

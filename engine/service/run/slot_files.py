@@ -7,7 +7,9 @@ bit. So a file names the networks that made it, and a checksum covers all its te
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
+import logging
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +23,15 @@ from torch import Tensor
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.saved import Saved, SavedWindow
 from slipstream.engine.checkpoint.weights import fault
-from slipstream.engine.errors import InvalidRequest, SlotFileRefused
+from slipstream.engine.errors import InvalidRequest, SlotFileRefused, SlotNotSaved
+
+log = logging.getLogger(__name__)
 
 _FORMAT = "slipstream-slot-2"
 _NAME_BYTES = 200  # file systems take 255, of which a temporary name needs some more
 _BARRED = frozenset('/\\:*?"<>|')
+_TENANT = "tenant-"  # folders of tenants begin with it
+_SHOWN = 80  # characters of what a file says of itself, in an error
 _N_SAMPLES, _SAMPLE_BYTES = 256, 1024  # of each file of weights
 
 
@@ -35,7 +41,15 @@ class SlotFiles:
     def __init__(self, folder: Path, fingerprint: str, page_size: int) -> None:
         """fingerprint: `state_fingerprint` of the running networks."""
         self._folder = folder
+        self._remove_parts()
         self._identity = {"format": _FORMAT, "page_size": str(page_size), "fingerprint": fingerprint}
+
+    def _remove_parts(self) -> None:
+        """Files of saves that were interrupted; those of other servers that are being written are locked."""
+        for part in (*self._folder.glob(".*.part"), *self._folder.glob(f"{_TENANT}*/.*.part")):
+            with contextlib.suppress(OSError), part.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
 
     def path(self, filename: str, tenant: str) -> Path:
         """Where a name lies. Raises `InvalidRequest` unless it is a plain, visible name in the folder itself."""
@@ -47,18 +61,31 @@ class SlotFiles:
         if filename.startswith((".", " ")) or filename.endswith((".", " ")):
             raise InvalidRequest("filename", "must not begin or end with a dot or a space")
         if not tenant:
+            if filename.startswith(_TENANT):
+                raise InvalidRequest("filename", f"must not begin with {_TENANT}: folders are named so")
             return self._folder / filename
-        return self._folder / f"tenant-{hashlib.sha256(tenant.encode()).hexdigest()[:32]}" / filename
+        return self._folder / f"{_TENANT}{hashlib.sha256(tenant.encode()).hexdigest()[:32]}" / filename
 
     def write(self, path: Path, saved: Saved) -> int:
-        """Store a prefix, in place of what was there, which stays whole until then; returns the file's bytes."""
+        """Store a prefix, in place of what was there, which stays whole until then; returns the file's bytes.
+
+        Raises `SlotNotSaved`.
+        """
+        try:
+            return self._write(path, saved)
+        except (OSError, SafetensorError) as error:
+            log.exception("a slot could not be saved path=%s", path)
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise SlotNotSaved(reason) from error
+
+    def _write(self, path: Path, saved: Saved) -> int:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         tensors = {name: tensor.contiguous() for name, tensor in _tensors(saved).items()}
         metadata = {**self._identity, "sha256": _checksum(tensors)}
         # Only its owner may read what people wrote; mkstemp ensures that.
         handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-        os.close(handle)
         try:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # see `_remove_parts`
             save_file(tensors, temporary, metadata=metadata)
             n_bytes = os.stat(temporary).st_size
             os.replace(temporary, path)
@@ -66,6 +93,8 @@ class SlotFiles:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+        finally:
+            os.close(handle)
         return n_bytes
 
     def read(self, path: Path) -> tuple[Saved, int]:
@@ -99,7 +128,9 @@ class SlotFiles:
         ):
             found = metadata.get(key)
             if found != self._identity[key]:
-                raise SlotFileRefused(f"{name} was saved {told}: {found}, here {self._identity[key]}")
+                raise SlotFileRefused(
+                    f"{name} was saved {told}: {str(found)[:_SHOWN]}, here {self._identity[key]}"
+                )
 
 
 def state_fingerprint(folders: Iterable[Path], cache: Cache) -> str:

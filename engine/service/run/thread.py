@@ -1,7 +1,7 @@
 """`AsyncEngine` over one engine thread: an inbox of commands, an outbox of events.
 
 Everything of the engine lives on its thread, everything of a stream on the event loop. Between them go plain
-data and one `call_soon_threadsafe` per step. Templates and tokenising run in a small worker pool.
+data and one `call_soon_threadsafe` per step. Requests are prepared beside both (`preparing`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -25,7 +23,6 @@ from slipstream.engine.api import (
     EngineStats,
     Event,
     Failed,
-    Infill,
     ModelInfo,
     Prompt,
     Request,
@@ -33,43 +30,27 @@ from slipstream.engine.api import (
     Status,
 )
 from slipstream.engine.core.engine import Engine
-from slipstream.engine.core.slot_factory import Prepared, SlotFactory
+from slipstream.engine.core.slot_factory import SlotFactory
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import (
-    ContextTooLong,
     EngineStopped,
-    InvalidRequest,
     Overloaded,
-    TimedOut,
+    StepFailed,
     Unsupported,
 )
 from slipstream.engine.service.run.admission import check_request
 from slipstream.engine.service.run.event_stream import Stream
 from slipstream.engine.service.run.picture import Picture
+from slipstream.engine.service.run.preparing import Preparing, Text
 from slipstream.engine.service.run.slot_files import SlotFiles
 from slipstream.engine.settings import Settings
-from slipstream.engine.text.chat import ChatTemplate
-from slipstream.engine.text.grammar.constraint import Constraint
-from slipstream.engine.text.grammar.grammars import Grammars
-from slipstream.engine.text.text_stream import TextStream
-from slipstream.engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
-_N_TAIL = 64  # tokens of a prompt that say how it ends
 _WATCH_S = 1.0  # between a waiting thread's looks whether the engine's thread still lives
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The text side of a loaded checkpoint."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    grammars: Grammars
 
 
 class ThreadEngine:
@@ -84,13 +65,13 @@ class ThreadEngine:
         slot_files: SlotFiles | None = None,
     ) -> None:
         self._engine = engine
-        self._text = text
         self._info = info
         self._settings = settings
         self._status: Status = "ready"
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, Stream] = {}
         self._n_preparing = 0
+        self._step_since_s: float | None = None  # when the running step began; written by the engine's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle = asyncio.Event()
         self._picture = Picture(engine)
@@ -103,7 +84,7 @@ class ThreadEngine:
             info.sampling_defaults,
         )
         self.clock = engine.clock  # of the steps; it belongs to the engine's thread
-        self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
+        self._preparing = Preparing(text, info, settings.request_timeout)
         self._slot_files = slot_files
         # One at a time, so that host memory holds one saved slot.
         self._filing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slot-files")
@@ -118,7 +99,17 @@ class ThreadEngine:
 
     @property
     def status(self) -> Status:
+        """Asked on the event loop, by probes and twice a second: here a step that hangs is noticed."""
+        limit_s = self._settings.step_timeout
+        if self._status != "failed" and limit_s and self.step_age_s > limit_s:
+            log.error("a step has taken more than %g s; --step-timeout sets the limit", limit_s)
+            self._fail(TimeoutError())
         return self._status
+
+    @property
+    def step_age_s(self) -> float:
+        since_s = self._step_since_s
+        return 0.0 if since_s is None else time.perf_counter() - since_s
 
     def stats(self) -> EngineStats:
         return self._picture.stats
@@ -139,8 +130,7 @@ class ThreadEngine:
         self._loop = asyncio.get_running_loop()
         self._n_preparing += 1
         try:
-            async with self._in_time():
-                prepared, tail = await self._prepared(request)
+            prepared, tail = await self._preparing.prepared(request)
             check_request(request, self._info)
             new_slot = self._slots.resolve(request, prepared)
         finally:
@@ -157,18 +147,16 @@ class ThreadEngine:
         return stream
 
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
-        return await self._in_worker(lambda: self._prompt_ids(prompt))
+        return await self._preparing.prompt_ids(prompt)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        return await self._in_worker(
-            lambda: self._text.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
-        )
+        return await self._preparing.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return await self._in_worker(lambda: self._text.tokenizer.decode(token_ids, skip_special=False))
+        return await self._preparing.detokenize(token_ids)
 
     async def render(self, chat: Chat) -> str:
-        return await self._in_worker(lambda: self._template().render(chat))
+        return await self._preparing.render(chat)
 
     async def save_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
         files = self._files()
@@ -216,14 +204,15 @@ class ThreadEngine:
                 self._fail_all(EngineStopped("the server is shutting down"))
 
     async def close(self) -> None:
-        """Stop the thread. Requests that are still open fail."""
+        """Stop the thread. Requests that are still open fail. A thread in a step that hangs ends with the process."""
         self._status = "draining" if self._status == "ready" else self._status
         self._fail_all(EngineStopped("the server is shutting down"))
         self._inbox.put(None)
-        await asyncio.to_thread(self._thread.join)
-        self._engine.close()
-        self._text.grammars.close()
-        self._workers.shutdown(wait=False)
+        limit_s = _WATCH_S if self._status == "failed" else self._settings.step_timeout or None
+        await asyncio.to_thread(self._thread.join, limit_s)
+        if not self._thread.is_alive():
+            self._engine.close()
+        self._preparing.close()
         self._filing.shutdown(wait=False)
 
     def _check_open(self) -> None:
@@ -233,9 +222,6 @@ class ThreadEngine:
                 if self._status == "draining"
                 else "the engine has failed; its log says why"
             )
-
-    async def _in_worker(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
 
     def _files(self) -> SlotFiles:
         if self._slot_files is None:
@@ -269,7 +255,7 @@ class ThreadEngine:
 
     def _fail_all(self, error: EngineStopped) -> None:
         for request_id, stream in list(self._streams.items()):
-            stream.push(Failed(error))
+            self._push(request_id, stream, Failed(error))
             self._cancel(request_id)
 
     def _note_idle(self) -> None:
@@ -282,86 +268,23 @@ class ThreadEngine:
             stream = self._streams.get(request_id)
             if stream is None:
                 continue
-            stream.push(event)
+            self._push(request_id, stream, event)
             if not isinstance(event, Delta | Echo):
-                del self._streams[request_id]
+                self._streams.pop(request_id, None)
         self._note_idle()
+
+    def _push(self, request_id: str, stream: Stream, event: Event) -> None:
+        """Hand over an event. If that fails, its request ends, and the others hear of theirs."""
+        try:
+            stream.push(event)
+        except Exception:
+            log.exception("delivery failed request=%s", request_id)
+            stream.break_off(Failed(StepFailed("an event could not be delivered")))
+            self._cancel(request_id)
 
     def _fail(self, cause: BaseException) -> None:
         self._status = "failed"
         self._fail_all(EngineStopped(f"the engine has failed: {type(cause).__name__}"))
-
-    @asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
-        """Preparing counts on the request's time, though what a worker has begun runs on. Raises `TimedOut`."""
-        limit_s = self._settings.request_timeout
-        try:
-            async with asyncio.timeout(limit_s or None):
-                yield
-        except TimeoutError:
-            raise TimedOut(limit_s) from None
-
-    async def _prepared(self, request: Request) -> tuple[Prepared, str]:
-        """What the request's texts are to the engine, and how its prompt ends."""
-        admitted_s = time.perf_counter()
-        prepared, tail, constraint = await self._in_worker(lambda: self._prepare(request, admitted_s))
-        if constraint is not None:
-            ready: Constraint = await asyncio.wrap_future(constraint)
-            prepared = replace(prepared, constraint=ready)
-        return prepared, tail
-
-    # --- preparing a request, on a worker ---
-
-    def _template(self) -> ChatTemplate:
-        if self._text.template is None:
-            raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
-        return self._text.template
-
-    def _prepare(
-        self, request: Request, admitted_s: float
-    ) -> tuple[Prepared, str, Future[Constraint] | None]:
-        """The request without its constraint, how its prompt ends, and the constraint if it has one."""
-        tokenizer, token_ids = self._text.tokenizer, self._prompt_ids(request.prompt)
-        tail = tokenizer.decode(token_ids[-_N_TAIL:], skip_special=False)
-        constraint = None
-        if request.grammar is not None:
-            constraint = self._text.grammars.constraint(request.grammar, tail, request.tenant)
-        text = TextStream(tokenizer, token_ids, request.stop, skip_special=request.skip_special)
-        prepared = Prepared(token_ids, text, self._prediction_ids(request), admitted_s=admitted_s)
-        return prepared, tail, constraint
-
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        tokenizer = self._text.tokenizer
-        if isinstance(prompt, Chat):
-            token_ids = self._template().encode(prompt)
-        elif isinstance(prompt, Infill):
-            token_ids = tokenizer.infill(prompt.prefix, prompt.suffix)
-        elif isinstance(prompt, str):
-            token_ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
-        else:
-            token_ids = list(prompt)
-            for token_id in token_ids:
-                if not 0 <= token_id < self._info.vocab_size:
-                    raise InvalidRequest(
-                        "prompt", f"token {token_id} is not in the vocabulary of {self._info.vocab_size}"
-                    )
-        if not token_ids:
-            raise InvalidRequest("prompt", "is empty")
-        if len(token_ids) >= self._info.n_ctx:
-            raise ContextTooLong(len(token_ids), self._info.n_ctx)
-        return token_ids
-
-    def _prediction_ids(self, request: Request) -> tuple[int, ...]:
-        """The predicted text's tokens. They are never computed, only compared, but a longer reply cannot come."""
-        if not request.prediction:
-            return ()
-        encode, n_ctx = self._text.tokenizer.encode, self._info.n_ctx
-        token_ids = encode(request.prediction, add_special=False, parse_special=False)
-        if len(token_ids) > n_ctx:
-            raise InvalidRequest(
-                "prediction", f"has {len(token_ids)} tokens, the context holds {n_ctx}; --ctx-size sets it"
-            )
-        return tuple(token_ids)
 
     # --- the engine's thread ---
 
@@ -371,7 +294,9 @@ class ThreadEngine:
     def _run(self) -> None:
         try:
             while self._take_commands():
+                self._step_since_s = time.perf_counter()
                 events = self._engine.step()
+                self._step_since_s = None
                 self._picture.renew()
                 self._post(partial(self._deliver, events))
                 self._engine.clock.lap("tell")

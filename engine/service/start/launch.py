@@ -26,8 +26,9 @@ from slipstream.engine.models.captured import Capturing, cuda_capture
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network, read_model
 from slipstream.engine.models.translated import TranslatedNetwork, shared_tokens, translate
+from slipstream.engine.service.run.preparing import Text
 from slipstream.engine.service.run.slot_files import SlotFiles, state_fingerprint
-from slipstream.engine.service.run.thread import Text, ThreadEngine
+from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start.draft_network import (
     DraftSource,
     draft_source,
@@ -44,6 +45,7 @@ from slipstream.engine.service.start.sizes import (
     context,
     make_cache,
     pages_each,
+    why_shorter,
 )
 from slipstream.engine.settings import Settings, check
 from slipstream.engine.speculate.acceptance import SyntheticAcceptance, coupled, synthetic_rates
@@ -158,7 +160,7 @@ def _networks(
     elif source is not None:
         head_bytes = head_token_bytes(source, target_from, settings)
     sources = [one for one in (target_from, draft_from) if one is not None]
-    n_ctx = context(settings, sources, Memory.of(target_from.device), head_bytes)
+    n_ctx = _context(settings, sources, head_bytes)
     _select_ops(sources, exact=settings.exact)
     target = _load(target_from, tokenizer, n_ctx)
     networks: dict[str, Any] = {forward.STORE: target}
@@ -167,6 +169,22 @@ def _networks(
     elif source is not None:
         networks[source.name] = load_head(source, target, n_ctx, settings.draft_taps)
     return n_ctx, networks
+
+
+def _context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int) -> int:
+    """Most tokens of one sequence: as many as fit on the device of each network. A head is where the target is."""
+    on_device: dict[torch.device, list[Checkpoint]] = {}
+    for one in sources:
+        on_device.setdefault(one.device, []).append(one)
+    least = []
+    for device, own in on_device.items():
+        memory = Memory.of(device)
+        n_ctx = context(settings, own, memory, head_bytes if own[0] is sources[0] else 0)
+        least.append((n_ctx, why_shorter(settings, n_ctx, sources[0].config.n_ctx_train, memory.free)))
+    n_ctx, reason = min(least, key=lambda one: one[0])
+    if reason is not None:
+        log.warning("context n_ctx=%d of the model's %d: %s", n_ctx, sources[0].config.n_ctx_train, reason)
+    return n_ctx
 
 
 def _log_ready(info: ModelInfo, seconds: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +20,7 @@ from slipstream.engine.errors import SettingError
 from slipstream.engine.models.blueprint import Outline, draw
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.engine.service.start.free_memory import free_memory
 from slipstream.engine.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Memory:
         """As it is now."""
         if device.type == "cuda":
             return cls(torch.cuda.mem_get_info(device)[0], CUDA_SHARE)
-        return cls(_free_memory(), CPU_SHARE)
+        return cls(free_memory(), CPU_SHARE)
 
     def cache_bytes(self, settings: Settings, other_bytes: int) -> float:
         """Bytes for all pages: as set, or the share of what is free once `other_bytes` more are taken."""
@@ -135,6 +135,18 @@ def context(settings: Settings, sources: Sequence[Checkpoint], memory: Memory, h
     room -= sum(one.fixed_bytes(settings) for one in demands)
     each = head_bytes + sum(one.token_bytes for one in demands) + sum(one.position_bytes for one in outlines)
     return longest(settings, min(one.config.n_ctx_train for one in sources), room, each)
+
+
+def why_shorter(settings: Settings, n_ctx: int, most: int, free: float) -> str | None:
+    """Why a context is shorter than the model's own; None if it is not. free: bytes of the device."""
+    if n_ctx >= most:
+        return None
+    if settings.ctx_size is not None:
+        return f"--ctx-size {settings.ctx_size}"
+    if n_ctx == _CONTEXT_MOST:
+        return "longer ones are seldom meant; --ctx-size takes them"
+    room = f"{free / 2**20:.0f} MiB of free memory" if settings.cache_size is None else "--cache-size"
+    return f"more does not fit {room}; --ctx-size and --cache-size set it"
 
 
 def longest(settings: Settings, most: int, room: float, token_bytes: int) -> int:
@@ -181,8 +193,14 @@ def page_bytes(demands: Iterable[Demand]) -> int:
 def page_count(settings: Settings, n_ctx: int, demands: Sequence[Demand], memory: Memory) -> int:
     """Pages for twice all slots at full length, or as many as the memory allows; at least one full sequence.
 
-    memory: as it is once the weights are loaded. Raises `SettingError` if not even one sequence fits.
+    memory: as it is once the weights are loaded. Raises `SettingError` if not even one sequence fits, or if more is set
+    than is free, which the system would answer by killing the process.
     """
+    if settings.cache_size is not None and settings.cache_size * 2**20 > memory.free:
+        n_free = int(memory.free) // 2**20
+        raise SettingError(
+            "cache_size", settings.cache_size, f"at most {n_free} MiB are free once the weights are loaded"
+        )
     each, size = pages_each(settings, n_ctx), page_bytes(demands)
     room = memory.cache_bytes(settings, sum(one.fixed_bytes(settings) for one in demands))
     # Where all layers have windows, pages are mere numbers.
@@ -194,9 +212,15 @@ def page_count(settings: Settings, n_ctx: int, demands: Sequence[Demand], memory
             "cache_size",
             settings.cache_size or "(free memory)",
             f"gives {max(n_pages, 0)} pages, one sequence of --ctx-size {n_ctx} needs {each};"
-            f" a page has {size / 2**20:.2f} MiB",
+            f" a page has {size / 2**20:.2f} MiB; {_fitting(settings, n_pages)}",
         )
     return n_pages
+
+
+def _fitting(settings: Settings, n_pages: int) -> str:
+    """The longest context for which so many pages would do."""
+    n_ctx = (n_pages - 1) * PAGE_SIZE - settings.draft_max
+    return f"--ctx-size {n_ctx} would fit" if n_ctx >= PAGE_SIZE else "no context would fit"
 
 
 class HasLayers(Protocol):
@@ -221,7 +245,19 @@ def make_cache(settings: Settings, networks: Mapping[str, HasLayers], n_ctx: int
         name: Demand(kept(settings, network.needs), runs[name][0], _ROWS[runs[name][1].type])
         for name, network in networks.items()
     }
-    n_pages = page_count(settings, n_ctx, list(demands.values()), Memory.of(target.device))
+    on_device: dict[torch.device, list[Demand]] = {}
+    for name, one in demands.items():
+        on_device.setdefault(runs[name][1], []).append(one)
+    n_pages = min(page_count(settings, n_ctx, own, Memory.of(device)) for device, own in on_device.items())
+    n_full = n_pages // pages_each(settings, n_ctx)
+    if n_full < settings.parallel:
+        log.warning(
+            "of the %d slots %d at a time can have a sequence of %d tokens; requests beyond that are preempted"
+            " and go on later. --ctx-size, --parallel and --cache-size set it",
+            settings.parallel,
+            n_full,
+            n_ctx,
+        )
     sizes = Sizes(
         n_slots=settings.parallel, n_pages=n_pages, page_size=PAGE_SIZE, n_parked=n_parked(settings)
     )
@@ -254,8 +290,4 @@ def snapshot_bytes(settings: Settings) -> int:
     """Most host memory for snapshots of recurrent states: as set, or a share of what is free."""
     if settings.cache_ram is not None:
         return settings.cache_ram * 2**20
-    return min(_SNAPSHOT_MOST * 2**20, int(CPU_SHARE * _free_memory()))
-
-
-def _free_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(_SNAPSHOT_MOST * 2**20, int(CPU_SHARE * free_memory()))

@@ -155,13 +155,6 @@ class _Server:
             n_pages = page_count(settings, n_ctx, self.demands, memory)
         except SettingError as error:
             return 0, str(error)
-        total = taken.fixed + n_pages * page_bytes(self.demands)
-        if total > free:
-            # A start trusts the setting and fails in the allocation.
-            return (
-                0,
-                f"--cache-size {settings.cache_size}: makes {_gib(total)} in all, there are {_gib(free)}",
-            )
         return n_pages, None
 
     def longest(self, n: int) -> int:

@@ -6,6 +6,7 @@ followers, then (int32 token, int32 count) each. Nothing in a file is trusted.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -38,7 +39,10 @@ def read(path: str | Path, vocab_size: int) -> Records:
     Raises `LoadError` where the file cannot be read, is cut short or malformed, or has tokens outside the vocabulary.
     """
     try:
-        data = Path(path).read_bytes()
+        file = Path(path)
+        if file.exists() and not (file.is_file() or file.is_dir()):  # a pipe, which has no end
+            raise OSError(errno.EINVAL, "not a regular file")
+        data = file.read_bytes()
     except OSError as error:
         raise LoadError(f"{path}: counted n-grams cannot be read: {error.strerror}") from error
     words: Words = np.frombuffer(data, np.int32, len(data) // 4)
@@ -53,10 +57,14 @@ def read(path: str | Path, vocab_size: int) -> Records:
 
 
 def write(path: str | Path, records: Records) -> None:
-    """Write a file, all of it or nothing: a reader finds the old file or the new file. Raises `OSError`."""
+    """Write a file, all of it or nothing: a reader finds the old file or the new file. Raises `OSError`.
+
+    Only its owner may read what people wrote.
+    """
     part = Path(f"{path}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
+        part.unlink(missing_ok=True)  # an interrupted write's
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(_words(records).tobytes())
             file.flush()
             os.fsync(file.fileno())

@@ -7,6 +7,7 @@ is asked for.
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slipstream.engine.errors import SettingError
+from slipstream.engine.errors import LoadError, SettingError
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.drafter import NO_GUESS, Guess, TextDrafter, Want
 from slipstream.engine.speculate.ngram import count_file as ngram_file
@@ -90,9 +91,18 @@ class NgramCache(TextDrafter):
     def _open(self, path: Path, vocab_size: int) -> None:
         if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
             raise SettingError("lookup_cache_dynamic", path, "its folder cannot be written to")
-        if path.exists():
+        for part in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+            part.unlink(missing_ok=True)  # an interrupted save's
+        if not path.exists():
+            return
+        try:
             self._dynamic.add(*ngram_file.read(path, vocab_size))
             self._warn_once_if_full()
+        except LoadError as error:
+            if error.__cause__ is not None:  # not its content is wrong
+                raise
+            aside = path.replace(f"{path}.damaged")
+            log.warning("counted n-grams start anew: %s; the file is now %s", error, aside)
 
     def _warn_once_if_full(self) -> None:
         if self._dynamic.n_refused and not self._is_full:

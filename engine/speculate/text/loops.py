@@ -32,7 +32,11 @@ def compiled(function: F, **options: Any) -> F:
     options: further options of `numba.njit`. Hashes wrap around in both cases.
     """
     if njit is not None:
-        return cast(F, njit(cache=True, nogil=True, **options)(function))
+        from slipstream.kernels.disk_cache import cache_on_disk
+
+        kept = njit(nogil=True, **options)(function)
+        cache_on_disk(kept)
+        return cast(F, kept)
 
     @functools.wraps(function)
     def interpreted(*args: Any) -> Any:

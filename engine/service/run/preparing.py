@@ -1,0 +1,137 @@
+"""Requests before the engine's thread sees them: templates, tokenising and grammars, on worker threads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from slipstream.engine.api import Chat, Infill, ModelInfo, Prompt, Request
+from slipstream.engine.core.slot_factory import Prepared
+from slipstream.engine.errors import ContextTooLong, InvalidRequest, TimedOut
+from slipstream.engine.text.chat import ChatTemplate
+from slipstream.engine.text.grammar.constraint import Constraint
+from slipstream.engine.text.grammar.grammars import Grammars
+from slipstream.engine.text.text_stream import TextStream
+from slipstream.engine.text.tokenizer import Tokenizer
+
+_N_TAIL = 64  # tokens of a prompt that say how it ends
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The text side of a loaded checkpoint."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    grammars: Grammars
+
+
+class Preparing:
+    """Makes of texts what the engine takes, without holding up its thread or the event loop."""
+
+    def __init__(self, text: Text, info: ModelInfo, limit_s: float) -> None:
+        """limit_s: seconds that a request may take in all, which preparing counts on; 0: no limit."""
+        self._text = text
+        self._info = info
+        self._limit_s = limit_s
+        self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
+
+    async def prepared(self, request: Request) -> tuple[Prepared, str]:
+        """What the request's texts are to the engine, and how its prompt ends. Raises `RequestError`, `TimedOut`."""
+        admitted_s = time.perf_counter()
+        async with self._in_time():
+            prepared, tail, constraint = await self._in_worker(lambda: self._prepare(request, admitted_s))
+            if constraint is not None:
+                ready: Constraint = await asyncio.wrap_future(constraint)
+                prepared = replace(prepared, constraint=ready)
+        return prepared, tail
+
+    async def prompt_ids(self, prompt: Prompt) -> list[int]:
+        return await self._in_worker(lambda: self._prompt_ids(prompt))
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return await self._in_worker(
+            lambda: self._text.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+        )
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return await self._in_worker(lambda: self._text.tokenizer.decode(token_ids, skip_special=False))
+
+    async def render(self, chat: Chat) -> str:
+        return await self._in_worker(lambda: self._template().render(chat))
+
+    def close(self) -> None:
+        """What a worker has begun runs on; what waits for the grammars' worker is cancelled."""
+        self._workers.shutdown(wait=False)
+        self._text.grammars.close()
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._limit_s or None):
+                yield
+        except TimeoutError:
+            raise TimedOut(self._limit_s) from None
+
+    async def _in_worker(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    # --- on a worker ---
+
+    def _template(self) -> ChatTemplate:
+        if self._text.template is None:
+            raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
+        return self._text.template
+
+    def _prepare(
+        self, request: Request, admitted_s: float
+    ) -> tuple[Prepared, str, Future[Constraint] | None]:
+        """The request without its constraint, how its prompt ends, and the constraint if it has one."""
+        tokenizer, token_ids = self._text.tokenizer, self._prompt_ids(request.prompt)
+        tail = tokenizer.decode(token_ids[-_N_TAIL:], skip_special=False)
+        constraint = None
+        if request.grammar is not None:
+            constraint = self._text.grammars.constraint(request.grammar, tail, request.tenant)
+        text = TextStream(tokenizer, token_ids, request.stop, skip_special=request.skip_special)
+        prepared = Prepared(token_ids, text, self._prediction_ids(request), admitted_s=admitted_s)
+        return prepared, tail, constraint
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        tokenizer = self._text.tokenizer
+        if isinstance(prompt, Chat):
+            token_ids = self._template().encode(prompt)
+        elif isinstance(prompt, Infill):
+            token_ids = tokenizer.infill(prompt.prefix, prompt.suffix)
+        elif isinstance(prompt, str):
+            token_ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
+        else:
+            token_ids = list(prompt)
+            for token_id in token_ids:
+                if not 0 <= token_id < self._info.vocab_size:
+                    raise InvalidRequest(
+                        "prompt", f"token {token_id} is not in the vocabulary of {self._info.vocab_size}"
+                    )
+        if not token_ids:
+            raise InvalidRequest("prompt", "is empty")
+        if len(token_ids) >= self._info.n_ctx:
+            raise ContextTooLong(len(token_ids), self._info.n_ctx)
+        return token_ids
+
+    def _prediction_ids(self, request: Request) -> tuple[int, ...]:
+        """The predicted text's tokens. They are never computed, only compared, but a longer reply cannot come."""
+        if not request.prediction:
+            return ()
+        encode, n_ctx = self._text.tokenizer.encode, self._info.n_ctx
+        token_ids = encode(request.prediction, add_special=False, parse_special=False)
+        if len(token_ids) > n_ctx:
+            raise InvalidRequest(
+                "prediction", f"has {len(token_ids)} tokens, the context holds {n_ctx}; --ctx-size sets it"
+            )
+        return tuple(token_ids)
