@@ -35,7 +35,7 @@ from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import ContextTooLong, EngineStopped, InvalidRequest, Overloaded, Unsupported
-from slipstream.engine.service.run.admission import check_request
+from slipstream.engine.service.run.admission import check_request, n_chars_of
 from slipstream.engine.service.run.event_stream import Stream
 from slipstream.engine.service.run.picture import Picture
 from slipstream.engine.service.run.slot_files import SlotFiles
@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
 _N_TAIL = 64  # tokens of a prompt that say how it ends
+_SHORT_TEXT = 1 << 15  # characters, tokenised in some 20 ms
+# What may be tokenised and made text at once beyond the context's size, for instance to count a document's tokens.
+_TEXT_BYTES, _TEXT_TOKENS = 1 << 20, 1 << 16
 _WATCH_S = 1.0  # between a waiting thread's looks whether the engine's thread still lives
 
 T = TypeVar("T")
@@ -95,6 +98,7 @@ class ThreadEngine:
         )
         self.clock = engine.clock  # of the steps; it belongs to the engine's thread
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
+        self._long_workers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-long")
         self._slot_files = slot_files
         # One at a time, so that host memory holds one saved slot.
         self._filing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slot-files")
@@ -131,7 +135,8 @@ class ThreadEngine:
         self._n_preparing += 1
         try:
             admitted_s = time.perf_counter()
-            prepared, tail = await self._in_worker(lambda: self._prepare(request, admitted_s))
+            n_chars = n_chars_of(request.prompt) + len(request.prediction or "")
+            prepared, tail = await self._in_worker(lambda: self._prepare(request, admitted_s), n_chars)
             check_request(request, self._info)
             new_slot = self._slots.resolve(request, prepared)
         finally:
@@ -148,18 +153,26 @@ class ThreadEngine:
         return stream
 
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
-        return await self._in_worker(lambda: self._prompt_ids(prompt))
+        return await self._in_worker(lambda: self._prompt_ids(prompt), n_chars_of(prompt))
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        tokenizer = self._text.tokenizer
+        n_tokens = max(self._info.n_ctx, _TEXT_BYTES // tokenizer.longest)
+        tokenizer.check_size("content", text, n_tokens)
         return await self._in_worker(
-            lambda: self._text.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+            lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special), len(text)
         )
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
+        most = max(self._info.n_ctx, _TEXT_TOKENS)
+        if len(token_ids) > most:
+            raise InvalidRequest("tokens", f"{len(token_ids)} at once; at most {most} (--ctx-size, if more)")
         return await self._in_worker(lambda: self._text.tokenizer.decode(token_ids, skip_special=False))
 
     async def render(self, chat: Chat) -> str:
-        return await self._in_worker(lambda: self._template().render(chat))
+        return await self._in_worker(
+            lambda: self._template().render(chat, self._info.n_ctx), n_chars_of(chat)
+        )
 
     async def save_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
         files = self._files()
@@ -214,6 +227,7 @@ class ThreadEngine:
         await asyncio.to_thread(self._thread.join)
         self._engine.close()
         self._workers.shutdown(wait=False)
+        self._long_workers.shutdown(wait=False)
         self._filing.shutdown(wait=False)
 
     def _check_open(self) -> None:
@@ -224,8 +238,10 @@ class ThreadEngine:
                 else "the engine has failed; its log says why"
             )
 
-    async def _in_worker(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+    async def _in_worker(self, work: Callable[[], T], n_chars: int = 0) -> T:
+        """Run work on a text of so many characters. Long texts wait for each other, short ones for none of them."""
+        pool = self._workers if n_chars <= _SHORT_TEXT else self._long_workers
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     def _files(self) -> SlotFiles:
         if self._slot_files is None:
@@ -299,14 +315,18 @@ class ThreadEngine:
         return Prepared(token_ids, text, self._prediction_ids(request), constraint, admitted_s), tail
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        tokenizer = self._text.tokenizer
+        tokenizer, n_ctx = self._text.tokenizer, self._info.n_ctx
         if isinstance(prompt, Chat):
-            token_ids = self._template().encode(prompt)
+            token_ids = self._template().encode(prompt, n_ctx)
         elif isinstance(prompt, Infill):
+            tokenizer.check_size("prompt", prompt.prefix + prompt.suffix, n_ctx)
             token_ids = tokenizer.infill(prompt.prefix, prompt.suffix)
         elif isinstance(prompt, str):
+            tokenizer.check_size("prompt", prompt, n_ctx)
             token_ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
         else:
+            if len(prompt) >= n_ctx:
+                raise ContextTooLong(len(prompt), n_ctx)
             token_ids = list(prompt)
             for token_id in token_ids:
                 if not 0 <= token_id < self._info.vocab_size:
@@ -315,16 +335,17 @@ class ThreadEngine:
                     )
         if not token_ids:
             raise InvalidRequest("prompt", "is empty")
-        if len(token_ids) >= self._info.n_ctx:
-            raise ContextTooLong(len(token_ids), self._info.n_ctx)
+        if len(token_ids) >= n_ctx:
+            raise ContextTooLong(len(token_ids), n_ctx)
         return token_ids
 
     def _prediction_ids(self, request: Request) -> tuple[int, ...]:
         """The predicted text's tokens. They are never computed, only compared, but a longer reply cannot come."""
         if not request.prediction:
             return ()
-        encode, n_ctx = self._text.tokenizer.encode, self._info.n_ctx
-        token_ids = encode(request.prediction, add_special=False, parse_special=False)
+        tokenizer, n_ctx = self._text.tokenizer, self._info.n_ctx
+        tokenizer.check_size("prediction", request.prediction, n_ctx)
+        token_ids = tokenizer.encode(request.prediction, add_special=False, parse_special=False)
         if len(token_ids) > n_ctx:
             raise InvalidRequest(
                 "prediction", f"has {len(token_ids)} tokens, the context holds {n_ctx}; --ctx-size sets it"
