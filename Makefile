@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 FUZZ_S ?= 600
 
-.PHONY: setup run check fix test test-browser test-gpu gpu lossless kernels bench bench-http fuzz clients wheel docker-check docs clean
+.PHONY: setup run check fix test test-browser test-gpu gpu lossless kernels bench bench-http fuzz attack clients wheel docker-check docs clean
 
 setup: $(READY)
 
@@ -70,6 +70,10 @@ bench-http: setup
 fuzz: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(ONE_THREAD) $(BIN)/python -m tests.fuzz --seconds $(FUZZ_S) $(ARGS)
+
+# Every way found so far in which one caller cost others time or memory, beside a stream of another key.
+attack: setup
+	$(ONE_THREAD) $(BIN)/python -m tests.attack $(ARGS)
 
 # Unmodified clients, each in an environment of its own below .venv-clients.
 clients: setup

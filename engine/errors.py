@@ -6,6 +6,7 @@ The engine deals in no HTTP statuses; `server/http/error_table.py` is the only t
     ├─ RequestError            the caller can fix it
     │  ├─ InvalidRequest
     │  ├─ ContextTooLong
+    │  ├─ TextTooLong
     │  ├─ SlotFileRefused
     │  └─ Unsupported
     ├─ Overloaded              try again later
@@ -55,6 +56,17 @@ class ContextTooLong(RequestError):
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx
         self.param = "messages"
+
+
+class TextTooLong(RequestError):
+    """A text has more bytes than the tokens that it may have can write. It is refused without being tokenised."""
+
+    def __init__(self, param: str, n_bytes: int, n_bytes_most: int, n_tokens: int, setting: str) -> None:
+        super().__init__(
+            f"{param}: the text has {n_bytes} bytes, {n_tokens} tokens of this model hold at most"
+            f" {n_bytes_most}; {setting} sets the limit"
+        )
+        self.param = param
 
 
 class SlotFileRefused(RequestError):

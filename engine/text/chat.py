@@ -13,7 +13,7 @@ from typing import Any
 
 from slipstream.engine.api import Chat
 from slipstream.engine.errors import InvalidRequest, LoadError, Unsupported
-from slipstream.engine.text.control import Breaker, free_marks
+from slipstream.engine.text.control import Breaker, free_marks, strings
 from slipstream.engine.text.json_file import check_regular, read_object
 from slipstream.engine.text.tokenizer import Tokenizer
 
@@ -58,18 +58,25 @@ class ChatTemplate:
             return None
         return text if PROBE in text else None
 
-    def render(self, chat: Chat) -> str:
-        """The conversation as the template writes it. Raises `InvalidRequest` if the template refuses."""
-        text, mark = self._render(chat)
+    def render(self, chat: Chat, n_ctx: int | None = None) -> str:
+        """The conversation as the template writes it.
+
+        Raises `InvalidRequest` if the template refuses, `TextTooLong` for more text than `n_ctx` tokens can write.
+        """
+        text, mark = self._render(chat, n_ctx)
         return text.replace(mark, "")
 
-    def encode(self, chat: Chat) -> list[int]:
-        """The conversation's token ids. Raises `InvalidRequest` if the template refuses."""
-        text, mark = self._render(chat)
+    def encode(self, chat: Chat, n_ctx: int | None = None) -> list[int]:
+        """The conversation's token ids. Raises as `render` does."""
+        text, mark = self._render(chat, n_ctx)
         return self._breaker.encode(text, mark)
 
-    def _render(self, chat: Chat) -> tuple[str, str]:
+    def _render(self, chat: Chat, n_ctx: int | None) -> tuple[str, str]:
         """The rendered text with breaks in it, and the character that is the break."""
+        if n_ctx is not None:
+            # Before rendering, which takes its time too; earlier turns' reasoning is what templates leave out.
+            shown = [[value for name, value in one.items() if name not in REASONING] for one in chat.messages]
+            self.tokenizer.check_size("messages", "".join(strings(shown)), n_ctx)
         for name in RESERVED:
             if name in chat.template_kwargs:
                 raise InvalidRequest("chat_template_kwargs", f"{name} has a field of its own")
@@ -89,7 +96,10 @@ class ChatTemplate:
         text = self._write(
             self._templates[name], {**variables, "add_generation_prompt": chat.add_generation_prompt}
         )
-        return (cut_at(text, end) if chat.continue_final_message else text), mark
+        text = cut_at(text, end) if chat.continue_final_message else text
+        if n_ctx is not None:
+            self.tokenizer.check_size("messages", text, n_ctx)
+        return text, mark
 
     def _variables(self, messages: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         """All that a template sees, but for `add_generation_prompt`."""

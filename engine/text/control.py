@@ -51,24 +51,22 @@ class Breaker:
 
     def encode(self, text: str, mark: str) -> list[int]:
         """Token ids of a rendered text: whole control tokens are the template's, broken tokens plain text."""
-        if mark not in text:
-            return self._encode_piece(text)
-        broken = either([one[0] + mark + one[1:] for one in self._tokens])
-        ids: list[int] = []
-        start = 0
-        for found in re.finditer(f"({broken})|{mark}", text):
-            ids += self._encode_piece(text[start : found.start()])
-            ids += self._encode_literal((found[1] or "").replace(mark, ""))
-            start = found.end()
-        return ids + self._encode_piece(text[start:])
-
-    def _encode_piece(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special=False) if text else []
+        pieces, literals = [text], [""]
+        if mark in text:
+            broken = either([one[0] + mark + one[1:] for one in self._tokens])
+            parts = re.split(f"({broken})|{mark}", text)
+            pieces, literals = parts[::2], [(one or "").replace(mark, "") for one in [*parts[1::2], ""]]
+        of_literal = {one: self._encode_literal(one) for one in set(literals)}
+        encoded = self.tokenizer.encode_all(pieces, add_special=False)
+        return [
+            i for ids, literal in zip(encoded, literals, strict=True) for i in (*ids, *of_literal[literal])
+        ]
 
     def _encode_literal(self, text: str) -> list[int]:
         ids = self.tokenizer.encode(text, add_special=False, parse_special=False) if text else []
         if text and self.tokenizer.control_ids[text] in ids:  # the vocabulary also makes it from plain text
-            return self._encode_piece(text[0]) + self._encode_piece(text[1:])
+            pieces = self.tokenizer.encode_all([text[0], text[1:]], add_special=False)
+            return [*pieces[0], *pieces[1]]
         return ids
 
 

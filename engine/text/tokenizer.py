@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from slipstream.engine.errors import InvalidRequest, LoadError, Unsupported
+from slipstream.engine.errors import InvalidRequest, LoadError, TextTooLong, Unsupported
 from slipstream.engine.text.json_file import check_regular, read_object
 
 # Tokens around prefix and suffix when the text between them is asked for: Qwen, StarCoder, DeepSeek, CodeLlama.
@@ -69,6 +69,9 @@ class Tokenizer:
         self.vocab_size = max(ids, default=-1) + 1  # ids the tokenizer can produce are below it
         if self.vocab_size == 0:
             raise LoadError(f"{folder / 'tokenizer.json'}: the vocabulary is empty")
+        self.longest = max(
+            len(self.token_bytes(i)) for i in range(self.vocab_size)
+        )  # bytes of the longest token
         own = self.special_id("eos_token")
         stops = stop_ids(folder / "config.json", folder / "generation_config.json")
         self.eos_ids = stops | (frozenset() if own is None else frozenset({own}))
@@ -98,18 +101,39 @@ class Tokenizer:
         parse_special: whether special tokens written in the text become control tokens or stay plain text.
         Raises `InvalidRequest` for text that is not valid Unicode.
         """
+        return self.encode_all([text], add_special=add_special, parse_special=parse_special)[0]
+
+    def encode_all(
+        self, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = True
+    ) -> list[list[int]]:
+        """Token ids of each of several texts, as `encode` makes them."""
         backend = self.backend if parse_special else self._literal
         try:
-            ids = backend.encode(text, add_special_tokens=add_special).ids
+            # The calls for a single text keep the interpreter until it is tokenised, so that all other threads stand
+            # still; those for a batch let it go. This one leaves out where the tokens lie in the text.
+            made = backend.encode_batch_fast(list(texts), add_special_tokens=add_special)
         except (UnicodeEncodeError, TypeError):
             raise InvalidRequest(
                 "prompt", "the text holds a lone surrogate and is not valid Unicode"
             ) from None
-        return list(ids)
+        return [one.ids for one in made]
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of token ids; ids past the vocabulary have none."""
-        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special)
+        # As a batch, for the reason given above.
+        texts: list[str] = self.backend.decode_batch([token_ids], skip_special_tokens=skip_special)
+        return texts[0]
+
+    def check_size(self, param: str, text: str, n_tokens: int, setting: str = "--ctx-size") -> None:
+        """Raises `TextTooLong` for a text that cannot be written with so many tokens: its tokens need no count.
+
+        This holds where every byte of a text is part of a token. Where a normaliser drops much, or an unknown token
+        stands for a whole run, texts of many times the usual length are refused although they would fit.
+        """
+        most = n_tokens * self.longest
+        n_bytes = len(text.encode("utf-8", "surrogatepass"))
+        if n_bytes > most:
+            raise TextTooLong(param, n_bytes, most, n_tokens, setting)
 
     def token(self, token_id: int) -> str | None:
         """How the vocabulary writes one token, or None if there is no such id."""

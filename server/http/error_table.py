@@ -22,6 +22,7 @@ from slipstream.engine.errors import (
     RequestError,
     SlotFileRefused,
     SlotNotSaved,
+    TextTooLong,
     TimedOut,
     Unsupported,
 )
@@ -130,7 +131,10 @@ def _request(code: str) -> Callable[[Any], Problem]:
 
 
 def _too_long(error: ContextTooLong) -> Problem:
-    extra = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
+    return _exceeds(error, {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx})
+
+
+def _exceeds(error: RequestError, extra: Mapping[str, Any]) -> Problem:
     return Problem(
         400, "exceed_context_size_error", "context_length_exceeded", str(error), error.param, extra
     )
@@ -159,6 +163,7 @@ def _stopped(_error: EngineStopped) -> Problem:
 TABLE: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (Refused, lambda error: error.problem),
     (ContextTooLong, _too_long),
+    (TextTooLong, lambda error: _exceeds(error, {})),
     (SlotFileRefused, _request("slot_file_refused")),
     (Unsupported, _request("unsupported_value")),
     (InvalidRequest, _request("invalid_value")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,7 +28,7 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
     )
     async def tokenize(request: Request) -> Response:
         engine = gate.for_work()
-        wire = checked(Tokenize, await read_json(request), strict=settings.strict_api)
+        wire = await read_json(request, partial(checked, Tokenize, strict=settings.strict_api))
         ids = await engine.tokenize(
             wire.content, add_special=wire.add_special, parse_special=wire.parse_special
         )
@@ -44,7 +46,7 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
     )
     async def detokenize(request: Request) -> Response:
         engine = gate.for_work()
-        wire = checked(Detokenize, await read_json(request), strict=settings.strict_api)
+        wire = await read_json(request, partial(checked, Detokenize, strict=settings.strict_api))
         return answer_json({"content": await engine.detokenize(wire.tokens)})
 
     return router

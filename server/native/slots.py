@@ -4,6 +4,7 @@ back, or drops it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
@@ -45,7 +46,7 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
     router = APIRouter()
 
     async def move(action: str, engine: AsyncEngine, slot_id: int, request: Request) -> dict[str, Any]:
-        wire = checked(SlotFile, await read_json(request), strict=settings.strict_api)
+        wire = await read_json(request, partial(checked, SlotFile, strict=settings.strict_api))
         moved = engine.save_slot if action == "save" else engine.restore_slot
         done = await moved(slot_id, wire.filename, _tenant(request, wire))
         tokens, n_bytes, time = MOVES[action]
@@ -54,8 +55,8 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
 
     async def erase(engine: AsyncEngine, slot_id: int, request: Request) -> dict[str, Any]:
         # A body is optional, as llama-server takes none for this action.
-        body = await read_json(request) if await request.body() else {}
-        wire = checked(EraseSlot, body, strict=settings.strict_api)
+        reading = partial(checked, EraseSlot, strict=settings.strict_api)
+        wire = await read_json(request, reading) if await request.body() else reading({})
         n_tokens = await engine.erase_slot(slot_id, _tenant(request, wire))
         return {"id_slot": slot_id, "n_erased": n_tokens}
 

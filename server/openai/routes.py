@@ -158,8 +158,10 @@ def _add_models(router: APIRouter, gate: Gate) -> None:
 
 async def read(request: Request, model: type[Wire], settings: Settings) -> Wire:
     """The body as a validated wire model. Raises `Refused`."""
-    data = gathered(without_refused(await read_json(request)))
-    wire = checked(model, data, strict=settings.strict_api)
+    wire = await read_json(
+        request,
+        lambda data: checked(model, gathered(without_refused(data)), strict=settings.strict_api),
+    )
     if settings.strict_api and wire.stream_options and not wire.stream:
         raise bad_request("stream_options: only allowed with stream", param="stream_options")
     return wire

@@ -97,3 +97,30 @@ def test_other_content_types(server: Served, kind: str) -> None:
     status, error = refused(server, CHAT, dumped(chat()), kind)
     assert (status, error["type"], error["code"]) == (415, "invalid_request_error", "unsupported_media_type")
     assert answered(server, CHAT, dumped(chat()), "application/json; charset=utf-8")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("piece", "most", "name"),
+    [("[],", 2**18, "brackets"), ('{"a":1},', 2**18, "brackets"), ("7,", 2**20, "commas")],
+)
+def test_more_values_than_are_parsed(server: Served, piece: str, most: int, name: str) -> None:
+    """By name, value and limit, before the parser has seen them; up to the limit they are parsed."""
+
+    def body(n: int) -> bytes:
+        return f'{{"prompt": "x", "other": [{piece * n}1]}}'.encode()
+
+    status, error = refused(server, TEXT, body(most))
+    assert (status, error["code"]) == (400, "body_too_complex")
+    assert name in error["message"]
+    assert f"at most {most} " in error["message"]
+    assert answered(server, TEXT, body(most - 2 if name == "brackets" else most - 1))[0] == 200
+
+
+def test_a_key_twice_in_a_long_body(server: Served) -> None:
+    """Read in a thread, with the same outcome: strings with any number of escapes hide no key."""
+    for filling in ("\\\\", '\\"', '\\\\\\":', "\\n", "a:b,"):
+        text = filling * 20_000
+        assert answered(server, TEXT, f'{{"prompt": "{text}", "a": {{"prompt": 1}}}}'.encode())[0] == 200
+        twice = f'{{"prompt": "{text}", "a": {{"b": "{text}", "b": 1}}}}'.encode()
+        status, error = refused(server, TEXT, twice)
+        assert (status, error["code"]) == (400, "invalid_json"), filling

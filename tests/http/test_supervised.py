@@ -179,7 +179,7 @@ def test_the_block_as_an_event(caplog: pytest.LogCaptureFixture, capsys: pytest.
         "cpu",
         "float32",
     )
-    assert (told["n_ctx"], told["n_slots"], told["max_queue"], told["max_body_mib"]) == (512, 4, 64, 16)
+    assert (told["n_ctx"], told["n_slots"], told["max_queue"], told["max_body_mib"]) == (512, 4, 64, 8)
     assert (told["drafters"], told["api_keys"]) == ("prediction,draft-model,ngram-simple", 1)
     assert told["url"].startswith("http://127.0.0.1:")
     out = capsys.readouterr().out

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer
 
 from slipstream.engine.api import Chat
-from slipstream.engine.errors import InvalidRequest, LoadError, Unsupported
+from slipstream.engine.errors import InvalidRequest, LoadError, TextTooLong, Unsupported
 from slipstream.engine.text import template
 from slipstream.engine.text.chat import ChatTemplate, load_chat_template
 from slipstream.engine.text.control import NONCHARACTERS
@@ -373,6 +373,25 @@ def test_files_that_are_no_files_are_refused(tokenizer: Tokenizer, tmp_path: Pat
         os.mkfifo(folder / name)
         with pytest.raises(LoadError, match=f"{name}: not a regular file"):
             Tokenizer(folder) if name == "tokenizer.json" else load_chat_template(folder, tokenizer)
+
+
+def test_more_than_the_context_holds_is_refused_before_it_is_rendered(tokenizer: Tokenizer) -> None:
+    forgetful = ChatTemplate({"default": "{{ messages[-1].content }}"}, tokenizer, "here")
+    repeating = ChatTemplate({"default": "{{ messages[-1].content * 50 }}"}, tokenizer, "here")
+    most = 10 * tokenizer.longest
+    last = {"role": "user", "content": "x"}
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "x" * most}}]
+    for one in (
+        {"role": "user", "content": "x" * most},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+    ):
+        for asked in (forgetful.encode, forgetful.render):
+            with pytest.raises(TextTooLong, match=r"messages: the text has .* bytes, 10 tokens"):
+                asked(Chat([one, last]), 10)
+    thought = {"role": "assistant", "content": "x", "reasoning_content": "x" * most}
+    assert forgetful.render(Chat([thought, last]), 10) == "x"
+    with pytest.raises(TextTooLong):  # what the template makes of it
+        repeating.encode(Chat([{"role": "user", "content": "x" * tokenizer.longest}]), 10)
 
 
 def test_deep_nesting_is_refused(tokenizer: Tokenizer) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,10 +15,11 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer
 
-from slipstream.engine.errors import InvalidRequest, LoadError
+from slipstream.engine.errors import InvalidRequest, LoadError, TextTooLong
 from slipstream.engine.text.tokenizer import Tokenizer, same_vocabulary
 from tests.checkpoints import write_tokenizer
 
+ROOT = Path(__file__).parents[2]
 TEXTS = ("", " ", "hello world", "def add(left, right):", "Größe 漢字 😀\r\n\t", "a<|im_end|>b", "\x00\ufffd")
 
 
@@ -61,6 +66,79 @@ def test_what_it_says_about_itself(folder: Path) -> None:
     assert tokenizer.control_ids == {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
     assert tokenizer.token(2) == "<|im_end|>"
     assert tokenizer.token(10**6) is None
+
+
+HARD = (
+    *TEXTS,
+    *("<|im_start|><|im_end|>", "<|im_start|", "<|im_<|im_end|>end|>", " <|im_end|> \n<|im_start|>system\nx"),
+    *(
+        "e\u0301\u200d\u202e\ufeff",
+        "a" * 5000,
+        " " * 3000 + "\n" * 3000,
+        "\u0000" * 50,
+        "👩‍👩‍👧‍👦🏳️‍🌈" * 20,
+        "１２３ ﬁ Ⅸ",
+    ),
+)
+
+
+@pytest.mark.parametrize("parse_special", [True, False])
+@pytest.mark.parametrize("add_special", [True, False])
+@pytest.mark.parametrize("where", ["tests", "demo"])
+def test_a_batch_is_tokenised_like_single_texts(
+    folder: Path, where: str, parse_special: bool, add_special: bool
+) -> None:
+    tokenizer = Tokenizer(folder if where == "tests" else ROOT / "demo" / "target")
+    single = tokenizer.backend if parse_special else tokenizer._literal
+    expected = [single.encode(text, add_special_tokens=add_special).ids for text in HARD]
+    kinds = {"add_special": add_special, "parse_special": parse_special}
+    assert [tokenizer.encode(text, **kinds) for text in HARD] == expected
+    assert tokenizer.encode_all(HARD, **kinds) == expected
+    for ids in expected:
+        assert tokenizer.decode(ids, skip_special=False) == tokenizer.backend.decode(
+            ids, skip_special_tokens=False
+        )
+
+
+def test_tokenising_lets_other_threads_run(folder: Path) -> None:
+    """Python code runs while a long text is tokenised, and made text again."""
+    tokenizer = Tokenizer(folder)
+    text, others = "def add(left, right): " * 100_000, []
+
+    def worst(work: Callable[[], object]) -> float:
+        ended, ticks = threading.Event(), [time.perf_counter()]
+
+        def tick() -> None:
+            while not ended.is_set():
+                time.sleep(0.001)
+                ticks.append(time.perf_counter())
+
+        thread = threading.Thread(target=tick)
+        thread.start()
+        started = time.perf_counter()
+        others.append(work())
+        seconds = time.perf_counter() - started
+        ended.set()
+        thread.join()
+        return max(after - before for before, after in pairwise(ticks)) / seconds
+
+    assert worst(lambda: tokenizer.encode(text)) < 0.5
+    assert worst(lambda: tokenizer.decode(others[0] * 4)) < 0.5
+
+
+def test_what_no_context_holds_is_refused_by_its_bytes(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    vocabulary = range(tokenizer.vocab_size)
+    longest = max(vocabulary, key=lambda i: len(tokenizer.token_bytes(i)))
+    assert tokenizer.longest == len(tokenizer.token_bytes(longest))
+    text = tokenizer.decode([longest], skip_special=False) * 10
+    tokenizer.check_size("prompt", text, 10)
+    for more in ("x", "é" * 5):
+        with pytest.raises(
+            TextTooLong, match=rf"prompt: .*{len((text + more).encode())} bytes, 10 tokens .*--ctx"
+        ):
+            tokenizer.check_size("prompt", text + more, 10)
+    tokenizer.check_size("prompt", "\ud800", 10)  # `encode` refuses it
 
 
 def test_lone_surrogate_is_refused(folder: Path) -> None:

@@ -1,9 +1,19 @@
-"""Bounds of a request's numbers that depend on the model and that no other part of the engine checks."""
+"""What is known of a request before its texts are tokenised: their size, and whether its numbers are in bounds."""
 
 from __future__ import annotations
 
-from slipstream.engine.api import MOST_LOGPROBS, ModelInfo, Request
+from slipstream.engine.api import MOST_LOGPROBS, Chat, Infill, ModelInfo, Prompt, Request
 from slipstream.engine.errors import InvalidRequest
+from slipstream.engine.text.control import strings
+
+
+def n_chars_of(prompt: Prompt) -> int:
+    """Characters of a prompt's texts; token ids have none."""
+    if isinstance(prompt, Chat):
+        return sum(map(len, strings(prompt.messages)))
+    if isinstance(prompt, Infill):
+        return len(prompt.prefix) + len(prompt.suffix)
+    return len(prompt) if isinstance(prompt, str) else 0
 
 
 def check_request(request: Request, info: ModelInfo) -> None:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from slipstream.engine.api import Chat, Infill, ModelInfo, Prompt, Request
 from slipstream.engine.core.slot_factory import Prepared
 from slipstream.engine.errors import ContextTooLong, InvalidRequest, TimedOut
+from slipstream.engine.service.run.admission import n_chars_of
 from slipstream.engine.text.chat import ChatTemplate
 from slipstream.engine.text.grammar.constraint import Constraint
 from slipstream.engine.text.grammar.grammars import Grammars
@@ -20,6 +21,9 @@ from slipstream.engine.text.text_stream import TextStream
 from slipstream.engine.text.tokenizer import Tokenizer
 
 _N_TAIL = 64  # tokens of a prompt that say how it ends
+_SHORT_TEXT = 1 << 15  # characters, tokenised in some 20 ms
+# What may be tokenised and made text at once beyond the context's size, for instance to count a document's tokens.
+_TEXT_BYTES, _TEXT_TOKENS = 1 << 20, 1 << 16
 
 T = TypeVar("T")
 
@@ -42,34 +46,47 @@ class Preparing:
         self._info = info
         self._limit_s = limit_s
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
+        self._long_workers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-long")
 
     async def prepared(self, request: Request) -> tuple[Prepared, str]:
         """What the request's texts are to the engine, and how its prompt ends. Raises `RequestError`, `TimedOut`."""
         admitted_s = time.perf_counter()
+        n_chars = n_chars_of(request.prompt) + len(request.prediction or "")
         async with self._in_time():
-            prepared, tail, constraint = await self._in_worker(lambda: self._prepare(request, admitted_s))
+            prepared, tail, constraint = await self._in_worker(
+                lambda: self._prepare(request, admitted_s), n_chars
+            )
             if constraint is not None:
                 ready: Constraint = await asyncio.wrap_future(constraint)
                 prepared = replace(prepared, constraint=ready)
         return prepared, tail
 
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
-        return await self._in_worker(lambda: self._prompt_ids(prompt))
+        return await self._in_worker(lambda: self._prompt_ids(prompt), n_chars_of(prompt))
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        tokenizer = self._text.tokenizer
+        n_tokens = max(self._info.n_ctx, _TEXT_BYTES // tokenizer.longest)
+        tokenizer.check_size("content", text, n_tokens)
         return await self._in_worker(
-            lambda: self._text.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+            lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special), len(text)
         )
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
+        most = max(self._info.n_ctx, _TEXT_TOKENS)
+        if len(token_ids) > most:
+            raise InvalidRequest("tokens", f"{len(token_ids)} at once; at most {most} (--ctx-size, if more)")
         return await self._in_worker(lambda: self._text.tokenizer.decode(token_ids, skip_special=False))
 
     async def render(self, chat: Chat) -> str:
-        return await self._in_worker(lambda: self._template().render(chat))
+        return await self._in_worker(
+            lambda: self._template().render(chat, self._info.n_ctx), n_chars_of(chat)
+        )
 
     def close(self) -> None:
         """What a worker has begun runs on; what waits for the grammars' worker is cancelled."""
         self._workers.shutdown(wait=False)
+        self._long_workers.shutdown(wait=False)
         self._text.grammars.close()
 
     @asynccontextmanager
@@ -80,8 +97,10 @@ class Preparing:
         except TimeoutError:
             raise TimedOut(self._limit_s) from None
 
-    async def _in_worker(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+    async def _in_worker(self, work: Callable[[], T], n_chars: int = 0) -> T:
+        """Run work on a text of so many characters. Long texts wait for each other, short ones for none of them."""
+        pool = self._workers if n_chars <= _SHORT_TEXT else self._long_workers
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     # --- on a worker ---
 
@@ -104,14 +123,18 @@ class Preparing:
         return prepared, tail, constraint
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        tokenizer = self._text.tokenizer
+        tokenizer, n_ctx = self._text.tokenizer, self._info.n_ctx
         if isinstance(prompt, Chat):
-            token_ids = self._template().encode(prompt)
+            token_ids = self._template().encode(prompt, n_ctx)
         elif isinstance(prompt, Infill):
+            tokenizer.check_size("prompt", prompt.prefix + prompt.suffix, n_ctx)
             token_ids = tokenizer.infill(prompt.prefix, prompt.suffix)
         elif isinstance(prompt, str):
+            tokenizer.check_size("prompt", prompt, n_ctx)
             token_ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
         else:
+            if len(prompt) >= n_ctx:
+                raise ContextTooLong(len(prompt), n_ctx)
             token_ids = list(prompt)
             for token_id in token_ids:
                 if not 0 <= token_id < self._info.vocab_size:
@@ -120,16 +143,17 @@ class Preparing:
                     )
         if not token_ids:
             raise InvalidRequest("prompt", "is empty")
-        if len(token_ids) >= self._info.n_ctx:
-            raise ContextTooLong(len(token_ids), self._info.n_ctx)
+        if len(token_ids) >= n_ctx:
+            raise ContextTooLong(len(token_ids), n_ctx)
         return token_ids
 
     def _prediction_ids(self, request: Request) -> tuple[int, ...]:
         """The predicted text's tokens. They are never computed, only compared, but a longer reply cannot come."""
         if not request.prediction:
             return ()
-        encode, n_ctx = self._text.tokenizer.encode, self._info.n_ctx
-        token_ids = encode(request.prediction, add_special=False, parse_special=False)
+        tokenizer, n_ctx = self._text.tokenizer, self._info.n_ctx
+        tokenizer.check_size("prediction", request.prediction, n_ctx)
+        token_ids = tokenizer.encode(request.prediction, add_special=False, parse_special=False)
         if len(token_ids) > n_ctx:
             raise InvalidRequest(
                 "prediction", f"has {len(token_ids)} tokens, the context holds {n_ctx}; --ctx-size sets it"

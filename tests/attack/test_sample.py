@@ -1,0 +1,25 @@
+"""Two of the attacks of `make attack` for two seconds each: what took others 15 s may take 2 on a busy machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.attack.__main__ import assault
+from tests.attack.cases import CASES, Target
+from tests.attack.neighbour import ARGUMENTS, during
+from tests.process import running
+
+
+async def test_large_requests_do_not_stop_others(tmp_path: Path) -> None:
+    with running(tmp_path / "log", ARGUMENTS) as server:
+        for name in ("chat", "unknown fields"):
+            target = Target(server.url)
+            seen = await during(server, assault(CASES[name], target), 2.0)
+            assert target.answers["400"] > 0, (name, target.answers)
+            assert target.answers["200"] == 0, (name, target.answers)
+            assert seen["faults"] == 0, seen
+            assert seen["n_events"] > 20, seen
+            assert seen["gap_s"] < 2, (name, seen)
+            assert seen["health_p99_s"] < 2, (name, seen)
+        assert server.surprises() == []
+        assert server.stop() == 0
