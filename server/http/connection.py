@@ -1,7 +1,8 @@
-"""A client's connection: uvicorn's h11 protocol with a timeout for headers, and with errors in OpenAI's shape.
+"""A client's connection: uvicorn's h11 protocol with timeouts for headers and unread replies, errors in OpenAI's shape.
 
 uvicorn limits the size of headers but not the time they take: without this timeout a connection could stay silent for
-ever before its first request, or after the first byte of the next.
+ever before its first request, or after the first byte of the next. Nor does it ever give up a client that has asked for
+more than it reads, whose replies would be held in memory.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ MALFORMED = Problem(
 
 
 class Connection(H11Protocol):
-    """Closes itself `timeout_s` after it was made, or after a request's first byte, unless the headers are complete."""
+    """Closes itself `timeout_s` after it was made, or after a request's first byte, unless the headers are complete.
+
+    Also if for so long none of a reply is read that the system's buffers do not hold.
+    """
 
     timeout_s = 60.0
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -41,7 +46,16 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self._was_read()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        self._was_read()
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         body = orjson.dumps(MALFORMED.content())
@@ -70,6 +84,21 @@ class Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _wait_for_reader(self) -> None:
+        n_bytes = self.transport.get_write_buffer_size()
+        self._unread = self.loop.call_later(self.timeout_s, self._check_reader, n_bytes)
+
+    def _check_reader(self, n_before: int) -> None:
+        if self.transport.get_write_buffer_size() < n_before:
+            self._wait_for_reader()
+        else:
+            self.transport.abort()
+
+    def _was_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
 
 def connection(timeout_s: float) -> type[Connection]:

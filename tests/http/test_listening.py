@@ -285,6 +285,22 @@ def cut_off_after(connection: socket.socket, drop: bytes) -> float:
     return time.monotonic() - started
 
 
+def test_replies_that_are_not_read_are_cut_off(impatient: Served) -> None:
+    """Whole ones, asked for on one connection; a client that reads slowly gets all of them."""
+    asked = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    n_bytes = len(impatient.http.get("/openapi.json").content)
+    n_asked = -(-(16 << 20) // n_bytes)  # more than the system's buffers hold
+    for pause_s, is_cut in ((0.02, False), (1.5, True)):
+        with socket.create_connection(("127.0.0.1", impatient.port), timeout=10) as connection:
+            connection.sendall(asked * n_asked)
+            time.sleep(pause_s)
+            n_read = 0
+            with contextlib.suppress(ConnectionError):
+                while n_read < n_asked * n_bytes and (piece := connection.recv(1 << 20)):
+                    n_read += len(piece)
+        assert (n_read < n_asked * n_bytes) == is_cut
+
+
 @pytest.mark.parametrize(
     "sent",
     [
