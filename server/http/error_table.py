@@ -91,6 +91,13 @@ def not_found(message: str, *, code: str = "not_found", param: str | None = None
     return Refused(Problem(404, "not_found_error", code, message, param))
 
 
+def two_lengths() -> Refused:
+    """400 for a body whose end is announced in two ways; the connection is closed."""
+    message = "Content-Length and Transfer-Encoding are both given"
+    closing = {"connection": "close"}
+    return Refused(Problem(400, "invalid_request_error", "malformed_request", message, headers=closing))
+
+
 def too_large(limit_mib: int) -> Refused:
     message = f"the body is larger than {limit_mib} MiB; --max-body sets the limit"
     return Refused(Problem(413, "invalid_request_error", "body_too_large", message))

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slipstream.engine.errors import SettingError
 from slipstream.engine.settings import Settings
-from slipstream.server.http.error_table import not_found, too_large, too_slow, wrong_host
+from slipstream.server.http.error_table import not_found, too_large, too_slow, two_lengths, wrong_host
 
 PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 ORIGIN = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
@@ -78,7 +78,8 @@ class HostCheck:
 
 def _without_port(named: str) -> str:
     if named.startswith("["):
-        return named[1:].partition("]")[0]
+        host, _, rest = named[1:].partition("]")
+        return host if not rest or rest.startswith(":") else named
     return named.partition(":")[0].lower()
 
 
@@ -124,7 +125,12 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        announced = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # What a proxy in front took for the body's end may be another place (RFC 9112, 6.1).
+            await two_lengths().problem.response()(scope, receive, send)
+            return
+        announced = headers.get("content-length", "0")
         if not announced.isdecimal() or int(announced[:20]) > limit:
             await too_large(self.limit_mib).problem.response()(scope, receive, send)
             return

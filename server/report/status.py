@@ -18,7 +18,7 @@ from slipstream.server.openai.formats.known import format_of
 from slipstream.server.report.replies import EngineState, Health, HealthProblem, Life, Props, Slot
 from slipstream.server.report.tally import ms, shown
 
-SECRET = frozenset({"api_key"})
+SECRET = frozenset({"api_key", "otlp_endpoint"})  # an address may have a user and a password in it
 NoSlot = Annotated[str, Query(description="1: 503 while every slot is busy")]
 # Arguments of the decorators of `health`, a route with three paths.
 HEALTH: Any = {
