@@ -38,7 +38,7 @@ CONFIG_ENV = PREFIX + "CONFIG"
 METAVARS = {int: "N", int | None: "N", float: "X", float | None: "X"}
 OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"  # OpenTelemetry's own name for --otlp-endpoint
 EXIT_INTERRUPTED = 130
-SWITCH_S = 0.0005  # a thread keeps the interpreter for this time while others wait; Python's own is 5 ms
+SWITCH_S = 0.0002  # a thread keeps the interpreter for this time while others wait; Python's own is 5 ms
 # The settings that `plan` has flags for: those that decide what is held in memory.
 PLANNED = (
     *("model", "model_draft", "dtype", "spec_type", "draft_max"),
