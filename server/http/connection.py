@@ -21,6 +21,11 @@ MALFORMED = Problem(
 )
 
 
+# A stream ends itself after the timeout (`sse`). It must come first: uvicorn discards what is sent to a connection that
+# is lost, at once, so that a stream which always has more to send would keep the event loop.
+PATIENCE = 1.25
+
+
 class Connection(H11Protocol):
     """Closes itself `timeout_s` after it was made, or after a request's first byte, unless the headers are complete.
 
@@ -87,7 +92,7 @@ class Connection(H11Protocol):
 
     def _wait_for_reader(self) -> None:
         n_bytes = self.transport.get_write_buffer_size()
-        self._unread = self.loop.call_later(self.timeout_s, self._check_reader, n_bytes)
+        self._unread = self.loop.call_later(PATIENCE * self.timeout_s, self._check_reader, n_bytes)
 
     def _check_reader(self, n_before: int) -> None:
         if self.transport.get_write_buffer_size() < n_before:
