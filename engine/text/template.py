@@ -76,9 +76,8 @@ def to_json(
     return NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
-_deadline: ContextVar[float] = ContextVar(
-    "deadline", default=math.inf
-)  # `time.monotonic` of the rendering at hand
+# `time.monotonic` at which the rendering at hand is to have ended.
+_deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 
 class _TakesTooMuchError(jinja2.TemplateError):

@@ -69,9 +69,8 @@ class Tokenizer:
         self.vocab_size = max(ids, default=-1) + 1  # ids the tokenizer can produce are below it
         if self.vocab_size == 0:
             raise LoadError(f"{folder / 'tokenizer.json'}: the vocabulary is empty")
-        self.longest = max(
-            len(self.token_bytes(i)) for i in range(self.vocab_size)
-        )  # bytes of the longest token
+        # Bytes of the longest token.
+        self.longest = max(len(self.token_bytes(i)) for i in range(self.vocab_size))
         own = self.special_id("eos_token")
         stops = stop_ids(folder / "config.json", folder / "generation_config.json")
         self.eos_ids = stops | (frozenset() if own is None else frozenset({own}))

@@ -113,9 +113,8 @@ def test_more_values_than_are_parsed(server: Served, piece: str, most: int, name
     assert (status, error["code"]) == (400, "body_too_complex")
     assert name in error["message"]
     assert f"at most {most} " in error["message"]
-    within = body(
-        most - 2 if name == "brackets" else most - 1
-    )  # not by `answered`, as its time is not the question
+    # Not by `answered`, as its time is not the question.
+    within = body(most - 2 if name == "brackets" else most - 1)
     kind = {"content-type": "application/json"}
     assert server.http.post(TEXT, content=within, headers=kind).status_code == 200
 

@@ -80,9 +80,8 @@ def test_a_damaged_entry_is_compiled_again(kind: str, suffix: str, warm: Path, t
     assert probe(folder) == ["7 8 2"], "and kept again"
 
 
-FULL = (
-    "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"  # files are made, but take no byte
-)
+# Files are made, but take no byte.
+FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
 READ_ONLY = (
     FULL
     + """

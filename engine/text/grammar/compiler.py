@@ -51,9 +51,9 @@ class Compiler:
         self._tokenizer = tokenizer
 
     def matcher(self, grammar: Grammar) -> Any:
-        """An `LLMatcher` whose first mask has been taken, as some faults show only there. Raises `InvalidRequest`.
+        """An `LLMatcher`; a first mask was taken of a copy, as some faults show only there. Raises `InvalidRequest`.
 
-        Global interpreter lock: released while compiling.
+        Other threads run while it compiles.
         """
         from llguidance import LLMatcher, LLParserLimits
 

@@ -39,6 +39,9 @@ class Constraint:
     """What one reply may still be. Used by the engine's thread alone once it has a slot.
 
     While the reply thinks it is free; from the token behind the end of thinking on, the grammar rules.
+
+    A matcher that meets a limit of its work is in error from then on. If only drafts led there it is made anew, as the
+    reply would not have come there without them. If a token of the reply did, or all takes too long, the reply is lost.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Constraint:
 
         token_bytes: what a token writes. take_back: is given the moved matcher when the reply is over.
         """
-        self.failure: str | None = None  # why the grammar could not be followed any more
+        self.failure: str | None = None  # why no token may follow where none could be picked
         self._first = first
         self._matcher = matcher
         self._thinking = thinking
@@ -63,6 +66,7 @@ class Constraint:
         self._n_free = 0 if thinking is None else None  # tokens before the grammar; None: not known yet
         self._spent_s = 0.0  # beyond _CALL_S a call
         self._takes_drafts = True
+        self._is_lost = False  # the grammar cannot be followed any more; `failure` says why
 
     @property
     def complete(self) -> bool:
@@ -71,6 +75,14 @@ class Constraint:
 
     def push(self, token_id: int) -> bool:
         """One more token of the reply; False, and nothing happens, if the grammar forbids it."""
+        if self._push(token_id):
+            return True
+        if self._matcher.is_error():
+            self._lose(first_line(self._matcher.get_error()))
+        return False
+
+    def _push(self, token_id: int) -> bool:
+        """As `push`, of a draft perhaps: then `pop` must follow, also if it fails."""
         n_free = self._n_free
         if n_free is None and self._decides(token_id):
             n_free = 0
@@ -82,7 +94,7 @@ class Constraint:
 
     def pop(self, n_tokens: int) -> None:
         """Take back the last tokens."""
-        if not n_tokens:
+        if not n_tokens and not self._matcher.is_error():
             return
         before = self._n_ruled
         del self._tokens[len(self._tokens) - n_tokens :]
@@ -102,7 +114,7 @@ class Constraint:
         """
         found = [self._mask()]
         for token_id in drafts:
-            if not self.push(token_id):
+            if not self._push(token_id):
                 break
             found.append(self._mask())
         self.pop(len(found) - 1)
@@ -118,7 +130,7 @@ class Constraint:
     def n_legal(self, after: Sequence[int], drafts: Sequence[int]) -> int:
         """How many of the drafts, behind those of `after`, the grammar has a place for."""
         tokens = [*after, *drafts]
-        if not self._takes_drafts:
+        if self._is_lost or not self._takes_drafts:
             return 0
         if self._n_free is not None:
             # Not by `validate_tokens`, which has no limits.
@@ -132,6 +144,8 @@ class Constraint:
 
     def forced(self, after: Sequence[int], n_max: int) -> list[int]:
         """The tokens that must come behind the drafts of `after`, as far as they are known now."""
+        if self._is_lost:
+            return []
         n_pushed = self._pushed(after)
         found: list[int] = []
         if n_pushed == len(after) and self._n_free is not None:
@@ -140,9 +154,9 @@ class Constraint:
         return found
 
     def _pushed(self, tokens: Sequence[int]) -> int:
-        """Push as many of the tokens as may come; returns how many."""
+        """Push as many of the drafts as may come; returns how many, which `pop` takes back."""
         n_pushed = 0
-        while n_pushed < len(tokens) and self.push(tokens[n_pushed]):
+        while n_pushed < len(tokens) and self._push(tokens[n_pushed]):
             n_pushed += 1
         return n_pushed
 
@@ -151,7 +165,9 @@ class Constraint:
         return self._timed(lambda: int(self._matcher.try_consume_tokens(tokens)))
 
     def _roll_back(self, n_tokens: int) -> None:
-        """Move the matcher back, to behind `_tokens`. One that met a limit of its work is made anew."""
+        """Move the matcher back, to behind `_tokens`."""
+        if self._is_lost:
+            return
         if self._matcher.is_error() or not self._matcher.rollback(n_tokens):
             self._matcher = self._first.deep_copy()
             self._consumed(self._tokens[len(self._tokens) - self._n_ruled :])
@@ -163,8 +179,11 @@ class Constraint:
         taken_s = min(time.perf_counter() - started, _PAUSE_S)
         self._spent_s = max(0.0, self._spent_s + taken_s - _CALL_S)
         if self._spent_s > _BURST_S:
-            self.failure = f"it takes more than {1e3 * _CALL_S:g} ms a token, for longer than {_BURST_S:g} s"
+            self._lose(f"it takes more than {1e3 * _CALL_S:g} ms a token, for longer than {_BURST_S:g} s")
         return result
+
+    def _lose(self, why: str) -> None:
+        self._is_lost, self.failure = True, self.failure if self._is_lost else why
 
     @property
     def _n_ruled(self) -> int:
@@ -193,9 +212,9 @@ class Constraint:
         if self._n_free is None and opener is None:
             return None
         words = np.frombuffer(self._timed(self._matcher.compute_bitmask), np.int32)  # [n_words]
-        if self._matcher.is_error():
+        if self._matcher.is_error() and not self._is_lost:
             self.failure = first_line(self._matcher.get_error())
-        if self.failure is not None:
+        if self._is_lost or self._matcher.is_error():
             return np.zeros_like(words)
         return words if self._n_free is not None or opener is None else _with(words.copy(), opener)
 

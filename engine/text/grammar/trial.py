@@ -94,7 +94,7 @@ def _serve(pipe: Connection) -> None:
     """The child: try grammars until the pipe is closed."""
     os.nice(_NICE)
     compiler = Vocabulary(**json.loads(pipe.recv_bytes())).compiler("grammar")
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             grammar = Grammar(**json.loads(pipe.recv_bytes()))
             pid = os.fork()
@@ -121,6 +121,7 @@ def _try(compiler: Compiler, grammar: Grammar, pipe: Connection) -> NoReturn:
         reason = str(error).removeprefix(f"{grammar.param}: ")
     except BaseException:  # noqa: BLE001 - no memory, or a panic
         os._exit(1)
+    signal.setitimer(signal.ITIMER_PROF, 0)  # or there might be two answers
     _answer(pipe, reason)
     os._exit(0)
 

@@ -45,5 +45,5 @@ class Turns(Generic[T]):
             return
         try:
             future.set_result(work())
-        except Exception as error:  # noqa: BLE001 - raised where it is awaited
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited; panics are no `Exception`
             future.set_exception(error)
