@@ -65,7 +65,7 @@ class Constraint:
         self._tokens: list[int] = []  # of the reply
         self._n_free = 0 if thinking is None else None  # tokens before the grammar; None: not known yet
         self._spent_s = 0.0  # beyond _CALL_S a call
-        self._takes_drafts = True
+        self._takes_drafts = True  # until one of them has met a limit
         self._is_lost = False  # the grammar cannot be followed any more; `failure` says why
 
     @property
@@ -135,7 +135,6 @@ class Constraint:
         if self._n_free is not None:
             # Not by `validate_tokens`, which has no limits.
             n_found = self._consumed(tokens)
-            self._takes_drafts = not self._matcher.is_error()
             self._roll_back(n_found)
         else:
             n_found = self._pushed(tokens)
@@ -156,7 +155,7 @@ class Constraint:
     def _pushed(self, tokens: Sequence[int]) -> int:
         """Push as many of the drafts as may come; returns how many, which `pop` takes back."""
         n_pushed = 0
-        while n_pushed < len(tokens) and self._push(tokens[n_pushed]):
+        while self._takes_drafts and n_pushed < len(tokens) and self._push(tokens[n_pushed]):
             n_pushed += 1
         return n_pushed
 
@@ -168,6 +167,8 @@ class Constraint:
         """Move the matcher back, to behind `_tokens`."""
         if self._is_lost:
             return
+        # Each draft that meets a limit costs as much as the limit allows, and the matcher's making.
+        self._takes_drafts = self._takes_drafts and not self._matcher.is_error()
         if self._matcher.is_error() or not self._matcher.rollback(n_tokens):
             self._matcher = self._first.deep_copy()
             self._consumed(self._tokens[len(self._tokens) - self._n_ruled :])
