@@ -6,11 +6,14 @@ of `pack` may keep the codes and widen them while it multiplies, or widen them a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from slipstream.kernels.matmul.blocks import BlockWeight, below
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,38 @@ class Fp8Weight:
         return Fp8Weight(self.codes, scales, (1, self.block[1]), self.dtype)
 
 
-Quantized = Int4Weight | Fp8Weight
+@dataclass(frozen=True, slots=True)
+class JoinedWeight:
+    """Matrices that read the same inputs, their outputs one after another, each as narrow as it is stored."""
+
+    parts: tuple[
+        Tensor | Int4Weight | Fp8Weight | BlockWeight, ...
+    ]  # each [its outs, in_features], of one dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """out_features, in_features."""
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+    def dense(self) -> Tensor:
+        """The values, [out_features, in_features]."""
+        return _below([widened(part) for part in self.parts])
+
+
+Quantized = Int4Weight | Fp8Weight | BlockWeight | JoinedWeight
 
 
 def widened(weight: Tensor | Quantized) -> Tensor:
@@ -101,11 +135,17 @@ def widened(weight: Tensor | Quantized) -> Tensor:
 def joined(parts: Sequence[Tensor | Quantized]) -> Tensor | Quantized:
     """One matrix of several that read the same inputs, their outputs one after another, [sum of outs, in_features].
 
-    It stays narrow where the parts are of one kind with the same groups of inputs; else it is widened.
+    It stays narrow where the parts are of one kind with the same groups of inputs, or any of them is in blocks; else it
+    is widened.
     """
     if len(parts) == 1:
         return parts[0]
-    return _joined_int4(parts) or _joined_fp8(parts) or _below([widened(part) for part in parts])
+    return (
+        _joined_blocks(parts)
+        or _joined_int4(parts)
+        or _joined_fp8(parts)
+        or _below([widened(part) for part in parts])
+    )
 
 
 def _below(parts: Sequence[Tensor]) -> Tensor:
@@ -113,6 +153,33 @@ def _below(parts: Sequence[Tensor]) -> Tensor:
     if not parts[0].is_meta:
         return torch.cat([*parts])
     return parts[0].new_empty((sum(map(len, parts)), *parts[0].shape[1:]))
+
+
+def _joined_blocks(parts: Sequence[Tensor | Quantized]) -> BlockWeight | JoinedWeight | None:
+    apart = list(_apart(parts))
+    if not any(isinstance(part, BlockWeight) for part in apart):
+        return None
+    runs: list[Tensor | Int4Weight | Fp8Weight | BlockWeight] = []
+    for part in apart:
+        last = runs[-1] if runs else None
+        if isinstance(last, BlockWeight) and isinstance(part, BlockWeight) and _alike(last, part):
+            runs[-1] = below((last, part))
+        else:
+            runs.append(part)
+    only = runs[0]
+    return only if len(runs) == 1 and isinstance(only, BlockWeight) else JoinedWeight(tuple(runs))
+
+
+def _apart(
+    parts: Sequence[Tensor | Quantized],
+) -> Iterator[Tensor | Int4Weight | Fp8Weight | BlockWeight]:
+    return itertools.chain.from_iterable(
+        part.parts if isinstance(part, JoinedWeight) else (part,) for part in parts
+    )
+
+
+def _alike(one: BlockWeight, other: BlockWeight) -> bool:
+    return (one.kind, one.dtype) == (other.kind, other.dtype) and _same_order(one.order, other.order)
 
 
 def _joined_int4(parts: Sequence[Tensor | Quantized]) -> Int4Weight | None:

@@ -1,0 +1,106 @@
+"""Matrices in GGUF's block types, their bytes as the file holds them, and the values they stand for.
+
+A block is a run of 32 or 256 neighbouring inputs of one output: codes of few bits, and scales that they share. What each
+type's bytes mean is `gguf.quants.dequantize`'s to say (the package of llama.cpp, which defines the format).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PIECE = 1 << 22  # values widened at a time: float32 copies of a few megabytes
+
+
+@functools.cache
+def block_sizes(kind: str) -> tuple[int, int]:
+    """Inputs of a block, and its bytes. Raises ValueError if GGUF has no block type of that name."""
+    import gguf  # a fifth of a second, and only files of this format need it
+
+    known = {one.name: sizes for one, sizes in gguf.GGML_QUANT_SIZES.items() if sizes[0] > 1}
+    if kind not in known:
+        raise ValueError(f"{kind} is no block type of GGUF; it must be one of {', '.join(sorted(known))}")
+    n_values, n_bytes = known[kind]
+    return n_values, n_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A matrix in one of GGUF's block types, its bytes as the file holds them.
+
+    Raises ValueError for an unknown kind, or rows that are no whole blocks.
+    """
+
+    data: Tensor  # [out_features, in_features / block * bytes of a block] uint8; may be mapped from a file, read-only
+    kind: str  # "Q4_K", …: a name of gguf.GGMLQuantizationType
+    order: Tensor | None  # [in_features] int64: stored column i belongs to input order[i]; None: to input i
+    dtype: torch.dtype  # of the values
+
+    def __post_init__(self) -> None:
+        n_bytes = block_sizes(self.kind)[1]
+        if self.data.dim() != 2 or self.data.dtype != torch.uint8 or self.data.shape[1] % n_bytes:
+            raise ValueError(
+                f"blocks of {self.kind} have {n_bytes} bytes; rows of whole blocks are [out_features, n * {n_bytes}]"
+                f" uint8, not {list(self.data.shape)} {self.data.dtype}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """out_features, in_features."""
+        n_values, n_bytes = block_sizes(self.kind)
+        return self.data.shape[0], self.data.shape[1] // n_bytes * n_values
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of blocks and order."""
+        return self.data.nbytes + (0 if self.order is None else self.order.nbytes)
+
+    def dense(self) -> Tensor:
+        """The values, [out_features, in_features], each rounded once to `dtype`."""
+        n_out, n_in = self.shape
+        values = torch.empty((n_out, n_in), dtype=self.dtype, device=self.device)
+        if self.data.is_meta:
+            return values
+        n_at_once = max(1, PIECE // max(1, n_in))
+        for start in range(0, n_out, n_at_once):
+            rows = slice(start, start + n_at_once)
+            values[rows] = self._values(self.data[rows])
+        return values
+
+    def rows(self, token_ids: Tensor) -> Tensor:
+        """The values of some outputs, [n, in_features]. token_ids: [n] integers below out_features."""
+        chosen = self.data.index_select(0, token_ids)  # [n, bytes of a row]
+        if self.data.is_meta:
+            return torch.empty((len(token_ids), self.shape[1]), dtype=self.dtype, device=self.device)
+        return self._values(chosen)
+
+    def _values(self, data: Tensor) -> Tensor:
+        """The values of some rows of `data`, [n, in_features]."""
+        from gguf import GGMLQuantizationType, quants
+
+        wide = quants.dequantize(
+            data.cpu().numpy(), GGMLQuantizationType[self.kind]
+        )  # [n, in_features] float32
+        values = torch.from_numpy(wide).to(self.device, self.dtype)
+        if self.order is None:
+            return values
+        ordered = torch.empty_like(values)
+        ordered[:, self.order] = values
+        return ordered
+
+
+def below(parts: Sequence[BlockWeight]) -> BlockWeight:
+    """The outputs of parts of one kind and order, one after another."""
+    first, data = parts[0], [part.data for part in parts]
+    if not first.data.is_meta:
+        return BlockWeight(torch.cat(data), first.kind, first.order, first.dtype)
+    n_out = sum(map(len, data))  # torch would import its compiler to join tensors without memory
+    return BlockWeight(data[0].new_empty((n_out, data[0].shape[1])), first.kind, first.order, first.dtype)
