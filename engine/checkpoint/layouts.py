@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from slipstream.engine.errors import LoadError, UnsupportedModel
+from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
 from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
 
 # What layouts call the tensors of the matrix `name.weight` besides itself: `name.scales` and so on.
@@ -61,7 +62,14 @@ class Pieces:
         return self.read(self.names[piece], shape, dtypes)
 
 
-class Layout(Protocol):
+class Outlined(Protocol):
+    """A kind of matrix that can be drawn without reading it."""
+
+    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | Quantized:
+        """A matrix [out_features, in_features] on the meta device, without memory; it has no order of inputs."""
+
+
+class Layout(Outlined, Protocol):
     """How the matrices of one kind are stored."""
 
     @property
@@ -71,11 +79,10 @@ class Layout(Protocol):
     def shape(self, stored: Sequence[int]) -> tuple[int, int]:
         """(out_features, in_features) of a matrix whose codes have that shape."""
 
-    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | Quantized:
+    def read(
+        self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype
+    ) -> Tensor | Int4Weight | Fp8Weight:
         """The matrix [out_features, in_features], its values in `dtype`. Raises `LoadError` or `UnsupportedModel`."""
-
-    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | Quantized:
-        """The same on the meta device, without memory; it has no order of inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +98,15 @@ class Scheme:
     """How a checkpoint's config says its matrices are stored."""
 
     method: str
-    groups: Sequence[Group]
+    groups: Sequence[Group] = ()
+    by_name: Mapping[str, Outlined] = field(default_factory=dict)  # of layers that are listed one by one
     ignored: Sequence[str] = ()  # patterns of what is stored as it is
     activations: str | None = None  # what else its makers meant to be rounded, which is not done here
 
-    def layout(self, name: str) -> Layout | None:
+    def layout(self, name: str) -> Outlined | None:
         """The layout that the config promises for the linear layer `name`, None if it is stored as it is."""
+        if name in self.by_name:
+            return self.by_name[name]
         if any(named(name, pattern) for pattern in self.ignored):
             return None
         for group in self.groups:
@@ -120,6 +130,18 @@ def named(name: str, pattern: str) -> bool:
     if pattern.startswith("re:"):
         return re.match(pattern.removeprefix("re:"), name) is not None
     return f".{pattern}." in f".{name}."
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A block type of GGUF."""
+
+    kind: str
+
+    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> BlockWeight:
+        n_values, n_bytes = block_sizes(self.kind)
+        data = torch.empty(shape[0], shape[1] // n_values * n_bytes, dtype=torch.uint8, device=META)
+        return BlockWeight(data, self.kind, None, dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,46 +1,55 @@
-"""Safetensors files -> tensors of a network; every tensor is used exactly once, or the load is refused.
-
-Nothing is ever unpickled: `.bin` and `.pt` checkpoints are refused with a hint how to convert them.
-"""
+"""A checkpoint's files -> tensors of a network; every tensor is used exactly once, or the load is refused."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import struct
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from slipstream.engine.checkpoint.gguf.files import GgufTensors, is_gguf
+from slipstream.engine.checkpoint.gguf.matrices import is_finite
 from slipstream.engine.checkpoint.layouts import MARKS, PIECES, Layout, Pieces, Scheme, packed_bytes
+from slipstream.engine.checkpoint.safetensors_folder import SafetensorsFolder
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
-from slipstream.engine.text.json_file import read_object
+from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import Quantized, joined, widened
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-SHARD = re.compile(r"[^/\\\0]*\.safetensors")
 STORED_DTYPES = ("BF16", "F16", "F32", "F64")
 INTEGER_DTYPES = ("I64", "I32")
 # Tensors that old files carry although they are computed from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-# Prefixes of wrapper checkpoints for several media -> those of the text model alone.
-TEXT_PREFIXES = (
-    ("model.language_model.", "model."),
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-)
 # What wrappers hold beside the text model: not read.
 MEDIA = re.compile(
     r"(model\.)?(visual|vision_tower|audio_tower|vision_model|multi_modal_projector|embed_vision|embed_audio)\."
 )
 # A folder of another model misses every tensor; stop after this many.
 N_MISSING_MAX = 64
+
+
+class StoredTensors(Protocol):
+    """The tensors of a checkpoint's files, as they are stored, by the names of the text model alone."""
+
+    @property
+    def names(self) -> Collection[str]: ...
+
+    def where(self, name: str) -> str:
+        """File and tensor, for messages."""
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def dtype(self, name: str) -> str | None:
+        """As safetensors calls it, as "BF16"; None for matrices in block types."""
+
+    def read(self, name: str) -> Tensor | BlockWeight:
+        """In host memory, perhaps mapped from the file."""
+
+    def close(self) -> None: ...
 
 
 class TensorSource(Protocol):
@@ -60,17 +69,22 @@ class TensorSource(Protocol):
     def take_linear(self, names: Sequence[str], d_in: int, d_outs: Sequence[int]) -> Tensor | Quantized:
         """The matrices `name.weight` [d_out, d_in] one below the other, as narrow as they are stored."""
 
-    def drop_copy(self, name: str, original: Tensor) -> bool:
+    def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:
         """Count a tensor as used if it only repeats `original`; returns whether it does."""
 
 
+def open_tensors(path: Path) -> StoredTensors:
+    """The tensors of a folder of safetensors, or of a GGUF file. Raises `LoadError` naming the file."""
+    return GgufTensors(path) if is_gguf(path) else SafetensorsFolder(path)
+
+
 def tensor_names(folder: Path | str) -> frozenset[str]:
-    """What a folder's tensors are called. Raises `LoadError` if it cannot be read; no tensor is."""
+    """What a checkpoint's tensors are called. Raises `LoadError` if it cannot be read; no tensor is."""
     return Weights(folder, torch.float32, torch.device("cpu")).names
 
 
 class Weights:
-    """The tensors of one checkpoint folder, handed out by name; then `finish` settles the account."""
+    """The tensors of one checkpoint, handed out by name; then `finish` settles the account."""
 
     def __init__(
         self, folder: Path | str, dtype: torch.dtype, device: torch.device, scheme: Scheme | None = None
@@ -85,20 +99,16 @@ class Weights:
         self.scheme = scheme
         self.n_params = 0  # of the tensors handed out
         self.n_bytes = 0  # that they take on the device once they are packed
-        self._files: dict[str, Any] = {}  # file name -> open handle
-        listed = self._list_tensors()
-        self._stored = {text_name(name): name for name in listed}
-        if len(self._stored) < len(listed):
-            raise LoadError(f"{folder}: holds the text model twice, under different prefixes")
-        self._file_of = {text_name(name): file for name, file in listed.items()}  # tensor name -> file name
-        ignored = [name for name in self._file_of if name.endswith(IGNORED_SUFFIXES) or MEDIA.match(name)]
-        self._unused = set(self._file_of).difference(ignored)
+        self._files = open_tensors(self.folder)
+        names = self._files.names
+        ignored = [name for name in names if name.endswith(IGNORED_SUFFIXES) or MEDIA.match(name)]
+        self._unused = set(names).difference(ignored)
         self._missing: list[str] = []
         # Matrix -> {what follows its layer's name: stored name}, of those that several tensors stand for.
-        self._narrow = find_narrow(self._file_of)
+        self._narrow = find_narrow(names)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._narrow or name in self._file_of
+        return name in self._narrow or name in self._files.names
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """A fresh copy of a tensor on the run's device, in `dtype` or the run's; each name may be taken once.
@@ -133,18 +143,27 @@ class Weights:
         """A fresh copy of a tensor, narrow if it is stored so."""
         if name in self._narrow:
             return self._take_narrow(name, shape, dtype)
-        if name not in self._file_of:
+        if name not in self._files.names:
             self._missing.append(name)
             if len(self._missing) >= N_MISSING_MAX:
                 self.finish()
             return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
         self._unused.remove(name)
-        file = self._file_of[name]
-        stored = self._read(file, name, shape)
+        if isinstance(stored := self._stored(name, shape), BlockWeight):
+            return self._take_blocks(stored, name, dtype)
         # A copy: the file may change under a mapping.
         tensor = stored.to(device=self.device, dtype=dtype, copy=True)
-        self._refuse_broken(file, name, tensor)
+        self._refuse_broken(name, tensor)
         return tensor
+
+    def _take_blocks(self, stored: BlockWeight, name: str, dtype: torch.dtype) -> Tensor | BlockWeight:
+        """The same of a matrix in a block type. Products on other devices read none, so there it is widened."""
+        if not is_finite(stored):
+            raise LoadError(
+                f"{self._files.where(name)} holds values that are not finite; the file is damaged"
+            )
+        matrix = replace(stored, dtype=dtype)
+        return matrix if self.device.type == "cpu" else matrix.dense().to(self.device)
 
     def _take_narrow(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | Quantized:
         """The same of a matrix that several tensors stand for."""
@@ -162,11 +181,10 @@ class Weights:
     def _pieces(self, name: str) -> Pieces:
         def read(piece: str, wanted: Sequence[int] | None, dtypes: Sequence[str]) -> Tensor:
             self._unused.remove(piece)
-            file = self._file_of[piece]
-            stored = self._read(file, piece, self._stored_shape(piece) if wanted is None else wanted, dtypes)
-            tensor = stored.to(device=self.device, copy=True)
+            shape = self._files.shape(piece) if wanted is None else wanted
+            tensor = self._read(piece, shape, dtypes).to(device=self.device, copy=True)
             if tensor.dtype.itemsize > 1 and tensor.is_floating_point():
-                self._refuse_broken(file, piece, tensor)
+                self._refuse_broken(piece, tensor)
             return tensor
 
         return Pieces(f"{self.folder}: matrix {name}", self._narrow[name], read)
@@ -179,53 +197,54 @@ class Weights:
             )
         return self.scheme.layout_of(pieces)
 
-    def _refuse_broken(self, file: str, name: str, tensor: Tensor) -> None:
+    def _refuse_broken(self, name: str, tensor: Tensor) -> None:
         """Raise `LoadError` for a tensor that holds NaN or infinity: every reply would be noise."""
         if tensor.numel() == 0 or all(
             math.isfinite(one) for one in torch.stack(torch.aminmax(tensor)).tolist()
         ):
             return
-        where = f"{self.folder / file}: tensor {name}"
-        if tensor.dtype == torch.float16 and bool(torch.isfinite(self._read(file, name, tensor.shape)).all()):
+        where = self._files.where(name)
+        if tensor.dtype == torch.float16 and bool(torch.isfinite(self._read(name, tensor.shape)).all()):
             raise LoadError(f"{where} does not fit float16; use another --dtype")
         raise LoadError(f"{where} holds values that are not finite; the file is damaged")
 
     def take_again(self, name: str) -> Tensor:
         """Another copy of a tensor taken before, for a matrix that is packed in two ways."""
-        if name not in self._file_of:
+        if name not in self._files.names:
             raise LoadError(f"{self.folder}: tensor {name} is missing")
-        stored = self._read(self._file_of[name], name, self.shape(name))
-        return stored.to(device=self.device, dtype=self.dtype, copy=True)
+        return self._read(name, self.shape(name)).to(device=self.device, dtype=self.dtype, copy=True)
 
     def take_integers(self, name: str, n: int) -> Tensor:
         """A tensor of whole numbers, [n] int64 on the device; counted as used, not among the parameters.
 
         Raises `LoadError` if it is missing, of another shape or not of whole numbers.
         """
-        if name not in self._file_of:
+        if name not in self._files.names:
             raise LoadError(f"{self.folder}: tensor {name} is missing")
         self._unused.discard(name)
-        stored = self._read(self._file_of[name], name, [n], INTEGER_DTYPES)
-        return stored.to(device=self.device, dtype=torch.int64, copy=True)
+        return self._read(name, [n], INTEGER_DTYPES).to(device=self.device, dtype=torch.int64, copy=True)
 
-    def drop_copy(self, name: str, original: Tensor) -> bool:
+    def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:
         """Count a tensor as used if the files hold it and it only repeats `original`; returns whether."""
-        if name not in self._file_of or name in self._narrow:
+        if name not in self._files.names or name in self._narrow:
             return False
-        stored = self._read(self._file_of[name], name, original.shape)
-        repeats = torch.equal(stored.to(device=self.device, dtype=self.dtype), original)
+        stored = self._stored(name, original.shape)
+        if isinstance(stored, BlockWeight) or isinstance(original, BlockWeight):
+            repeats = _same_blocks(stored, original)
+        else:
+            repeats = torch.equal(stored.to(device=self.device, dtype=self.dtype), original)
         if repeats:
             self._unused.discard(name)
         return repeats
 
     def drop_twin(self, name: str, other: str) -> bool:
         """Count a tensor as used if the files hold it and it equals their tensor `other`; returns whether."""
-        if not {name, other} <= self._file_of.keys() - self._narrow.keys():
+        if not {name, other} <= self._files.names - self._narrow.keys():
             return False
         if self.shape(name) != self.shape(other):
             return False
         shape = self.shape(name)
-        one, two = (self._read(self._file_of[key], key, shape) for key in (name, other))
+        one, two = (self._read(key, shape) for key in (name, other))
         if torch.equal(one, two):
             self._unused.discard(name)
             return True
@@ -238,7 +257,7 @@ class Weights:
     @property
     def names(self) -> frozenset[str]:
         """All tensors that the files hold, and the matrices that several of them stand for."""
-        return frozenset(self._file_of.keys() | self._narrow.keys())
+        return frozenset(self._files.names | self._narrow.keys())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor as stored, for networks whose tensors are trusted more than their config.
@@ -248,102 +267,46 @@ class Weights:
         if name in self._narrow:
             pieces = self._pieces(name)
             layout = self._layout(pieces)
-            return layout.shape(self._stored_shape(pieces.names[layout.codes]))
-        if name not in self._file_of:
+            return layout.shape(self._files.shape(pieces.names[layout.codes]))
+        if name not in self._files.names:
             raise LoadError(f"{self.folder}: tensor {name} is missing")
-        return self._stored_shape(name)
-
-    def _stored_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._files[self._file_of[name]].get_slice(self._stored[name]).get_shape())
+        return self._files.shape(name)
 
     def finish(self) -> None:
         """Close the files. Raises `CheckpointMismatch` naming tensors that were missing or not used."""
         self._drop_empty_biases()
-        self._files.clear()
+        self._files.close()
         if self._missing or self._unused:
             raise CheckpointMismatch(str(self.folder), sorted(self._missing), sorted(self._unused))
 
     def _drop_empty_biases(self) -> None:
         """Count biases of quantised layers as used if they are zero: AutoGPTQ writes a bias for every layer."""
         for name in [f"{matrix.removesuffix('.weight')}.bias" for matrix in self._narrow]:
-            if name in self._unused and not bool(
-                self._read(self._file_of[name], name, self._stored_shape(name)).any()
-            ):
+            if name in self._unused and not bool(self._read(name, self._files.shape(name)).any()):
                 self._unused.remove(name)
 
-    def _read(
-        self, file: str, name: str, shape: Sequence[int], dtypes: Sequence[str] = STORED_DTYPES
-    ) -> Tensor:
-        """The tensor as stored, mapped from its file."""
-        handle = self._files[file]
-        view = handle.get_slice(self._stored[name])
-        if view.get_dtype() not in dtypes:
-            raise UnsupportedModel(
-                f"{self.folder / file}: tensor {name} has dtype {view.get_dtype()}; only {', '.join(dtypes)}"
-            )
-        if tuple(view.get_shape()) != tuple(shape):
+    def _read(self, name: str, shape: Sequence[int], dtypes: Sequence[str] = STORED_DTYPES) -> Tensor:
+        """A tensor of plain numbers as stored, mapped from its file; of a matrix in a block type its values."""
+        return widened(self._stored(name, shape, dtypes))
+
+    def _stored(
+        self, name: str, shape: Sequence[int], dtypes: Sequence[str] = STORED_DTYPES
+    ) -> Tensor | BlockWeight:
+        files = self._files
+        if files.shape(name) != tuple(shape):
             raise LoadError(
-                f"{self.folder / file}: tensor {name} has shape {list(view.get_shape())},"
-                f" the config asks for {list(shape)}"
+                f"{files.where(name)} has shape {list(files.shape(name))}, the config asks for {list(shape)}"
             )
-        tensor: Tensor = handle.get_tensor(self._stored[name])
-        return tensor
-
-    def _list_tensors(self) -> dict[str, str]:
-        """Tensor name -> file name, by the index if the folder has it; opens every file named."""
-        index = self.folder / INDEX
-        if not index.exists():
-            if not (self.folder / SINGLE).exists():
-                raise LoadError(self._nothing_to_read())
-            return dict.fromkeys(self._open(SINGLE), SINGLE)
-        file_of = read_object(index).get("weight_map")
-        if not isinstance(file_of, dict) or not file_of:
-            raise LoadError(f"{index}: weight_map is not an object of tensor names")
-        for name, file in file_of.items():
-            if not isinstance(file, str) or not SHARD.fullmatch(file):
-                raise LoadError(
-                    f"{index}: tensor {name} is said to be in {json.dumps(file)};"
-                    " it must be a .safetensors file in the folder itself"
-                )
-        for file in sorted(set(file_of.values())):
-            held = self._open(file)
-            absent = sorted(name for name, where in file_of.items() if where == file and name not in held)
-            if absent:
-                raise LoadError(f"{self.folder / file}: has no tensor {absent[0]}, although {INDEX} says so")
-        return file_of
-
-    def _open(self, file: str) -> set[str]:
-        """Open one file and return the names of its tensors."""
-        path = self.folder / file
-        try:
-            # The files are mapped into host memory, from where each tensor is copied to its device.
-            handle = self._files[file] = safe_open(path, framework="pt", device="cpu")
-            return set(handle.keys())  # type: ignore[no-untyped-call]
-        except FileNotFoundError:
-            raise LoadError(f"{path}: no such file") from None
-        except (SafetensorError, OSError, ValueError) as error:
-            raise LoadError(f"{path}: {fault(path)} ({error})") from None
-
-    def _nothing_to_read(self) -> str:
-        """Why the folder holds no weights, with a hint if another format is there."""
-        if not self.folder.is_dir():
-            return f"{self.folder}: no such folder"
-        pickled = sorted(one.name for one in self.folder.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
-        if pickled:
-            return (
-                f"{self.folder / pickled[0]}: only safetensors are read, pickled files can run any code;"
-                " convert it with transformers: AutoModelForCausalLM.from_pretrained(folder)"
-                ".save_pretrained(new_folder)"
-            )
-        return f"{self.folder}: neither {SINGLE} nor {INDEX} is there"
+        if (dtype := files.dtype(name)) not in (None, *dtypes):
+            raise UnsupportedModel(f"{files.where(name)} has dtype {dtype}; only {', '.join(dtypes)}")
+        return files.read(name)
 
 
-def text_name(name: str) -> str:
-    """The name that a tensor of a wrapper checkpoint has in a checkpoint of the text model alone."""
-    for prefix, plain in TEXT_PREFIXES:
-        if name.startswith(prefix):
-            return plain + name.removeprefix(prefix)
-    return name
+def _same_blocks(one: Tensor | BlockWeight, other: Tensor | BlockWeight) -> bool:
+    """Whether two matrices have the same bytes in the same block type."""
+    if not isinstance(one, BlockWeight) or not isinstance(other, BlockWeight):
+        return False
+    return one.kind == other.kind and torch.equal(one.data, other.data)
 
 
 def find_narrow(names: Collection[str]) -> dict[str, dict[str, str]]:
@@ -362,21 +325,3 @@ def find_narrow(names: Collection[str]) -> dict[str, dict[str, str]]:
                 piece: stored for piece, stored in pieces.items() if stored in names
             }
     return found
-
-
-def fault(path: Path) -> str:
-    """What is wrong with a safetensors file that cannot be opened; names the first tensor that is cut off."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            (n_header,) = struct.unpack("<Q", file.read(8))
-            if n_header > size - 8:
-                return f"truncated: the header has {n_header} bytes, the file {size}"
-            header = json.loads(file.read(n_header))
-        for name, entry in sorted(header.items(), key=lambda item: item[1].get("data_offsets", [0, 0])[1]):
-            end = 8 + n_header + entry.get("data_offsets", [0, 0])[1]
-            if end > size:
-                return f"truncated: tensor {name} ends at byte {end}, the file has {size}"
-    except (OSError, ValueError, struct.error, AttributeError, TypeError, IndexError, RecursionError):
-        return "not a safetensors file, its header is not readable"
-    return "not a valid safetensors file"

@@ -6,25 +6,28 @@ that a padding row can never be picked; the embedding keeps all rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from slipstream.engine.checkpoint.weights import TensorSource
-from slipstream.kernels.matmul.op import Packed, linear, pack
+from slipstream.kernels.matmul.blocks import BlockWeight
+from slipstream.kernels.matmul.op import Packed, Quantized, linear, pack
+from slipstream.kernels.matmul.quantized import widened
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
     """Rows of the residual stream by token id."""
 
-    weight: Tensor  # [vocab_rows, d_model]
+    weight: Tensor | BlockWeight  # [vocab_rows, d_model]
     scale: Tensor | None = None  # [] of the weight's dtype: rows are multiplied by it, and rounded
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """token_ids: [n_tokens] int64. Returns [n_tokens, d_model]."""
-        rows = self.weight.index_select(0, token_ids)
+        weight = self.weight
+        rows = weight.index_select(0, token_ids) if isinstance(weight, Tensor) else weight.rows(token_ids)
         return rows if self.scale is None else rows * self.scale
 
 
@@ -44,8 +47,10 @@ def load_embedding(
     weights: TensorSource, name: str, vocab_rows: int, d_model: int, scale: float | None = None
 ) -> Embedding:
     """The embedding whose matrix is the tensor `name.weight`. scale: of its rows, rounded to their dtype."""
-    weight = weights.take(f"{name}.weight", [vocab_rows, d_model])
-    return Embedding(weight, None if scale is None else weight.new_tensor(scale))
+    matrix = weights.take_linear([name], d_model, [vocab_rows])
+    weight = matrix if isinstance(matrix, BlockWeight) else widened(matrix)
+    factor = None if scale is None else torch.tensor(scale, dtype=weight.dtype, device=weight.device)
+    return Embedding(weight, factor)
 
 
 def load_head(
@@ -56,10 +61,18 @@ def load_head(
     tied: what the checkpoint says; None leaves it to whether the tensor is there. A tied checkpoint may
     repeat the embedding as the head, equal in every number.
     """
-    full, name = embedding.weight, f"{name}.weight"
+    full, tensor = embedding.weight, f"{name}.weight"
     if tied is None:
-        tied = name not in weights
+        tied = tensor not in weights
     if tied:
-        weights.drop_copy(name, full)
-    matrix = full if tied else weights.take(name, full.shape)  # [vocab_rows, d_model]
-    return Head(pack(matrix[:vocab_size]), vocab_size)
+        weights.drop_copy(tensor, full)
+    vocab_rows, d_model = full.shape
+    matrix = full if tied else weights.take_linear([name], d_model, [vocab_rows])
+    return Head(pack(first_rows(matrix, vocab_size)), vocab_size)
+
+
+def first_rows(matrix: Tensor | Quantized, n: int) -> Tensor | BlockWeight:
+    """The first n outputs, [n, in_features]."""
+    if isinstance(matrix, BlockWeight):
+        return replace(matrix, data=matrix.data[:n])
+    return widened(matrix)[:n]

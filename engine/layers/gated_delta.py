@@ -68,7 +68,8 @@ class GatedDeltaSpec:
         """The layer of the block whose tensors start with `block`."""
         name, need = f"{block}.linear_attn", self.state
         n_heads, wide = need.n_value_heads, torch.promote_types(weights.dtype, torch.float32)
-        qkvz, ba = (self._ungrouped if self.grouped else self._joined)(weights, name)
+        grouped = self.grouped and f"{name}.in_proj_qkvz.weight" in weights  # GGUF files have them apart
+        qkvz, ba = (self._ungrouped if grouped else self._joined)(weights, name)
         conv = weights.take(f"{name}.conv1d.weight", [need.n_channels, 1, need.conv_width])[:, 0]
         return GatedDelta(
             need=need,

@@ -29,6 +29,7 @@ class RopeSpec:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0  # cos and sin are multiplied by it
+    divisors: tuple[float, ...] = ()  # of the frequencies, n_dims / 2
 
 
 def rope_tables(spec: RopeSpec, n_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -66,6 +67,11 @@ def llama3(spec: RopeSpec, frequencies: Tensor) -> Tensor:
     return torch.where(wavelengths < spec.n_ctx_original / high, frequencies, scaled)
 
 
+def divided(spec: RopeSpec, frequencies: Tensor) -> Tensor:
+    """Each frequency divided by a number of its own: how GGUF files keep Llama 3.1's scaling."""
+    return frequencies / torch.tensor(spec.divisors)
+
+
 def yarn(spec: RopeSpec, frequencies: Tensor) -> Tensor:
     """Dimensions that turn often are kept, slow dimensions squeezed, a ramp between (YaRN, section 3)."""
 
@@ -99,5 +105,6 @@ SCALINGS: dict[str, Callable[[RopeSpec, Tensor], Tensor]] = {
     "default": default,
     "linear": linear,
     "llama3": llama3,
+    "divided": divided,
     "yarn": yarn,
 }

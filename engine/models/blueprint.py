@@ -23,6 +23,7 @@ from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.reading.fields import MOST_PARTS
 from slipstream.engine.models.registry import decoder_spec
 from slipstream.kernels import select
+from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import Quantized, joined
 from slipstream.kernels.norm_rope_write.op import Rope
 
@@ -71,7 +72,7 @@ class Blueprint:
         self.n_params += math.prod(taken.shape)
         self.n_bytes += packed_bytes(taken, self._target)
 
-    def drop_copy(self, name: str, original: Tensor) -> bool:
+    def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:
         """A tied head needs no tensor of its own, so there is nothing to count."""
         return False
 

@@ -19,6 +19,7 @@ from slipstream.engine.models.heads.dspark import is_dspark, load_dspark
 from slipstream.engine.models.heads.eagle3 import is_eagle3, load_eagle3
 from slipstream.engine.models.heads.mtp import is_whole_model, load_mtp, mtp_tensors
 from slipstream.engine.models.network import Network
+from slipstream.engine.models.reading.documents import has_config, read_documents
 from slipstream.engine.models.reading.fields import Fields
 from slipstream.engine.settings import Settings
 from slipstream.engine.speculate.bench.garbage import Garbage
@@ -204,8 +205,8 @@ def kind_of(path: Path | str) -> str:
     cannot be read and `UnsupportedModel` if it holds none of these.
     """
     folder = Path(path)
-    names, config = tensor_names(folder), folder / "config.json"
-    said = Fields.read(config) if config.exists() else Fields({}, str(folder))
+    names = tensor_names(folder)
+    said = read_documents(folder)[0] if has_config(folder) else Fields({}, str(folder))
     if said.has("speculators_model_type"):
         exported = {kind.exported_as: name for name, kind in NETWORKS.items() if kind.exported_as is not None}
         if (found := exported.get(said.text("speculators_model_type"))) is None:

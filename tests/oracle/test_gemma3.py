@@ -145,7 +145,6 @@ def test_wrapper_checkpoint(oracle: Callable[[str], Oracle], tmp_path: Path) -> 
     renamed["multi_modal_projector.x.weight"] = torch.ones(3)
     save_file(renamed, copy / "model.safetensors")
     network = loaded(copy)
-    assert network.config.eos_ids >= {1, 106}
     assert difference(Windowed(network).feed(rows(0, prompt.tolist(), 0, N_PROMPT)), expected) < 1e-4
 
 

@@ -38,7 +38,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert (config.rope.kind, config.rope.theta, config.rope.n_dims) == ("default", 10000.0, 16)
     assert config.tied is None
     assert config.dtype == torch.float32
-    assert (config.eos_ids, config.bos_id, config.sampling) == (frozenset(), None, {})
+    assert config.sampling == {}
 
 
 SCALED = {
@@ -96,11 +96,6 @@ def test_yarn(tmp_path: Path) -> None:
     assert read(tmp_path, rope_scaling={**yarn, "factor": None}).rope.factor == 4.0
 
 
-@pytest.mark.parametrize(("eos", "more", "union"), [(1, [1, 2], {1, 2}), (None, 3, {3}), ([4], None, {4})])
-def test_end_tokens_are_the_union(tmp_path: Path, eos: Any, more: Any, union: set[int]) -> None:
-    assert read(tmp_path, {"eos_token_id": more}, eos_token_id=eos).eos_ids == union
-
-
 def test_sampling_defaults(tmp_path: Path) -> None:
     given = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "do_sample": True}
     expected = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repeat_penalty": 1.05}
@@ -139,7 +134,6 @@ REFUSED: list[tuple[str, Any]] = [
     ("attention_bias", 1),
     ("tie_word_embeddings", "yes"),
     ("torch_dtype", "int8"),
-    ("bos_token_id", "x"),
     ("architectures", []),
     ("architectures", None),
 ]
@@ -203,9 +197,8 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_alone_reads_as_its_folder_does(tmp_path: Path) -> None:
-    generation = {"temperature": 0.5, "eos_token_id": [7]}
-    config = read(tmp_path, generation, eos_token_id=3)
-    assert config.eos_ids == {3, 7}
+    config = read(tmp_path, {"temperature": 0.5})
+    assert config.sampling == {"temperature": 0.5}
     assert read_config(tmp_path / "config.json") == config
     (tmp_path / "config.json").rename(tmp_path / "other.json")
     assert read_config(tmp_path / "other.json") == config

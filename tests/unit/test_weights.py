@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from slipstream.engine.checkpoint.weights import INDEX, SINGLE, Weights
+from slipstream.engine.checkpoint.safetensors_folder import INDEX, SINGLE
+from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 
 CPU = torch.device("cpu")

@@ -38,6 +38,7 @@ from slipstream.engine.models.heads.draft_parts import (
     refuse_tensors,
 )
 from slipstream.engine.models.network import Network
+from slipstream.engine.models.reading.documents import read_documents
 from slipstream.engine.models.reading.fields import Fields
 from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.norm_rope_write.op import norm_rope_write
@@ -151,7 +152,7 @@ def load_block_draft(weights: Weights, target: Network, n_ctx: int, taps: Sequen
 
     Raises `LoadError` and its subclasses.
     """
-    fields = Fields.read(weights.folder / "config.json")
+    fields = read_documents(weights.folder)[0]
     refuse_variants(weights, fields)
     inner = fields.child("transformer_layer_config") if fields.has("speculators_model_type") else fields
     d_model = weights.shape("fc.weight")[0]

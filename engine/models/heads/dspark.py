@@ -21,7 +21,7 @@ from slipstream.engine.layers.embed import Embedding
 from slipstream.engine.models.heads.block_backbone import BlockDraft, load_block_draft
 from slipstream.engine.models.heads.draft_parts import load_draft_head, refuse_tensors
 from slipstream.engine.models.network import Network
-from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.reading.documents import read_documents
 from slipstream.kernels.matmul.op import Packed, linear, pack
 
 MARKOV = "markov_head.markov_w1.weight"
@@ -85,7 +85,7 @@ def load_dspark(path: Path | str, target: Network, n_ctx: int, taps: Sequence[in
     tensor and value.
     """
     weights = Weights(path, target.dtype, target.device)
-    config = Fields.read(weights.folder / "config.json")
+    config = read_documents(weights.folder)[0]
     refuse_tensors(weights, VARIANTS)
     if config.text("markov_head_type", "vanilla") != "vanilla":
         raise config.refuse("markov_head_type", "only vanilla is supported")

@@ -41,6 +41,7 @@ from slipstream.engine.models.heads.draft_parts import (
     refuse_tensors,
 )
 from slipstream.engine.models.network import Network
+from slipstream.engine.models.reading.documents import read_documents
 from slipstream.engine.models.reading.fields import Fields
 from slipstream.kernels.matmul.op import Packed, linear
 
@@ -173,7 +174,7 @@ def load_eagle3(path: Path | str, target: Network, n_ctx: int, taps: Sequence[in
     Raises `LoadError` and its subclasses naming file, tensor and value.
     """
     weights = Weights(path, target.dtype, target.device)
-    fields = Fields.read(weights.folder / "config.json")
+    fields = read_documents(weights.folder)[0]
     layout = layout_of(fields)
     refuse_tensors(weights, VARIANTS)
     nested = fields.child("eagle_config")

@@ -34,7 +34,7 @@ from slipstream.engine.models.heads.draft_parts import (
     rope_table,
 )
 from slipstream.engine.models.network import Network
-from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.reading.documents import has_config, read_documents
 from slipstream.kernels.matmul.op import Packed, linear
 
 
@@ -254,9 +254,9 @@ def check_layers(weights: Weights, found: Sequence[Names]) -> None:
 
 def plan_of(weights: Weights, names: Names, target: Network, n_ctx: int) -> BlockPlan:
     """The plan of the block: the target's in its own folder or without a config, else from the folder's config."""
-    config, path = target.config, weights.folder / "config.json"
-    if path.exists() and not is_whole_model(weights.names):
-        plan = read_plan(Fields.read(path), weights, names.block, config.d_model, n_ctx, target)
+    config, path = target.config, weights.folder
+    if has_config(path) and not is_whole_model(weights.names):
+        plan = read_plan(read_documents(path)[0], weights, names.block, config.d_model, n_ctx, target)
     else:
         plan = BlockPlan(
             d_model=config.d_model,

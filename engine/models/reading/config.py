@@ -1,4 +1,4 @@
-"""Strict reader of a checkpoint's config.json and generation_config.json, in both dialects of transformers.
+"""Strict reader of a checkpoint's config and its defaults of generation, in both dialects of transformers.
 
 A key that asks for a computation the network does not have is refused by key and value. Keys that change nothing
 about the function computed are not looked at.
@@ -6,8 +6,9 @@ about the function computed are not looked at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.layers.norm import NormSpec
 from slipstream.engine.layers.rope import SCALINGS, RopeSpec, yarn_attention_factor
+from slipstream.engine.models.reading.documents import read_documents
 from slipstream.engine.models.reading.fields import MOST_PARTS, Fields
 from slipstream.engine.models.reading.quantization import KEYS as QUANTIZATION_KEYS
 from slipstream.engine.models.reading.quantization import read_scheme
-from slipstream.engine.text.tokenizer import stop_ids
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -52,7 +53,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # of `layer_types`
 FULL_EVERY = "sliding_window_pattern"  # the key of older files: every n-th layer is full
-GENERATION = "generation_config.json"
 # What it calls a default -> the request field.
 SAMPLING_KEYS = {
     "temperature": "temperature",
@@ -82,8 +82,6 @@ class ModelConfig:
     attention_bias: bool
     mlp_bias: bool
     dtype: torch.dtype  # of the stored weights
-    eos_ids: frozenset[int]
-    bos_id: int | None
     sampling: Mapping[str, float | int]  # defaults of generation_config.json by request field
     quantization: Scheme | None = None  # how matrices of few bits are stored
     # All keys of the text model, for those that a single family reads.
@@ -147,13 +145,11 @@ def read_config(
 ) -> ModelConfig:
     """The config of a checkpoint folder. Raises `UnsupportedModel` naming key and value, or `LoadError`.
 
-    path: the folder, or a config file, whose generation_config.json lies beside it if anywhere.
+    path: the folder, a GGUF file, or a config file, whose generation_config.json lies beside it if anywhere.
     understood: per architecture, keys that change the function computed and that its family heeds. defaults: per
     architecture, values of keys that its checkpoints leave out.
     """
-    path = Path(path)
-    file, folder = (path, path.parent) if path.is_file() else (path / "config.json", path)
-    outer = Fields.read(file)
+    outer, generation = read_documents(Path(path))
     architecture = read_architecture(outer)
     fields = text_fields(outer).over((defaults or {}).get(architecture, {}))
     heeded = (understood or {}).get(architecture, ())
@@ -182,9 +178,7 @@ def read_config(
         attention_bias=fields.flag("attention_bias", default=False),
         mlp_bias=fields.flag("mlp_bias", default=False),
         dtype=read_dtype(fields),
-        eos_ids=stop_ids(file, folder / GENERATION),
-        bos_id=read_bos(fields),
-        sampling=read_sampling(folder),
+        sampling=read_sampling(generation),
         quantization=read_scheme(fields),
         fields=fields,
         heeded=heeded,
@@ -227,14 +221,6 @@ def read_dtype(fields: Fields) -> torch.dtype:
     if name not in DTYPES:
         raise fields.refuse(key, f"must be one of {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def read_bos(fields: Fields) -> int | None:
-    """The id of the begin token, or None."""
-    value = fields.values.get("bos_token_id")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise fields.refuse("bos_token_id", "must be a token id")
-    return value
 
 
 def refuse_unsupported(fields: Fields, understood: Collection[str] = ()) -> None:
@@ -292,7 +278,21 @@ def read_rope(fields: Fields, d_head: int, kind_of_layer: str | None = None) -> 
             f"{n_dims} rotated dimensions, must be even and at most head_dim"
         )
     plain = RopeSpec(kind=kind, theta=theta, n_dims=n_dims)
+    if kind == "divided":
+        return replace(plain, divisors=read_divisors(given, n_dims // 2))
     return plain if kind == "default" else read_scaling(fields, given, plain)
+
+
+def read_divisors(given: Fields, n: int) -> tuple[float, ...]:
+    """What each of n frequencies is divided by."""
+    divisors = given.values.get("divisors")
+    if (
+        not isinstance(divisors, list)
+        or len(divisors) != n
+        or not all(0 < one < math.inf for one in divisors)
+    ):
+        raise given.refuse("divisors", f"must be {n} numbers above 0")
+    return tuple(divisors)
 
 
 def read_scaling(fields: Fields, given: Fields, plain: RopeSpec) -> RopeSpec:
@@ -327,12 +327,8 @@ def read_scaling(fields: Fields, given: Fields, plain: RopeSpec) -> RopeSpec:
     )
 
 
-def read_sampling(folder: Path) -> dict[str, float | int]:
-    """Sampling defaults of generation_config.json by request field; empty if the file is not there."""
-    path = folder / GENERATION
-    if not path.exists():
-        return {}
-    fields = Fields.read(path)
+def read_sampling(fields: Fields) -> dict[str, float | int]:
+    """Sampling defaults of a generation_config.json by request field."""
     found: dict[str, float | int] = {}
     for key, name in SAMPLING_KEYS.items():
         if not fields.has(key):

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slipstream.engine.checkpoint.layouts import Awq, Fp8, Gptq, Group, Layout, Mxfp4, PackedInt4, Scheme
-from slipstream.engine.checkpoint.weights import text_name
+from slipstream.engine.checkpoint.layouts import (
+    Awq,
+    Blocks,
+    Fp8,
+    Gptq,
+    Group,
+    Layout,
+    Mxfp4,
+    PackedInt4,
+    Scheme,
+)
+from slipstream.engine.checkpoint.safetensors_folder import text_name
 from slipstream.engine.models.reading.fields import Fields
 
 KEYS = ("quantization_config", "compression_config")  # the second is compressed-tensors' older name
@@ -156,11 +166,18 @@ def read_names(given: Fields, key: str) -> Sequence[str]:
     return [text_name(one) for one in names]
 
 
+def read_blocks(given: Fields) -> Scheme:
+    """GGUF files: each matrix in a block type of its own."""
+    kinds = given.child("kinds").values
+    return Scheme(method="gguf", by_name={name: Blocks(kind) for name, kind in kinds.items()})
+
+
 METHODS: dict[str, Callable[[Fields], Scheme]] = {
     "fp8": read_fp8,
     "awq": read_awq,
     "gptq": read_gptq,
     "compressed-tensors": read_compressed,
+    "gguf": read_blocks,
     "mxfp4": read_mxfp4,
 }
 # What is added to a stored zero point, by `checkpoint_format`.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.saved import Saved, SavedWindow
-from slipstream.engine.checkpoint.weights import fault
+from slipstream.engine.checkpoint.safetensors_folder import fault
 from slipstream.engine.errors import InvalidRequest, SlotFileRefused, SlotNotSaved
 
 log = logging.getLogger(__name__)

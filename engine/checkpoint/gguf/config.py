@@ -1,0 +1,257 @@
+"""A GGUF file's metadata as the config.json and generation_config.json that transformers would write of its model.
+
+What the format leaves out is what llama.cpp (github.com/ggml-org/llama.cpp, src/models) assumes of each architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from slipstream.engine.checkpoint.gguf.header import Stored
+from slipstream.engine.checkpoint.gguf.keys import Keys
+from slipstream.engine.checkpoint.gguf.matrices import map_file, read_stored
+from slipstream.engine.errors import UnsupportedModel
+
+Config = dict[str, Any]
+FULL, SLIDING, RECURRENT = "full_attention", "sliding_attention", "linear_attention"
+EMBEDDING, OUTPUT, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+GEMMA3_27B = 62  # layers
+SCALINGS = ("none", "linear", "yarn")
+# Keys that change the function computed and are read for no architecture, with the values under which they do not.
+HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attn_logit_softcapping": (0,),
+    "attention.scale": (0,),
+    "embedding_scale": (0, 1),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "use_parallel_residual": (False,),
+}
+# What a file calls a default of sampling -> generation_config.json.
+SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+ENDS = ("eos", "eot", "eom")  # tokens that end a text
+
+
+def model_config(keys: Keys) -> Config:
+    """config.json. Raises `UnsupportedModel` naming key and value, or `LoadError`."""
+    if keys.architecture not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{keys.path}: general.architecture = {keys.architecture!r} is not supported;"
+            f" known: {', '.join(sorted(ARCHITECTURES))}"
+        )
+    for name, harmless in HARMLESS.items():
+        if keys.has(name) and keys.metadata[keys.full(name)] not in harmless:
+            raise keys.refuse(name, "not supported")
+    named, read = ARCHITECTURES[keys.architecture]
+    return {"architectures": [named], **common(keys), **read(keys)}
+
+
+def generation_config(metadata: Mapping[str, Any]) -> Config:
+    """generation_config.json: end tokens, and the sampling that the model's makers recommend."""
+    stated = {name: metadata.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
+    return {name: value for name, value in stated.items() if value is not None}
+
+
+def end_ids(metadata: Mapping[str, Any]) -> list[int]:
+    """Ids of the tokens that end a text."""
+    ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS]
+    return sorted({one for one in ids if type(one) is int})
+
+
+def common(keys: Keys) -> Config:
+    """What the configs of all architectures have."""
+    return {
+        "hidden_size": keys.count("embedding_length"),
+        "intermediate_size": keys.count("feed_forward_length", keys.count("expert_feed_forward_length", 0)),
+        "num_hidden_layers": keys.n_layers,
+        "num_nextn_predict_layers": keys.count("nextn_predict_layers", 0),
+        "num_attention_heads": keys.count("attention.head_count"),
+        "num_key_value_heads": keys.n_kv_heads,
+        "head_dim": keys.d_head,
+        "vocab_size": keys.tensor(EMBEDDING).shape[0],
+        "max_position_embeddings": keys.count("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope(keys),
+        "tie_word_embeddings": OUTPUT not in keys.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in keys.tensors,
+        "dtype": run_in(keys),
+        "eos_token_id": end_ids(keys.metadata),
+        "bos_token_id": keys.metadata.get("tokenizer.ggml.bos_token_id"),
+    }
+
+
+def run_in(keys: Keys) -> str:
+    """The dtype of activations: float32 where the file was written in it, else bfloat16, which most were trained in."""
+    return "float32" if keys.tensor(EMBEDDING).kind == "F32" else "bfloat16"
+
+
+def rope(keys: Keys) -> Config:
+    """The rotary embedding of full layers."""
+    n_dims, kind = keys.count("rope.dimension_count", keys.d_head), keys.text("rope.scaling.type", "none")
+    if kind not in SCALINGS:
+        raise keys.refuse("rope.scaling.type", f"must be one of {', '.join(SCALINGS)}")
+    plain = {
+        "rope_type": "default",
+        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "partial_rotary_factor": n_dims / max(keys.d_head, 1),
+    }
+    if ROPE_FACTORS in keys.tensors:
+        return {**plain, "rope_type": "divided", "divisors": read_factors(keys.tensor(ROPE_FACTORS))}
+    if kind == "none" or (factor := keys.number("rope.scaling.factor", 1.0)) in (0.0, 1.0):
+        return plain
+    return {**plain, "rope_type": kind, "factor": factor, **(yarn(keys) if kind == "yarn" else {})}
+
+
+def read_factors(stored: Stored) -> list[float]:
+    """What each frequency is divided by."""
+    factors = read_stored(map_file(stored.path), stored)
+    if stored.kind != "F32" or not isinstance(factors, Tensor) or factors.dim() != 1:
+        raise UnsupportedModel(
+            f"{stored.where} is {stored.kind} {list(stored.shape)}, must be a vector of F32"
+        )
+    return [float(one) for one in factors.tolist()]
+
+
+def yarn(keys: Keys) -> Config:
+    """What YaRN adds."""
+    if keys.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
+        raise keys.refuse("rope.scaling.yarn_ext_factor", "only 1 is supported")
+    attention = "rope.scaling.yarn_attn_factor"
+    return {
+        "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
+        "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        "attention_factor": keys.number(attention) if keys.has(attention) else None,
+    }
+
+
+def plain(keys: Keys) -> Config:
+    """Llama and Qwen: a dense part in every layer."""
+    if keys.count("expert_count", 0):
+        raise keys.refuse("expert_count", "experts are not supported in this architecture")
+    return {}
+
+
+def windows(keys: Keys, every: int) -> Config:
+    """Sliding layers, unless the file lists them all but every so many."""
+    n_layers = keys.n_layers
+    if not keys.count("attention.sliding_window", 0):
+        return {"layer_types": [FULL] * n_layers, "sliding_window": None}
+    listed = keys.flags("attention.sliding_window_pattern", n_layers)
+    slides = [bool((i + 1) % every) for i in range(n_layers)] if listed is None else listed
+    return {
+        "layer_types": [SLIDING if one else FULL for one in slides],
+        "sliding_window": keys.count("attention.sliding_window"),
+    }
+
+
+def gemma3(keys: Keys) -> Config:
+    # The largest was trained with queries scaled by another width, which the format does not say.
+    is_largest = keys.n_layers == GEMMA3_27B
+    width = keys.count("embedding_length") // max(keys.count("attention.head_count"), 1)
+    base = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 10000.0)}
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": width if is_largest else keys.d_head,
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
+        "rope_parameters": {FULL: rope(keys), SLIDING: base},
+        **windows(keys, 6),
+    }
+
+
+def experts(keys: Keys) -> Config:
+    """Experts chosen by a softmax, their weights summing to 1."""
+    return {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def gpt_oss(keys: Keys) -> Config:
+    given = {key: value for key, value in experts(keys).items() if key != "num_experts"}
+    rotation = rope(keys)
+    return {
+        **given,
+        "num_local_experts": keys.count("expert_count"),
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        "rope_parameters": {**rotation, "truncate": False},
+        "attention_bias": True,
+        **windows(keys, 2),
+    }
+
+
+def glm4_moe(keys: Keys) -> Config:
+    if keys.count("expert_gating_func", 2) != 2:
+        raise keys.refuse("expert_gating_func", "only 2, a sigmoid, is supported")
+    given = {key: value for key, value in experts(keys).items() if key != "num_experts"}
+    return {
+        **given,
+        "n_routed_experts": keys.count("expert_count"),
+        "n_shared_experts": keys.count("expert_shared_count", 1),
+        "first_k_dense_replace": keys.count("leading_dense_block_count", 0),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", default=True),
+        "n_group": max(1, keys.count("expert_group_count", 1)),
+        "topk_group": max(1, keys.count("expert_group_used_count", 1)),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in keys.tensors,
+    }
+
+
+def gated_delta(keys: Keys) -> Config:
+    """Qwen3-Next and Qwen3.5: most layers have a recurrent state."""
+    n_layers = keys.n_layers
+    listed, every = (
+        keys.flags("attention.recurrent_layers", n_layers),
+        keys.count("full_attention_interval", 4),
+    )
+    recurrent = [bool((i + 1) % every) for i in range(n_layers)] if listed is None else listed
+    n_value_heads = keys.count("ssm.time_step_rank")
+    return {
+        "layer_types": [RECURRENT if one else FULL for one in recurrent],
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.count("ssm.state_size"),
+        "linear_value_head_dim": keys.count("ssm.inner_size") // max(n_value_heads, 1),
+        "linear_num_key_heads": keys.count("ssm.group_count"),
+        "linear_num_value_heads": n_value_heads,
+        "attn_output_gate": True,
+        "num_nextn_predict_layers": None,
+        "mtp_num_hidden_layers": keys.count("nextn_predict_layers", 0),
+    }
+
+
+def gated_delta_experts(keys: Keys) -> Config:
+    return {
+        **gated_delta(keys),
+        **experts(keys),
+        "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
+    }
+
+
+# GGUF's name -> transformers' name, and what the config has beyond `common`.
+ARCHITECTURES: Mapping[str, tuple[str, Callable[[Keys], Config]]] = {
+    "gemma3": ("Gemma3ForCausalLM", gemma3),
+    "glm4moe": ("Glm4MoeForCausalLM", glm4_moe),
+    "gpt-oss": ("GptOssForCausalLM", gpt_oss),
+    "llama": ("LlamaForCausalLM", plain),
+    "qwen2": ("Qwen2ForCausalLM", plain),
+    "qwen3": ("Qwen3ForCausalLM", plain),
+    "qwen35": ("Qwen3_5ForCausalLM", gated_delta),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", gated_delta_experts),
+    "qwen3moe": ("Qwen3MoeForCausalLM", experts),
+    "qwen3next": ("Qwen3NextForCausalLM", gated_delta_experts),
+}

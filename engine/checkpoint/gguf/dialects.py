@@ -1,0 +1,254 @@
+"""What GGUF's converters call and change in each architecture: the names of layers, and what undoes the changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.checkpoint.gguf.config import EMBEDDING, OUTPUT, ROPE_FACTORS
+from slipstream.engine.checkpoint.gguf.header import Stored
+from slipstream.engine.checkpoint.gguf.keys import Keys
+from slipstream.engine.checkpoint.gguf.matrices import (
+    Matrix,
+    as_it_is,
+    columns,
+    grouped_heads,
+    less_one,
+    log_of_negative,
+    numbers,
+    rotated_halves,
+    rows,
+    runs,
+)
+from slipstream.engine.checkpoint.gguf.names import Dialect, Recipe, Rule, Rules
+from slipstream.kernels.matmul.quantized import widened
+
+
+def renamed(names: Mapping[str, str]) -> Rules:
+    """Tensors that are the same under another name."""
+    return {stored: (Rule(name),) for stored, name in names.items()}
+
+
+def one_plus(names: Mapping[str, str]) -> Rules:
+    """Norms that transformers stores as what is added to 1."""
+    return {stored: (Rule(name, less_one),) for stored, name in names.items()}
+
+
+def half_of_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[0] // 2, *shape[1:])
+
+
+def unsqueezed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-1], 1, shape[-1])
+
+
+one_row = numbers(lambda stored: stored[None])
+unsqueezed = numbers(lambda stored: stored.unsqueeze(-2))
+
+# The factors of rotations are read with the config.
+ENDS = {EMBEDDING: (Rule("model.embed_tokens.weight"),), OUTPUT: (Rule("lm_head.weight"),), ROPE_FACTORS: ()}
+FINAL_NORM = {"output_norm.weight": "model.norm.weight"}
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+NORMS = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    **HEAD_NORMS,
+}
+MATRICES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+
+
+def shared_expert(name: str) -> dict[str, str]:
+    """The expert that every row sees."""
+    return {
+        "ffn_gate_shexp": f"{name}.gate_proj",
+        "ffn_up_shexp": f"{name}.up_proj",
+        "ffn_down_shexp": f"{name}.down_proj",
+    }
+
+
+def plain(keys: Keys) -> Rules:
+    return renamed({**NORMS, **MATRICES, **EXPERTS})
+
+
+def llama(keys: Keys) -> Rules:
+    """Rotated pairs lie side by side."""
+    d_head = keys.d_head
+    queries = rotated_halves(keys.count("attention.head_count"), d_head)
+    stored_keys = rotated_halves(keys.n_kv_heads, d_head)
+    return {
+        **plain(keys),
+        "attn_q": (Rule("self_attn.q_proj", rows(queries)),),
+        "attn_k": (Rule("self_attn.k_proj", rows(stored_keys)),),
+    }
+
+
+def gemma3(keys: Keys) -> Rules:
+    norms = {
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        **HEAD_NORMS,
+    }
+    return {**renamed(MATRICES), **one_plus(norms)}
+
+
+def glm4_moe(keys: Keys) -> Rules:
+    correction = (Rule("mlp.gate.e_score_correction_bias"),)
+    return {
+        **plain(keys),
+        **renamed(shared_expert("mlp.shared_experts")),
+        "exp_probs_b.bias": correction,
+        "exp_probs_b": correction,
+    }
+
+
+def gpt_oss(keys: Keys) -> Rules:
+    """The experts are merged; see `joint_experts`."""
+    names = {**NORMS, **MATRICES, "ffn_gate_inp": "mlp.router"}
+    return {**renamed(names), "attn_sinks.weight": (Rule("self_attn.sinks"),)}
+
+
+def joint_experts(layer: Mapping[str, Stored]) -> Iterator[tuple[str, Recipe]]:
+    """gpt-oss: gates and ups of all experts in one tensor, where they alternate, inputs before outputs."""
+
+    def alternating(
+        gate: Matrix, up: Matrix
+    ) -> Tensor:  # [n_experts * d_ffn, d_model] or [n_experts, d_ffn] each
+        return torch.stack((widened(gate), widened(up)), -1)
+
+    gate, up, down = (layer.get(f"ffn_{one}_exps.weight") for one in ("gate", "up", "down"))
+    if gate is not None and up is not None:
+        n, d_ffn, d_model = gate.shape
+
+        def gate_up(*parts: Matrix) -> Tensor:
+            both = alternating(*parts).view(n, d_ffn, d_model, 2)
+            return both.permute(0, 2, 1, 3).reshape(n, d_model, 2 * d_ffn)
+
+        yield "mlp.experts.gate_up_proj", Recipe((gate, up), (n, d_model, 2 * d_ffn), None, gate_up)
+    if down is not None:
+        n, d_model, d_ffn = down.shape
+
+        def inputs_first(matrix: Matrix) -> Tensor:
+            return widened(matrix).view(n, d_model, d_ffn).transpose(1, 2)
+
+        yield "mlp.experts.down_proj", Recipe((down,), (n, d_ffn, d_model), None, inputs_first)
+    gate, up, down = (layer.get(f"ffn_{one}_exps.bias") for one in ("gate", "up", "down"))
+    if gate is not None and up is not None:
+        n, d_ffn = gate.shape
+        yield (
+            "mlp.experts.gate_up_proj_bias",
+            Recipe((gate, up), (n, 2 * d_ffn), None, lambda *parts: alternating(*parts).flatten(1)),
+        )
+    if down is not None:
+        yield "mlp.experts.down_proj_bias", Recipe((down,), down.shape)
+
+
+def gated_delta(keys: Keys) -> Rules:
+    """What both dialects of layers with a recurrent state have in common."""
+    return {
+        **renamed(
+            {**MATRICES, **EXPERTS, **shared_expert("mlp.shared_expert"), "ssm_norm": "linear_attn.norm"}
+        ),
+        **one_plus(NORMS),
+        # A matrix of one output, stored as a vector.
+        "ffn_gate_inp_shexp": (Rule("mlp.shared_expert_gate", one_row, lambda shape: (1, *shape)),),
+    }
+
+
+def qwen3_next(keys: Keys) -> Rules:
+    """Projections are ungrouped; in older files they lie as transformers has them."""
+    n_groups = keys.count("ssm.group_count")
+    n_each = keys.count("ssm.time_step_rank") // max(n_groups, 1)
+    betas, decays = (rows(runs(n_groups, n_each, first)) for first in (0, n_each))
+    return {
+        **gated_delta(keys),
+        "attn_qkv": (Rule("linear_attn.in_proj_qkv"),),
+        "attn_gate": (Rule("linear_attn.in_proj_z"),),
+        "ssm_in": (Rule("linear_attn.in_proj_qkvz"),),
+        "ssm_ba": (
+            Rule("linear_attn.in_proj_b", betas, half_of_rows),
+            Rule("linear_attn.in_proj_a", decays, half_of_rows),
+        ),
+        "ssm_conv1d": (Rule("linear_attn.conv1d", unsqueezed, unsqueezed_shape),),
+        "ssm_dt.bias": (Rule("linear_attn.dt_bias"),),
+        "ssm_a": (Rule("linear_attn.A_log", log_of_negative),),
+        "ssm_out": (Rule("linear_attn.out_proj"),),
+    }
+
+
+def qwen3_5(keys: Keys) -> Rules:
+    """Value heads go round the key heads."""
+    n_groups, d_key = keys.count("ssm.group_count"), keys.count("ssm.state_size")
+    n_heads = keys.count("ssm.time_step_rank")
+    n_each, d_value = n_heads // max(n_groups, 1), keys.count("ssm.inner_size") // max(n_heads, 1)
+    heads, values = grouped_heads(n_groups, n_each, 1), grouped_heads(n_groups, n_each, d_value)
+    channels = rows(grouped_heads(n_groups, n_each, d_value, first=2 * n_groups * d_key))
+    return {
+        **gated_delta(keys),
+        "attn_qkv": (Rule("linear_attn.in_proj_qkv", channels),),
+        "attn_gate": (Rule("linear_attn.in_proj_z", rows(values)),),
+        "ssm_beta": (Rule("linear_attn.in_proj_b", rows(heads)),),
+        "ssm_alpha": (Rule("linear_attn.in_proj_a", rows(heads)),),
+        "ssm_conv1d": (Rule("linear_attn.conv1d", lambda one: unsqueezed(channels(one)), unsqueezed_shape),),
+        "ssm_dt.bias": (Rule("linear_attn.dt_bias", rows(heads)),),
+        "ssm_a": (Rule("linear_attn.A_log", lambda one: log_of_negative(rows(heads)(one))),),
+        "ssm_out": (Rule("linear_attn.out_proj", columns(values) if n_each > 1 else as_it_is),),
+    }
+
+
+_GLM_NEXTN = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.embed_tokens": "embed_tokens",
+}
+_QWEN_NEXTN_NORMS = {
+    "nextn.enorm": "pre_fc_norm_embedding",
+    "nextn.hnorm": "pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "norm",
+}
+
+
+def _gated_delta_dialect(rules: Callable[[Keys], Rules]) -> Dialect:
+    return Dialect(
+        rules=rules,
+        ends={**ENDS, **one_plus(FINAL_NORM)},
+        nextn_block="mtp.layers.{k}.",
+        nextn_beside="mtp.",
+        nextn={**renamed({"nextn.eh_proj": "fc"}), **one_plus(_QWEN_NEXTN_NORMS)},
+    )
+
+
+_PLAIN_ENDS = {**ENDS, **renamed(FINAL_NORM)}
+DIALECTS: Mapping[str, Dialect] = {
+    "gemma3": Dialect(rules=gemma3, ends={**ENDS, **one_plus(FINAL_NORM)}),
+    "glm4moe": Dialect(rules=glm4_moe, ends=_PLAIN_ENDS, nextn=renamed(_GLM_NEXTN)),
+    "gpt-oss": Dialect(rules=gpt_oss, ends=_PLAIN_ENDS, merged=joint_experts),
+    "llama": Dialect(rules=llama, ends=_PLAIN_ENDS),
+    "qwen2": Dialect(rules=plain, ends=_PLAIN_ENDS),
+    "qwen3": Dialect(rules=plain, ends=_PLAIN_ENDS),
+    "qwen35": _gated_delta_dialect(qwen3_5),
+    "qwen35moe": _gated_delta_dialect(qwen3_5),
+    "qwen3moe": Dialect(rules=plain, ends=_PLAIN_ENDS),
+    "qwen3next": _gated_delta_dialect(qwen3_next),
+}

@@ -1,0 +1,125 @@
+"""A GGUF file, or the files it was split into, read as the checkpoint folder that it was made of."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from slipstream.engine.checkpoint.gguf.config import generation_config, model_config
+from slipstream.engine.checkpoint.gguf.dialects import DIALECTS
+from slipstream.engine.checkpoint.gguf.header import Header, Stored, read_header
+from slipstream.engine.checkpoint.gguf.keys import Keys
+from slipstream.engine.checkpoint.gguf.matrices import PLAIN, Matrix, map_file, read_stored
+from slipstream.engine.checkpoint.gguf.names import Recipe, recipes
+from slipstream.engine.errors import LoadError
+
+SUFFIX = ".gguf"
+SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path means a GGUF file, by its name."""
+    return path.suffix == SUFFIX and not path.is_dir()
+
+
+def read_keys(path: Path) -> Keys:
+    """What a file says, and the tensors of all files that it was split into.
+
+    Raises `LoadError` naming the file and what is wrong with it, `UnsupportedModel` for what is not read.
+    """
+    first = read_header(path)
+    architecture = first.metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise LoadError(f"{path}: general.architecture = {architecture!r}, must be a string")
+    return Keys(path, first.metadata, _all_tensors(first), architecture)
+
+
+def split_files(path: Path) -> list[Path]:
+    """The files that a model was split into, by the name of the first; of a whole file that file alone."""
+    match = SPLIT.fullmatch(path.name)
+    if match is None:
+        return [path]
+    stem, n_files = match[1], int(match[3])
+    return [path.with_name(f"{stem}-{i + 1:05}-of-{n_files:05}{SUFFIX}") for i in range(n_files)]
+
+
+def _all_tensors(first: Header) -> dict[str, Stored]:
+    """The tensors of the first file and of all that follow it."""
+    tensors, n_files = dict(first.tensors), first.metadata.get("split.count", 1)
+    paths = split_files(first.path)
+    if n_files not in (0, 1) and n_files != len(paths):
+        raise LoadError(
+            f"{first.path}: split.count = {n_files}, and the name says it is one of {len(paths)} files"
+        )
+    if paths[0] != first.path:
+        raise LoadError(f"{first.path}: a later part of a split model; name the first, {paths[0].name}")
+    for number, path in enumerate(paths[1:], start=1):
+        part = read_header(path)
+        if part.metadata.get("split.no") != number:
+            raise LoadError(f"{path}: split.no = {part.metadata.get('split.no')}, must be {number}")
+        if twice := sorted(tensors.keys() & part.tensors.keys()):
+            raise LoadError(f"{path}: tensor {twice[0]} is in an earlier part too")
+        tensors |= part.tensors
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if expected != len(tensors):
+        raise LoadError(
+            f"{first.path}: the parts have {len(tensors)} tensors, split.tensors.count = {expected}"
+        )
+    return tensors
+
+
+def read_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json and generation_config.json of a file's model, as transformers would write them."""
+    keys = read_keys(path)
+    config = model_config(keys)
+    made = recipes(keys, DIALECTS[keys.architecture])
+    kinds = {name: one.stored[0].kind for name, one in made.items() if len(one.shape) == 2}
+    narrow = {name.removesuffix(".weight"): kind for name, kind in kinds.items() if kind not in PLAIN}
+    if narrow:
+        config["quantization_config"] = {"quant_method": "gguf", "kinds": narrow}
+    return config, generation_config(keys.metadata)
+
+
+class GgufTensors:
+    """The tensors of a file under transformers' names, in transformers' arrangement."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises as `read_configs`."""
+        self.folder = path
+        keys = read_keys(path)
+        model_config(keys)  # refuses an architecture that is not known, and shapes that are no numbers
+        self._recipes: Mapping[str, Recipe] = recipes(keys, DIALECTS[keys.architecture])
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._recipes.keys()
+
+    def where(self, name: str) -> str:
+        """The file, and the tensor as the file calls it."""
+        return " and ".join(one.where for one in self._recipes[name].stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._recipes[name].shape
+
+    def dtype(self, name: str) -> str | None:
+        """As safetensors calls it; None for block types."""
+        kind = self._recipes[name].stored[0].kind
+        return kind if kind in PLAIN else None
+
+    def read(self, name: str) -> Matrix:
+        """A tensor as it is stored, mapped where it is not rearranged."""
+        recipe = self._recipes[name]
+        for one in recipe.stored:
+            if one.path not in self._maps:
+                self._maps[one.path] = map_file(one.path)
+        return recipe.make(*(read_stored(self._maps[one.path], one, recipe.part) for one in recipe.stored))
+
+    def close(self) -> None:
+        """Let the files go. What is still in use, as an embedding, stays mapped and is read again when it is asked for."""
+        for one in self._maps.values():
+            one.madvise(mmap.MADV_DONTNEED)
+        self._maps.clear()
