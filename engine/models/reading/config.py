@@ -22,7 +22,7 @@ from slipstream.engine.layers.rope import SCALINGS, RopeSpec, yarn_attention_fac
 from slipstream.engine.models.reading.fields import MOST_PARTS, Fields
 from slipstream.engine.models.reading.quantization import KEYS as QUANTIZATION_KEYS
 from slipstream.engine.models.reading.quantization import read_scheme
-from slipstream.engine.text.tokenizer import stop_ids
+from slipstream.engine.text.tokenizer_source import stop_ids
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
