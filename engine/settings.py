@@ -31,10 +31,16 @@ class Settings:
     """All settings with their defaults. None means: worked out at start, logged, shown in `/props`."""
 
     # model
-    model: str = setting("", "model folder (HF safetensors) or hub name org/name", "-m", "--hf-repo", "-hf")
+    model: str = setting(
+        "",
+        "GGUF file or folder of safetensors, or hub name org/name, with :Q4_K_M for one of its GGUF files",
+        "-m",
+        "--hf-repo",
+        "-hf",
+    )
     model_draft: str | None = setting(
         None,
-        "folder or hub name of a draft model or a draft head (EAGLE-3, MTP, DFlash, DSpark); its files say which",
+        "GGUF file, folder or hub name of a draft model or a draft head (EAGLE-3, MTP, DFlash, DSpark); its files say which",
         "-md",
         "--spec-draft-model",
         "-hfd",

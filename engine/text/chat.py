@@ -14,8 +14,8 @@ from typing import Any
 from slipstream.engine.api import Chat
 from slipstream.engine.errors import InvalidRequest, LoadError, Unsupported
 from slipstream.engine.text.control import Breaker, free_marks, strings
-from slipstream.engine.text.json_file import check_regular, read_object
 from slipstream.engine.text.tokenizer import Tokenizer
+from slipstream.engine.text.tokenizer_source import TokenizerSource, folder_source
 
 # Roles that a message may have: some templates build control tokens out of the role, so it may not be just any word.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -178,38 +178,11 @@ def cut_at(text: str, end: str) -> str:
     return text[:start] if text[start + 1 : start + 2] == " " else text[:start].rstrip()
 
 
-def load_chat_template(folder: Path | str, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The chat templates in a checkpoint folder, or None without any. Raises `LoadError` for a broken template.
+def load_chat_template(source: TokenizerSource | Path | str, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The chat templates of a checkpoint folder or another source, or None without any.
 
-    chat_template.jinja overrides tokenizer_config.json, which has one template or a list of named templates;
-    additional_chat_templates/*.jinja are named by their files.
+    Raises `LoadError` for a broken template.
     """
-    folder = Path(folder)
-    config = folder / "tokenizer_config.json"
-    sources = named_sources(read_object(config).get("chat_template"), config)
-    files = {"default": folder / "chat_template.jinja"}
-    files |= {one.stem: one for one in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    for name, path in files.items():
-        check_regular(path)
-        try:
-            sources[name] = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise LoadError(f"{path}: not readable ({error})") from None
-    return ChatTemplate(sources, tokenizer, str(folder)) if sources else None
-
-
-def named_sources(given: Any, path: Path) -> dict[str, str]:
-    """Templates by name from tokenizer_config.json's `chat_template`."""
-    if given is None:
-        return {}
-    if isinstance(given, str):
-        return {"default": given}
-    try:
-        named = {one["name"]: one["template"] for one in given}
-    except (TypeError, KeyError):
-        named = {}
-    if not named or not all(isinstance(text, str) for pair in named.items() for text in pair):
-        raise LoadError(f"{path}: chat_template is neither a template nor a list of named ones")
-    return named
+    source = source if isinstance(source, TokenizerSource) else folder_source(source)
+    templates = source.read_templates()
+    return ChatTemplate(templates, tokenizer, source.where) if templates else None

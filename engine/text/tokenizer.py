@@ -1,4 +1,4 @@
-"""Text <-> token ids through the checkpoint's tokenizer.json.
+"""Text <-> token ids through the checkpoint's tokenizer.
 
 Two copies of the tokenizer are held: whether special tokens in a text become control tokens is a switch of
 the whole object, and requests are tokenised on several threads at once.
@@ -6,15 +6,13 @@ the whole object, and requests are tokenised on several threads at once.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer as HFTokenizer
-
 from slipstream.engine.errors import InvalidRequest, LoadError, TextTooLong, Unsupported
-from slipstream.engine.text.json_file import check_regular, read_object
+from slipstream.engine.text.byte_level import BYTE_OF
+from slipstream.engine.text.tokenizer_source import TokenizerSource, folder_source
 
 # Tokens around prefix and suffix when the text between them is asked for: Qwen, StarCoder, DeepSeek, CodeLlama.
 INFILL = (
@@ -26,41 +24,16 @@ INFILL = (
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # how sentencepiece vocabularies write a byte
 
 
-def _byte_alphabet() -> dict[str, bytes]:
-    """Byte-level vocabularies write each byte as a character: itself if printable, else a character from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): bytes([byte]) for byte in printable} | {
-        chr(256 + i): bytes([byte]) for i, byte in enumerate(others)
-    }
-
-
-_BYTE_OF = _byte_alphabet()
-
-
-def stop_ids(*files: Path) -> frozenset[int]:
-    """Ids that end a text: the union of the files' `eos_token_id`, config.json's and generation_config.json's."""
-    found: set[int] = set()
-    for file in files:
-        value = read_object(file).get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        for one in ids:
-            if isinstance(one, bool) or not isinstance(one, int) or one < 0:
-                raise LoadError(f"{file}: eos_token_id = {json.dumps(value)}: must be token ids")
-            found.add(one)
-    return frozenset(found)
-
-
 class Tokenizer:
     """The tokenizer of one checkpoint. Safe to use from several threads."""
 
-    def __init__(self, folder: Path | str) -> None:
-        """Read the tokenizer's files in a checkpoint folder. Raises `LoadError`."""
-        folder = Path(folder)
-        self.backend = self._open(folder)
-        self._literal = self._open(folder)
+    def __init__(self, source: TokenizerSource | Path | str) -> None:
+        """Open the tokenizer of a checkpoint folder, or of another source. Raises `LoadError`."""
+        source = source if isinstance(source, TokenizerSource) else folder_source(source)
+        self.backend = source.open()
+        self._literal = source.open()
         self._literal.encode_special_tokens = True
-        self.special_tokens = read_special_tokens(folder)  # name, as in "eos_token" -> text
+        self.special_tokens = source.special_tokens  # name, as in "eos_token" -> text
         added = self.backend.get_added_tokens_decoder()
         self.control_ids: Mapping[str, int] = {one.content: i for i, one in added.items() if one.special}
         self.added_tokens: Mapping[str, bool] = {one.content: one.special for one in added.values()}
@@ -68,30 +41,12 @@ class Tokenizer:
         ids = self.backend.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1  # ids the tokenizer can produce are below it
         if self.vocab_size == 0:
-            raise LoadError(f"{folder / 'tokenizer.json'}: the vocabulary is empty")
+            raise LoadError(f"{source.where}: the vocabulary of the tokenizer is empty")
         # Bytes of the longest token.
         self.longest = max(len(self.token_bytes(i)) for i in range(self.vocab_size))
         own = self.special_id("eos_token")
-        stops = stop_ids(folder / "config.json", folder / "generation_config.json")
-        self.eos_ids = stops | (frozenset() if own is None else frozenset({own}))
+        self.eos_ids = source.eos_ids | (frozenset() if own is None else frozenset({own}))
         self.bos_id = self.special_id("bos_token")
-
-    @staticmethod
-    def _open(folder: Path) -> HFTokenizer:
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            raise LoadError(
-                f"{path}: no such file; transformers' AutoTokenizer.from_pretrained(folder)"
-                ".save_pretrained(folder) writes it from older formats"
-            )
-        check_regular(path)
-        try:
-            tokenizer = HFTokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001 - the library raises bare Exception for every fault of the file
-            raise LoadError(f"{path}: not a readable tokenizer ({error})") from None
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        return tokenizer
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text.
@@ -146,14 +101,15 @@ class Tokenizer:
         if token in self.added_tokens:
             return token.encode()
         if self._is_byte_level:
-            return b"".join(_BYTE_OF.get(char) or char.encode() for char in token)
+            return b"".join(BYTE_OF.get(char) or char.encode() for char in token)
         if _BYTE.fullmatch(token):
             return bytes([int(token[3:5], 16)])
         return token.replace("\u2581", " ").encode()
 
     def infill(self, prefix: str, suffix: str) -> list[int]:
         """A prompt that asks for the text between two others. Raises `Unsupported` if the vocabulary cannot say so."""
-        for names in INFILL:
+        own = tuple(self.special_tokens.get(f"fim_{part}_token", "") for part in ("pre", "suf", "mid"))
+        for names in (own, *INFILL):
             marks = [i for name in names if (i := self.backend.token_to_id(name)) is not None]
             if len(marks) == len(names):
                 before, middle, after = marks
@@ -165,17 +121,6 @@ class Tokenizer:
         """The id of a named special token, as in "bos_token", or None."""
         text = self.special_tokens.get(name)
         return None if text is None else self.backend.token_to_id(text)
-
-
-def read_special_tokens(folder: Path) -> dict[str, str]:
-    """Named special tokens of tokenizer_config.json, or of the older special_tokens_map.json."""
-    found: dict[str, str] = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        for name, value in read_object(folder / file).items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if name.endswith("_token") and isinstance(text, str):
-                found[name] = text
-    return found
 
 
 def same_vocabulary(target: Tokenizer, draft: Tokenizer) -> bool:

@@ -225,7 +225,7 @@ def _settings(parser: argparse.ArgumentParser, flags: dict[str, Any], environ: M
     except ValueError as error:
         parser.error(str(error))
     if not settings.model:
-        parser.error("--model is needed: a folder with a checkpoint, or a hub name org/name")
+        parser.error("--model is needed: a GGUF file, a folder with a checkpoint, or a hub name org/name")
     return settings
 
 

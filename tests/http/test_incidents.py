@@ -250,7 +250,7 @@ def test_nothing_here_can_fetch() -> None:
         "ftplib",
     }
     allowed = {
-        "engine/service/start/folder.py": {"huggingface_hub"},
+        "engine/service/start/checkpoint_path.py": {"huggingface_hub"},
         "server/command/healthcheck.py": {"http.client"},
     }
     for path, tree in modules():

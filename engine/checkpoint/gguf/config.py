@@ -42,7 +42,6 @@ SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-ENDS = ("eos", "eot", "eom")  # tokens that end a text
 
 
 def model_config(keys: Keys) -> Config:
@@ -60,15 +59,9 @@ def model_config(keys: Keys) -> Config:
 
 
 def generation_config(metadata: Mapping[str, Any]) -> Config:
-    """generation_config.json: end tokens, and the sampling that the model's makers recommend."""
+    """generation_config.json: the sampling that the model's makers recommend."""
     stated = {name: metadata.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
     return {name: value for name, value in stated.items() if value is not None}
-
-
-def end_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """Ids of the tokens that end a text."""
-    ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS]
-    return sorted({one for one in ids if type(one) is int})
 
 
 def common(keys: Keys) -> Config:
@@ -88,8 +81,6 @@ def common(keys: Keys) -> Config:
         "tie_word_embeddings": OUTPUT not in keys.tensors,
         "attention_bias": "blk.0.attn_q.bias" in keys.tensors,
         "dtype": run_in(keys),
-        "eos_token_id": end_ids(keys.metadata),
-        "bos_token_id": keys.metadata.get("tokenizer.ggml.bos_token_id"),
     }
 
 

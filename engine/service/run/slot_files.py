@@ -24,6 +24,7 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.saved import Saved, SavedWindow
 from slipstream.engine.checkpoint.safetensors_folder import fault
 from slipstream.engine.errors import InvalidRequest, SlotFileRefused, SlotNotSaved
+from slipstream.engine.models.reading.documents import checkpoint_files
 
 log = logging.getLogger(__name__)
 
@@ -140,8 +141,9 @@ def state_fingerprint(folders: Iterable[Path], cache: Cache) -> str:
     """
     digest = hashlib.sha256()
     for folder in folders:
-        digest.update((folder / "config.json").read_bytes())
-        for file in sorted(folder.glob("*.safetensors")):
+        config, weights = checkpoint_files(folder)
+        digest.update(b"".join(file.read_bytes() for file in config))
+        for file in weights:
             size = file.stat().st_size
             digest.update(f"{file.name} {size}".encode())
             with file.open("rb") as stream:

@@ -24,11 +24,13 @@ from slipstream.engine.errors import DraftMismatch, SettingError
 from slipstream.engine.frames import frame_sizes
 from slipstream.engine.models.captured import Capturing, cuda_capture
 from slipstream.engine.models.network import Network
+from slipstream.engine.models.reading.documents import checkpoint_files, text_source
 from slipstream.engine.models.registry import load_network, read_model
 from slipstream.engine.models.translated import TranslatedNetwork, shared_tokens, translate
 from slipstream.engine.service.run.preparing import Text
 from slipstream.engine.service.run.slot_files import SlotFiles, state_fingerprint
 from slipstream.engine.service.run.thread import ThreadEngine
+from slipstream.engine.service.start.checkpoint_path import local_checkpoint, model_name, run_dtype
 from slipstream.engine.service.start.draft_network import (
     DraftSource,
     draft_source,
@@ -36,7 +38,6 @@ from slipstream.engine.service.start.draft_network import (
     load_head,
 )
 from slipstream.engine.service.start.drafters import drafter_types
-from slipstream.engine.service.start.folder import local_folder, run_dtype
 from slipstream.engine.service.start.sizes import (
     PAGE_SIZE,
     Checkpoint,
@@ -77,11 +78,12 @@ def launch(settings: Settings) -> ThreadEngine:
     if not settings.model:
         raise SettingError("model", "''", "a model folder or hub name is needed")
     target_from = _checkpoint(settings.model, settings.device, settings.dtype)
-    draft_folder = None if settings.model_draft is None else local_folder(settings.model_draft)
-    source = draft_source(draft_folder, target_from)
+    draft_path = None if settings.model_draft is None else local_checkpoint(settings.model_draft)
+    source = draft_source(draft_path, target_from)
     types = drafter_types(settings, None if source is None else source.name)
     rates = synthetic_rates(settings, types)  # refused, if it must be, before anything is loaded
-    tokenizer = Tokenizer(target_from.path)
+    text_from = text_source(target_from.path)
+    tokenizer = Tokenizer(text_from)
     used = source if source is not None and source.name in types else None
     n_ctx, networks = _networks(settings, target_from, tokenizer, used)
     target = networks[forward.STORE]
@@ -105,7 +107,7 @@ def launch(settings: Settings) -> ThreadEngine:
     if settings.cuda_graphs and target.device.type == "cuda":
         _capture(engine, target, settings, n_drafts=settings.draft_max if types else 0)
     engine.warm_up(settings.draft_max)
-    template = load_chat_template(target_from.path, tokenizer)
+    template = load_chat_template(text_from, tokenizer)
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size))
     info = _info(settings, target_from, text, engine, types)
     slot_files = None
@@ -204,7 +206,7 @@ def _log_ready(info: ModelInfo, seconds: float) -> None:
 
 
 def _checkpoint(name: str, device: str, dtype: str) -> Checkpoint:
-    path = local_folder(name)
+    path = local_checkpoint(name)
     config = read_model(path)
     return Checkpoint(path, config, _device(device), run_dtype(config, dtype))
 
@@ -252,7 +254,7 @@ def _select_ops(sources: Sequence[Checkpoint], *, exact: bool) -> None:
 
 def _load_draft(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network | TranslatedNetwork:
     """The draft model, in the target's token ids. Raises `DraftMismatch` if they have too few tokens in common."""
-    own = Tokenizer(source.path)
+    own = Tokenizer(text_source(source.path))
     if same_vocabulary(tokenizer, own) and source.config.vocab_rows >= tokenizer.vocab_size:
         return _load(source, tokenizer, n_ctx)
     ours, theirs = by_id(tokenizer), by_id(own)
@@ -276,7 +278,7 @@ def _info(
         if value is not None:
             defaults[name] = value
     return ModelInfo(
-        name=settings.alias or source.path.resolve().name,
+        name=settings.alias or model_name(source.path),
         path=str(source.path),
         architecture=source.config.architecture,
         n_params=target.n_params,
@@ -307,8 +309,9 @@ def _fingerprint(path: Path, settings: Settings, types: Sequence[str]) -> str:
     digest = hashlib.sha256(
         repr((settings.dtype, settings.kv_cache_dtype, settings.device, settings.model_draft, types)).encode()
     )
-    digest.update((path / "config.json").read_bytes())
-    for file in sorted(path.glob("*.safetensors")):
+    config, weights = checkpoint_files(path)
+    digest.update(b"".join(file.read_bytes() for file in config))
+    for file in weights:
         with file.open("rb") as stream:
             digest.update(stream.read(1 << 16))
         digest.update(str(file.stat().st_size).encode())

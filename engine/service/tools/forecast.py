@@ -20,8 +20,8 @@ from slipstream.engine.models.blueprint import CUDA, Outline, draw_mtp, mtp_laye
 from slipstream.engine.models.heads.mtp import found_layers
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.registry import read_model
+from slipstream.engine.service.start.checkpoint_path import CONFIGS, local_checkpoint, run_dtype
 from slipstream.engine.service.start.drafters import drafter_types
-from slipstream.engine.service.start.folder import CONFIGS, local_folder, run_dtype
 from slipstream.engine.service.start.sizes import (
     CUDA_SHARE,
     PAGE_SIZE,
@@ -247,11 +247,11 @@ def _networks(settings: Settings) -> tuple[dict[str, Checkpoint], tuple[str, ...
 
 def _path(name: str) -> Path:
     path = Path(name)
-    return path if path.is_file() else local_folder(name, CONFIGS)
+    return path if path.is_file() else local_checkpoint(name, CONFIGS)
 
 
 def _has_weights(path: Path) -> bool:
-    return path.is_dir() and any(path.glob("*.safetensors"))
+    return any(checkpoint_files(path)[1])
 
 
 def _mtp_layers(path: Path, config: ModelConfig) -> int:

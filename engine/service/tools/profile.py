@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from slipstream.engine.api import Delta, Failed, Prompt, Request, Sampling, Speculate
 from slipstream.engine.core.clock import Clock
+from slipstream.engine.models.reading.documents import text_source
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
@@ -110,7 +111,7 @@ def profiled(settings: Settings, order: Order) -> Profile:
 
 def random_prompts(engine: ThreadEngine, n: int) -> list[Prompt]:
     """Prompts for any model: random words of its vocabulary, the same each time; the second half repeats the first."""
-    tokenizer = Tokenizer(engine.info.path)
+    tokenizer = Tokenizer(text_source(Path(engine.info.path)))
     words = [i for i, token in sorted(by_id(tokenizer).items()) if token not in tokenizer.added_tokens]
     words = [i for i in words if i < engine.info.vocab_size]
     n_words = max(1, min(_N_PROMPT, engine.info.n_ctx // 2) // 2)
