@@ -33,14 +33,14 @@ class Settings:
     # model
     model: str = setting(
         "",
-        "GGUF file or folder of safetensors, or hub name org/name, with :Q4_K_M for one of its GGUF files",
+        "GGUF file, folder of safetensors, or hub name org/name; org/name:Q4_K_M takes one of its GGUF files",
         "-m",
         "--hf-repo",
         "-hf",
     )
     model_draft: str | None = setting(
         None,
-        "GGUF file, folder or hub name of a draft model or a draft head (EAGLE-3, MTP, DFlash, DSpark); its files say which",
+        "file, folder or hub name of a draft model or a draft head (EAGLE-3, MTP, DFlash, DSpark); its files say which",
         "-md",
         "--spec-draft-model",
         "-hfd",

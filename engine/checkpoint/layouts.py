@@ -99,7 +99,7 @@ class Scheme:
 
     method: str
     groups: Sequence[Group] = ()
-    by_name: Mapping[str, Outlined] = field(default_factory=dict)  # of layers that are listed one by one
+    by_name: Mapping[str, Blocks] = field(default_factory=dict)  # of matrices that are listed one by one
     ignored: Sequence[str] = ()  # patterns of what is stored as it is
     activations: str | None = None  # what else its makers meant to be rounded, which is not done here
 
@@ -113,6 +113,10 @@ class Scheme:
             if group.targets is None or any(named(name, pattern) for pattern in group.targets):
                 return group.layout
         return None
+
+    def blocks(self, name: str) -> Blocks | None:
+        """The block type of the matrix `name`, be it a linear layer's or not; None if it is in none."""
+        return self.by_name.get(name)
 
     def layout_of(self, pieces: Pieces) -> Layout:
         """The layout that these tensors are in, whatever the config promises. Raises `UnsupportedModel`."""

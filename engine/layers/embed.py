@@ -13,8 +13,7 @@ from torch import Tensor
 
 from slipstream.engine.checkpoint.weights import TensorSource
 from slipstream.kernels.matmul.blocks import BlockWeight
-from slipstream.kernels.matmul.op import Packed, Quantized, linear, pack
-from slipstream.kernels.matmul.quantized import widened
+from slipstream.kernels.matmul.op import Packed, linear, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,7 @@ def load_embedding(
     weights: TensorSource, name: str, vocab_rows: int, d_model: int, scale: float | None = None
 ) -> Embedding:
     """The embedding whose matrix is the tensor `name.weight`. scale: of its rows, rounded to their dtype."""
-    matrix = weights.take_linear([name], d_model, [vocab_rows])
-    weight = matrix if isinstance(matrix, BlockWeight) else widened(matrix)
+    weight = weights.take_table(f"{name}.weight", (vocab_rows, d_model))
     factor = None if scale is None else torch.tensor(scale, dtype=weight.dtype, device=weight.device)
     return Embedding(weight, factor)
 
@@ -66,13 +64,7 @@ def load_head(
         tied = tensor not in weights
     if tied:
         weights.drop_copy(tensor, full)
-    vocab_rows, d_model = full.shape
-    matrix = full if tied else weights.take_linear([name], d_model, [vocab_rows])
-    return Head(pack(first_rows(matrix, vocab_size)), vocab_size)
-
-
-def first_rows(matrix: Tensor | Quantized, n: int) -> Tensor | BlockWeight:
-    """The first n outputs, [n, in_features]."""
+    matrix = full if tied else weights.take_table(tensor, (full.shape[0], full.shape[1]))
     if isinstance(matrix, BlockWeight):
-        return replace(matrix, data=matrix.data[:n])
-    return widened(matrix)[:n]
+        return Head(pack(replace(matrix, data=matrix.data[:vocab_size])), vocab_size)
+    return Head(pack(matrix[:vocab_size]), vocab_size)

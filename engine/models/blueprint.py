@@ -68,6 +68,15 @@ class Blueprint:
         self._count(matrix)
         return matrix
 
+    def take_table(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
+        """A matrix without memory, in blocks where the scheme lists it."""
+        layout = None if self._scheme is None else self._scheme.blocks(name.removesuffix(".weight"))
+        if layout is None:
+            return self.take(name, shape)
+        table = layout.outline(shape, self.dtype)
+        self._count(table)
+        return table
+
     def _count(self, taken: Tensor | Quantized) -> None:
         self.n_params += math.prod(taken.shape)
         self.n_bytes += packed_bytes(taken, self._target)

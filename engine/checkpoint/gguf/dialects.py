@@ -44,7 +44,7 @@ def unsqueezed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-1], 1, shape[-1])
 
 
-one_row = numbers(lambda stored: stored[None])
+one_row = numbers(lambda stored: stored.view(1, -1))
 unsqueezed = numbers(lambda stored: stored.unsqueeze(-2))
 
 # The factors of rotations are read with the config.
@@ -168,8 +168,8 @@ def gated_delta(keys: Keys) -> Rules:
             {**MATRICES, **EXPERTS, **shared_expert("mlp.shared_expert"), "ssm_norm": "linear_attn.norm"}
         ),
         **one_plus(NORMS),
-        # A matrix of one output, stored as a vector.
-        "ffn_gate_inp_shexp": (Rule("mlp.shared_expert_gate", one_row, lambda shape: (1, *shape)),),
+        # A matrix of one output, which some files store as a vector.
+        "ffn_gate_inp_shexp": (Rule("mlp.shared_expert_gate", one_row, lambda shape: (1, shape[-1])),),
     }
 
 

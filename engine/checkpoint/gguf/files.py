@@ -119,7 +119,7 @@ class GgufTensors:
         return recipe.make(*(read_stored(self._maps[one.path], one, recipe.part) for one in recipe.stored))
 
     def close(self) -> None:
-        """Let the files go. What is still in use, as an embedding, stays mapped; its pages are read when it is asked for."""
+        """Let the files go. What is still in use, as an embedding, stays mapped, and is read again when needed."""
         for one in self._maps.values():
             one.madvise(mmap.MADV_DONTNEED)
         self._maps.clear()

@@ -19,6 +19,7 @@ from slipstream.engine.errors import SettingError, UnsupportedModel
 from slipstream.engine.models.blueprint import CUDA, Outline, draw_mtp, mtp_layers
 from slipstream.engine.models.heads.mtp import found_layers
 from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.engine.models.reading.documents import checkpoint_files
 from slipstream.engine.models.registry import read_model
 from slipstream.engine.service.start.checkpoint_path import CONFIGS, local_checkpoint, run_dtype
 from slipstream.engine.service.start.drafters import drafter_types
