@@ -5,8 +5,8 @@ What the format leaves out is what llama.cpp (github.com/ggml-org/llama.cpp, src
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -32,6 +32,10 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "residual_scale": (0, 1),
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_log_multiplier": (0,),
+    # Of draft heads.
+    "attention.value_scale": (0, 1),
+    "conv_kernel_size": (),
+    "selector_rank": (),
     "use_parallel_residual": (False,),
 }
 # What a file calls a default of sampling -> generation_config.json.
@@ -51,10 +55,10 @@ def model_config(keys: Keys) -> Config:
             f"{keys.path}: general.architecture = {keys.architecture!r} is not supported;"
             f" known: {', '.join(sorted(ARCHITECTURES))}"
         )
+    named, read, heeded = ARCHITECTURES[keys.architecture]
     for name, harmless in HARMLESS.items():
-        if keys.has(name) and keys.metadata[keys.full(name)] not in harmless:
+        if name not in heeded and keys.has(name) and keys.metadata[keys.full(name)] not in harmless:
             raise keys.refuse(name, "not supported")
-    named, read = ARCHITECTURES[keys.architecture]
     return {"architectures": [named], **common(keys), **read(keys)}
 
 
@@ -74,7 +78,7 @@ def common(keys: Keys) -> Config:
         "num_attention_heads": keys.count("attention.head_count"),
         "num_key_value_heads": keys.n_kv_heads,
         "head_dim": keys.d_head,
-        "vocab_size": keys.tensor(EMBEDDING).shape[0],
+        "vocab_size": keys.tensors[EMBEDDING].shape[0] if EMBEDDING in keys.tensors else None,
         "max_position_embeddings": keys.count("context_length"),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope(keys),
@@ -85,8 +89,8 @@ def common(keys: Keys) -> Config:
 
 
 def run_in(keys: Keys) -> str:
-    """The dtype of activations: float32 where the file was written in it, else bfloat16, which most were trained in."""
-    return "float32" if keys.tensor(EMBEDDING).kind == "F32" else "bfloat16"
+    """The dtype of activations: float32 where all is stored in it, else bfloat16, which most models were trained in."""
+    return "float32" if {one.kind for one in keys.tensors.values()} <= {"F32", "I64"} else "bfloat16"
 
 
 def rope(keys: Keys) -> Config:
@@ -233,16 +237,44 @@ def gated_delta_experts(keys: Keys) -> Config:
     }
 
 
-# GGUF's name -> transformers' name, and what the config has beyond `common`.
-ARCHITECTURES: Mapping[str, tuple[str, Callable[[Keys], Config]]] = {
-    "gemma3": ("Gemma3ForCausalLM", gemma3),
-    "glm4moe": ("Glm4MoeForCausalLM", glm4_moe),
-    "gpt-oss": ("GptOssForCausalLM", gpt_oss),
-    "llama": ("LlamaForCausalLM", plain),
-    "qwen2": ("Qwen2ForCausalLM", plain),
-    "qwen3": ("Qwen3ForCausalLM", plain),
-    "qwen35": ("Qwen3_5ForCausalLM", gated_delta),
-    "qwen35moe": ("Qwen3_5MoeForCausalLM", gated_delta_experts),
-    "qwen3moe": ("Qwen3MoeForCausalLM", experts),
-    "qwen3next": ("Qwen3NextForCausalLM", gated_delta_experts),
+def eagle3(keys: Keys) -> Config:
+    return {
+        "eagle_aux_hidden_state_layer_ids": keys.metadata.get(keys.full("target_layers")),
+        "norm_before_residual": keys.flag("norm_before_residual", default=False),
+        "norm_before_fc": keys.flag("norm_before_fc", default=False),
+    }
+
+
+def dflash(keys: Keys) -> Config:
+    """Also DSpark, which adds two heads to it."""
+    return {
+        "aux_hidden_state_layer_ids": keys.metadata.get(keys.full("target_layers")),
+        "block_size": keys.count("block_size"),
+        "causal": keys.flag("attention.causal", default=False),
+        "mask_token_id": keys.metadata.get("tokenizer.ggml.mask_token_id"),
+        "sample_from_anchor": keys.flag("sample_from_anchor", default=False),
+    }
+
+
+class Architecture(NamedTuple):
+    """How a GGUF architecture reads as a config."""
+
+    name: str  # transformers'
+    read: Callable[[Keys], Config]  # what the config has beyond `common`
+    heeded: Collection[str] = ()  # of the keys that others must refuse
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "dflash": Architecture("DFlashDraftModel", dflash, ("attention.causal",)),
+    "eagle3": Architecture("LlamaForCausalLMEagle3", eagle3),
+    "gemma3": Architecture("Gemma3ForCausalLM", gemma3),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", glm4_moe),
+    "gpt-oss": Architecture("GptOssForCausalLM", gpt_oss),
+    "llama": Architecture("LlamaForCausalLM", plain),
+    "qwen2": Architecture("Qwen2ForCausalLM", plain),
+    "qwen3": Architecture("Qwen3ForCausalLM", plain),
+    "qwen35": Architecture("Qwen3_5ForCausalLM", gated_delta),
+    "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", gated_delta_experts),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", experts),
+    "qwen3next": Architecture("Qwen3NextForCausalLM", gated_delta_experts),
 }

@@ -214,6 +214,24 @@ def qwen3_5(keys: Keys) -> Rules:
     }
 
 
+def eagle3(keys: Keys) -> Rules:
+    return {**llama(keys), "attn_norm_2": (Rule("hidden_norm"),)}
+
+
+def from_own_ids(stored: Matrix) -> Matrix:
+    """The target's ids as transformers has them: what is to be added to the draft's own."""
+    ids = widened(stored)  # [n_draft_ids]
+    return ids - torch.arange(len(ids))
+
+
+_DRAFT_ENDS: Rules = {
+    EMBEDDING: (Rule("embed_tokens.weight"),),
+    OUTPUT: (Rule("lm_head.weight"),),
+    **renamed({"output_norm": "norm", "fc": "fc", "conf_proj": "confidence_head.proj"}),
+    **renamed({f"markov_w{i}": f"markov_head.markov_w{i}" for i in (1, 2)}),
+    "d2t": (Rule("d2t", from_own_ids),),
+}
+
 _GLM_NEXTN = {
     "nextn.eh_proj": "eh_proj",
     "nextn.enorm": "enorm",
@@ -241,6 +259,12 @@ def _gated_delta_dialect(rules: Callable[[Keys], Rules]) -> Dialect:
 
 _PLAIN_ENDS = {**ENDS, **renamed(FINAL_NORM)}
 DIALECTS: Mapping[str, Dialect] = {
+    "dflash": Dialect(
+        rules=plain, block="layers.{n}.", ends={**_DRAFT_ENDS, **renamed({"enc.output_norm": "hidden_norm"})}
+    ),
+    "eagle3": Dialect(
+        rules=eagle3, block="layers.{n}.", ends={**_DRAFT_ENDS, **renamed({"enc.output_norm": "input_norm"})}
+    ),
     "gemma3": Dialect(rules=gemma3, ends={**ENDS, **one_plus(FINAL_NORM)}),
     "glm4moe": Dialect(rules=glm4_moe, ends=_PLAIN_ENDS, nextn=renamed(_GLM_NEXTN)),
     "gpt-oss": Dialect(rules=gpt_oss, ends=_PLAIN_ENDS, merged=joint_experts),

@@ -79,7 +79,7 @@ def read_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     kinds = {name: one.stored[0].kind for name, one in made.items() if len(one.shape) == 2}
     narrow = {name.removesuffix(".weight"): kind for name, kind in kinds.items() if kind not in PLAIN}
     if narrow:
-        config["quantization_config"] = {"quant_method": "gguf", "kinds": narrow}
+        config["block_types"] = narrow
     return config, generation_config(keys.metadata)
 
 

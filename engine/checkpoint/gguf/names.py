@@ -49,6 +49,7 @@ class Dialect:
     ends: Rules  # of what is in no layer
     # Tensors made of several: (of one layer, by their names in the file) -> (name, recipe).
     merged: Callable[[Mapping[str, Stored]], Iterator[tuple[str, Recipe]]] = lambda layer: iter(())
+    block: str = "model.layers.{n}."  # what the names of layer n begin with
     # MTP layers follow the model's. {n}: their number in the file; {k}: their number among them.
     nextn_block: str = "model.layers.{n}."
     nextn_beside: str = "model.layers.{n}."
@@ -73,7 +74,7 @@ def recipes(keys: Keys, dialect: Dialect) -> dict[str, Recipe]:
         found |= {name: Recipe((stored,), stored.shape)} if made is None else made
     for number, layer in layers.items():
         for name, recipe in dialect.merged(layer):
-            found[f"model.layers.{number}.{name}"] = recipe
+            found[dialect.block.format(n=number) + name] = recipe
             for one in recipe.stored:
                 found.pop(one.name, None)
     return found
@@ -82,7 +83,7 @@ def recipes(keys: Keys, dialect: Dialect) -> dict[str, Recipe]:
 def _prefixes(dialect: Dialect, number: int, n_layers: int) -> tuple[str, str]:
     """What the names of a layer's block begin with, and those of what is beside it."""
     if number < n_layers:
-        return (f"model.layers.{number}.",) * 2
+        return (dialect.block.format(n=number),) * 2
     prefixes = dialect.nextn_block, dialect.nextn_beside
     block, beside = (one.format(n=number, k=number - n_layers) for one in prefixes)
     return block, beside

@@ -19,6 +19,7 @@ from slipstream.engine.checkpoint.layouts import (
 from slipstream.engine.checkpoint.safetensors_folder import text_name
 from slipstream.engine.models.reading.fields import Fields
 
+BLOCK_TYPES = "block_types"  # of configs that were made of GGUF files: matrix -> its type
 KEYS = ("quantization_config", "compression_config")  # the second is compressed-tensors' older name
 
 
@@ -27,6 +28,9 @@ def read_scheme(fields: Fields) -> Scheme | None:
 
     Raises `UnsupportedModel` naming key, value and what is supported.
     """
+    if fields.has(BLOCK_TYPES):  # a GGUF file: each matrix is in a block type of its own
+        kinds = fields.child(BLOCK_TYPES).values
+        return Scheme(method="gguf", by_name={name: Blocks(kind) for name, kind in kinds.items()})
     key = next((key for key in KEYS if fields.has(key)), None)
     if key is None:
         return None
@@ -166,18 +170,11 @@ def read_names(given: Fields, key: str) -> Sequence[str]:
     return [text_name(one) for one in names]
 
 
-def read_blocks(given: Fields) -> Scheme:
-    """GGUF files: each matrix in a block type of its own."""
-    kinds = given.child("kinds").values
-    return Scheme(method="gguf", by_name={name: Blocks(kind) for name, kind in kinds.items()})
-
-
 METHODS: dict[str, Callable[[Fields], Scheme]] = {
     "fp8": read_fp8,
     "awq": read_awq,
     "gptq": read_gptq,
     "compressed-tensors": read_compressed,
-    "gguf": read_blocks,
     "mxfp4": read_mxfp4,
 }
 # What is added to a stored zero point, by `checkpoint_format`.
