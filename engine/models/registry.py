@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,7 +121,9 @@ def load_network(
 
 def log_scheme(path: Path | str, scheme: Scheme) -> None:
     """Say how a checkpoint's matrices are stored, and what its makers meant to be rounded and is not."""
-    log.info("quantised weights model=%s method=%s", path, scheme.method)
+    kinds = Counter(one.kind for one in scheme.by_name.values())
+    types = "".join(f" {kind}={n}" for kind, n in kinds.most_common())  # of GGUF files
+    log.info("quantised weights model=%s method=%s%s", path, scheme.method, types)
     if scheme.activations is not None:
         log.info(
             "quantised weights model=%s: activations (%s) are not rounded, only weights are read as stored",
