@@ -114,6 +114,8 @@ class SafetensorsFolder:
                 " convert it with transformers: AutoModelForCausalLM.from_pretrained(folder)"
                 ".save_pretrained(new_folder)"
             )
+        if files := sorted(one.name for one in self.folder.glob("*.gguf")):
+            return f"{self.folder}: a folder of GGUF files; name one of them: {', '.join(files)}"
         return f"{self.folder}: neither {SINGLE} nor {INDEX} is there"
 
 
