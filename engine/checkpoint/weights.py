@@ -69,8 +69,8 @@ class TensorSource(Protocol):
     def take_linear(self, names: Sequence[str], d_in: int, d_outs: Sequence[int]) -> Tensor | Quantized:
         """The matrices `name.weight` [d_out, d_in] one below the other, as narrow as they are stored."""
 
-    def take_table(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
-        """The matrix of an embedding or a head, of whose rows few are read or some left out; in blocks if stored so."""
+    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
+        """A matrix of that name and shape, in blocks if it is stored so, else widened."""
 
     def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:
         """Count a tensor as used if it only repeats `original`; returns whether it does."""
@@ -138,12 +138,12 @@ class Weights:
         self._count(matrix)
         return matrix
 
-    def take_table(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
-        """The matrix of an embedding or a head, in blocks if it is stored so. Raises as `take` does."""
-        matrix = self._take(name, shape, self.dtype)
-        table = matrix if isinstance(matrix, BlockWeight) else widened(matrix)
-        self._count(table)
-        return table
+    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
+        """A matrix in the run's dtype, in blocks if it is stored so, else widened. Raises as `take` does."""
+        taken = self._take(name, shape, self.dtype)
+        matrix = taken if isinstance(taken, BlockWeight) else widened(taken)
+        self._count(matrix)
+        return matrix
 
     def _count(self, taken: Tensor | Quantized) -> None:
         self.n_params += math.prod(taken.shape)

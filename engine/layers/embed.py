@@ -46,7 +46,7 @@ def load_embedding(
     weights: TensorSource, name: str, vocab_rows: int, d_model: int, scale: float | None = None
 ) -> Embedding:
     """The embedding whose matrix is the tensor `name.weight`. scale: of its rows, rounded to their dtype."""
-    weight = weights.take_table(f"{name}.weight", (vocab_rows, d_model))
+    weight = weights.take_matrix(f"{name}.weight", (vocab_rows, d_model))
     factor = None if scale is None else torch.tensor(scale, dtype=weight.dtype, device=weight.device)
     return Embedding(weight, factor)
 
@@ -64,7 +64,7 @@ def load_head(
         tied = tensor not in weights
     if tied:
         weights.drop_copy(tensor, full)
-    matrix = full if tied else weights.take_table(tensor, (full.shape[0], full.shape[1]))
+    matrix = full if tied else weights.take_matrix(tensor, (full.shape[0], full.shape[1]))
     if isinstance(matrix, BlockWeight):
         return Head(pack(replace(matrix, data=matrix.data[:vocab_size])), vocab_size)
     return Head(pack(matrix[:vocab_size]), vocab_size)

@@ -5,7 +5,7 @@ Each row costs the experts it asks for, so in a pass of few rows every further r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,15 @@ from slipstream.engine.checkpoint.weights import TensorSource
 from slipstream.engine.layers.mlp import GatedMLP, MLPSpec
 from slipstream.kernels.gated.op import sigmoid_mul
 from slipstream.kernels.matmul.op import Packed, linear, pack
-from slipstream.kernels.moe.op import PackedExperts, Routing, experts, pack_experts, route
+from slipstream.kernels.matmul.quantized import joined
+from slipstream.kernels.moe.op import (
+    ExpertMatrices,
+    PackedExperts,
+    Routing,
+    experts,
+    pack_experts,
+    route,
+)
 
 # What a checkpoint calls the matrices of one expert: gate, up, down.
 PLAIN = ("gate_proj", "up_proj", "down_proj")
@@ -40,13 +48,27 @@ def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExper
             weights.take(f"{name}.down_proj", [n, d_model, d_ffn]),
         )
     gate, up, down = MIXTRAL if f"{name}.0.{MIXTRAL[0]}.weight" in weights else PLAIN
-    gate_ups = torch.empty((n, 2 * d_ffn, d_model), dtype=weights.dtype, device=weights.device)
-    downs = torch.empty((n, d_model, d_ffn), dtype=weights.dtype, device=weights.device)
-    for i in range(n):
-        gate_ups[i, :d_ffn] = weights.take(f"{name}.{i}.{gate}.weight", [d_ffn, d_model])
-        gate_ups[i, d_ffn:] = weights.take(f"{name}.{i}.{up}.weight", [d_ffn, d_model])
-        downs[i] = weights.take(f"{name}.{i}.{down}.weight", [d_model, d_ffn])
-    return pack_experts(gate_ups, downs)
+    inner = [[f"{name}.{i}.{gate}", f"{name}.{i}.{up}"] for i in range(n)]
+    outer = [[f"{name}.{i}.{down}"] for i in range(n)]
+    return pack_experts(
+        load_stack(weights, inner, (d_ffn, d_model)), load_stack(weights, outer, (d_model, d_ffn))
+    )
+
+
+def load_stack(
+    weights: TensorSource, names: Sequence[Sequence[str]], shape: tuple[int, int]
+) -> ExpertMatrices:
+    """A matrix for each expert, made of its matrices `name.weight` of that shape, one below the other."""
+    wide, narrow = torch.empty(0), []
+    for i, own in enumerate(names):
+        matrix = joined([weights.take_matrix(f"{one}.weight", shape) for one in own])
+        if not isinstance(matrix, Tensor):
+            narrow.append(matrix)
+            continue
+        if i == 0:
+            wide = matrix.new_empty((len(names), *matrix.shape))
+        wide[i] = matrix
+    return narrow or wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,8 @@ MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 class Blueprint:
     """A source that has every tensor it is asked for, and counts what it hands out.
 
-    As every name is there, experts come fused, and an embedding that its config does not call tied has a head.
+    As every name is there, an embedding that its config does not call tied has a head, and experts come fused, unless the
+    scheme lists each.
     """
 
     def __init__(self, dtype: torch.dtype, scheme: Scheme | None = None, target: torch.device = CUDA) -> None:
@@ -47,6 +48,10 @@ class Blueprint:
         self.n_bytes = 0
 
     def __contains__(self, name: str) -> bool:
+        block, _, expert = name.partition(".experts.")
+        listed = {} if self._scheme is None else self._scheme.by_name
+        if expert and f"{block}.experts.0.gate_proj" in listed:
+            return name.removesuffix(".weight") in listed
         return True
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
@@ -68,14 +73,14 @@ class Blueprint:
         self._count(matrix)
         return matrix
 
-    def take_table(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
+    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
         """A matrix without memory, in blocks where the scheme lists it."""
         layout = None if self._scheme is None else self._scheme.blocks(name.removesuffix(".weight"))
         if layout is None:
             return self.take(name, shape)
-        table = layout.outline(shape, self.dtype)
-        self._count(table)
-        return table
+        matrix = layout.outline(shape, self.dtype)
+        self._count(matrix)
+        return matrix
 
     def _count(self, taken: Tensor | Quantized) -> None:
         self.n_params += math.prod(taken.shape)

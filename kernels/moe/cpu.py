@@ -13,7 +13,7 @@ from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.moe.activation import activated
 from slipstream.kernels.moe.choice import route as route
 from slipstream.kernels.moe.group import add_up, group
-from slipstream.kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
+from slipstream.kernels.moe.types import Clamped, ExpertBiases, ExpertMatrices, PackedExperts, Routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,10 @@ class ExpertList:
 
 
 def pack_experts(
-    gate_up: Tensor, down: Tensor, biases: ExpertBiases | None = None, clamped: Clamped | None = None
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
+    biases: ExpertBiases | None = None,
+    clamped: Clamped | None = None,
 ) -> PackedExperts:
     gate_up_biases, down_biases = ([None] * len(down),) * 2 if biases is None else biases
     return ExpertList(

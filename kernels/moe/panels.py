@@ -29,10 +29,11 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.matmul import panels
 from slipstream.kernels.matmul.panels import PANEL, SERIAL_BELOW, multiply_floats, multiply_pairs, one_panel
+from slipstream.kernels.moe import cpu
 from slipstream.kernels.moe.activation import activated
 from slipstream.kernels.moe.choice import route as route
 from slipstream.kernels.moe.group import Groups, add_up, group
-from slipstream.kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
+from slipstream.kernels.moe.types import Clamped, ExpertBiases, ExpertMatrices, PackedExperts, Routed
 from slipstream.kernels.vector import WIDTH
 
 refuses = panels.refuses
@@ -62,14 +63,32 @@ class PanelExperts:
         return self.down.panels.shape[0]
 
 
+@dataclass(frozen=True, slots=True)
+class NarrowExperts:
+    """Experts of few bits, one product after the other: weights of many times the size are what is saved."""
+
+    each: PackedExperts
+
+    @property
+    def n_experts(self) -> int:
+        return self.each.n_experts
+
+
 def pack_experts(
-    gate_up: Tensor, down: Tensor, biases: ExpertBiases | None = None, clamped: Clamped | None = None
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
+    biases: ExpertBiases | None = None,
+    clamped: Clamped | None = None,
 ) -> PackedExperts:
+    if not isinstance(gate_up, Tensor) or not isinstance(down, Tensor):
+        return NarrowExperts(cpu.pack_experts(gate_up, down, biases, clamped))
     of_gate_up, of_down = (None, None) if biases is None else biases
     return PanelExperts(_stack(gate_up, of_gate_up), _stack(down, of_down), clamped)
 
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
+    if isinstance(packed, NarrowExperts):
+        return cpu.experts(x, routed, packed.each)
     if not isinstance(packed, PanelExperts):
         raise TypeError(f"panels experts got {type(packed).__name__}; pack them with panels too")
     groups = group(routed.expert_ids, packed.n_experts)

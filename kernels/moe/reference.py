@@ -8,7 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed, Routing
+from slipstream.kernels.moe.types import (
+    Clamped,
+    ExpertBiases,
+    ExpertMatrices,
+    PackedExperts,
+    Routed,
+    Routing,
+    stacked,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +55,12 @@ def route(logits: Tensor, routing: Routing) -> Routed:
 
 
 def pack_experts(
-    gate_up: Tensor, down: Tensor, biases: ExpertBiases | None = None, clamped: Clamped | None = None
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
+    biases: ExpertBiases | None = None,
+    clamped: Clamped | None = None,
 ) -> PackedExperts:
-    return PlainExperts(gate_up, down, biases, clamped)
+    return PlainExperts(stacked(gate_up), stacked(down), biases, clamped)
 
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:

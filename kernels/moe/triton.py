@@ -17,7 +17,14 @@ from slipstream.kernels.gated.triton import clamped as clamped_gate
 from slipstream.kernels.gated.triton import over_one_plus_exp
 from slipstream.kernels.moe.reference import PlainExperts
 from slipstream.kernels.moe.triton_route import route as route
-from slipstream.kernels.moe.types import Clamped, ExpertBiases, PackedExperts, Routed
+from slipstream.kernels.moe.types import (
+    Clamped,
+    ExpertBiases,
+    ExpertMatrices,
+    PackedExperts,
+    Routed,
+    stacked,
+)
 from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
@@ -43,11 +50,14 @@ class _Tiles(NamedTuple):
 
 
 def pack_experts(
-    gate_up: Tensor, down: Tensor, biases: ExpertBiases | None = None, clamped: Clamped | None = None
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
+    biases: ExpertBiases | None = None,
+    clamped: Clamped | None = None,
 ) -> PackedExperts:
     if biases is not None:
         biases = ExpertBiases(biases.gate_up.contiguous(), biases.down.contiguous())
-    return DeviceExperts(aligned(gate_up), aligned(down), biases, clamped)
+    return DeviceExperts(aligned(stacked(gate_up)), aligned(stacked(down)), biases, clamped)
 
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:

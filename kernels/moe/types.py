@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+
+from slipstream.kernels.matmul.quantized import Quantized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,22 @@ class Clamped:
 
     limit: float  # above 0
     steepness: float
+
+
+# A matrix for each expert: in one tensor [n_experts, out_features, in_features], or those of few bits in a list.
+ExpertMatrices = Tensor | Sequence[Quantized]
+
+
+def stacked(matrices: ExpertMatrices) -> Tensor:
+    """The values, [n_experts, out_features, in_features], for implementations that multiply with nothing narrower."""
+    if isinstance(matrices, Tensor):
+        return matrices
+    stack = torch.empty(
+        (len(matrices), *matrices[0].shape), dtype=matrices[0].dtype, device=matrices[0].device
+    )
+    for i, one in enumerate(matrices):  # one at a time: a layer's experts are too large for many copies
+        stack[i] = one.dense()
+    return stack
 
 
 class PackedExperts(Protocol):
