@@ -35,8 +35,8 @@ MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 class Blueprint:
     """A source that has every tensor it is asked for, and counts what it hands out.
 
-    As every name is there, an embedding that its config does not call tied has a head, and experts come fused, unless the
-    scheme lists each.
+    As every name is there, an embedding that its config does not call tied has a head, and experts come fused, unless
+    the scheme lists each.
     """
 
     def __init__(self, dtype: torch.dtype, scheme: Scheme | None = None, target: torch.device = CUDA) -> None:
