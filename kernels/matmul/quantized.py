@@ -179,7 +179,7 @@ def _apart(
 
 
 def _alike(one: BlockWeight, other: BlockWeight) -> bool:
-    return (one.kind, one.dtype) == (other.kind, other.dtype) and _same_order(one.order, other.order)
+    return (one.kind, one.dtype) == (other.kind, other.dtype) and same_order(one.order, other.order)
 
 
 def _joined_int4(parts: Sequence[Tensor | Quantized]) -> Int4Weight | None:
@@ -187,7 +187,7 @@ def _joined_int4(parts: Sequence[Tensor | Quantized]) -> Int4Weight | None:
     if len(narrow) < len(parts) or len({part.scales.shape[1] for part in narrow}) > 1:
         return None
     first = narrow[0]
-    if any(not _same_order(first.order, part.order) for part in narrow):
+    if any(not same_order(first.order, part.order) for part in narrow):
         return None
     codes, scales, zeros = (
         _below([getattr(part, name) for part in narrow]) for name in ("codes", "scales", "zeros")
@@ -195,7 +195,7 @@ def _joined_int4(parts: Sequence[Tensor | Quantized]) -> Int4Weight | None:
     return Int4Weight(codes, scales, zeros, first.order, first.dtype)
 
 
-def _same_order(one: Tensor | None, other: Tensor | None) -> bool:
+def same_order(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return torch.equal(one, other)
