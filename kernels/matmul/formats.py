@@ -61,6 +61,11 @@ class BlockFormat:
         return self.block // self.group
 
     @property
+    def is_nested(self) -> bool:
+        """Whether a half scales the sum of groups that bytes have scaled."""
+        return self.block > CHUNK
+
+    @property
     def second(self) -> int:
         """Where a record has its second halves."""
         return 0 if self.half_at is None else 2 * PANEL

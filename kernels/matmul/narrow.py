@@ -34,14 +34,13 @@ from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.formats import CHUNK, PANEL
 from slipstream.kernels.matmul.loops import (
     add_panel,
-    inputs_per_step,
     multiply_floats,
     multiply_pairs,
     panels_of,
 )
 from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, same_order, widened
 from slipstream.kernels.matmul.records import records
-from slipstream.kernels.matmul.unpack import add_chunk
+from slipstream.kernels.matmul.unpack import add_chunk, end_block
 from slipstream.kernels.vector import WIDTH, load, store, store_part, sum_lanes
 
 FEATURES = ("avx512bf16", "avx512bw", "avx512vbmi")  # of the CPU
@@ -49,7 +48,7 @@ VISIT = 8  # chunks of 32 inputs taken with all rows before the next: their code
 SERIAL_BELOW = 1_000_000  # multiply-adds; less is done before a second thread has woken
 # Arguments of a product, and of what adds one panel's products to the totals.
 X, TILES, SUMS, N_ROWS, N_IN, OUT, BIAS, SEGMENTS, N_OUT, N_PANELS, N_THREADS, ARRIVED, NEXT = range(13)
-RECORDS, TOTALS = 5, 6
+RECORDS, TOTALS, PARTIAL = 5, 6, 7
 FIRST_PANEL, TASK, ADDRESS, PANEL_BYTES, FIRST_OUTPUT, SEGMENT_OUTPUTS, FIELDS = range(7)  # of a segment
 SPREAD = 8  # words between the threads' counters, so that each has a line of the cache
 
@@ -166,21 +165,30 @@ def _add_blocks(a: Any, kind: Any, wide: Any) -> None:
     """Add the products of 64 outputs to the totals. a: the arguments; kind: the blocks' type; wide: 1 for float32."""
     n_rows, n_chunks = a[N_ROWS], a[N_IN] // CHUNK
     for begin in range(0, n_chunks, VISIT):
+        span = begin, min(begin + VISIT, n_chunks)
         row = 0
         while row < n_rows:
             n = _tile_rows(n_rows - row)
-            totals = a[TOTALS] + row * PANEL * 4
-            for chunk in range(begin, min(begin + VISIT, n_chunks)):
-                x = a[TILES] + (row * n_chunks + chunk * n) * (CHUNK * 2 * (1 + wide))
-                sums = a[SUMS] + (row * n_chunks + chunk * n) * 12
-                if n == 8:
-                    for first in range(0, PANEL, 2 * WIDTH):
-                        add_chunk((x, sums, a[RECORDS], chunk, first, totals), kind, 8, wide)
-                elif n == 4:
-                    add_chunk((x, sums, a[RECORDS], chunk, 0, totals), kind, 4, wide)
-                else:
-                    add_chunk((x, sums, a[RECORDS], chunk, 0, totals), kind, 1, wide)
+            if n == 8:
+                _add_span(a, row, span, (kind, 8, wide))
+            elif n == 4:
+                _add_span(a, row, span, (kind, 4, wide))
+            else:
+                _add_span(a, row, span, (kind, 1, wide))
             row += n
+
+
+@inlined
+def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
+    """The same for the rows of a tile and some chunks of inputs. form: (kind, n_rows, wide), constants."""
+    kind, n, wide = form
+    n_chunks, totals = a[N_IN] // CHUNK, a[TOTALS] + row * PANEL * 4
+    for chunk in range(span[0], span[1]):
+        x = a[TILES] + (row * n_chunks + chunk * n) * (CHUNK * 2 * (1 + wide))
+        sums = a[SUMS] + (row * n_chunks + chunk * n) * 12
+        for first in range(0, PANEL, 2 * WIDTH if n == 8 else 4 * WIDTH):
+            add_chunk((x, sums, a[RECORDS], chunk, first, totals, a[PARTIAL]), kind, n, wide)
+    end_block((0, 0, a[RECORDS], span[0], 0, totals, a[PARTIAL]), kind, n)
 
 
 @inlined
@@ -211,11 +219,12 @@ def _part_task(kind: str, wide: int) -> int:
 def _panels(a: Any, out: Any) -> None:
     """Do panels until none is left: first those of this thread's own share, which lie together in memory."""
     n_panels, n_threads = a[N_PANELS], a[N_THREADS]
-    memory = np.empty((a[N_ROWS] + 8) * PANEL + WIDTH, np.float32)
-    own = np.empty(TOTALS + 1, np.int64)
-    for i in range(TOTALS):
+    memory = np.zeros((2 * 8 + a[N_ROWS] + 8) * PANEL + WIDTH, np.float32)
+    own = np.empty(PARTIAL + 1, np.int64)
+    for i in range(RECORDS):
         own[i] = a[i]
-    own[TOTALS] = (memory.ctypes.data + 63) // 64 * 64
+    own[PARTIAL] = (memory.ctypes.data + 63) // 64 * 64
+    own[TOTALS] = own[PARTIAL] + 2 * 8 * PANEL * 4
     arrived = fetch_add(shifted(a, ARRIVED), 1)
     for turn in range(n_threads):
         share = (arrived + turn) % n_threads

@@ -22,6 +22,7 @@ from slipstream.kernels.matmul.formats import (
     HALF,
     PANEL,
     SIGNED,
+    UNSIGNED,
     BlockFormat,
 )
 from slipstream.kernels.vector import BFLOATS, BYTES, FLOATS, INTS, WIDTH, call_intrinsic, constant
@@ -36,6 +37,7 @@ BYTE, SHORT, INT, LONG, FLOAT = (
 )
 PAIRS = ir.VectorType(SHORT, 2 * WIDTH)  # bits of two bfloat16 in each lane
 CODES = ir.VectorType(BYTE, 4 * WIDTH)
+PLANE = 8 * PANEL * 4  # bytes of one of the partial sums
 LINE = 64  # bytes of a line of the cache, of a vector, and of 16 outputs' words
 Emitter = Any  # an ir.IRBuilder
 Value = Any  # of LLVM
@@ -50,6 +52,9 @@ class Place(NamedTuple):
     chunk: Value  # which 32 inputs of the record
     first: Value  # of the panel's outputs
     totals: Value  # float32, [n_rows, 64]
+    partial: (
+        Value  # float32, [2, 8, 64]: of blocks of several groups, sums scaled by bytes alone, and of minima
+    )
 
 
 class Tile(NamedTuple):
@@ -164,26 +169,16 @@ def _halves(builder: Emitter, address: Value) -> Value:
 
 
 def _scale(builder: Emitter, form: BlockFormat, record: Value, factors: Value) -> Value:
-    """Scales of 16 outputs. record: the address of their halves; factors: that of their group's bytes."""
+    """What the sums of 16 outputs are multiplied with: the group's bytes as numbers, or the halves if it has none.
+
+    record: the address of their halves; factors: that of their group's bytes.
+    """
     if form.factor == EXPONENT:
-        exponents = builder.shl(
-            builder.zext(_load(builder, BYTES, factors, form.factors), INTS), constant(23)
-        )
+        exponents = builder.shl(builder.zext(_load(builder, BYTES, factors), INTS), constant(23))
         return builder.fmul(builder.bitcast(exponents, FLOATS), ir.Constant(FLOATS, [0.5] * WIDTH))
-    half = _halves(builder, record)
-    if not form.factor:
-        return half
-    address = builder.add(factors, LONG(form.factors))
-    return builder.fmul(half, _bytes_as_floats(builder, address, signed=form.factor == SIGNED))
-
-
-def _minimum(builder: Emitter, form: BlockFormat, record: Value, factors: Value) -> Value:
-    """Minima of 16 outputs, as `_scale`."""
-    half = _halves(builder, builder.add(record, LONG(form.second)))
-    if form.minimum == HALF:
-        return half
-    address = builder.add(factors, LONG(form.second_factors))
-    return builder.fneg(builder.fmul(half, _bytes_as_floats(builder, address, signed=False)))
+    if form.factor:
+        return _bytes_as_floats(builder, factors, signed=form.factor == SIGNED)
+    return _halves(builder, record)
 
 
 def _address(builder: Emitter, start: Value, offset: int, *strides: tuple[Value, int]) -> Value:
@@ -245,31 +240,68 @@ def emit_tile(builder: Emitter, tile: Tile, at: Place) -> None:
 
 
 def _emit_scaling(builder: Emitter, tile: Tile, at: Place, done: Any) -> None:
-    """totals = totals + scale * sums + minimum * sums of inputs. done: (group of the record, of the chunk, sums)."""
+    """Add scale * sums, and minimum * sums of inputs. done: (group of the record, of the chunk, sums)."""
     place, group, sums = done
     form = tile.form
     halves = _address(builder, at.record, 0, (at.first, 2))
-    factors = _address(builder, at.record, 0, (at.first, 1), (place, PANEL))
-    totals = _address(builder, at.totals, 0, (at.first, 4))
+    factors = _address(builder, at.record, form.factors, (at.first, 1), (place, PANEL))
+    seconds = _address(builder, at.record, form.second_factors, (at.first, 1), (place, PANEL))
+    scaled = _address(builder, at.partial if form.is_nested else at.totals, 0, (at.first, 4))
+    which = 0 if form.group == CHUNK else 1 + group
     for i in range(tile.n_columns):
-        both = builder.add(halves, LONG(32 * i)), builder.add(factors, LONG(WIDTH * i))
-        scale = _scale(builder, form, *both)
-        minimum = _minimum(builder, form, *both) if form.minimum else None
+        scale = _scale(builder, form, builder.add(halves, LONG(32 * i)), builder.add(factors, LONG(16 * i)))
+        minimum = None
+        if form.minimum == UNSIGNED:
+            minimum = _bytes_as_floats(builder, builder.add(seconds, LONG(16 * i)), signed=False)
+        elif form.minimum == HALF:
+            minimum = _halves(builder, builder.add(halves, LONG(form.second + 32 * i)))
         for row in range(tile.n_rows):
             offset = (row * PANEL + i * WIDTH) * 4
-            total = _load(builder, FLOATS, totals, offset)
-            total = call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, scale, sums[row][i], total)
+            _accumulate(builder, builder.add(scaled, LONG(offset)), scale, sums[row][i])
             if minimum is not None:
-                which = 0 if form.group == CHUNK else 1 + group
                 x = _load(builder, FLOAT, at.sums, (which * tile.n_rows + row) * 4)
-                x = _spread(builder, x, FLOATS)
-                total = call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, minimum, x, total)
-            out = builder.inttoptr(builder.add(totals, LONG(offset)), FLOATS.as_pointer())
-            builder.store(total, out, align=4)
+                place = builder.add(scaled, LONG(offset + (PLANE if form.is_nested else 0)))
+                _accumulate(builder, place, minimum, _spread(builder, x, FLOATS))
+
+
+def _accumulate(builder: Emitter, address: Value, a: Value, b: Value) -> None:
+    """The floats at the address += a * b."""
+    total = call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, a, b, _load(builder, FLOATS, address))
+    _store(builder, total, address)
+
+
+def _store(builder: Emitter, value: Value, address: Value) -> None:
+    builder.store(value, builder.inttoptr(address, FLOATS.as_pointer()), align=4)
+
+
+def emit_end(builder: Emitter, tile: Tile, at: Place) -> None:
+    """Add a block's partial sums, times its halves, to the totals of 64 outputs; they begin anew at zero."""
+    planes = (
+        (0, 0, False),
+        (tile.form.second, PLANE, True),
+    )  # (the halves, the sums, whether they are subtracted)
+    for halves_at, sums_at, subtracted in planes if tile.form.minimum else planes[:1]:
+        for i in range(PANEL // WIDTH):
+            halves = _halves(builder, builder.add(at.record, LONG(halves_at + 32 * i)))
+            halves = builder.fneg(halves) if subtracted else halves
+            for row in range(tile.n_rows):
+                offset = (row * PANEL + i * WIDTH) * 4
+                partial = builder.add(at.partial, LONG(sums_at + offset))
+                sums = _load(builder, FLOATS, partial)
+                _accumulate(builder, builder.add(at.totals, LONG(offset)), halves, sums)
+                _store(builder, ir.Constant(FLOATS, [0.0] * WIDTH), partial)
+
+
+def _placed(builder: Emitter, form: BlockFormat, operands: Value) -> Place:
+    """The operands of a kernel's call, with the record that its chunk is in."""
+    x, sums, records, chunk, first, totals, partial = (builder.extract_value(operands, i) for i in range(7))
+    n_chunks = LONG(form.block // CHUNK)
+    record = _address(builder, records, 0, (builder.udiv(chunk, n_chunks), form.record_bytes))
+    return Place(x, sums, record, builder.urem(chunk, n_chunks), first, totals, partial)
 
 
 def _add_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, wide: Any) -> Any:
-    """(place: six int64, kind, rows, 1 for float32) adds 32 inputs to the totals of some rows.
+    """(place: seven int64, kind, rows, 1 for float32) adds 32 inputs to the totals of some rows, or to partial sums.
 
     place: as of `Place`, but the first record of the panel and which 32 inputs of the row. kind, n_rows and wide are
     constants. Eight rows take 32 outputs, fewer take 64.
@@ -277,14 +309,25 @@ def _add_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, wide: Any) -> An
 
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
         form, rows = FORMATS[kind.literal_value], n_rows.literal_value
-        x, sums, records, chunk, first, totals = (builder.extract_value(values[0], i) for i in range(6))
-        n_chunks = LONG(form.block // CHUNK)
-        record = _address(builder, records, 0, (builder.udiv(chunk, n_chunks), form.record_bytes))
-        at = Place(x, sums, record, builder.urem(chunk, n_chunks), first, totals)
-        emit_tile(builder, Tile(form, rows, 2 if rows == 8 else 4, bool(wide.literal_value)), at)
+        tile = Tile(form, rows, 2 if rows == 8 else 4, bool(wide.literal_value))
+        emit_tile(builder, tile, _placed(builder, form, values[0]))
         return context.get_dummy_value()
 
     return types.void(place, kind, n_rows, wide), generate
 
 
+def _end_block(typing: Any, place: Any, kind: Any, n_rows: Any) -> Any:
+    """(place, kind, rows) adds the partial sums of the block that the chunk is in to the totals of 64 outputs."""
+
+    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
+        form = FORMATS[kind.literal_value]
+        if form.is_nested:
+            tile = Tile(form, n_rows.literal_value, PANEL // WIDTH, wide=False)
+            emit_end(builder, tile, _placed(builder, form, values[0]))
+        return context.get_dummy_value()
+
+    return types.void(place, kind, n_rows), generate
+
+
 add_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_chunk)
+end_block: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_end_block)
