@@ -50,6 +50,7 @@ SERIAL_BELOW = 1_000_000  # multiply-adds; less is done before a second thread h
 X, TILES, SUMS, N_ROWS, N_IN, OUT, BIAS, SEGMENTS, N_OUT, N_PANELS, N_THREADS, ARRIVED, NEXT = range(13)
 RECORDS, TOTALS, PARTIAL = 5, 6, 7
 FIRST_PANEL, TASK, ADDRESS, PANEL_BYTES, FIRST_OUTPUT, SEGMENT_OUTPUTS, FIELDS = range(7)  # of a segment
+SUM_BYTES = 12  # of a chunk's three sums of inputs
 SPREAD = 8  # words between the threads' counters, so that each has a line of the cache
 
 
@@ -185,10 +186,11 @@ def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
     n_chunks, totals = a[N_IN] // CHUNK, a[TOTALS] + row * PANEL * 4
     for chunk in range(span[0], span[1]):
         x = a[TILES] + (row * n_chunks + chunk * n) * (CHUNK * 2 * (1 + wide))
-        sums = a[SUMS] + (row * n_chunks + chunk * n) * 12
+        sums = a[SUMS] + (row * n_chunks + chunk * n) * SUM_BYTES
         for first in range(0, PANEL, 2 * WIDTH if n == 8 else 4 * WIDTH):
             add_chunk((x, sums, a[RECORDS], chunk, first, totals, a[PARTIAL]), kind, n, wide)
-    end_block((0, 0, a[RECORDS], span[0], 0, totals, a[PARTIAL]), kind, n)
+    sums = a[SUMS] + (row * n_chunks + span[0] * n) * SUM_BYTES
+    end_block((0, sums, a[RECORDS], span[0], 0, totals, a[PARTIAL]), kind, n)
 
 
 @inlined
@@ -219,12 +221,12 @@ def _part_task(kind: str, wide: int) -> int:
 def _panels(a: Any, out: Any) -> None:
     """Do panels until none is left: first those of this thread's own share, which lie together in memory."""
     n_panels, n_threads = a[N_PANELS], a[N_THREADS]
-    memory = np.zeros((2 * 8 + a[N_ROWS] + 8) * PANEL + WIDTH, np.float32)
+    memory = np.zeros((8 + a[N_ROWS] + 8) * PANEL + WIDTH, np.float32)
     own = np.empty(PARTIAL + 1, np.int64)
     for i in range(RECORDS):
         own[i] = a[i]
     own[PARTIAL] = (memory.ctypes.data + 63) // 64 * 64
-    own[TOTALS] = own[PARTIAL] + 2 * 8 * PANEL * 4
+    own[TOTALS] = own[PARTIAL] + 8 * PANEL * 4
     arrived = fetch_add(shifted(a, ARRIVED), 1)
     for turn in range(n_threads):
         share = (arrived + turn) % n_threads

@@ -37,7 +37,6 @@ BYTE, SHORT, INT, LONG, FLOAT = (
 )
 PAIRS = ir.VectorType(SHORT, 2 * WIDTH)  # bits of two bfloat16 in each lane
 CODES = ir.VectorType(BYTE, 4 * WIDTH)
-PLANE = 8 * PANEL * 4  # bytes of one of the partial sums
 LINE = 64  # bytes of a line of the cache, of a vector, and of 16 outputs' words
 Emitter = Any  # an ir.IRBuilder
 Value = Any  # of LLVM
@@ -52,9 +51,7 @@ class Place(NamedTuple):
     chunk: Value  # which 32 inputs of the record
     first: Value  # of the panel's outputs
     totals: Value  # float32, [n_rows, 64]
-    partial: (
-        Value  # float32, [2, 8, 64]: of blocks of several groups, sums scaled by bytes alone, and of minima
-    )
+    partial: Value  # float32, [8, 64]: of blocks of several groups, sums that bytes alone have scaled
 
 
 class Tile(NamedTuple):
@@ -240,28 +237,31 @@ def emit_tile(builder: Emitter, tile: Tile, at: Place) -> None:
 
 
 def _emit_scaling(builder: Emitter, tile: Tile, at: Place, done: Any) -> None:
-    """Add scale * sums, and minimum * sums of inputs. done: (group of the record, of the chunk, sums)."""
+    """Add scale * sums, and a half's minimum * sum of inputs. done: (group of the record, of the chunk, sums)."""
     place, group, sums = done
     form = tile.form
     halves = _address(builder, at.record, 0, (at.first, 2))
     factors = _address(builder, at.record, form.factors, (at.first, 1), (place, PANEL))
-    seconds = _address(builder, at.record, form.second_factors, (at.first, 1), (place, PANEL))
     scaled = _address(builder, at.partial if form.is_nested else at.totals, 0, (at.first, 4))
-    which = 0 if form.group == CHUNK else 1 + group
     for i in range(tile.n_columns):
         scale = _scale(builder, form, builder.add(halves, LONG(32 * i)), builder.add(factors, LONG(16 * i)))
         minimum = None
-        if form.minimum == UNSIGNED:
-            minimum = _bytes_as_floats(builder, builder.add(seconds, LONG(16 * i)), signed=False)
-        elif form.minimum == HALF:
+        if form.minimum == HALF:
             minimum = _halves(builder, builder.add(halves, LONG(form.second + 32 * i)))
         for row in range(tile.n_rows):
-            offset = (row * PANEL + i * WIDTH) * 4
-            _accumulate(builder, builder.add(scaled, LONG(offset)), scale, sums[row][i])
+            target = builder.add(scaled, LONG((row * PANEL + i * WIDTH) * 4))
+            _accumulate(builder, target, scale, sums[row][i])
             if minimum is not None:
-                x = _load(builder, FLOAT, at.sums, (which * tile.n_rows + row) * 4)
-                place = builder.add(scaled, LONG(offset + (PLANE if form.is_nested else 0)))
-                _accumulate(builder, place, minimum, _spread(builder, x, FLOATS))
+                _accumulate(builder, target, minimum, _sum_of_inputs(builder, tile, at, row, group))
+
+
+def _sum_of_inputs(builder: Emitter, tile: Tile, at: Place, row: int, group: int) -> Value:
+    """In all lanes the sum of a group of a row's inputs; groups are counted from the chunk on."""
+    n_groups = CHUNK // tile.form.group
+    chunk, which = divmod(group, n_groups)
+    which = 0 if n_groups == 1 else 1 + which
+    x = _load(builder, FLOAT, at.sums, ((chunk * 3 + which) * tile.n_rows + row) * 4)
+    return _spread(builder, x, FLOATS)
 
 
 def _accumulate(builder: Emitter, address: Value, a: Value, b: Value) -> None:
@@ -275,21 +275,36 @@ def _store(builder: Emitter, value: Value, address: Value) -> None:
 
 
 def emit_end(builder: Emitter, tile: Tile, at: Place) -> None:
-    """Add a block's partial sums, times its halves, to the totals of 64 outputs; they begin anew at zero."""
-    planes = (
-        (0, 0, False),
-        (tile.form.second, PLANE, True),
-    )  # (the halves, the sums, whether they are subtracted)
-    for halves_at, sums_at, subtracted in planes if tile.form.minimum else planes[:1]:
-        for i in range(PANEL // WIDTH):
-            halves = _halves(builder, builder.add(at.record, LONG(halves_at + 32 * i)))
-            halves = builder.fneg(halves) if subtracted else halves
-            for row in range(tile.n_rows):
-                offset = (row * PANEL + i * WIDTH) * 4
-                partial = builder.add(at.partial, LONG(sums_at + offset))
-                sums = _load(builder, FLOATS, partial)
-                _accumulate(builder, builder.add(at.totals, LONG(offset)), halves, sums)
-                _store(builder, ir.Constant(FLOATS, [0.0] * WIDTH), partial)
+    """Add a block's partial sums, times its halves, to the totals of 64 outputs; they begin anew at zero.
+
+    Then subtract the second halves times the sum over groups of their second bytes * sum of inputs.
+    """
+    zero = ir.Constant(FLOATS, [0.0] * WIDTH)
+    for i in range(PANEL // WIDTH):
+        halves = _halves(builder, builder.add(at.record, LONG(32 * i)))
+        for row in range(tile.n_rows):
+            offset = LONG((row * PANEL + i * WIDTH) * 4)
+            partial = builder.add(at.partial, offset)
+            _accumulate(builder, builder.add(at.totals, offset), halves, _load(builder, FLOATS, partial))
+            _store(builder, zero, partial)
+        if tile.form.minimum == UNSIGNED:
+            _emit_minima(builder, tile, at, i)
+
+
+def _emit_minima(builder: Emitter, tile: Tile, at: Place, column: int) -> None:
+    """What `emit_end` subtracts, of 16 outputs."""
+    form = tile.form
+    sums = [ir.Constant(FLOATS, [0.0] * WIDTH)] * tile.n_rows
+    for group in range(form.n_groups):
+        place = builder.add(at.record, LONG(form.second_factors + group * PANEL + WIDTH * column))
+        factors = _bytes_as_floats(builder, place, signed=False)
+        for row in range(tile.n_rows):
+            x = _sum_of_inputs(builder, tile, at, row, group)
+            sums[row] = call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, factors, x, sums[row])
+    halves = builder.fneg(_halves(builder, builder.add(at.record, LONG(form.second + 32 * column))))
+    for row in range(tile.n_rows):
+        target = builder.add(at.totals, LONG((row * PANEL + column * WIDTH) * 4))
+        _accumulate(builder, target, halves, sums[row])
 
 
 def _placed(builder: Emitter, form: BlockFormat, operands: Value) -> Place:
