@@ -1,7 +1,8 @@
 """From the blocks of a GGUF file to the records of `formats.py`: bits are moved, no value changes.
 
 What the bytes of a block mean is what `gguf.quants` (llama.cpp's package) makes of them. Codes and groups' bytes are given
-below by their place in a block, an expression for each type. b: the block's bytes, i: an input, g: a group.
+below by their place in a block, an expression for each type. b: the block's bytes; input 32 c + 16 h + i of them, i below
+16; g: a group.
 """
 
 from __future__ import annotations
@@ -12,41 +13,54 @@ from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir
+from numba import types
 from numba.extending import overload
 from torch import Tensor
 
 from slipstream.kernels import threads
-from slipstream.kernels.compiled import fetch_add, inlined, long_kernel, long_pointer, pointer, shifted
+from slipstream.kernels.compiled import (
+    address_of,
+    emits,
+    fetch_add,
+    inlined,
+    long_kernel,
+    long_pointer,
+    pointer,
+    shifted,
+)
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
 from slipstream.kernels.matmul.formats import CHUNK, EXPONENT, FORMATS, PANEL, UNSIGNED
+from slipstream.kernels.vector import call_intrinsic
 
 DATA, RECORDS, N_OUT, N_BLOCKS, NEXT, UNFIT = range(6)  # arguments of a task
 NO_CODE = 256  # -128 has no magnitude of seven bits
-Part = Callable[[Any, Any], int]
+Code = Callable[[Any, Any, Any, Any], int]
+Factor = Callable[[Any, Any], int]
 
-CODES: dict[str, Part] = {
-    "Q4_0": lambda b, i: b[2 + i % 16] >> (i // 16 * 4) & 15,
-    "Q4_1": lambda b, i: b[4 + i % 16] >> (i // 16 * 4) & 15,
-    "Q5_0": lambda b, i: b[6 + i % 16] >> (i // 16 * 4) & 15 | (b[2 + i // 8] >> i % 8 & 1) << 4,
-    "Q5_1": lambda b, i: b[8 + i % 16] >> (i // 16 * 4) & 15 | (b[4 + i // 8] >> i % 8 & 1) << 4,
-    "Q8_0": lambda b, i: b[2 + i] if b[2 + i] < 128 else 384 - b[2 + i],
-    "Q2_K": lambda b, i: b[16 + i // 128 * 32 + i % 32] >> (i % 128 // 32 * 2) & 3,
-    "Q3_K": lambda b, i: (
-        b[32 + i // 128 * 32 + i % 32] >> (i % 128 // 32 * 2) & 3 | (b[i % 32] >> i // 32 & 1) << 2
+CODES: dict[str, Code] = {
+    "Q4_0": lambda b, c, h, i: b[2 + i] >> h * 4 & 15,
+    "Q4_1": lambda b, c, h, i: b[4 + i] >> h * 4 & 15,
+    "Q5_0": lambda b, c, h, i: b[6 + i] >> h * 4 & 15 | (b[2 + h * 2 + i // 8] >> i % 8 & 1) << 4,
+    "Q5_1": lambda b, c, h, i: b[8 + i] >> h * 4 & 15 | (b[4 + h * 2 + i // 8] >> i % 8 & 1) << 4,
+    "Q8_0": lambda b, c, h, i: b[2 + h * 16 + i] if b[2 + h * 16 + i] < 128 else 384 - b[2 + h * 16 + i],
+    "Q2_K": lambda b, c, h, i: b[16 + c // 4 * 32 + h * 16 + i] >> c % 4 * 2 & 3,
+    "Q3_K": lambda b, c, h, i: (
+        b[32 + c // 4 * 32 + h * 16 + i] >> c % 4 * 2 & 3 | (b[h * 16 + i] >> c & 1) << 2
     ),
-    "Q4_K": lambda b, i: b[16 + i // 64 * 32 + i % 32] >> (i % 64 // 32 * 4) & 15,
-    "Q5_K": lambda b, i: (
-        b[48 + i // 64 * 32 + i % 32] >> (i % 64 // 32 * 4) & 15 | (b[16 + i % 32] >> i // 32 & 1) << 4
+    "Q4_K": lambda b, c, h, i: b[16 + c // 2 * 32 + h * 16 + i] >> c % 2 * 4 & 15,
+    "Q5_K": lambda b, c, h, i: (
+        b[48 + c // 2 * 32 + h * 16 + i] >> c % 2 * 4 & 15 | (b[16 + h * 16 + i] >> c & 1) << 4
     ),
-    "Q6_K": lambda b, i: (
-        b[i // 128 * 64 + i % 64] >> (i % 128 // 64 * 4) & 15
-        | (b[128 + i // 128 * 32 + i % 32] >> (i % 128 // 32 * 2) & 3) << 4
+    "Q6_K": lambda b, c, h, i: (
+        b[c // 4 * 64 + c % 2 * 32 + h * 16 + i] >> c % 4 // 2 * 4 & 15
+        | (b[128 + c // 4 * 32 + h * 16 + i] >> c % 4 * 2 & 3) << 4
     ),
-    "IQ4_NL": lambda b, i: b[2 + i % 16] >> (i // 16 * 4) & 15,
-    "IQ4_XS": lambda b, i: b[8 + i // 32 * 16 + i % 16] >> (i % 32 // 16 * 4) & 15,
-    "MXFP4": lambda b, i: b[1 + i % 16] >> (i // 16 * 4) & 15,
+    "IQ4_NL": lambda b, c, h, i: b[2 + i] >> h * 4 & 15,
+    "IQ4_XS": lambda b, c, h, i: b[8 + c * 16 + i] >> h * 4 & 15,
+    "MXFP4": lambda b, c, h, i: b[1 + i] >> h * 4 & 15,
 }
-FACTORS: dict[str, Part] = {
+FACTORS: dict[str, Factor] = {
     "Q2_K": lambda b, g: b[g] & 15,
     "Q3_K": lambda b, g: (
         (b[96 + g % 8] >> (g // 8 * 4) & 15 | (b[104 + g % 4] >> (g // 4 * 2) & 3) << 4) - 32
@@ -57,7 +71,7 @@ FACTORS: dict[str, Part] = {
     "IQ4_XS": lambda b, g: (b[4 + g // 2] >> (g % 2 * 4) & 15 | (b[2 + g // 4] >> (g % 4 * 2) & 3) << 4) - 32,
     "MXFP4": lambda b, g: b[0],
 }
-MINIMA: dict[str, Part] = {
+MINIMA: dict[str, Factor] = {
     "Q2_K": lambda b, g: b[g] >> 4,
     "Q4_K": lambda b, g: b[8 + g] & 63 if g < 4 else b[8 + g] >> 4 | b[4 + g] >> 6 << 4,
     "Q5_K": lambda b, g: b[8 + g] & 63 if g < 4 else b[8 + g] >> 4 | b[4 + g] >> 6 << 4,
@@ -102,18 +116,27 @@ def _constants(kind: str) -> tuple[int, ...]:
     return (form.bits, form.block, block_sizes(kind)[1], half, second, n_factors, n_minima, *places)
 
 
-def part_of(b: Any, i: Any, kind: str, table: str) -> int:
-    """The code (or factor, minimum) `i` of a block; in compiled code only."""
+def code_of(b: Any, c: int, h: int, i: int, kind: str) -> int:
+    """The code of input 32 c + 16 h + i; in compiled code only."""
     raise NotImplementedError
 
 
-_TABLES = {"codes": CODES, "factors": FACTORS, "minima": MINIMA}
+def factor_of(b: Any, g: int, kind: str, which: str) -> int:
+    """The byte of a group that scales ("factor"), or its second one ("minimum"); in compiled code only."""
+    raise NotImplementedError
 
 
-@overload(part_of, prefer_literal=True, strict=False)
-def _part_of(b: Any, i: Any, kind: Any, table: Any) -> Any:
-    chosen = inlined(_TABLES[table.literal_value].get(kind.literal_value, lambda b, i: 0))
-    return lambda b, i, kind, table: chosen(b, i)
+@overload(code_of, prefer_literal=True, strict=False)
+def _code_of(b: Any, c: Any, h: Any, i: Any, kind: Any) -> Any:
+    chosen = inlined(CODES[kind.literal_value])
+    return lambda b, c, h, i, kind: chosen(b, c, h, i)
+
+
+@overload(factor_of, prefer_literal=True, strict=False)
+def _factor_of(b: Any, g: Any, kind: Any, which: Any) -> Any:
+    table = FACTORS if which.literal_value == "factor" else MINIMA
+    chosen = inlined(table.get(kind.literal_value, lambda b, g: 0))
+    return lambda b, g, kind, which: chosen(b, g)
 
 
 def constants_of(kind: str) -> tuple[int, ...]:
@@ -127,55 +150,64 @@ def _constants_of(kind: Any) -> Any:
     return lambda kind: found
 
 
+@emits(types.int64)
+def picked(builder: ir.IRBuilder, word: Any, mask: Any) -> Any:
+    """The bits of the word that the mask has, moved together: an instruction of all CPUs that have AVX-512."""
+    return call_intrinsic(builder, "llvm.x86.bmi.pext.64", ir.IntType(64), word, mask)
+
+
 @inlined
-def _copy_block(b: Any, record: Any, output: int, kind: Any) -> bool:
-    """Write one output's part of a record; returns whether every code has a place in it."""
-    bits, block, _, half, second, n_factors, n_minima, seconds, factors, minima, codes, _ = constants_of(kind)
+def _copy_block(b: Any, record: int, output: int, codes: Any, kind: Any) -> bool:
+    """Write one output's part of the record at that address; returns whether every code has a place in it."""
+    bits, block, _, half, second, n_factors, n_minima, seconds, factors, minima, at, _ = constants_of(kind)
+    place = pointer(record, np.uint8)
     for i in range(2):
         if half >= 0:
-            record[2 * output + i] = b[half + i]
+            place[2 * output + i] = b[half + i]
         if second >= 0:
-            record[seconds + 2 * output + i] = b[second + i]
+            place[seconds + 2 * output + i] = b[second + i]
     for g in range(n_factors):
-        record[factors + g * PANEL + output] = part_of(b, g, kind, "factors") & 255
+        place[factors + g * PANEL + output] = factor_of(b, g, kind, "factor") & 255
     for g in range(n_minima):
-        record[minima + g * PANEL + output] = part_of(b, g, kind, "minima")
-    fits = True
+        place[minima + g * PANEL + output] = factor_of(b, g, kind, "minimum")
+    seen = 0
     for chunk in range(block // CHUNK):
-        place = shifted(record, codes + chunk * PANEL * CHUNK * bits // 8)
+        for h in range(2):
+            for i in range(16):
+                code = code_of(b, chunk, h, i, kind)
+                seen |= code
+                codes[h * 16 + i] = code & 255
+        target = pointer(record + at + chunk * PANEL * CHUNK * bits // 8, np.uint16)
         if bits == 8:
-            fits = _copy_bytes(b, place, output, kind) and fits
+            _copy_bytes(codes, target, output)
         else:
-            _copy_stream(b, place, (output, chunk * CHUNK), kind, bits)
-    return fits
+            _copy_stream(codes, target, output, bits)
+    return seen < NO_CODE
 
 
 @inlined
-def _copy_stream(b: Any, place: Any, at: Any, kind: Any, bits: int) -> None:
+def _copy_stream(codes: Any, target: Any, output: int, bits: int) -> None:
     """32 codes as two streams of words: even and odd inputs."""
-    output, first = at
+    eights = long_pointer(address_of(codes))
     for parity in range(2):
-        word, n_bits, k = 0, 0, 0
-        for step in range(CHUNK // 2):
-            word |= part_of(b, first + 2 * step + parity, kind, "codes") << n_bits
-            n_bits += bits
-            if n_bits >= 16:
-                target = 4 * (k * PANEL + output) + 2 * parity
-                place[target] = word & 255
-                place[target + 1] = word >> 8 & 255
-                word, n_bits, k = word >> 16, n_bits - 16, k + 1
+        mask = ((1 << bits) - 1) * 0x0001_0001_0001_0001 << 8 * parity
+        stream, n_bits, k = 0, 0, 0
+        for i in range(CHUNK // 8):
+            stream |= picked(eights[i], mask) << n_bits
+            n_bits += 4 * bits
+            while n_bits >= 16:
+                target[2 * (k * PANEL + output) + parity] = stream & 0xFFFF
+                stream, n_bits, k = stream >> 16, n_bits - 16, k + 1
 
 
 @inlined
-def _copy_bytes(b: Any, place: Any, output: int, kind: Any) -> bool:
+def _copy_bytes(codes: Any, target: Any, output: int) -> None:
     """32 codes of eight bits, so that bytes 0 … 7 of 16 are four outputs' pairs of one step, the others of the next."""
-    fits = True
-    for i in range(CHUNK):
-        code = part_of(b, i, kind, "codes")
-        fits = fits and code < NO_CODE
-        vector, lane = i // 4 * 4 + output // 16, output % 16
-        place[64 * vector + lane // 4 * 16 + i // 2 % 2 * 8 + lane % 4 * 2 + i % 2] = code & 255
-    return fits
+    pairs = pointer(address_of(codes), np.uint16)
+    lane = output % 16
+    for step in range(CHUNK // 2):
+        vector = step // 2 * 4 + output // 16
+        target[32 * vector + lane // 4 * 8 + step % 2 * 4 + lane % 4] = pairs[step]
 
 
 @functools.cache
@@ -184,16 +216,20 @@ def _task(kind: str) -> int:
 
     def items(address: int) -> None:
         a = long_pointer(address)
-        _, _, block_bytes, _, _, n_factors, _, _, _, _, _, record_bytes = constants_of(kind)
+        constants = constants_of(kind)
+        block_bytes, record_bytes = constants[2], constants[11]
         n_blocks, n_out = a[N_BLOCKS], a[N_OUT]
+        memory = np.empty(CHUNK, np.uint8)
+        codes = pointer(memory.ctypes.data, np.uint8)
         panel = fetch_add(shifted(a, NEXT), 1)
         while panel * PANEL < n_out:
             for i in range(min(PANEL, n_out - panel * PANEL)):
                 for j in range(n_blocks):
                     b = pointer(a[DATA] + ((panel * PANEL + i) * n_blocks + j) * block_bytes, np.uint8)
-                    record = pointer(a[RECORDS] + (panel * n_blocks + j) * record_bytes, np.uint8)
-                    if not _copy_block(b, record, i, kind):
+                    record = a[RECORDS] + (panel * n_blocks + j) * record_bytes
+                    if not _copy_block(b, record, i, codes, kind):
                         a[UNFIT] = 1
             panel = fetch_add(shifted(a, NEXT), 1)
+        memory[:0] = 0  # keeps the memory alive until here
 
     return threads.compile_task(items)
