@@ -1,4 +1,4 @@
-"""Products of rows with 64 outputs whose weights lie in a panel: the loops of `panels.py`, `narrow.py` and `kernels/moe`.
+"""Products of rows with 64 outputs whose weights lie in a panel: loops of `panels.py`, `narrow.py`, `kernels/moe`.
 
 A sum is one chain in ascending order: of fused multiply-adds in float32, or, for bfloat16, of the instruction that
 adds two products at a time where there is one.

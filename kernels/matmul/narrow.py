@@ -1,13 +1,17 @@
 """Products with matrices in blocks, as narrow as the file has them: one compiled call, the same bits for any rows.
 
-Of each group of inputs of one output `scale * sum of values * inputs` is added to the output's sum in float32 (and
-`minimum * sum of inputs`, for types that have minima), groups in ascending order. No weight is ever rounded. A part that
-is no matrix in blocks is multiplied as `panels.py` does, beside the others, by the same call.
+The sum of an output begins with its bias. Block by block, in ascending order, the block's scale times the sum of
+value * input is added to it, or, where a block has several groups of inputs with a factor each, the scale times the sum
+over groups of factor * sum of value * input; then, alike, the minimum times the sum of the inputs. `op.py` says in which
+order and how rounded. Values are whole numbers that bfloat16 holds, so no weight is ever rounded.
+
+A part that is no matrix in blocks is multiplied as `panels.py` does, beside the others, by the same call.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
@@ -31,7 +35,7 @@ from slipstream.kernels.compiled import (
     shifted,
 )
 from slipstream.kernels.matmul.blocks import BlockWeight
-from slipstream.kernels.matmul.formats import CHUNK, PANEL
+from slipstream.kernels.matmul.formats import CHUNK, FORMATS, PANEL
 from slipstream.kernels.matmul.loops import (
     add_panel,
     multiply_floats,
@@ -77,23 +81,48 @@ def refusal() -> str | None:
 
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> NarrowWeight | None:
     """The weight with the parts that have records in these; None if there are none."""
-    parts = list(weight.parts) if isinstance(weight, JoinedWeight) else [weight]
-    orders = [part.order if isinstance(part, BlockWeight) else None for part in parts]
-    order = orders[0] if all(same_order(orders[0], one) for one in orders) else None
-    if order is not None:  # inputs are gathered for all parts alike; else columns of single parts are
-        parts = [replace(part, order=None) for part in parts if isinstance(part, BlockWeight)]
-    found = [records(part) if _is_plain(part) and refusal() is None else None for part in parts]
+    parts, order = _gathered(weight)
+    found = [records(part) if _is_narrow(part) else None for part in parts]
     if all(one is None for one in found):
         return None
     laid = [panels_of(widened(part)) if one is None else one for part, one in zip(parts, found, strict=True)]
-    kinds = [part.kind if one is not None else "" for part, one in zip(parts, found, strict=True)]
+    kinds = ["" if one is None else getattr(part, "kind", "") for part, one in zip(parts, found, strict=True)]
+    tasks = [_part_task(kind, int(weight.dtype is torch.float32)) for kind in kinds]
     n_outs = [part.shape[0] for part in parts]
     ends = torch.zeros(sum(n_outs)) if bias is None else bias.to(torch.float32)
     ends = torch.cat([F.pad(one, (0, -len(one) % PANEL)) for one in ends.split(n_outs)])
-    segments = _segments(
-        laid, n_outs, [_part_task(kind, int(weight.dtype is torch.float32)) for kind in kinds]
-    )
+    segments = _segments(laid, n_outs, tasks)
     return NarrowWeight(tuple(laid), segments, ends, order, weight.dtype, weight.shape[1], sum(n_outs))
+
+
+def packed_bytes(weight: Quantized) -> int:
+    """Bytes of what `panels.pack` makes of a weight with parts in blocks; unlike it, for weights without memory too."""
+    n_bytes = 0
+    for part in _gathered(weight)[0]:
+        if _is_narrow(part):
+            form = FORMATS[part.kind]
+            n_bytes += -(-part.shape[0] // PANEL) * (part.shape[1] // form.block) * form.record_bytes
+        else:
+            n_bytes += math.prod(part.shape) * part.dtype.itemsize
+    return n_bytes
+
+
+def _gathered(weight: Tensor | Quantized) -> tuple[list[Tensor | Quantized], Tensor | None]:
+    """The parts as they are multiplied with inputs in some order, and that order, [in_features]; None: their own.
+
+    If all parts have one order, a product gathers its inputs; else those that have one are widened.
+    """
+    parts: list[Tensor | Quantized] = list(weight.parts) if isinstance(weight, JoinedWeight) else [weight]
+    orders = [part.order if isinstance(part, BlockWeight) else None for part in parts]
+    order = orders[0]
+    if order is None or not all(same_order(order, one) for one in orders):
+        return parts, None
+    return [replace(part, order=None) for part in parts if isinstance(part, BlockWeight)], order
+
+
+def _is_narrow(part: Tensor | Quantized) -> TypeGuard[BlockWeight]:
+    """Whether records can be made of it; `records` may still find a code that has no place in them."""
+    return isinstance(part, BlockWeight) and part.order is None and part.kind in FORMATS and refusal() is None
 
 
 def _segments(laid: Sequence[Tensor], n_outs: Sequence[int], tasks: Sequence[int]) -> Tensor:
@@ -103,10 +132,6 @@ def _segments(laid: Sequence[Tensor], n_outs: Sequence[int], tasks: Sequence[int
         rows.append((n_panels, task, part.data_ptr(), part[0].nbytes, n_done, n_out))
         n_panels, n_done = n_panels + len(part), n_done + n_out
     return torch.tensor([*rows, (n_panels, 0, 0, 0, n_done, 0)])
-
-
-def _is_plain(part: Tensor | Quantized) -> TypeGuard[BlockWeight]:
-    return isinstance(part, BlockWeight) and part.order is None
 
 
 def linear(x: Tensor, packed: NarrowWeight, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -120,10 +145,10 @@ def linear(x: Tensor, packed: NarrowWeight, out_dtype: torch.dtype | None = None
     wide = out_dtype is torch.float32 or x.dtype is torch.float32
     out = torch.empty((n_rows, packed.out_features), dtype=torch.float32 if wide else x.dtype)
     n_panels = packed.bias.shape[0] // PANEL
-    _run[x.dtype](
+    _run(
         (x.data_ptr(), out.data_ptr(), packed.bias.data_ptr(), packed.segments.data_ptr()),
         (n_rows, n_in, packed.out_features, n_panels),
-        _task[out.dtype],
+        (_arrange_task[x.dtype], _task[out.dtype], x.dtype.itemsize),
         threads.available() if n_rows * n_in * packed.out_features >= SERIAL_BELOW else 1,
     )
     return out if out_dtype is None else out.to(out_dtype)
@@ -138,27 +163,37 @@ def _tile_rows(left: int) -> int:
 
 
 @inlined
-def _arrange(x: Any, shape: Any, places: Any, words: Any) -> None:
-    """Copy rows into tiles, [steps, rows of the tile] each; sums: [chunks, 3, rows of the tile].
+def _arrange(a: Any, kind: Any, word: Any) -> None:
+    """Copy rows into tiles, [steps, rows of the tile] words of two inputs, and add up the inputs of every 32.
 
-    x: pointer to the inputs; words: to the same, two inputs in each. shape: (n_rows, n_in). places: (tiles, sums).
+    a: the arguments; kind and word: of an input and of two.
     """
-    tiles, sums = places
-    n_rows, n_in = shape
-    n_steps, n_chunks = n_in // 2, n_in // CHUNK
-    row = 0
-    while row < n_rows:
-        n = _tile_rows(n_rows - row)
-        for r in range(n):
-            source = min(row + r, n_rows - 1)
-            for step in range(n_steps):
-                tiles[row * n_steps + step * n + r] = words[source * n_steps + step]
-            for chunk in range(n_chunks):
-                first = sum_lanes(load(x, source * n_in + chunk * CHUNK))
-                second = sum_lanes(load(x, source * n_in + chunk * CHUNK + WIDTH))
-                place = row * n_chunks * 3 + chunk * 3 * n + r
-                sums[place], sums[place + n], sums[place + 2 * n] = first + second, first, second
-        row += n
+    n_rows, n_steps = a[N_ROWS], a[N_IN] // 2
+    x, tiles = pointer(a[X], word), pointer(a[TILES], word)
+    tile = fetch_add(shifted(a, ARRIVED), 1)
+    while tile * 8 < n_rows:
+        row = tile * 8
+        while row < min(tile * 8 + 8, n_rows):
+            n = _tile_rows(n_rows - row)
+            for r in range(n):
+                source = min(row + r, n_rows - 1)
+                for step in range(n_steps):
+                    tiles[row * n_steps + step * n + r] = x[source * n_steps + step]
+                _add_inputs(a, pointer(a[X], kind), source, (row, n, r))
+            row += n
+        tile = fetch_add(shifted(a, ARRIVED), 1)
+
+
+@inlined
+def _add_inputs(a: Any, x: Any, source: int, at: Any) -> None:
+    """Sums of each 32 inputs of a row: of all, of the first 16, of the last. at: (first row of the tile, n, r)."""
+    row, n, r = at
+    sums, n_chunks = float_pointer(a[SUMS]), a[N_IN] // CHUNK
+    for chunk in range(n_chunks):
+        first = sum_lanes(load(x, source * a[N_IN] + chunk * CHUNK))
+        second = sum_lanes(load(x, source * a[N_IN] + chunk * CHUNK + WIDTH))
+        place = (row * n_chunks + chunk * n) * 3 + r
+        sums[place], sums[place + n], sums[place + 2 * n] = first + second, first, second
 
 
 @inlined
@@ -261,7 +296,7 @@ def _one_panel(a: Any, panel: int, out: Any, own: Any) -> None:
 
 @per_dtype
 def _task(kind: Any) -> int:
-    """Address of the compiled task for results of this kind."""
+    """Address of the compiled task that multiplies, for results of this kind."""
 
     def items(address: int) -> None:
         a = long_pointer(address)
@@ -271,25 +306,30 @@ def _task(kind: Any) -> int:
 
 
 @per_dtype
-def _run(kind: Any) -> Any:
-    """(addresses, shape, task, number of threads): a product of inputs of this kind."""
+def _arrange_task(kind: Any) -> int:
+    """Address of the compiled task that comes before, for inputs of this kind."""
     word = np.int32 if kind is KINDS[torch.bfloat16] else np.int64  # of two inputs
 
-    @long_kernel
-    def run(addresses: Any, shape: Any, task: int, n_threads: int) -> None:
-        x, out, bias, segments = addresses
-        n_rows, n_in, n_out, n_panels = shape
-        tiles = np.empty((n_rows + 7) * n_in // 2, word)
-        sums = np.empty((n_rows + 7) * n_in // CHUNK * 3, np.float32)
-        places = pointer(tiles.ctypes.data, word), float_pointer(sums.ctypes.data)
-        _arrange(pointer(x, kind), (n_rows, n_in), places, pointer(x, word))
-        a = np.empty(NEXT + n_threads * SPREAD, np.int64)
-        a[X], a[TILES], a[SUMS], a[N_ROWS], a[N_IN] = x, tiles.ctypes.data, sums.ctypes.data, n_rows, n_in
-        a[OUT], a[BIAS], a[SEGMENTS], a[N_OUT], a[N_PANELS] = out, bias, segments, n_out, n_panels
-        a[N_THREADS], a[ARRIVED] = n_threads, 0
-        for i in range(n_threads):
-            a[NEXT + i * SPREAD] = n_panels * i // n_threads
-        threads.run(task, a.ctypes.data, n_threads)
-        tiles[:0], sums[:0], a[0] = 0, 0, 0  # keeps the memory alive until here
+    def items(address: int) -> None:
+        _arrange(long_pointer(address), kind, word)
 
-    return run
+    return threads.compile_task(items)
+
+
+@long_kernel
+def _run(addresses: Any, shape: Any, tasks: Any, n_threads: int) -> None:
+    """shape: (n_rows, n_in, n_out, n_panels). tasks: (before, the product, bytes of an input)."""
+    n_rows, n_in, _, n_panels = shape
+    arrange, multiply, n_bytes = tasks
+    tiles = np.empty((n_rows + 7) * n_in * n_bytes // 8, np.int64)
+    sums = np.empty((n_rows + 7) * n_in // CHUNK * 3, np.float32)
+    a = np.empty(NEXT + n_threads * SPREAD, np.int64)
+    a[X], a[OUT], a[BIAS], a[SEGMENTS] = addresses
+    a[N_ROWS], a[N_IN], a[N_OUT], a[N_PANELS] = shape
+    a[TILES], a[SUMS], a[N_THREADS], a[ARRIVED] = tiles.ctypes.data, sums.ctypes.data, n_threads, 0
+    threads.run(arrange, a.ctypes.data, n_threads if n_rows > 8 else 1)
+    a[ARRIVED] = 0
+    for i in range(n_threads):
+        a[NEXT + i * SPREAD] = n_panels * i // n_threads
+    threads.run(multiply, a.ctypes.data, n_threads)
+    tiles[:0], sums[:0], a[0] = 0, 0, 0  # keeps the memory alive until here

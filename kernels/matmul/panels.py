@@ -64,10 +64,16 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None if llvmlite.binding.get_host_cpu_features().get(FEATURE) else f"this CPU has no {FEATURE}"
 
 
+def note(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What a start should say of this implementation here, or None."""
+    reason = narrow.refusal()
+    return f"matrices in GGUF's blocks are widened: {reason}" if reason else None
+
+
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
-    narrow_weight = narrow.pack(weight, bias)
-    if narrow_weight is not None:
-        return narrow_weight
+    in_blocks = narrow.pack(weight, bias)
+    if in_blocks is not None:
+        return in_blocks
     weight = widened(weight)
     n_out, n_in = weight.shape
     ends = torch.zeros(n_out) if bias is None else bias.to(torch.float32)

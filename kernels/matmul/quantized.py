@@ -1,5 +1,7 @@
 """Weights of few bits, as checkpoints of any layout are read into: codes and scales, and the values they stand for.
 
+GGUF's types, which are kept as the file has them, are in `blocks.py`.
+
 The values are defined here, in the dtype of the rows they will be multiplied with, each rounded once. An implementation
 of `pack` may keep the codes and widen them while it multiplies, or widen them at once; the values are the same.
 """

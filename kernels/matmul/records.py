@@ -1,8 +1,8 @@
 """From the blocks of a GGUF file to the records of `formats.py`: bits are moved, no value changes.
 
-What the bytes of a block mean is what `gguf.quants` (llama.cpp's package) makes of them. Codes and groups' bytes are given
-below by their place in a block, an expression for each type. b: the block's bytes; input 32 c + 16 h + i of them, i below
-16; g: a group.
+What the bytes of a block mean is what `gguf.quants` (llama.cpp's package) makes of them. Codes and groups' bytes are
+given below by their place in a block, an expression for each type. b: the block's bytes; g: a group; an input is
+32 c + 16 h + i, i below 16.
 """
 
 from __future__ import annotations

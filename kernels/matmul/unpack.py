@@ -1,7 +1,7 @@
 """The innermost part of products with packed blocks, as LLVM instructions: 32 inputs of some rows and 64 outputs.
 
-What is emitted for a tile has no branches and no loops: codes become pairs of bfloat16 by table lookups, each is used for
-all rows of the tile, and the sums of a group are scaled once.
+What is emitted for a tile has no branches and no loops: codes become pairs of bfloat16 by table lookups, each is used
+for all rows of the tile, and the sums of a group are scaled once.
 """
 
 from __future__ import annotations
