@@ -193,7 +193,9 @@ def _choose(
             reason = "its bits may depend on the rows computed beside"
         if reason is None:
             why = "asked for" if asked else "; ".join(refused) or f"best for {device.type} {_short(dtype)}"
-            return Selected(folder, name, why)
+            note = getattr(_module(folder, name), "note", None)
+            remark = None if note is None else note(device, dtype)
+            return Selected(folder, name, why if remark is None else f"{why}; {remark}")
         refused.append(f"{name} refused: {reason}")
     raise CannotRunError(f"{folder}: {'; '.join(refused)}")
 

@@ -203,6 +203,9 @@ class _BFloat(ir.Type):  # type: ignore[misc]
         return hash(_BFloat)
 
 
+BFLOATS = ir.VectorType(_BFloat(), 2 * WIDTH)
+
+
 @emits(VECTOR)
 def add_pairs(builder: ir.IRBuilder, total: Any, x: Any, y: Any) -> Any:
     """total + x₀y₀ + x₁y₁ per lane, where x and y hold two bfloat16 in every lane.
@@ -215,8 +218,7 @@ def add_pairs(builder: ir.IRBuilder, total: Any, x: Any, y: Any) -> Any:
                 builder, "llvm.fma.v16f32", FLOATS, half(builder, x), half(builder, y), total
             )
         return total
-    pairs = ir.VectorType(_BFloat(), 2 * WIDTH)
-    x, y = builder.bitcast(x, pairs), builder.bitcast(y, pairs)
+    x, y = builder.bitcast(x, BFLOATS), builder.bitcast(y, BFLOATS)
     return call_intrinsic(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, x, y)
 
 

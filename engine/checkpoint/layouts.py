@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slipstream.engine.errors import LoadError, UnsupportedModel
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
-from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
+from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, JoinedWeight, Quantized
 
 # What layouts call the tensors of the matrix `name.weight` besides itself: `name.scales` and so on.
 # Every narrow matrix has one of the marks.
@@ -376,7 +376,14 @@ def reordered(codes: Tensor, order: Tensor | None) -> Tensor:
 
 
 def packed_bytes(matrix: Tensor | Quantized, device: torch.device) -> int:
-    """Bytes of device memory that it takes once packed: products on CPUs read no codes, so there it is widened."""
-    if device.type == "cpu":
+    """Bytes of device memory that it takes once packed.
+
+    Products on CPUs read the codes of GGUF's blocks, others only codes that checkpoints of safetensors have.
+    """
+    if device.type == "cpu" and isinstance(matrix, BlockWeight | JoinedWeight):
+        from slipstream.kernels.matmul import narrow  # a second of numba, for files of that format alone
+
+        return narrow.packed_bytes(matrix)
+    if device.type == "cpu" or isinstance(matrix, BlockWeight | JoinedWeight):
         return math.prod(matrix.shape) * matrix.dtype.itemsize
     return matrix.nbytes

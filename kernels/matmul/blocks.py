@@ -1,7 +1,7 @@
 """Matrices in GGUF's block types, their bytes as the file holds them, and the values they stand for.
 
-A block is a run of 32 or 256 neighbouring inputs of one output: codes of few bits, and scales that they share. What each
-type's bytes mean is `gguf.quants.dequantize`'s to say (the package of llama.cpp, which defines the format).
+A block is a run of 32 or 256 neighbouring inputs of one output: codes of few bits, and scales that they share. What
+the bytes mean is what `gguf.quants.dequantize` makes of them (the package of llama.cpp, which defines the format).
 """
 
 from __future__ import annotations

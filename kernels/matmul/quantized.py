@@ -1,5 +1,7 @@
 """Weights of few bits, as checkpoints of any layout are read into: codes and scales, and the values they stand for.
 
+GGUF's types, which are kept as the file has them, are in `blocks.py`.
+
 The values are defined here, in the dtype of the rows they will be multiplied with, each rounded once. An implementation
 of `pack` may keep the codes and widen them while it multiplies, or widen them at once; the values are the same.
 """
@@ -179,7 +181,7 @@ def _apart(
 
 
 def _alike(one: BlockWeight, other: BlockWeight) -> bool:
-    return (one.kind, one.dtype) == (other.kind, other.dtype) and _same_order(one.order, other.order)
+    return (one.kind, one.dtype) == (other.kind, other.dtype) and same_order(one.order, other.order)
 
 
 def _joined_int4(parts: Sequence[Tensor | Quantized]) -> Int4Weight | None:
@@ -187,7 +189,7 @@ def _joined_int4(parts: Sequence[Tensor | Quantized]) -> Int4Weight | None:
     if len(narrow) < len(parts) or len({part.scales.shape[1] for part in narrow}) > 1:
         return None
     first = narrow[0]
-    if any(not _same_order(first.order, part.order) for part in narrow):
+    if any(not same_order(first.order, part.order) for part in narrow):
         return None
     codes, scales, zeros = (
         _below([getattr(part, name) for part in narrow]) for name in ("codes", "scales", "zeros")
@@ -195,7 +197,7 @@ def _joined_int4(parts: Sequence[Tensor | Quantized]) -> Int4Weight | None:
     return Int4Weight(codes, scales, zeros, first.order, first.dtype)
 
 
-def _same_order(one: Tensor | None, other: Tensor | None) -> bool:
+def same_order(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return torch.equal(one, other)

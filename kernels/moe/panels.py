@@ -28,7 +28,9 @@ from slipstream.kernels.compiled import (
     shifted,
 )
 from slipstream.kernels.matmul import panels
-from slipstream.kernels.matmul.panels import PANEL, SERIAL_BELOW, multiply_floats, multiply_pairs, one_panel
+from slipstream.kernels.matmul.formats import PANEL
+from slipstream.kernels.matmul.loops import multiply_floats, multiply_pairs, one_panel
+from slipstream.kernels.matmul.panels import SERIAL_BELOW
 from slipstream.kernels.moe import cpu
 from slipstream.kernels.moe.activation import activated
 from slipstream.kernels.moe.choice import route as route

@@ -1,4 +1,4 @@
-"""Matrices in GGUF's block types: their values by gguf's own reading, joined without widening, shapes without memory."""
+"""Matrices in GGUF's block types: their values by gguf's own reading, joined without widening, without memory."""
 
 from __future__ import annotations
 

@@ -1,0 +1,111 @@
+"""How `records.py` lays out a matrix in blocks for products on CPUs, by GGUF's name of its type.
+
+A record holds one block of each of 64 outputs: a half of each, for the types that have one; a second half; a byte of
+each per group; a second byte; the codes. A weight is `scale * value`, plus the group's minimum for the types that have
+one, where value is the whole number that a code stands for:
+
+- scale: the half (times the group's byte), or 2^(byte - 128)
+- minimum: the second half, or minus the second half times the group's second byte
+
+Codes of up to six bits lie in a stream of 16-bit words for each output and parity of inputs: a word of even inputs and
+one of odd ones are neighbours, so that 16 outputs are one vector. Codes of eight bits are sign and magnitude, in the
+order in which interleaving bytes makes pairs of them. All scales, bytes aside, have the file's own bits, and bytes what
+the file has in four to eight, so no value is rounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PANEL = 64  # outputs of a record
+CHUNK = 32  # inputs whose codes begin on a word
+SIGNED, UNSIGNED, EXPONENT = "signed", "unsigned", "exponent"
+HALF = "half"
+
+NONLINEAR = (
+    -127,
+    -104,
+    -83,
+    -65,
+    -49,
+    -35,
+    -22,
+    -10,
+    1,
+    13,
+    25,
+    38,
+    53,
+    69,
+    89,
+    113,
+)  # IQ4_NL's and IQ4_XS's
+E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # MXFP4's
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One type. Positions are in bytes."""
+
+    bits: int  # of a code
+    values: tuple[int, ...]  # by code; of 8 bits none: sign and magnitude
+    block: int = 32  # inputs of a block
+    group: int = 32  # inputs that share a scale
+    half_at: int | None = 0  # in a block of the file: the half that scales
+    second_at: int = 0  # the second half, if there is a minimum
+    factor: str = ""  # the group's byte: "signed", "unsigned", "exponent", or none
+    minimum: str = ""  # "half", "unsigned", or none
+
+    @property
+    def n_groups(self) -> int:
+        return self.block // self.group
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether a half scales the sum of groups that bytes have scaled."""
+        return self.block > CHUNK
+
+    @property
+    def second(self) -> int:
+        """Where a record has its second halves."""
+        return 0 if self.half_at is None else 2 * PANEL
+
+    @property
+    def factors(self) -> int:
+        """Where a record has its groups' bytes, [n_groups, 64]."""
+        return self.second + (2 * PANEL if self.minimum else 0)
+
+    @property
+    def second_factors(self) -> int:
+        """Where a record has its groups' second bytes, [n_groups, 64]."""
+        return self.factors + (PANEL * self.n_groups if self.factor else 0)
+
+    @property
+    def codes(self) -> int:
+        """Where a record has its codes, [n_chunks, bits, 64] words of 32 bits."""
+        return self.second_factors + (PANEL * self.n_groups if self.minimum == UNSIGNED else 0)
+
+    @property
+    def record_bytes(self) -> int:
+        return self.codes + PANEL * self.block * self.bits // 8
+
+
+def _around(n_values: int, zero: int = 0) -> tuple[int, ...]:
+    return tuple(range(-zero, n_values - zero))
+
+
+FORMATS = {
+    "Q4_0": BlockFormat(4, _around(16, 8)),
+    "Q4_1": BlockFormat(4, _around(16), second_at=2, minimum=HALF),
+    "Q5_0": BlockFormat(5, _around(32, 16)),
+    "Q5_1": BlockFormat(5, _around(32), second_at=2, minimum=HALF),
+    "Q8_0": BlockFormat(8, ()),
+    "Q2_K": BlockFormat(2, _around(4), 256, 16, 80, 82, UNSIGNED, UNSIGNED),
+    "Q3_K": BlockFormat(3, _around(8, 4), 256, 16, 108, factor=SIGNED),
+    "Q4_K": BlockFormat(4, _around(16), 256, 32, 0, 2, UNSIGNED, UNSIGNED),
+    "Q5_K": BlockFormat(5, _around(32), 256, 32, 0, 2, UNSIGNED, UNSIGNED),
+    "Q6_K": BlockFormat(6, _around(64, 32), 256, 16, 208, factor=SIGNED),
+    "IQ4_NL": BlockFormat(4, NONLINEAR),
+    "IQ4_XS": BlockFormat(4, NONLINEAR, 256, 32, 0, factor=SIGNED),
+    "MXFP4": BlockFormat(4, E2M1_DOUBLED, half_at=None, factor=EXPONENT),
+}

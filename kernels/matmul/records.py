@@ -1,0 +1,235 @@
+"""From the blocks of a GGUF file to the records of `formats.py`: bits are moved, no value changes.
+
+What the bytes of a block mean is what `gguf.quants` (llama.cpp's package) makes of them. Codes and groups' bytes are
+given below by their place in a block, an expression for each type. b: the block's bytes; g: a group; an input is
+32 c + 16 h + i, i below 16.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import overload
+from torch import Tensor
+
+from slipstream.kernels import threads
+from slipstream.kernels.compiled import (
+    address_of,
+    emits,
+    fetch_add,
+    inlined,
+    long_kernel,
+    long_pointer,
+    pointer,
+    shifted,
+)
+from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
+from slipstream.kernels.matmul.formats import CHUNK, EXPONENT, FORMATS, PANEL, UNSIGNED
+from slipstream.kernels.vector import call_intrinsic
+
+DATA, RECORDS, N_OUT, N_BLOCKS, NEXT, UNFIT = range(6)  # arguments of a task
+NO_CODE = 256  # -128 has no magnitude of seven bits
+Code = Callable[[Any, Any, Any, Any], int]
+Factor = Callable[[Any, Any], int]
+
+CODES: dict[str, Code] = {
+    "Q4_0": lambda b, c, h, i: b[2 + i] >> h * 4 & 15,
+    "Q4_1": lambda b, c, h, i: b[4 + i] >> h * 4 & 15,
+    "Q5_0": lambda b, c, h, i: b[6 + i] >> h * 4 & 15 | (b[2 + h * 2 + i // 8] >> i % 8 & 1) << 4,
+    "Q5_1": lambda b, c, h, i: b[8 + i] >> h * 4 & 15 | (b[4 + h * 2 + i // 8] >> i % 8 & 1) << 4,
+    "Q8_0": lambda b, c, h, i: b[2 + h * 16 + i] if b[2 + h * 16 + i] < 128 else 384 - b[2 + h * 16 + i],
+    "Q2_K": lambda b, c, h, i: b[16 + c // 4 * 32 + h * 16 + i] >> c % 4 * 2 & 3,
+    "Q3_K": lambda b, c, h, i: (
+        b[32 + c // 4 * 32 + h * 16 + i] >> c % 4 * 2 & 3 | (b[h * 16 + i] >> c & 1) << 2
+    ),
+    "Q4_K": lambda b, c, h, i: b[16 + c // 2 * 32 + h * 16 + i] >> c % 2 * 4 & 15,
+    "Q5_K": lambda b, c, h, i: (
+        b[48 + c // 2 * 32 + h * 16 + i] >> c % 2 * 4 & 15 | (b[16 + h * 16 + i] >> c & 1) << 4
+    ),
+    "Q6_K": lambda b, c, h, i: (
+        b[c // 4 * 64 + c % 2 * 32 + h * 16 + i] >> c % 4 // 2 * 4 & 15
+        | (b[128 + c // 4 * 32 + h * 16 + i] >> c % 4 * 2 & 3) << 4
+    ),
+    "IQ4_NL": lambda b, c, h, i: b[2 + i] >> h * 4 & 15,
+    "IQ4_XS": lambda b, c, h, i: b[8 + c * 16 + i] >> h * 4 & 15,
+    "MXFP4": lambda b, c, h, i: b[1 + i] >> h * 4 & 15,
+}
+FACTORS: dict[str, Factor] = {
+    "Q2_K": lambda b, g: b[g] & 15,
+    "Q3_K": lambda b, g: (
+        (b[96 + g % 8] >> (g // 8 * 4) & 15 | (b[104 + g % 4] >> (g // 4 * 2) & 3) << 4) - 32
+    ),
+    "Q4_K": lambda b, g: b[4 + g] & 63 if g < 4 else b[8 + g] & 15 | b[g] >> 6 << 4,
+    "Q5_K": lambda b, g: b[4 + g] & 63 if g < 4 else b[8 + g] & 15 | b[g] >> 6 << 4,
+    "Q6_K": lambda b, g: b[192 + g],
+    "IQ4_XS": lambda b, g: (b[4 + g // 2] >> (g % 2 * 4) & 15 | (b[2 + g // 4] >> (g % 4 * 2) & 3) << 4) - 32,
+    "MXFP4": lambda b, g: b[0],
+}
+MINIMA: dict[str, Factor] = {
+    "Q2_K": lambda b, g: b[g] >> 4,
+    "Q4_K": lambda b, g: b[8 + g] & 63 if g < 4 else b[8 + g] >> 4 | b[4 + g] >> 6 << 4,
+    "Q5_K": lambda b, g: b[8 + g] & 63 if g < 4 else b[8 + g] >> 4 | b[4 + g] >> 6 << 4,
+}
+
+
+def records(weight: BlockWeight) -> Tensor | None:
+    """The records, [n_panels, n_blocks, record_bytes] uint8; None if the type or one of its codes has none.
+
+    Those are -128 in Q8_0, and the smallest and largest exponents in MXFP4. Outputs beyond the last are zeros.
+    """
+    form = FORMATS.get(weight.kind)
+    if form is None or (form.factor == EXPONENT and not _exponents_fit(weight)):
+        return None
+    n_out, n_blocks = weight.shape[0], weight.shape[1] // form.block
+    n_panels = -(-n_out // PANEL)
+    laid = torch.zeros((n_panels, n_blocks, form.record_bytes), dtype=torch.uint8)
+    data = weight.data.contiguous()
+    sizes = np.array([data.data_ptr(), laid.data_ptr(), n_out, n_blocks, 0, 0], np.int64)
+    _run(_task(weight.kind), sizes.ctypes.data, threads.available())
+    return None if sizes[UNFIT] else laid
+
+
+def _exponents_fit(weight: BlockWeight) -> bool:
+    exponents = weight.data.unflatten(1, (-1, block_sizes(weight.kind)[1]))[..., 0]  # [n_out, n_blocks]
+    return not bool(((exponents == 0) | (exponents == 255)).any())
+
+
+@long_kernel
+def _run(task: int, address: int, n_threads: int) -> None:
+    threads.run(task, address, n_threads)
+
+
+def _constants(kind: str) -> tuple[int, ...]:
+    """What the loops below need of a type, as constants to the compiler."""
+    form = FORMATS[kind]
+    half = -1 if form.half_at is None else form.half_at
+    second = form.second_at if form.minimum else -1
+    n_factors = form.n_groups if form.factor else 0
+    n_minima = form.n_groups if form.minimum == UNSIGNED else 0
+    places = form.second, form.factors, form.second_factors, form.codes, form.record_bytes
+    return (form.bits, form.block, block_sizes(kind)[1], half, second, n_factors, n_minima, *places)
+
+
+def code_of(b: Any, c: int, h: int, i: int, kind: str) -> int:
+    """The code of input 32 c + 16 h + i; in compiled code only."""
+    raise NotImplementedError
+
+
+def factor_of(b: Any, g: int, kind: str, which: str) -> int:
+    """The byte of a group that scales ("factor"), or its second one ("minimum"); in compiled code only."""
+    raise NotImplementedError
+
+
+@overload(code_of, prefer_literal=True, strict=False)
+def _code_of(b: Any, c: Any, h: Any, i: Any, kind: Any) -> Any:
+    chosen = inlined(CODES[kind.literal_value])
+    return lambda b, c, h, i, kind: chosen(b, c, h, i)
+
+
+@overload(factor_of, prefer_literal=True, strict=False)
+def _factor_of(b: Any, g: Any, kind: Any, which: Any) -> Any:
+    table = FACTORS if which.literal_value == "factor" else MINIMA
+    chosen = inlined(table.get(kind.literal_value, lambda b, g: 0))
+    return lambda b, g, kind, which: chosen(b, g)
+
+
+def constants_of(kind: str) -> tuple[int, ...]:
+    """`_constants`; in compiled code only."""
+    raise NotImplementedError
+
+
+@overload(constants_of, prefer_literal=True, strict=False)
+def _constants_of(kind: Any) -> Any:
+    found = _constants(kind.literal_value)
+    return lambda kind: found
+
+
+@emits(types.int64)
+def picked(builder: ir.IRBuilder, word: Any, mask: Any) -> Any:
+    """The bits of the word that the mask has, moved together: an instruction of all CPUs that have AVX-512."""
+    return call_intrinsic(builder, "llvm.x86.bmi.pext.64", ir.IntType(64), word, mask)
+
+
+@inlined
+def _copy_block(b: Any, record: int, output: int, codes: Any, kind: Any) -> bool:
+    """Write one output's part of the record at that address; returns whether every code has a place in it."""
+    bits, block, _, half, second, n_factors, n_minima, seconds, factors, minima, at, _ = constants_of(kind)
+    place = pointer(record, np.uint8)
+    for i in range(2):
+        if half >= 0:
+            place[2 * output + i] = b[half + i]
+        if second >= 0:
+            place[seconds + 2 * output + i] = b[second + i]
+    for g in range(n_factors):
+        place[factors + g * PANEL + output] = factor_of(b, g, kind, "factor") & 255
+    for g in range(n_minima):
+        place[minima + g * PANEL + output] = factor_of(b, g, kind, "minimum")
+    seen = 0
+    for chunk in range(block // CHUNK):
+        for h in range(2):
+            for i in range(16):
+                code = code_of(b, chunk, h, i, kind)
+                seen |= code
+                codes[h * 16 + i] = code & 255
+        target = pointer(record + at + chunk * PANEL * CHUNK * bits // 8, np.uint16)
+        if bits == 8:
+            _copy_bytes(codes, target, output)
+        else:
+            _copy_stream(codes, target, output, bits)
+    return seen < NO_CODE
+
+
+@inlined
+def _copy_stream(codes: Any, target: Any, output: int, bits: int) -> None:
+    """32 codes as two streams of words: even and odd inputs."""
+    eights = long_pointer(address_of(codes))
+    for parity in range(2):
+        mask = ((1 << bits) - 1) * 0x0001_0001_0001_0001 << 8 * parity
+        stream, n_bits, k = 0, 0, 0
+        for i in range(CHUNK // 8):
+            stream |= picked(eights[i], mask) << n_bits
+            n_bits += 4 * bits
+            while n_bits >= 16:
+                target[2 * (k * PANEL + output) + parity] = stream & 0xFFFF
+                stream, n_bits, k = stream >> 16, n_bits - 16, k + 1
+
+
+@inlined
+def _copy_bytes(codes: Any, target: Any, output: int) -> None:
+    """32 codes of eight bits, so that bytes 0 … 7 of 16 are four outputs' pairs of one step, the others of the next."""
+    pairs = pointer(address_of(codes), np.uint16)
+    lane = output % 16
+    for step in range(CHUNK // 2):
+        vector = step // 2 * 4 + output // 16
+        target[32 * vector + lane // 4 * 8 + step % 2 * 4 + lane % 4] = pairs[step]
+
+
+@functools.cache
+def _task(kind: str) -> int:
+    """Address of the compiled task that copies matrices of that type."""
+
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        constants = constants_of(kind)
+        block_bytes, record_bytes = constants[2], constants[11]
+        n_blocks, n_out = a[N_BLOCKS], a[N_OUT]
+        memory = np.empty(CHUNK, np.uint8)
+        codes = pointer(memory.ctypes.data, np.uint8)
+        panel = fetch_add(shifted(a, NEXT), 1)
+        while panel * PANEL < n_out:
+            for i in range(min(PANEL, n_out - panel * PANEL)):
+                for j in range(n_blocks):
+                    b = pointer(a[DATA] + ((panel * PANEL + i) * n_blocks + j) * block_bytes, np.uint8)
+                    record = a[RECORDS] + (panel * n_blocks + j) * record_bytes
+                    if not _copy_block(b, record, i, codes, kind):
+                        a[UNFIT] = 1
+            panel = fetch_add(shifted(a, NEXT), 1)
+        memory[:0] = 0  # keeps the memory alive until here
+
+    return threads.compile_task(items)
