@@ -27,6 +27,7 @@ NAMES = (
     *("llama-bpe", "llama-spm", "qwen2", "qwen35", "deepseek-llm", "deepseek-coder", "gemma-4"),
     *("gpt-2", "mpt", "phi-3", "starcoder", "refact", "command-r"),
 )
+NO_F1 = ("starcoder", "refact")  # have no token for the byte 0xF1, so no characters from U+40000 to U+7FFFF
 SEPARATOR = "\n__ggml_vocab_test__\n"
 N_TEXTS = 100_000
 Vocabulary = tuple[Path, dict[str, Any], Tokenizer]  # file, metadata
@@ -43,14 +44,16 @@ def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
 
 def test_ids_are_those_that_llama_cpp_expects(vocabulary: Vocabulary) -> None:
     path, _, tokenizer = vocabulary
-    texts = Path(f"{path}.inp").read_bytes().decode().split(SEPARATOR)
+    texts = Path(f"{path}.inp").read_bytes().decode().removesuffix(SEPARATOR).split(SEPARATOR)
     expected = [[int(one) for one in line.split()] for line in Path(f"{path}.out").read_text().splitlines()]
     assert len(texts) == len(expected) > 40
     assert tokenizer.encode_all(texts, add_special=False, parse_special=False) == expected
 
 
 def test_random_texts_come_back(vocabulary: Vocabulary) -> None:
-    _, metadata, tokenizer = vocabulary
+    path, metadata, tokenizer = vocabulary
+    if any(name in path.name for name in NO_F1):
+        pytest.skip("the vocabulary cannot write all characters")
     has_prefix = metadata["tokenizer.ggml.model"] == "llama" and metadata.get(
         "tokenizer.ggml.add_space_prefix", True
     )
