@@ -46,9 +46,8 @@ class Kind:
     """How vocabularies of one `tokenizer.ggml.model` are read."""
 
     read: Callable[[KeyValues, TokenList, str | None], Vocabulary]  # of metadata, tokens, the unknown token
-    defaults: Mapping[str, int] = field(
-        default_factory=dict
-    )  # ids of special tokens that the file does not name
+    # Ids of special tokens that the file does not name.
+    defaults: Mapping[str, int] = field(default_factory=dict)
     insists_on_bos: bool = False  # whatever tokenizer.ggml.add_bos_token says
 
 
