@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tokenizers import Tokenizer as HFTokenizer
+
 
 def _alphabet() -> dict[str, bytes]:
     """Printable bytes are themselves, the others characters from U+0100 on."""
@@ -14,6 +16,12 @@ def _alphabet() -> dict[str, bytes]:
 
 BYTE_OF = _alphabet()
 _CHAR_OF = {byte[0]: char for char, byte in BYTE_OF.items()}
+
+
+def is_byte_level(backend: HFTokenizer) -> bool:
+    """Whether a tokenizer's vocabulary is written so."""
+    # What the decoder prints of itself leaves out what follows the first few of its parts.
+    return backend.decoder is not None and b'"type":"ByteLevel"' in backend.decoder.__getstate__()
 
 
 def written(data: bytes) -> str:

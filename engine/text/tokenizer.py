@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slipstream.engine.errors import InvalidRequest, LoadError, TextTooLong, Unsupported
-from slipstream.engine.text.byte_level import BYTE_OF
+from slipstream.engine.text.byte_level import BYTE_OF, is_byte_level
 from slipstream.engine.text.tokenizer_source import TokenizerSource, folder_source
 
 # Tokens around prefix and suffix when the text between them is asked for: Qwen, StarCoder, DeepSeek, CodeLlama.
@@ -37,7 +37,7 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         self.control_ids: Mapping[str, int] = {one.content: i for i, one in added.items() if one.special}
         self.added_tokens: Mapping[str, bool] = {one.content: one.special for one in added.values()}
-        self._is_byte_level = "ByteLevel" in str(self.backend.decoder)
+        self._is_byte_level = is_byte_level(self.backend)
         ids = self.backend.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1  # ids the tokenizer can produce are below it
         if self.vocab_size == 0:

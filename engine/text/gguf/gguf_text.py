@@ -21,7 +21,6 @@ from slipstream.engine.text.gguf.vocabulary_kinds import Vocabulary, read_kind
 from slipstream.engine.text.tokenizer_source import TokenizerSource
 
 TEMPLATE = "tokenizer.chat_template"  # named ones follow a point: tokenizer.chat_template.tool_use
-_ADD = {"bos_token": "tokenizer.ggml.add_bos_token", "eos_token": "tokenizer.ggml.add_eos_token"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +76,22 @@ def _read_parts(values: KeyValues) -> _Parts:
     special_ids = read_special_ids(values, tokens, kind.defaults)
     unknown = special_ids.get("unk_token")
     vocabulary = kind.read(values, tokens, None if unknown is None else tokens.texts[unknown])
-    adds = {"bos_token": vocabulary.adds_bos, "eos_token": False}
-    around = ["$A"]
-    for name, key in _ADD.items():
-        asked = values.flag(key)
-        if asked and name not in special_ids:
-            raise values.refused(key, asked, f"there is no tokenizer.ggml.{name}_id")
-        if name in special_ids and (adds[name] if asked is None else asked):
-            around.insert(0 if name == "bos_token" else len(around), name)
-    return _Parts(tokens, special_ids, vocabulary, tuple(around), values.where)
+    before = _added_around(values, special_ids, "bos_token", default=vocabulary.adds_bos)
+    if kind.insists_on_bos and "bos_token" in special_ids:
+        before = ("bos_token",)
+    behind = _added_around(values, special_ids, "eos_token", default=False)
+    return _Parts(tokens, special_ids, vocabulary, (*before, "$A", *behind), values.where)
+
+
+def _added_around(
+    values: KeyValues, special_ids: Mapping[str, int], name: str, *, default: bool
+) -> tuple[str, ...]:
+    """The name of a special token if texts are given it, by the file's word or by default."""
+    key = f"tokenizer.ggml.add_{name}"
+    asked = values.flag(key)
+    if asked and name not in special_ids:
+        raise values.refused(key, asked, f"there is no tokenizer.ggml.{name}_id")
+    return (name,) if name in special_ids and (default if asked is None else asked) else ()
 
 
 def read_tokenizer(metadata: Mapping[str, Any], where: str) -> HFTokenizer:

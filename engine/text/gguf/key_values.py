@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from slipstream.engine.errors import LoadError
 
 _MOST_SHOWN = 60  # characters of a value in an error
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class KeyValues:
@@ -53,6 +55,8 @@ class KeyValues:
         for i, one in enumerate(value):
             if not isinstance(one, str):
                 raise self.refused(f"{key}[{i}]", one, "must be a string")
+            if not one.isascii() and _SURROGATE.search(one):
+                raise self.refused(f"{key}[{i}]", one, "must be valid Unicode")
         return value
 
     def integers(self, key: str, length: int) -> list[int]:
@@ -67,7 +71,7 @@ class KeyValues:
         """A list of so many finite numbers, which must be there."""
         value = self._listed(key, length)
         for i, one in enumerate(value):
-            if type(one) not in (int, float) or not math.isfinite(one):
+            if type(one) not in (int, float) or not abs(one) < math.inf:
                 raise self.refused(f"{key}[{i}]", one, "must be a finite number")
         return value
 

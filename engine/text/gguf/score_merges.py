@@ -22,7 +22,7 @@ def merges_by_score(values: KeyValues, tokens: TokenList) -> list[tuple[str, str
     scores = values.numbers(SCORES, len(tokens.texts))
     ids = {text: i for text, i in tokens.ids.items() if tokens.types[i] in _MERGED}
     long = [text for text in ids if len(text) > 1]
-    if len(long) > 1 and len({scores[ids[text]] for text in long}) == 1:
+    if len({scores[ids[text]] for text in long if tokens.types[ids[text]] == NORMAL}) == 1 < len(long):
         # Converters without sentencepiece's model file write a constant.
         raise LoadError(
             f"{values.where}: {SCORES}: all tokens have the same score, so their merges are not known"

@@ -1,7 +1,7 @@
 """GGUF metadata -> the parts of a Hugging Face tokenizer, for each `tokenizer.ggml.model` that is supported.
 
-transformers has converters of its own (transformers.integrations.ggml). They are not used: the engine does without
-transformers, and they guess the cuts of a text by the model's architecture instead of reading `tokenizer.ggml.pre`.
+transformers has converters of its own (transformers.integrations.gguf). They are not used: the engine does without
+transformers, and they take any `tokenizer.ggml.pre` that they do not know for GPT-2's. Tests compare with them.
 
 Texts are not normalised to NFC, which the tokenizer.json of some checkpoints (Qwen's) asks for: a GGUF file does not
 say so, llama.cpp does not do it, and without it every text comes back as it was.
@@ -46,9 +46,8 @@ class Kind:
     """How vocabularies of one `tokenizer.ggml.model` are read."""
 
     read: Callable[[KeyValues, TokenList, str | None], Vocabulary]  # of metadata, tokens, the unknown token
-    defaults: Mapping[str, int] = field(
-        default_factory=dict
-    )  # ids of special tokens that the file does not name
+    # Ids of special tokens that the file does not name.
+    defaults: Mapping[str, int] = field(default_factory=dict)
     insists_on_bos: bool = False  # whatever tokenizer.ggml.add_bos_token says
 
 
