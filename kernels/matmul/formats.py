@@ -22,24 +22,8 @@ CHUNK = 32  # inputs whose codes begin on a word
 SIGNED, UNSIGNED, EXPONENT = "signed", "unsigned", "exponent"
 HALF = "half"
 
-NONLINEAR = (
-    -127,
-    -104,
-    -83,
-    -65,
-    -49,
-    -35,
-    -22,
-    -10,
-    1,
-    13,
-    25,
-    38,
-    53,
-    69,
-    89,
-    113,
-)  # IQ4_NL's and IQ4_XS's
+# What the codes of IQ4_NL and IQ4_XS stand for.
+NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # MXFP4's
 
 
