@@ -155,11 +155,15 @@ def workloads() -> dict[str, tuple[list[list[Any]], int]]:
     return found
 
 
-def compared(sides: Mapping[str, Side], rounds: int) -> dict[str, dict[str, dict[str, float]]]:
+def compared(
+    sides: Mapping[str, Side], rounds: int, wanted: Sequence[str]
+) -> dict[str, dict[str, dict[str, float]]]:
     """Workload -> side -> its median figure, and the median of its ratios to llama-server's. Higher is better."""
     report: dict[str, dict[str, dict[str, float]]] = {}
     names = list(sides)
     for workload, (prompts, n_tokens) in workloads().items():
+        if wanted and workload not in wanted:
+            continue
         by_prompt = workload.startswith("prompt")
         asked = [name for name in names if not by_prompt or name in ("plain", BASE)]
         rates: dict[str, list[float]] = {name: [] for name in asked}
@@ -184,6 +188,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--llama-server", type=Path, required=True)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--workloads", nargs="+", default=(), help=f"of {', '.join(workloads())}; all by default"
+    )
     parser.add_argument("--out", type=Path, help="write the report here as JSON")
     given = parser.parse_args(arguments)
     whole: dict[str, Any] = {"threads": torch.get_num_threads(), "rounds": given.rounds, "files": {}}
@@ -193,7 +200,7 @@ def main(arguments: Sequence[str]) -> int:
             tempfile.TemporaryDirectory() as logs,
             all_sides(file.resolve(), given.draft, given.llama_server, Path(logs)) as sides,
         ):
-            report = compared(sides, given.rounds)
+            report = compared(sides, given.rounds, given.workloads)
         rates = [round(one / 1e9, 1) for one in (before, read_rate())]
         whole["files"][file.name] = {"bytes": file.stat().st_size, "read_GB_s": rates, "workloads": report}
         sys.stdout.write(
