@@ -2,8 +2,8 @@
 
 The sum of an output begins with its bias. Block by block, in ascending order, the block's scale times the sum of
 value * input is added to it, or, where a block has several groups of inputs with a factor each, the scale times the sum
-over groups of factor * sum of value * input; then, alike, the minimum times the sum of the inputs. `op.py` says in which
-order and how rounded. Values are whole numbers that bfloat16 holds, so no weight is ever rounded.
+over groups of factor * sum of value * input; then, alike, the minimum times the sum of the inputs. `op.py` says in
+which order and how rounded. Values are whole numbers that bfloat16 holds, so no weight is ever rounded.
 
 A part that is no matrix in blocks is multiplied as `panels.py` does, beside the others, by the same call.
 """
