@@ -115,7 +115,7 @@ def one_group(x: Tensor, values: Any) -> Any:
     """x: [group]; values: [16, group]."""
     by_pairs = x.dtype is torch.bfloat16
     turned = torch.from_numpy(values).to(x.dtype)  # [16, group]: whole numbers, so nothing is rounded
-    # [group / 2, 16, 2] or [group, 16]
+    # [group / 2, 16, 2], or [group, 16] if not by pairs
     turned = (turned.unflatten(1, (-1, 2)).transpose(0, 1) if by_pairs else turned.t()).contiguous()
     x, out = x.contiguous(), np.empty(16, np.float32)
     group_sums(x.data_ptr(), turned.data_ptr(), out.ctypes.data, len(x), by_pairs)
