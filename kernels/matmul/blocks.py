@@ -10,6 +10,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,9 +87,9 @@ class BlockWeight:
         """The values of some rows of `data`, [n, in_features]."""
         from gguf import GGMLQuantizationType, quants
 
-        wide = quants.dequantize(
-            data.cpu().numpy(), GGMLQuantizationType[self.kind]
-        )  # [n, in_features] float32
+        # Infinite scales are for the reader of the checkpoint to refuse.
+        with np.errstate(over="ignore", invalid="ignore"):
+            wide = quants.dequantize(data.cpu().numpy(), GGMLQuantizationType[self.kind])  # float32
         values = torch.from_numpy(wide).to(self.device, self.dtype)
         if self.order is None:
             return values

@@ -141,18 +141,29 @@ def _byte_of(builder: Emitter, table: list[int], codes: Value) -> Value:
     return call_intrinsic(builder, "llvm.x86.avx512.vpermi2var.qi.512", CODES, first, codes, second)
 
 
-def multiply(builder: Emitter, wide: bool, total: Value, x: Value, weights: Value) -> Value:  # noqa: FBT001
-    """total + x₀w₀ + x₁w₁. x: the address of both inputs, two bfloat16 or two float32."""
-    if not wide:
-        inputs = builder.bitcast(_spread(builder, _load(builder, INT, x), INTS), BFLOATS)
-        weights = builder.bitcast(weights, BFLOATS)
-        return call_intrinsic(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, inputs, weights)
-    whole = builder.bitcast(weights, INTS)
-    parts = (builder.shl(whole, constant(16)), builder.and_(whole, constant(-65536)))
-    for i, part in enumerate(parts):
-        one = _spread(builder, _load(builder, FLOAT, x, 4 * i), FLOATS)
-        weight = builder.bitcast(part, FLOATS)
-        total = call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, one, weight, total)
+def _inputs(builder: Emitter, tile: Tile, x: Value) -> list[Value]:
+    """Two inputs in all lanes: one vector of pairs of bfloat16, or two of float32. x: their address."""
+    if not tile.wide:
+        return [builder.bitcast(_spread(builder, _load(builder, INT, x), INTS), BFLOATS)]
+    return [_spread(builder, _load(builder, FLOAT, x, 4 * i), FLOATS) for i in range(2)]
+
+
+def _weights(builder: Emitter, tile: Tile, pair: Value) -> list[Value]:
+    """Values for two inputs, as `_inputs`."""
+    if not tile.wide:
+        return [builder.bitcast(pair, BFLOATS)]
+    whole = builder.bitcast(pair, INTS)
+    parts = builder.shl(whole, constant(16)), builder.and_(whole, constant(-65536))
+    return [builder.bitcast(part, FLOATS) for part in parts]
+
+
+def _multiply(builder: Emitter, total: Value, inputs: list[Value], weights: list[Value]) -> Value:
+    """total + x₀w₀ + x₁w₁."""
+    if len(inputs) == 1:
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        return call_intrinsic(builder, name, FLOATS, total, inputs[0], weights[0])
+    for x, weight in zip(inputs, weights, strict=True):
+        total = call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, x, weight, total)
     return total
 
 
@@ -226,12 +237,14 @@ def emit_tile(builder: Emitter, tile: Tile, at: Place) -> None:
         zero = ir.Constant(FLOATS, [0.0] * WIDTH)
         sums = [[zero] * tile.n_columns for _ in range(tile.n_rows)]
         for step in range(group * n_steps, (group + 1) * n_steps):
-            weights = [next(column) for column in columns]
-            fetches.send(weights[0])
+            unpacked = [next(column) for column in columns]
+            fetches.send(unpacked[0])
+            weights = [_weights(builder, tile, pair) for pair in unpacked]
             for row in range(tile.n_rows):
                 x = builder.add(at.x, LONG((step * tile.n_rows + row) * (8 if tile.wide else 4)))
-                for i, pair in enumerate(weights):
-                    sums[row][i] = multiply(builder, tile.wide, sums[row][i], x, pair)
+                inputs = _inputs(builder, tile, x)
+                for i, weight in enumerate(weights):
+                    sums[row][i] = _multiply(builder, sums[row][i], inputs, weight)
         place = builder.add(builder.mul(at.chunk, LONG(n_groups)), LONG(group))
         _emit_scaling(builder, tile, at, (place, group, sums))
 

@@ -1,8 +1,9 @@
 """The losslessness suite: the same tokens as plain decoding, over drafters, sampling, slots and disturbances.
 
     python -m tests.oracle.lossless [--cache full window hybrid] [--dtype float32] [--rounds 3] [--drafter suffix]
+    python -m tests.oracle.lossless --target FILE.gguf --draft FILE.gguf
 
-runs it whole, over networks with each kind of cache, and prints a table; `test_lossless.py` runs a sample of it.
+runs it whole, over networks with each kind of cache or over files, and prints a table; `test_lossless.py` runs a sample of it.
 """
 
 from __future__ import annotations
@@ -229,12 +230,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cache", nargs="*", default=KINDS, choices=KINDS)
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--cases", type=int, default=16)
+    parser.add_argument(
+        "--target", type=Path, help="the suite's networks are not run, but this, as a GGUF file"
+    )
+    parser.add_argument("--draft", type=Path, help="a draft model for it")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--drafter", choices=ALL, help="only the chains that this one is in")
     options = parser.parse_args(arguments)
     started = time.perf_counter()
     total = Tally()
-    for kind in options.cache:
+    for kind in ["files"] if options.target is not None else options.cache:
         of_kind = Tally()
         for chain, tally in _of_kind(kind, options).items():
             of_kind.add(tally)
@@ -250,7 +255,10 @@ def _of_kind(kind: str, options: argparse.Namespace) -> dict[str, Tally]:
     """What was found with one kind of cache, by chain."""
     by_chain: dict[str, Tally] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        folders = folders_of(kind, Path(scratch))
+        if options.target is not None:
+            folders = Folders(options.target, options.draft)
+        else:
+            folders = folders_of(kind, Path(scratch))
         for dtype, name, seed in itertools.product(options.dtype, SAMPLINGS, range(options.rounds)):
             lab = Lab(folders, getattr(torch, dtype))
             for bench, found in compare(lab, name, options.cases, seed, options.drafter):

@@ -1,0 +1,280 @@
+"""Products with GGUF's blocks on CPUs: near float64, and in every bit what `kernels/matmul/op.py` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.engine.checkpoint.layouts import packed_bytes
+from slipstream.kernels.compiled import float_pointer, kernel
+from slipstream.kernels.matmul import narrow, panels
+from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
+from slipstream.kernels.matmul.formats import FORMATS
+from slipstream.kernels.matmul.narrow import NarrowWeight
+from slipstream.kernels.matmul.panels import PanelWeight
+from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, joined, widened
+from slipstream.kernels.vector import add_pairs, fma, load, splat, store
+from tests.block_data import Numbers, block_bytes, numbers
+
+pytestmark = pytest.mark.skipif(narrow.refusal() is not None, reason=narrow.refusal() or "")
+N_OUT = 100  # a panel and a part of one
+WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 33, 128)
+CASES = [(kind, torch.bfloat16) for kind in FORMATS]
+CASES += [(kind, torch.float32) for kind in ("Q4_1", "Q8_0", "Q4_K", "Q6_K")]
+
+
+@pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])
+def n_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(narrow, "SERIAL_BELOW", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def blocky(
+    kind: str, n_out: int, n_in: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0
+) -> BlockWeight:
+    return BlockWeight(block_bytes(kind, n_out, n_in, seed), kind, None, dtype)
+
+
+def inputs(n_rows: int, n_in: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(n_rows, n_in, generator=torch.Generator().manual_seed(n_in)).to(dtype)
+
+
+def size(kind: str) -> int:
+    """Inputs: an odd number of blocks, and of chunks of 32 that are taken at once."""
+    return 3 * 256 if block_sizes(kind)[0] == 256 else 19 * 32
+
+
+@kernel
+def group_sums(x: int, values: int, out: int, n_in: int, by_pairs: bool) -> None:
+    """One row, 16 outputs. x: float32 [n_in], or pairs of bfloat16; values: [n_in, 16], or pairs. out: [16] float32."""
+    total = splat(np.float32(0))
+    for i in range(n_in // 2):
+        if by_pairs:
+            total = add_pairs(total, splat(float_pointer(x)[i]), load(float_pointer(values), i * 16))
+        else:
+            for k in range(2 * i, 2 * i + 2):
+                total = fma(splat(float_pointer(x)[k]), load(float_pointer(values), k * 16), total)
+    store(float_pointer(out), 0, total)
+
+
+@kernel
+def fused(a: int, b: int, c: int, n: int) -> None:
+    """c = a * b + c rounded once, for n floats, n a multiple of 16."""
+    for i in range(0, n, 16):
+        total = fma(load(float_pointer(a), i), load(float_pointer(b), i), load(float_pointer(c), i))
+        store(float_pointer(c), i, total)
+
+
+def added(total: Any, a: Any, b: Any) -> Any:
+    """fma(a, b, total), [16] float32."""
+    a, b = (np.ascontiguousarray(np.broadcast_to(one, 16), np.float32) for one in (a, b))
+    result = np.array(total, np.float32)
+    fused(a.ctypes.data, b.ctypes.data, result.ctypes.data, 16)
+    return result
+
+
+def sum_of_inputs(x: Any) -> Any:
+    """Of 16 or 32 float32, as `op.py` says."""
+    if len(x) == 32:
+        return sum_of_inputs(x[:16]) + sum_of_inputs(x[16:])
+    while len(x) > 1:
+        x = x[: len(x) // 2] + x[len(x) // 2 :]
+    return x[0]
+
+
+def plain_product(x: Tensor, held: Numbers, bias: Tensor) -> Any:
+    """One row times 16 outputs, from the description in `op.py`. x: [n_in]; bias: [16] float32."""
+    n_in, n_blocks, n_groups = len(x), held.halves.shape[1], held.factors.shape[1]
+    group, per_block = n_in // n_groups, n_groups // n_blocks
+    wide = x.float().numpy()
+    total = bias.numpy()
+    for block in range(n_blocks):
+        scaled, minima = np.zeros(16, np.float32), np.zeros(16, np.float32)
+        for g in range(block * per_block, (block + 1) * per_block):
+            span = slice(g * group, (g + 1) * group)
+            sums = one_group(x[span], held.values[:, span])
+            scaled = added(scaled, held.factors[:, g], sums)
+            if held.second_factors is not None:
+                minima = added(minima, held.second_factors[:, g], sum_of_inputs(wide[span]))
+        total = added(total, held.halves[:, block], scaled)
+        if held.seconds is not None:
+            total = added(total, held.seconds[:, block], minima)
+    return total
+
+
+def one_group(x: Tensor, values: Any) -> Any:
+    """x: [group]; values: [16, group]."""
+    by_pairs = x.dtype is torch.bfloat16
+    turned = torch.from_numpy(values).to(x.dtype)  # [16, group]: whole numbers, so nothing is rounded
+    # [group / 2, 16, 2], or [group, 16] if not by pairs
+    turned = (turned.unflatten(1, (-1, 2)).transpose(0, 1) if by_pairs else turned.t()).contiguous()
+    x, out = x.contiguous(), np.empty(16, np.float32)
+    group_sums(x.data_ptr(), turned.data_ptr(), out.ctypes.data, len(x), by_pairs)
+    return out
+
+
+@pytest.mark.parametrize(("kind", "dtype"), CASES, ids=lambda case: str(case).removeprefix("torch."))
+def test_a_product_is_what_its_definition_says(kind: str, dtype: torch.dtype, n_threads: int) -> None:
+    weight = blocky(kind, N_OUT, size(kind), dtype)
+    bias = torch.linspace(-1, 1, N_OUT).to(dtype)
+    packed = panels.pack(weight, bias)
+    assert isinstance(packed, NarrowWeight)
+    x = inputs(max(WIDTHS), size(kind), dtype)
+    found = panels.linear(x, packed, torch.float32)  # [n_rows, N_OUT]
+    exact = x.double() @ replace(weight, dtype=torch.float64).dense().T + bias.double()
+    assert float((found - exact).abs().max()) < 2e-6 * float(exact.abs().max())
+    for width in WIDTHS:
+        assert torch.equal(panels.linear(x[:width], packed, torch.float32), found[:width]), width
+        assert torch.equal(panels.linear(x[-width:], packed, torch.float32), found[-width:]), width
+    assert torch.equal(panels.linear(x, packed), found.to(dtype))
+    held = numbers(kind, weight.data, FORMATS[kind].group)
+    for row, first in ((0, 0), (12, 64), (127, 84)):
+        some = Numbers(*(None if part is None else part[first : first + 16] for part in held))
+        expected = plain_product(x[row], some, bias[first : first + 16].float())
+        assert found[row, first : first + 16].numpy().tobytes() == expected.tobytes(), (row, first)
+
+
+def dense(n_out: int, n_in: int) -> Tensor:
+    return torch.randn(n_out, n_in, generator=torch.Generator().manual_seed(n_out)).to(torch.bfloat16)
+
+
+TURNED = torch.randperm(512, generator=torch.Generator().manual_seed(2))
+JOINED: dict[str, list[Tensor | Quantized]] = {
+    "kinds differ": [blocky("Q4_K", 70, 512), blocky("Q6_K", 130, 512), blocky("Q8_0", 3, 512)],
+    "dense beside": [dense(65, 512), blocky("Q4_0", 64, 512)],
+    "no records": [blocky("Q4_K", 64, 512), blocky("IQ2_S", 70, 512)],
+    "one order": [replace(blocky(kind, 70, 512), order=TURNED) for kind in ("Q4_K", "Q6_K")],
+    "one order, no records": [replace(blocky(kind, 70, 512), order=TURNED) for kind in ("Q4_K", "IQ2_S")],
+    "orders differ": [replace(blocky("Q4_K", 70, 512), order=TURNED), blocky("Q6_K", 70, 512)],
+}
+
+
+UNLIKE = {
+    ("one order, no records", "IQ2_S"),  # its columns come in another order, and so do its sums
+    ("orders differ", "Q4_K"),  # no inputs are gathered for one part, so it is widened
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_joined_parts_have_the_bits_they_have_alone(case: str, n_threads: int) -> None:
+    parts = JOINED[case]
+    n_outs = [part.shape[0] for part in parts]
+    bias = torch.linspace(-1, 1, sum(n_outs)).to(torch.bfloat16)
+    matrix = joined(parts)
+    assert isinstance(matrix, JoinedWeight)
+    packed = panels.pack(matrix, bias)
+    assert isinstance(packed, NarrowWeight)
+    assert (packed.in_features, packed.out_features) == (512, sum(n_outs))
+    for width in (1, 3, 9):
+        x = inputs(width, 512, torch.bfloat16)
+        found = panels.linear(x, packed, torch.float32)
+        exact = x.double() @ widened(matrix).double().T + bias.double()
+        assert float((found - exact).abs().max()) < 1e-2 * float(exact.abs().max())
+        for part, ends, mine in zip(parts, bias.split(n_outs), found.split(n_outs, 1), strict=True):
+            alone = panels.linear(x, panels.pack(part, ends), torch.float32)
+            assert torch.equal(alone, mine) or (case, getattr(part, "kind", "")) in UNLIKE
+
+
+def test_columns_in_another_order() -> None:
+    weight = blocky("Q4_K", N_OUT, 512)
+    turned = panels.pack(replace(weight, order=TURNED))
+    x = inputs(3, 512, torch.bfloat16)
+    assert isinstance(turned, NarrowWeight)
+    expected = panels.linear(x[:, TURNED].contiguous(), panels.pack(weight))
+    assert torch.equal(panels.linear(x, turned), expected)
+
+
+def test_no_rows_and_rows_apart_in_memory() -> None:
+    packed = panels.pack(blocky("Q4_0", N_OUT, 64))
+    x = inputs(4, 128, torch.bfloat16)[:, ::2]  # [4, 64]
+    assert torch.equal(panels.linear(x, packed), panels.linear(x.contiguous(), packed))
+    assert panels.linear(x[:0], packed).shape == (0, N_OUT)
+
+
+def test_nan_reaches_its_row_alone() -> None:
+    packed = panels.pack(blocky("Q4_K", N_OUT, 512))
+    x = inputs(9, 512, torch.bfloat16)
+    clean = panels.linear(x, packed)
+    x[4, 300] = torch.nan
+    found = panels.linear(x, packed)
+    assert bool(found[4].isnan().all())
+    others = torch.arange(9) != 4
+    assert torch.equal(found[others], clean[others])
+    assert torch.equal(panels.linear(x[:1], packed), clean[:1])  # nothing is left over from the call before
+
+
+def changed(kind: str, byte: int, value: int) -> BlockWeight:
+    weight = blocky(kind, 70, 512)
+    weight.data[69, byte] = value
+    return weight
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        changed("Q8_0", 2 + 31, 128),
+        changed("MXFP4", 0, 0),
+        changed("MXFP4", 17, 255),
+        blocky("IQ3_S", 70, 512),
+    ],
+    ids=["-128", "least exponent", "greatest exponent", "no records"],
+)
+def test_what_no_record_can_hold_is_widened(weight: BlockWeight) -> None:
+    packed = panels.pack(weight)
+    assert isinstance(packed, PanelWeight)
+    x = inputs(2, 512, torch.bfloat16)
+    expected = panels.linear(x, panels.pack(weight.dense()))
+    assert panels.linear(x, packed).isnan().equal(expected.isnan())
+    assert torch.equal(panels.linear(x, packed).nan_to_num(), expected.nan_to_num())
+
+
+def test_a_cpu_without_the_instructions_widens_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert panels.note(cpu, torch.bfloat16) is None
+    monkeypatch.setattr(narrow, "FEATURES", ("avx512bf16", "no-such-feature"))
+    narrow.refusal.cache_clear()
+    try:
+        assert isinstance(panels.pack(blocky("Q4_K", 70, 512)), PanelWeight)
+        assert packed_bytes(blocky("Q4_K", 70, 512), cpu) == 2 * 70 * 512
+        assert "this CPU has no no-such-feature" in (panels.note(cpu, torch.bfloat16) or "")
+    finally:
+        monkeypatch.undo()
+        narrow.refusal.cache_clear()
+
+
+@pytest.mark.parametrize("kind", [*FORMATS, "IQ3_S"])
+def test_a_plan_counts_the_bytes_that_are_kept(kind: str) -> None:
+    n_in, n_bytes = 512, block_sizes(kind)[1]
+    data = torch.empty(128, n_in // block_sizes(kind)[0] * n_bytes, dtype=torch.uint8, device="meta")
+    outline = BlockWeight(data, kind, None, torch.bfloat16)
+    packed = panels.pack(joined([blocky(kind, 128, n_in), dense(64, n_in)]))
+    kept = packed.panels.nbytes if isinstance(packed, PanelWeight) else sum(map(_bytes, _parts(packed)))
+    beside = torch.empty(64, n_in, dtype=torch.bfloat16, device="meta")
+    assert packed_bytes(joined([outline, beside]), torch.device("cpu")) == kept
+    assert packed_bytes(outline, torch.device("cuda")) == 2 * 128 * n_in  # no other product reads blocks
+
+
+def _parts(packed: object) -> tuple[Tensor, ...]:
+    assert isinstance(packed, NarrowWeight)
+    return packed.parts
+
+
+def _bytes(part: Tensor) -> int:
+    return part.nbytes
+
+
+def test_rows_of_another_kind_are_refused() -> None:
+    packed = panels.pack(blocky("Q4_0", N_OUT, 64))
+    with pytest.raises(ValueError, match=r"the weight torch.bfloat16 \[.., 64\]"):
+        panels.linear(torch.zeros(1, 64), packed)
+    with pytest.raises(ValueError, match=r"\[n_rows, 96\]"):
+        panels.linear(torch.zeros(1, 96, dtype=torch.bfloat16), packed)
