@@ -3,7 +3,8 @@
     python -m tests.oracle.lossless [--cache full window hybrid] [--dtype float32] [--rounds 3] [--drafter suffix]
     python -m tests.oracle.lossless --target FILE.gguf --draft FILE.gguf
 
-runs it whole, over networks with each kind of cache or over files, and prints a table; `test_lossless.py` runs a sample of it.
+runs it whole, over networks with each kind of cache or over files, and prints a table; `test_lossless.py` runs a sample
+of it.
 """
 
 from __future__ import annotations
