@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.engine.checkpoint.weights import TensorSource
 from slipstream.kernels.matmul.blocks import BlockWeight
-from slipstream.kernels.matmul.op import Packed, linear, pack
+from slipstream.kernels.matmul.op import Packed, linear, pack, take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,7 @@ class Embedding:
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """token_ids: [n_tokens] int64. Returns [n_tokens, d_model]."""
-        weight = self.weight
-        rows = weight.index_select(0, token_ids) if isinstance(weight, Tensor) else weight.rows(token_ids)
+        rows = take_rows(self.weight, token_ids)
         return rows if self.scale is None else rows * self.scale
 
 

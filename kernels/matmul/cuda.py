@@ -14,6 +14,7 @@ from slipstream.kernels.cuda.source import Source
 from slipstream.kernels.matmul.fragments import BLOCK, STEP, TILE, FragmentWeight, coded, with_zeros
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import Int4Weight, Quantized
+from slipstream.kernels.matmul.reference import take_rows as take_rows
 from slipstream.kernels.torch_op import torch_op
 
 STAGES, THREADS = 3, 128  # as in matmul.cu

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.dispatch import op
+from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.packed import Packed as Packed
 from slipstream.kernels.matmul.quantized import Quantized as Quantized
 
@@ -22,6 +23,16 @@ def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
     widened here or while they are multiplied. Those of GGUF's blocks may be multiplied before they are rounded to
     the dtype. bias: [out_features] or None.
     Keeps no reference to `weight` where the layout is a copy: drop yours, or memory holds both.
+    """
+    raise NotImplementedError
+
+
+@op("cuda", "triton", "panels", "cpu", "tiled", "reference")
+def take_rows(table: Tensor | BlockWeight, row_ids: Tensor) -> Tensor:
+    """Some rows of a matrix, as an embedding reads them.
+
+    table: [n_rows, n]. row_ids: [n_ids] int64, each below n_rows. Returns [n_ids, n], the same dtype; of a table in
+    blocks the values of its `dense()`.
     """
     raise NotImplementedError
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import Quantized, widened
 
@@ -40,3 +41,7 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
     if not isinstance(packed, PlainWeight):
         raise TypeError(f"reference linear got a {type(packed).__name__}; pack the weight with reference too")
     return F.linear(x, packed.weight, packed.bias).to(out_dtype or x.dtype)
+
+
+def take_rows(table: Tensor | BlockWeight, row_ids: Tensor) -> Tensor:
+    return table.index_select(0, row_ids) if isinstance(table, Tensor) else table.rows(row_ids)

@@ -9,6 +9,7 @@ from torch import Tensor
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import Quantized, widened
 from slipstream.kernels.matmul.reference import PlainWeight
+from slipstream.kernels.matmul.reference import take_rows as take_rows
 
 TILE = 16
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import Quantized, widened
 from slipstream.kernels.matmul.reference import PlainWeight
+from slipstream.kernels.matmul.reference import take_rows as take_rows
 from slipstream.kernels.triton_launch import FUSED, aligned, refuses_device, tiles
 
 ROWS, COLUMNS, DEPTH = 16, 32, 32  # of a tile; inputs of a step
