@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import Quantized, widened
-from slipstream.kernels.matmul.rows import take_rows as take_rows
+from slipstream.kernels.matmul.reference import take_rows as take_rows
 
 CHUNK = 1024
 

@@ -39,7 +39,7 @@ from slipstream.kernels.matmul.loops import (
 )
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import Quantized, widened
-from slipstream.kernels.matmul.rows import take_rows as take_rows
+from slipstream.kernels.matmul.reference import take_rows as take_rows
 from slipstream.kernels.vector import WIDTH
 
 SERIAL_BELOW = 2_000_000  # multiply-adds; less is done before a second thread has woken

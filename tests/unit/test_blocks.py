@@ -10,9 +10,7 @@ from torch import Tensor
 
 from slipstream.kernels.matmul import blocks
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
-from slipstream.kernels.matmul.formats import FORMATS
 from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, joined, widened
-from slipstream.kernels.matmul.rows import take_rows
 from tests.block_data import block_bytes
 
 ALL = sorted(kind.name for kind in gguf.quants._type_traits if gguf.GGML_QUANT_SIZES[kind][0] > 1)
@@ -121,19 +119,3 @@ def test_random_bytes_make_finite_scales() -> None:
         values = read_by_gguf(blocky(kind, 37))
         assert bool(values.isfinite().all()), kind
         assert len(np.unique(values.numpy())) > 50, kind
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", FORMATS)
-def test_rows_have_the_bits_of_the_dense_matrix(kind: str, dtype: torch.dtype) -> None:
-    table = blocky(kind, 9, dtype=dtype)
-    ids = torch.tensor([8, 0, 3, 3])
-    assert torch.equal(take_rows(table, ids), table.dense()[ids])
-    assert take_rows(table, ids[:0]).shape == (0, N_IN)
-
-
-def test_rows_behind_the_last_are_refused() -> None:
-    table = BlockWeight(torch.zeros(4, 34, dtype=torch.uint8), "Q8_0", None, torch.float32)
-    for ids in ([4], [0, -1]):
-        with pytest.raises(IndexError, match="of 4"):
-            take_rows(table, torch.tensor(ids))
