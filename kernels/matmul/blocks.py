@@ -72,30 +72,34 @@ class BlockWeight:
             return values
         n_at_once = max(1, PIECE // max(1, n_in))
         for start in range(0, n_out, n_at_once):
-            rows = slice(start, start + n_at_once)
-            values[rows] = self._values(self.data[rows])
+            rows = torch.arange(start, min(start + n_at_once, n_out), device=self.device)
+            values[start : start + n_at_once] = self.rows(rows)
         return values
 
     def rows(self, token_ids: Tensor) -> Tensor:
-        """The values of some outputs, [n, in_features]. token_ids: [n] integers below out_features."""
-        chosen = self.data.index_select(0, token_ids)  # [n, bytes of a row]
+        """The values of some outputs, [n, in_features]. token_ids: [n] integers from 0 on, below out_features."""
         if self.data.is_meta:
             return torch.empty((len(token_ids), self.shape[1]), dtype=self.dtype, device=self.device)
-        return self._values(chosen)
-
-    def _values(self, data: Tensor) -> Tensor:
-        """The values of some rows of `data`, [n, in_features]."""
-        from gguf import GGMLQuantizationType, quants
-
-        # Infinite scales are for the reader of the checkpoint to refuse.
-        with np.errstate(over="ignore", invalid="ignore"):
-            wide = quants.dequantize(data.cpu().numpy(), GGMLQuantizationType[self.kind])  # float32
-        values = torch.from_numpy(wide).to(self.device, self.dtype)
+        values = self._values(token_ids)
         if self.order is None:
             return values
         ordered = torch.empty_like(values)
         ordered[:, self.order] = values
         return ordered
+
+    def _values(self, rows: Tensor) -> Tensor:
+        """The same with columns as they are stored."""
+        from slipstream.kernels.matmul import values as compiled  # a second of numba
+
+        if compiled.has_values(self.kind, self.device, self.dtype):
+            return compiled.values(self.data, self.kind, rows, self.dtype)
+        from gguf import GGMLQuantizationType, quants
+
+        data = self.data.index_select(0, rows).cpu().numpy()  # [n, bytes of a row]
+        # Infinite scales are for the reader of the checkpoint to refuse.
+        with np.errstate(over="ignore", invalid="ignore"):
+            wide = quants.dequantize(data, GGMLQuantizationType[self.kind])  # [n, in_features] float32
+        return torch.from_numpy(wide).to(self.device, self.dtype)
 
 
 def below(parts: Sequence[BlockWeight]) -> BlockWeight:

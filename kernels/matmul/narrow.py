@@ -36,7 +36,7 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.formats import CHUNK, FORMATS, PANEL
-from slipstream.kernels.matmul.loops import (
+from slipstream.kernels.matmul.panel_sums import (
     add_panel,
     multiply_floats,
     multiply_pairs,
@@ -62,7 +62,9 @@ SPREAD = 8  # words between the threads' counters, so that each has a line of th
 class NarrowWeight:
     """A matrix, or several that read the same inputs, some of them in records (`formats.py`)."""
 
-    parts: tuple[Tensor, ...]  # records [n_panels, n_blocks, record_bytes] uint8, or panels of `loops.py`
+    parts: tuple[
+        Tensor, ...
+    ]  # records [n_panels, n_blocks, record_bytes] uint8, or panels of `panel_sums.py`
     segments: Tensor  # [n_parts + 1, FIELDS] int64: what a product has to know of each part; the last begins no panel
     bias: Tensor  # [n_panels of all * 64] float32, zero without one
     order: Tensor | None  # [in_features] int64: stored column i belongs to input order[i]; None: to input i

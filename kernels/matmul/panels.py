@@ -30,14 +30,14 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.matmul import narrow
 from slipstream.kernels.matmul.formats import PANEL
-from slipstream.kernels.matmul.loops import (
+from slipstream.kernels.matmul.packed import Packed
+from slipstream.kernels.matmul.panel_sums import (
     inputs_per_step,
     multiply_floats,
     multiply_pairs,
     one_panel,
     panels_of,
 )
-from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import Quantized, widened
 from slipstream.kernels.matmul.reference import take_rows as take_rows
 from slipstream.kernels.vector import WIDTH

@@ -67,7 +67,7 @@ FACTORS: dict[str, Factor] = {
     ),
     "Q4_K": lambda b, g: b[4 + g] & 63 if g < 4 else b[8 + g] & 15 | b[g] >> 6 << 4,
     "Q5_K": lambda b, g: b[4 + g] & 63 if g < 4 else b[8 + g] & 15 | b[g] >> 6 << 4,
-    "Q6_K": lambda b, g: b[192 + g],
+    "Q6_K": lambda b, g: (b[192 + g] ^ 128) - 128,
     "IQ4_XS": lambda b, g: (b[4 + g // 2] >> (g % 2 * 4) & 15 | (b[2 + g // 4] >> (g % 4 * 2) & 3) << 4) - 32,
     "MXFP4": lambda b, g: b[0],
 }

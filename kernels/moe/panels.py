@@ -29,7 +29,7 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.matmul import panels
 from slipstream.kernels.matmul.formats import PANEL
-from slipstream.kernels.matmul.loops import multiply_floats, multiply_pairs, one_panel
+from slipstream.kernels.matmul.panel_sums import multiply_floats, multiply_pairs, one_panel
 from slipstream.kernels.matmul.panels import SERIAL_BELOW
 from slipstream.kernels.moe import cpu
 from slipstream.kernels.moe.activation import activated

@@ -41,6 +41,19 @@ def test_values_are_those_that_gguf_reads(
     assert torch.equal(weight.dense(), expected)
     chosen = torch.tensor([36, 0, 5, 5])
     assert torch.equal(weight.rows(chosen), expected[chosen])
+    assert torch.equal(weight.rows(chosen.to(torch.int32)), expected[chosen])
+    for beyond in (37, -1):
+        with pytest.raises(IndexError):
+            weight.rows(torch.tensor([3, beyond]))
+
+
+def test_infinite_scales_stay_infinite() -> None:
+    weight = blocky("MXFP4", 3, dtype=torch.float32)
+    weight.data[0, 0], weight.data[1, 0], weight.data[2, 0] = 255, 0, 1
+    with np.errstate(over="ignore"):
+        expected = read_by_gguf(weight)
+    assert not bool(expected.isfinite().all())
+    assert torch.equal(weight.dense(), expected)
 
 
 def test_columns_in_another_order() -> None:
