@@ -9,6 +9,7 @@ import sys
 
 MISSING = (
     "fastapi",
+    "gguf",
     "httpx",
     "huggingface_hub",
     "jinja2",

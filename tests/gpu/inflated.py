@@ -20,6 +20,7 @@ from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import decoder_spec, read_model
 from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.tokenizer import Tokenizer
+from slipstream.kernels.matmul.blocks import BlockWeight
 from tests.bench.inflate import INFLATIONS
 from tests.bench.inflate_dense import Entry, Inflation
 from tests.bench.models import Model, Sizes
@@ -68,7 +69,11 @@ class InflatedSource:
         parts = [self.take(f"{name}.weight", (n, d_in)) for name, n in zip(names, d_outs, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def drop_copy(self, name: str, original: Tensor) -> bool:
+    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """The matrix of that name."""
+        return self.take(name, shape)
+
+    def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:
         """A tied head needs no tensor of its own."""
         return self.entries.pop(name, None) is not None
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.gguf.config import EMBEDDING, OUTPUT, ROPE_FACTORS
 from slipstream.engine.checkpoint.gguf.header import Stored
 from slipstream.engine.checkpoint.gguf.keys import Keys
 from slipstream.engine.checkpoint.gguf.matrices import (
@@ -22,6 +21,7 @@ from slipstream.engine.checkpoint.gguf.matrices import (
     rows,
     runs,
 )
+from slipstream.engine.checkpoint.gguf.model_config import EMBEDDING, OUTPUT, ROPE_FACTORS
 from slipstream.engine.checkpoint.gguf.names import Dialect, Recipe, Rule, Rules
 from slipstream.kernels.matmul.quantized import widened
 

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipstream.engine.checkpoint.gguf.config import generation_config, model_config
 from slipstream.engine.checkpoint.gguf.dialects import DIALECTS
 from slipstream.engine.checkpoint.gguf.header import Header, Stored, read_header
 from slipstream.engine.checkpoint.gguf.keys import Keys
 from slipstream.engine.checkpoint.gguf.matrices import PLAIN, Matrix, map_file, read_stored
+from slipstream.engine.checkpoint.gguf.model_config import generation_config, model_config
 from slipstream.engine.checkpoint.gguf.names import Recipe, recipes
 from slipstream.engine.errors import LoadError
 
