@@ -233,7 +233,7 @@ def translated(architecture: str, config: Config, tensors: Tensors) -> Tensors:
     known = {name: one for one, name in gguf.MODEL_ARCH_NAMES.items()}.get(architecture)
     if known is None:
         return {head_name(name): tensor for name, tensor in tensors.items()}
-    names = gguf.get_tensor_name_map(known, 1000)
+    names = gguf.get_tensor_name_map(known, 100)
     made = {model_name(name, names): tensor for name, tensor in tensors.items()}
     divisors = frequency_divisors(config)
     return made if divisors is None else {**made, "rope_freqs.weight": divisors}
@@ -256,4 +256,4 @@ def head_name(name: str) -> str:
     number, rest = match[1] or "0", match[2]
     if rest == "hidden_norm.weight":
         return f"blk.{number}.attn_norm_2.weight"
-    return model_name(f"model.layers.{number}.{rest}", gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 1000))
+    return model_name(f"model.layers.{number}.{rest}", gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 100))
