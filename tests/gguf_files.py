@@ -114,7 +114,7 @@ class Contents:
 
 
 def gguf_of(folder: Path, target: Path | None = None) -> Contents:
-    """What a converter makes of a checkpoint folder.
+    """What a converter makes of a checkpoint folder, all in float32.
 
     target: of draft heads the folder of the model they draft for, whose tokenizer their files have.
     """
@@ -134,7 +134,8 @@ def gguf_of(folder: Path, target: Path | None = None) -> Contents:
     text = _text(folder if target is None else target)
     if (mask := _mask_id(config)) is not None:
         text["tokenizer.ggml.mask_token_id"] = mask
-    return Contents(architecture=architecture, metadata=metadata | text, tensors=tensors)
+    wide = {name: one.float() if one.is_floating_point() else one for name, one in tensors.items()}
+    return Contents(architecture=architecture, metadata=metadata | text, tensors=wide)
 
 
 def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -149,7 +150,7 @@ def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _quantised(tensor: Tensor, kind: str) -> Blocks:
-    return Blocks(kind, gguf.quants.quantize(tensor.float().numpy(), gguf.GGMLQuantizationType[kind]))
+    return Blocks(kind, gguf.quants.quantize(tensor.numpy(), gguf.GGMLQuantizationType[kind]))
 
 
 def _random_blocks(tensor: Tensor, kind: str) -> Blocks:

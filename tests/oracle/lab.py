@@ -35,6 +35,7 @@ from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.errors import InvalidRequest
 from slipstream.engine.frames import frame_sizes
 from slipstream.engine.models.captured import Capture, Capturing, cuda_capture
+from slipstream.engine.models.reading.documents import text_source
 from slipstream.engine.models.registry import load_network
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot
@@ -152,7 +153,7 @@ class Lab:
         where = torch.device(device)
         select(where, dtype)
         self.folders = folders
-        self.tokenizer = Tokenizer(folders.target)
+        self.tokenizer = Tokenizer(text_source(folders.target))
         self.n_ctx = n_ctx
         self.target = load_network(folders.target, dtype, where, n_ctx, self.tokenizer.vocab_size)
         self.grammars = Grammars(self.tokenizer, self.target.vocab_size)

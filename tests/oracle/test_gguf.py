@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import DecoderSpec
 from slipstream.engine.models.reading.documents import text_source
 from slipstream.engine.models.registry import decoder_spec, load_network, read_model
@@ -99,11 +99,8 @@ def test_llamas_scaled_rotation_comes_as_divisors(folder_for: Callable[[str], Pa
     assert (rope.divisors[0], rope.divisors[-1]) == (1.0, 8.0)
     assert any(1 < one < 8 for one in rope.divisors), "the branch in between must matter"
     ours, theirs = parts(path), parts(folder)
-    assert [replace(one, mixer=None) for one in ours.blocks] == [
-        replace(one, mixer=None) for one in theirs.blocks
-    ]
-    for one, other in zip(ours.blocks, theirs.blocks, strict=True):
-        assert replace(one.mixer, rope=rope) == replace(other.mixer, rope=rope)  # type: ignore[type-var]
+    assert str(rope) in repr(ours)
+    assert repr(ours).replace(str(rope), "") == repr(theirs).replace(str(read_model(folder).rope), "")
     assert difference(logits(path), logits(folder)) < 1e-4
     plain = gguf_of(folder).with_tensors({"rope_freqs.weight": None}).write(tmp_path / "plain.gguf")
     assert difference(logits(plain), logits(folder)) > 0.01
@@ -154,14 +151,19 @@ def test_which_layers_are_recurrent(folder_for: Callable[[str], Path], tmp_path:
     assert torch.equal(logits(path), logits(folder_for("qwen3_5")))
 
 
+def scales(path: Path) -> set[float | None]:
+    """What queries are multiplied by, over all layers."""
+    return {one.mixer.scale for one in parts(path).blocks if isinstance(one.mixer, AttentionSpec)}
+
+
 def test_the_largest_gemma_scales_its_queries_by_another_width(
     folder_for: Callable[[str], Path], tmp_path: Path
 ) -> None:
     contents = gguf_of(folder_for("gemma3"))
     path = contents.with_keys({".block_count": 62, ".attention.head_count": 2}).write(tmp_path / "27b.gguf")
-    assert parts(path).blocks[0].mixer.scale == 32**-0.5  # type: ignore[union-attr]
+    assert scales(path) == {32**-0.5}
     small = contents.with_keys({".attention.head_count": 2}).write(tmp_path / "small.gguf")
-    assert parts(small).blocks[0].mixer.scale == 16**-0.5  # type: ignore[union-attr]
+    assert scales(small) == {16**-0.5}
 
 
 def test_text_and_defaults_of_sampling(folder_for: Callable[[str], Path], tmp_path: Path) -> None:
