@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from slipstream.engine.batch import Span
-from slipstream.engine.errors import DraftMismatch
+from slipstream.engine.errors import DraftMismatch, LoadError
 from slipstream.engine.models.heads.block_backbone import BlockDraft
 from slipstream.engine.models.heads.mtp import load_mtp
 from slipstream.engine.models.network import Network
@@ -198,6 +198,18 @@ def test_hidden_states_that_a_file_names(
     far = contents.with_keys({".target_layers": [1, 4, 9]}).write(tmp_path / "far.gguf")
     with pytest.raises(DraftMismatch, match=r"far\.gguf: hidden state 9 is asked for, the target has 0 to 7"):
         load(far, target, N_CTX, None)
+
+
+def test_heads_that_the_rows_do_not_make_up(
+    folder_of: Callable[[str], Path], target: Network, tmp_path: Path
+) -> None:
+    folder = made.write(tmp_path / "head", made.eagle3("midlayer", 8), EAGLE)
+    narrow = {".attention.key_length": 8, ".attention.value_length": 8}
+    path = gguf_of(folder, folder_of("llama")).with_keys(narrow).write(tmp_path / "head.gguf")
+    with pytest.raises(
+        LoadError, match=r"tensor blk\.0\.attn_q\.weight has 64 rows, the heads of the file 32"
+    ):
+        NETWORKS["draft-eagle3"].load(path, target, N_CTX, None)  # type: ignore[misc]
 
 
 CASES = {

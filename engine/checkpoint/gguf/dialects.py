@@ -23,6 +23,7 @@ from slipstream.engine.checkpoint.gguf.matrices import (
     runs,
 )
 from slipstream.engine.checkpoint.gguf.names import Dialect, Recipe, Rule, Rules
+from slipstream.engine.errors import LoadError
 from slipstream.kernels.matmul.quantized import widened
 
 
@@ -88,8 +89,10 @@ def plain(keys: Keys) -> Rules:
 
 
 def llama(keys: Keys) -> Rules:
-    """Rotated pairs lie side by side."""
+    """Rotated pairs lie side by side. Raises `UnsupportedModel` where only a part of each head is rotated."""
     d_head = keys.d_head
+    if keys.count("rope.dimension_count", d_head) != d_head or d_head % 2:
+        raise keys.refuse("rope.dimension_count", f"must be the width of a head, {d_head}, and even")
     queries = rotated_halves(keys.count("attention.head_count"), d_head)
     stored_keys = rotated_halves(keys.n_kv_heads, d_head)
     return {
@@ -126,6 +129,17 @@ def gpt_oss(keys: Keys) -> Rules:
     return {**renamed(names), "attn_sinks.weight": (Rule("self_attn.sinks"),)}
 
 
+def alike(*tensors: Stored, n_dimensions: int) -> tuple[int, ...]:
+    """The shape that tensors have in common. Raises `LoadError` naming one that has another."""
+    for one in tensors:
+        if len(one.shape) != n_dimensions or one.shape != tensors[0].shape:
+            raise LoadError(
+                f"{one.where} has shape {list(one.shape)}, must have {n_dimensions} dimensions"
+                f" as {tensors[0].name} {list(tensors[0].shape)}"
+            )
+    return tensors[0].shape
+
+
 def joint_experts(layer: Mapping[str, Stored]) -> Iterator[tuple[str, Recipe]]:
     """gpt-oss: gates and ups of all experts in one tensor, where they alternate, inputs before outputs."""
 
@@ -136,7 +150,7 @@ def joint_experts(layer: Mapping[str, Stored]) -> Iterator[tuple[str, Recipe]]:
 
     gate, up, down = (layer.get(f"ffn_{one}_exps.weight") for one in ("gate", "up", "down"))
     if gate is not None and up is not None:
-        n, d_ffn, d_model = gate.shape
+        n, d_ffn, d_model = alike(gate, up, n_dimensions=3)
 
         def gate_up(*parts: Matrix) -> Tensor:
             both = alternating(*parts).view(n, d_ffn, d_model, 2)
@@ -144,7 +158,7 @@ def joint_experts(layer: Mapping[str, Stored]) -> Iterator[tuple[str, Recipe]]:
 
         yield "mlp.experts.gate_up_proj", Recipe((gate, up), (n, d_model, 2 * d_ffn), None, gate_up)
     if down is not None:
-        n, d_model, d_ffn = down.shape
+        n, d_model, d_ffn = alike(down, n_dimensions=3)
 
         def inputs_first(matrix: Matrix) -> Tensor:
             return widened(matrix).view(n, d_model, d_ffn).transpose(1, 2)
@@ -152,7 +166,7 @@ def joint_experts(layer: Mapping[str, Stored]) -> Iterator[tuple[str, Recipe]]:
         yield "mlp.experts.down_proj", Recipe((down,), (n, d_ffn, d_model), None, inputs_first)
     gate, up, down = (layer.get(f"ffn_{one}_exps.bias") for one in ("gate", "up", "down"))
     if gate is not None and up is not None:
-        n, d_ffn = gate.shape
+        n, d_ffn = alike(gate, up, n_dimensions=2)
         yield (
             "mlp.experts.gate_up_proj_bias",
             Recipe((gate, up), (n, 2 * d_ffn), None, lambda *parts: alternating(*parts).flatten(1)),
