@@ -124,7 +124,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "texts without end": (file([array("a", STRING, ["x", "y"], count=HUGE)]), "truncated"),
     "empty texts without end": (file([array("a", STRING, ["", ""], count=2**62)]), "truncated"),
     "a long text among texts": (
-        file([made.string("a") + struct.pack("<IIQQ", ARRAY, STRING, 1, HUGE)]),
+        file([made.string("a") + struct.pack("<IIQQ", ARRAY, STRING, 2, HUGE)]),
         "truncated",
     ),
     "arrays in arrays": (

@@ -259,7 +259,7 @@ class Scanner:
         try:
             for _ in range(count):
                 at += 8 + unpack(data, at)[0]
-        except struct.error:
+        except (struct.error, OverflowError):  # behind the end, or behind the end of all addresses
             at = self.size + 1
         self.at = at
         self._step(0)
