@@ -82,7 +82,7 @@ class Contents:
 
         In types that the package cannot write they hold codes at random, and so other values than before.
         """
-        quantise = _random_blocks if kind.endswith("_K") else _quantised
+        quantise = _random_blocks if kind.endswith("_K") else quantised
         n_values = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
         made: dict[str, Tensor | Blocks] = {}
         for name, tensor in self.tensors.items():
@@ -149,7 +149,8 @@ def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     add[type(value)](key, value)
 
 
-def _quantised(tensor: Tensor, kind: str) -> Blocks:
+def quantised(tensor: Tensor, kind: str) -> Blocks:
+    """A tensor in a type that the `gguf` package can write."""
     return Blocks(kind, gguf.quants.quantize(tensor.numpy(), gguf.GGMLQuantizationType[kind]))
 
 

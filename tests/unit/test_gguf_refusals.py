@@ -9,18 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from slipstream import kernels
-from slipstream.engine.checkpoint.gguf.files import is_gguf, read_keys, split_files
+from slipstream.engine.checkpoint.gguf.files import read_keys, split_files
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from slipstream.engine.models.registry import load_network, read_model
-from slipstream.engine.service.start.checkpoint_path import chosen_file, local_checkpoint, model_name
-from tests.gguf_files import Blocks, Contents
+from tests.gguf_files import Blocks, Contents, quantised
 
 CPU = torch.device("cpu")
 D_MODEL, D_FFN, VOCAB = 64, 32, 16
@@ -282,6 +280,20 @@ def test_types_without_values(tmp_path: Path, stored: Blocks, message: str) -> N
     assert refusal(path, UnsupportedModel) == f"model.gguf: tensor blk.0.attn_v.weight {message}"
 
 
+def test_vectors_in_blocks(tmp_path: Path) -> None:
+    """No writer makes them; they are the numbers that they stand for."""
+    norm = torch.linspace(-1, 1, D_MODEL)
+    contents = tiny(attn_norm=norm)
+    blocks = contents.with_tensors({"blk.0.attn_norm.weight": quantised(norm, "Q8_0")})
+    networks = [
+        load_network(one.write(tmp_path / "model.gguf"), torch.float32, CPU, 64)
+        for one in (blocks, blocks.widened(), contents)
+    ]
+    narrow, wide, exact = (one.decoder.blocks[0].mixer_norm.weight for one in networks)
+    assert torch.equal(narrow, wide)
+    assert not torch.equal(narrow, exact)
+
+
 @pytest.mark.parametrize("value", [0x7C00, 0xFC00, 0x7E00], ids=["inf", "-inf", "nan"])
 @pytest.mark.parametrize(
     ("kind", "block", "places"),
@@ -393,145 +405,6 @@ def test_parts_that_do_not_make_up_the_model(split: Path) -> None:
         refusal(split, LoadError)
         == "big-00002-of-00003.gguf: tensor token_embd.weight is in an earlier part too"
     )
-
-
-# --- where files are -----------------------------------------------------------------------------------------
-
-LISTED = (
-    *("README.md", "config.json", "mmproj-model-f16.gguf", "model-Q4_K_M.gguf", "model-UD-Q4_K_M.gguf"),
-    *("model-Q8_0.gguf", "big/model-BF16-00001-of-00002.gguf", "big/model-BF16-00002-of-00002.gguf"),
-)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "file"),
-    [
-        (None, "model-Q4_K_M.gguf"),
-        ("Q4_K_M", "model-Q4_K_M.gguf"),
-        ("q8_0", "model-Q8_0.gguf"),
-        ("UD-Q4_K_M", "model-UD-Q4_K_M.gguf"),
-        ("BF16", "big/model-BF16-00001-of-00002.gguf"),
-        ("model-Q8_0.gguf", "model-Q8_0.gguf"),
-    ],
-)
-def test_which_file_of_a_repository(wanted: str | None, file: str) -> None:
-    assert chosen_file("org/repo", wanted, LISTED) == file
-    assert chosen_file("org/repo", wanted, LISTED[::-1]) == file
-
-
-def test_a_repository_without_the_usual_quantisations() -> None:
-    assert chosen_file("org/repo", None, ["b-Q6_K.gguf", "a-Q5_K.gguf"]) == "a-Q5_K.gguf"
-    assert chosen_file("org/repo", None, ["b-Q8_0.gguf", "a-Q5_K.gguf"]) == "b-Q8_0.gguf"
-    with pytest.raises(
-        LoadError, match=r"org/repo: has no GGUF file 'Q9' for a model; it has a\.gguf, b\.gguf$"
-    ):
-        chosen_file("org/repo", "Q9", ["b.gguf", "a.gguf", "mmproj.gguf"])
-    with pytest.raises(LoadError, match=r"org/repo: has no GGUF file for a model; it has none$"):
-        chosen_file("org/repo", None, ["mmproj.gguf", "x.safetensors"])
-
-
-class Hub:
-    """What the functions of huggingface_hub are asked for, and what they say."""
-
-    def __init__(self, listed: tuple[str, ...]) -> None:
-        self.listed, self.asked = listed, list[Any]()
-
-    def list_repo_files(self, repository: str) -> list[str]:
-        if repository == "org/away":
-            raise OSError("offline")
-        return [*self.listed]
-
-    def snapshot_download(self, repository: str, allow_patterns: list[str]) -> str:
-        self.asked.append((repository, allow_patterns))
-        return "/hub/snapshot"
-
-    def hf_hub_download(self, repository: str, file: str) -> str:
-        self.asked.append((repository, file))
-        return f"/hub/{file}"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    one = Hub(LISTED)
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: one)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", one.snapshot_download)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", one.hf_hub_download)
-    return one
-
-
-@pytest.mark.parametrize(
-    ("name", "path", "files"),
-    [
-        ("org/repo", "model-Q4_K_M.gguf", ["model-Q4_K_M.gguf"]),
-        ("org/repo:Q8_0", "model-Q8_0.gguf", ["model-Q8_0.gguf"]),
-        ("org/repo/model-Q8_0.gguf", "model-Q8_0.gguf", ["model-Q8_0.gguf"]),
-        (
-            "org/repo:BF16",
-            "big/model-BF16-00001-of-00002.gguf",
-            ["big/model-BF16-00001-of-00002.gguf", "big/model-BF16-00002-of-00002.gguf"],
-        ),
-    ],
-)
-def test_files_of_the_hub(hub: Hub, name: str, path: str, files: list[str]) -> None:
-    assert local_checkpoint(name) == Path("/hub") / path
-    assert hub.asked == [("org/repo", file) for file in files]
-
-
-def test_repositories_with_safetensors(hub: Hub) -> None:
-    """They are taken whole unless a GGUF file is asked for; so are those with neither, to be refused as folders."""
-    hub.listed = (*LISTED, "model.safetensors")
-    assert local_checkpoint("org/repo", ["*.json"]) == Path("/hub/snapshot")
-    assert local_checkpoint("org/repo:Q8_0") == Path("/hub/model-Q8_0.gguf")
-    hub.listed = ("README.md",)
-    assert local_checkpoint("org/repo", ["*.json"]) == Path("/hub/snapshot")
-    assert hub.asked == [
-        ("org/repo", ["*.json"]),
-        ("org/repo", "model-Q8_0.gguf"),
-        ("org/repo", ["*.json"]),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("model.gguf", "model.gguf: no such file"),
-        ("/nowhere/model.gguf", "/nowhere/model.gguf: no such file"),
-        ("./org/model.gguf", "./org/model.gguf: no such file"),
-        ("~/model.gguf", "~/model.gguf: no such file"),
-        ("a/b/c/model.gguf", "a/b/c/model.gguf: no such file"),
-        ("a/b/c", "a/b/c: no such folder"),
-        ("folder", "folder: no such folder"),
-        ("org/away", "org/away: no such folder or file, and the hub did not give it: offline"),
-        ("org/repo:Q3", "org/repo: has no GGUF file 'Q3' for a model; it has "),
-    ],
-)
-def test_names_of_nothing(hub: Hub, name: str, message: str) -> None:
-    with pytest.raises(LoadError) as caught:
-        local_checkpoint(name)
-    assert str(caught.value).startswith(message)
-    assert not hub.asked
-
-
-def test_what_is_here_is_taken(hub: Hub, tmp_path: Path) -> None:
-    path = tiny().write(tmp_path / "model.gguf")
-    folder = tmp_path / "folder.gguf"
-    folder.mkdir()
-    for one in (path, folder, tmp_path):
-        assert local_checkpoint(str(one)) == one
-    assert [is_gguf(one) for one in (path, folder, tmp_path, Path("x.GGUF"))] == [True, False, False, False]
-    assert not hub.asked
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("/models/Qwen3-8B-Q4_K_M.gguf", "Qwen3-8B-Q4_K_M"),
-        ("/models/big-Q8_0-00001-of-00004.gguf", "big-Q8_0"),
-        ("/models/Llama-3.2", "Llama-3.2"),
-    ],
-)
-def test_names_that_clients_see(path: str, name: str) -> None:
-    assert model_name(Path(path)) == name
 
 
 def test_a_config_of_a_broken_file_says_the_same(tmp_path: Path) -> None:

@@ -140,39 +140,45 @@ def alike(*tensors: Stored, n_dimensions: int) -> tuple[int, ...]:
     return tensors[0].shape
 
 
+def alternating(gate: Matrix, up: Matrix) -> Tensor:
+    """Rows of a gate and of an up in turn, along a new last dimension."""
+    return torch.stack((widened(gate), widened(up)), -1)
+
+
+def joint_matrices(gate: Stored, up: Stored) -> Recipe:
+    """Gates and ups of all experts [n, d_ffn, d_model] -> one tensor where they alternate, [n, d_model, 2 * d_ffn]."""
+    n, d_ffn, d_model = alike(gate, up, n_dimensions=3)
+
+    def make(*parts: Matrix) -> Tensor:
+        both = alternating(*parts).view(n, d_ffn, d_model, 2)
+        return both.permute(0, 2, 1, 3).reshape(n, d_model, 2 * d_ffn)
+
+    return Recipe((gate, up), (n, d_model, 2 * d_ffn), None, make)
+
+
+def inputs_first(down: Stored) -> Recipe:
+    """The downs of all experts, [n, d_model, d_ffn] -> [n, d_ffn, d_model]."""
+    n, d_model, d_ffn = alike(down, n_dimensions=3)
+    return Recipe(
+        (down,), (n, d_ffn, d_model), None, lambda one: widened(one).view(n, d_model, d_ffn).transpose(1, 2)
+    )
+
+
+def joint_biases(gate: Stored, up: Stored) -> Recipe:
+    """The biases of gates and ups, [n, d_ffn] -> [n, 2 * d_ffn]."""
+    n, d_ffn = alike(gate, up, n_dimensions=2)
+    return Recipe((gate, up), (n, 2 * d_ffn), None, lambda *parts: alternating(*parts).flatten(1))
+
+
 def joint_experts(layer: Mapping[str, Stored]) -> Iterator[tuple[str, Recipe]]:
     """gpt-oss: gates and ups of all experts in one tensor, where they alternate, inputs before outputs."""
-
-    def alternating(
-        gate: Matrix, up: Matrix
-    ) -> Tensor:  # [n_experts * d_ffn, d_model] or [n_experts, d_ffn] each
-        return torch.stack((widened(gate), widened(up)), -1)
-
-    gate, up, down = (layer.get(f"ffn_{one}_exps.weight") for one in ("gate", "up", "down"))
-    if gate is not None and up is not None:
-        n, d_ffn, d_model = alike(gate, up, n_dimensions=3)
-
-        def gate_up(*parts: Matrix) -> Tensor:
-            both = alternating(*parts).view(n, d_ffn, d_model, 2)
-            return both.permute(0, 2, 1, 3).reshape(n, d_model, 2 * d_ffn)
-
-        yield "mlp.experts.gate_up_proj", Recipe((gate, up), (n, d_model, 2 * d_ffn), None, gate_up)
-    if down is not None:
-        n, d_model, d_ffn = alike(down, n_dimensions=3)
-
-        def inputs_first(matrix: Matrix) -> Tensor:
-            return widened(matrix).view(n, d_model, d_ffn).transpose(1, 2)
-
-        yield "mlp.experts.down_proj", Recipe((down,), (n, d_ffn, d_model), None, inputs_first)
-    gate, up, down = (layer.get(f"ffn_{one}_exps.bias") for one in ("gate", "up", "down"))
-    if gate is not None and up is not None:
-        n, d_ffn = alike(gate, up, n_dimensions=2)
-        yield (
-            "mlp.experts.gate_up_proj_bias",
-            Recipe((gate, up), (n, 2 * d_ffn), None, lambda *parts: alternating(*parts).flatten(1)),
-        )
-    if down is not None:
-        yield "mlp.experts.down_proj_bias", Recipe((down,), down.shape)
+    for ending, joint, suffix in (("weight", joint_matrices, ""), ("bias", joint_biases, "_bias")):
+        gate, up, down = (layer.get(f"ffn_{one}_exps.{ending}") for one in ("gate", "up", "down"))
+        if gate is not None and up is not None:
+            yield f"mlp.experts.gate_up_proj{suffix}", joint(gate, up)
+        if down is not None:
+            made = Recipe((down,), down.shape) if suffix else inputs_first(down)
+            yield f"mlp.experts.down_proj{suffix}", made
 
 
 def gated_delta(keys: Keys) -> Rules:

@@ -83,7 +83,7 @@ def map_file(path: Path) -> mmap.mmap:
 def read_stored(file: mmap.mmap, stored: Stored, part: int | None = None) -> Matrix:
     """A tensor of a mapped file, not copied. part: which of the matrices that three dimensions hold; None: all.
 
-    In block types the matrices of three dimensions lie one below the other. The type is one that `check_kind` takes.
+    In block types the matrices of three dimensions lie one below the other; vectors are widened. The type is one that `check_kind` takes.
     """
     shape, start, n_bytes = stored.shape, stored.start, stored.n_bytes
     if part is not None:
@@ -93,7 +93,8 @@ def read_stored(file: mmap.mmap, stored: Stored, part: int | None = None) -> Mat
     if stored.kind in PLAIN:
         return data.view(PLAIN[stored.kind]).view(shape)
     block, n_block_bytes = block_sizes(stored.kind)
-    return BlockWeight(data.view(-1, shape[-1] // block * n_block_bytes), stored.kind, None, torch.float32)
+    blocks = BlockWeight(data.view(-1, shape[-1] // block * n_block_bytes), stored.kind, None, torch.float32)
+    return blocks if len(shape) > 1 else blocks.dense().view(shape)
 
 
 def is_finite(matrix: BlockWeight) -> bool:
