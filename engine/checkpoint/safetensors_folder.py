@@ -50,6 +50,10 @@ class SafetensorsFolder:
         """File and tensor, for messages."""
         return f"{self.folder / self._file_of[name]}: tensor {name}"
 
+    def in_file(self, name: str) -> str:
+        """What the files call a tensor, for messages."""
+        return self._stored.get(name, name)
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._view(name).get_shape())
 

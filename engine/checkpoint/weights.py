@@ -30,6 +30,7 @@ MEDIA = re.compile(
 )
 # A folder of another model misses every tensor; stop after this many.
 N_MISSING_MAX = 64
+MOST_MISSING = 1 << 28  # numbers of a missing tensor that zeros are made for
 
 
 class StoredTensors(Protocol):
@@ -40,6 +41,9 @@ class StoredTensors(Protocol):
 
     def where(self, name: str) -> str:
         """File and tensor, for messages."""
+
+    def in_file(self, name: str) -> str:
+        """What the files call a tensor, or would if they had it."""
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
@@ -155,7 +159,7 @@ class Weights:
             return self._take_narrow(name, shape, dtype)
         if name not in self._files.names:
             self._missing.append(name)
-            if len(self._missing) >= N_MISSING_MAX:
+            if len(self._missing) >= N_MISSING_MAX or math.prod(shape) > MOST_MISSING:
                 self.finish()
             return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
         self._unused.remove(name)
@@ -287,7 +291,11 @@ class Weights:
         self._drop_empty_biases()
         self._files.close()
         if self._missing or self._unused:
-            raise CheckpointMismatch(str(self.folder), sorted(self._missing), sorted(self._unused))
+            missing, unused = (
+                sorted({self._files.in_file(name) for name in names})
+                for names in (self._missing, self._unused)
+            )
+            raise CheckpointMismatch(str(self.folder), missing, unused)
 
     def _drop_empty_biases(self) -> None:
         """Count biases of quantised layers as used if they are zero: AutoGPTQ writes a bias for every layer."""

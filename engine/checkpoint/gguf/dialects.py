@@ -23,6 +23,7 @@ from slipstream.engine.checkpoint.gguf.matrices import (
 )
 from slipstream.engine.checkpoint.gguf.model_config import EMBEDDING, OUTPUT, ROPE_FACTORS
 from slipstream.engine.checkpoint.gguf.names import Dialect, Recipe, Rule, Rules
+from slipstream.engine.errors import LoadError
 from slipstream.kernels.matmul.quantized import widened
 
 
@@ -88,8 +89,10 @@ def plain(keys: Keys) -> Rules:
 
 
 def llama(keys: Keys) -> Rules:
-    """Rotated pairs lie side by side."""
+    """Rotated pairs lie side by side. Raises `UnsupportedModel` where only a part of each head is rotated."""
     d_head = keys.d_head
+    if keys.count("rope.dimension_count", d_head) != d_head or d_head % 2:
+        raise keys.refuse("rope.dimension_count", f"must be the width of a head, {d_head}, and even")
     queries = rotated_halves(keys.count("attention.head_count"), d_head)
     stored_keys = rotated_halves(keys.n_kv_heads, d_head)
     return {
@@ -126,39 +129,56 @@ def gpt_oss(keys: Keys) -> Rules:
     return {**renamed(names), "attn_sinks.weight": (Rule("self_attn.sinks"),)}
 
 
+def alike(*tensors: Stored, n_dimensions: int) -> tuple[int, ...]:
+    """The shape that tensors have in common. Raises `LoadError` naming one that has another."""
+    for one in tensors:
+        if len(one.shape) != n_dimensions or one.shape != tensors[0].shape:
+            raise LoadError(
+                f"{one.where} has shape {list(one.shape)}, must have {n_dimensions} dimensions"
+                f" as {tensors[0].name} {list(tensors[0].shape)}"
+            )
+    return tensors[0].shape
+
+
+def alternating(gate: Matrix, up: Matrix) -> Tensor:
+    """Rows of a gate and of an up in turn, along a new last dimension."""
+    return torch.stack((widened(gate), widened(up)), -1)
+
+
+def joint_matrices(gate: Stored, up: Stored) -> Recipe:
+    """Gates and ups of all experts [n, d_ffn, d_model] -> one tensor where they alternate, [n, d_model, 2 * d_ffn]."""
+    n, d_ffn, d_model = alike(gate, up, n_dimensions=3)
+
+    def make(*parts: Matrix) -> Tensor:
+        both = alternating(*parts).view(n, d_ffn, d_model, 2)
+        return both.permute(0, 2, 1, 3).reshape(n, d_model, 2 * d_ffn)
+
+    return Recipe((gate, up), (n, d_model, 2 * d_ffn), None, make)
+
+
+def inputs_first(down: Stored) -> Recipe:
+    """The downs of all experts, [n, d_model, d_ffn] -> [n, d_ffn, d_model]."""
+    n, d_model, d_ffn = alike(down, n_dimensions=3)
+    return Recipe(
+        (down,), (n, d_ffn, d_model), None, lambda one: widened(one).view(n, d_model, d_ffn).transpose(1, 2)
+    )
+
+
+def joint_biases(gate: Stored, up: Stored) -> Recipe:
+    """The biases of gates and ups, [n, d_ffn] -> [n, 2 * d_ffn]."""
+    n, d_ffn = alike(gate, up, n_dimensions=2)
+    return Recipe((gate, up), (n, 2 * d_ffn), None, lambda *parts: alternating(*parts).flatten(1))
+
+
 def joint_experts(layer: Mapping[str, Stored]) -> Iterator[tuple[str, Recipe]]:
     """gpt-oss: gates and ups of all experts in one tensor, where they alternate, inputs before outputs."""
-
-    def alternating(
-        gate: Matrix, up: Matrix
-    ) -> Tensor:  # [n_experts * d_ffn, d_model] or [n_experts, d_ffn] each
-        return torch.stack((widened(gate), widened(up)), -1)
-
-    gate, up, down = (layer.get(f"ffn_{one}_exps.weight") for one in ("gate", "up", "down"))
-    if gate is not None and up is not None:
-        n, d_ffn, d_model = gate.shape
-
-        def gate_up(*parts: Matrix) -> Tensor:
-            both = alternating(*parts).view(n, d_ffn, d_model, 2)
-            return both.permute(0, 2, 1, 3).reshape(n, d_model, 2 * d_ffn)
-
-        yield "mlp.experts.gate_up_proj", Recipe((gate, up), (n, d_model, 2 * d_ffn), None, gate_up)
-    if down is not None:
-        n, d_model, d_ffn = down.shape
-
-        def inputs_first(matrix: Matrix) -> Tensor:
-            return widened(matrix).view(n, d_model, d_ffn).transpose(1, 2)
-
-        yield "mlp.experts.down_proj", Recipe((down,), (n, d_ffn, d_model), None, inputs_first)
-    gate, up, down = (layer.get(f"ffn_{one}_exps.bias") for one in ("gate", "up", "down"))
-    if gate is not None and up is not None:
-        n, d_ffn = gate.shape
-        yield (
-            "mlp.experts.gate_up_proj_bias",
-            Recipe((gate, up), (n, 2 * d_ffn), None, lambda *parts: alternating(*parts).flatten(1)),
-        )
-    if down is not None:
-        yield "mlp.experts.down_proj_bias", Recipe((down,), down.shape)
+    for ending, joint, suffix in (("weight", joint_matrices, ""), ("bias", joint_biases, "_bias")):
+        gate, up, down = (layer.get(f"ffn_{one}_exps.{ending}") for one in ("gate", "up", "down"))
+        if gate is not None and up is not None:
+            yield f"mlp.experts.gate_up_proj{suffix}", joint(gate, up)
+        if down is not None:
+            made = Recipe((down,), down.shape) if suffix else inputs_first(down)
+            yield f"mlp.experts.down_proj{suffix}", made
 
 
 def gated_delta(keys: Keys) -> Rules:

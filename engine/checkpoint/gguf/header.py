@@ -20,12 +20,21 @@ from slipstream.engine.text.json_file import check_regular
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32  # of tensors, unless the file says otherwise
+LEAST_ALIGNMENT = 8  # by the format; plain numbers are read where they lie
+LONGEST_NAME = 256  # characters; the format allows 64 bytes
+MOST_SHOWN = 60  # characters of a value in an error
 MOST_DIMENSIONS = 4
 # Types of values: how `struct` calls those of one size, and the two others.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 UINT32, UINT64 = SCALARS[4], SCALARS[10]
 STRING, ARRAY = 8, 9
 MOST_ELEMENTS = 1 << 22  # of an array; the largest vocabularies and their merges have half a million
+
+
+def shown(value: Any) -> str:
+    """A value of a file in an error: on one line, the beginning of what is long."""
+    whole = repr(value[:MOST_SHOWN] if isinstance(value, str | bytes | list) else value)
+    return whole if len(whole) <= 2 * MOST_SHOWN else f"{whole[: 2 * MOST_SHOWN]} …"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +108,14 @@ def read_header(path: Path) -> Header:
     for _ in range(n_keys):
         key = scanner.string()
         if key in values:
-            raise scanner.damaged(f"key {key!r} is there twice")
+            raise scanner.damaged(f"key {shown(key)} is there twice")
         values[key] = scanner.value()
     infos = [_read_info(scanner) for _ in range(n_tensors)]
     alignment = values.get("general.alignment", ALIGNMENT)
-    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise scanner.damaged(f"general.alignment = {alignment!r} is no power of two")
+    if type(alignment) is not int or alignment < LEAST_ALIGNMENT or alignment & (alignment - 1):
+        raise scanner.damaged(
+            f"general.alignment = {shown(alignment)} is no power of two of at least {LEAST_ALIGNMENT}"
+        )
     return Header(path, Metadata(values, scanner), _placed(scanner, infos, alignment))
 
 
@@ -120,6 +131,10 @@ class _Info:
 
 def _read_info(scanner: Scanner) -> _Info:
     name, n_dims = scanner.string(), scanner.scalar(UINT32)
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        raise scanner.damaged(
+            f"tensor name {shown(name)}: must be at most {LONGEST_NAME} printable characters"
+        )
     if not 1 <= n_dims <= MOST_DIMENSIONS:
         raise scanner.damaged(f"tensor {name!r} has {n_dims} dimensions, must have 1 to {MOST_DIMENSIONS}")
     shape = tuple(scanner.scalar(UINT64) for _ in range(n_dims))[::-1]
@@ -244,7 +259,7 @@ class Scanner:
         try:
             for _ in range(count):
                 at += 8 + unpack(data, at)[0]
-        except struct.error:
+        except (struct.error, OverflowError):  # behind the end, or behind the end of all addresses
             at = self.size + 1
         self.at = at
         self._step(0)

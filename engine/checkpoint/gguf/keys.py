@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.engine.checkpoint.gguf.header import Stored
+from slipstream.engine.checkpoint.gguf.header import Stored, shown
 from slipstream.engine.errors import LoadError, UnsupportedModel
 
 MOST = 2**31 - 1
@@ -30,7 +29,7 @@ class Keys:
     def refuse(self, name: str, reason: str) -> UnsupportedModel:
         """The error that names file, key and value."""
         key = self.full(name)
-        return UnsupportedModel(f"{self.path}: {key} = {json.dumps(self.metadata.get(key))}: {reason}")
+        return UnsupportedModel(f"{self.path}: {key} = {shown(self.metadata.get(key))}: {reason}")
 
     def full(self, name: str) -> str:
         """The key as the file has it."""

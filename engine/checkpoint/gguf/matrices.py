@@ -5,11 +5,14 @@ Rows and columns are moved without looking into blocks. Only small tensors, whic
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,8 +38,40 @@ SCALES = {
     "Q6_K": (208,),
 }
 Matrix = Tensor | BlockWeight
-Undo = Callable[[Matrix], Matrix]
-Places = Callable[[], Tensor]  # where rows or columns are stored, [n] int64; made once n is known to fit
+Undo = Callable[[Matrix], Matrix]  # raises ValueError for a matrix of another shape than it is for
+
+
+class Places(NamedTuple):
+    """Where rows or columns are stored."""
+
+    n_stored: int
+    make: Callable[[], Tensor]  # [n] int64; not before it is known that there are n_stored
+
+    def of(self, matrix: Matrix, dimension: int) -> Tensor:
+        """Those of a matrix. Raises ValueError if it has another number of rows or columns."""
+        if matrix.shape[dimension] != self.n_stored:
+            what = "columns" if dimension else "rows"
+            raise ValueError(f"has {matrix.shape[dimension]} {what}, the heads of the file {self.n_stored}")
+        return self.make()
+
+
+def check_kind(stored: Stored) -> None:
+    """Raises `UnsupportedModel` for a type that is neither plain numbers nor blocks whose values are known."""
+    if stored.kind not in PLAIN and not _has_values(stored.kind):
+        raise UnsupportedModel(f"{stored.where} has type {stored.kind}, which is not supported")
+
+
+@functools.cache
+def _has_values(kind: str) -> bool:
+    """Whether the `gguf` package knows what blocks of a type mean."""
+    from gguf import GGMLQuantizationType, quants
+
+    try:
+        n_bytes = block_sizes(kind)[1]
+        quants.dequantize(np.zeros((1, n_bytes), np.uint8), GGMLQuantizationType[kind])
+    except (ValueError, NotImplementedError):
+        return False
+    return True
 
 
 def map_file(path: Path) -> mmap.mmap:
@@ -48,8 +83,8 @@ def map_file(path: Path) -> mmap.mmap:
 def read_stored(file: mmap.mmap, stored: Stored, part: int | None = None) -> Matrix:
     """A tensor of a mapped file, not copied. part: which of the matrices that three dimensions hold; None: all.
 
-    In block types the matrices of three dimensions lie one below the other. Raises `UnsupportedModel` for a type whose
-    values the `gguf` package does not know.
+    In block types the matrices of three dimensions lie one below the other; vectors are widened. The type is one that
+    `check_kind` takes.
     """
     shape, start, n_bytes = stored.shape, stored.start, stored.n_bytes
     if part is not None:
@@ -58,11 +93,9 @@ def read_stored(file: mmap.mmap, stored: Stored, part: int | None = None) -> Mat
     data = torch.frombuffer(file, dtype=torch.uint8, count=n_bytes, offset=start)  # [n_bytes]
     if stored.kind in PLAIN:
         return data.view(PLAIN[stored.kind]).view(shape)
-    try:
-        block, n_block_bytes = block_sizes(stored.kind)
-    except ValueError:
-        raise UnsupportedModel(f"{stored.where} has type {stored.kind}, which is not supported") from None
-    return BlockWeight(data.view(-1, shape[-1] // block * n_block_bytes), stored.kind, None, torch.float32)
+    block, n_block_bytes = block_sizes(stored.kind)
+    blocks = BlockWeight(data.view(-1, shape[-1] // block * n_block_bytes), stored.kind, None, torch.float32)
+    return blocks if len(shape) > 1 else blocks.dense().view(shape)
 
 
 def is_finite(matrix: BlockWeight) -> bool:
@@ -84,9 +117,10 @@ def rows(places: Places) -> Undo:
     """Output i is stored in row places[i]."""
 
     def undo(matrix: Matrix) -> Matrix:
+        stored = places.of(matrix, 0)
         if isinstance(matrix, BlockWeight):
-            return replace(matrix, data=matrix.data.index_select(0, places()))
-        return matrix.index_select(0, places())
+            return replace(matrix, data=matrix.data.index_select(0, stored))
+        return matrix.index_select(0, stored)
 
     return undo
 
@@ -95,9 +129,10 @@ def columns(places: Places) -> Undo:
     """Input i is stored in column places[i]."""
 
     def undo(matrix: Matrix) -> Matrix:
+        stored = places.of(matrix, 1)
         if isinstance(matrix, BlockWeight):
-            return replace(matrix, order=torch.argsort(places()))  # which input each stored column belongs to
-        return matrix.index_select(1, places())
+            return replace(matrix, order=torch.argsort(stored))  # which input each stored column belongs to
+        return matrix.index_select(1, stored)
 
     return undo
 
@@ -121,7 +156,8 @@ def rotated_halves(n_heads: int, d_head: int) -> Places:
 
     transformers rotates input j of a head with input j + d_head / 2; ggml's plain rotation, with its neighbour.
     """
-    return lambda: torch.arange(n_heads * d_head).view(n_heads, d_head // 2, 2).transpose(1, 2).flatten()
+    n = n_heads * d_head
+    return Places(n, lambda: torch.arange(n).view(n_heads, d_head // 2, 2).transpose(1, 2).flatten())
 
 
 def grouped_heads(n_groups: int, n_each: int, d_head: int, first: int = 0) -> Places:
@@ -131,13 +167,16 @@ def grouped_heads(n_groups: int, n_each: int, d_head: int, first: int = 0) -> Pl
     repeats the key heads as a whole.
     """
 
-    def places() -> Tensor:
-        stored = torch.arange(n_groups * n_each * d_head).view(n_each, n_groups, d_head)
+    n = n_groups * n_each * d_head
+
+    def make() -> Tensor:
+        stored = torch.arange(n).view(n_each, n_groups, d_head)
         return torch.cat((torch.arange(first), first + stored.transpose(0, 1).flatten()))
 
-    return places
+    return Places(first + n, make)
 
 
 def runs(n_groups: int, n_each: int, first: int) -> Places:
     """Of a row in each group of 2 * n_each the n_each from `first` on: [n_groups * n_each]."""
-    return lambda: torch.arange(2 * n_groups * n_each).view(n_groups, -1)[:, first : first + n_each].flatten()
+    n = 2 * n_groups * n_each
+    return Places(n, lambda: torch.arange(n).view(n_groups, -1)[:, first : first + n_each].flatten())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from slipstream.engine.checkpoint.gguf.header import Stored
+from slipstream.engine.checkpoint.gguf.header import Stored, shown
 from slipstream.engine.checkpoint.gguf.keys import Keys
 from slipstream.engine.checkpoint.gguf.matrices import map_file, read_stored
 from slipstream.engine.errors import UnsupportedModel
@@ -52,10 +52,12 @@ def model_config(keys: Keys) -> Config:
     """config.json. Raises `UnsupportedModel` naming key and value, or `LoadError`."""
     if keys.architecture not in ARCHITECTURES:
         raise UnsupportedModel(
-            f"{keys.path}: general.architecture = {keys.architecture!r} is not supported;"
+            f"{keys.path}: general.architecture = {shown(keys.architecture)} is not supported;"
             f" known: {', '.join(sorted(ARCHITECTURES))}"
         )
-    named, read, heeded = ARCHITECTURES[keys.architecture]
+    named, read, heeded, has_embedding = ARCHITECTURES[keys.architecture]
+    if has_embedding:
+        keys.tensor(EMBEDDING)
     for name, harmless in HARMLESS.items():
         if name not in heeded and keys.has(name) and keys.metadata[keys.full(name)] not in harmless:
             raise keys.refuse(name, "not supported")
@@ -262,11 +264,12 @@ class Architecture(NamedTuple):
     name: str  # transformers'
     read: Callable[[Keys], Config]  # what the config has beyond `common`
     heeded: Collection[str] = ()  # of the keys that others must refuse
+    has_embedding: bool = True  # draft heads may use their target's
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "dflash": Architecture("DFlashDraftModel", dflash, ("attention.causal",)),
-    "eagle3": Architecture("LlamaForCausalLMEagle3", eagle3),
+    "dflash": Architecture("DFlashDraftModel", dflash, ("attention.causal",), has_embedding=False),
+    "eagle3": Architecture("LlamaForCausalLMEagle3", eagle3, has_embedding=False),
     "gemma3": Architecture("Gemma3ForCausalLM", gemma3),
     "glm4moe": Architecture("Glm4MoeForCausalLM", glm4_moe),
     "gpt-oss": Architecture("GptOssForCausalLM", gpt_oss),

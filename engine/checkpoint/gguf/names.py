@@ -17,6 +17,7 @@ from slipstream.engine.errors import LoadError
 
 LAYER = re.compile(r"blk\.(\d{1,9})\.(.+)")
 ENDINGS = (".weight", ".bias")
+MOST_EXPERTS = 10_000  # each is a tensor of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,23 @@ def recipes(keys: Keys, dialect: Dialect) -> dict[str, Recipe]:
     return found
 
 
+def names_in_file(name: str, rules: Rules, dialect: Dialect) -> str:
+    """What a file would call a tensor that transformers knows by this name; the name itself if no rule makes it.
+
+    rules: of a layer.
+    """
+    found = re.fullmatch(re.escape(dialect.block).replace(r"\{n\}", r"(\d+)") + "(.*)", name)
+    prefix, rest, known = ("", name, dialect.ends) if found is None else (f"blk.{found[1]}.", found[2], rules)
+    made = [
+        f"{prefix}{stored}{ending}"
+        for stored, some in known.items()
+        for rule in some
+        for ending in ("", *ENDINGS)
+        if re.fullmatch(re.escape(rule.name + ending).replace(r"\{\}", r"\d+"), rest)
+    ]
+    return " or ".join(made) or name
+
+
 def _prefixes(dialect: Dialect, number: int, n_layers: int) -> tuple[str, str]:
     """What the names of a layer's block begin with, and those of what is beside it."""
     if number < n_layers:
@@ -105,9 +123,10 @@ def _named(name: str, stored: Stored, rules: Rules, prefix: str) -> dict[str, Re
                 (stored,), rule.shape(stored.shape), None, rule.undo
             )
             continue
-        if len(stored.shape) != 3:
+        if len(stored.shape) != 3 or stored.shape[0] > MOST_EXPERTS:
             raise LoadError(
-                f"{stored.where} has shape {list(stored.shape)}, experts must have three dimensions"
+                f"{stored.where} has shape {list(stored.shape)}, experts must have three dimensions,"
+                f" the first at most {MOST_EXPERTS}"
             )
         for i in range(stored.shape[0]):
             new = f"{prefix}{rule.name.format(i)}{ending}"

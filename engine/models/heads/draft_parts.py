@@ -68,7 +68,7 @@ def read_plan(
     `UnsupportedModel` naming key and value, `LoadError` naming a tensor that does not divide into heads.
     """
     refuse_unsupported(fields, target.config.heeded)
-    refuse_sliding_window(fields)
+    refuse_sliding_window(without_recurrent_layers(fields))
     name, n_heads = f"{block}.self_attn.q_proj.weight", fields.count("num_attention_heads")
     d_q = weights.shape(f"{block}.self_attn.o_proj.weight")[-1]  # q_proj has more rows where there is a gate
     if d_q % n_heads:
@@ -81,6 +81,19 @@ def read_plan(
         norm=NormSpec(fields.positive("rms_norm_eps", 1e-6)),
         rope=rope,
         table=rope_table(rope, n_ctx, target),
+    )
+
+
+def without_recurrent_layers(fields: Fields) -> Fields:
+    """The same, with no recurrent layers among `layer_types`.
+
+    Heads come with copies of their target's config. That their own layers are not recurrent their tensors say.
+    """
+    kinds = fields.values.get("layer_types")
+    if not isinstance(kinds, list):
+        return fields
+    return Fields(
+        {**fields.values, "layer_types": [one for one in kinds if one != "linear_attention"]}, fields.where
     )
 
 

@@ -1,0 +1,150 @@
+"""Which files a name means: folders and GGUF files that are here, and those of the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from slipstream.engine.checkpoint.gguf.files import is_gguf
+from slipstream.engine.errors import LoadError
+from slipstream.engine.service.start.checkpoint_path import chosen_file, local_checkpoint, model_name
+
+LISTED = (
+    *("README.md", "config.json", "mmproj-model-f16.gguf", "model-Q4_K_M.gguf", "model-UD-Q4_K_M.gguf"),
+    *("model-Q8_0.gguf", "big/model-BF16-00001-of-00002.gguf", "big/model-BF16-00002-of-00002.gguf"),
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "file"),
+    [
+        (None, "model-Q4_K_M.gguf"),
+        ("Q4_K_M", "model-Q4_K_M.gguf"),
+        ("q8_0", "model-Q8_0.gguf"),
+        ("UD-Q4_K_M", "model-UD-Q4_K_M.gguf"),
+        ("BF16", "big/model-BF16-00001-of-00002.gguf"),
+        ("model-Q8_0.gguf", "model-Q8_0.gguf"),
+    ],
+)
+def test_which_file_of_a_repository(wanted: str | None, file: str) -> None:
+    assert chosen_file("org/repo", wanted, LISTED) == file
+    assert chosen_file("org/repo", wanted, LISTED[::-1]) == file
+
+
+def test_a_repository_without_the_usual_quantisations() -> None:
+    assert chosen_file("org/repo", None, ["b-Q6_K.gguf", "a-Q5_K.gguf"]) == "a-Q5_K.gguf"
+    assert chosen_file("org/repo", None, ["b-Q8_0.gguf", "a-Q5_K.gguf"]) == "b-Q8_0.gguf"
+    with pytest.raises(
+        LoadError, match=r"org/repo: has no GGUF file 'Q9' for a model; it has a\.gguf, b\.gguf$"
+    ):
+        chosen_file("org/repo", "Q9", ["b.gguf", "a.gguf", "mmproj.gguf"])
+    with pytest.raises(LoadError, match=r"org/repo: has no GGUF file for a model; it has none$"):
+        chosen_file("org/repo", None, ["mmproj.gguf", "x.safetensors"])
+
+
+class Hub:
+    """What the functions of huggingface_hub are asked for, and what they say."""
+
+    def __init__(self, listed: tuple[str, ...]) -> None:
+        self.listed, self.asked = listed, list[Any]()
+
+    def list_repo_files(self, repository: str) -> list[str]:
+        if repository == "org/away":
+            raise OSError("offline")
+        return [*self.listed]
+
+    def snapshot_download(self, repository: str, allow_patterns: list[str]) -> str:
+        self.asked.append((repository, allow_patterns))
+        return "/hub/snapshot"
+
+    def hf_hub_download(self, repository: str, file: str) -> str:
+        self.asked.append((repository, file))
+        return f"/hub/{file}"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    one = Hub(LISTED)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: one)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", one.snapshot_download)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", one.hf_hub_download)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "files"),
+    [
+        ("org/repo", "model-Q4_K_M.gguf", ["model-Q4_K_M.gguf"]),
+        ("org/repo:Q8_0", "model-Q8_0.gguf", ["model-Q8_0.gguf"]),
+        ("org/repo/model-Q8_0.gguf", "model-Q8_0.gguf", ["model-Q8_0.gguf"]),
+        (
+            "org/repo:BF16",
+            "big/model-BF16-00001-of-00002.gguf",
+            ["big/model-BF16-00001-of-00002.gguf", "big/model-BF16-00002-of-00002.gguf"],
+        ),
+    ],
+)
+def test_files_of_the_hub(hub: Hub, name: str, path: str, files: list[str]) -> None:
+    assert local_checkpoint(name) == Path("/hub") / path
+    assert hub.asked == [("org/repo", file) for file in files]
+
+
+def test_repositories_with_safetensors(hub: Hub) -> None:
+    """They are taken whole unless a GGUF file is asked for; so are those with neither, to be refused as folders."""
+    hub.listed = (*LISTED, "model.safetensors")
+    assert local_checkpoint("org/repo", ["*.json"]) == Path("/hub/snapshot")
+    assert local_checkpoint("org/repo:Q8_0") == Path("/hub/model-Q8_0.gguf")
+    hub.listed = ("README.md",)
+    assert local_checkpoint("org/repo", ["*.json"]) == Path("/hub/snapshot")
+    assert hub.asked == [
+        ("org/repo", ["*.json"]),
+        ("org/repo", "model-Q8_0.gguf"),
+        ("org/repo", ["*.json"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.gguf", "model.gguf: no such file"),
+        ("/nowhere/model.gguf", "/nowhere/model.gguf: no such file"),
+        ("./org/model.gguf", "./org/model.gguf: no such file"),
+        ("~/model.gguf", "~/model.gguf: no such file"),
+        ("a/b/c/model.gguf", "a/b/c/model.gguf: no such file"),
+        ("a/b/c", "a/b/c: no such folder"),
+        ("folder", "folder: no such folder"),
+        ("org/away", "org/away: no such folder or file, and the hub did not give it: offline"),
+        ("org/repo:Q3", "org/repo: has no GGUF file 'Q3' for a model; it has "),
+    ],
+)
+def test_names_of_nothing(hub: Hub, name: str, message: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        local_checkpoint(name)
+    assert str(caught.value).startswith(message)
+    assert not hub.asked
+
+
+def test_what_is_here_is_taken(hub: Hub, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.touch()
+    folder = tmp_path / "folder.gguf"
+    folder.mkdir()
+    for one in (path, folder, tmp_path):
+        assert local_checkpoint(str(one)) == one
+    assert [is_gguf(one) for one in (path, folder, tmp_path, Path("x.GGUF"))] == [True, False, False, False]
+    assert not hub.asked
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/models/Qwen3-8B-Q4_K_M.gguf", "Qwen3-8B-Q4_K_M"),
+        ("/models/big-Q8_0-00001-of-00004.gguf", "big-Q8_0"),
+        ("/models/Llama-3.2", "Llama-3.2"),
+    ],
+)
+def test_names_that_clients_see(path: str, name: str) -> None:
+    assert model_name(Path(path)) == name
