@@ -18,6 +18,7 @@ from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.matmul.quantized import joined
 from slipstream.kernels.moe.op import (
     ExpertMatrices,
+    NarrowMatrices,
     PackedExperts,
     Routing,
     experts,
@@ -68,7 +69,7 @@ def load_stack(
         if i == 0:
             wide = matrix.new_empty((len(names), *matrix.shape))
         wide[i] = matrix
-    return narrow or wide
+    return NarrowMatrices(narrow) if narrow else wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,10 +35,11 @@ def pack_experts(
     biases: ExpertBiases | None = None,
     clamped: Clamped | None = None,
 ) -> PackedExperts:
-    gate_up_biases, down_biases = ([None] * len(down),) * 2 if biases is None else biases
+    gate_ups, downs = (one if isinstance(one, Tensor) else one.each for one in (gate_up, down))
+    gate_up_biases, down_biases = ([None] * len(downs),) * 2 if biases is None else biases
     return ExpertList(
-        [pack(one, bias) for one, bias in zip(gate_up, gate_up_biases, strict=True)],
-        [pack(one, bias) for one, bias in zip(down, down_biases, strict=True)],
+        [pack(one, bias) for one, bias in zip(gate_ups, gate_up_biases, strict=True)],
+        [pack(one, bias) for one, bias in zip(downs, down_biases, strict=True)],
         clamped,
     )
 

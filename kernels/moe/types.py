@@ -56,20 +56,35 @@ class Clamped:
     steepness: float
 
 
-# A matrix for each expert: in one tensor [n_experts, out_features, in_features], or those of few bits in a list.
-ExpertMatrices = Tensor | Sequence[Quantized]
+@dataclass(frozen=True, slots=True)
+class NarrowMatrices:
+    """A matrix of few bits for each expert."""
+
+    each: Sequence[Quantized]  # [out_features, in_features] of one dtype, at least one
+
+    @property
+    def device(self) -> torch.device:
+        return self.each[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
+        return self.each[0].dtype
+
+    def dense(self) -> Tensor:
+        """The values, [n_experts, out_features, in_features]."""
+        stack = torch.empty((len(self.each), *self.each[0].shape), dtype=self.dtype, device=self.device)
+        for i, one in enumerate(self.each):  # one at a time: a layer's experts are too large for many copies
+            stack[i] = one.dense()
+        return stack
+
+
+ExpertMatrices = Tensor | NarrowMatrices  # [n_experts, out_features, in_features]
 
 
 def stacked(matrices: ExpertMatrices) -> Tensor:
-    """The values, [n_experts, out_features, in_features], for implementations that multiply with nothing narrower."""
-    if isinstance(matrices, Tensor):
-        return matrices
-    stack = torch.empty(
-        (len(matrices), *matrices[0].shape), dtype=matrices[0].dtype, device=matrices[0].device
-    )
-    for i, one in enumerate(matrices):  # one at a time: a layer's experts are too large for many copies
-        stack[i] = one.dense()
-    return stack
+    """The values, for implementations that multiply with nothing narrower."""
+    return matrices if isinstance(matrices, Tensor) else matrices.dense()
 
 
 class PackedExperts(Protocol):

@@ -83,7 +83,7 @@ class _Model(NamedTuple):
 
 
 def _read_model(path: Path) -> _Model:
-    """Raises `LoadError` or `UnsupportedModel` for what `model_config.py` and `dialects.py` refuse, and types of tensors."""
+    """Raises `LoadError`, or `UnsupportedModel` for what `model_config.py`, `dialects.py` and `check_kind` refuse."""
     keys = read_keys(path)
     config = model_config(keys)
     for one in keys.tensors.values():
