@@ -27,7 +27,7 @@ from slipstream.kernels.matmul.formats import (
 )
 from slipstream.kernels.vector import BFLOATS, BYTES, FLOATS, INTS, WIDTH, call_intrinsic, constant
 
-AHEAD = 8192  # bytes between the records in use and those that are being fetched
+AHEAD = 4096  # bytes between the records in use and those that are being fetched
 BYTE, SHORT, INT, LONG, FLOAT = (
     ir.IntType(8),
     ir.IntType(16),
