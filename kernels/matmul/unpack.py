@@ -131,7 +131,9 @@ def _from_bytes(builder: Emitter, words: Value) -> Iterator[Value]:
         high = builder.or_(high, sign)
         for lanes in (upper, [lane + 8 for lane in upper]):
             mask = ir.Constant(ir.VectorType(INT, 4 * WIDTH), lanes)
-            yield builder.bitcast(builder.shuffle_vector(low, high, mask), PAIRS)
+            pair = builder.bitcast(builder.shuffle_vector(low, high, mask), PAIRS)
+            yield pair
+        words = _after(builder, words, pair)  # else compilers look all codes up at once and run out of registers
 
 
 def _byte_of(builder: Emitter, table: list[int], codes: Value) -> Value:
