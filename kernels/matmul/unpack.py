@@ -133,7 +133,9 @@ def _from_bytes(builder: Emitter, words: Value) -> Iterator[Value]:
             mask = ir.Constant(ir.VectorType(INT, 4 * WIDTH), lanes)
             pair = builder.bitcast(builder.shuffle_vector(low, high, mask), PAIRS)
             yield pair
-        words = _after(builder, words, pair)  # else compilers look all codes up at once and run out of registers
+        words = _after(
+            builder, words, pair
+        )  # else compilers look all codes up at once and run out of registers
 
 
 def _byte_of(builder: Emitter, table: list[int], codes: Value) -> Value:
