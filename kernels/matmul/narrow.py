@@ -330,7 +330,7 @@ def _run(addresses: Any, shape: Any, tasks: Any, n_threads: int) -> None:
     a[N_ROWS], a[N_IN], a[N_OUT], a[N_PANELS] = shape
     a[TILES], a[SUMS], a[N_THREADS], a[ARRIVED] = tiles.ctypes.data, sums.ctypes.data, n_threads, 0
     threads.run(arrange, a.ctypes.data, n_threads if n_rows > 8 else 1)
-    a[ARRIVED] = 0
+    a[ARRIVED] = 0  # `_arrange` counted tiles with it
     for i in range(n_threads):
         a[NEXT + i * SPREAD] = n_panels * i // n_threads
     threads.run(multiply, a.ctypes.data, n_threads)

@@ -27,7 +27,7 @@ from slipstream.kernels.matmul.formats import (
 )
 from slipstream.kernels.vector import BFLOATS, BYTES, FLOATS, INTS, WIDTH, call_intrinsic, constant
 
-AHEAD = 8192  # bytes between the records in use and those that are being fetched
+AHEAD = 4096  # bytes between the records in use and those that are being fetched
 BYTE, SHORT, INT, LONG, FLOAT = (
     ir.IntType(8),
     ir.IntType(16),
@@ -131,7 +131,11 @@ def _from_bytes(builder: Emitter, words: Value) -> Iterator[Value]:
         high = builder.or_(high, sign)
         for lanes in (upper, [lane + 8 for lane in upper]):
             mask = ir.Constant(ir.VectorType(INT, 4 * WIDTH), lanes)
-            yield builder.bitcast(builder.shuffle_vector(low, high, mask), PAIRS)
+            pair = builder.bitcast(builder.shuffle_vector(low, high, mask), PAIRS)
+            yield pair
+        words = _after(
+            builder, words, pair
+        )  # else compilers look all codes up at once and run out of registers
 
 
 def _byte_of(builder: Emitter, table: list[int], codes: Value) -> Value:
