@@ -283,4 +283,6 @@ def test_the_log_says_that_a_file_is_quantised(
     path = gguf_of(folder_for("qwen3")).as_type("Q4_0").write(tmp_path / "model.gguf")
     with caplog.at_level(logging.INFO, "slipstream.engine.models.registry"):
         loaded(path)
-    assert [one.getMessage() for one in caplog.records] == [f"quantised weights model={path} method=gguf"]
+    assert [one.getMessage() for one in caplog.records] == [
+        f"quantised weights model={path} method=gguf Q4_0=29"
+    ]
