@@ -40,10 +40,12 @@ def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExper
             weights.take(f"{name}.down_proj", [n, d_model, d_ffn]),
         )
     gate, up, down = MIXTRAL if f"{name}.0.{MIXTRAL[0]}.weight" in weights else PLAIN
+    # The first is read before there is room for all, which a config that is wrong may ask too much of.
+    first = weights.take(f"{name}.0.{gate}.weight", [d_ffn, d_model])
     gate_ups = torch.empty((n, 2 * d_ffn, d_model), dtype=weights.dtype, device=weights.device)
     downs = torch.empty((n, d_model, d_ffn), dtype=weights.dtype, device=weights.device)
     for i in range(n):
-        gate_ups[i, :d_ffn] = weights.take(f"{name}.{i}.{gate}.weight", [d_ffn, d_model])
+        gate_ups[i, :d_ffn] = weights.take(f"{name}.{i}.{gate}.weight", [d_ffn, d_model]) if i else first
         gate_ups[i, d_ffn:] = weights.take(f"{name}.{i}.{up}.weight", [d_ffn, d_model])
         downs[i] = weights.take(f"{name}.{i}.{down}.weight", [d_model, d_ffn])
     return pack_experts(gate_ups, downs)

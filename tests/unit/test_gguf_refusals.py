@@ -230,6 +230,11 @@ def test_experts(tmp_path: Path) -> None:
     assert message == f"model.gguf: unused: {', '.join(names)}"
     message = refusal(experts(4, ffn_up_exps=torch.ones(4, D_MODEL)).write(path), LoadError)
     assert "tensor blk.0.ffn_up_exps.weight has shape [4, 64], experts must have three dimensions" in message
+    wide = experts(4).with_keys({".expert_feed_forward_length": 2**31 - 1}).write(path)
+    assert (
+        "tensor blk.0.ffn_gate_exps.weight has shape [32, 64], the config asks for [2147483647, 64]"
+        in refusal(wide, LoadError)
+    )
     many = experts(4, ffn_up_exps=torch.ones(10_001, 1, 1)).write(path)
     assert "has shape [10001, 1, 1], experts must have three dimensions, the first at most 10000" in refusal(
         many, LoadError
@@ -260,6 +265,15 @@ def test_joint_experts_of_different_shapes(tmp_path: Path) -> None:
             "ffn_gate_exps.weight has shape [32, 64], must have 3",
         ),
     }
+    contents = tiny(
+        "gpt-oss",
+        {".expert_count": 2, ".expert_used_count": 1, ".expert_feed_forward_length": D_FFN},
+        ffn_gate_exps=torch.ones(shape),
+        ffn_up_exps=torch.ones(shape),
+        ffn_down_exps=torch.ones(2, 3, 5),
+    )
+    message = "blk.0.ffn_down_exps.weight has shape [2, 5, 3], the config asks for [2, 32, 64]"
+    assert message in refusal(contents.write(tmp_path / "model.gguf"), LoadError)
     for gate, up, message in stacks.values():
         more = {".expert_count": 2, ".expert_used_count": 1, ".expert_feed_forward_length": D_FFN}
         contents = tiny("gpt-oss", more, ffn_gate_exps=torch.ones(gate), ffn_up_exps=torch.ones(up))

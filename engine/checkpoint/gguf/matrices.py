@@ -83,7 +83,8 @@ def map_file(path: Path) -> mmap.mmap:
 def read_stored(file: mmap.mmap, stored: Stored, part: int | None = None) -> Matrix:
     """A tensor of a mapped file, not copied. part: which of the matrices that three dimensions hold; None: all.
 
-    In block types the matrices of three dimensions lie one below the other; vectors are widened. The type is one that `check_kind` takes.
+    In block types the matrices of three dimensions lie one below the other; vectors are widened. The type is one that
+    `check_kind` takes.
     """
     shape, start, n_bytes = stored.shape, stored.start, stored.n_bytes
     if part is not None:
