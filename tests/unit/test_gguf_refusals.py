@@ -335,6 +335,17 @@ def test_scales_that_are_not_finite(
         )
 
 
+def test_blocks_that_are_computed_with(tmp_path: Path) -> None:
+    """Numbers that are not finite come through to where they are refused, without a warning."""
+    data = np.zeros(48, np.uint8)
+    data[1] = 0x7C  # the first scale is infinite, its codes 0
+    for name in ("attn_norm", "ffn_norm"):
+        path = (
+            tiny().with_tensors({f"blk.0.{name}.weight": Blocks("Q5_1", data)}).write(tmp_path / "model.gguf")
+        )
+        assert f"tensor blk.0.{name}.weight holds values that are not finite" in refusal(path, LoadError)
+
+
 def test_plain_numbers_that_are_not_finite(tmp_path: Path) -> None:
     for value in (math.nan, math.inf):
         broken = torch.ones(D_MODEL)
