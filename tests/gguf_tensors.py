@@ -6,6 +6,7 @@ layers are the `gguf` package's own.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -226,6 +227,12 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
 }
 
 
+@functools.cache
+def name_table(architecture: gguf.MODEL_ARCH) -> gguf.TensorNameMap:
+    """The package's names of the tensors of models of up to 16 layers."""
+    return gguf.get_tensor_name_map(architecture, 16)
+
+
 def translated(architecture: str, config: Config, tensors: Tensors) -> Tensors:
     """A folder's tensors by ggml's names, in ggml's arrangement."""
     for step in STEPS[architecture]:
@@ -233,7 +240,7 @@ def translated(architecture: str, config: Config, tensors: Tensors) -> Tensors:
     known = {name: one for one, name in gguf.MODEL_ARCH_NAMES.items()}.get(architecture)
     if known is None:
         return {head_name(name): tensor for name, tensor in tensors.items()}
-    names = gguf.get_tensor_name_map(known, 100)
+    names = name_table(known)
     made = {model_name(name, names): tensor for name, tensor in tensors.items()}
     divisors = frequency_divisors(config)
     return made if divisors is None else {**made, "rope_freqs.weight": divisors}
@@ -256,4 +263,4 @@ def head_name(name: str) -> str:
     number, rest = match[1] or "0", match[2]
     if rest == "hidden_norm.weight":
         return f"blk.{number}.attn_norm_2.weight"
-    return model_name(f"model.layers.{number}.{rest}", gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 100))
+    return model_name(f"model.layers.{number}.{rest}", name_table(gguf.MODEL_ARCH.QWEN3))

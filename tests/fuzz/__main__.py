@@ -2,7 +2,7 @@
 
 Schemathesis and the mutator against the demo pair behind an API key, then the mutator against the fake engine, which
 is many times faster. Afterwards the servers must be idle, have logged no exception, and stop with status 0. Grammars
-are also followed without a server, where each call can be timed.
+are also followed without a server, where each call can be timed, and damaged GGUF files are loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.fuzz import grammars, mutate, schema
+from tests.fuzz import gguf, grammars, mutate, schema
 from tests.process import DEMO, FAKE, SERVER, Running, running
 
 KEY = "fuzz"
@@ -33,6 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     seed = random.randrange(2**32) if options.seed is None else options.seed
     mutating = ("--key", KEY, "--seed", str(seed), "--seconds", str(options.seconds / 2))
     faults = grammars.main(["--seed", str(seed), "--seconds", str(options.seconds / 4)])
+    faults += gguf.main(["--seed", str(seed)])
     with tempfile.TemporaryDirectory() as folder:
         saved = ("--slot-save-path", folder)
         with running(Path(folder) / "demo.log", (*DEMO, *LIMITS, *saved), SERVER) as one:
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         with running(Path(folder) / "fake.log", ("-m", "FAST", *LIMITS[2:], *saved), FAKE) as one:
             faults += mutate.main([one.url, *mutating])
             faults += _end(one)
-    sys.stdout.write("nothing found\n" if not faults else f"{faults} of 6 parts found something\n")
+    sys.stdout.write("nothing found\n" if not faults else f"{faults} of 7 parts found something\n")
     return 1 if faults else 0
 
 

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -165,8 +166,17 @@ def _entries(known: Sequence[Place]) -> list[list[Place]]:
     return found
 
 
-def seeds(folder: Path) -> tuple[list[bytes], Path]:
-    """Valid files of models and of draft heads, and a model's folder that heads are for."""
+class Seeds(NamedTuple):
+    """What a run begins with."""
+
+    files: list[bytes]  # valid ones, of models and of draft heads
+    target: Network  # that the heads are for
+
+
+def seeds(folder: Path) -> Seeds:
+    """Made in a folder. Selects ops for this machine."""
+    for dtype in (torch.float32, torch.bfloat16):
+        kernels.select(CPU, dtype)
     made = []
     shape = {
         "num_hidden_layers": 3,
@@ -188,7 +198,8 @@ def seeds(folder: Path) -> tuple[list[bytes], Path]:
         ("dspark", heads.dspark(31, n_layers=1, n_taps=2, rank=12), dspark),
     ):
         made.append(gguf_of(heads.write(folder / name, tensors, config), target))
-    return [one.write(folder / "seed.gguf").read_bytes() for one in made], target
+    files = [one.write(folder / "seed.gguf").read_bytes() for one in made]
+    return Seeds(files, load_network(target, torch.float32, CPU, N_CTX))
 
 
 def steps(path: Path, target: Network) -> Iterator[Callable[[], object]]:
@@ -232,12 +243,9 @@ def end_of(step: Callable[[], object], path: Path) -> tuple[str, str | None]:
     return "loaded", None
 
 
-def run(folder: Path, *, seed: int, n_cases: int) -> Findings:
+def run(begin: Seeds, folder: Path, *, seed: int, n_cases: int) -> Findings:
     """Write mutants into a folder, one after another, and load them."""
-    for dtype in (torch.float32, torch.bfloat16):
-        kernels.select(CPU, dtype)
-    files, origin = seeds(folder)
-    target = load_network(origin, torch.float32, CPU, N_CTX)
+    files, target = begin
     findings, mutator, path = Findings(), Mutator(files, seed), folder / "mutant.gguf"
     for data in files:  # what the first call of a library takes is no mutant's
         path.write_bytes(data)
@@ -299,7 +307,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     seed = random.randrange(2**32) if options.seed is None else options.seed
     with tempfile.TemporaryDirectory() as folder:
-        findings = run(Path(folder), seed=seed, n_cases=options.cases)
+        findings = run(seeds(Path(folder)), Path(folder), seed=seed, n_cases=options.cases)
     if findings.slowest_s > MOST_S:
         findings.wrong.append(f"{findings.slowest_s:.2f} s for one step")
     sys.stdout.writelines(f"{n:6} {end}\n" for end, n in findings.ends.most_common())

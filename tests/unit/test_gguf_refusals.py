@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,69 +12,15 @@ import torch
 from torch import Tensor
 
 from slipstream import kernels
-from slipstream.engine.checkpoint.gguf.files import read_keys, split_files
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from slipstream.engine.models.registry import load_network, read_model
 from tests.gguf_files import Blocks, Contents, quantised
-
-CPU = torch.device("cpu")
-D_MODEL, D_FFN, VOCAB = 64, 32, 16
-SHAPE = {
-    "block_count": 1,
-    "context_length": 128,
-    "embedding_length": D_MODEL,
-    "feed_forward_length": D_FFN,
-    "attention.head_count": 2,
-    "attention.head_count_kv": 1,
-    "attention.layer_norm_rms_epsilon": 1e-6,
-    "attention.key_length": 32,
-    "attention.value_length": 32,
-    "rope.freq_base": 10000.0,
-}
-MATRICES = {
-    "attn_q": (64, D_MODEL),
-    "attn_k": (32, D_MODEL),
-    "attn_v": (32, D_MODEL),
-    "attn_output": (D_MODEL, 64),
-    "ffn_gate": (D_FFN, D_MODEL),
-    "ffn_up": (D_FFN, D_MODEL),
-    "ffn_down": (D_MODEL, D_FFN),
-}
-
-
-def tiny(
-    architecture: str = "llama", more: Mapping[str, Any] | None = None, **tensors: Tensor | None
-) -> Contents:
-    """A model of one layer, all ones. more: other keys, as in `Contents.with_keys`; tensors: of the layer."""
-    vectors = {name: torch.ones(D_MODEL) for name in ("attn_norm", "ffn_norm")}
-    layer = {**vectors, **{name: torch.full(shape, 0.01) for name, shape in MATRICES.items()}}
-    ends = {"token_embd.weight": torch.ones(VOCAB, D_MODEL), "output_norm.weight": torch.ones(D_MODEL)}
-    return (
-        Contents(
-            architecture=architecture,
-            metadata={f"{architecture}.{key}": value for key, value in SHAPE.items()},
-            tensors={**ends, **{f"blk.0.{name}.weight": one for name, one in layer.items()}},
-        )
-        .with_keys(more or {})
-        .with_tensors({f"blk.0.{name}.weight": one for name, one in tensors.items()})
-    )
+from tests.gguf_tiny import CPU, D_FFN, D_MODEL, MATRICES, VOCAB, refusal, tiny
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _selected() -> None:
     kernels.select(CPU, torch.float32)
-
-
-def refusal(path: Path, error: type[LoadError]) -> str:
-    """The message of a refusal to load a file, on one line, with its name."""
-    with pytest.raises(LoadError) as caught:
-        load_network(path, torch.float32, CPU, 64)
-    assert type(caught.value) is error, caught.value
-    message = str(caught.value)
-    assert message.startswith(f"{path.parent}/")
-    assert message.isprintable()
-    assert len(message) < 900
-    return message.removeprefix(f"{path.parent}/")
 
 
 def test_the_tiny_model_loads(tmp_path: Path) -> None:
@@ -230,6 +173,11 @@ def test_experts(tmp_path: Path) -> None:
     assert message == f"model.gguf: unused: {', '.join(names)}"
     message = refusal(experts(4, ffn_up_exps=torch.ones(4, D_MODEL)).write(path), LoadError)
     assert "tensor blk.0.ffn_up_exps.weight has shape [4, 64], experts must have three dimensions" in message
+    wide = experts(4).with_keys({".expert_feed_forward_length": 2**31 - 1}).write(path)
+    assert (
+        "tensor blk.0.ffn_gate_exps.weight has shape [32, 64], the config asks for [2147483647, 64]"
+        in refusal(wide, LoadError)
+    )
     many = experts(4, ffn_up_exps=torch.ones(10_001, 1, 1)).write(path)
     assert "has shape [10001, 1, 1], experts must have three dimensions, the first at most 10000" in refusal(
         many, LoadError
@@ -260,6 +208,15 @@ def test_joint_experts_of_different_shapes(tmp_path: Path) -> None:
             "ffn_gate_exps.weight has shape [32, 64], must have 3",
         ),
     }
+    contents = tiny(
+        "gpt-oss",
+        {".expert_count": 2, ".expert_used_count": 1, ".expert_feed_forward_length": D_FFN},
+        ffn_gate_exps=torch.ones(shape),
+        ffn_up_exps=torch.ones(shape),
+        ffn_down_exps=torch.ones(2, 3, 5),
+    )
+    message = "blk.0.ffn_down_exps.weight has shape [2, 5, 3], the config asks for [2, 32, 64]"
+    assert message in refusal(contents.write(tmp_path / "model.gguf"), LoadError)
     for gate, up, message in stacks.values():
         more = {".expert_count": 2, ".expert_used_count": 1, ".expert_feed_forward_length": D_FFN}
         contents = tiny("gpt-oss", more, ffn_gate_exps=torch.ones(gate), ffn_up_exps=torch.ones(up))
@@ -321,6 +278,17 @@ def test_scales_that_are_not_finite(
         )
 
 
+def test_blocks_that_are_computed_with(tmp_path: Path) -> None:
+    """Numbers that are not finite come through to where they are refused, without a warning."""
+    data = np.zeros(48, np.uint8)
+    data[1] = 0x7C  # the first scale is infinite, its codes 0
+    for name in ("attn_norm", "ffn_norm"):
+        path = (
+            tiny().with_tensors({f"blk.0.{name}.weight": Blocks("Q5_1", data)}).write(tmp_path / "model.gguf")
+        )
+        assert f"tensor blk.0.{name}.weight holds values that are not finite" in refusal(path, LoadError)
+
+
 def test_plain_numbers_that_are_not_finite(tmp_path: Path) -> None:
     for value in (math.nan, math.inf):
         broken = torch.ones(D_MODEL)
@@ -353,58 +321,6 @@ def test_divisors_of_frequencies(
 ) -> None:
     path = tiny().with_tensors({"rope_freqs.weight": factors}).write(tmp_path / "model.gguf")
     assert message in refusal(path, error)
-
-
-# --- split files ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def split(tmp_path: Path) -> Path:
-    """The first of three files."""
-    return tiny().write(tmp_path / "big.gguf", most_tensors=4)
-
-
-def part(first: Path, number: int) -> Path:
-    return first.with_name(f"big-{number:05}-of-00003.gguf")
-
-
-def test_names_of_parts(split: Path) -> None:
-    assert split_files(split) == [part(split, i) for i in (1, 2, 3)]
-    assert split_files(Path("a/b.gguf")) == [Path("a/b.gguf")]
-    for name in ("x-00001-of-00000.gguf", "x-1-of-3.gguf", "x-00001-of-00003.gguf.part"):
-        assert split_files(Path(name)) == [Path(name)]
-    assert len(read_keys(split).tensors) == 11
-
-
-def test_parts_that_are_not_there_or_not_theirs(split: Path) -> None:
-    hidden = part(split, 2).rename(split.with_name("hidden"))
-    assert refusal(split, LoadError) == "big-00002-of-00003.gguf: no such file"
-    shutil.copy(part(split, 3), part(split, 2))
-    assert refusal(split, LoadError) == "big-00002-of-00003.gguf: split.no = 2, must be 1"
-    tiny().write(part(split, 2))
-    assert refusal(split, LoadError) == "big-00002-of-00003.gguf: split.no = None, must be 1"
-    hidden.rename(part(split, 2))
-    later = part(split, 3)
-    message = "a later part of a split model; name the first, big-00001-of-00003.gguf"
-    assert refusal(later, LoadError) == f"big-00003-of-00003.gguf: {message}"
-
-
-def test_a_part_under_another_name(split: Path) -> None:
-    alone = shutil.copy(split, split.with_name("alone.gguf"))
-    message = "split.count = 3, and the name says it is one of 1 files"
-    assert refusal(alone, LoadError) == f"alone.gguf: {message}"
-
-
-def test_parts_that_do_not_make_up_the_model(split: Path) -> None:
-    whole = replace(tiny(), metadata={"split.no": 1})
-    replace(whole, tensors={"blk.5.x": torch.ones(1)}).write(part(split, 2))
-    message = refusal(split, LoadError)
-    assert message == "big-00001-of-00003.gguf: the parts have 8 tensors, split.tensors.count = 11"
-    replace(whole, tensors={"token_embd.weight": torch.ones(1)}).write(part(split, 2))
-    assert (
-        refusal(split, LoadError)
-        == "big-00002-of-00003.gguf: tensor token_embd.weight is in an earlier part too"
-    )
 
 
 def test_a_config_of_a_broken_file_says_the_same(tmp_path: Path) -> None:

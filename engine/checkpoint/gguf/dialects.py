@@ -20,11 +20,11 @@ from slipstream.engine.checkpoint.gguf.matrices import (
     rotated_halves,
     rows,
     runs,
+    values,
 )
 from slipstream.engine.checkpoint.gguf.model_config import EMBEDDING, OUTPUT, ROPE_FACTORS
 from slipstream.engine.checkpoint.gguf.names import Dialect, Recipe, Rule, Rules
 from slipstream.engine.errors import LoadError
-from slipstream.kernels.matmul.quantized import widened
 
 
 def renamed(names: Mapping[str, str]) -> Rules:
@@ -142,7 +142,7 @@ def alike(*tensors: Stored, n_dimensions: int) -> tuple[int, ...]:
 
 def alternating(gate: Matrix, up: Matrix) -> Tensor:
     """Rows of a gate and of an up in turn, along a new last dimension."""
-    return torch.stack((widened(gate), widened(up)), -1)
+    return torch.stack((values(gate), values(up)), -1)
 
 
 def joint_matrices(gate: Stored, up: Stored) -> Recipe:
@@ -160,7 +160,7 @@ def inputs_first(down: Stored) -> Recipe:
     """The downs of all experts, [n, d_model, d_ffn] -> [n, d_ffn, d_model]."""
     n, d_model, d_ffn = alike(down, n_dimensions=3)
     return Recipe(
-        (down,), (n, d_ffn, d_model), None, lambda one: widened(one).view(n, d_model, d_ffn).transpose(1, 2)
+        (down,), (n, d_ffn, d_model), None, lambda one: values(one).view(n, d_model, d_ffn).transpose(1, 2)
     )
 
 
@@ -219,18 +219,18 @@ def qwen3_5(keys: Keys) -> Rules:
     n_groups, d_key = keys.count("ssm.group_count"), keys.count("ssm.state_size")
     n_heads = keys.count("ssm.time_step_rank")
     n_each, d_value = n_heads // max(n_groups, 1), keys.count("ssm.inner_size") // max(n_heads, 1)
-    heads, values = grouped_heads(n_groups, n_each, 1), grouped_heads(n_groups, n_each, d_value)
+    heads, value_rows = grouped_heads(n_groups, n_each, 1), grouped_heads(n_groups, n_each, d_value)
     channels = rows(grouped_heads(n_groups, n_each, d_value, first=2 * n_groups * d_key))
     return {
         **gated_delta(keys),
         "attn_qkv": (Rule("linear_attn.in_proj_qkv", channels),),
-        "attn_gate": (Rule("linear_attn.in_proj_z", rows(values)),),
+        "attn_gate": (Rule("linear_attn.in_proj_z", rows(value_rows)),),
         "ssm_beta": (Rule("linear_attn.in_proj_b", rows(heads)),),
         "ssm_alpha": (Rule("linear_attn.in_proj_a", rows(heads)),),
         "ssm_conv1d": (Rule("linear_attn.conv1d", lambda one: unsqueezed(channels(one)), unsqueezed_shape),),
         "ssm_dt.bias": (Rule("linear_attn.dt_bias", rows(heads)),),
         "ssm_a": (Rule("linear_attn.A_log", lambda one: log_of_negative(rows(heads)(one))),),
-        "ssm_out": (Rule("linear_attn.out_proj", columns(values) if n_each > 1 else as_it_is),),
+        "ssm_out": (Rule("linear_attn.out_proj", columns(value_rows) if n_each > 1 else as_it_is),),
     }
 
 
@@ -240,7 +240,7 @@ def eagle3(keys: Keys) -> Rules:
 
 def from_own_ids(stored: Matrix) -> Matrix:
     """The target's ids as transformers has them: what is to be added to the draft's own."""
-    ids = widened(stored)  # [n_draft_ids]
+    ids = values(stored)  # [n_draft_ids]
     return ids - torch.arange(len(ids))
 
 
