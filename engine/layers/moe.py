@@ -66,7 +66,7 @@ def load_stack(
         if not isinstance(matrix, Tensor):
             narrow.append(matrix)
             continue
-        if i == 0:  # not before: of a config that is wrong a matrix is refused, and the room would be too large
+        if i == 0:  # not before: a config that is wrong may ask for more room than there is
             wide = matrix.new_empty((len(names), *matrix.shape))
         wide[i] = matrix
     return NarrowMatrices(narrow) if narrow else wide
