@@ -240,7 +240,8 @@ def wide_rows(tmp_path_factory: pytest.TempPathFactory) -> Contents:
     return gguf_of(tiny_checkpoint("qwen3", tmp_path_factory.mktemp("wide"), changes=changes))
 
 
-@pytest.mark.parametrize("kind", BLOCK_KINDS)
+# The types whose products in float32 the kernels' tests compile too; all others are tested there in bfloat16.
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q4_K", "Q6_K"])
 def test_types_of_blocks(wide_rows: Contents, tmp_path: Path, kind: str) -> None:
     check_blocks(wide_rows.as_type(kind), tmp_path)
 
