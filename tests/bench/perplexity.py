@@ -41,9 +41,9 @@ def perplexity(path: Path, tokenizer: Tokenizer) -> float:
         reply = tokenizer.encode(task["reference"], add_special=False)
         ids = [*prompt, *reply][:N_CTX]
         logits = Runner(network).feed_chunks(0, ids, [len(ids)]).float()  # [len(ids), vocab]
-        told = logits[len(prompt) - 1 : -1].log_softmax(-1)  # [n of the reply, vocab]
+        judging = logits[len(prompt) - 1 : -1].log_softmax(-1)  # [n of the reply, vocab]
         judged = torch.tensor(ids[len(prompt) :])
-        lost -= float(told[torch.arange(len(judged)), judged].sum())
+        lost -= float(judging[torch.arange(len(judged)), judged].sum())
         n += len(judged)
     return math.exp(lost / n)
 

@@ -200,7 +200,7 @@ def test_alignments(tmp_path: Path, kind: int, value: Any) -> None:
 
 
 def test_arrays_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
-    """Up to more elements than any vocabulary has; nothing is made of those that nobody asks for."""
+    """Up to more elements than any vocabulary has; nothing is made of those that are not asked for."""
     data = file([array("a", U8, [1], count=MOST_ELEMENTS + 1)]) + bytes(MOST_ELEMENTS)
     metadata = read(tmp_path, data).metadata
     assert "a" in metadata
