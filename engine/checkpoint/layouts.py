@@ -114,10 +114,6 @@ class Scheme:
                 return group.layout
         return None
 
-    def blocks(self, name: str) -> Blocks | None:
-        """The block type of the matrix `name`, be it a linear layer's or not; None if it is in none."""
-        return self.by_name.get(name)
-
     def layout_of(self, pieces: Pieces) -> Layout:
         """The layout that these tensors are in, whatever the config promises. Raises `UnsupportedModel`."""
         found = [group.layout for group in self.groups if group.layout.codes in pieces]

@@ -75,7 +75,7 @@ class Blueprint:
 
     def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
         """A matrix without memory, in blocks where the scheme lists it."""
-        layout = None if self._scheme is None else self._scheme.blocks(name.removesuffix(".weight"))
+        layout = None if self._scheme is None else self._scheme.by_name.get(name.removesuffix(".weight"))
         if layout is None:
             return self.take(name, shape)
         matrix = layout.outline(shape, self.dtype)

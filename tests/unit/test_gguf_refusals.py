@@ -75,6 +75,14 @@ VALUES: list[tuple[str, Any, str]] = [
     (".logit_scale", 0.5, "llama.logit_scale = 0.5: not supported"),
     (".embedding_scale", 12.0, "llama.embedding_scale = 12.0: not supported"),
     (".residual_scale", 0.25, "llama.residual_scale = 0.25: not supported"),
+    (".attention.sliding_window", 4096, "llama.attention.sliding_window = 4096: not supported"),
+    (".final_logit_softcapping", 30.0, "llama.final_logit_softcapping = 30.0: not supported"),
+    (".rope.freq_base_swa", 1e4, "llama.rope.freq_base_swa = 10000.0: not supported"),
+    (".rope.scale_linear", 4.0, "llama.rope.scale_linear = 4.0: not supported"),
+    (".expert_weights_scale", 2.5, "llama.expert_weights_scale = 2.5: not supported"),
+    (".expert_weights_norm", False, "llama.expert_weights_norm = False: not supported"),
+    (".expert_gating_func", 2, "llama.expert_gating_func = 2: not supported"),
+    (".expert_group_count", 4, "llama.expert_group_count = 4: not supported"),
     ("general.sampling.temp", "hot", 'temperature = "hot": must be a finite number'),
     ("general.sampling.top_p", 2.0, "top_p = 2.0: out of range"),
 ]
@@ -84,6 +92,12 @@ VALUES: list[tuple[str, Any, str]] = [
 def test_values_of_keys(tmp_path: Path, key: str, value: Any, message: str) -> None:
     path = tiny(more={key: value}).write(tmp_path / "model.gguf")
     assert message in refusal(path, UnsupportedModel)
+
+
+def test_a_factor_without_a_type_stretches_linearly(tmp_path: Path) -> None:
+    """As in llama.cpp."""
+    rope = read_model(tiny(more={".rope.scaling.factor": 4.0}).write(tmp_path / "model.gguf")).rope
+    assert (rope.kind, rope.factor) == ("linear", 4.0)
 
 
 YARN = {".rope.scaling.type": "yarn", ".rope.scaling.factor": 4.0}

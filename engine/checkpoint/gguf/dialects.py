@@ -20,11 +20,11 @@ from slipstream.engine.checkpoint.gguf.matrices import (
     rotated_halves,
     rows,
     runs,
-    values,
 )
 from slipstream.engine.checkpoint.gguf.model_config import EMBEDDING, OUTPUT, ROPE_FACTORS
 from slipstream.engine.checkpoint.gguf.names import Dialect, Recipe, Rule, Rules
 from slipstream.engine.errors import LoadError
+from slipstream.kernels.matmul.quantized import widened
 
 
 def renamed(names: Mapping[str, str]) -> Rules:
@@ -142,7 +142,7 @@ def alike(*tensors: Stored, n_dimensions: int) -> tuple[int, ...]:
 
 def alternating(gate: Matrix, up: Matrix) -> Tensor:
     """Rows of a gate and of an up in turn, along a new last dimension."""
-    return torch.stack((values(gate), values(up)), -1)
+    return torch.stack((widened(gate), widened(up)), -1)
 
 
 def joint_matrices(gate: Stored, up: Stored) -> Recipe:
@@ -160,7 +160,7 @@ def inputs_first(down: Stored) -> Recipe:
     """The downs of all experts, [n, d_model, d_ffn] -> [n, d_ffn, d_model]."""
     n, d_model, d_ffn = alike(down, n_dimensions=3)
     return Recipe(
-        (down,), (n, d_ffn, d_model), None, lambda one: values(one).view(n, d_model, d_ffn).transpose(1, 2)
+        (down,), (n, d_ffn, d_model), None, lambda one: widened(one).view(n, d_model, d_ffn).transpose(1, 2)
     )
 
 
@@ -240,7 +240,7 @@ def eagle3(keys: Keys) -> Rules:
 
 def from_own_ids(stored: Matrix) -> Matrix:
     """The target's ids as transformers has them: what is to be added to the draft's own."""
-    ids = values(stored)  # [n_draft_ids]
+    ids = widened(stored)  # [n_draft_ids]
     return ids - torch.arange(len(ids))
 
 

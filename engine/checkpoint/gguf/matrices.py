@@ -96,19 +96,13 @@ def read_stored(file: mmap.mmap, stored: Stored, part: int | None = None) -> Mat
         return data.view(PLAIN[stored.kind]).view(shape)
     block, n_block_bytes = block_sizes(stored.kind)
     blocks = BlockWeight(data.view(-1, shape[-1] // block * n_block_bytes), stored.kind, None, torch.float32)
-    return blocks if len(shape) > 1 else values(blocks).view(shape)
-
-
-def values(matrix: Matrix) -> Tensor:
-    """The numbers of a matrix, also of a damaged one: numpy would warn of those that are not finite."""
-    with np.errstate(all="ignore"):
-        return widened(matrix)
+    return blocks if len(shape) > 1 else blocks.dense().view(shape)
 
 
 def is_finite(matrix: BlockWeight) -> bool:
     """Whether no value is infinite or NaN, which none can be but by its scales."""
     if matrix.kind not in SCALES:
-        return bool(values(matrix).isfinite().all())
+        return bool(matrix.dense().isfinite().all())
     blocks = matrix.data.view(-1, block_sizes(matrix.kind)[1])  # [n_blocks, bytes of a block]
     return all(
         bool(blocks[:, at : at + 2].contiguous().view(torch.float16).isfinite().all())
@@ -148,7 +142,7 @@ def numbers(change: Callable[[Tensor], Tensor]) -> Undo:
     """The change, in float32 at least."""
 
     def undo(matrix: Matrix) -> Matrix:
-        plain = values(matrix)
+        plain = widened(matrix)
         return change(plain.to(torch.promote_types(plain.dtype, torch.float32)))
 
     return undo

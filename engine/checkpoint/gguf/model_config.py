@@ -20,13 +20,21 @@ FULL, SLIDING, RECURRENT = "full_attention", "sliding_attention", "linear_attent
 EMBEDDING, OUTPUT, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 GEMMA3_27B = 62  # layers
 SCALINGS = ("none", "linear", "yarn")
-# Keys that change the function computed and are read for no architecture, with the values under which they do not.
+# Keys that change the function computed, with the values under which they do not, for architectures that heed them not.
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
     "attn_logit_softcapping": (0,),
     "attention.scale": (0,),
+    "attention.sliding_window": (0,),
+    "final_logit_softcapping": (0,),
+    "expert_gating_func": (0, 1),
+    "expert_group_count": (0, 1),
+    "expert_weights_norm": (True,),
+    "expert_weights_scale": (0, 1),
+    "rope.freq_base_swa": (),
+    "rope.scale_linear": (0, 1),
     "embedding_scale": (0, 1),
     "logit_scale": (0, 1),
     "residual_scale": (0, 1),
@@ -97,7 +105,7 @@ def run_in(keys: Keys) -> str:
 
 def rope(keys: Keys) -> Config:
     """The rotary embedding of full layers."""
-    n_dims, kind = keys.count("rope.dimension_count", keys.d_head), keys.text("rope.scaling.type", "none")
+    n_dims, kind = keys.count("rope.dimension_count", keys.d_head), keys.text("rope.scaling.type", "linear")
     if kind not in SCALINGS:
         raise keys.refuse("rope.scaling.type", f"must be one of {', '.join(SCALINGS)}")
     plain = {
@@ -180,6 +188,8 @@ def experts(keys: Keys) -> Config:
 
 
 def gpt_oss(keys: Keys) -> Config:
+    if keys.count("expert_gating_func", 3) not in (0, 3):
+        raise keys.refuse("expert_gating_func", "only 3, a softmax over the chosen experts, is supported")
     given = {key: value for key, value in experts(keys).items() if key != "num_experts"}
     rotation = rope(keys)
     return {
@@ -270,9 +280,17 @@ class Architecture(NamedTuple):
 ARCHITECTURES: Mapping[str, Architecture] = {
     "dflash": Architecture("DFlashDraftModel", dflash, ("attention.causal",), has_embedding=False),
     "eagle3": Architecture("LlamaForCausalLMEagle3", eagle3, has_embedding=False),
-    "gemma3": Architecture("Gemma3ForCausalLM", gemma3),
-    "glm4moe": Architecture("Glm4MoeForCausalLM", glm4_moe),
-    "gpt-oss": Architecture("GptOssForCausalLM", gpt_oss),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM",
+        gemma3,
+        ("attention.sliding_window", "final_logit_softcapping", "rope.freq_base_swa"),
+    ),
+    "glm4moe": Architecture(
+        "Glm4MoeForCausalLM",
+        glm4_moe,
+        ("expert_gating_func", "expert_group_count", "expert_weights_norm", "expert_weights_scale"),
+    ),
+    "gpt-oss": Architecture("GptOssForCausalLM", gpt_oss, ("attention.sliding_window", "expert_gating_func")),
     "llama": Architecture("LlamaForCausalLM", plain),
     "qwen2": Architecture("Qwen2ForCausalLM", plain),
     "qwen3": Architecture("Qwen3ForCausalLM", plain),
