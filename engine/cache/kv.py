@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from slipstream.engine.cache.memory import zeros
 from slipstream.engine.cache.store import LayerState, Need, Sizes
 
 
@@ -29,7 +30,7 @@ class KV(Need):
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> KVLayer:
         n_pages = sizes.n_pages if self.window is None else sizes.n_window_pages
         shape = (n_pages, self.n_kv_heads, sizes.page_size, self.d_head)
-        return KVLayer(*(torch.zeros(shape, dtype=self.dtype or dtype, device=device) for _ in range(2)))
+        return KVLayer(*(zeros(shape, self.dtype or dtype, device) for _ in range(2)))
 
     def _row_bytes(self, dtype: torch.dtype) -> int:
         return 2 * self.n_kv_heads * self.d_head * (self.dtype or dtype).itemsize

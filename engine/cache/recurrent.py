@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.batch import RecurrentRows
+from slipstream.engine.cache.memory import zeros
 from slipstream.engine.cache.store import LayerState, Need, Sizes
 from slipstream.kernels.gated_delta.op import DeltaState, settle
 from slipstream.kernels.short_conv.op import ConvState, settle_window
@@ -46,19 +47,19 @@ class Recurrent(Need):
         wide = torch.promote_types(dtype, torch.float32)
         heads, n_parked = self.n_value_heads, sizes.n_parked
 
-        def zeros(*shape: int, dtype: torch.dtype = wide) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+        def made(*shape: int, dtype: torch.dtype = wide) -> Tensor:
+            return zeros(shape, dtype, device)
 
         return RecurrentLayer(
             delta=DeltaState(
-                state=zeros(sizes.n_slots, heads, self.d_key, self.d_value),
-                parked_keys=zeros(n_parked, self.n_key_heads, self.d_key),
-                parked_deltas=zeros(n_parked, heads, self.d_value),
-                parked_decays=zeros(n_parked, heads),
+                state=made(sizes.n_slots, heads, self.d_key, self.d_value),
+                parked_keys=made(n_parked, self.n_key_heads, self.d_key),
+                parked_deltas=made(n_parked, heads, self.d_value),
+                parked_decays=made(n_parked, heads),
             ),
             conv=ConvState(
-                window=zeros(sizes.n_slots, self.conv_width - 1, self.n_channels, dtype=dtype),
-                parked=zeros(n_parked, self.n_channels, dtype=dtype),
+                window=made(sizes.n_slots, self.conv_width - 1, self.n_channels, dtype=dtype),
+                parked=made(n_parked, self.n_channels, dtype=dtype),
             ),
         )
 

@@ -22,7 +22,7 @@ from slipstream.engine.core.flight import Flight
 from slipstream.engine.core.plan import Place, Work
 from slipstream.engine.core.queue import NewSlot, Waiting
 from slipstream.engine.core.seats import Seats
-from slipstream.engine.core.warm import warm_up
+from slipstream.engine.core.warm import ENOUGH_S, warm_up
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import EngineError, EngineFault
 from slipstream.engine.models.captured import Capturing
@@ -326,7 +326,7 @@ class Engine:
         self._chain.capture(capturing)
 
     @torch.inference_mode()
-    def warm_up(self, n_drafts: int = 16, enough_s: float = 0.5) -> None:
+    def warm_up(self, n_drafts: int = 16, enough_s: float = ENOUGH_S) -> None:
         """Measure a pass at every width the engine will use, which also compiles what is compiled at first use.
 
         n_drafts: most of a slot.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from math import inf
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -24,33 +24,61 @@ _WARM_UP = (
     Sampling(seed=0, top_p=0.9, top_k=5, min_p=0.1, repeat_penalty=1.1),
 )
 
-_LEAST_TURNS, _MOST_TURNS = 2, 16  # of all widths
+ENOUGH_S = 0.3  # of passes, before the first request
+_ALWAYS = 8  # rows up to which every width is measured, however long it takes
+_MOST_TURNS = 16  # of all widths
 
 
 def warm_up(target: Target, cache: Cache, costs: Costs, most: int, enough_s: float) -> None:
-    """Run passes of up to `most` rows in an idle slot, and report their seconds to `costs`.
-
-    All widths take turns, and the least of each counts: a neighbour that is busy for a while then slows a few turns and
-    not one width. After two turns it ends when `enough_s` have passed; six times as long if rows one by one would have
-    been faster than together, as with threads that wait for one that is not running.
-    """
+    """Run passes of up to `most` rows in an idle slot, and report their seconds to `costs`."""
     widths = [n_rows for n_rows in WIDTHS if n_rows <= most and cache.reserve(0, STORE, 0, n_rows)]
-    for n_rows in widths:  # kernels are compiled and memory is found
-        _measured(target, cache, n_rows)
-    least, started = [inf] * len(widths), time.perf_counter()
-    for n_turns in range(_MOST_TURNS):
-        worst = max((seconds / n_rows for n_rows, seconds in zip(widths, least, strict=True)), default=0.0)
-        patience = 6.0 if worst > least[0] else 1.0
-        if n_turns >= _LEAST_TURNS and time.perf_counter() - started > patience * enough_s:
-            break
-        least = [
-            min(seconds, _measured(target, cache, n_rows))
-            for n_rows, seconds in zip(widths, least, strict=True)
-        ]
-    for n_rows, seconds in zip(widths, least, strict=True):
+    measured = seconds_by_width(widths, lambda n_rows: _measured(target, cache, n_rows), enough_s)
+    for n_rows, seconds in measured.items():
         costs.passed(n_rows, seconds)
     cache.drop(0)
     _pick(target)
+
+
+def seconds_by_width(
+    widths: Sequence[int], seconds_of: Callable[[int], float], enough_s: float
+) -> dict[int, float]:
+    """Seconds of passes of these rows, narrow widths first, the least of what was measured of each.
+
+    A width's pass is repeated at once if its rows one by one would have been faster: something was compiled, or a
+    neighbour was busy. Turns of all widths follow until the measurements add up to `enough_s`; six times as long if
+    wider passes still look dearer than their rows, as with threads that wait for one that is not running.
+
+    A large model on a slow machine must not wait for minutes: widths beyond eight rows that are not reached in
+    `enough_s` get what the line through the narrowest and the widest measured says, and are measured while serving.
+    """
+    least: dict[int, float] = {}
+    spent, per_row = 0.0, 0.0
+    for n_rows in widths:
+        if n_rows > _ALWAYS and spent > enough_s:
+            break
+        seconds = seconds_of(n_rows)
+        if seconds > n_rows * per_row:
+            seconds = min(seconds, seconds_of(n_rows))
+        least[n_rows] = seconds
+        spent, per_row = spent + seconds, seconds / n_rows
+    for _ in range(_MOST_TURNS - 1):
+        is_odd = any(seconds / n_rows > least[widths[0]] / widths[0] for n_rows, seconds in least.items())
+        if spent > (6.0 if is_odd else 1.0) * enough_s:
+            break
+        for n_rows in least:
+            seconds = seconds_of(n_rows)
+            least[n_rows] = min(least[n_rows], seconds)
+            spent += seconds
+    return least | _extended(least, widths[len(least) :])
+
+
+def _extended(least: Mapping[int, float], wider: Sequence[int]) -> dict[int, float]:
+    """Expected seconds of passes wider than those measured."""
+    if not wider:
+        return {}
+    first, last = min(least), max(least)
+    slope = max(0.0, least[last] - least[first]) / max(1, last - first)
+    return {n_rows: least[last] + slope * (n_rows - last) for n_rows in wider}
 
 
 def _measured(target: Target, cache: Cache, n_rows: int) -> float:

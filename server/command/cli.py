@@ -88,13 +88,16 @@ def start(arguments: Sequence[str], load: Load) -> NoReturn:
 def load(settings: Settings) -> AsyncEngine:
     """The engine. Imports torch, so it runs only after the port is open, and in a thread."""
     _be_considerate()
-    from slipstream.engine.service.start.launch import launch
+    # What is imported and loaded now stays until the end. Searching it for garbage takes a tenth of the start, and
+    # would later hold up all requests for a quarter second.
+    gc.disable()
+    try:
+        from slipstream.engine.service.start.launch import launch
 
-    engine = launch(settings)
-    # What is loaded now stays until the end. Searching it for garbage would hold up all requests for a quarter second.
-    gc.collect()
-    gc.freeze()
-    return engine
+        return launch(settings)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _be_considerate() -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from slipstream.engine.core import plan
 from slipstream.engine.core.plan import Place, Work
+from slipstream.engine.core.warm import ENOUGH_S, seconds_by_width
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.cost import WIDTHS
@@ -15,7 +16,6 @@ from slipstream.engine.speculate.drafter import Draft, Drafter, Kept, Want
 from tests.simulate.clock import Clock
 
 MOST_DRAFTED = 16  # `--draft-max`
-_TURNS = 3  # of all widths when the engine warms up
 _PAGE = 1  # prompt chunks end anywhere
 
 Verified = tuple[Work, int]  # what ran for a slot, and how many of its drafts were accepted
@@ -72,9 +72,7 @@ def works_of(places: Sequence[Place], drafts: Mapping[int, Draft], budget: int) 
 
 def measured(seconds_of: Callable[[int], float], most: int) -> dict[int, float]:
     """Seconds of passes of every width before the first request, as the engine warms up."""
-    widths = [n_rows for n_rows in WIDTHS if n_rows <= most]
-    turns = [{n_rows: seconds_of(n_rows) for n_rows in widths} for _ in range(_TURNS)]
-    return {n_rows: min(one[n_rows] for one in turns) for n_rows in widths}
+    return seconds_by_width([n_rows for n_rows in WIDTHS if n_rows <= most], seconds_of, ENOUGH_S)
 
 
 class Auto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 import pytest
 import torch
@@ -293,7 +294,7 @@ def test_warm_up_measures_rows_that_differ(monkeypatch: pytest.MonkeyPatch) -> N
         return torch.zeros(1)
 
     monkeypatch.setattr(ToyNetwork, "forward", forward)
-    toy_engine(batch_size=16).engine.warm_up(enough_s=0.0)
+    toy_engine(batch_size=16).engine.warm_up(enough_s=inf)
     assert sorted(set(widths)) == [n_rows for n_rows in WIDTHS if n_rows <= 16]
 
 
