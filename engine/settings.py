@@ -1,6 +1,6 @@
 """Every setting of the server: type, default, bounds, flags, one line of meaning.
 
-One frozen dataclass, so that the engine runs without pydantic. `server/command/cli.py` derives the flags, the
+One frozen dataclass, so that the engine runs without pydantic. `server/command/subcommand.py` derives the flags, the
 environment variables (`SLIPSTREAM_CTX_SIZE`), the TOML keys (`ctx_size`) and the README's table from the
 metadata below. A default is written nowhere else.
 """
@@ -9,6 +9,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+# What `--spec-type` takes, in the order of `speculate/registry.py`, which has the same names and cannot be imported by
+# those who read a command line; `draft-simple` is llama.cpp's name of `draft-model`.
+DRAFTERS = (
+    *(
+        "forced",
+        "prediction",
+        "ngram-simple",
+        "ngram-map-k",
+        "ngram-map-k4v",
+        "ngram-mod",
+        "ngram-cache",
+        "suffix",
+    ),
+    *("draft-model", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dspark", "draft-dflash"),
+)
+TEST_DRAFTERS = ("garbage", "synthetic")  # not offered
+NO_DRAFTER, ALL_DRAFTERS = "none", "auto"
 
 
 def setting(
@@ -312,6 +330,7 @@ class Settings:
 def check(settings: Settings) -> None:
     """Raises `SettingError` for the first value outside its bounds or choices."""
     from slipstream.engine.errors import SettingError
+    from slipstream.engine.naming import did_you_mean
 
     for one in fields(settings):
         value = getattr(settings, one.name)
@@ -319,8 +338,24 @@ def check(settings: Settings) -> None:
         if value is None:
             continue
         if meta["choices"] and value not in meta["choices"]:
-            raise SettingError(one.name, value, f"must be one of {', '.join(meta['choices'])}")
+            choices = meta["choices"]
+            hint = did_you_mean(str(value), choices)
+            raise SettingError(one.name, value, f"must be one of {', '.join(choices)}{hint}")
+        if one.name == "spec_type":
+            _check_drafters(value)
         if meta["least"] is not None and value < meta["least"]:
             raise SettingError(one.name, value, f"must be at least {meta['least']}")
         if meta["most"] is not None and value > meta["most"]:
             raise SettingError(one.name, value, f"must be at most {meta['most']}")
+
+
+def _check_drafters(names: str) -> None:
+    """Raises `SettingError` for a name that is no drafter's."""
+    from slipstream.engine.errors import SettingError
+    from slipstream.engine.naming import did_you_mean
+
+    for name in (word.strip() for word in names.split(",")):
+        if name not in (*DRAFTERS, *TEST_DRAFTERS, NO_DRAFTER, ALL_DRAFTERS):
+            offered = ", ".join((*DRAFTERS, NO_DRAFTER, ALL_DRAFTERS))
+            hint = did_you_mean(name, (*DRAFTERS, NO_DRAFTER, ALL_DRAFTERS))
+            raise SettingError("spec_type", names, f"{name!r} is not a drafter{hint}; there are {offered}")

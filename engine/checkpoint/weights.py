@@ -12,11 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.gguf.files import GgufTensors, is_gguf
+from slipstream.engine.checkpoint.gguf.files import GgufTensors
 from slipstream.engine.checkpoint.gguf.matrices import is_finite
 from slipstream.engine.checkpoint.layouts import MARKS, PIECES, Layout, Pieces, Scheme, packed_bytes
 from slipstream.engine.checkpoint.safetensors_folder import SafetensorsFolder
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
+from slipstream.engine.naming import is_gguf
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import Quantized, joined, widened
 

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 from slipstream.engine.api import Speculate
 from slipstream.engine.errors import InvalidRequest, Unsupported
-from slipstream.engine.settings import Settings
+from slipstream.engine.settings import ALL_DRAFTERS, NO_DRAFTER, Settings
 from slipstream.engine.slot import SpeculateParams
 from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS
-
-NO_DRAFTER = "none"
-ALL_DRAFTERS = "auto"
 
 _NGRAM_MOST = 1024
 _SIZED = [row.name for row in DRAFTERS if row.is_sized]

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from slipstream.engine.naming import closest, did_you_mean
 from slipstream.engine.settings import Settings
 
 PREFIX = "SLIPSTREAM_"
@@ -40,6 +41,11 @@ class Option:
     def flags(self) -> tuple[str, ...]:
         """The long name first, then llama.cpp's."""
         return (f"--{self.name.replace('_', '-')}", *self.meta["flags"])
+
+    @property
+    def no_flag(self) -> str:
+        """What switches it off, if it is a switch."""
+        return f"--no-{self.name.replace('_', '-')}"
 
     @property
     def env(self) -> str:
@@ -93,11 +99,16 @@ def merged(
     for key, value in _file(config).items():
         name = key.replace("-", "_")
         if name not in BY_NAME or name in values:
-            raise ValueError(f"{config}: {'unknown key' if name not in BY_NAME else 'given twice:'} {key}")
+            hint = did_you_mean(name, BY_NAME)
+            raise ValueError(
+                f"{config}: " + (f"given twice: {key}" if name in BY_NAME else f"unknown key {key}{hint}")
+            )
         take(BY_NAME[name], value, str(config), typed=True)
     for variable, text in named.items():
         if variable not in BY_ENV:
-            raise ValueError(f"unknown environment variable {variable}")
+            found = closest(variable.removeprefix(PREFIX), BY_NAME)
+            hint = "" if found is None else f"; did you mean {BY_NAME[found].env}?"
+            raise ValueError(f"unknown environment variable {variable}{hint}")
         take(BY_ENV[variable], text, variable)
     for name, value in flags.items():
         take(BY_NAME[name], value, "the command line")

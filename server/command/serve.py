@@ -215,7 +215,7 @@ class _Life:
 
     def _announce(self, engine: AsyncEngine, load_s: float) -> None:
         told = startup.facts(engine.info, self.settings, self.number, load_s)
-        sys.stdout.write(startup.example(engine.info, self.settings, self.number))
+        sys.stdout.write(startup.welcome(engine.info, self.settings, self.number))
         if self.form == "text":
             sys.stdout.write(startup.table(told) + "\n")
         else:

@@ -1,6 +1,5 @@
-"""What the server prints once it is ready: version, model and limits, and a first request to copy.
-
-On a terminal these facts are a table, else one event in the log.
+"""What the server prints once it is ready: where the chat page and the API are, what drafts, how to stop and a first
+request to copy; then version, model and limits, on a terminal as a table, else as one event in the log.
 """
 
 from __future__ import annotations
@@ -64,13 +63,35 @@ def _shown(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def example(info: ModelInfo, settings: Settings, port: int | None) -> str:
-    """A first request with curl, for the user to copy."""
+def welcome(info: ModelInfo, settings: Settings, port: int | None) -> str:
+    """What a user needs now: where the page and the API are, what drafts, how to stop; and a first request."""
     path, url = unix_path(settings.host), url_of(settings, port)
     address = f"--unix-socket {path} http://localhost{settings.api_prefix}" if path is not None else url
     key = " -H 'authorization: Bearer YOUR_KEY'" if keys_of(settings) else ""
+    lines = {
+        "chat page": f"{url}/" if path is None else None,
+        "API": f"{url}/v1" if path is None else address,
+        "chat format": _format_line(info, settings),
+        "speculation": _drafting_line(info, settings),
+        "to stop": f"Ctrl-C, and running requests may end within {settings.shutdown_timeout:g} s; twice: at once",
+    }
+    shown = "".join(f"  {name:<11}  {told}\n" for name, told in lines.items() if told is not None)
     return (
-        f"{info.name} is ready on {url}\n\n"
+        f"{info.name} is ready on {url}\n\n{shown}\n"
         f"  curl {address}/v1/chat/completions -H 'content-type: application/json'{key} \\\n"
         '    -d \'{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}\'\n\n'
     )
+
+
+def _format_line(info: ModelInfo, settings: Settings) -> str:
+    if not info.chat_template:
+        return "the model has no chat template: /v1/completions only"
+    format_ = format_of(info, settings.chat_format)
+    return f"{format_.name}: {'tools and thinking' if format_.calls else 'no tool calls'}"
+
+
+def _drafting_line(info: ModelInfo, settings: Settings) -> str:
+    if not info.drafters or not settings.draft_max:
+        return "off"
+    lengths = "as long as they pay" if settings.spec_adaptive else "always"
+    return f"{', '.join(info.drafters)}; up to {settings.draft_max} tokens a step, {lengths}"

@@ -27,7 +27,7 @@ def table() -> str:
 def _row(option: Option) -> str:
     names = [f"`{flag}`" for flag in option.flags]
     if option.is_switch:
-        names.insert(1, f"`{option.flags[0].replace('--', '--no-', 1)}`")
+        names.insert(1, f"`{option.no_flag}`")
     meaning = option.meta["meaning"]
     if option.meta["choices"]:
         meaning += f" ({', '.join(option.meta['choices'])})"

@@ -58,7 +58,7 @@ def thread_seconds() -> dict[str, float]:
 
 def served(arguments: Sequence[str]) -> None:
     """A server that also answers every line on its standard input with its threads' CPU time, in a file."""
-    from slipstream.server.command.cli import load, start
+    from slipstream.server.command.starting import load, start
 
     out = Path(os.environ["BENCH_METER"])
 
@@ -75,7 +75,7 @@ def served(arguments: Sequence[str]) -> None:
 def bare(arguments: Sequence[str]) -> None:
     """The engine of the same settings; plays all requests for every line it reads, and tells tokens and seconds."""
     from slipstream.engine.api import Speculate
-    from slipstream.server.command.cli import load, read_settings
+    from slipstream.server.command.starting import load, read_settings
     from tests.bench.playing import play_all
 
     options = json.loads(sys.stdin.readline())

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from slipstream.engine.settings import Settings
-from slipstream.server.command.cli import read_settings
+from slipstream.server.command.starting import read_settings
 from tests.docker.dockerfile import Stage, filled, read
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import time
 from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.settings import Settings
-from slipstream.server.command.cli import start
+from slipstream.server.command.starting import start
 from tests.http.fake import FakeEngine, words
 
 

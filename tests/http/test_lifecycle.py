@@ -150,7 +150,7 @@ def test_the_port_is_open_while_loading() -> None:
 def test_bad_usage() -> None:
     with process("-m", "fake", "-ngl", "5") as server:
         assert server.exits() == 2
-        assert "slipstream: error: unrecognized arguments: -ngl" in server.log
+        assert "slipstream serve: error: unrecognized arguments: -ngl" in server.log
 
 
 def test_a_model_that_does_not_load() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.engine.settings import Settings
 from slipstream.server.command import flags
-from slipstream.server.command.cli import read_settings
+from slipstream.server.command.starting import read_settings
 from slipstream.server.describe import flags_table
 
 
@@ -87,10 +87,13 @@ def test_unknown_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert "--nope" in refused(capsys, "--nope")
     assert "-ngl" in refused(capsys, "-ngl", "5")
     assert "--ctx" in refused(capsys, "--ctx", "5")  # no abbreviations
+    assert refused(capsys, "--ctx-sze=5").endswith("arguments: --ctx-sze=5; did you mean --ctx-size?")
     assert refused(capsys, SLIPSTREAM_CTX="5") == "unknown environment variable SLIPSTREAM_CTX"
+    hint = "; did you mean SLIPSTREAM_CTX_SIZE?"
+    assert refused(capsys, SLIPSTREAM_CTXSIZE="5") == f"unknown environment variable SLIPSTREAM_CTXSIZE{hint}"
     path = tmp_path / "a.toml"
     for text, told in (
-        ("ctx_siez = 1", "unknown key ctx_siez"),
+        ("ctx_siez = 1", "unknown key ctx_siez; did you mean ctx_size?"),
         ("ctx-size = 9\nctx_size = 9", "given twice: ctx_size"),
         ("[model]\na = 1", "from "),
         ("=", "a.toml"),

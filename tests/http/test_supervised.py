@@ -9,7 +9,9 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -18,6 +20,7 @@ from slipstream.engine.settings import Settings
 from slipstream.server.command import cli, notify, startup
 from slipstream.server.command.healthcheck import healthcheck
 from slipstream.server.command.serve import run
+from slipstream.server.command.starting import read_settings
 from tests.http.entry import load
 from tests.http.fake import INFO, FakeEngine, delta, done
 from tests.http.serving import chat, logged, served
@@ -27,7 +30,7 @@ from tests.http.test_lifecycle import process
 def check(capsys: pytest.CaptureFixture[str], *arguments: str, **environ: str) -> tuple[int, str]:
     """Exit status and output of the command."""
     try:
-        status = cli.check_health(list(arguments), environ)
+        status = cli.dispatch(["healthcheck", *arguments], environ)
     except SystemExit as left:
         status = int(left.code or 0)
     told = capsys.readouterr()
@@ -158,7 +161,7 @@ def test_the_unit_in_the_documentation_starts(tmp_path: Path) -> None:
     _, *arguments = (
         start.removeprefix("ExecStart=").replace("${CREDENTIALS_DIRECTORY}", str(tmp_path)).split()
     )
-    settings = cli.read_settings(arguments, {})
+    settings = read_settings(arguments, {})
     assert settings.api_key_file == str(keys)
     (stops_s,) = [
         int(line.partition("=")[2]) for line in text.splitlines() if line.startswith("TimeoutStopSec=")
@@ -186,6 +189,37 @@ def test_the_block_as_an_event(caplog: pytest.LogCaptureFixture, capsys: pytest.
     assert "secret-key" not in str(told) + out
     assert out.startswith("fake/model is ready on http://127.0.0.1:")
     assert "n ctx" not in out
+
+
+@pytest.mark.parametrize(
+    ("changed", "settings", "told"),
+    [
+        (
+            {},
+            {},
+            "  speculation  prediction, draft-model, ngram-simple; up to 16 tokens a step, as long as they pay\n",
+        ),
+        ({}, {"spec_adaptive": False}, "up to 16 tokens a step, always\n"),
+        ({"drafters": ()}, {}, "  speculation  off\n"),
+        ({}, {"draft_max": 0}, "  speculation  off\n"),
+        ({}, {"chat_format": "hermes"}, "  chat format  hermes: tools and thinking\n"),
+        ({}, {"chat_format": "none"}, "  chat format  none: no tool calls\n"),
+        ({"chat_template": ""}, {}, "  chat format  the model has no chat template: /v1/completions only\n"),
+        ({}, {"api_prefix": "/llm"}, "  chat page    http://127.0.0.1:80/llm/\n"),
+        ({}, {"api_prefix": "/llm"}, "  API          http://127.0.0.1:80/llm/v1\n"),
+        ({}, {"shutdown_timeout": 5}, "Ctrl-C, and running requests may end within 5 s; twice: at once\n"),
+    ],
+)
+def test_the_welcome_says_what_a_user_needs(
+    changed: dict[str, Any], settings: dict[str, Any], told: str
+) -> None:
+    assert told in startup.welcome(replace(INFO, **changed), Settings(model="x", port=80, **settings), 80)
+
+
+def test_a_unix_socket_has_no_page() -> None:
+    told = startup.welcome(INFO, Settings(model="x", host="/tmp/s.sock"), None)
+    assert "chat page" not in told
+    assert "  API          --unix-socket /tmp/s.sock http://localhost\n" in told
 
 
 def test_the_block_as_a_table(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
-from slipstream.server.command.cli import plan
+from slipstream.server.command.cli import dispatch
 from slipstream.server.command.serve import run
 from tests.checkpoints import noised_copy, tiny_checkpoint
 from tests.gguf_files import gguf_of
@@ -78,12 +78,12 @@ def test_files_that_are_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = gguf_of(tiny_checkpoint("qwen2", tmp_path / "folder")).write(tmp_path / "model.gguf")
-    assert plan(["-m", str(path), "--memory", "8"], {}) == 0
+    assert dispatch(["plan", "-m", str(path), "--memory", "8"], {}) == 0
     path.write_bytes(path.read_bytes()[:-1])
     size = path.stat().st_size
     message = f"ends at byte {size + 1}, the file has {size}"
     assert run(Settings(model=str(path), port=0), launch) == 3
     assert f"{path}: damaged: truncated: tensor " in caplog.text
     assert message in caplog.text
-    assert plan(["-m", str(path), "--memory", "8"], {}) == 3
+    assert dispatch(["plan", "-m", str(path), "--memory", "8"], {}) == 3
     assert message in capsys.readouterr().err

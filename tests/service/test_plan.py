@@ -12,7 +12,7 @@ import pytest
 from slipstream.engine.core import forward
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
-from slipstream.server.command.cli import plan
+from slipstream.server.command.cli import dispatch
 from slipstream.server.command.forecast_table import GPUS, memory_of, table
 from tests.checkpoints import tiny_checkpoint
 from tests.head_checkpoints import add_tensors, mtp_deepseek
@@ -22,7 +22,7 @@ TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str, **environ: str) -> dict[str, Any]:
-    assert plan(["--json", *arguments], environ) == 0
+    assert dispatch(["plan", "--json", *arguments], environ) == 0
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     return told
 
@@ -95,7 +95,7 @@ def test_settings_from_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan(["-m", TARGET, "-md", DRAFT, "--memory", "4090", "-c", "2048"], {}) == 0
+    assert dispatch(["plan", "-m", TARGET, "-md", DRAFT, "--memory", "4090", "-c", "2048"], {}) == 0
     text = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[1].startswith("target bfloat16 5.2 M 9.98 MiB 5.00 KiB")
@@ -111,9 +111,9 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_does_not_fit_is_a_status(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["-m", TARGET, "--memory", "0.005"]
-    assert plan(arguments, {}) == 3
+    assert dispatch(["plan", *arguments], {}) == 3
     assert "Does not fit: without pages it takes" in capsys.readouterr().out
-    assert plan([*arguments, "--json"], {}) == 3
+    assert dispatch(["plan", *arguments, "--json"], {}) == 3
     told = json.loads(capsys.readouterr().out)
     assert told["refusal"].startswith("without pages")
     assert "recurrent states" in table({**told, "taken": {**told["taken"], "states": 1}})
@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_a_status(capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
-    assert plan(arguments, {}) == 3
+    assert dispatch(["plan", *arguments], {}) == 3
     captured = capsys.readouterr()
     assert told in captured.err
     assert captured.out == ""
@@ -142,15 +142,15 @@ def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], arguments: l
         ([], "--model is needed"),
         (["-m", TARGET, "--memory", "lots"], "--memory lots: must be a number of GiB or one of H200, H100"),
         (["-m", TARGET, "--memory", "0"], "--memory 0: must be"),
-        (["-m", TARGET, "--config", "x.json"], "--model and a config file: give one of them"),
-        (["-m", TARGET, "-md", "x", "--draft-config", "y"], "--model-draft and a config file"),
+        (["-m", TARGET, "--config", "x.json"], "--model and --config: give one of them"),
+        (["-m", TARGET, "-md", "x", "--draft-config", "y"], "--model-draft and --draft-config"),
         (["-m", TARGET, "--port", "1"], "unrecognized arguments: --port"),
         (["-m", TARGET, "-np", "0"], "--parallel 0: must be at least 1"),
     ],
 )
 def test_bad_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
     with pytest.raises(SystemExit) as caught:
-        plan(arguments, {})
+        dispatch(["plan", *arguments], {})
     assert caught.value.code == 2
     assert told in capsys.readouterr().err
 

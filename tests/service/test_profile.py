@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slipstream.engine.core.clock import PARTS
-from slipstream.server.command.cli import profile
+from slipstream.server.command.cli import dispatch
 from slipstream.server.command.profile_table import table
 from tests.service.test_engine_contract import DEMO
 
@@ -32,7 +32,7 @@ def told(out: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         written: list[str] = []
         patch.setattr("sys.stdout.write", written.append)
-        assert profile([*flags, "--tasks", str(N_TASKS)], {}) == 0
+        assert dispatch(["profile", *flags, "--tasks", str(N_TASKS)], {}) == 0
     found: dict[str, Any] = json.loads("".join(written))
     return found
 
@@ -103,10 +103,10 @@ def test_prompts_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     file = tmp_path / "prompts.txt"
     file.write_text("def f(x):\n\nreturn " + "x + " * 100)
     flags = ["-m", TARGET, "-t", "1", "-c", "64", "--spec-type", "none", "--prompts", str(file)]
-    assert profile([*flags, "--tasks", "1", "--tokens", "3", "--json"], {}) == 0
+    assert dispatch(["profile", *flags, "--tasks", "1", "--tokens", "3", "--json"], {}) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert (run["kind"], run["n_tokens"]) == ("plain", 3)
-    assert profile([*flags, "--tasks", "2"], {}) == 1
+    assert dispatch(["profile", *flags, "--tasks", "2"], {}) == 1
     assert "64" in capsys.readouterr().err
 
 
@@ -123,11 +123,11 @@ def test_prompts_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 )
 def test_bad_usage_is_told(flags: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        profile(["-m", TARGET, *flags], {})
+        dispatch(["profile", "-m", TARGET, *flags], {})
     assert caught.value.code == 2
     assert named in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert profile(["-m", str(tmp_path)], {}) == 3
+    assert dispatch(["profile", "-m", str(tmp_path)], {}) == 3
     assert str(tmp_path) in capsys.readouterr().err

@@ -8,8 +8,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from slipstream.engine.checkpoint.gguf.files import is_gguf
 from slipstream.engine.errors import LoadError
+from slipstream.engine.naming import is_gguf
 from slipstream.engine.service.start.checkpoint_path import chosen_file, local_checkpoint, model_name
 
 LISTED = (

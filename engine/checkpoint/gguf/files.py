@@ -17,14 +17,9 @@ from slipstream.engine.checkpoint.gguf.matrices import PLAIN, Matrix, check_kind
 from slipstream.engine.checkpoint.gguf.model_config import generation_config, model_config
 from slipstream.engine.checkpoint.gguf.names import Recipe, names_in_file, recipes
 from slipstream.engine.errors import LoadError
+from slipstream.engine.naming import GGUF
 
-SUFFIX = ".gguf"
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether a path means a GGUF file, by its name."""
-    return path.suffix == SUFFIX and not path.is_dir()
 
 
 def read_keys(path: Path) -> Keys:
@@ -46,7 +41,7 @@ def split_files(path: Path) -> list[Path]:
     if match is None or not int(match[3]):
         return [path]
     stem, n_files = match[1], int(match[3])
-    return [path.with_name(f"{stem}-{i + 1:05}-of-{n_files:05}{SUFFIX}") for i in range(n_files)]
+    return [path.with_name(f"{stem}-{i + 1:05}-of-{n_files:05}{GGUF}") for i in range(n_files)]
 
 
 def _all_tensors(first: Header) -> dict[str, Stored]:

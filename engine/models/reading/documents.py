@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slipstream.engine.checkpoint.gguf.files import is_gguf, read_configs, read_keys, split_files
+from slipstream.engine.checkpoint.gguf.files import read_configs, read_keys, split_files
 from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.naming import is_gguf
 from slipstream.engine.text.gguf.gguf_text import gguf_source
 from slipstream.engine.text.tokenizer_source import TokenizerSource, folder_source
 

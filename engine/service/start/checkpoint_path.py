@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from slipstream.engine.checkpoint.gguf.files import SPLIT, SUFFIX, is_gguf, split_files
+from slipstream.engine.checkpoint.gguf.files import SPLIT, split_files
 from slipstream.engine.errors import LoadError
 from slipstream.engine.models.reading.config import DTYPES, ModelConfig
+from slipstream.engine.naming import GGUF, is_gguf, model_path
 
 CHECKPOINT = ("*.json", "*.safetensors", "*.jinja")
 CONFIGS = ("config.json", "generation_config.json")
@@ -24,13 +25,9 @@ def local_checkpoint(name: str, patterns: Sequence[str] = CHECKPOINT) -> Path:
     name: also `org/name`, `org/name:Q4_K_M` for one of the repository's GGUF files, or `org/name/file.gguf`.
     patterns: which of a repository's files are wanted if it has safetensors.
     """
-    path = Path(name)
-    if path.is_dir() or (is_gguf(path) and path.exists()):
+    path = model_path(name)
+    if path is not None:
         return path
-    if name.count("/") not in (1, 2) or name.startswith((".", "/", "~")):
-        raise LoadError(f"{name}: no such {'file' if is_gguf(path) else 'folder'}")
-    if name.count("/") == 2 and not is_gguf(path):
-        raise LoadError(f"{name}: no such folder")
     repository, wanted = _asked_for(name)
     try:
         return _downloaded(repository, wanted, patterns)
@@ -51,8 +48,8 @@ def _downloaded(repository: str, wanted: str | None, patterns: Sequence[str]) ->
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     listed = HfApi().list_repo_files(repository)
-    has = {suffix: any(file.endswith(suffix) for file in listed) for suffix in (SUFFIX, ".safetensors")}
-    if wanted is None and (has[".safetensors"] or not has[SUFFIX]):
+    has = {suffix: any(file.endswith(suffix) for file in listed) for suffix in (GGUF, ".safetensors")}
+    if wanted is None and (has[".safetensors"] or not has[GGUF]):
         return Path(snapshot_download(repository, allow_patterns=list(patterns)))
     file = chosen_file(repository, wanted, listed)
     first, *rest = split_files(Path(file))
@@ -70,7 +67,7 @@ def chosen_file(repository: str, wanted: str | None, listed: Sequence[str]) -> s
     models = [
         file
         for file in sorted(listed)
-        if file.endswith(SUFFIX)
+        if file.endswith(GGUF)
         and not Path(file).name.startswith(PROJECTOR)
         and split_files(Path(file))[0] == Path(file)
     ]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.engine.errors import SettingError
-from slipstream.engine.settings import Settings
+from slipstream.engine.settings import ALL_DRAFTERS, NO_DRAFTER, Settings
 from slipstream.engine.speculate.acceptance import is_synthetic
-from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS, Row, setting_names
-from slipstream.engine.speculate.resolve import ALL_DRAFTERS, NO_DRAFTER
+from slipstream.engine.speculate.registry import DRAFTERS, Row, setting_names
 
 _DEFAULTS = Settings()
 
@@ -32,12 +31,6 @@ def drafter_types(settings: Settings, network: str | None) -> tuple[str, ...]:
 
 def _rows(settings: Settings, network: str | None) -> list[Row]:
     asked = [name.strip() for name in settings.spec_type.split(",")]
-    for name in asked:
-        if name not in (*BY_NAME, NO_DRAFTER, ALL_DRAFTERS):
-            offered = ", ".join(row.name for row in DRAFTERS if row.is_offered)
-            raise SettingError(
-                "spec_type", settings.spec_type, f"{name} is not a drafter; there are {offered}"
-            )
     if NO_DRAFTER in asked:
         return []
     if ALL_DRAFTERS in asked and is_synthetic(settings):

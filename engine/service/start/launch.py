@@ -9,7 +9,8 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,13 @@ from slipstream.engine.service.start.sizes import (
     pages_each,
     why_shorter,
 )
-from slipstream.engine.settings import Settings, check
+from slipstream.engine.settings import NO_DRAFTER, Settings, check
 from slipstream.engine.speculate.acceptance import SyntheticAcceptance, coupled, synthetic_rates
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.drafter import Drafter, NetworkDrafter
 from slipstream.engine.speculate.network import draft_model
 from slipstream.engine.speculate.registry import BY_NAME, Parts
-from slipstream.engine.speculate.resolve import NO_DRAFTER
 from slipstream.engine.text.chat import load_chat_template
 from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.tokenizer import Tokenizer, by_id, same_vocabulary
@@ -72,7 +72,6 @@ def launch(settings: Settings) -> ThreadEngine:
     """Load everything and start the engine's thread. Raises `LoadError`. Blocks until warm."""
     check(settings)
     slot_folder = _slot_folder(settings)
-    started = time.perf_counter()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     if not settings.model:
@@ -85,7 +84,8 @@ def launch(settings: Settings) -> ThreadEngine:
     text_from = text_source(target_from.path)
     tokenizer = Tokenizer(text_from)
     used = source if source is not None and source.name in types else None
-    n_ctx, networks = _networks(settings, target_from, tokenizer, used)
+    with _phase("weights loaded"):
+        n_ctx, networks = _networks(settings, target_from, tokenizer, used)
     target = networks[forward.STORE]
     capacity = Capacity(
         n_slots=settings.parallel,
@@ -106,7 +106,8 @@ def launch(settings: Settings) -> ThreadEngine:
     engine = Engine(target, cache, chain, capacity, acceptance, waiting)
     if settings.cuda_graphs and target.device.type == "cuda":
         _capture(engine, target, settings, n_drafts=settings.draft_max if types else 0)
-    engine.warm_up(settings.draft_max)
+    with _phase("warm"):
+        engine.warm_up(settings.draft_max)
     template = load_chat_template(text_from, tokenizer)
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size))
     info = _info(settings, target_from, text, engine, types)
@@ -114,7 +115,7 @@ def launch(settings: Settings) -> ThreadEngine:
     if slot_folder is not None:
         folders = [target_from.path] if used is None else [target_from.path, used.path]
         slot_files = SlotFiles(slot_folder, state_fingerprint(folders, cache), PAGE_SIZE)
-    _log_ready(info, time.perf_counter() - started)
+    _log_ready(info)
     return ThreadEngine(engine, text, info, settings, slot_files)
 
 
@@ -189,7 +190,15 @@ def _context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int)
     return n_ctx
 
 
-def _log_ready(info: ModelInfo, seconds: float) -> None:
+@contextmanager
+def _phase(name: str) -> Generator[None, None, None]:
+    """Log a part of the start when it is over, with its time."""
+    started = time.perf_counter()
+    yield
+    log.info("%s seconds=%.1f", name, time.perf_counter() - started)
+
+
+def _log_ready(info: ModelInfo) -> None:
     told = {
         "model": info.name,
         "n_params": info.n_params,
@@ -200,7 +209,6 @@ def _log_ready(info: ModelInfo, seconds: float) -> None:
         "n_pages": info.n_pages,
         "page_size": info.page_size,
         "drafters": ",".join(info.drafters) or NO_DRAFTER,
-        "load_s": round(seconds, 1),
     }
     log.info("loaded %s", " ".join(f"{name}={value}" for name, value in told.items()))
 

@@ -1,0 +1,67 @@
+"""Names that users give: of settings and values, with the name they may have meant, and of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+from slipstream.engine.errors import LoadError
+
+GGUF = ".gguf"
+_ALIKE = 0.7  # least likeness of two names, of 1, to suggest one for the other
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error message: "; did you mean X?", or nothing if no known name is like the word."""
+    found = closest(word, known)
+    return "" if found is None else f"; did you mean {found}?"
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like the word; None if none is."""
+    by_lower = {one.lower(): one for one in known}
+    found = get_close_matches(word.lower(), by_lower, n=1, cutoff=_ALIKE)
+    return by_lower[found[0]] if found else None
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path means a GGUF file, by its name."""
+    return path.suffix == GGUF and not path.is_dir()
+
+
+def model_path(name: str) -> Path | None:
+    """The folder or GGUF file of this name; None: it names a hub repository. Raises `LoadError` if it can be neither.
+
+    Hub names are `org/name`, `org/name:Q4_K_M` and `org/name/file.gguf`. Nothing is asked of the hub here.
+    """
+    path = Path(name)
+    if path.is_dir() or (is_gguf(path) and path.exists()):
+        return path
+    if path.exists():
+        raise LoadError(f"{name}: is neither a folder nor a GGUF file")
+    is_file_on_hub = name.count("/") == 2 and is_gguf(path)
+    if name.startswith((".", "/", "~")) or not (name.count("/") == 1 or is_file_on_hub):
+        raise LoadError(f"{name}: no such {'file' if is_gguf(path) else 'folder'}{_beside(path)}")
+    return None
+
+
+def _beside(path: Path) -> str:
+    """A suggestion among the models in the folder where the missing one would be."""
+    folder = path.parent
+    if folder.is_dir():
+        found = closest(path.name, [one.name for one in _entries(folder) if _is_model(one)])
+        return "" if found is None else f"; did you mean {folder / found}?"
+    found = closest(folder.name, [one.name for one in _entries(folder.parent) if one.is_dir()])
+    return "" if found is None else f"; did you mean {folder.parent / found / path.name}?"
+
+
+def _is_model(path: Path) -> bool:
+    return is_gguf(path) or (path / "config.json").is_file()
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

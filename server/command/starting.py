@@ -1,0 +1,124 @@
+"""`slipstream serve`: settings become a process that serves, and its exit status.
+
+Beside `subcommands.py` no other module of the server imports the engine's code, as opposed to its types.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from slipstream.engine.api import AsyncEngine
+from slipstream.engine.errors import LoadError, SettingError
+from slipstream.engine.naming import model_path
+from slipstream.engine.settings import Settings
+from slipstream.server.command import notify
+from slipstream.server.command.serve import EXIT_CANNOT_LOAD, Load, run
+from slipstream.server.command.subcommand import Call, Subcommand, parsed
+from slipstream.server.http.auth import keys_of
+from slipstream.server.report import logs, tracing
+
+EXIT_INTERRUPTED = 130
+SWITCH_S = 0.0002  # a thread keeps the interpreter for this time while others wait; Python's own is 5 ms
+
+log = logs.logger(__name__)
+
+
+def serve(call: Call) -> int:
+    """Serve until a signal or a failure. Returns the exit status."""
+    settings = _checked(call)
+    _configure_logs(settings, call.environ)
+    try:
+        for name in (settings.model, settings.model_draft):
+            if name is not None:
+                model_path(name)
+    except LoadError as error:
+        log.error("cannot_load", reason=str(error))
+        return EXIT_CANNOT_LOAD
+    return _served(settings, load, call.environ)
+
+
+SERVE = Subcommand(
+    name="serve",
+    usage="-m MODEL [options]",
+    summary="serve a model over HTTP; may be left out",
+    about="Serves a model over HTTP, with OpenAI's endpoints and a chat page. `serve` may be left out.",
+    run=serve,
+    statuses="Exit status: 0 stopped in order, 1 failed, 2 bad usage, 3 cannot load, 4 port taken.",
+)
+
+
+def start(arguments: Sequence[str], load: Load) -> NoReturn:
+    """Serve what `load` makes of the settings in these arguments and in the environment; ends the process."""
+    settings = read_settings(arguments, os.environ)
+    _configure_logs(settings, os.environ)
+    finish(_served(settings, load, os.environ))
+
+
+def finish(status: int) -> NoReturn:
+    """End the process with this status."""
+    logging.shutdown()
+    sys.stdout.flush()
+    if threading.active_count() > 1:
+        # A load that was interrupted cannot be stopped and would keep the process alive. It holds nothing worth saving.
+        os._exit(status)
+    sys.exit(status)
+
+
+def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """The server's settings, each from the first source that has it. Exits with status 2 if any is unknown or wrong."""
+    words = arguments[1:] if arguments[:1] == [SERVE.name] else arguments
+    return _checked(parsed(SERVE, words, environ))
+
+
+def _checked(call: Call) -> Settings:
+    settings = call.settings
+    try:
+        keys_of(settings)
+    except SettingError as error:
+        call.refuse(str(error))
+    if settings.otlp_endpoint and (absent := tracing.missing()):
+        call.refuse(f"--otlp-endpoint needs {absent}: pip install 'slipstream[otel]'")
+    return settings
+
+
+def _configure_logs(settings: Settings, environ: Mapping[str, str]) -> None:
+    form = logs.form_of(settings.log_format, sys.stderr)
+    colors = sys.stderr.isatty() and not environ.get("NO_COLOR")
+    logs.configure(settings.log_level, form, colors=colors)
+
+
+def _served(settings: Settings, load: Load, environ: Mapping[str, str]) -> int:
+    try:
+        return run(settings, load, notify.over(environ.get("NOTIFY_SOCKET")))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def load(settings: Settings) -> AsyncEngine:
+    """The engine. Imports torch, so it runs only after the port is open, and in a thread."""
+    be_considerate()
+    # What is imported and loaded now stays until the end. Searching it for garbage takes a tenth of the start, and
+    # would later hold up all requests for a quarter second.
+    gc.disable()
+    try:
+        from slipstream.engine.service.start.launch import launch
+
+        return launch(settings)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def be_considerate() -> None:
+    """Settings of the process that keep its threads from holding each other up. Call it before torch is imported."""
+    # torch's OpenMP reads this when it is loaded. Spinning threads make small operations slow beside a busy process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Whenever a kernel returns, the engine's thread needs the interpreter again. A thread that renders or parses a long
+    # text may keep it for this time, and a pass has hundreds of kernels.
+    sys.setswitchinterval(SWITCH_S)

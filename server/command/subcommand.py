@@ -1,0 +1,196 @@
+"""A subcommand of `slipstream` as data, and how its command line is read."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NoReturn
+
+from slipstream.engine.errors import SettingError
+from slipstream.engine.naming import did_you_mean
+from slipstream.engine.settings import Settings, check
+from slipstream.server import version
+from slipstream.server.command.flags import BY_NAME, OPTIONS, PREFIX, Option, merged
+from slipstream.server.http import limits
+
+CONFIG_ENV = PREFIX + "CONFIG"
+OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"  # OpenTelemetry's own name for --otlp-endpoint
+_METAVARS = {int: "N", int | None: "N", float: "X", float | None: "X"}
+_SOURCES = (
+    f"Each setting can also be given as {PREFIX}NAME in the environment, or as name = value in a TOML file (--config)."
+    " A flag wins over the environment, the environment over the file."
+)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1. Raises ValueError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text}: must be a whole number of at least 1")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """An option of a subcommand that is no setting."""
+
+    name: str
+    flag: str
+    meaning: str
+    metavar: str | None = None  # None: a switch
+    default: Any = None
+    read: Callable[[str], Any] = str  # raises ValueError
+    sets: str | None = None  # a setting that this is another way to give
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A command line that was read."""
+
+    settings: Settings
+    given: Mapping[str, str | bool]  # settings from the command line itself, as written
+    own: Mapping[str, Any]  # the subcommand's arguments, by name
+    environ: Mapping[str, str]
+    refuse: Callable[[str], NoReturn]  # prints usage and a reason; exits with status 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subcommand:
+    """A subcommand: what it is for, what it takes, and what it runs, which returns the exit status."""
+
+    name: str
+    usage: str
+    summary: str  # a line in the list of all
+    about: str
+    run: Callable[[Call], int]
+    settings: Sequence[str] = tuple(BY_NAME)
+    arguments: Sequence[Argument] = ()
+    positional: tuple[str, Sequence[str]] | None = None  # a word that is needed: its name and what it may be
+    needs_model: bool = True
+    statuses: str = ""  # what exit statuses mean
+
+    @property
+    def options(self) -> list[Option]:
+        return [one for one in OPTIONS if one.name in self.settings]
+
+    @property
+    def has_file(self) -> bool:
+        """Whether settings may come from a TOML file."""
+        return bool(self.settings) and all(one.flag != "--config" for one in self.arguments)
+
+    @property
+    def flags(self) -> list[str]:
+        """All flags it takes."""
+        switches = [option.no_flag for option in self.options if option.is_switch]
+        own = [one.flag for one in self.arguments]
+        more = ["--config"] if self.has_file else []
+        return ["--help", *more, *own, *(flag for one in self.options for flag in one.flags), *switches]
+
+
+def parser_of(command: Subcommand) -> argparse.ArgumentParser:
+    """The parser of a subcommand's line."""
+    epilog = " ".join(filter(None, [_SOURCES if command.settings else "", command.statuses]))
+    parser = argparse.ArgumentParser(
+        prog=f"slipstream {command.name}",
+        usage=f"slipstream {command.name} {command.usage}",
+        description=command.about,
+        epilog=epilog,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"slipstream {version()}")
+    if command.positional is not None:
+        word, choices = command.positional
+        parser.add_argument(word, choices=choices)
+    if command.has_file:
+        parser.add_argument(
+            "--config", metavar="FILE", help="TOML file with settings", default=argparse.SUPPRESS
+        )
+    for one in command.arguments:
+        _add_argument(parser, one)
+    for name, options in groupby(command.options, key=lambda one: one.group):
+        group = parser.add_argument_group(name.lower())
+        for option in options:
+            _add_option(group, option)
+    return parser
+
+
+def _add_argument(parser: argparse.ArgumentParser, one: Argument) -> None:
+    if one.metavar is None:
+        parser.add_argument(one.flag, dest=one.name, action="store_true", help=one.meaning)
+        return
+
+    def read(text: str) -> Any:
+        try:
+            return one.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    told = one.meaning if one.default is None else f"{one.meaning} (default: {one.default})"
+    default = argparse.SUPPRESS if one.sets is not None else one.default
+    parser.add_argument(one.flag, dest=one.name, metavar=one.metavar, type=read, default=default, help=told)
+
+
+def _add_option(group: Any, option: Option) -> None:
+    told = option.meta["meaning"].replace("%", "%%")
+    if option.meta["choices"]:
+        told += f": {', '.join(option.meta['choices'])}"
+    if option.default not in (None, ""):
+        told += f" (default: {option.default})"
+    more: dict[str, Any] = {"metavar": _METAVARS.get(option.kind, "TEXT")}
+    if option.is_switch:
+        more = {"action": argparse.BooleanOptionalAction}
+    group.add_argument(*option.flags, dest=option.name, default=argparse.SUPPRESS, help=told, **more)
+
+
+def parsed(command: Subcommand, words: Sequence[str], environ: Mapping[str, str]) -> Call:
+    """The call that a command line means. Exits with status 2 if anything in it or in its sources is wrong."""
+    parser = parser_of(command)
+    _refuse_unknown(parser, command, words)
+    found = vars(parser.parse_args(words))
+    own = {one.name: found.pop(one.name) for one in command.arguments if one.sets is None}
+    if command.positional is not None:
+        own[command.positional[0]] = found.pop(command.positional[0])
+    for one in command.arguments:
+        if one.sets is not None and one.name in found:
+            if one.sets in found:
+                parser.error(f"{BY_NAME[one.sets].flags[0]} and {one.flag}: give one of them")
+            found[one.sets] = found.pop(one.name)
+    given = {name: value for name, value in found.items() if name != "config"}
+    settings = _settings(parser, found, environ) if command.settings else Settings()
+    if command.needs_model and command.settings and not settings.model:
+        parser.error("--model is needed: a GGUF file, a folder with a checkpoint, or a hub name org/name")
+    return Call(settings=settings, given=given, own=own, environ=environ, refuse=parser.error)
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, command: Subcommand, words: Sequence[str]) -> None:
+    """Exit with status 2 on a flag that is none, with the flag it may mean. argparse would read `-ngl` as `-n gl`."""
+    known = {*command.flags, "-h", "--version"}
+    for word in words:
+        if word == "--":
+            return
+        flag = word.partition("=")[0]
+        if (word[:2] == "--" or (word[:1] == "-" and word[1:2].isalpha())) and flag not in known:
+            parser.error(f"unrecognized arguments: {word}{did_you_mean(flag, known)}")
+
+
+def _settings(
+    parser: argparse.ArgumentParser, flags: Mapping[str, Any], environ: Mapping[str, str]
+) -> Settings:
+    """The settings of these flags and the other sources, checked. Exits with status 2 if any is unknown or wrong."""
+    # Compose files pass unset variables on as empty strings.
+    named = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text}
+    config = flags.get("config", named.pop(CONFIG_ENV, None))
+    if environ.get(OTLP_ENV):
+        named.setdefault(BY_NAME["otlp_endpoint"].env, environ[OTLP_ENV])
+    origins: dict[str, str] = {}
+    try:
+        flags = {name: value for name, value in flags.items() if name != "config"}
+        settings = Settings(**merged(flags, named, config, origins))
+        check(settings)
+        limits.check(settings)
+    except SettingError as error:
+        parser.error(f"{error} (from {origins.get(error.setting, 'the defaults')})")
+    except ValueError as error:
+        parser.error(str(error))
+    return settings

@@ -1,0 +1,219 @@
+"""The subcommands of `slipstream` besides `serve`, and the table of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from slipstream.engine.errors import LoadError, RequestError
+from slipstream.server.command import profile_table
+from slipstream.server.command.completion import SHELLS, script
+from slipstream.server.command.forecast_table import GPUS, memory_of, table
+from slipstream.server.command.healthcheck import healthcheck
+from slipstream.server.command.serve import EXIT_CANNOT_LOAD, EXIT_FAILED
+from slipstream.server.command.starting import SERVE, be_considerate, load
+from slipstream.server.command.subcommand import Argument, Call, Subcommand, count
+from slipstream.server.command.terminal_chat import CHAT
+
+AS_JSON = Argument(name="json", flag="--json", meaning="figures for machines: bytes, seconds")
+
+
+def _write(told: Mapping[str, Any], as_table: Callable[[Mapping[str, Any]], str], *, as_json: bool) -> None:
+    sys.stdout.write(json.dumps(told, indent=2) + "\n" if as_json else as_table(told))
+
+
+def _plan(call: Call) -> int:
+    from slipstream.engine.service.tools.forecast import forecast
+
+    try:
+        told = asdict(forecast(call.settings, call.own["memory"]))
+    except LoadError as error:
+        sys.stderr.write(f"slipstream plan: {error}\n")
+        return EXIT_CANNOT_LOAD
+    _write(told, table, as_json=call.own["json"])
+    return 0 if told["refusal"] is None else EXIT_CANNOT_LOAD
+
+
+PLAN = Subcommand(
+    name="plan",
+    usage="(-m MODEL | --config FILE) [--memory GiB] [options]",
+    summary="tell how much GPU memory a server would take",
+    about="What a server with these settings takes of a GPU's memory, from the model's config alone.",
+    run=_plan,
+    settings=(
+        *("model", "model_draft", "dtype", "spec_type", "draft_max"),
+        *("ctx_size", "cache_size", "kv_cache_dtype", "parallel", "batch_size"),
+    ),
+    arguments=(
+        AS_JSON,
+        Argument(
+            name="memory",
+            flag="--memory",
+            metavar="GiB",
+            meaning=f"free GPU memory: a number, or one of {', '.join(GPUS)}",
+            read=memory_of,
+        ),
+        Argument(
+            name="model_config",
+            flag="--config",
+            metavar="FILE",
+            meaning="the model's config.json, instead of -m",
+            sets="model",
+        ),
+        Argument(
+            name="model_draft_config",
+            flag="--draft-config",
+            metavar="FILE",
+            meaning="a draft model's config.json, instead of -md",
+            sets="model_draft",
+        ),
+    ),
+    statuses="Exit status: 0 it fits, 2 bad usage, 3 it would not start.",
+)
+
+
+def _profile(call: Call) -> int:
+    own = call.own
+    try:
+        prompts = None if own["prompts"] is None else profile_table.prompts_of(Path(own["prompts"]))
+    except (OSError, ValueError) as error:
+        call.refuse(f"--prompts {own['prompts']}: {error}")
+    trace = None if own["trace"] is None else Path(own["trace"])
+    if trace is not None and not os.access(trace.parent, os.W_OK):
+        call.refuse(f"--trace {trace}: cannot be written")
+    be_considerate()
+    from slipstream.engine.service.tools.profile import Order, profiled
+
+    try:
+        told = asdict(profiled(call.settings, Order(prompts, own["tasks"], own["tokens"], trace)))
+    except (LoadError, RequestError) as error:
+        sys.stderr.write(f"slipstream profile: {error}\n")
+        return EXIT_CANNOT_LOAD if isinstance(error, LoadError) else EXIT_FAILED
+    _write(told, profile_table.table, as_json=own["json"])
+    return 0
+
+
+# The settings that decide what a step computes, and on which device.
+_COMPUTED = (
+    *("model", "model_draft", "dtype", "device", "device_draft", "threads"),
+    *("ctx_size", "cache_size", "kv_cache_dtype", "parallel"),
+    *("batch_size", "spec_type", "spec_order", "spec_adaptive", "draft_max", "draft_min", "draft_p_min"),
+)
+PROFILE = Subcommand(
+    name="profile",
+    usage="-m MODEL [--tasks N] [--trace FILE] [options]",
+    summary="measure where the time of a step goes",
+    about="Plays requests without HTTP, plainly and with drafts, one at a time and one per slot, and tells where the"
+    " time went: parts of a step, operators, passes.",
+    run=_profile,
+    settings=(*_COMPUTED, "temperature", "top_k", "top_p", "min_p"),
+    arguments=(
+        AS_JSON,
+        Argument(
+            name="tasks",
+            flag="--tasks",
+            metavar="N",
+            default=8,
+            read=count,
+            meaning="requests played in each way",
+        ),
+        Argument(
+            name="tokens",
+            flag="--tokens",
+            metavar="N",
+            default=64,
+            read=count,
+            meaning="most tokens of a reply",
+        ),
+        Argument(
+            name="prompts",
+            flag="--prompts",
+            metavar="FILE",
+            meaning="prompts, one a line; by default random words of the vocabulary",
+        ),
+        Argument(
+            name="trace",
+            flag="--trace",
+            metavar="FILE",
+            meaning="write a Chrome trace of one more playing, by torch's profiler",
+        ),
+    ),
+    statuses="Exit status: 0 done, 1 a prompt is refused, 2 bad usage, 3 cannot load.",
+)
+
+
+def _compile(call: Call) -> int:
+    started = time.perf_counter()
+    try:
+        engine = load(call.settings)
+    except LoadError as error:
+        sys.stderr.write(f"slipstream compile: {error}\n")
+        return EXIT_CANNOT_LOAD
+    asyncio.run(engine.close())
+    sys.stdout.write(f"{engine.info.name}: kernels are ready, {time.perf_counter() - started:.1f} s\n")
+    return 0
+
+
+COMPILE = Subcommand(
+    name="compile",
+    usage="-m MODEL [options]",
+    summary="compile the kernels a model needs, and end",
+    about="Loads a model as a server would and ends, so that the kernels it needs are compiled and kept, and the next"
+    " start does not wait for them: for images and after updates.",
+    run=_compile,
+    settings=_COMPUTED,
+    statuses="Exit status: 0 done, 2 bad usage, 3 cannot load.",
+)
+
+
+def _check_health(call: Call) -> int:
+    status, told = healthcheck(call.settings, call.own["url"])
+    sys.stdout.write(told + "\n")
+    return status
+
+
+HEALTHCHECK = Subcommand(
+    name="healthcheck",
+    usage="[--url URL] [options]",
+    summary="ask a running server whether it takes requests",
+    about="Asks a running server's /health, at --url or at the address that these settings mean.",
+    run=_check_health,
+    settings=("host", "port", "api_prefix", "ssl_key_file", "ssl_cert_file"),
+    arguments=(
+        Argument(
+            name="url",
+            flag="--url",
+            metavar="URL",
+            meaning="address of the server, with its prefix if it has one",
+        ),
+    ),
+    needs_model=False,
+    statuses="Exit status: 0 it takes requests, 1 it does not, 2 bad usage.",
+)
+
+
+def _complete(call: Call) -> int:
+    sys.stdout.write(script(call.own["shell"], SUBCOMMANDS))
+    return 0
+
+
+COMPLETION = Subcommand(
+    name="completion",
+    usage=f"{{{','.join(SHELLS)}}}",
+    summary="print a completion script for bash, zsh or fish",
+    about="Prints a script with which a shell completes subcommands, flags and values: `source <(slipstream completion"
+    " bash)`, or into a file where the shell looks for completions.",
+    run=_complete,
+    settings=(),
+    positional=("shell", SHELLS),
+    needs_model=False,
+)
+
+SUBCOMMANDS = {one.name: one for one in (SERVE, CHAT, PLAN, PROFILE, COMPILE, HEALTHCHECK, COMPLETION)}

@@ -1,0 +1,313 @@
+"""`slipstream chat`: a conversation in a terminal, with a running server or with one of its own.
+
+Tokens are tinted by the drafter that guessed them, as on the page. Everything goes through the HTTP interface.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from slipstream.engine.settings import Settings
+from slipstream.server.command.flags import BY_NAME
+from slipstream.server.command.serve import EXIT_CANNOT_LOAD, EXIT_FAILED
+from slipstream.server.command.subcommand import Argument, Call, Subcommand, count
+from slipstream.server.http.address import reachable
+from slipstream.server.http.auth import keys_of
+from slipstream.server.http.limits import unix_path
+
+_SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p")
+_COLOURS = (36, 35, 33, 32, 34, 96, 95, 93, 92, 94)  # of drafters, in the server's order
+_DIM, _RESET = "\033[2m", "\033[0m"
+_HELP = "/new starts over, /exit ends, Ctrl-C stops a reply; a line that ends with \\ goes on in the next.\n"
+_CONNECT_S, _READ_S = 5.0, 600.0
+_POLL_S = 0.1
+
+
+class ServerFailed(Exception):
+    """The server does not answer as it should."""
+
+
+class Terminal:
+    """Where text goes. Without colours where they are not wanted."""
+
+    def __init__(self, write: Callable[[str], object], drafters: Sequence[str], *, colours: bool) -> None:
+        self._write = write
+        self._colours = colours
+        self._codes = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(drafters)}
+
+    def tinted(self, text: str, source: str | None) -> str:
+        """The text in the colour of the drafter that guessed it; None: the target wrote it itself."""
+        code = self._codes.get(source or "")
+        return f"\033[{code}m{text}{_RESET}" if self._colours and code is not None else text
+
+    def dim(self, text: str) -> str:
+        return f"{_DIM}{text}{_RESET}" if self._colours else text
+
+    def write(self, text: str) -> None:
+        self._write(text)
+
+
+class Conversation:
+    """Messages so far, and a server that answers them."""
+
+    def __init__(
+        self, client: httpx.Client, terminal: Terminal, body: Mapping[str, Any], system: str | None
+    ) -> None:
+        """body: what every request brings beside its messages."""
+        self._client = client
+        self._terminal = terminal
+        self._body = {**body, "stream": True, "spec_detail": True, "stream_options": {"include_usage": True}}
+        self._first = [] if system is None else [{"role": "system", "content": system}]
+        self.messages: list[dict[str, str]] = [*self._first]
+
+    def restart(self) -> None:
+        self.messages = [*self._first]
+
+    def say(self, text: str) -> None:
+        """Send a message and write the reply as it comes. Ctrl-C ends the reply. Raises `ServerFailed`."""
+        asked = {"role": "user", "content": text}
+        content: list[str] = []
+        sources: Counter[str | None] = Counter()
+        last: Mapping[str, Any] = {}
+        try:
+            for chunk in self._chunks([*self.messages, asked]):
+                last = chunk
+                self._show(chunk, content, sources)
+        except KeyboardInterrupt:
+            self._terminal.write(self._terminal.dim(" [stopped]"))
+        parts = [*map(self._terminal.dim, _figures(last)), *self._legend(sources)]
+        self._terminal.write("\n" + " · ".join(parts) + "\n\n")
+        self.messages += [asked, {"role": "assistant", "content": "".join(content)}]
+
+    def _chunks(self, messages: Sequence[Mapping[str, str]]) -> Generator[Mapping[str, Any], None, None]:
+        body = {**self._body, "messages": messages}
+        try:
+            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise ServerFailed(_reason(response))
+                yield from _events(response.iter_lines())
+        except httpx.HTTPError as error:
+            raise ServerFailed(f"the connection ended: {error}") from error
+
+    def _show(self, chunk: Mapping[str, Any], content: list[str], sources: Counter[str | None]) -> None:
+        delta = chunk["choices"][0]["delta"] if chunk["choices"] else {}
+        text = delta.get("content") or ""
+        content.append(text)
+        if thought := delta.get("reasoning_content"):
+            self._terminal.write(self._terminal.dim(thought))
+        spec = chunk.get("spec") or {}
+        guessed = spec.get("sources") or []
+        sources.update(guessed)
+        # Pieces are a chunk's tokens; where a format holds text back, or a marker is none, they are not its content.
+        pieces = spec.get("pieces") or []
+        tinted = [self._terminal.tinted(*pair) for pair in zip(pieces, guessed, strict=True)]
+        self._terminal.write("".join(tinted) if "".join(pieces) == text else text)
+
+    def _legend(self, sources: Mapping[str | None, int]) -> list[str]:
+        """How many tokens each drafter guessed, in its colour."""
+        named = sorted(((n, name) for name, n in sources.items() if name is not None), reverse=True)
+        return [f"{self._terminal.tinted(name, name)} {n}" for n, name in named]
+
+
+def _events(lines: Iterator[str]) -> Generator[Mapping[str, Any], None, None]:
+    """The chunks of a stream. Raises `ServerFailed` for an error in it, or if it breaks off."""
+    for line in lines:
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data: "):
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                raise ServerFailed(chunk["error"]["message"])
+            yield chunk
+    raise ServerFailed("the reply broke off")
+
+
+def _figures(last: Mapping[str, Any]) -> list[str]:
+    """Of the last chunk: tokens, tokens per second and per pass."""
+    timings = last.get("timings")
+    if timings is None:
+        return []
+    run = (last.get("metrics") or {}).get("speculative_decoding") or {}
+    parts = [f"{timings['predicted_n']} tokens", f"{timings['predicted_per_second']:.1f} tokens/s"]
+    if run.get("num_draft_tokens"):
+        parts.append(f"{run['mean_acceptance_length']:.2f} tokens a pass")
+    return parts
+
+
+def _reason(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {response.status_code}"
+
+
+def _chat(call: Call) -> int:
+    settings = call.settings
+    try:
+        with contextlib.ExitStack() as stack:
+            if settings.model and call.own["url"] is None:
+                client = stack.enter_context(_own_server(call.given))
+            else:
+                client = stack.enter_context(_client(settings, call.own["url"]))
+            return _converse(client, call)
+    except ServerFailed as error:
+        sys.stderr.write(f"slipstream chat: {error}\n")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+        return 0
+
+
+def _converse(client: httpx.Client, call: Call) -> int:
+    """Read messages and show replies until the input ends."""
+    terminal, model = _terminal(client, colours=sys.stdout.isatty() and not call.environ.get("NO_COLOR"))
+    body = {name: getattr(call.settings, name) for name in _SAMPLING if name in call.given}
+    if call.own["max_tokens"] is not None:
+        body["max_tokens"] = call.own["max_tokens"]
+    talk = Conversation(client, terminal, body, call.own["system"])
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        import readline  # noqa: F401  lines can be edited and found again
+
+        terminal.write(terminal.dim(f"{model} · {_HELP}") + "\n")
+    for text in _messages("> " if is_terminal else ""):
+        if text == "/exit":
+            break
+        if text == "/new":
+            talk.restart()
+        elif text.startswith("/"):
+            terminal.write(_HELP)
+        elif text:
+            try:
+                talk.say(text)
+            except ServerFailed as error:
+                terminal.write(f"slipstream chat: {error}\n")
+                if not is_terminal:
+                    return EXIT_FAILED
+    return 0
+
+
+def _terminal(client: httpx.Client, *, colours: bool) -> tuple[Terminal, str]:
+    """Standard output with the server's drafters as colours, and the model's name. Raises `ServerFailed`."""
+    try:
+        answer = client.get("/props")
+    except httpx.HTTPError as error:
+        raise ServerFailed(f"no server at {client.base_url}: {error}") from error
+    if answer.status_code != 200:
+        raise ServerFailed(_reason(answer))
+    props = answer.json()
+
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    return Terminal(write, props["speculation"]["drafters"], colours=colours), props["model_alias"]
+
+
+def _messages(prompt: str) -> Iterator[str]:
+    """What is typed, message by message."""
+    lines: list[str] = []
+    while True:
+        try:
+            line = input("" if lines else prompt)
+        except EOFError:
+            if lines:
+                yield "\n".join(lines)
+            return
+        lines.append(line.removesuffix("\\"))
+        if not line.endswith("\\"):
+            yield "\n".join(lines).strip()
+            lines = []
+
+
+def _client(settings: Settings, url: str | None) -> httpx.Client:
+    """A client of the server at `url`, or at the address that the settings mean."""
+    keys = sorted(keys_of(settings))
+    headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
+    timeout = httpx.Timeout(_READ_S, connect=_CONNECT_S)
+    path = unix_path(settings.host)
+    if url is None and path is not None:
+        transport = httpx.HTTPTransport(uds=path)
+        address = f"http://localhost{settings.api_prefix}"
+        return httpx.Client(transport=transport, base_url=address, headers=headers, timeout=timeout)
+    scheme = "http" if settings.ssl_cert_file is None else "https"
+    own = f"{scheme}://{reachable(settings.host)}:{settings.port}{settings.api_prefix}"
+    # Our own server on this machine: its certificate is for its public name.
+    return httpx.Client(base_url=url or own, headers=headers, timeout=timeout, verify=url is not None)
+
+
+@contextlib.contextmanager
+def _own_server(given: Mapping[str, str | bool]) -> Generator[httpx.Client, None, None]:
+    """A server with these settings on a socket of its own, for as long as the conversation lasts."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-chat-") as folder:
+        path = str(Path(folder) / "server.sock")
+        settings = {"log_level": "warning", **given, "host": path}
+        words = [_word(name, value) for name, value in settings.items()]
+        # A session of its own: Ctrl-C is for the reply, and not for the server.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "slipstream.server", "serve", *words],
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            with _client(Settings(host=path), None) as client:
+                _wait_for(client, process)
+                yield client
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def _word(name: str, value: object) -> str:
+    """The word of a command line that gives a setting this value."""
+    option = BY_NAME[name]
+    if option.is_switch:
+        return option.flags[0] if value else option.no_flag
+    return f"{option.flags[0]}={value}"
+
+
+def _wait_for(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
+    """Return when the server is ready. Raises `ServerFailed` if it ends before."""
+    while process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if client.get("/health").status_code == 200:
+                return
+        time.sleep(_POLL_S)
+    reason = "could not load the model" if process.returncode == EXIT_CANNOT_LOAD else "ended"
+    raise ServerFailed(f"the server {reason} (exit status {process.returncode})")
+
+
+CHAT = Subcommand(
+    name="chat",
+    usage="[-m MODEL | --url URL] [options]",
+    summary="talk to a model in the terminal",
+    about="A conversation in the terminal, tinted by drafter: with a server of its own if a model is given, else with"
+    " the one at --url, or at the address that the settings mean.",
+    run=_chat,
+    arguments=(
+        Argument(name="url", flag="--url", metavar="URL", meaning="address of a running server, without /v1"),
+        Argument(name="system", flag="--system", metavar="TEXT", meaning="what the conversation begins with"),
+        Argument(
+            name="max_tokens",
+            flag="--max-tokens",
+            metavar="N",
+            read=count,
+            meaning="most tokens of a reply; as many as fit by default",
+        ),
+    ),
+    needs_model=False,
+    statuses="Exit status: 0 ended, 1 the server failed, 2 bad usage.",
+)

@@ -1,0 +1,206 @@
+"""The command `slipstream`: subcommands, what is suggested for words that are none, completion, the terminal's chat."""
+
+from __future__ import annotations
+
+import io
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from slipstream.engine.api import Chat
+from slipstream.server.command import cli
+from slipstream.server.command.completion import SHELLS, script
+from slipstream.server.command.subcommands import SUBCOMMANDS
+from slipstream.server.command.terminal_chat import Conversation, Terminal
+from tests.http.fake import FakeEngine, words
+from tests.http.serving import served
+
+
+def ended(*arguments: str, **environ: str) -> int:
+    """Exit status of a command line."""
+    try:
+        return cli.dispatch(arguments, environ)
+    except SystemExit as left:
+        return int(left.code or 0)
+
+
+def test_every_subcommand_is_listed_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("--help") == 0
+    overview = capsys.readouterr().out
+    for name, command in SUBCOMMANDS.items():
+        assert f"\n  {name} " in overview
+        assert command.summary in overview
+        assert ended(name, "--help") == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert f"usage: slipstream {name} {command.usage}" in told
+        assert command.about in told
+        assert command.statuses in told
+        for one in command.arguments:
+            assert one.flag in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["plann"], "slipstream: plann: no such subcommand; did you mean plan?"),
+        (["xyz"], "no such subcommand; there are serve, chat, plan"),
+        (["org/name"], "slipstream: org/name: is no subcommand; a model is given as -m org/name"),
+        (["tests"], "a model is given as -m tests"),
+        (["-m", "x", "--draft-mx", "3"], "unrecognized arguments: --draft-mx; did you mean --draft-max?"),
+        (["-m", "x", "-mdd", "y"], "unrecognized arguments: -mdd; did you mean -md?"),
+        (["plan", "--memroy", "3"], "unrecognized arguments: --memroy; did you mean --memory?"),
+        (["plan", "--port", "3"], "unrecognized arguments: --port"),
+        (["-m", "x", "--spec-type", "sufix"], "'sufix' is not a drafter; did you mean suffix?"),
+        (["-m", "x", "--log-level", "warn"], "did you mean warning?"),
+        (["profile", "-m", "x", "--tasks", "0"], "0: must be a whole number of at least 1"),
+        (["completion", "tcsh"], "choose from"),
+        (["chat", "--max-tokens", "many"], "many: must be a whole number of at least 1"),
+        ([], "--model is needed"),
+    ],
+)
+def test_words_that_mean_nothing(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
+    assert ended(*arguments) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["-m", "./no/such"], ["-m", "org/name", "-md", "./no/such"]])
+def test_a_missing_model_is_found_before_the_port_is_opened(
+    capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # opening it would end with status 4
+        assert ended(*flags, "--port", str(taken.getsockname()[1])) == 3
+    assert "./no/such: no such folder" in capsys.readouterr().err
+
+
+# --- completion ---
+
+
+def completed(line: str) -> list[str]:
+    """What bash offers at the end of the line."""
+    code = f"""{script("bash", SUBCOMMANDS)}
+        COMP_WORDS=({line}); [[ "{line}" == *" " ]] && COMP_WORDS+=("")
+        COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        _slipstream; printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert not found.stderr
+    return found.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("slipstream pl", ["plan"]),
+        ("slipstream plan --mem", ["--memory"]),
+        ("slipstream --draft-ma", ["--draft-max"]),
+        ("slipstream serve --no-spec", ["--no-spec-adaptive"]),
+        ("slipstream serve --dtype b", ["bfloat16"]),
+        ("slipstream -m x --spec-type suf", ["suffix"]),
+        ("slipstream completion z", ["zsh"]),
+        ("slipstream serve -m tes", []),  # files are bash's own
+        ("slipstream plan --spec-ngram", []),
+    ],
+)
+def test_bash_completes(line: str, offered: list[str]) -> None:
+    assert completed(line) == offered
+
+
+def test_bash_offers_all_subcommands() -> None:
+    assert {*SUBCOMMANDS} <= {*completed("slipstream ")}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_flag_is_in_every_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("completion", shell) == 0
+    text = capsys.readouterr().out
+    for command in SUBCOMMANDS.values():
+        for flag in (flag for option in command.options for flag in option.flags):
+            if shell != "fish":
+                assert flag in text
+            else:
+                assert (f"-l {flag[2:]} " if flag[:2] == "--" else f"-o {flag[1:]} ") in text
+
+
+# --- chat ---
+
+
+def talked(monkeypatch: pytest.MonkeyPatch, typed: str, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    return ended("chat", *arguments)
+
+
+REPLY = "w0 w1 w2 w3 w4 w5 w6"
+
+
+def test_a_conversation_with_a_running_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine(script=words)
+    flags = ["--system", "Be brief.", "--max-tokens", "7", "--temperature", "0.5"]
+    with served(engine) as server:
+        typed = "first\\\nline\n\nsecond\n/new\n/help\nthird\n/exit\nnever\n"
+        assert talked(monkeypatch, typed, "--url", server.url, *flags) == 0
+    system = {"role": "system", "content": "Be brief."}
+    asked = [one.prompt.messages for one in engine.requests if isinstance(one.prompt, Chat)]
+    assert [[(message["role"], message["content"]) for message in one] for one in asked] == [
+        [(system["role"], system["content"]), ("user", "first\nline")],
+        [
+            *((system["role"], system["content"]), ("user", "first\nline")),
+            *(("assistant", f"{REPLY} "), ("user", "second")),
+        ],
+        [(system["role"], system["content"]), ("user", "third")],
+    ]
+    assert {(one.max_tokens, one.sampling.temperature) for one in engine.requests} == {(7, 0.5)}
+    out = capsys.readouterr().out
+    assert out.count(REPLY) == 3
+    assert "7 tokens" in out
+    assert " tokens a pass · ngram-simple 2 · draft-model 2\n" in out
+    assert "\033" not in out  # not a terminal
+
+
+def test_tokens_have_the_colour_of_their_drafter() -> None:
+    terminal = Terminal(lambda text: None, ["suffix", "draft-model"], colours=True)
+    assert terminal.tinted("a", "draft-model") == "\033[35ma\033[0m"
+    assert terminal.tinted("a", "suffix") == "\033[36ma\033[0m"
+    assert terminal.tinted("a", None) == terminal.tinted("a", "unheard-of") == "a"
+    assert Terminal(lambda text: None, ["suffix"], colours=False).tinted("a", "suffix") == "a"
+
+
+def test_a_key_and_a_prefix_reach_the_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(api_key="secret", api_prefix="/llm") as server:
+        where = ["--port", str(server.port), "--api-prefix", "/llm"]
+        assert talked(monkeypatch, "hello\n", *where, "--api-key", "secret") == 0
+        assert "w0 w1" in capsys.readouterr().out
+        assert talked(monkeypatch, "hello\n", *where, "--api-key", "wrong") == 1
+        assert "key" in capsys.readouterr().err
+
+
+def test_what_a_server_refuses_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served() as server:
+        assert talked(monkeypatch, f"{'word ' * 600}\n", "--url", server.url) == 1
+        assert "the context holds 512" in capsys.readouterr().out
+    assert talked(monkeypatch, "hello\n", "--url", server.url) == 1
+    assert f"no server at {server.url}" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_reply_and_not_the_conversation() -> None:
+    written: list[str] = []
+
+    def write(text: str) -> None:
+        written.append(text)
+        if "w3" in text:
+            raise KeyboardInterrupt
+
+    engine = FakeEngine(script=words)
+    with served(engine) as server:
+        talk = Conversation(server.http, Terminal(write, [], colours=False), {}, None)
+        talk.say("hello")
+    assert "".join(written).startswith("w0 w1 w2 w3 w4 w5  [stopped]\nngram-simple 2")
+    assert [message["role"] for message in talk.messages] == ["user", "assistant"]
+    assert talk.messages[1]["content"] == "w0 w1 w2 w3 w4 w5 "
