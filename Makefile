@@ -7,6 +7,7 @@ DEMO := $(filter demo/target demo/hybrid,$(MODEL))
 DRAFT ?= $(if $(filter demo/target,$(MODEL)),demo/draft)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RUNNABLE := $(VENV)/.runnable
 # A test process uses one thread, so that two of them share two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 FUZZ_S ?= 600
@@ -18,9 +19,16 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@ $(RUNNABLE)
+
+# What running needs, without the development tools.
+$(RUNNABLE): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing what the server needs into $(VENV): torch above all, 0.2 GB for CPUs and 3 GB where it brings CUDA"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-run: setup
+run: $(RUNNABLE)
 	$(BIN)/slipstream -m $(MODEL) $(if $(DRAFT),-md $(DRAFT)) $(if $(DEMO),--alias demo) $(ARGS)
 
 check: setup
@@ -88,7 +96,8 @@ docker-check: setup
 	$(BIN)/python -m tests.docker.replay $(ARGS)
 
 docs: setup
-	$(BIN)/python -m slipstream.server.describe.flags_table README.md
+	$(BIN)/python -m slipstream.server.describe.flags_table docs/settings.md
+	$(BIN)/python -m tests.bench.drafter_column README.md
 	$(BIN)/python -m slipstream.server.describe.api_page docs/api.md
 	$(BIN)/python -m tests.emulator.sources kernels/cuda/registers.md
 

@@ -1,7 +1,7 @@
 """Every setting of the server: type, default, bounds, flags, one line of meaning.
 
 One frozen dataclass, so that the engine runs without pydantic. `server/command/subcommand.py` derives the flags, the
-environment variables (`SLIPSTREAM_CTX_SIZE`), the TOML keys (`ctx_size`) and the README's table from the
+environment variables (`SLIPSTREAM_CTX_SIZE`), the TOML keys (`ctx_size`) and docs/settings.md from the
 metadata below. A default is written nowhere else.
 """
 

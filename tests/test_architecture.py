@@ -161,17 +161,6 @@ def test_nothing_is_ever_unpickled() -> None:
                 assert node.value.id != "torch", path
 
 
-def test_the_readme_table_of_flags_is_fresh() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "slipstream.server.describe.flags_table", "README.md", "--check"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-
-
 def test_what_contributing_quotes_is_in_the_files() -> None:
     quoted = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     assert quoted

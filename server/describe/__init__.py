@@ -1,1 +1,1 @@
-"""Documentation generated from the code: the OpenAPI document, docs/api.md, the README's table of flags."""
+"""Documentation generated from the code: the OpenAPI document, docs/api.md, docs/settings.md."""

@@ -1,6 +1,6 @@
-"""Generates the README's table of settings from their metadata.
+"""Generates the table of settings in docs/settings.md from their metadata.
 
-`python -m slipstream.server.describe.flags_table README.md [--check]` writes it between `<!-- flags -->` and
+`python -m slipstream.server.describe.flags_table docs/settings.md [--check]` writes it between `<!-- flags -->` and
 `<!-- /flags -->`; with --check nothing is written, and the exit status is 1 if the table is stale.
 """
 

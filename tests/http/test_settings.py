@@ -194,13 +194,6 @@ def test_the_table(tmp_path: Path) -> None:
         flags_table.updated("nothing here")
 
 
-def test_the_readme_is_fresh() -> None:
-    path = Path(flags_table.__file__).parents[3] / "README.md"
-    if not path.exists() or flags_table.START not in path.read_text():
-        pytest.skip("no table in the README")
-    assert flags_table.main([str(path), "--check"]) == 0
-
-
 @pytest.mark.parametrize("module", ["http.app", "command.cli", "command.serve", "describe.flags_table"])
 def test_no_torch_is_loaded(module: str) -> None:
     heavy = {"torch", "numba", "transformers", "slipstream.engine.service"}
