@@ -48,14 +48,16 @@ def seconds_by_width(
     neighbour was busy. Turns of all widths follow until the measurements add up to `enough_s`; six times as long if
     wider passes still look dearer than their rows, as with threads that wait for one that is not running.
 
-    A large model on a slow machine must not wait for minutes: widths beyond eight rows that are not reached in
-    `enough_s` get what the line through the narrowest and the widest measured says, and are measured while serving.
+    A large model on a slow machine must not wait for minutes. Of more than eight rows, powers of two alone are measured
+    once `enough_s` have passed, and nothing after four times that; the rest gets what lies on the line between its
+    neighbours, or on the line through the narrowest and the widest measured, and is measured while serving.
     """
     least: dict[int, float] = {}
     spent, per_row = 0.0, 0.0
     for n_rows in widths:
-        if n_rows > _ALWAYS and spent > enough_s:
-            break
+        is_power = n_rows & (n_rows - 1) == 0
+        if n_rows > _ALWAYS and spent > (4.0 if is_power else 1.0) * enough_s:
+            continue
         seconds = seconds_of(n_rows)
         if seconds > n_rows * per_row:
             seconds = min(seconds, seconds_of(n_rows))
@@ -69,16 +71,16 @@ def seconds_by_width(
             seconds = seconds_of(n_rows)
             least[n_rows] = min(least[n_rows], seconds)
             spent += seconds
-    return least | _extended(least, widths[len(least) :])
+    return {n_rows: _between(least, n_rows) for n_rows in widths}
 
 
-def _extended(least: Mapping[int, float], wider: Sequence[int]) -> dict[int, float]:
-    """Expected seconds of passes wider than those measured."""
-    if not wider:
-        return {}
+def _between(least: Mapping[int, float], n_rows: int) -> float:
+    """Seconds of a pass by those of the widths that were measured."""
     first, last = min(least), max(least)
+    if n_rows <= last:
+        return float(np.interp(n_rows, [*least], [*least.values()]))
     slope = max(0.0, least[last] - least[first]) / max(1, last - first)
-    return {n_rows: least[last] + slope * (n_rows - last) for n_rows in wider}
+    return least[last] + slope * (n_rows - last)
 
 
 def _measured(target: Target, cache: Cache, n_rows: int) -> float:

@@ -58,6 +58,18 @@ def test_a_large_model_is_measured_up_to_eight_rows_and_the_rest_follows_the_lin
     assert len(machine.ran) == 5
 
 
+def test_where_time_is_short_powers_of_two_are_measured_and_the_rest_lies_between_them() -> None:
+    def bent(n_rows: int) -> float:
+        ran.append(n_rows)
+        return 1.0 if n_rows <= 16 else n_rows / 16
+
+    ran: list[int] = []
+    widths = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+    measured = seconds_by_width(widths, bent, enough_s=4.5)
+    assert ran == [1, 1, 2, 4, 8, 12, 16, 32, 64]
+    assert (measured[24], measured[48]) == (1.5, 3.0)
+
+
 def test_wider_passes_are_never_expected_to_take_less() -> None:
     falling = {1: 2.0, 2: 1.0, 4: 0.9, 8: 0.8}
     assert seconds_by_width(WIDTHS, falling.__getitem__, enough_s=0.0)[32] == 0.8
