@@ -1,6 +1,7 @@
-"""Installs the wheel beside Hugging Face's `kernels` and asks it something: `python -m tests.wheel [--keep DIR]`.
+"""Installs the wheel beside Hugging Face's `kernels` and asks it something: `python -m tests.wheel [--versions WHICH]`.
 
-The wheel is built as users build it and goes into a fresh environment, with the versions of constraints.txt. Where
+The wheel is built as users build it and goes into a fresh environment, with the versions of constraints.txt; or, with
+`--versions lowest`, the oldest that pyproject.toml allows, with `newest` what an index has today, but for torch. Where
 requirements.txt beside this file names a package, its version counts instead: a version of transformers refuses all but
 a few versions of `kernels` and then never imports it, so the two are the newest that accept each other. In the
 environment `probe.py` looks at who finds what; then `slipstream` is started outside the repository, on the demo
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import urllib.request
 import venv
 from collections.abc import Callable, Sequence
@@ -30,6 +32,7 @@ HERE = Path(__file__).parent
 QUESTION = "Rename `items` to `values` in this function:\ndef first(items):\n    return items[0]"
 # Nothing of the repository is to be found but what the wheel brought.
 BARE = {"PYTHONPATH": "", "PYTHONSAFEPATH": "1"}
+PINNED, LOWEST, NEWEST = VERSIONS = ("pinned", "lowest", "newest")
 READY_S = 300.0  # the first start compiles
 
 
@@ -38,41 +41,56 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--keep", type=Path, help="folder to work in, left behind afterwards")
+    parser.add_argument("--versions", choices=VERSIONS, default=PINNED, help="of the dependencies")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="slipstream-wheel-") as temporary:
         work = Path(options.keep or temporary)
         work.mkdir(parents=True, exist_ok=True)
         try:
-            _check(work)
+            _check(work, options.versions)
         except (AssertionError, OSError, subprocess.SubprocessError) as error:
             sys.stdout.write(f"failed: {error}\n")
             return 1
     return 0
 
 
-def _check(work: Path) -> None:
+def _check(work: Path, versions: str) -> None:
     """Every step in order. Raises AssertionError, OSError, SubprocessError."""
     wheel = _timed("wheel built", lambda: build(work / "wheel"))
     wrong = faults(wheel)
     assert not wrong, f"the wheel {', '.join(wrong)}"
     place = work / "environment"
     _timed("environment made", lambda: venv.create(place, with_pip=True, clear=True))
-    _timed("installed", lambda: _install(place, wheel, work / "constraints.txt"))
+    _timed("installed", lambda: _install(place, wheel, versions))
     probe = [str(place / "bin" / "python"), "-I", str(HERE / "probe.py")]
-    _timed("kernels and transformers imported", lambda: subprocess.run(probe, cwd=work, check=True))
+    if versions == PINNED:
+        _timed("kernels and transformers imported", lambda: subprocess.run(probe, cwd=work, check=True))
     _timed("server started, asked and stopped", lambda: _serve(place / "bin" / "slipstream", work))
 
 
-def _install(place: Path, wheel: Path, constraints: Path) -> None:
+def _install(place: Path, wheel: Path, versions: str) -> None:
     """The wheel and the requirements. torch first, in the build that the lists of packages at hand prefer."""
-    own = (HERE / "requirements.txt").read_text().splitlines()
+    own = (HERE / "requirements.txt").read_text().splitlines() if versions == PINNED else []
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    (torch,) = (line for line in pinned if _name(line) == "torch")
+    if versions != PINNED:
+        pinned = [*(_lowest() if versions == LOWEST else []), torch]
     named = {_name(line) for line in own}
-    given = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if _name(line) not in named]
-    constraints.write_text("\n".join([*given, *own]) + "\n")
-    (torch,) = (line for line in given if _name(line) == "torch")
+    constraints = place.with_name("constraints.txt")
+    constraints.write_text("\n".join([*(line for line in pinned if _name(line) not in named), *own]) + "\n")
     pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for wanted in ([torch], [str(wheel), *own]):
         subprocess.run([*pip, "-c", str(constraints), *wanted], check=True)
+    freeze = [str(place / "bin" / "python"), "-m", "pip", "freeze", "--exclude", "slipstream"]
+    found = subprocess.run(freeze, check=True, capture_output=True, text=True).stdout
+    sys.stdout.write("            " + " ".join(found.split("\n")) + "\n")
+
+
+def _lowest() -> list[str]:
+    """The oldest versions that pyproject.toml allows, torch aside."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    pairs = [re.match(r"([A-Za-z0-9_.-]+)>=([0-9.]+)", line) for line in told]
+    return [f"{one[1]}=={one[2]}.*" for one in pairs if one is not None and one[1] != "torch"]
 
 
 def _name(line: str) -> str:
