@@ -263,3 +263,94 @@ def test_a_drafter_in_trouble_shows_in_health() -> None:
         health = server.http.get("/health")
         assert (health.status_code, health.json()["status"]) == (200, "ok")
         assert [one.split()[0] for one in health.json()["warnings"]] == ["suffix", "draft-eagle3"]
+
+
+# --- targets in absolute form: `GET http://host/path`, as sent to a proxy (RFC 9112, 3.2.2) ---
+
+
+def asked(server: Served, target: str, *headers: str, version: str = "1.1") -> int:
+    """The status of a GET of this target, as it stands in the request's line."""
+    lines = [f"GET {target} HTTP/{version}", *headers, "connection: close"]
+    answer = raw(server.port, ("\r\n".join(lines) + "\r\n\r\n").encode())
+    return int(answer.split(b" ")[1])
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://localhost/health", 200),
+        ("http://127.0.0.1:8080/health", 200),
+        ("HTTP://LOCALHOST:/health?x=http://a/b", 200),
+        ("https://[::1]:1/health", 200),  # as of a gateway that speaks TLS to the client
+        ("http://localhost/%68ealth", 200),
+        ("http://localhost/v1/models/fake%2Fmodel", 200),
+        ("http://localhost", 200),  # the page
+        ("http://localhost?x", 200),
+        ("http://localhost//health", 404),
+        ("http://localhost/http://localhost/health", 404),
+        ("/http://localhost/health", 404),
+        ("ftp://localhost/health", 404),
+        ("http%3A//localhost/health", 404),
+        ("http:///health", 400),
+        ("http:/health", 400),
+        ("http:health", 400),
+        ("http://:80/health", 400),
+        ("http://me@localhost/health", 400),
+        ("http://localhost@evil.example/health", 400),
+        ("http://localhost\\@evil.example/health", 400),
+        ("http://localhost/health#part", 400),
+        ("http://local[host/health", 400),
+        ("http://localhost:80:90/health", 400),
+    ],
+)
+def test_targets_in_absolute_form(server: Served, target: str, status: int) -> None:
+    assert asked(server, target, "host: localhost") == status
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://evil.example/health", "localhost", 403),
+        ("http://localhost.evil.example/health", "localhost", 403),
+        ("http://%6cocalhost/health", "localhost", 403),
+        ("http://localhost/health", "evil.example", 200),  # the target's host is the one that counts
+    ],
+)
+def test_the_targets_host_replaces_the_header(server: Served, target: str, host: str, status: int) -> None:
+    assert asked(server, target, f"host: {host}") == status
+
+
+def test_a_targets_host_counts_without_the_header(server: Served) -> None:
+    """HTTP/1.0 may leave the header out; HTTP/1.1 may not, even so."""
+    assert asked(server, "http://evil.example/health", version="1.0") == 403
+    assert asked(server, "http://localhost/health", version="1.0") == 200
+    assert asked(server, "http://localhost/health") == 400
+    assert asked(server, "http://localhost/health", "host: localhost", "host: localhost") == 400
+
+
+def test_absolute_targets_need_a_key_and_the_prefix() -> None:
+    with served(api_key="k", api_prefix="/llm") as server:
+        for target, status in (
+            ("/llm/health", 200),
+            ("/llm/props", 401),
+            ("/llm/%70rops", 401),
+            ("/llm/health/../props", 401),
+            ("/llm", 308),
+            ("/health", 404),
+            ("/props", 404),
+            ("//llm/health", 404),
+            ("/http://localhost/llm/health", 404),
+        ):
+            assert asked(server, f"http://localhost{target}", "host: localhost") == status, target
+        key = ("host: localhost", "x-api-key: k")
+        assert asked(server, "http://localhost/llm/props", *key) == 200
+        assert asked(server, "http://localhost/llm/props?path=/llm/health", "host: localhost") == 401
+
+
+def test_a_body_behind_an_absolute_target(server: Served) -> None:
+    body = b'{"content": "ab"}'
+    head = b"POST http://localhost/tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    answer = raw(server.port, head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert answer.endswith(b'{"tokens":[97,98]}')
+    chunks = b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    assert raw(server.port, head + chunks).endswith(b'{"tokens":[97,98]}')
