@@ -4,6 +4,7 @@ line in the log, counts for `/metrics`, and a 500 in OpenAI's shape for an excep
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -29,6 +30,8 @@ WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
 GENERATING = {"/chat/completions": "chat", "/completions": "text_completion"}
 # Asked every few seconds by monitoring; a 503 of theirs while the model loads is no reason for a warning.
 PROBES = HEALTH | {"/metrics"}
+# Not faults, but ends: of the request, of the process.
+ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
 class Envelope:
@@ -61,7 +64,9 @@ class Envelope:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self.app(scope, receive, stamped)
-            except Exception:
+            except ENDS:
+                raise
+            except BaseException:  # panics of libraries written in Rust are no `Exception`
                 log.exception("unexpected")
                 if not status:
                     await internal().response()(scope, receive, stamped)
