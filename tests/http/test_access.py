@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from unittest import mock
 
 import pytest
 
 from slipstream.server.http import web_page as pages
+from tests.http.document import held
 from tests.http.fake import FakeEngine, delta, done
 from tests.http.serving import Served, chat, raw, served, until
 
@@ -200,6 +202,35 @@ def test_slots(server: Served) -> None:
     until(lambda: not server.engine.running)
     assert [slot["drafters"] for slot in server.http.get("/slots").json()] == [{}] * 4
     assert server.http.get("/slots?fail_on_no_slot=1").status_code == 200
+
+
+def test_slots_of_other_keys_are_busy_and_no_more() -> None:
+    """A key sees its own requests' figures, salted or not; of others' nothing that tells one request from another."""
+    with served(api_key="alpha, beta") as server:
+        server.engine.script = lambda request: [delta("x"), 5.0, done(request, 1)]
+        with ExitStack() as open_ones:
+            read = []  # dropping an iterator would close its connection
+            for key, salt in (("alpha", None), ("alpha", "salt"), ("beta", None)):
+                headers = {"x-api-key": key}
+                body = chat(stream=True, cache_salt=salt)
+                answer = server.http.stream("POST", "/v1/chat/completions", json=body, headers=headers)
+                read.append(open_ones.enter_context(answer).iter_bytes())
+                next(read[-1])
+            shown = {
+                key: held(server.http.get("/slots", headers={"x-api-key": key})).json()
+                for key in ("alpha", "beta")
+            }
+    for key, n_own in (("alpha", 2), ("beta", 1)):
+        assert sum(slot["is_processing"] for slot in shown[key]) == 3
+        own = [slot for slot in shown[key] if slot["id_task"]]
+        assert len(own) == n_own
+        assert all((slot["n_prompt_tokens"], slot["n_past"]) == (5, 7) and slot["drafters"] for slot in own)
+        others = [slot for slot in shown[key] if slot["is_processing"] and slot not in own]
+        idle = next(slot for slot in shown[key] if not slot["is_processing"])
+        for slot in others:
+            assert slot["next_token"] == [{"has_next_token": True, "n_remain": 0, "n_decoded": 0}]
+            busy = {"id": slot["id"], "is_processing": True, "next_token": slot["next_token"]}
+            assert slot == idle | busy
 
 
 def test_props(server: Served) -> None:
