@@ -2,7 +2,8 @@
 
 uvicorn does not limit the time that headers take: without this timeout a connection could stay silent for ever before
 its first request, or after the first byte of the next. Nor does it ever give up a client that has asked for more than
-it reads, whose replies would be held in memory.
+it reads, whose replies would be held in memory. And what is sent to a client that has left it discards, at once, so
+that a stream which always has more to send would run for ever and keep the event loop: here sending raises then.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import h11
 import orjson
+from starlette.types import Message, Receive, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slipstream.server.http.error_table import Problem
@@ -26,9 +28,12 @@ TOO_LONG = Problem(
 )
 REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
-# A stream ends itself after the timeout (`sse`). It must come first: uvicorn discards what is sent to a connection that
-# is lost, at once, so that a stream which always has more to send would keep the event loop.
+# A stream ends itself after the timeout (`sse`). It should come first, as it says in the log why.
 PATIENCE = 1.25
+
+
+class ClientGone(ConnectionError):
+    """The connection is lost, so nothing more can be sent on it. (ASGI's specification from 2.4 on asks for this.)"""
 
 
 class Connection(H11Protocol):
@@ -44,6 +49,7 @@ class Connection(H11Protocol):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.conn: RequestHeads = RequestHeads()
+        self.app = self._answer
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -70,6 +76,18 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         self._was_read()
         super().resume_writing()
+
+    async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
+        """The application with a `send` that raises `ClientGone` once the connection is lost."""
+        cycle = self.cycle
+
+        async def sending(message: Message) -> None:
+            if self.transport.is_closing():
+                cycle.disconnected = True  # uvicorn's own note of it comes when the event loop runs next
+                raise ClientGone
+            await send(message)
+
+        await self.config.loaded_app(scope, receive, sending)
 
     def send_400_response(self, msg: str) -> None:
         # A request that has been answered, or is being, has no other answer: what came behind its head was no HTTP.

@@ -16,7 +16,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slipstream.server.http.auth import HEALTH
+from slipstream.server.http.connection import ClientGone
 from slipstream.server.http.error_table import internal
+from slipstream.server.http.sse import CLIENT_LEFT
 from slipstream.server.openai import figures
 from slipstream.server.report import meter as meters
 from slipstream.server.report import tally
@@ -66,6 +68,8 @@ class Envelope:
                 await self.app(scope, receive, stamped)
             except ENDS:
                 raise
+            except ClientGone:
+                status = status or CLIENT_LEFT
             except BaseException:  # panics of libraries written in Rust are no `Exception`
                 log.exception("unexpected")
                 if not status:
