@@ -267,7 +267,7 @@ class Settings:
         most=86400,
     )
     shutdown_timeout: float = setting(
-        30.0, "seconds running requests may take after SIGTERM", least=0, most=3600
+        30.0, "seconds running requests may take after SIGTERM, SIGINT or SIGHUP", least=0, most=3600
     )
     slot_save_path: str | None = setting(
         None, "folder for slots saved to files (POST /slots/ID?action=save); they hold the texts' tokens"

@@ -23,7 +23,7 @@ from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import LoadError, RequestError, SettingError
 from slipstream.engine.settings import Settings, check
 from slipstream.server import version
-from slipstream.server.command import notify
+from slipstream.server.command import notify, standard_streams
 from slipstream.server.command.flags import BY_NAME, OPTIONS, PREFIX, Option, merged
 from slipstream.server.command.forecast_table import GPUS, memory_of, table
 from slipstream.server.command.healthcheck import healthcheck
@@ -59,6 +59,7 @@ ADDRESSED = ("host", "port", "api_prefix", "ssl_key_file", "ssl_cert_file")
 
 def main() -> NoReturn:
     """The console command. Status: 0 stopped in order, 1 failed, 2 bad usage, 3 cannot load, 4 port taken."""
+    standard_streams.hold()
     if sys.argv[1:2] == ["plan"]:
         sys.exit(plan(sys.argv[2:], os.environ))
     if sys.argv[1:2] == ["profile"]:
@@ -78,7 +79,7 @@ def start(arguments: Sequence[str], load: Load) -> NoReturn:
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     logging.shutdown()
-    sys.stdout.flush()
+    standard_streams.let_go()
     if threading.active_count() > 1:
         # A load that was interrupted cannot be stopped and would keep the process alive. It holds nothing worth saving.
         os._exit(code)

@@ -23,7 +23,7 @@ from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import LoadError, SettingError
 from slipstream.engine.settings import Settings
 from slipstream.server.command import notify as systemd
-from slipstream.server.command import startup
+from slipstream.server.command import standard_streams, startup
 from slipstream.server.command.notify import Notify
 from slipstream.server.http.address import bind, is_taken, mark_of, release, url_of
 from slipstream.server.http.app import create_app
@@ -198,6 +198,11 @@ class _Life:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        # A terminal that is closed asks for a drain too, unless nohup says that it does not.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(
+                signal.SIGHUP, self.asked.set
+            )  # several may come, from terminal and shell
 
     def _on_signal(self, number: int) -> None:
         if self.asked.is_set():
@@ -215,9 +220,8 @@ class _Life:
 
     def _announce(self, engine: AsyncEngine, load_s: float) -> None:
         told = startup.facts(engine.info, self.settings, self.number, load_s)
-        sys.stdout.write(startup.example(engine.info, self.settings, self.number))
+        standard_streams.show(startup.example(engine.info, self.settings, self.number))
         if self.form == "text":
-            sys.stdout.write(startup.table(told) + "\n")
+            standard_streams.show(startup.table(told) + "\n")
         else:
             log.info("ready", **told)
-        sys.stdout.flush()
