@@ -1,4 +1,4 @@
-"""Standard streams that are closed, at the start or later, and do not end a server: `>&-`, a pipe or terminal that goes.
+"""Standard streams that are closed, at the start or later, and end no server: `>&-`, a pipe or a terminal that goes.
 
 A server whose output has no reader still serves. What it logs is lost then, as the logging module leaves it.
 """

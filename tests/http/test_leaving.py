@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
@@ -13,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from slipstream.server.command.serve import Listener
 from tests.http.fake import delta, done, words
-from tests.http.serving import Served, logged, send, served, until
+from tests.http.serving import Served, logged, send, served, until, with_loop
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 3}, {"stream": True}, {"stream": True, "n": 3}])
@@ -121,12 +119,7 @@ def test_a_stream_that_never_pauses_ends_with_its_connection(
     size: int, loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It always has more to send at once, so nothing but sending can notice that the client has left."""
-
-    def run(one: Listener, sockets: list[socket.socket]) -> None:
-        with asyncio.Runner(loop_factory=pytest.importorskip(loop).new_event_loop) as runner:
-            runner.run(one.serve(sockets))
-
-    monkeypatch.setattr(Listener, "run", run)
+    with_loop(loop, monkeypatch)
     n_made, holds, left = 0, threading.Event(), threading.Event()
     most = 2_000
 
