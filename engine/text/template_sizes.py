@@ -7,8 +7,8 @@ text within lists may come out some times longer. Functions have the parameters 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, ValuesView
-from typing import Any, NamedTuple
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence, ValuesView
+from typing import Any
 
 from jinja2.utils import Namespace
 
@@ -17,52 +17,67 @@ Text = str | bytes
 _CONVERSION = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?[a-zA-Z]")
 _NUMBER = re.compile(r"[0-9]+")
 _LINK = 60  # characters of a link's tags
-_OWN = 16  # characters that a value without parts has around it, or of its own
-
-
-class _Extent(NamedTuple):
-    n_chars: int
-    n_parts: int
-    depth: int
+_OWN = 32  # characters that a value without parts has around it, or of its own
 
 
 def written(value: Any) -> int:
     """Characters of a value as text. Parts that several lists share are written each time, but looked at once."""
-    return len(value) if isinstance(value, Text) else _extent(value, {}).n_chars
+    return len(value) if isinstance(value, Text) else _n_chars(value, {})
 
 
-def _extent(value: Any, known: dict[int, _Extent]) -> _Extent:
+def _n_chars(value: Any, known: dict[int, int]) -> int:
+    """As `written`, of a part in a list; `known` holds those that have been looked at, by id."""
     if isinstance(value, Text):
-        return _Extent(len(value) + 3, 1, 0)
+        return len(value) + 3
     if isinstance(value, int):
-        return _Extent(value.bit_length() // 3 + 2, 1, 0)
-    parts = _parts(value)
+        return value.bit_length() // 3 + 2
+    parts = None if value is None or isinstance(value, float) else _parts(value)
     if parts is None:
-        return _Extent(_OWN, 1, 0)
+        return _OWN
     found = known.get(id(value))
     if found is None:
-        inner = [_extent(one, known) for one in parts]
-        n_chars = _OWN + sum(one.n_chars + 2 for one in inner)
-        depth = 1 + max((one.depth for one in inner), default=0)
-        found = known[id(value)] = _Extent(n_chars, 1 + sum(one.n_parts for one in inner), depth)
+        found = _OWN + 2 * len(parts)
+        for one in parts:
+            found += _n_chars(one, known)
+        known[id(value)] = found
     return found
 
 
-def _parts(value: Any) -> Iterable[Any] | None:
+def _shape(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """How many parts a value has, itself included, and how deep they lie."""
+    parts = None if isinstance(value, Text) else _parts(value)
+    if parts is None:
+        return 1, 0
+    found = known.get(id(value))
+    if found is None:
+        inner = [_shape(one, known) for one in parts]
+        depth = 1 + max((one for _, one in inner), default=0)
+        found = known[id(value)] = 1 + sum(n for n, _ in inner), depth
+    return found
+
+
+def _parts(value: Any) -> Sequence[Any] | None:
     """What is written of a value that has parts."""
+    if isinstance(value, list | tuple):
+        return value
     if isinstance(value, Namespace):
         value = value._Namespace__attrs  # what its repr shows
     if isinstance(value, Mapping):
-        return [part for pair in value.items() for part in pair]
-    return value if isinstance(value, list | tuple | KeysView | ValuesView | ItemsView) else None
+        return [*value, *value.values()]
+    if isinstance(value, ItemsView):
+        # Not the pairs, which are gone after a look: another's could have their ids.
+        return [part for pair in value for part in pair]
+    return list(value) if isinstance(value, KeysView | ValuesView) else None
 
 
 def of_json(value: Any, indent: int | str | None = None, separators: Iterable[str] | None = None) -> int:
     """Characters of a value as JSON; `indent` and `separators` as json.dumps takes them."""
-    extent = _extent(value, {})
-    width = 0 if indent is None else len(indent) if isinstance(indent, str) else indent
+    width = 0 if indent is None else len(indent) if isinstance(indent, str) else max(0, indent)
     between = sum(map(len, separators or ()))
-    return extent.n_chars + extent.n_parts * (between + 1 + max(0, width) * extent.depth)
+    if not width and not between:
+        return written(value)
+    n_parts, depth = _shape(value, {})
+    return written(value) + n_parts * (between + 1 + width * depth)
 
 
 def of_percent(text: Text, given: Any) -> int:
@@ -164,8 +179,8 @@ def _formatted(value: Any, *args: Any, **kwargs: Any) -> int:
 
 
 def _pretty(value: Any) -> int:
-    extent = _extent(value, {})
-    return extent.n_chars + extent.n_parts * extent.depth * 80
+    n_parts, depth = _shape(value, {})
+    return written(value) + n_parts * depth * 80
 
 
 def _compared(value: Any, *_: Any, **__: Any) -> int:
