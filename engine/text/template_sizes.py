@@ -88,8 +88,8 @@ def of_percent(text: Text, given: Any) -> int:
     if any("*" in pair for pair in found):
         widths += sum(abs(one) for one in values if isinstance(one, int))
     sizes = [written(one) for one in values]
-    told = len(found) * max(sizes, default=0) if isinstance(given, Mapping) else sum(sizes)
-    return len(text) + widths + max(told, written(given) if len(found) else 0)
+    inserted = len(found) * max(sizes, default=0) if isinstance(given, Mapping) else sum(sizes)
+    return len(text) + widths + max(inserted, written(given) if len(found) else 0)
 
 
 def of_format_spec(spec: str) -> int:

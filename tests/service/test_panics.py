@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield one
 
 
-def told_of(server: Running, request_id: str) -> list[dict[str, Any]]:
+def errors_of(server: Running, request_id: str) -> list[dict[str, Any]]:
     """The errors in the log that name a request."""
     lines = [line for line in server.log.read_text().splitlines() if line.startswith("{")]
     events = [json.loads(line) for line in lines if request_id in line]
@@ -79,9 +79,9 @@ def test_a_panic_is_a_500_of_ours(server: Running, wild_token: int, name: str) -
     answer = httpx.post(server.url + path, json=fields, headers={"x-request-id": asked}, timeout=20)
     assert (answer.status_code, answer.headers.get("x-request-id")) == (500, asked)
     assert (answer.json()["error"]["code"], answer.headers["x-should-retry"]) == ("internal_error", "false")
-    (told,) = told_of(server, asked)
-    assert "LibraryPanicked" in told["exception"]
-    assert "##" not in json.dumps(told)
+    (logged,) = errors_of(server, asked)
+    assert "LibraryPanicked" in logged["exception"]
+    assert "##" not in json.dumps(logged)
     good = httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 2}, timeout=20)
     assert good.status_code == 200
 
