@@ -264,6 +264,7 @@ class SlotState:
     n_decoded: int
     n_remaining: int  # -1: no limit but the context
     drafters: Mapping[str, DrafterCount] = field(default_factory=dict)  # of the running request
+    tenant: str = ""  # whose request it is
 
 
 @dataclass(frozen=True, slots=True)

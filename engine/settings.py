@@ -7,6 +7,7 @@ metadata below. A default is written nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -28,6 +29,21 @@ DRAFTERS = (
 TEST_DRAFTERS = ("garbage", "synthetic")  # not offered
 NO_DRAFTER, ALL_DRAFTERS = "none", "auto"
 
+_INT32 = 2**31 - 1
+# (least, most) of the fields of `api.Sampling`, for requests, flags and checkpoints alike.
+SAMPLING_RANGES: Mapping[str, tuple[float, float]] = {
+    "seed": (0, 2**64 - 1),
+    "temperature": (0.0, 100.0),
+    "top_k": (0, _INT32),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repeat_penalty": (0.001, 100.0),
+    "repeat_last_n": (0, _INT32),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "logit_bias": (-100.0, 100.0),
+}
+
 
 def setting(
     default: Any,
@@ -42,6 +58,12 @@ def setting(
         default=default,
         metadata={"meaning": meaning, "flags": flags, "least": least, "most": most, "choices": choices},
     )
+
+
+def sampled(name: str, meaning: str, *flags: str) -> Any:
+    """A setting that is the default of a request's field of this name."""
+    least, most = SAMPLING_RANGES[name]
+    return setting(None, meaning, *flags, least=least, most=most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,13 +259,11 @@ class Settings:
     )
 
     # sampling defaults: None falls back to the checkpoint's generation_config, then to OpenAI's values
-    seed: int | None = setting(
-        None, "seed of requests that bring none; drawn at random by default", "-s", least=0, most=2**64 - 1
-    )
-    temperature: float | None = setting(None, "default temperature", "--temp", least=0.0, most=100.0)
-    top_k: int | None = setting(None, "default top_k; 0 is off", least=0)
-    top_p: float | None = setting(None, "default top_p; 1 is off", least=0.0, most=1.0)
-    min_p: float | None = setting(None, "default min_p; 0 is off", least=0.0, most=1.0)
+    seed: int | None = sampled("seed", "seed of requests that bring none; drawn at random by default", "-s")
+    temperature: float | None = sampled("temperature", "default temperature", "--temp")
+    top_k: int | None = sampled("top_k", "default top_k; 0 is off")
+    top_p: float | None = sampled("top_p", "default top_p; 1 is off")
+    min_p: float | None = sampled("min_p", "default min_p; 0 is off")
 
     # server
     host: str = setting(
@@ -285,7 +305,7 @@ class Settings:
         most=86400,
     )
     shutdown_timeout: float = setting(
-        30.0, "seconds running requests may take after SIGTERM", least=0, most=3600
+        30.0, "seconds running requests may take after SIGTERM, SIGINT or SIGHUP", least=0, most=3600
     )
     slot_save_path: str | None = setting(
         None, "folder for slots saved to files (POST /slots/ID?action=save); they hold the texts' tokens"
@@ -325,6 +345,25 @@ class Settings:
         "OpenTelemetry collector (OTLP over http, as in http://localhost:4318) that is sent one span per request;"
         " OTEL_EXPORTER_OTLP_ENDPOINT is read too; needs the extra [otel]",
     )
+
+
+_BY_NAME = {one.name: one.metadata for one in fields(Settings)}
+
+
+def range_of(name: str) -> tuple[float, float]:
+    """(least, most) of a setting that has both."""
+    return _BY_NAME[name]["least"], _BY_NAME[name]["most"]
+
+
+# (least, most) of the fields of `api.Speculate`. What is above the server's is lowered to that (`resolve_speculate`).
+SPECULATE_RANGES: Mapping[str, tuple[float, float]] = {
+    "n_max": (0, _INT32),
+    "n_min": (0, _INT32),
+    "p_min": range_of("draft_p_min"),
+    "ngram_size_n": range_of("spec_ngram_simple_size_n"),
+    "ngram_size_m": range_of("spec_ngram_simple_size_m"),
+    "ngram_min_hits": range_of("spec_ngram_simple_min_hits"),
+}
 
 
 def check(settings: Settings) -> None:

@@ -208,4 +208,5 @@ def state_of(slot_id: int, slot: Slot | None) -> SlotState:
         n_decoded=slot.n_decoded,
         n_remaining=slot.n_limit - len(slot.tokens),
         drafters={name: tally.count() for name, tally in slot.stats.drafters.items()},
+        tenant=slot.request.tenant,
     )

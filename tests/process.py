@@ -59,7 +59,7 @@ def running(
     """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("SLIPSTREAM_")}
     plain |= {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-    port = _free_port()
+    port = free_port()
     command = [str(program)] if isinstance(program, Path) else [sys.executable, "-m", program]
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -98,6 +98,6 @@ def _wait(one: Running, ready_s: float) -> None:
     raise AssertionError(f"not ready within {ready_s:g} s: {one.log.read_text()[-2000:]}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as one:
         return int(one.getsockname()[1])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from slipstream.engine.api import Sampling
 from slipstream.engine.errors import InvalidRequest
+from slipstream.engine.settings import SAMPLING_RANGES
 
 # OpenAI's defaults; the repeat window is llama.cpp's.
 FALLBACK: Mapping[str, float | int] = {
@@ -20,17 +21,6 @@ FALLBACK: Mapping[str, float | int] = {
     "repeat_last_n": 64,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
-}
-
-_BOUNDS: Mapping[str, tuple[float, float]] = {
-    "temperature": (0.0, 100.0),
-    "top_k": (0, 2**31 - 1),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repeat_penalty": (1e-3, 1e3),
-    "repeat_last_n": (0, 2**31 - 1),
-    "presence_penalty": (-100.0, 100.0),
-    "frequency_penalty": (-100.0, 100.0),
 }
 
 
@@ -83,21 +73,24 @@ def resolve_sampling(
     for name, fallback in FALLBACK.items():
         given = getattr(sampling, name)
         value = given if given is not None else defaults.get(name, fallback)
-        least, most = _BOUNDS[name]
-        if not least <= value <= most:
-            raise InvalidRequest(name, f"{value} is not between {least} and {most}")
+        _check_range(name, value)
         values[name] = type(fallback)(value)
     bias = dict(sampling.logit_bias)
     for token_id, amount in bias.items():
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest("logit_bias", f"token {token_id} is not in the vocabulary of {vocab_size}")
-        if math.isnan(amount) or amount == math.inf:
-            raise InvalidRequest("logit_bias", f"{amount} for token {token_id} is not a usable bias")
+        if amount != -math.inf:
+            _check_range("logit_bias", amount)
     if sampling.ignore_eos:
         bias.update(dict.fromkeys(eos_ids, -math.inf))
     if sum(amount == -math.inf for amount in bias.values()) >= vocab_size:
         raise InvalidRequest("logit_bias", "bans every token of the vocabulary")
     seed = sampling.seed if sampling.seed is not None else int(defaults.get("seed", secrets.randbits(63)))
-    if not 0 <= seed < 2**64:
-        raise InvalidRequest("seed", f"{seed} is not between 0 and 2**64 - 1")
+    _check_range("seed", seed)
     return SamplingParams(bias=bias, seed=seed, **values)  # type: ignore[arg-type]
+
+
+def _check_range(name: str, value: float) -> None:
+    least, most = SAMPLING_RANGES[name]
+    if not least <= value <= most:
+        raise InvalidRequest(name, f"{value} is not between {least} and {most}")

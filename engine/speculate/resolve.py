@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from slipstream.engine.api import Speculate
 from slipstream.engine.errors import InvalidRequest, Unsupported
-from slipstream.engine.settings import ALL_DRAFTERS, NO_DRAFTER, Settings
+from slipstream.engine.settings import ALL_DRAFTERS, NO_DRAFTER, SPECULATE_RANGES, Settings
 from slipstream.engine.slot import SpeculateParams
 from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS
 
-_NGRAM_MOST = 1024
 _SIZED = [row.name for row in DRAFTERS if row.is_sized]
 _BROUGHT_BY = {row.name: row.brought_by for row in DRAFTERS if row.brought_by is not None}
 
@@ -38,35 +37,28 @@ def resolve_speculate(
         types = tuple(
             name for name in loaded if (brought[_BROUGHT_BY[name]] if name in _BROUGHT_BY else name in types)
         )
-    n_max = settings.draft_max if asked.n_max is None else asked.n_max
+    for name in SPECULATE_RANGES:
+        _check_number(name, getattr(asked, name), types)
+    n_max = settings.draft_max if asked.n_max is None else min(asked.n_max, settings.draft_max)
     n_min = settings.draft_min if asked.n_min is None else asked.n_min
-    p_min = settings.draft_p_min if asked.p_min is None else asked.p_min
-    if n_max < 0:
-        raise InvalidRequest("speculative.n_max", f"{n_max} is less than 0")
-    if n_min < 0:
-        raise InvalidRequest("speculative.n_min", f"{n_min} is less than 0")
-    if not 0.0 <= p_min <= 1.0:
-        raise InvalidRequest("speculative.p_min", f"{p_min} is not between 0 and 1")
-    for name in ("ngram_size_n", "ngram_size_m", "ngram_min_hits"):
-        _check_ngram(f"speculative.{name}", getattr(asked, name), types)
-    n_max = min(n_max, settings.draft_max)
     return SpeculateParams(
         types=types,
         n_max=n_max,
         n_min=min(n_min, n_max),
-        p_min=p_min,
+        p_min=settings.draft_p_min if asked.p_min is None else asked.p_min,
         ngram_size_n=asked.ngram_size_n,
         ngram_size_m=asked.ngram_size_m,
         ngram_min_hits=asked.ngram_min_hits,
     )
 
 
-def _check_ngram(param: str, value: int | None, types: Sequence[str]) -> None:
+def _check_number(name: str, value: float | None, types: Sequence[str]) -> None:
     if value is None:
         return
-    if not 1 <= value <= _NGRAM_MOST:
-        raise InvalidRequest(param, f"{value} is not between 1 and {_NGRAM_MOST}")
-    if types and not set(types) & set(_SIZED):
+    param, (least, most) = f"speculative.{name}", SPECULATE_RANGES[name]
+    if not least <= value <= most:
+        raise InvalidRequest(param, f"{value} is not between {least} and {most}")
+    if name.startswith("ngram_") and types and not set(types) & set(_SIZED):
         raise Unsupported(param, f"has no use without {', '.join(_SIZED)} (--spec-type loads them)")
 
 

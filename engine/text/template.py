@@ -1,7 +1,8 @@
 """The environment in which a chat template runs: to the template it looks like that of transformers.
 
 A template is untrusted data: it runs in jinja's sandbox, and what it may write is bounded, as are values on the
-way. The clock is looked at in every turn of a loop and at every call, so that it need not write to be stopped.
+way, before they are made (`template_sizes`). The clock is looked at in every turn of a loop and at every call, so that
+it need not write to be stopped.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
+from string import Formatter
 from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
+from markupsafe import Markup
 
 from slipstream.engine.errors import InvalidRequest, LoadError
+from slipstream.engine.text import template_sizes as sizes
 from slipstream.engine.text.control import NONCHARACTERS
 
 # Characters a rendered chat may have; a request body holds fewer, so only a runaway template writes more.
@@ -108,6 +112,31 @@ def _check_size(n: int) -> None:
         raise _TakesTooMuchError(f"it makes a value of more than {N_CHARS_MAX} characters or elements")
 
 
+def _sized(value: Any) -> Any:
+    """The value, which is about to be written or compared."""
+    if type(value) is not str:
+        _check_size(sizes.written(value))
+    return value
+
+
+def _gathered(value: Any) -> Any:
+    """The values of an iterator, which can be measured then; any other value as it is."""
+    if not isinstance(value, Iterator):
+        return value
+    found: list[Any] = []
+    for one in _timed(value):
+        found.append(one)
+        _check_size(len(found))
+    return found
+
+
+def _concat(pieces: Iterable[str]) -> str:
+    """What a macro or a block has written."""
+    pieces = list(pieces)
+    _check_size(sum(map(len, pieces)))
+    return "".join(pieces)
+
+
 def _check_operation(operator: str, left: Any, right: Any) -> None:
     """Refuse what would be too large before it is made: a single operation cannot be stopped."""
     if isinstance(left, int) and isinstance(right, int):
@@ -117,20 +146,43 @@ def _check_operation(operator: str, left: Any, right: Any) -> None:
         if n_bits > BITS_MAX:
             raise _TakesTooMuchError(f"it makes a number of more than {BITS_MAX} bits")
         return
-    sizes = [len(one) for one in (left, right) if isinstance(one, str | list | tuple)]
-    if operator == "%" and isinstance(left, str):
-        _check_size(max([0, *map(int, _NUMBERS.findall(left))]))
-    elif sizes:
-        _check_size(sizes[0] * max([0, *(one for one in (left, right) if isinstance(one, int))]))
+    lengths = [len(one) for one in (left, right) if isinstance(one, str | bytes | list | tuple)]
+    if operator == "%" and isinstance(left, str | bytes):
+        _check_size(sizes.of_percent(left, right))
+    elif lengths:
+        _check_size(lengths[0] * max([0, *(one for one in (left, right) if isinstance(one, int))]))
 
 
-_NUMBERS = re.compile("[0-9]+")
+class _Bounded(Formatter):
+    """A formatter of `str.format` that counts what it makes, field by field."""
+
+    n_chars = 0
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        _look_at_clock()
+        _check_size(sizes.of_format_spec(format_spec))
+        made = super().format_field(_sized(value), format_spec)
+        self.n_chars += len(made)
+        _check_size(self.n_chars)
+        return made
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return super().convert_field(_sized(value), conversion)
+
+
+class _Format(_Bounded, SandboxedFormatter):
+    pass
+
+
+class _EscapingFormat(_Bounded, SandboxedEscapeFormatter):
+    pass
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
     """jinja's sandbox with limits on time and on the size of values."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
+    concat = staticmethod(_concat)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _check_operation(operator, left, right)
@@ -141,7 +193,30 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         for one in args:
             if type(one) is int:  # a width
                 _check_size(one)
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, str | bytes):
+            args = tuple(map(_gathered, args))
+            if measure := sizes.METHODS.get(function.__name__):
+                _check_size(measure(owner, *args, **kwargs))
+        elif isinstance(owner, int):
+            _check_size(max([0, *(one for one in kwargs.values() if isinstance(one, int))]))
         return super().call(context, function, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format` and `format_map` in the sandbox, with limits."""
+        if super().wrap_str_format(value) is None:
+            return None
+        text, takes_mapping = value.__self__, value.__name__ == "format_map"
+
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            is_escaped = isinstance(text, Markup)
+            formatter = _EscapingFormat(self, escape=text.escape) if is_escaped else _Format(self)
+            if takes_mapping:
+                (kwargs,), args = args, ()
+            made: str = type(text)(formatter.vformat(text, args, kwargs))
+            return made
+
+        return formatted
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _Limits().visit(super()._parse(source, name, filename))
@@ -150,7 +225,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Limits(NodeTransformer):
-    """Puts the clock into loops and the limit of size behind `~` and `+`, each of which at most doubles a value."""
+    """Puts the clock into loops and the limit of size behind `~` and `+`, each of which at most doubles a value.
+
+    And before what writes a value or compares two, as parts that lists share count each time there.
+    """
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja's names
         self.generic_visit(node)
@@ -162,6 +240,14 @@ class _Limits(NodeTransformer):
 
     visit_Add = visit_Concat  # noqa: N815
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        operands: list[nodes.Compare | nodes.Operand] = [node, *node.ops]
+        if sum(isinstance(one.expr, nodes.Const) for one in operands) < len(operands) - 1:
+            for one in operands:
+                one.expr = _filtered(one.expr, "sized")
+        return node
+
     def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
         # What is written at once is counted where it arrives.
         node.nodes = [self._sum(one) for one in node.nodes]
@@ -172,7 +258,8 @@ class _Limits(NodeTransformer):
         if isinstance(node, nodes.Add):
             node.left, node.right = self._sum(node.left), self._sum(node.right)
         elif isinstance(node, nodes.Concat):
-            node.nodes = [self._sum(one) for one in node.nodes]
+            parts = [self._sum(one) for one in node.nodes]
+            node.nodes = [one if isinstance(one, nodes.Const) else _filtered(one, "sized") for one in parts]
         else:
             return self.visit(node)
         return node
@@ -182,26 +269,28 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-def _of_bounded_width(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose second argument is a width."""
+def _measured(function: Callable[..., Any], measure: Callable[..., int]) -> Callable[..., Any]:
+    """A filter that is refused where it would make too much."""
+    n_own = 1 if hasattr(function, "jinja_pass_arg") else 0  # jinja's own arguments before the value
 
     @functools.wraps(function)
-    def call(value: Any, width: Any = None, *rest: Any, **named: Any) -> Any:
-        for one in (width, *named.values()):
-            if type(one) is int:
-                _check_size(one)
-        given = (value,) if width is None else (value, width)
-        return function(*given, *rest, **named)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _look_at_clock()
+        own, given = args[:n_own], [_gathered(one) for one in args[n_own:]]
+        _check_size(measure(*given, **kwargs))
+        return function(*own, *given, **kwargs)
 
     return call
 
 
 def environment() -> ImmutableSandboxedEnvironment:
     """A sandbox with the extensions, filters and functions that templates expect."""
-    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
-    made.filters |= {"timed": _timed, "bounded": _bounded}
-    made.filters |= {name: _of_bounded_width(made.filters[name]) for name in ("batch", "center", "indent")}
+    extensions = [Generation, "jinja2.ext.loopcontrols"]
+    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_sized)
     made.filters["tojson"] = to_json
+    made.filters |= {name: _measured(made.filters[name], measure) for name, measure in sizes.FILTERS.items()}
+    made.filters |= {"timed": _timed, "bounded": _bounded, "sized": _sized}
+    del made.globals["lipsum"]  # makes paragraphs of random words, as many as it is asked for
     made.globals["raise_exception"] = raise_exception
     made.globals["strftime_now"] = strftime_now
     return made

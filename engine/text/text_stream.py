@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from tokenizers.decoders import DecodeStream
 
+from slipstream.engine.text.panics import without_panics
 from slipstream.engine.text.tokenizer import Tokenizer
 
 # Prompt tokens that give the first reply token its context: only a text's start drops a leading space.
@@ -94,6 +95,7 @@ class TextStream:
         self._pending, self._held = [], ""
         return text
 
+    @without_panics
     def _step(self, token_id: int) -> str | None:
         """What the decoder makes of one more token; None while its characters are incomplete."""
         try:

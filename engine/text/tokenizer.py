@@ -12,6 +12,7 @@ from pathlib import Path
 
 from slipstream.engine.errors import InvalidRequest, LoadError, TextTooLong, Unsupported
 from slipstream.engine.text.byte_level import BYTE_OF, is_byte_level
+from slipstream.engine.text.panics import without_panics
 from slipstream.engine.text.tokenizer_source import TokenizerSource, folder_source
 
 # Tokens around prefix and suffix when the text between them is asked for: Qwen, StarCoder, DeepSeek, CodeLlama.
@@ -57,6 +58,7 @@ class Tokenizer:
         """
         return self.encode_all([text], add_special=add_special, parse_special=parse_special)[0]
 
+    @without_panics
     def encode_all(
         self, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = True
     ) -> list[list[int]]:
@@ -72,6 +74,7 @@ class Tokenizer:
             ) from None
         return [one.ids for one in made]
 
+    @without_panics
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of token ids; ids past the vocabulary have none."""
         # As a batch, for the reason given above.

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -23,9 +24,9 @@ from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import LoadError, SettingError
 from slipstream.engine.settings import Settings
 from slipstream.server.command import notify as systemd
-from slipstream.server.command import startup
+from slipstream.server.command import standard_streams, startup
 from slipstream.server.command.notify import Notify
-from slipstream.server.http.address import bind, is_taken, mark_of, release, url_of
+from slipstream.server.http.address import BACKLOG, bind, is_taken, mark_of, release, url_of
 from slipstream.server.http.app import create_app
 from slipstream.server.http.auth import keys_of, open_to_others
 from slipstream.server.http.connection import connection
@@ -40,14 +41,40 @@ Load = Callable[[Settings], AsyncEngine]
 
 log = logger(__name__)
 EXIT_FAILED, EXIT_CANNOT_LOAD, EXIT_PORT_TAKEN = 1, 3, 4
+FAREWELL_S = 30.0  # that a client may take to end TLS once the server has
 FLUSH_S = 5  # for the last bytes of finished replies
 WATCH_S = 0.5
 
 
 class Listener(uvicorn.Server):
-    """uvicorn without its signal handlers. `traces` are the application's; close them after it has ended."""
+    """uvicorn without its signal handlers, on sockets that listen already, with a time limit for TLS handshakes.
+
+    `traces` are the application's; close them after it has ended.
+    """
 
     traces: Tracing | None = None
+    timeout_s = 60.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, which leaves asyncio's limits as they are: 60 s for a handshake, 30 s for a farewell."""
+        await self.lifespan.startup()
+        config = self.config
+        kind: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        protocol = partial(kind, config=config, server_state=self.server_state, app_state=self.lifespan.state)
+        handshake_s, farewell_s = self.timeout_s, min(self.timeout_s, FAREWELL_S)
+        loop, is_secure = asyncio.get_running_loop(), config.ssl is not None
+        self.servers = [
+            await loop.create_server(
+                protocol,
+                sock=one,
+                ssl=config.ssl,
+                backlog=BACKLOG,
+                ssl_handshake_timeout=handshake_s if is_secure else None,
+                ssl_shutdown_timeout=farewell_s if is_secure else None,
+            )
+            for one in sockets or ()
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -72,7 +99,7 @@ def listener(gate: Gate, settings: Settings) -> Listener:
         reset_contextvars=True,  # request ids must not leak into other requests' tasks
     )
     server = Listener(config)
-    server.traces = app.state.traces
+    server.traces, server.timeout_s = app.state.traces, settings.timeout
     return server
 
 
@@ -198,6 +225,11 @@ class _Life:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        # A terminal that is closed asks for a drain too, unless nohup says that it does not.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(
+                signal.SIGHUP, self.asked.set
+            )  # several may come, from terminal and shell
 
     def _on_signal(self, number: int) -> None:
         if self.asked.is_set():
@@ -215,9 +247,8 @@ class _Life:
 
     def _announce(self, engine: AsyncEngine, load_s: float) -> None:
         told = startup.facts(engine.info, self.settings, self.number, load_s)
-        sys.stdout.write(startup.welcome(engine.info, self.settings, self.number))
+        standard_streams.show(startup.welcome(engine.info, self.settings, self.number))
         if self.form == "text":
-            sys.stdout.write(startup.table(told) + "\n")
+            standard_streams.show(startup.table(told) + "\n")
         else:
             log.info("ready", **told)
-        sys.stdout.flush()

@@ -17,7 +17,7 @@ from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import LoadError, SettingError
 from slipstream.engine.naming import model_path
 from slipstream.engine.settings import Settings
-from slipstream.server.command import notify
+from slipstream.server.command import notify, standard_streams
 from slipstream.server.command.serve import EXIT_CANNOT_LOAD, Load, run
 from slipstream.server.command.subcommand import Call, Subcommand, parsed
 from slipstream.server.http.auth import keys_of
@@ -63,7 +63,7 @@ def start(arguments: Sequence[str], load: Load) -> NoReturn:
 def finish(status: int) -> NoReturn:
     """End the process with this status."""
     logging.shutdown()
-    sys.stdout.flush()
+    standard_streams.let_go()
     if threading.active_count() > 1:
         # A load that was interrupted cannot be stopped and would keep the process alive. It holds nothing worth saving.
         os._exit(status)

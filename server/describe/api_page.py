@@ -41,9 +41,10 @@ INTRO = """# HTTP API
 Generated from the code by `make docs`; the same as data is at `/openapi.json`.
 
 `null` means absent everywhere. Unknown fields are ignored and logged (`--strict-api`: refused); a known field is
-honoured or refused by name, and a value outside its range is refused, never clamped. With `--api-key`, send
-`Authorization: Bearer KEY` or `X-Api-Key: KEY` to all paths but those marked *open*. Every reply carries
-`x-request-id`.
+honoured or refused by name, and a value outside its range is refused. Lowered to what the server has are
+`speculative.n_max` (`--draft-max`), `speculative.n_min` (`n_max`), and `max_tokens` (to the context's end). With
+`--api-key`, send `Authorization: Bearer KEY` or `X-Api-Key: KEY` to all paths but those marked *open*. Every reply
+carries `x-request-id`.
 """
 
 

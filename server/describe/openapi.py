@@ -57,6 +57,10 @@ STATUSES: Mapping[int, tuple[str, tuple[str, ...]]] = {
     413: ("The body is larger than `--max-body`.", ("body_too_large",)),
     415: ("The body must be JSON, with the content type that says so.", ("unsupported_media_type",)),
     429: ("The queue is full. Try again after `retry-after` seconds.", ("queue_full",)),
+    431: (
+        "The request's line and headers are longer than 64 KiB; the connection is closed.",
+        ("headers_too_large",),
+    ),
     500: (
         "The server failed; its log has the cause under the request's id. Another try will not help.",
         ("internal_error", "slot_not_saved"),

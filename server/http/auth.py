@@ -58,6 +58,11 @@ def salted(tenant: str, cache_salt: str | None) -> str:
     return f"{tenant}:{cache_salt}" if cache_salt else tenant
 
 
+def is_of(tenant: str, key_tenant: str) -> bool:
+    """Whether a request's tenant is that of an API key, or a part of it; without keys every request's is."""
+    return not key_tenant or tenant == key_tenant or tenant.startswith(f"{key_tenant}:")
+
+
 class Auth:
     """ASGI layer that answers 401 unless the request has an accepted key, and sets `state["tenant"]`.
 

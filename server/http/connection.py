@@ -1,8 +1,9 @@
-"""A client's connection: uvicorn's h11 protocol with timeouts for headers and unread replies, errors in OpenAI's shape.
+"""A client's connection: uvicorn's h11 protocol with limits for heads and unread replies, errors in OpenAI's shape.
 
-uvicorn limits the size of headers but not the time they take: without this timeout a connection could stay silent for
-ever before its first request, or after the first byte of the next. Nor does it ever give up a client that has asked for
-more than it reads, whose replies would be held in memory.
+uvicorn does not limit the time that headers take: without this timeout a connection could stay silent for ever before
+its first request, or after the first byte of the next. Nor does it ever give up a client that has asked for more than
+it reads, whose replies would be held in memory. And what is sent to a client that has left it discards, at once, so
+that a stream which always has more to send would run for ever and keep the event loop: here sending raises then.
 """
 
 from __future__ import annotations
@@ -12,18 +13,27 @@ from typing import Any
 
 import h11
 import orjson
+from starlette.types import Message, Receive, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slipstream.server.http.error_table import Problem
+from slipstream.server.http.request_head import HEAD_LIMIT, RequestHeads
 
-MALFORMED = Problem(
-    400, "invalid_request_error", "malformed_request", "this is no HTTP request, or its headers are too large"
+MALFORMED = Problem(400, "invalid_request_error", "malformed_request", "this is no HTTP request")
+TOO_LONG = Problem(
+    431,
+    "invalid_request_error",
+    "headers_too_large",
+    f"the request's line and headers are longer than {HEAD_LIMIT} bytes",
 )
+REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
-
-# A stream ends itself after the timeout (`sse`). It must come first: uvicorn discards what is sent to a connection that
-# is lost, at once, so that a stream which always has more to send would keep the event loop.
+# A stream ends itself after the timeout (`sse`). It should come first, as it says in the log why.
 PATIENCE = 1.25
+
+
+class ClientGone(ConnectionError):
+    """The connection is lost, so nothing more can be sent on it. (ASGI's specification from 2.4 on asks for this.)"""
 
 
 class Connection(H11Protocol):
@@ -35,6 +45,11 @@ class Connection(H11Protocol):
     timeout_s = 60.0
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.conn: RequestHeads = RequestHeads()
+        self.app = self._answer
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -62,20 +77,37 @@ class Connection(H11Protocol):
         self._was_read()
         super().resume_writing()
 
+    async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
+        """The application with a `send` that raises `ClientGone` once the connection is lost."""
+        cycle = self.cycle
+
+        async def sending(message: Message) -> None:
+            if self.transport.is_closing():
+                cycle.disconnected = True  # uvicorn's own note of it comes when the event loop runs next
+                raise ClientGone
+            await send(message)
+
+        await self.config.loaded_app(scope, receive, sending)
+
     def send_400_response(self, msg: str) -> None:
-        body = orjson.dumps(MALFORMED.content())
+        # A request that has been answered, or is being, has no other answer: what came behind its head was no HTTP.
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._refuse(TOO_LONG if self.conn.is_too_long else MALFORMED)
+        self.transport.close()
+
+    def _refuse(self, problem: Problem) -> None:
+        body = orjson.dumps(problem.content())
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
         ]
         for event in (
-            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Response(status_code=problem.status, headers=headers, reason=REASONS[problem.status]),
             h11.Data(data=body),
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
 
     def _watch(self) -> None:
         """Start the clock where headers, or the rest of an answered request, are awaited; else stop it."""

@@ -4,6 +4,7 @@ line in the log, counts for `/metrics`, and a 500 in OpenAI's shape for an excep
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -15,7 +16,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slipstream.server.http.auth import HEALTH
+from slipstream.server.http.connection import ClientGone
 from slipstream.server.http.error_table import internal
+from slipstream.server.http.sse import CLIENT_LEFT
 from slipstream.server.openai import figures
 from slipstream.server.report import meter as meters
 from slipstream.server.report import tally
@@ -29,6 +32,8 @@ WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
 GENERATING = {"/chat/completions": "chat", "/completions": "text_completion"}
 # Asked every few seconds by monitoring; a 503 of theirs while the model loads is no reason for a warning.
 PROBES = HEALTH | {"/metrics"}
+# Not faults, but ends: of the request, of the process.
+ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
 class Envelope:
@@ -61,7 +66,11 @@ class Envelope:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self.app(scope, receive, stamped)
-            except Exception:
+            except ENDS:
+                raise
+            except ClientGone:
+                status = status or CLIENT_LEFT
+            except BaseException:  # panics of libraries written in Rust are no `Exception`
                 log.exception("unexpected")
                 if not status:
                     await internal().response()(scope, receive, stamped)

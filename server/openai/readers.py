@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo
 
 from slipstream.engine.api import MOST_LOGPROBS
+from slipstream.engine.settings import SAMPLING_RANGES
 from slipstream.server.http.body import shown, wrong
 from slipstream.server.openai.sent import TextPart
 
@@ -39,7 +40,8 @@ def read_seed(value: Any) -> Any:
     """A seed; None for a random seed, which other servers write as -1."""
     if value is None or (value == -1 and type(value) is int):
         return None
-    if type(value) is not int or not 0 <= value < 2**64:
+    least, most = SAMPLING_RANGES["seed"]
+    if type(value) is not int or not least <= value <= most:
         raise wrong("Input should be an integer from 0 to 2^64 - 1, or -1 for a random seed")
     return value
 
@@ -87,8 +89,9 @@ def read_logit_bias(value: Any) -> Any:
         raise wrong(f"Input should have at most {MAX_BIASES} entries")
     if not all(key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) <= INT32 for key in value):
         raise wrong('Each key should be a token id, such as "42"')
-    if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
-        raise wrong("Each bias should be a number from -100 to 100")
+    least, most = SAMPLING_RANGES["logit_bias"]
+    if not all(type(bias) in (int, float) and least <= bias <= most for bias in value.values()):
+        raise wrong(f"Each bias should be a number from {least:g} to {most:g}")
     return {int(key): float(bias) for key, bias in value.items()}
 
 

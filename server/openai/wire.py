@@ -6,13 +6,12 @@ description is its meaning in the OpenAPI document and in docs/api.md.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from slipstream.engine.api import MOST_LOGPROBS
-from slipstream.engine.settings import Settings
+from slipstream.engine.settings import SAMPLING_RANGES, SPECULATE_RANGES
 from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import shown, wrong
 from slipstream.server.http.error_table import bad_request
@@ -22,12 +21,14 @@ from slipstream.server.openai.tools import CallsField, ToolChoiceField, ToolsFie
 
 MAX_MESSAGES = 4096
 
-_SETTINGS = {one.name: one.metadata for one in dataclasses.fields(Settings)}
+
+def within(limits: tuple[float, float]) -> dict[str, Any]:
+    """A range, which the engine checks too, as arguments of pydantic's `Field`."""
+    return {"ge": limits[0], "le": limits[1]}
 
 
-def bounds(name: str) -> dict[str, Any]:
-    """The range of a setting that is also a request field, as arguments of pydantic's `Field`."""
-    return {"ge": _SETTINGS[name]["least"], "le": _SETTINGS[name]["most"]}
+SAMPLING = {name: within(limits) for name, limits in SAMPLING_RANGES.items()}
+SPECULATE = {name: within(limits) for name, limits in SPECULATE_RANGES.items()}
 
 
 class Wire(BaseModel):
@@ -43,20 +44,23 @@ class Speculative(BaseModel):
 
     types: readers.Types = optional("names of loaded drafters; `none`: plain decoding; `auto`: the server's")
     n_max: int | None = optional(
-        "most drafted tokens in a step; above the server's it is lowered, as the reply shows", ge=0, le=INT32
+        "most drafted tokens in a step; above the server's it is lowered, as the reply shows",
+        **SPECULATE["n_max"],
     )
-    n_min: int | None = optional("shorter drafts are thrown away", ge=0, le=INT32)
+    n_min: int | None = optional(
+        "shorter drafts are thrown away; above `n_max` it is lowered to that", **SPECULATE["n_min"]
+    )
     p_min: float | None = optional(
-        "a model drafter stops where its own probability is below this", **bounds("draft_p_min")
+        "a model drafter stops where its own probability is below this", **SPECULATE["p_min"]
     )
     ngram_size_n: int | None = optional(
-        "of the n-gram drafters: tokens that must match", **bounds("spec_ngram_simple_size_n")
+        "of the n-gram drafters: tokens that must match", **SPECULATE["ngram_size_n"]
     )
     ngram_size_m: int | None = optional(
-        "of the n-gram drafters: most tokens copied", **bounds("spec_ngram_simple_size_m")
+        "of the n-gram drafters: most tokens copied", **SPECULATE["ngram_size_m"]
     )
     ngram_min_hits: int | None = optional(
-        "of the n-gram drafters: earlier occurrences needed", **bounds("spec_ngram_simple_min_hits")
+        "of the n-gram drafters: earlier occurrences needed", **SPECULATE["ngram_min_hits"]
     )
 
 
@@ -94,24 +98,29 @@ class Generate(Wire):
     n: int | None = optional("choices per prompt, at most one per slot; choice i has the seed plus i", ge=1)
     max_tokens: MaxTokens = optional("most tokens of a reply; -1: up to the context's end")
     n_predict: MaxTokens = optional("llama-server's name of `max_tokens`; the others win")
-    temperature: float | None = optional("0: the likeliest token always", **bounds("temperature"))
-    top_k: readers.TopK = optional("only the k likeliest tokens; 0 or -1: all", ge=0, le=INT32)
+    temperature: float | None = optional("0: the likeliest token always", **SAMPLING["temperature"])
+    top_k: readers.TopK = optional("only the k likeliest tokens; 0 or -1: all", **SAMPLING["top_k"])
     top_p: float | None = optional(
-        "only the likeliest tokens that together have this probability; 1: all", **bounds("top_p")
+        "only the likeliest tokens that together have this probability; 1: all", **SAMPLING["top_p"]
     )
     min_p: float | None = optional(
-        "only tokens at least this probable relative to the likeliest; 0: all", **bounds("min_p")
+        "only tokens at least this probable relative to the likeliest; 0: all", **SAMPLING["min_p"]
     )
     repeat_penalty: float | None = optional(
-        "divides logits of tokens among the last `repeat_last_n`; 1: off", gt=0, le=100
+        "divides logits of tokens among the last `repeat_last_n`; 1: off", **SAMPLING["repeat_penalty"]
     )
-    repetition_penalty: float | None = optional("vLLM's name of `repeat_penalty`, which wins", gt=0, le=100)
-    repeat_last_n: int | None = optional("window of the repeat penalty, prompt included", ge=0, le=INT32)
+    repetition_penalty: float | None = optional(
+        "vLLM's name of `repeat_penalty`, which wins", **SAMPLING["repeat_penalty"]
+    )
+    repeat_last_n: int | None = optional(
+        "window of the repeat penalty, prompt included", **SAMPLING["repeat_last_n"]
+    )
     presence_penalty: float | None = optional(
-        "taken off the logits of tokens the reply already has", ge=-2, le=2
+        "taken off the logits of tokens the reply already has", **SAMPLING["presence_penalty"]
     )
     frequency_penalty: float | None = optional(
-        "taken off the logits of tokens for each time the reply already has them", ge=-2, le=2
+        "taken off the logits of tokens for each time the reply already has them",
+        **SAMPLING["frequency_penalty"],
     )
     logit_bias: readers.LogitBias = optional("added to the logits of tokens, by token id")
     seed: readers.Seed = optional(

@@ -49,14 +49,16 @@ class NextToken(Shape):
 
 
 class Slot(Shape):
-    """A slot as llama-server shows it."""
+    """A slot as llama-server shows it. One with another API key's request has `is_processing`, and figures of 0."""
 
     id: int
     n_ctx: int
     speculative: bool
-    is_processing: bool
-    id_task: str | None
-    n_prompt_tokens: int
+    is_processing: bool = Field(description="whether it serves a request, of any API key")
+    id_task: str | None = Field(
+        description="id of the request; null if it is another API key's, or the slot idle"
+    )
+    n_prompt_tokens: int = Field(description="0, as all figures of a request, if it is another API key's")
     n_prompt_tokens_processed: int
     n_prompt_tokens_cache: int
     n_past: int

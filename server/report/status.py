@@ -6,11 +6,13 @@ import dataclasses
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.engine.api import AsyncEngine, SlotState
 from slipstream.engine.settings import Settings
 from slipstream.server.describe.openapi import answers, failing
+from slipstream.server.http.auth import is_of
 from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import unavailable
 from slipstream.server.http.gate import Gate
@@ -55,12 +57,14 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         return answer_json(content, 503 if failed else 200)
 
     @router.get("/slots", summary="What each slot is doing", responses=answers(list[Slot], 503))
-    async def slots(fail_on_no_slot: NoSlot = "") -> Response:
+    async def slots(request: Request, fail_on_no_slot: NoSlot = "") -> Response:
         engine = gate.for_looking()
+        tenant = getattr(request.state, "tenant", "")  # only set where keys are checked
         _check_idle(fail_on_no_slot, engine)
         stats = engine.stats()
         step_ms = {part: ms(seconds) for part, seconds in stats.step_average_s.items()}
-        return answer_json([_slot(one, engine) | {"step_ms": step_ms} for one in stats.slots])
+        shown = [one if is_of(one.tenant, tenant) else _of_another(one) for one in stats.slots]
+        return answer_json([_slot(one, engine) | {"step_ms": step_ms} for one in shown])
 
     @router.get("/props", summary="Settings, model and engine", responses=answers(Props, 503))
     async def props() -> Response:
@@ -81,6 +85,13 @@ def _warnings(engine: AsyncEngine) -> dict[str, Any]:
     told = [f"{name} failed repeatedly and is switched off" for name in stats.disabled_drafters]
     told += [f"{name} is hardly ever right: see the log" for name in stats.doubtful_drafters]
     return {"warnings": told} if told else {}
+
+
+def _of_another(slot: SlotState) -> SlotState:
+    """A slot as those see it whose request it does not serve."""
+    return SlotState(
+        slot.id, slot.busy, request_id=None, n_prompt=0, n_past=0, n_cached=0, n_decoded=0, n_remaining=0
+    )
 
 
 def _slot(slot: SlotState, engine: AsyncEngine) -> dict[str, Any]:

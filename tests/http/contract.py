@@ -178,13 +178,13 @@ async def figures_are_sound(engine: AsyncEngine) -> None:
 
 
 async def slots_tell_drafters(engine: AsyncEngine) -> None:
-    stream = await engine.submit(ask("slots", max_tokens=None))
+    stream = await engine.submit(ask("slots", max_tokens=None, tenant="mine:salt"))
     await anext(stream)
     busy = [slot for slot in engine.stats().slots if slot.busy]
-    assert [slot.request_id for slot in busy] == ["contract-slots"]
+    assert [(slot.request_id, slot.tenant) for slot in busy] == [("contract-slots", "mine:salt")]
     assert set(busy[0].drafters) <= set(engine.info.drafters)
     await stream.aclose()
-    assert not any(slot.drafters for slot in (await idle(engine)).slots)
+    assert not any(slot.drafters or slot.tenant for slot in (await idle(engine)).slots)
     assert set(engine.stats().drafters) <= set(engine.info.drafters)
 
 

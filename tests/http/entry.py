@@ -12,6 +12,7 @@ import time
 from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.settings import Settings
+from slipstream.server.command import standard_streams
 from slipstream.server.command.starting import start
 from tests.http.fake import FakeEngine, words
 
@@ -31,4 +32,5 @@ def load(settings: Settings) -> AsyncEngine:
 
 
 if __name__ == "__main__":
+    standard_streams.hold()
     start(sys.argv[1:], load)

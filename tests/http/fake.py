@@ -357,14 +357,15 @@ class FakeEngine:
         return turns + ("<assistant>" if chat.add_generation_prompt else "")
 
     def stats(self) -> EngineStats:
-        busy = [stream.request.id for stream in self.running][: INFO.n_slots]
-        ids = busy + [None] * (INFO.n_slots - len(busy))
+        busy = [stream.request for stream in self.running][: INFO.n_slots]
+        idle = range(len(busy), INFO.n_slots)
         return EngineStats(
-            slots=tuple(
-                SlotState(
-                    i, one is not None, one, 5, 7, 1, 2, -1, {"ngram-simple": counted(2, 1)} if one else {}
-                )
-                for i, one in enumerate(ids)
+            slots=(
+                *(
+                    SlotState(i, True, one.id, 5, 7, 1, 2, -1, {"ngram-simple": counted(2, 1)}, one.tenant)
+                    for i, one in enumerate(busy)
+                ),
+                *(SlotState(i, False, None, 0, 0, 0, 0, 0) for i in idle),
             ),
             n_waiting=max(0, len(self.running) - INFO.n_slots),
             n_pages_free=60,

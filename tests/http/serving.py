@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -16,7 +17,7 @@ import httpx
 import pytest
 
 from slipstream.engine.settings import Settings
-from slipstream.server.command.serve import listener
+from slipstream.server.command.serve import Listener, listener
 from slipstream.server.http.address import bind
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.limits import unix_path
@@ -94,6 +95,16 @@ def served(
         if server.traces:
             server.traces.close()
         assert not thread.is_alive()
+
+
+def with_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let servers run on this module's event loop: asyncio's where uvloop is not installed."""
+
+    def run(one: Listener, sockets: list[socket.socket]) -> None:
+        with asyncio.Runner(loop_factory=pytest.importorskip(name).new_event_loop) as runner:
+            runner.run(one.serve(sockets))
+
+    monkeypatch.setattr(Listener, "run", run)
 
 
 def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from unittest import mock
 
 import pytest
 
 from slipstream.server.http import web_page as pages
+from tests.http.document import held
 from tests.http.fake import FakeEngine, delta, done
 from tests.http.serving import Served, chat, raw, served, until
 
@@ -202,6 +204,35 @@ def test_slots(server: Served) -> None:
     assert server.http.get("/slots?fail_on_no_slot=1").status_code == 200
 
 
+def test_slots_of_other_keys_are_busy_and_no_more() -> None:
+    """A key sees its own requests' figures, salted or not; of others' nothing that tells one request from another."""
+    with served(api_key="alpha, beta") as server:
+        server.engine.script = lambda request: [delta("x"), 5.0, done(request, 1)]
+        with ExitStack() as open_ones:
+            read = []  # dropping an iterator would close its connection
+            for key, salt in (("alpha", None), ("alpha", "salt"), ("beta", None)):
+                headers = {"x-api-key": key}
+                body = chat(stream=True, cache_salt=salt)
+                answer = server.http.stream("POST", "/v1/chat/completions", json=body, headers=headers)
+                read.append(open_ones.enter_context(answer).iter_bytes())
+                next(read[-1])
+            shown = {
+                key: held(server.http.get("/slots", headers={"x-api-key": key})).json()
+                for key in ("alpha", "beta")
+            }
+    for key, n_own in (("alpha", 2), ("beta", 1)):
+        assert sum(slot["is_processing"] for slot in shown[key]) == 3
+        own = [slot for slot in shown[key] if slot["id_task"]]
+        assert len(own) == n_own
+        assert all((slot["n_prompt_tokens"], slot["n_past"]) == (5, 7) and slot["drafters"] for slot in own)
+        others = [slot for slot in shown[key] if slot["is_processing"] and slot not in own]
+        idle = next(slot for slot in shown[key] if not slot["is_processing"])
+        for slot in others:
+            assert slot["next_token"] == [{"has_next_token": True, "n_remain": 0, "n_decoded": 0}]
+            busy = {"id": slot["id"], "is_processing": True, "next_token": slot["next_token"]}
+            assert slot == idle | busy
+
+
 def test_props(server: Served) -> None:
     props = server.http.get("/props").json()
     assert (props["total_slots"], props["model_alias"], props["bos_token"]) == (4, "fake/model", "<s>")
@@ -263,3 +294,94 @@ def test_a_drafter_in_trouble_shows_in_health() -> None:
         health = server.http.get("/health")
         assert (health.status_code, health.json()["status"]) == (200, "ok")
         assert [one.split()[0] for one in health.json()["warnings"]] == ["suffix", "draft-eagle3"]
+
+
+# --- targets in absolute form: `GET http://host/path`, as sent to a proxy (RFC 9112, 3.2.2) ---
+
+
+def asked(server: Served, target: str, *headers: str, version: str = "1.1") -> int:
+    """The status of a GET of this target, as it stands in the request's line."""
+    lines = [f"GET {target} HTTP/{version}", *headers, "connection: close"]
+    answer = raw(server.port, ("\r\n".join(lines) + "\r\n\r\n").encode())
+    return int(answer.split(b" ")[1])
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://localhost/health", 200),
+        ("http://127.0.0.1:8080/health", 200),
+        ("HTTP://LOCALHOST:/health?x=http://a/b", 200),
+        ("https://[::1]:1/health", 200),  # as of a gateway that speaks TLS to the client
+        ("http://localhost/%68ealth", 200),
+        ("http://localhost/v1/models/fake%2Fmodel", 200),
+        ("http://localhost", 200),  # the page
+        ("http://localhost?x", 200),
+        ("http://localhost//health", 404),
+        ("http://localhost/http://localhost/health", 404),
+        ("/http://localhost/health", 404),
+        ("ftp://localhost/health", 404),
+        ("http%3A//localhost/health", 404),
+        ("http:///health", 400),
+        ("http:/health", 400),
+        ("http:health", 400),
+        ("http://:80/health", 400),
+        ("http://me@localhost/health", 400),
+        ("http://localhost@evil.example/health", 400),
+        ("http://localhost\\@evil.example/health", 400),
+        ("http://localhost/health#part", 400),
+        ("http://local[host/health", 400),
+        ("http://localhost:80:90/health", 400),
+    ],
+)
+def test_targets_in_absolute_form(server: Served, target: str, status: int) -> None:
+    assert asked(server, target, "host: localhost") == status
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://evil.example/health", "localhost", 403),
+        ("http://localhost.evil.example/health", "localhost", 403),
+        ("http://%6cocalhost/health", "localhost", 403),
+        ("http://localhost/health", "evil.example", 200),  # the target's host is the one that counts
+    ],
+)
+def test_the_targets_host_replaces_the_header(server: Served, target: str, host: str, status: int) -> None:
+    assert asked(server, target, f"host: {host}") == status
+
+
+def test_a_targets_host_counts_without_the_header(server: Served) -> None:
+    """HTTP/1.0 may leave the header out; HTTP/1.1 may not, even so."""
+    assert asked(server, "http://evil.example/health", version="1.0") == 403
+    assert asked(server, "http://localhost/health", version="1.0") == 200
+    assert asked(server, "http://localhost/health") == 400
+    assert asked(server, "http://localhost/health", "host: localhost", "host: localhost") == 400
+
+
+def test_absolute_targets_need_a_key_and_the_prefix() -> None:
+    with served(api_key="k", api_prefix="/llm") as server:
+        for target, status in (
+            ("/llm/health", 200),
+            ("/llm/props", 401),
+            ("/llm/%70rops", 401),
+            ("/llm/health/../props", 401),
+            ("/llm", 308),
+            ("/health", 404),
+            ("/props", 404),
+            ("//llm/health", 404),
+            ("/http://localhost/llm/health", 404),
+        ):
+            assert asked(server, f"http://localhost{target}", "host: localhost") == status, target
+        key = ("host: localhost", "x-api-key: k")
+        assert asked(server, "http://localhost/llm/props", *key) == 200
+        assert asked(server, "http://localhost/llm/props?path=/llm/health", "host: localhost") == 401
+
+
+def test_a_body_behind_an_absolute_target(server: Served) -> None:
+    body = b'{"content": "ab"}'
+    head = b"POST http://localhost/tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    answer = raw(server.port, head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert answer.endswith(b'{"tokens":[97,98]}')
+    chunks = b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    assert raw(server.port, head + chunks).endswith(b'{"tokens":[97,98]}')

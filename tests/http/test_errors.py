@@ -19,7 +19,7 @@ from slipstream.engine.errors import (
 )
 from slipstream.server.http.error_table import problem_of
 from tests.http.fake import delta, done
-from tests.http.serving import Served, chat, raw, until
+from tests.http.serving import Served, chat, logged, raw, until
 
 TABLE: list[tuple[Exception, int, str, str]] = [
     (InvalidRequest("stop", "is wrong"), 400, "invalid_request_error", "invalid_value"),
@@ -134,3 +134,21 @@ def test_the_queue_is_full(server: Served) -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
     assert server.post("/v1/completions", {"prompt": "x"}).status_code == 429
     assert chat()["messages"]
+
+
+class Panic(BaseException):
+    """As pyo3 raises for a panic: no `Exception`."""
+
+
+def test_a_panic_outside_the_engine(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """As the parser of bodies might have one."""
+    server.engine.refusal = Panic("put in")  # type: ignore[assignment]
+    for stream in (False, True):
+        caplog.clear()
+        answer = server.post(
+            "/v1/chat/completions", chat(stream=stream), headers={"x-request-id": f"panic-{stream}"}
+        )
+        assert (answer.status_code, answer.headers["x-request-id"]) == (500, f"panic-{stream}")
+        assert answer.json()["error"]["code"] == "internal_error"
+        assert [one["event"] for one in logged(caplog, "unexpected")] == ["unexpected"]
+        assert not [one for one in caplog.records if one.name.startswith("uvicorn")]

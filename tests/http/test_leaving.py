@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.http.fake import delta, done, words
-from tests.http.serving import Served, logged, send, served, until
+from tests.http.serving import Served, logged, send, served, until, with_loop
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 3}, {"stream": True}, {"stream": True, "n": 3}])
@@ -108,3 +111,36 @@ def test_readers_that_stop_reading(caplog: pytest.LogCaptureFixture) -> None:
         assert n_held < 50 * 60
         until(lambda: all(stream.closed for stream in server.engine.streams), within_s=5)
     assert len(logged(caplog, "reader_timeout")) == 50
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_stream_that_never_pauses_ends_with_its_connection(
+    size: int, loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It always has more to send at once, so nothing but sending can notice that the client has left."""
+    with_loop(loop, monkeypatch)
+    n_made, holds, left = 0, threading.Event(), threading.Event()
+    most = 2_000
+
+    def endless(request: object) -> Iterator[Any]:
+        nonlocal n_made
+        while n_made < most:
+            n_made += 1
+            if n_made == 3:
+                yield 0.05  # what came before is sent
+                holds.set()
+                assert left.wait(5)
+            yield delta("x" * size)
+
+    with served() as server:
+        server.engine.script = endless
+        with send(server, stream=True) as connection:
+            assert holds.wait(5)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        left.set()
+        until(lambda: server.engine.streams[0].closed)
+        assert n_made <= 5
+        server.engine.script = words
+        assert server.chat().status_code == 200
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]

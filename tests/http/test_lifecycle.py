@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,17 +27,26 @@ from slipstream.server.command.serve import run
 from slipstream.server.http.address import bind
 from tests.http.entry import load
 from tests.http.serving import chat, logged, served, until
+from tests.process import free_port
 
 ENTRY = [sys.executable, "-m", "tests.http.entry"]
+
+
+def environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("SLIPSTREAM_")}
 
 
 class Process:
     """A server in its own process; `log` grows as it writes."""
 
-    def __init__(self, *arguments: str) -> None:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("SLIPSTREAM_")}
+    def __init__(self, *arguments: str, before: Sequence[str] = ()) -> None:
+        """before: a command that starts the server's."""
         self.popen = subprocess.Popen(
-            [*ENTRY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
+            [*before, *ENTRY, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environ(),
         )
         self.log = ""
         self._reader = threading.Thread(target=self._read)
@@ -60,8 +74,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def process(*arguments: str) -> Iterator[Process]:
-    one = Process("--port", "0", *arguments)
+def process(*arguments: str, before: Sequence[str] = ()) -> Iterator[Process]:
+    one = Process("--port", "0", *arguments, before=before)
     try:
         yield one
     finally:
@@ -82,7 +96,8 @@ def cut_off(url: str) -> None:
         httpx.post(f"{url}/v1/chat/completions", json=chat())
 
 
-def test_sigterm_drains() -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_drains(name: str) -> None:
     with process("-m", "fake") as server:
         url = server.ready()
         assert "curl http://127.0.0.1:" in server.log
@@ -91,7 +106,7 @@ def test_sigterm_drains() -> None:
         )
         whole, answered = in_background(lambda: httpx.post(f"{url}/v1/chat/completions", json=chat()))
         until(lambda: sum(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()) == 2)
-        server.popen.send_signal(signal.SIGTERM)
+        server.popen.send_signal(getattr(signal, name))
         until(lambda: httpx.get(f"{url}/health").status_code == 503)
         assert httpx.get(f"{url}/health").json()["status"] == "draining"
         refused = httpx.post(f"{url}/v1/chat/completions", json=chat())
@@ -135,6 +150,100 @@ def test_the_second_signal_means_now() -> None:
         server.popen.send_signal(signal.SIGINT)
         assert server.exits(2) == 130
         request.join(5)
+
+
+def test_a_second_hangup_means_nothing() -> None:
+    """A terminal that is closed sends one, and so does its shell. SIGTERM then is a second signal."""
+    with process("-m", "fake") as server:
+        url = server.ready()
+        request, _ = in_background(lambda: cut_off(url))
+        until(lambda: any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()))
+        for _ in range(3):
+            server.popen.send_signal(signal.SIGHUP)
+            until(lambda: '"event":"draining"' in server.log)
+            assert httpx.get(f"{url}/health").json()["status"] == "draining"
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.exits(2) == 143
+        request.join(5)
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+    with process("-m", "FAST", before=["nohup"]) as server:
+        url = server.ready()
+        server.popen.send_signal(signal.SIGHUP)
+        assert httpx.post(f"{url}/v1/chat/completions", json=chat()).status_code == 200
+        assert httpx.get(f"{url}/health").status_code == 200
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.exits() == 0
+
+
+def test_a_terminal_that_is_closed() -> None:
+    """The hangup drains, and lines that have nowhere to go do not matter."""
+    terminal, its = pty.openpty()
+    port = free_port()
+    popen = subprocess.Popen(
+        [*ENTRY, "-m", "fake", "--port", str(port), "--log-level", "debug"],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env=environ(),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(its)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: b"is ready on" in os.read(terminal, 1 << 16), within_s=15)
+        request, answered = in_background(lambda: httpx.post(f"{url}/v1/chat/completions", json=chat()))
+        until(lambda: any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()))
+        os.close(terminal)
+        request.join(5)
+        assert answered[0].status_code == 200
+        assert popen.wait(10) == 0
+    finally:
+        popen.kill()
+        popen.wait()
+
+
+# Standard input, output and error of the server, as a shell writes them.
+@pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-", "| true", "2>&1 | true"])
+def test_standard_streams_that_are_closed(streams: str, tmp_path: Path) -> None:
+    """From the start or later: the server serves, no socket gets their numbers, and its status is its own."""
+    port = free_port()
+    number, status = tmp_path / "number", tmp_path / "status"
+    server = [*ENTRY, "-m", "FAST", "--port", str(port), "--log-level", "debug"]
+    inner = f"echo $$ > {number}; exec {shlex.join(server)}"
+    shell = f"(sh -c {shlex.quote(inner)}; echo $? > {status}) {streams}"
+    null = subprocess.DEVNULL
+    popen = subprocess.Popen(["sh", "-c", shell], env=environ(), stdin=null, stdout=null, stderr=null)
+    try:
+        until(lambda: is_up(port) or status.exists(), within_s=15)
+        for _ in range(3):
+            answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=chat())
+            assert answer.status_code == 200
+        opened = [os.readlink(f"/proc/{int(number.read_text())}/fd/{one}") for one in range(3)]
+        assert all(one.startswith(("/dev/", "pipe:")) for one in opened)
+    finally:
+        if not status.exists():
+            os.kill(int(number.read_text()), signal.SIGTERM)
+        popen.wait(10)
+    assert status.read_text() == "0\n"
+
+
+def is_up(port: int) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    return False
+
+
+def test_other_commands_with_a_closed_output() -> None:
+    command = shlex.join(
+        [sys.executable, "-m", "slipstream.server", "healthcheck", "--url", "http://127.0.0.1:1"]
+    )
+    done = subprocess.run(
+        ["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, env=environ(), check=False, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_the_port_is_open_while_loading() -> None:

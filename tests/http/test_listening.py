@@ -9,6 +9,7 @@ import ssl
 import stat
 import time
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -26,7 +27,7 @@ from slipstream.server.http.connection import Connection
 from slipstream.server.http.limits import check
 from tests.http.entry import load
 from tests.http.fake import delta, done
-from tests.http.serving import Served, chat, logged, raw, served, until
+from tests.http.serving import Served, chat, logged, raw, served, until, with_loop
 
 # --- prefix ---
 
@@ -135,6 +136,32 @@ def test_https(certificate: tuple[ssl.SSLContext, dict[str, str]]) -> None:
         assert len(server.events()) > 3
         plain = raw(server.port, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert b"200" not in plain
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_handshakes_that_do_not_come(
+    certificate: tuple[ssl.SSLContext, dict[str, str]], monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    """In silence, drop by drop, or with nothing behind them: all is over in time, also a farewell without an answer."""
+    with_loop(loop, monkeypatch)
+    trusted, files = certificate
+    hello = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        trusted.wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+    first = hello.read()
+    with served(trusted=trusted, timeout=0.4, **files) as server:
+        for sent in (b"", first[:1], first[:200], first):
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                connection.sendall(sent)
+                assert 0.2 < closed_after(connection) < 3
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            drops = iter(first[i : i + 1] for i in range(len(first)))
+            assert cut_off_after(connection, drops) < 3
+        n_before = len(os.listdir("/proc/self/fd"))
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        with trusted.wrap_socket(connection, server_hostname="localhost"):
+            until(lambda: len(os.listdir("/proc/self/fd")) == n_before + 1)  # the server's end is closed
+        assert server.chat().status_code == 200
 
 
 def test_wrong_certificates_end_the_start(
@@ -277,12 +304,12 @@ def closed_after(connection: socket.socket) -> float:
     return time.monotonic() - started
 
 
-def cut_off_after(connection: socket.socket, drop: bytes) -> float:
+def cut_off_after(connection: socket.socket, drops: Iterator[bytes]) -> float:
     """Seconds until the server closes although something is sent all the time."""
     started = time.monotonic()
     with contextlib.suppress(ConnectionError):
         while time.monotonic() - started < 5:
-            connection.sendall(drop)
+            connection.sendall(next(drops))
             time.sleep(0.05)
     return time.monotonic() - started
 
@@ -331,7 +358,7 @@ def test_headers_that_do_not_come(impatient: Served, sent: bytes) -> None:
 def test_headers_drop_by_drop(impatient: Served) -> None:
     """Slowloris: a byte now and then does not extend the time."""
     with socket.create_connection(("127.0.0.1", impatient.port)) as connection:
-        assert cut_off_after(connection, b"G") < 3
+        assert cut_off_after(connection, repeat(b"G")) < 3
 
 
 def test_a_body_that_does_not_come(impatient: Served) -> None:
@@ -355,7 +382,7 @@ def test_an_answered_request_whose_body_never_ends(impatient: Served) -> None:
             b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"
         )
         assert connection.recv(4096).startswith(b"HTTP/1.1 404 ")
-        assert cut_off_after(connection, b"1\r\na\r\n") < 3
+        assert cut_off_after(connection, repeat(b"1\r\na\r\n")) < 3
 
 
 def test_those_in_time_are_served(impatient: Served) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -132,3 +132,64 @@ def test_headers_that_say_nothing_to_us(server: Served, name: str, value: str) -
     assert head[:3] in (b"200", b"100", b"400", b"431"), head
     assert early in ([b""], [b"", b"100 Continue\r\n\r\n"])
     serves(server)
+
+
+# --- the size of a request's head ---
+
+HEAD_LIMIT = 1 << 16
+
+
+def head_of(n_bytes: int, filler: bytes = b"a") -> bytes:
+    """A request's line and headers, `n_bytes` long with the empty line at their end."""
+    start, end = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-filler: ", b"b\r\n\r\n"
+    return start + filler * (n_bytes - len(start) - len(end)) + end
+
+
+def answers_to(server: Served, pieces: Sequence[bytes], n_answers: int) -> bytes:
+    """What the server answers to pieces that it reads one after the other."""
+    with connected(server, b"") as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(0.005)
+        answer = b""
+        while answer.count(b"HTTP/1.1 ") < n_answers or not answer.endswith(b"}"):
+            answer += connection.recv(65536) or pytest.fail(f"closed after {answer[:200]!r}")
+        return answer
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 9973], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("filler", [b"a", b" "])
+@pytest.mark.parametrize("n_before", [0, 2])
+def test_a_head_is_at_most_64_kib(server: Served, piece: int, filler: bytes, n_before: int) -> None:
+    """To the byte: in one read or in several, blanks included, also behind other requests of the same read."""
+    for n_bytes, status in ((HEAD_LIMIT, b"200"), (HEAD_LIMIT + 1, b"431")):
+        data = head_of(200) * n_before + head_of(n_bytes, filler)
+        pieces = [data[start : start + piece] for start in range(0, len(data), piece)]
+        answer = answers_to(server, pieces, n_before + 1)
+        last = answer.split(b"HTTP/1.1 ")[-1]
+        assert last.startswith(status), last[:200]
+    error = json.loads(last.partition(b"\r\n\r\n")[2])["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "headers_too_large")
+    assert "65536 bytes" in error["message"]
+    assert b"connection: close" in last.lower()
+    serves(server)
+
+
+def test_a_body_is_no_head(server: Served) -> None:
+    """Its bytes do not count, whether they come with the head or after it."""
+    body = json.dumps({"content": "a" * (2 * HEAD_LIMIT)}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    data = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    for pieces in ([data], [data[:100], data[100:]]):
+        assert answers_to(server, pieces, 1).startswith(b"HTTP/1.1 200 ")
+
+
+def test_bytes_after_an_answer_to_a_broken_body(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """What follows an answered request is no HTTP: the connection closes, and nothing is raised."""
+    sent = b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    with connected(server, sent) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
+        connection.sendall(b"no chunk\r\n")
+        assert connection.recv(65536) == b""
+    assert not [one for one in caplog.records if one.exc_info]

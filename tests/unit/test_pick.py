@@ -94,10 +94,10 @@ def test_rows_are_picked_from_by_words_of_the_definition(seed: int) -> None:
 
 def test_drafts_count_as_if_they_had_been_accepted() -> None:
     """In the window, in the output, and towards the least length."""
-    for asked in ({"repeat_penalty": 9.0}, {"presence_penalty": 9.0}, {"frequency_penalty": 5.0}):
+    for asked in ({"repeat_penalty": 9.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}):
         params = resolve_sampling(Sampling(temperature=0.0, **asked), {}, [], VOCAB)
         logits = torch.zeros(1, VOCAB)
-        logits[0, 20:23] = torch.tensor([3.0, 2.0, 1.0])
+        logits[0, 20:23] = torch.tensor([1.5, 1.0, 0.5])
         for n in range(3):
             row = Row(params, [1, 2], 1, Counter([2]), [20, 21, 22][:n])
             assert int(pick(logits, [row]).token_ids[0]) == 20 + n

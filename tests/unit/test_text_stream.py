@@ -6,11 +6,13 @@ import random
 import time
 
 import pytest
+from tokenizers import Regex, decoders, models
 from tokenizers import Tokenizer as HFTokenizer
-from tokenizers import decoders, models
 
+from slipstream.engine.text.panics import LibraryPanicked
 from slipstream.engine.text.text_stream import N_PENDING_MAX, TextStream
 from slipstream.engine.text.tokenizer import Tokenizer
+from slipstream.engine.text.tokenizer_source import TokenizerSource
 from tests.checkpoints import write_tokenizer
 
 TEXTS = ("hello world", "Größe 漢字 😀👩‍👩‍👧 end", "def add(left, right):\n    return left", "\ufffd!", "   ")
@@ -165,3 +167,21 @@ def test_a_token_is_cheap(tokenizer: Tokenizer) -> None:
     assert (time.perf_counter() - start) / len(
         ids
     ) < 200e-6  # about 3 µs; the bound only catches a wrong order
+
+
+def test_a_panic_of_the_library_is_an_exception() -> None:
+    """Here an expression without an end in the decoder's; it is tried anew with each token."""
+    backend = HFTokenizer(models.WordLevel({"a" * 40: 0, "b": 1}, unk_token="b"))
+    backend.decoder = decoders.Replace(Regex("(?:a|a)+(?!.|$)"), "")
+    tokenizer = Tokenizer(TokenizerSource(lambda: backend, {}, frozenset(), dict, "here"))
+    assert "".join(pieces(TextStream(tokenizer, []), [1])) == "b"
+    stream = TextStream(tokenizer, [])
+    for call in (
+        lambda: stream.push(0),
+        lambda: tokenizer.decode([0]),
+        lambda: TextStream(tokenizer, [0]),
+        lambda: TextStream(tokenizer, []).restarted([], [0]),
+    ):
+        with pytest.raises(LibraryPanicked) as caught:
+            call()
+        assert caught.value.__context__ is None, "the panic's own words may quote a text"

@@ -24,6 +24,7 @@ from slipstream.engine.models.reading.documents import read_documents
 from slipstream.engine.models.reading.fields import MOST_PARTS, Fields
 from slipstream.engine.models.reading.quantization import KEYS as QUANTIZATION_KEYS
 from slipstream.engine.models.reading.quantization import read_scheme
+from slipstream.engine.settings import SAMPLING_RANGES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -334,12 +335,9 @@ def read_sampling(fields: Fields) -> dict[str, float | int]:
         if not fields.has(key):
             continue
         value = fields.number(key)
-        if (
-            value < 0
-            or (key in ("top_p", "min_p") and value > 1)
-            or (key == "repetition_penalty" and value == 0)
-        ):
-            raise fields.refuse(key, "out of range")
+        least, most = SAMPLING_RANGES[name]
+        if not least <= value <= most:
+            raise fields.refuse(key, f"out of range, which is {least} to {most}")
         found[name] = int(value) if key == "top_k" else value
     if not fields.flag("do_sample", default=True):
         found["temperature"] = 0.0  # the checkpoint asks for greedy decoding

@@ -12,6 +12,7 @@ from typing import Any
 
 from slipstream.engine.api import JSON_STYLE, Grammar
 from slipstream.engine.errors import InvalidRequest, Unsupported
+from slipstream.engine.text.panics import without_panics
 
 _MOST_SYMBOLS = 100_000  # of a grammar; 128 tools of 10 properties each have 40,000
 _MOST_STATES = 10_000  # of a lexer, of 1 to 2 kB each
@@ -27,6 +28,7 @@ class Vocabulary:
     vocab_size: int  # tokens of a logits row
     eos_ids: Sequence[int]
 
+    @without_panics
     def compiler(self, param: str) -> Compiler:
         """Takes a second for a large vocabulary. Raises `Unsupported`, naming the request's field `param`."""
         try:
@@ -50,6 +52,7 @@ class Compiler:
         """tokenizer: an `LLTokenizer`."""
         self._tokenizer = tokenizer
 
+    @without_panics
     def matcher(self, grammar: Grammar) -> Any:
         """An `LLMatcher`; a first mask was taken of a copy, as some faults show only there. Raises `InvalidRequest`.
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.engine.text.grammar.compiler import first_line
+from slipstream.engine.text.panics import without_panics
 
 Words = NDArray[np.int32]  # a mask: bit i of word w allows token 32 * w + i
 T = TypeVar("T")
@@ -163,6 +164,7 @@ class Constraint:
         """Move the matcher over as many of the tokens as may come; returns how many."""
         return self._timed(lambda: int(self._matcher.try_consume_tokens(tokens)))
 
+    @without_panics
     def _roll_back(self, n_tokens: int) -> None:
         """Move the matcher back, to behind `_tokens`."""
         if self._is_lost:
@@ -173,6 +175,7 @@ class Constraint:
             self._matcher = self._first.deep_copy()
             self._consumed(self._tokens[len(self._tokens) - self._n_ruled :])
 
+    @without_panics
     def _timed(self, call: Callable[[], T]) -> T:
         """Call the matcher. One that goes on taking too long fails the reply, or it would slow all others down."""
         started = time.perf_counter()

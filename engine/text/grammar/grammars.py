@@ -15,6 +15,7 @@ from slipstream.engine.text.grammar.compiler import Compiler, Vocabulary
 from slipstream.engine.text.grammar.constraint import Constraint, Thinking
 from slipstream.engine.text.grammar.trial import Trial
 from slipstream.engine.text.grammar.turns import Turns
+from slipstream.engine.text.panics import without_panics
 from slipstream.engine.text.tokenizer import Tokenizer
 
 Key = tuple[str, str, str]  # a grammar's tenant, kind and source
@@ -57,6 +58,7 @@ class Grammars:
         future.set_result(self._constraint(key, first, thinking))
         return future
 
+    @without_panics
     def _take_back(self, key: Key, matcher: Any) -> None:
         """Keep the matcher of a reply that is over, in its first state."""
         if matcher.is_error() or not matcher.reset():
@@ -91,6 +93,7 @@ class Grammars:
         self._trial.check(grammar)
         return self._compiler.matcher(grammar)
 
+    @without_panics
     def _constraint(self, key: Key, first: Any, thinking: Thinking | None) -> Constraint:
         self._keep(key, first)
         with self._lock:
