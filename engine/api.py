@@ -115,6 +115,7 @@ class TokenLogprob:
     logprob: float  # finite
     # The likeliest tokens, falling; the picked token only if it is among them.
     top: tuple[TokenLogprob, ...] = ()
+    offset: int = 0  # characters before it in the text of the reply, or of an echo; in `top` without meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,9 @@ class Delta:
     token_ids: tuple[int, ...]
     sources: tuple[str | None, ...]
     pieces: tuple[str, ...] = ()  # visible text each token added; joined they are `text`
-    logprobs: tuple[TokenLogprob, ...] = ()  # of each token, if asked for
+    # If asked for, of the tokens that begin in `text`, among them those of earlier steps whose text was held back; with
+    # `echo` also of tokens that have no text.
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,13 @@ class Preparing:
         constraint = None
         if request.grammar is not None:
             constraint = self._text.grammars.constraint(request.grammar, tail, request.tenant)
-        text = TextStream(tokenizer, token_ids, request.stop, skip_special=request.skip_special)
+        text = TextStream(
+            tokenizer,
+            token_ids,
+            request.stop,
+            skip_special=request.skip_special,
+            with_places=request.logprobs is not None,
+        )
         prepared = Prepared(token_ids, text, self._prediction_ids(request), admitted_s=admitted_s)
         return prepared, tail, constraint
 
