@@ -165,7 +165,6 @@ class Slot:
         if self.constraint is not None:
             self.constraint.pop(len(self.tokens) - n_tokens)
         del self.tokens[n_tokens:]
-        self.judged = {i: one for i, one in self.judged.items() if i < self.n_decoded}
         self.text = self.text.restarted(
             self.tokens[: self.n_prompt], self.tokens[self.n_prompt :], self.request.min_tokens
         )
