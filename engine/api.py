@@ -100,6 +100,7 @@ class Request:
     grammar: Grammar | None = None
     skip_special: bool = True  # leave control tokens out of the text
     prediction: str | None = None  # text the reply is expected to resemble; the draft source of highest prior
+    owner: str = ""  # the API key it came with, or what stands for it; owners take turns
     tenant: str = ""  # salts prefix keys, so that one API key never hits another's cached prompt
 
 

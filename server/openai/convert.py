@@ -208,6 +208,7 @@ def _shared(wire: Generate, caller: Caller) -> Request:
         stop_token_ids=tuple(wire.stop_token_ids or ()),
         skip_special=wire.skip_special_tokens is not False,
         prediction=(wire.prediction and wire.prediction.content) or None,
+        owner=caller.tenant,
         tenant=_tenant(wire, caller.tenant),
     )
 

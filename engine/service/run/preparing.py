@@ -117,7 +117,7 @@ class Preparing:
         tail = tokenizer.decode(token_ids[-_N_TAIL:], skip_special=False)
         constraint = None
         if request.grammar is not None:
-            constraint = self._text.grammars.constraint(request.grammar, tail, request.tenant)
+            constraint = self._text.grammars.constraint(request.grammar, tail, request.tenant, request.owner)
         text = TextStream(
             tokenizer,
             token_ids,

@@ -143,7 +143,7 @@ class ThreadEngine:
             cancel=lambda: self._cancel(request.id),
         )
         self._streams[request.id] = stream
-        self._inbox.put(lambda: self._engine.add(request.id, new_slot))
+        self._inbox.put(lambda: self._engine.add(request.id, new_slot, request.owner))
         return stream
 
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
