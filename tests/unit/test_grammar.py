@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -377,7 +378,20 @@ def test_tenants_share_no_grammars(grammars: Grammars) -> None:
     assert constraint_of(grammars, SCHEMA, tenant="b")._first is not first._first
 
 
-def test_tenants_take_turns() -> None:
+def test_turns_are_those_of_owners(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def add(owner: str, work: object) -> Future[Constraint]:
+        asked.append(owner)
+        return Future()
+
+    monkeypatch.setattr(grammars._turns, "add", add)
+    for salt in "12":
+        grammars.constraint(Grammar("regex", "owned"), "", f"key:{salt}", "key")
+    assert asked == ["key", "key"]
+
+
+def test_owners_take_turns() -> None:
     """Work that is cancelled while it waits is not done; what it raises is raised where it is awaited."""
     turns: Turns[object] = Turns("test")
     done: list[str] = []
