@@ -178,7 +178,7 @@ def test_it_is_complete_when_only_an_end_token_can_follow(grammars: Grammars, to
 def think(grammars: Grammars, opener: int | None) -> Constraint:
     made = constraint_of(grammars, SCHEMA)
     thinking = Thinking(opener, b"</t>")
-    return Constraint(made._first, made._matcher, thinking, made._token_bytes, made._take_back)
+    return Constraint(made._first, made._matcher, thinking, made._token_bytes, made._take_back, made._n_words)
 
 
 def test_thinking_is_free_and_the_grammar_rules_behind_its_end(

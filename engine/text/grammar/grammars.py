@@ -105,6 +105,7 @@ class Grammars:
             thinking,
             token_bytes=self._text.token_bytes,
             take_back=partial(self._take_back, key),
+            n_words=0 if self._compiler is None else self._compiler.n_words,
         )
 
     def _keep(self, key: Key, first: Any) -> None:
