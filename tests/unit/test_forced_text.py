@@ -96,8 +96,8 @@ def test_what_is_said_is_what_a_matcher_says(grammars: Grammars, grammar: Gramma
                     assert constraint.complete == matcher.is_stopped()
             seen["forced"] += bool(known)
             seen["complete"] += constraint.complete
-            if (tokens and random.random() < 0.03) or constraint.complete:
-                n_popped = int(random.integers(1, len(tokens) + 1))
+            if (tokens and random.random() < 0.06) or constraint.complete:
+                n_popped = int(random.integers(1, 1 + min(len(tokens), 20)))
                 constraint.pop(n_popped)
                 del tokens[len(tokens) - n_popped :]
             else:
