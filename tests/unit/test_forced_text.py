@@ -96,7 +96,7 @@ def test_what_is_said_is_what_a_matcher_says(grammars: Grammars, grammar: Gramma
                     assert constraint.complete == matcher.is_stopped()
             seen["forced"] += bool(known)
             seen["complete"] += constraint.complete
-            if (tokens and random.random() < 0.06) or constraint.complete:
+            if (tokens and random.random() < 0.02) or constraint.complete:
                 n_popped = int(random.integers(1, 1 + min(len(tokens), 20)))
                 constraint.pop(n_popped)
                 del tokens[len(tokens) - n_popped :]
@@ -138,6 +138,10 @@ def test_a_matcher_is_asked_once_for_text_that_is_forced(grammars: Grammars) -> 
         assert constraint.push(token_id)
         assert constraint.n_legal((), known[i + 1 :]) == len(known) - i - 1
         assert not constraint.complete
+    # Astray and back.
+    constraint._forced.follow(len(known) - 1, END)
+    constraint._forced.cut(len(known) - 1)
+    assert ids_of(constraint.masks()[0]) == known[-1:]
     constraint._matcher = matcher
     assert constraint.push(known[-1])
     assert constraint.masks()[0].tobytes() == bare(constraint, known).compute_bitmask()
