@@ -100,6 +100,7 @@ class Request:
     grammar: Grammar | None = None
     skip_special: bool = True  # leave control tokens out of the text
     prediction: str | None = None  # text the reply is expected to resemble; the draft source of highest prior
+    owner: str = ""  # the API key it came with, or what stands for it; owners take turns
     tenant: str = ""  # salts prefix keys, so that one API key never hits another's cached prompt
 
 
@@ -115,6 +116,7 @@ class TokenLogprob:
     logprob: float  # finite
     # The likeliest tokens, falling; the picked token only if it is among them.
     top: tuple[TokenLogprob, ...] = ()
+    offset: int = 0  # characters before it in the text of the reply, or of an echo; in `top` without meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,9 @@ class Delta:
     token_ids: tuple[int, ...]
     sources: tuple[str | None, ...]
     pieces: tuple[str, ...] = ()  # visible text each token added; joined they are `text`
-    logprobs: tuple[TokenLogprob, ...] = ()  # of each token, if asked for
+    # If asked for, of the tokens that begin in `text`, among them those of earlier steps whose text was held back; with
+    # `echo` also of tokens that have no text.
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

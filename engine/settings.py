@@ -255,7 +255,10 @@ class Settings:
         None, "rows of one pass: 2048 on CUDA, 128 on CPU by default", "-b", least=1, most=65536
     )
     max_queue: int = setting(
-        64, "requests that may wait for a slot; more are answered 429", least=0, most=100000
+        64,
+        "requests that may wait for a slot; more are answered 429, sooner those of a key that has most of them",
+        least=0,
+        most=100000,
     )
 
     # sampling defaults: None falls back to the checkpoint's generation_config, then to OpenAI's values

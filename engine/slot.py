@@ -119,6 +119,7 @@ class Slot:
     constraint: Constraint | None = None  # what the reply may be; it has seen the reply's tokens
     # Of the prompt's tokens from the second on, as far as computed; None if not requested, or once they are sent.
     prompt_logprobs: list[Logprob] | None = None
+    judged: dict[int, Logprob] = field(default_factory=dict)  # of the reply's tokens by number, if asked for
     echoes: bool = False  # whether the prompt is still to be sent back
     _mirror: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
     _n_mirrored: int = 0

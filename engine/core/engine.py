@@ -85,9 +85,9 @@ class Engine:
         """Whether a step would do anything."""
         return bool(self.seats)
 
-    def add(self, request_id: str, new_slot: NewSlot) -> None:
-        """Queue a request; it takes the next slot that becomes free."""
-        self.seats.waiting.add(request_id, new_slot)
+    def add(self, request_id: str, new_slot: NewSlot, owner: str = "") -> None:
+        """Queue a request. Free slots go to the owners in turn, to each owner's requests in order of arrival."""
+        self.seats.waiting.add(request_id, new_slot, owner)
 
     def cancel(self, request_id: str) -> None:
         """Forget a request wherever it is. Unknown ids are requests that have just ended."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence, Set
 from enum import Enum
+from functools import partial
+from itertools import accumulate
 
 from slipstream.engine.api import Delta, Done, Echo, Speculation, Timings, TokenLogprob, Usage
 from slipstream.engine.errors import EngineError, InvalidRequest, StepFailed
@@ -51,10 +53,10 @@ def keep(slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int]) -> tuple
         slot.stats.first_token_s = slot.stats.first_token_s or now
         slot.stats.last_token_s = now
     if ending not in (None, Ending.BROKEN) and pieces:
-        pieces[-1] += slot.text.flush()
+        pieces[-1] += slot.text.flush(n_left_out=int(ending is Ending.END_TOKEN))
     n = len(token_ids)
     sources = tuple(draft.sources[i] if i < verdict.n_accepted else None for i in range(n))
-    told = tuple(_told(slot, one) for one in verdict.logprobs[:n])
+    told = _told(slot, verdict.logprobs[:n])
     return Delta("".join(pieces), tuple(token_ids), sources, tuple(pieces), told), ending
 
 
@@ -68,11 +70,24 @@ def _ending(slot: Slot) -> Ending | None:
     return None
 
 
-def _told(slot: Slot, one: Logprob) -> TokenLogprob:
+def _told(slot: Slot, judged: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
+    """The log-probabilities that go with the text that the client sees now; judged: those of the latest tokens.
+
+    A token without text has none, except behind an echoed prompt: who asks for one counts tokens.
+    """
+    slot.judged.update(enumerate(judged, slot.n_decoded - len(judged)))
+    return tuple(
+        _entry(slot, slot.judged[place.number], place.offset)
+        for place in slot.text.begun()
+        if place.has_text or slot.request.echo
+    )
+
+
+def _entry(slot: Slot, one: Logprob, offset: int) -> TokenLogprob:
     """A log-probability as the client reads it."""
     data = slot.text.token_bytes
     top = tuple(TokenLogprob(token_id, data(token_id), value) for token_id, value in one.top)
-    return TokenLogprob(one.token_id, data(one.token_id), one.logprob, top)
+    return TokenLogprob(one.token_id, data(one.token_id), one.logprob, top, offset)
 
 
 def echo(slot: Slot, start: int, judged: Sequence[Logprob], *, is_complete: bool) -> Echo | None:
@@ -86,9 +101,13 @@ def echo(slot: Slot, start: int, judged: Sequence[Logprob], *, is_complete: bool
     if not slot.echoes or not is_complete:
         return None
     prompt = slot.tokens[: slot.n_prompt]
-    told = () if slot.prompt_logprobs is None else (None, *(_told(slot, one) for one in slot.prompt_logprobs))
+    pieces = slot.text.pieces(prompt)
+    offsets = accumulate(map(len, pieces))  # of the tokens from the second on
+    told: tuple[TokenLogprob | None, ...] = ()
+    if slot.prompt_logprobs is not None:
+        told = (None, *map(partial(_entry, slot), slot.prompt_logprobs, offsets))
     slot.echoes, slot.prompt_logprobs = False, None
-    return Echo(tuple(prompt), tuple(slot.text.pieces(prompt)), told)
+    return Echo(tuple(prompt), tuple(pieces), told)
 
 
 def done(slot: Slot, ending: Ending, *, synthetic: bool = False) -> Done:

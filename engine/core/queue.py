@@ -1,13 +1,13 @@
-"""Requests without a slot, in the order they came, and when a request has waited too long."""
+"""Requests without a slot, who of them is next, and when a request has waited too long."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from slipstream.engine.errors import EngineError, Overloaded, TimedOut
+from slipstream.engine.fair_queue import FairQueue
 from slipstream.engine.slot import Slot
 
 NewSlot = Callable[[int], Slot]  # a waiting request: makes its slot state when it is given a slot id
@@ -27,28 +27,32 @@ class Waiting:
 
     def __init__(self, queue_s: float = 0.0, request_s: float = 0.0) -> None:
         self.queue_s, self.request_s = queue_s, request_s
-        self._requests: deque[Queued] = deque()
+        self._requests: FairQueue[Queued] = FairQueue()
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, request_id: str, new_slot: NewSlot) -> None:
-        self._requests.append(Queued(request_id, new_slot, time.perf_counter()))
+    def add(self, request_id: str, new_slot: NewSlot, owner: str = "") -> None:
+        self._requests.add(owner, Queued(request_id, new_slot, time.perf_counter()))
 
-    def pop(self) -> Queued:
-        """The request that has waited longest leaves the queue."""
-        return self._requests.popleft()
+    def pop(self, held: Mapping[str, int]) -> Queued:
+        """The next request leaves the queue; held: how many slots each owner has."""
+        return self._requests.pop(held)
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids have left already."""
-        self._requests = deque(one for one in self._requests if one.id != request_id)
+        self._requests.drop(lambda one: one.id == request_id)
 
     def expired(self) -> list[tuple[str, EngineError]]:
         """Requests that have waited too long leave the queue, each with the error it ends with."""
         now = time.perf_counter()
         found: list[tuple[str, EngineError]] = []
-        while self._requests and (error := self._error(now - self._requests[0].since_s)) is not None:
-            found.append((self._requests.popleft().id, error))
+        for owner in self._requests.owners:
+            while first := self._requests.first(owner):
+                error = self._error(now - first.since_s)
+                if error is None:
+                    break
+                found.append((self._requests.drop_first(owner).id, error))
         return found
 
     def _error(self, waited_s: float) -> EngineError | None:

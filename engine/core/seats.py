@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from slipstream.engine.cache import saved
@@ -104,7 +105,10 @@ class Seats:
             slot.stats.n_cached = slot.n_past
 
     def fill(self) -> None:
-        """Bring preempted slots back where pages suffice, then give free slots to waiting requests."""
+        """Bring preempted slots back where pages suffice, then give free slots to waiting requests.
+
+        A free slot goes to the owner with the fewest, of several to the one that was given one longest ago.
+        """
         while self.preempted:
             slot = self.preempted[0]
             n_pages = -(-(len(slot.tokens) + 1) // self._cache.page_size) + 1
@@ -113,7 +117,8 @@ class Seats:
             with self.guard(slot.request.id, slot):
                 self._begin(self.preempted.pop(0))
         while self.waiting and None in self.slots:
-            queued, slot_id = self.waiting.pop(), self.slots.index(None)
+            held = Counter(slot.request.owner for slot in self.slots if slot is not None)
+            queued, slot_id = self.waiting.pop(held), self.slots.index(None)
             with self.guard(queued.id, None):
                 self._seat(queued.new_slot(slot_id))
 

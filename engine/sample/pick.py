@@ -79,10 +79,10 @@ def _columns(rows: Sequence[Row]) -> list[AnyArray]:
 
 def _masks(rows: Sequence[Row]) -> list[AnyArray]:
     """The fields of `Masks`."""
-    ruled = [(i, row.allowed) for i, row in enumerate(rows) if row.allowed is not None]
-    index = np.full(len(rows), -1, np.int32)
-    index[[i for i, _ in ruled]] = np.arange(len(ruled))
-    return [index, np.stack([words for _, words in ruled])]
+    words = [row.allowed for row in rows if row.allowed is not None]
+    places = iter(range(len(words)))
+    index = [-1 if row.allowed is None else next(places) for row in rows]
+    return [np.array(index, np.int32), np.concatenate(words).reshape(len(words), -1)]
 
 
 def _entries(rows: Sequence[Row]) -> list[AnyArray]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from tokenizers.decoders import DecodeStream
 
 from slipstream.engine.text.panics import without_panics
+from slipstream.engine.text.token_places import Place, TokenPlaces
 from slipstream.engine.text.tokenizer import Tokenizer
 
 # Prompt tokens that give the first reply token its context: only a text's start drops a leading space.
@@ -30,15 +31,20 @@ class TextStream:
         stop: tuple[str, ...] = (),
         *,
         skip_special: bool = True,
+        with_places: bool = False,
     ) -> None:
-        """skip_special: leave control tokens out of the text."""
+        """skip_special: leave control tokens out of the text; with_places: note where each token begins in it."""
         self.stopped: str | None = None  # the stop string that ended the text
         self._tokenizer = tokenizer
         self._stop = tuple(one for one in stop if one)
         self._held = ""  # decoded text that is a proper prefix of a stop string
         self._shown: list[int] = []  # the tokens whose text was decoded last
         self._pending: list[int] = []  # tokens after them without text so far
+        self._n_pushed = 0
+        self._n_visible = 0
+        self._is_over = False
         self._skips = skip_special
+        self._places = TokenPlaces(tokenizer, skip_special=skip_special) if with_places else None
         self._decoder = DecodeStream(skip_special_tokens=skip_special)
         for one in prompt_ids[-N_CONTEXT:]:
             self._step(one)  # their text belongs to the prompt
@@ -46,9 +52,16 @@ class TextStream:
 
     def restarted(self, prompt_ids: Sequence[int], token_ids: Sequence[int], n_min: int = 0) -> TextStream:
         """The stream of the same reply after other tokens, the first n_min of which no stop string may end."""
-        stream = TextStream(self._tokenizer, prompt_ids, self._stop, skip_special=self._skips)
+        stream = TextStream(
+            self._tokenizer,
+            prompt_ids,
+            self._stop,
+            skip_special=self._skips,
+            with_places=self._places is not None,
+        )
         for i, token_id in enumerate(token_ids):
             stream.push(token_id, may_stop=i >= n_min)
+        stream.begun()
         return stream
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
@@ -64,6 +77,20 @@ class TextStream:
         """What a single token writes."""
         return self._tokenizer.token_bytes
 
+    @property
+    def n_visible(self) -> int:
+        """Characters of the text so far."""
+        return self._n_visible
+
+    def begun(self) -> list[Place]:
+        """The tokens that begin in the text so far, from where the last call left off; none without `with_places`.
+
+        A token whose text is held back waits with it; one behind a stop string never comes.
+        """
+        if self._places is None:
+            return []
+        return self._places.take(self._n_visible, is_complete=self._is_over and self.stopped is None)
+
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
         """The text that becomes visible with one more token; empty once a stop string was complete.
 
@@ -71,29 +98,52 @@ class TextStream:
         """
         if self.stopped is not None:
             return ""
-        self._pending.append(token_id)
-        text = self._step(token_id)
-        if text is not None:
-            self._shown, self._pending = self._pending, []
-        elif len(self._pending) < N_PENDING_MAX:
+        self._n_pushed += 1
+        text = self._decode(token_id)
+        if text is None:
             return ""
-        else:
-            text = self._decode_pending()
-            self._restart()
         if may_stop and self._stop:
-            return self._release(text)
-        text, self._held = self._held + text, ""
+            text = self._release(text)
+        else:
+            text, self._held = self._held + text, ""
+        self._n_visible += len(text)
         return text
 
-    def flush(self) -> str:
-        """What is left at the end: held text, and an incomplete character as U+FFFD."""
+    def flush(self, *, n_left_out: int = 0) -> str:
+        """What is left at the end: held text, and an incomplete character as U+FFFD.
+
+        n_left_out: tokens behind those pushed that ended the text and are no part of it.
+        """
         if self.stopped is not None:
             return ""
         text = self._decode_pending()
+        self._locate(self._pending, text)
+        for number in range(self._n_pushed, self._n_pushed + n_left_out):
+            if self._places is not None:
+                self._places.pass_over(number)
         text = self._release(text) if self._stop else text
         text += self._held
         self._pending, self._held = [], ""
+        self._n_visible += len(text)
+        self._is_over = True
         return text
+
+    def _decode(self, token_id: int) -> str | None:
+        """The text of one more token and those before it without text; None while its characters are incomplete."""
+        self._pending.append(token_id)
+        text = self._step(token_id)
+        if text is not None:
+            self._locate(self._pending, text)
+            self._shown, self._pending = self._pending, []
+        elif len(self._pending) >= N_PENDING_MAX:
+            text = self._decode_pending()
+            self._locate(self._pending, text)
+            self._restart()
+        return text
+
+    def _locate(self, token_ids: Sequence[int], text: str) -> None:
+        if self._places is not None and token_ids:
+            self._places.add(token_ids, text, self._n_pushed)
 
     @without_panics
     def _step(self, token_id: int) -> str | None:

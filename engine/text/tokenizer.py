@@ -37,6 +37,7 @@ class Tokenizer:
         self.special_tokens = source.special_tokens  # name, as in "eos_token" -> text
         added = self.backend.get_added_tokens_decoder()
         self.control_ids: Mapping[str, int] = {one.content: i for i, one in added.items() if one.special}
+        self._controls = frozenset(self.control_ids.values())
         self.added_tokens: Mapping[str, bool] = {one.content: one.special for one in added.values()}
         self._is_byte_level = is_byte_level(self.backend)
         ids = self.backend.get_vocab(with_added_tokens=True).values()
@@ -95,6 +96,10 @@ class Tokenizer:
     def token(self, token_id: int) -> str | None:
         """How the vocabulary writes one token, or None if there is no such id."""
         return self.backend.id_to_token(token_id)
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether it is a token that texts leave out unless asked for it."""
+        return token_id in self._controls
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token writes: not always whole characters. Control tokens write their names."""

@@ -78,7 +78,7 @@ def chat_job(wire: ChatRequest, caller: Caller) -> Job:
         return _job(wire, CHAT, [chat], shared, caller)
     seen = replace(shared, skip_special=shared.skip_special and not caller.known.needs_controls)
     job = _job(wire, CHAT, [chat], seen, caller)
-    return replace(job, told=replace(job.told, parser=reading))
+    return replace(job, told=replace(job.told, parser=reading, silent=reading.silent))
 
 
 def _reading(wire: ChatRequest, tools: Asked, caller: Caller, shared: Request) -> Reading | None:
@@ -208,6 +208,7 @@ def _shared(wire: Generate, caller: Caller) -> Request:
         stop_token_ids=tuple(wire.stop_token_ids or ()),
         skip_special=wire.skip_special_tokens is not False,
         prediction=(wire.prediction and wire.prediction.content) or None,
+        owner=caller.tenant,
         tenant=_tenant(wire, caller.tenant),
     )
 

@@ -68,6 +68,7 @@ class Told:
     logprobs: bool = False
     token_ids: bool = False
     parser: Callable[[str], Parser] = PlainText  # takes the end of the prompt; chat only
+    silent: frozenset[str] = frozenset()  # tokens that the parser leaves out of the text
 
 
 class Choice(Protocol):
@@ -172,7 +173,11 @@ class _ChatChoice:
         return {"token_ids": list(ids)} if self.told.token_ids else {}
 
     def _table(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        return logprobs.of_chat(tokens) if self.told.logprobs else None
+        if not self.told.logprobs:
+            return None
+        return logprobs.of_chat(
+            [one for one in tokens if one.data.decode(errors="replace") not in self.told.silent]
+        )
 
 
 class _TextChoice:
@@ -184,7 +189,7 @@ class _TextChoice:
         self.told = told
         # As there may be several prompts, each choice has the ids of its own, once.
         self._first = {"prompt_token_ids": list(stream.prompt_ids)} if told.token_ids else {}
-        self._n_chars = 0  # of the choice's text, as far as it was sent
+        self._n_echoed = 0  # characters of the prompt in the choice's text
         self._kept: list[Echo | Delta] = []
 
     def opening(self) -> None:
@@ -210,13 +215,20 @@ class _TextChoice:
             body["token_ids"] = [i for one in events if isinstance(one, Delta) for i in one.token_ids]
         table = self._table(events) if self.told.logprobs else None
         self._first = {}
-        self._n_chars += len(text)
         return _choice(self.index, body, table, done, done.reason if done else None)
 
     def _table(self, events: Sequence[Echo | Delta]) -> dict[str, Any] | None:
-        tokens = [token for one in events for token in one.logprobs]
-        pieces = [piece for one in events for piece in one.pieces]
-        return logprobs.of_text(tokens, pieces, self._n_chars)
+        tokens: list[tuple[int, TokenLogprob | str]] = []
+        for one in events:
+            if isinstance(one, Delta):
+                tokens += [(self._n_echoed + token.offset, token) for token in one.logprobs]
+                continue
+            self._n_echoed = len(_text(one))
+            tokens += [
+                (0, piece) if token is None else (token.offset, token)
+                for piece, token in zip(one.pieces, one.logprobs, strict=False)
+            ]
+        return logprobs.of_text(tokens)
 
 
 def _text(happened: Echo | Delta) -> str:

@@ -151,12 +151,15 @@ class TokenLogprob(Shape):
 
 
 class ChatLogprobs(Shape):
+    """Entries of the tokens that begin in the delivered text, thinking and calls included: none of an end token."""
+
     content: list[TokenLogprob] | None
     refusal: None = None
 
 
 class TextLogprobs(Shape):
-    """Lists of one entry per token; nulls where a token has nothing before it."""
+    """Lists of one entry per token that begins in the text, with `echo` also of an end token; nulls where nothing is
+    before a token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

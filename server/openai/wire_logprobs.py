@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from slipstream.engine.api import TokenLogprob
@@ -27,22 +26,20 @@ def _entry(one: TokenLogprob) -> dict[str, Any]:
     }
 
 
-def of_text(
-    tokens: Sequence[TokenLogprob | None], pieces: Sequence[str], start: int
-) -> dict[str, Any] | None:
+def of_text(tokens: Sequence[tuple[int, TokenLogprob | str]]) -> dict[str, Any] | None:
     """`choices[].logprobs` of a plain completion; None where there is no token.
 
-    `pieces`: the text that each token added; `start`: the offset of the first in the choice's text. A token is None if
-    it has no log-probability, as the first token of an echoed prompt; then only its piece is known.
+    `tokens`: each with the offset in the choice's text at which it begins. One that has no log-probability is its text:
+    the first of an echoed prompt.
     """
     if not tokens:
         return None
-    offsets = accumulate((len(piece) for piece in pieces), initial=start)
+    known = [None if isinstance(one, str) else one for _, one in tokens]
     return {
-        "tokens": [_name(one) if one else piece for one, piece in zip(tokens, pieces, strict=True)],
-        "token_logprobs": [_finite(one.logprob) if one else None for one in tokens],
-        "top_logprobs": [_likeliest(one) if one else None for one in tokens],
-        "text_offset": [offset for offset, _ in zip(offsets, tokens, strict=False)],
+        "tokens": [one if isinstance(one, str) else _name(one) for _, one in tokens],
+        "token_logprobs": [_finite(one.logprob) if one else None for one in known],
+        "top_logprobs": [_likeliest(one) if one else None for one in known],
+        "text_offset": [offset for offset, _ in tokens],
     }
 
 

@@ -112,12 +112,19 @@ async def counts_add_up(engine: AsyncEngine) -> None:
         assert not one.pieces or "".join(one.pieces) == one.text
 
 
-async def logprobs_come_with_their_tokens(engine: AsyncEngine) -> None:
+async def logprobs_come_with_their_text(engine: AsyncEngine) -> None:
     for n_top in (0, 3):
         deltas, _ = await outcome(engine, ask(f"logprobs-{n_top}", logprobs=n_top))
+        n_chars, text, written = 0, "".join(one.text for one in deltas), b""
         for delta in deltas:
-            assert [one.token_id for one in delta.logprobs] == list(delta.token_ids)
-            assert all(len(one.top) == n_top and math.isfinite(one.logprob) for one in delta.logprobs)
+            for one in delta.logprobs:
+                assert n_chars <= one.offset < n_chars + len(delta.text)
+                assert one.offset == len(written.decode(errors="ignore"))
+                assert len(one.top) == n_top
+                assert math.isfinite(one.logprob)
+                written += one.data
+            n_chars += len(delta.text)
+        assert written.decode(errors="replace") == text
     deltas, _ = await outcome(engine, ask("no-logprobs"))
     assert not any(delta.logprobs for delta in deltas)
 
@@ -434,7 +441,7 @@ CHECKS: tuple[Check, ...] = (
     info_is_filled,
     ends_once,
     counts_add_up,
-    logprobs_come_with_their_tokens,
+    logprobs_come_with_their_text,
     an_echo_comes_first,
     prompt_ids_are_those_of_a_request,
     enough_is_enough,

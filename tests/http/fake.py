@@ -172,10 +172,10 @@ def ids_of(prompt: Prompt) -> list[int]:
     return [1, *(100 + len(word) for text in words for word in text.split())]
 
 
-def told(token_id: int, text: str, n_top: int) -> TokenLogprob:
+def told(token_id: int, text: str, n_top: int, offset: int = 0) -> TokenLogprob:
     """A token with made-up log-probabilities: it is the likeliest, the ids after it follow."""
     top = tuple(TokenLogprob(token_id + i, f"<{token_id + i}>".encode(), -0.5 - i) for i in range(n_top))
-    return TokenLogprob(token_id, text.encode(), -0.5, top)
+    return TokenLogprob(token_id, text.encode(), -0.5, top, offset)
 
 
 def echo(request: Request) -> Echo:
@@ -183,11 +183,12 @@ def echo(request: Request) -> Echo:
     ids = tuple(ids_of(request.prompt))
     pieces = tuple(f"p{i} " for i in range(len(ids)))
     n_top = request.logprobs
-    logprobs = (
-        ()
-        if n_top is None
-        else (None, *(told(*one, n_top) for one in list(zip(ids, pieces, strict=True))[1:]))
-    )
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+    if n_top is not None:
+        logprobs = tuple(
+            told(ids[i], piece, n_top, len("".join(pieces[:i]))) if i else None
+            for i, piece in enumerate(pieces)
+        )
     return Echo(ids, pieces, logprobs)
 
 
@@ -208,7 +209,9 @@ def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
             tuple(texts),
             ()
             if request.logprobs is None
-            else tuple(told(start + i, text, request.logprobs) for i, text in enumerate(texts)),
+            else tuple(
+                told(start + i, text, request.logprobs, 3 * (start + i)) for i, text in enumerate(texts)
+            ),
         )
     yield done(request, n_max, "stop" if n_max == 10 else "length")
 

@@ -92,6 +92,21 @@ def test_keys_are_tenants_of_their_own(locked: Served) -> None:
     assert "alpha" not in first
 
 
+def test_a_salt_makes_no_key_of_its_own(locked: Served) -> None:
+    """Or a caller would have a turn for each salt it thinks of."""
+    locked.engine.requests.clear()
+    for key, fields in (
+        ("alpha", {}),
+        ("alpha", {"cache_salt": "s"}),
+        ("alpha", {"cache_prompt": False}),
+        ("beta", {}),
+    ):
+        locked.post("/v1/chat/completions", chat(**fields), headers={"x-api-key": key})
+    requests = locked.engine.requests
+    assert [one.owner == requests[0].owner for one in requests] == [True, True, True, False]
+    assert len({one.tenant for one in requests}) == 4
+
+
 def test_props_keep_the_secret(locked: Served) -> None:
     props = locked.http.get("/props", headers={"x-api-key": "alpha"})
     assert "alpha" not in props.text

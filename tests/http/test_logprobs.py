@@ -24,19 +24,19 @@ def client(server: Served) -> Iterator[OpenAI]:
 
 
 def burst(request: Request) -> list[Any]:
-    """A step that writes half a character and holds it back, one that completes it, one whose text ends later."""
+    """A step that writes half a character and holds it back, one without text, one that completes the character."""
     n_top = request.logprobs
     half, rest = b"\xf0\x9f", b"\x99\x82!"
 
-    def table(*tokens: tuple[int, bytes]) -> tuple[TokenLogprob, ...]:
+    def table(*tokens: tuple[int, bytes, int]) -> tuple[TokenLogprob, ...]:
         if n_top is None:
             return ()
-        return tuple(TokenLogprob(i, data, -1.0 - i, told(i, "", n_top).top) for i, data in tokens)
+        return tuple(TokenLogprob(i, data, -1.0 - i, told(i, "", n_top).top, at) for i, data, at in tokens)
 
     return [
-        Delta("ab", (1, 2), (None, "suffix"), ("ab", ""), table((1, b"ab"), (2, half))),
-        Delta("", (3,), (None,), ("",), table((3, b""))),
-        Delta("🙂!", (4,), (None,), ("🙂!",), table((4, rest))),
+        Delta("ab", (1, 2), (None, "suffix"), ("ab", ""), table((1, b"ab", 0))),
+        Delta("", (3,), (None,), ("",), ()),
+        Delta("🙂!", (4,), (None,), ("🙂!",), table((2, half, 2), (4, rest, 2))),
         done(request, 4),
     ]
 
@@ -75,7 +75,7 @@ def test_nothing_is_told_unasked(server: Served) -> None:
         assert server.engine.requests[-1].logprobs is None
 
 
-def test_a_chunk_tells_the_tokens_of_its_step(server: Served) -> None:
+def test_a_chunk_tells_the_tokens_of_its_text(server: Served) -> None:
     chunks = server.events(logprobs=True, top_logprobs=1)
     tables = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert tables[0] is None, "the role has no token"
@@ -88,20 +88,18 @@ def test_a_chunk_tells_the_tokens_of_its_step(server: Served) -> None:
     ]
 
 
-def test_held_back_text_has_its_tokens_told(server: Served) -> None:
+def test_tokens_are_held_back_with_their_text(server: Served) -> None:
     server.engine.script = burst
     chunks = [chunk["choices"][0] for chunk in server.events(logprobs=True)]
     assert [chunk["delta"].get("content") for chunk in chunks] == ["", "ab", "", "🙂!", None]
     told_bytes = [
-        [bytes(entry["bytes"]) for entry in chunk["logprobs"]["content"]]
+        chunk["logprobs"] and [bytes(entry["bytes"]) for entry in chunk["logprobs"]["content"]]
         for chunk in chunks
-        if chunk["logprobs"]
     ]
-    assert told_bytes == [[b"ab", b"\xf0\x9f"], [b""], [b"\x99\x82!"]]
-    assert b"".join(one for step in told_bytes for one in step).decode() == "ab🙂!"
+    assert told_bytes == [None, [b"ab"], None, [b"\xf0\x9f", b"\x99\x82!"], None]
     whole = server.chat(logprobs=True).json()["choices"][0]
     assert whole["message"]["content"] == "ab🙂!"
-    assert [entry["token"] for entry in whole["logprobs"]["content"]] == ["ab", "�", "", "��!"]
+    assert [entry["token"] for entry in whole["logprobs"]["content"]] == ["ab", "�", "��!"]
 
 
 def test_the_helper_adds_them_up(client: OpenAI, server: Served) -> None:
@@ -130,16 +128,16 @@ def test_a_completion_tells_four_lists(client: OpenAI) -> None:
     }
 
 
-def test_offsets_follow_the_pieces(server: Served) -> None:
+def test_offsets_are_those_of_the_text(server: Served) -> None:
     server.engine.script = burst
     fields = {"prompt": "a", "logprobs": 0}
     table = server.post("/v1/completions", fields).json()["choices"][0]["logprobs"]
-    assert table["tokens"] == ["ab", "bytes:\\xf0\\x9f", "", "bytes:\\x99\\x82!".replace("!", "\\x21")]
-    assert table["text_offset"] == [0, 2, 2, 2]
+    assert table["tokens"] == ["ab", "bytes:\\xf0\\x9f", "bytes:\\x99\\x82!".replace("!", "\\x21")]
+    assert table["text_offset"] == [0, 2, 2]
     chunks = server.events("/v1/completions", **fields)
     tables = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    assert [one and one["text_offset"] for one in tables] == [[0, 2], [2], [2], None]
-    assert [one and one["tokens"] for one in tables] == [table["tokens"][:2], [""], table["tokens"][3:], None]
+    assert [one and one["text_offset"] for one in tables] == [[0], None, [2, 2], None]
+    assert [one and one["tokens"] for one in tables] == [table["tokens"][:1], None, table["tokens"][1:], None]
 
 
 def test_chunks_of_several_choices_keep_their_own_offsets(server: Served) -> None:

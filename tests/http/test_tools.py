@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 
 from slipstream.engine.api import Chat, Delta, Request
-from tests.http.fake import INFO, Step, delta, done
+from tests.http.fake import INFO, Step, delta, done, told
 from tests.http.serving import Served, served
 
 HI = [{"role": "user", "content": "Hi there"}]
@@ -331,11 +331,15 @@ def test_control_tokens_are_seen_only_where_needed(server: Served) -> None:
     controls = {"<tool_call>": True, "</tool_call>": True, "<|x|>": True, "<think>": False, "</think>": False}
     server.engine.info = replace(INFO, chat_template=TEMPLATE, added_tokens=controls)
     text = (CALL[:11], "<|x|>", CALL[11:-12], "</tool_call>")
+    tokens = tuple(told(i, one, 0) for i, one in enumerate(text))
     server.engine.script = lambda request: [
-        Delta("".join(text), (1, 2, 3, 4), (None,) * 4, text),
+        Delta("".join(text), (1, 2, 3, 4), (None,) * 4, text, tokens),
         done(request, 4),
     ]
-    message = server.chat(tools=TOOLS).json()["choices"][0]["message"]
+    choice = server.chat(tools=TOOLS, logprobs=True).json()["choices"][0]
+    message = choice["message"]
+    entries = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [text[0], *text[2:]], "the same text as without tools"
     assert not server.engine.requests[-1].skip_special
     assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Oslo é"}'
     server.engine.info = replace(server.engine.info, added_tokens={"<|x|>": True})
@@ -344,9 +348,7 @@ def test_control_tokens_are_seen_only_where_needed(server: Served) -> None:
 
 
 def test_log_probabilities_stand_beside_calls(server: Served) -> None:
-    """Every token has its place, also those whose text is held back or is a marker."""
-    from tests.http.fake import told
-
+    """Every token of the text has its place, also of text that is held back or is a marker."""
     server.engine.script = lambda request: [
         Delta(CALL[:30], (1, 2), (None, None), (CALL[:15], CALL[15:30]), (told(1, "a", 0), told(2, "b", 0))),
         Delta(CALL[30:], (3,), (None,), (CALL[30:],), (told(3, "c", 0),)),

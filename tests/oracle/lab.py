@@ -229,7 +229,7 @@ class Lab:
         )
         prepared = Prepared(
             case.prompt,
-            TextStream(self.tokenizer, case.prompt, request.stop),
+            TextStream(self.tokenizer, case.prompt, request.stop, with_places=request.logprobs is not None),
             tuple(prediction) if bench.types else (),
             request.grammar and self.grammars.constraint(request.grammar, "", "").result(),
         )
@@ -353,8 +353,11 @@ class _Run:
         tokens = self.current[request_id]
         n_kept = int(self.random.integers(0, len(tokens) + 1))
         self.played.n_cut += len(tokens) - n_kept
-        del tokens[n_kept:], self.told[request_id][n_kept:]
+        del tokens[n_kept:]
         self.engine.rollback(request_id, len(self.cases[_case(request_id)].prompt) + n_kept)
+        for slot in self.engine.seats.of(request_id):
+            told = self.told[request_id]
+            told[:] = [one for one in told if one.offset < slot.text.n_visible]
 
 
 def _case(request_id: str) -> int:

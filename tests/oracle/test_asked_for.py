@@ -15,7 +15,7 @@ from tokenizers import decoders
 from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM
 
-from slipstream.engine.api import Delta, Done, Failed, Grammar, Request, Sampling, Speculate
+from slipstream.engine.api import Failed, Grammar, Request, Sampling, Speculate
 from slipstream.engine.errors import InvalidRequest, Overloaded, TimedOut, Unsupported
 from slipstream.engine.sample.logprobs import Judged
 from slipstream.engine.text.tokenizer import Tokenizer
@@ -235,16 +235,6 @@ def test_bytes_of_sentencepiece_tokens(tmp_path: Path) -> None:
     made.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer(tmp_path)
     assert [tokenizer.token_bytes(i) for i in range(1, 4)] == [b"\xe2", b" hi", b"<0xZZ>"]
-
-
-def test_deltas_carry_as_many_logprobs_as_tokens(lab: Lab) -> None:
-    engine = lab.engine(Bench(("scripted",)), lambda slot: [])
-    one = case(lab, replace(ASKS, logprobs=0))
-    engine.add("r", lambda slot_id: lab.slot(slot_id, "r", one, Bench(("scripted",))))
-    deltas = []
-    while engine.busy:
-        deltas += [event for _, event in engine.step() if isinstance(event, Delta | Done)]
-    assert all(len(event.logprobs) == len(event.token_ids) for event in deltas if isinstance(event, Delta))
 
 
 def test_a_schema_without_a_finite_instance_is_the_callers_fault(lab: Lab) -> None:

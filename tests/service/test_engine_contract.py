@@ -106,7 +106,7 @@ async def test_preparing_counts_on_a_requests_time(
     with pytest.raises(TimedOut, match=r"0\.2 s"):
         await engine.submit(contract.ask("late", grammar=Grammar("regex", "a")))
     assert asked[0].cancelled()
-    assert engine._n_preparing == 0
+    assert not engine._n_preparing.total()
     assert not (await contract.idle(engine)).n_waiting
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,7 +178,7 @@ def test_it_is_complete_when_only_an_end_token_can_follow(grammars: Grammars, to
 def think(grammars: Grammars, opener: int | None) -> Constraint:
     made = constraint_of(grammars, SCHEMA)
     thinking = Thinking(opener, b"</t>")
-    return Constraint(made._first, made._matcher, thinking, made._token_bytes, made._take_back)
+    return Constraint(made._first, made._matcher, thinking, made._token_bytes, made._take_back, made._n_words)
 
 
 def test_thinking_is_free_and_the_grammar_rules_behind_its_end(
@@ -377,7 +378,20 @@ def test_tenants_share_no_grammars(grammars: Grammars) -> None:
     assert constraint_of(grammars, SCHEMA, tenant="b")._first is not first._first
 
 
-def test_tenants_take_turns() -> None:
+def test_turns_are_those_of_owners(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def add(owner: str, work: object) -> Future[Constraint]:
+        asked.append(owner)
+        return Future()
+
+    monkeypatch.setattr(grammars._turns, "add", add)
+    for salt in "12":
+        grammars.constraint(Grammar("regex", "owned"), "", f"key:{salt}", "key")
+    assert asked == ["key", "key"]
+
+
+def test_owners_take_turns() -> None:
     """Work that is cancelled while it waits is not done; what it raises is raised where it is awaited."""
     turns: Turns[object] = Turns("test")
     done: list[str] = []
@@ -392,7 +406,7 @@ def test_tenants_take_turns() -> None:
     with pytest.raises(ZeroDivisionError):
         failing.result(60)
     added["a3"].result(60)
-    assert done == ["a1", "b1", "c1", "b2", "a3"]
+    assert done == ["b1", "c1", "a1", "b2", "a3"]
     turns.close()
 
 

@@ -26,6 +26,7 @@ from slipstream.engine.speculate.acceptance import Acceptance, coupled
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.drafter import Drafter
+from slipstream.engine.text.token_places import Place
 from slipstream.kernels import select
 
 VOCAB = 32
@@ -55,8 +56,11 @@ class Words:
             return ""
         return word
 
-    def flush(self) -> str:
+    def flush(self, *, n_left_out: int = 0) -> str:
         return ""
+
+    def begun(self) -> list[Place]:
+        return []
 
 
 @dataclass
@@ -143,6 +147,7 @@ def toy_slot(
     max_tokens: int = 20,
     stop: str | None = None,
     temperature: float = 0.8,
+    owner: str = "",
 ) -> Slot:
     """A slot as the service makes it."""
     request = Request(
@@ -150,6 +155,7 @@ def toy_slot(
         prompt=tuple(prompt),
         sampling=Sampling(temperature=temperature, seed=3),
         max_tokens=max_tokens,
+        owner=owner,
     )
     factory = SlotFactory(Settings(draft_max=n_max), types, 10**6, VOCAB, frozenset())
     return factory.resolve(request, Prepared(prompt, Words(stop)))(slot_id)  # type: ignore[arg-type]

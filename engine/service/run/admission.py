@@ -1,10 +1,18 @@
-"""What is known of a request before its texts are tokenised: their size, and whether its numbers are in bounds."""
+"""What is known of a request before its texts are tokenised: whether there is a place for it, its texts' size, and
+whether its numbers are in bounds.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Mapping
+
 from slipstream.engine.api import MOST_LOGPROBS, Chat, Infill, ModelInfo, Prompt, Request
-from slipstream.engine.errors import InvalidRequest
+from slipstream.engine.errors import InvalidRequest, Overloaded
 from slipstream.engine.text.control import strings
+
+_RETRY_AFTER_S = 1.0
+_WHERE = "--max-queue sets how many there are besides the slots"
 
 
 def n_chars_of(prompt: Prompt) -> int:
@@ -35,3 +43,33 @@ def check_request(request: Request, info: ModelInfo) -> None:
             raise InvalidRequest(
                 "stop_token_ids", f"token {token_id} is not in the vocabulary of {info.vocab_size}"
             )
+
+
+class Places:
+    """Places for requests that run or wait, and how many of them an owner may have.
+
+    Half of the places are kept for the owners in equal parts, so that one who asks finds a place however many another
+    has asked for; the other half is for those who come first. While there has been one owner, all are its own.
+    """
+
+    def __init__(self, n_places: int) -> None:
+        """Places there are: slots and queue together, at least one."""
+        self._n_places = n_places
+        self._known: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # those that asked last, as many as places can be kept for
+
+    def check(self, owner: str, taken: Mapping[str, int]) -> None:
+        """One more request of an owner, beside those that each has. Raises `Overloaded` if there is no place for it."""
+        self._known[owner] = None
+        self._known.move_to_end(owner)
+        while len(self._known) > max(1, self._n_places // 2):
+            self._known.popitem(last=False)
+        n_own, n_taken = taken.get(owner, 0), sum(taken.values())
+        n_kept = max(1, self._n_places // (2 * len(self._known)))  # for each of them
+        n_others = sum(max(n_kept - taken.get(one, 0), 0) for one in self._known if one != owner)
+        if n_taken >= self._n_places:
+            raise Overloaded(f"all {self._n_places} places are taken; {_WHERE}", _RETRY_AFTER_S)
+        if n_own >= n_kept and n_taken + n_others >= self._n_places:
+            reason = f"this key has {n_own} requests already, and the other places are kept for other keys; {_WHERE}"
+            raise Overloaded(reason, _RETRY_AFTER_S)

@@ -19,10 +19,12 @@ class Stream:
         prompt_ids: Sequence[int],
         prompt_tail: str,
         *,
+        owner: str = "",
         finish: Callable[[], None],
         cancel: Callable[[], None],
     ) -> None:
         self.finish = finish
+        self.owner = owner
         self.prompt_ids = prompt_ids
         self.prompt_tail = prompt_tail
         self._cancel = cancel

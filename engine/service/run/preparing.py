@@ -117,8 +117,14 @@ class Preparing:
         tail = tokenizer.decode(token_ids[-_N_TAIL:], skip_special=False)
         constraint = None
         if request.grammar is not None:
-            constraint = self._text.grammars.constraint(request.grammar, tail, request.tenant)
-        text = TextStream(tokenizer, token_ids, request.stop, skip_special=request.skip_special)
+            constraint = self._text.grammars.constraint(request.grammar, tail, request.tenant, request.owner)
+        text = TextStream(
+            tokenizer,
+            token_ids,
+            request.stop,
+            skip_special=request.skip_special,
+            with_places=request.logprobs is not None,
+        )
         prepared = Prepared(token_ids, text, self._prediction_ids(request), admitted_s=admitted_s)
         return prepared, tail, constraint
 

@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -34,11 +35,10 @@ from slipstream.engine.core.slot_factory import SlotFactory
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import (
     EngineStopped,
-    Overloaded,
     StepFailed,
     Unsupported,
 )
-from slipstream.engine.service.run.admission import check_request
+from slipstream.engine.service.run.admission import Places, check_request
 from slipstream.engine.service.run.event_stream import Stream
 from slipstream.engine.service.run.picture import Picture
 from slipstream.engine.service.run.preparing import Preparing, Text
@@ -47,7 +47,6 @@ from slipstream.engine.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_RETRY_AFTER_S = 1.0
 _WATCH_S = 1.0  # between a waiting thread's looks whether the engine's thread still lives
 
 T = TypeVar("T")
@@ -70,7 +69,8 @@ class ThreadEngine:
         self._status: Status = "ready"
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, Stream] = {}
-        self._n_preparing = 0
+        self._places = Places(info.n_slots + settings.max_queue)
+        self._n_preparing: Counter[str] = Counter()  # by owner
         self._step_since_s: float | None = None  # when the running step began; written by the engine's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle = asyncio.Event()
@@ -121,29 +121,26 @@ class ThreadEngine:
     async def submit(self, request: Request) -> Stream:
         """Check and admit a request. Raises `RequestError`, `Overloaded` or `EngineStopped`."""
         self._check_open()
-        n_open = len(self._streams) + self._n_preparing
-        if n_open >= self._info.n_slots + self._settings.max_queue:
-            raise Overloaded(
-                f"{n_open - self._info.n_slots} requests are waiting already; --max-queue sets the limit",
-                _RETRY_AFTER_S,
-            )
+        streams = Counter(stream.owner for stream in self._streams.values())
+        self._places.check(request.owner, self._n_preparing + streams)
         self._loop = asyncio.get_running_loop()
-        self._n_preparing += 1
+        self._n_preparing[request.owner] += 1
         try:
             prepared, tail = await self._preparing.prepared(request)
             check_request(request, self._info)
             new_slot = self._slots.resolve(request, prepared)
         finally:
-            self._n_preparing -= 1
+            self._n_preparing[request.owner] -= 1
         self._check_open()
         stream = Stream(
             prepared.token_ids,
             tail,
+            owner=request.owner,
             finish=lambda: self._inbox.put(lambda: self._finish(request.id)),
             cancel=lambda: self._cancel(request.id),
         )
         self._streams[request.id] = stream
-        self._inbox.put(lambda: self._engine.add(request.id, new_slot))
+        self._inbox.put(lambda: self._engine.add(request.id, new_slot, request.owner))
         return stream
 
     async def prompt_ids(self, prompt: Prompt) -> list[int]:

@@ -51,6 +51,7 @@ class Compiler:
     def __init__(self, tokenizer: Any) -> None:
         """tokenizer: an `LLTokenizer`."""
         self._tokenizer = tokenizer
+        self.n_words = 0  # of 32 bits, in a mask; known once there is a matcher
 
     @without_panics
     def matcher(self, grammar: Grammar) -> Any:
@@ -74,6 +75,7 @@ class Compiler:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         probe = matcher.deep_copy()
         allowed = probe.compute_bitmask()
+        self.n_words = len(allowed) // 4
         if probe.is_error() or not any(allowed):
             reason = first_line(probe.get_error()) if probe.is_error() else "nothing can satisfy it"
             raise InvalidRequest(grammar.param, f"not a usable grammar: {reason}")

@@ -4,7 +4,8 @@ llguidance parses; this file says what a slot does with it. A constraint is a ca
 everything else: they can be pushed and popped, so drafts are checked on the very matcher that the reply moves.
 
 Where a grammar forces text, llguidance's mask allows only the canonical next token, drafts or not. So a mask is a
-function of the tokens before it alone, and forced text can be drafted with certainty.
+function of the tokens before it alone, and forced text can be drafted with certainty. It is asked for once: while a
+reply follows it, its masks are known, and the matcher, which is moved only when more has to be known, falls behind.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.engine.text.grammar.compiler import first_line
+from slipstream.engine.text.grammar.forced_text import ForcedText
 from slipstream.engine.text.panics import without_panics
 
 Words = NDArray[np.int32]  # a mask: bit i of word w allows token 32 * w + i
@@ -25,6 +27,7 @@ T = TypeVar("T")
 
 _CALL_S = 0.005  # that a call of a matcher may take for ever; most take 20 to 200 µs
 _BURST_S = 0.2  # and beyond that in all, for a moment
+_BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)  # [32]: of a word, token by token
 _PAUSE_S = 0.05  # most that one call counts, as the process may have been suspended in it
 
 
@@ -52,10 +55,12 @@ class Constraint:
         thinking: Thinking | None,
         token_bytes: Callable[[int], bytes],
         take_back: Callable[[Any], None],
+        n_words: int,
     ) -> None:
         """first, matcher: two of the grammar's matchers in their first states; the second is moved.
 
-        token_bytes: what a token writes. take_back: is given the moved matcher when the reply is over.
+        token_bytes: what a token writes. take_back: is given the moved matcher when the reply is over. n_words: of a
+        mask.
         """
         self.failure: str | None = None  # why no token may follow where none could be picked
         self._first = first
@@ -63,7 +68,12 @@ class Constraint:
         self._thinking = thinking
         self._token_bytes = token_bytes
         self._take_back = take_back
+        self._n_words = n_words
         self._tokens: list[int] = []  # of the reply
+        self._forced = ForcedText()
+        self._n_behind = (
+            0  # tokens, the last ones, that the matcher has not seen; behind them more text is forced
+        )
         self._n_free = 0 if thinking is None else None  # tokens before the grammar; None: not known yet
         self._spent_s = 0.0  # beyond _CALL_S a call
         self._takes_drafts = True  # until one of them has met a limit
@@ -72,7 +82,9 @@ class Constraint:
     @property
     def complete(self) -> bool:
         """Whether the reply is all that the grammar allows: nothing but an end token can follow."""
-        return self._n_free is not None and self._matcher.is_stopped() and not self._matcher.is_error()
+        if self._n_free is None or self._n_behind:
+            return False
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def push(self, token_id: int) -> bool:
         """One more token of the reply; False, and nothing happens, if the grammar forbids it."""
@@ -87,8 +99,11 @@ class Constraint:
         n_free = self._n_free
         if n_free is None and self._decides(token_id):
             n_free = 0
-        if n_free is not None and not self._consumed([token_id]):
-            return False
+        if n_free is not None:
+            if self._forced.follow(len(self._tokens), token_id):
+                self._n_behind += 1
+            elif not self._consumed([token_id]):
+                return False
         self._tokens.append(token_id)
         self._n_free = len(self._tokens) if n_free is None and self._thought() else n_free
         return True
@@ -97,11 +112,14 @@ class Constraint:
         """Take back the last tokens."""
         if not n_tokens and not self._matcher.is_error():
             return
-        before = self._n_ruled
+        n_unseen = min(self._n_behind, n_tokens)
+        self._n_behind -= n_unseen
+        before = self._n_ruled - n_unseen
         del self._tokens[len(self._tokens) - n_tokens :]
         n_left = len(self._tokens)
         if self._thinking is not None and (n_left < (self._n_free or 0) or not n_left):
             self._n_free = None
+        self._forced.cut(n_left)
         self._roll_back(before - self._n_ruled)
 
     def close(self) -> None:
@@ -133,7 +151,9 @@ class Constraint:
         tokens = [*after, *drafts]
         if self._is_lost or not self._takes_drafts:
             return 0
-        if self._n_free is not None:
+        if self._forced.begins_with(len(self._tokens), tokens):
+            n_found = len(tokens)
+        elif self._n_free is not None:
             # Not by `validate_tokens`, which has no limits.
             n_found = self._consumed(tokens)
             self._roll_back(n_found)
@@ -149,7 +169,7 @@ class Constraint:
         n_pushed = self._pushed(after)
         found: list[int] = []
         if n_pushed == len(after) and self._n_free is not None:
-            found = self._timed(self._matcher.compute_ff_tokens)[:n_max]
+            found = [*self._known()[:n_max]]
         self.pop(n_pushed)
         return found
 
@@ -160,19 +180,32 @@ class Constraint:
             n_pushed += 1
         return n_pushed
 
+    def _known(self) -> Sequence[int]:
+        """The tokens that must come now, as far as they are known."""
+        n_tokens = len(self._tokens)
+        known = self._forced.after(n_tokens)
+        if not known:
+            known = self._timed(self._matcher.compute_ff_tokens)
+            self._forced.learn(n_tokens, known)
+        return known
+
     def _consumed(self, tokens: Sequence[int]) -> int:
-        """Move the matcher over as many of the tokens as may come; returns how many."""
-        return self._timed(lambda: int(self._matcher.try_consume_tokens(tokens)))
+        """Move the matcher on to where the reply is, and over as many of the tokens as may come; returns how many."""
+        behind, self._n_behind = self._tokens[len(self._tokens) - self._n_behind :], 0
+        n_consumed = self._timed(lambda: int(self._matcher.try_consume_tokens([*behind, *tokens])))
+        if n_consumed < len(behind) and not self._matcher.is_error():
+            self._lose("it refuses a token that it has forced")
+        return max(0, n_consumed - len(behind))
 
     @without_panics
     def _roll_back(self, n_tokens: int) -> None:
         """Move the matcher back, to behind `_tokens`."""
-        if self._is_lost:
+        if self._is_lost or (not n_tokens and not self._matcher.is_error()):
             return
         # Each draft that meets a limit costs as much as the limit allows, and the matcher's making.
         self._takes_drafts = self._takes_drafts and not self._matcher.is_error()
         if self._matcher.is_error() or not self._matcher.rollback(n_tokens):
-            self._matcher = self._first.deep_copy()
+            self._matcher, self._n_behind = self._first.deep_copy(), 0
             self._consumed(self._tokens[len(self._tokens) - self._n_ruled :])
 
     @without_panics
@@ -215,6 +248,8 @@ class Constraint:
         opener = None if self._thinking is None or self._tokens else self._thinking.start
         if self._n_free is None and opener is None:
             return None
+        if self._n_free is not None and (known := self._known()) and not self._is_lost:
+            return _with(np.zeros(self._n_words, np.int32), known[0])
         words = np.frombuffer(self._timed(self._matcher.compute_bitmask), np.int32)  # [n_words]
         if self._matcher.is_error() and not self._is_lost:
             self.failure = first_line(self._matcher.get_error())
@@ -225,5 +260,5 @@ class Constraint:
 
 def _with(words: Words, token_id: int) -> Words:
     """The mask with one more token allowed, in place."""
-    words[token_id >> 5] |= np.uint32(1 << (token_id & 31)).astype(np.int32)
+    words[token_id >> 5] |= _BITS[token_id & 31]
     return words

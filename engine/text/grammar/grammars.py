@@ -43,9 +43,12 @@ class Grammars:
         self._used: list[tuple[Key, Any]] = []
         self._lock = threading.Lock()  # held for moments, as the engine's thread takes it too
 
-    def constraint(self, grammar: Grammar, prompt_tail: str, tenant: str) -> Future[Constraint]:
-        """A fresh constraint for one reply; at once if its grammar is known, else when it is compiled.
+    def constraint(
+        self, grammar: Grammar, prompt_tail: str, tenant: str, owner: str = ""
+    ) -> Future[Constraint]:
+        """A fresh constraint for one reply; at once if the tenant's grammar is known, else when it is compiled.
 
+        owner: whose turn it is then. An owner may have any number of tenants, one for each salt.
         The future may raise `InvalidRequest` for an unusable or too expensive grammar, and `Unsupported`.
         """
         thinking = self._thinking(grammar, prompt_tail)
@@ -53,7 +56,7 @@ class Grammars:
         with self._lock:
             first = self._kept.get(key)
         if first is None:
-            return self._turns.add(tenant, partial(self._made, key, grammar, thinking))
+            return self._turns.add(owner, partial(self._made, key, grammar, thinking))
         future: Future[Constraint] = Future()
         future.set_result(self._constraint(key, first, thinking))
         return future
@@ -105,6 +108,7 @@ class Grammars:
             thinking,
             token_bytes=self._text.token_bytes,
             take_back=partial(self._take_back, key),
+            n_words=0 if self._compiler is None else self._compiler.n_words,
         )
 
     def _keep(self, key: Key, first: Any) -> None:

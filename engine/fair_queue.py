@@ -1,0 +1,71 @@
+"""What waits for something that is short: each owner's items in order of arrival, the owners in turn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_NOTHING: Mapping[str, int] = {}
+
+
+class FairQueue(Generic[T]):
+    """However many items an owner has waiting, they cost another owner's next one no more than a turn.
+
+    Not safe to use from several threads. An owner that was served once is remembered: there have to be few of them.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[
+            str, deque[tuple[int, T]]
+        ] = {}  # by owner, with the number of their arrival; none empty
+        self._served: dict[str, int] = {}  # by owner, the number of the turn it had last
+        self._n_added = self._n_turns = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._items.values()))
+
+    @property
+    def owners(self) -> list[str]:
+        """Those with an item."""
+        return list(self._items)
+
+    def add(self, owner: str, item: T) -> None:
+        self._n_added += 1
+        self._items.setdefault(owner, deque()).append((self._n_added, item))
+
+    def pop(self, held: Mapping[str, int] = _NOTHING) -> T:
+        """The next item leaves: of the owner that holds least, of several the one whose last turn is longest ago.
+
+        held: what each owner has now of that which is short; 0 where it is not named. Raises ValueError if empty.
+        """
+        owner = min(
+            self._items,
+            key=lambda one: (held.get(one, 0), self._served.get(one, 0), self._items[one][0][0]),
+        )
+        self._n_turns += 1
+        self._served[owner] = self._n_turns
+        return self.drop_first(owner)
+
+    def first(self, owner: str) -> T | None:
+        """The owner's oldest item, if it has any."""
+        items = self._items.get(owner)
+        return items[0][1] if items else None
+
+    def drop_first(self, owner: str) -> T:
+        """The owner's oldest item leaves, and it was no turn."""
+        items = self._items[owner]
+        _, item = items.popleft()
+        if not items:
+            del self._items[owner]
+        return item
+
+    def drop(self, is_unwanted: Callable[[T], bool]) -> None:
+        """Forget some items."""
+        kept = {
+            owner: deque(one for one in items if not is_unwanted(one[1]))
+            for owner, items in self._items.items()
+        }
+        self._items = {owner: items for owner, items in kept.items() if items}
