@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from slipstream.engine.ranges import INT32, SAMPLING_RANGES
+
 # What `--spec-type` takes, in the order of `speculate/registry.py`, which has the same names and cannot be imported by
 # those who read a command line; `draft-simple` is llama.cpp's name of `draft-model`.
 DRAFTERS = (
@@ -28,21 +30,6 @@ DRAFTERS = (
 )
 TEST_DRAFTERS = ("garbage", "synthetic")  # not offered
 NO_DRAFTER, ALL_DRAFTERS = "none", "auto"
-
-_INT32 = 2**31 - 1
-# (least, most) of the fields of `api.Sampling`, for requests, flags and checkpoints alike.
-SAMPLING_RANGES: Mapping[str, tuple[float, float]] = {
-    "seed": (0, 2**64 - 1),
-    "temperature": (0.0, 100.0),
-    "top_k": (0, _INT32),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repeat_penalty": (0.001, 100.0),
-    "repeat_last_n": (0, _INT32),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "logit_bias": (-100.0, 100.0),
-}
 
 
 def setting(
@@ -360,8 +347,8 @@ def range_of(name: str) -> tuple[float, float]:
 
 # (least, most) of the fields of `api.Speculate`. What is above the server's is lowered to that (`resolve_speculate`).
 SPECULATE_RANGES: Mapping[str, tuple[float, float]] = {
-    "n_max": (0, _INT32),
-    "n_min": (0, _INT32),
+    "n_max": (0, INT32),
+    "n_min": (0, INT32),
     "p_min": range_of("draft_p_min"),
     "ngram_size_n": range_of("spec_ngram_simple_size_n"),
     "ngram_size_m": range_of("spec_ngram_simple_size_m"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from slipstream.engine.api import Sampling
 from slipstream.engine.errors import InvalidRequest
-from slipstream.engine.settings import SAMPLING_RANGES
+from slipstream.engine.ranges import SAMPLING_RANGES
 
 # OpenAI's defaults; the repeat window is llama.cpp's.
 FALLBACK: Mapping[str, float | int] = {

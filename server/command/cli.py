@@ -14,7 +14,7 @@ from typing import NoReturn
 from slipstream.engine.naming import did_you_mean
 from slipstream.server import version
 from slipstream.server.command import standard_streams
-from slipstream.server.command.starting import SERVE, finish
+from slipstream.server.command.starting import SERVE
 from slipstream.server.command.subcommand import parsed
 from slipstream.server.command.subcommands import SUBCOMMANDS
 
@@ -24,7 +24,9 @@ EXIT_USAGE = 2
 def main() -> NoReturn:
     """The console command. Exit status: that of the subcommand (`slipstream SUBCOMMAND --help`)."""
     standard_streams.hold()
-    finish(dispatch(sys.argv[1:], os.environ))
+    status = dispatch(sys.argv[1:], os.environ)
+    standard_streams.let_go()
+    sys.exit(status)
 
 
 def dispatch(words: Sequence[str], environ: Mapping[str, str]) -> int:

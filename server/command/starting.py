@@ -30,7 +30,7 @@ log = logs.logger(__name__)
 
 
 def serve(call: Call) -> int:
-    """Serve until a signal or a failure. Returns the exit status."""
+    """Serve until a signal or a failure, and end the process; returns the exit status where nothing is served."""
     settings = _checked(call)
     _configure_logs(settings, call.environ)
     try:
@@ -40,7 +40,7 @@ def serve(call: Call) -> int:
     except LoadError as error:
         log.error("cannot_load", reason=str(error))
         return EXIT_CANNOT_LOAD
-    return _served(settings, load, call.environ)
+    finish(_served(settings, load, call.environ))
 
 
 SERVE = Subcommand(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo
 
 from slipstream.engine.api import MOST_LOGPROBS
-from slipstream.engine.settings import SAMPLING_RANGES
+from slipstream.engine.ranges import SAMPLING_RANGES
 from slipstream.server.http.body import shown, wrong
 from slipstream.server.openai.sent import TextPart
 

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from slipstream.engine.api import MOST_LOGPROBS
-from slipstream.engine.settings import SAMPLING_RANGES, SPECULATE_RANGES
+from slipstream.engine.ranges import SAMPLING_RANGES
+from slipstream.engine.settings import SPECULATE_RANGES
 from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import shown, wrong
 from slipstream.server.http.error_table import bad_request

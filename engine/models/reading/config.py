@@ -24,7 +24,7 @@ from slipstream.engine.models.reading.documents import read_documents
 from slipstream.engine.models.reading.fields import MOST_PARTS, Fields
 from slipstream.engine.models.reading.quantization import KEYS as QUANTIZATION_KEYS
 from slipstream.engine.models.reading.quantization import read_scheme
-from slipstream.engine.settings import SAMPLING_RANGES
+from slipstream.engine.ranges import SAMPLING_RANGES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
