@@ -1,6 +1,7 @@
 """The HTTP server: OpenAI's API, some of llama-server's endpoints, the web page.
 
-Of the engine it imports only the types in `engine.{api,settings,ranges,naming,errors}`; `command/` alone starts an engine.
+Of the engine it imports only the types in `engine.{api,settings,ranges,naming,errors}`; `command/` alone
+starts an engine.
 """
 
 from __future__ import annotations

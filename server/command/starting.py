@@ -30,7 +30,7 @@ log = logs.logger(__name__)
 
 
 def serve(call: Call) -> int:
-    """Serve until a signal or a failure, and end the process; returns the exit status where nothing is served."""
+    """Serve until a signal or a failure. Returns the exit status."""
     settings = _checked(call)
     _configure_logs(settings, call.environ)
     try:
@@ -40,7 +40,7 @@ def serve(call: Call) -> int:
     except LoadError as error:
         log.error("cannot_load", reason=str(error))
         return EXIT_CANNOT_LOAD
-    finish(_served(settings, load, call.environ))
+    return _served(settings, load, call.environ)
 
 
 SERVE = Subcommand(
@@ -57,17 +57,7 @@ def start(arguments: Sequence[str], load: Load) -> NoReturn:
     """Serve what `load` makes of the settings in these arguments and in the environment; ends the process."""
     settings = read_settings(arguments, os.environ)
     _configure_logs(settings, os.environ)
-    finish(_served(settings, load, os.environ))
-
-
-def finish(status: int) -> NoReturn:
-    """End the process with this status."""
-    logging.shutdown()
-    standard_streams.let_go()
-    if threading.active_count() > 1:
-        # A load that was interrupted cannot be stopped and would keep the process alive. It holds nothing worth saving.
-        os._exit(status)
-    sys.exit(status)
+    sys.exit(_served(settings, load, os.environ))
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -94,10 +84,16 @@ def _configure_logs(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def _served(settings: Settings, load: Load, environ: Mapping[str, str]) -> int:
+    """The exit status; ends the process by itself where a load was interrupted, which cannot be stopped otherwise."""
     try:
-        return run(settings, load, notify.over(environ.get("NOTIFY_SOCKET")))
+        status = run(settings, load, notify.over(environ.get("NOTIFY_SOCKET")))
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        status = EXIT_INTERRUPTED
+    logging.shutdown()
+    standard_streams.let_go()
+    if threading.active_count() > 1:
+        os._exit(status)  # the load holds nothing worth saving
+    return status
 
 
 def load(settings: Settings) -> AsyncEngine:

@@ -239,7 +239,7 @@ def test_nothing_is_evaluated() -> None:
 
 
 def test_nothing_here_can_fetch() -> None:
-    """What could open an address is imported by the downloader of models, the health check and the terminal's chat alone."""
+    """What could open an address is imported by the downloader of models, the health check and the terminal's chat."""
     clients = {
         "httpx",
         "requests",
