@@ -14,7 +14,7 @@ from functools import partial
 
 import httpx
 
-from tests.attack.cases import Target, request, unread
+from tests.attack.cases import CASES, Target, request, unread
 from tests.fuzz.mutate import Mutator
 from tests.fuzz.requests import TURNS
 from tests.soak import replies
@@ -33,8 +33,9 @@ STATUS_PATHS = (
     "/speculation",
     "/openapi.json",
 )
+LULL_EVERY_S, LULL_S = 60.0, 6.0  # every so often slots are idle for a while, as most clients are
 REST_S = 0.5  # of a client whose connection failed, lest a server that is gone is asked without end
-N_FILES = 8  # of saved slots, for all clients
+N_FILES = 3  # of saved slots, per key
 # Requests that are refused: path, body, status, code.
 REFUSED: tuple[tuple[str, Body, int, str], ...] = (
     (TEXT, {"prompt": "x", "temperature": -1}, 400, "invalid_value"),
@@ -43,11 +44,11 @@ REFUSED: tuple[tuple[str, Body, int, str], ...] = (
     (TEXT, {"prompt": "x" * 40_000}, 400, "context_length_exceeded"),
     (TEXT, {"prompt": [7] * 5000}, 400, "context_length_exceeded"),
     (TEXT, {"prompt": "x", "grammar": "root ::= ("}, 400, "invalid_value"),
-    (TEXT, {"prompt": "x", "speculative": {"types": ["no-such"]}}, 400, "invalid_value"),
+    (TEXT, {"prompt": "x", "speculative": {"types": ["no-such"]}}, 400, "unsupported_value"),
     (TEXT, {"prompt": "x", "n": 1000}, 400, "invalid_value"),
     (CHAT, {"messages": []}, 400, "invalid_value"),
-    ("/v1/embeddings", {"input": "x"}, 404, "not_found"),
-    ("/infill", {"input_prefix": "x"}, 404, "not_found"),
+    ("/v1/embeddings", {"input": "x"}, 404, "not_supported"),
+    ("/infill", {"input_prefix": "x"}, 404, "not_supported"),
 )
 
 
@@ -83,12 +84,12 @@ async def leave_stream(client: Client) -> str:
     *_, path, body = client.draw()
     async with client.stream(path, body) as lines:
         n_left = client.dice.randint(1, 12)
-        async for line in lines:
+        async for _ in lines:
             n_left -= 1
             if not n_left:
                 break
     await client.reopen()
-    return "cancelled" if line != replies.DONE else "whole"
+    return "whole" if n_left else "cancelled"
 
 
 async def leave_early(client: Client) -> str:
@@ -116,10 +117,11 @@ async def leave_prompt(client: Client) -> str:
 
 
 async def unread_stream(client: Client) -> str:
-    """Ask for replies and read nothing for longer than the server waits."""
+    """Ask for streams, or for more than sockets hold, and read nothing for longer than the server waits."""
     target = Target(client.site.url)
     *_, path, body = client.draw()
-    await unread(path, body | {"stream": True}, n_requests=client.dice.choice((1, 8)))(target)
+    attack = client.dice.choice((CASES["unread replies"], unread(path, body | {"stream": True}, 3)))
+    await attack(target)
     return next(iter(target.answers))
 
 
@@ -153,18 +155,16 @@ async def template(client: Client) -> str:
 
 
 async def slot_files(client: Client) -> str:
-    """Save a slot, restore or erase one. A slot that is busy or has nothing cached is refused by name."""
-    outcomes = []
-    for action in ("save", client.dice.choice(("restore", "erase"))):
-        slot, name = (
-            client.dice.randrange(client.site.n_slots),
-            f"{client.key}-{client.dice.randrange(N_FILES)}",
-        )
+    """Save, restore or erase the first slot that can be: not while it is busy, nor with nothing cached."""
+    action = client.dice.choice(("save", "save", "restore", "erase"))
+    name = f"{client.key}-{client.dice.randrange(N_FILES)}"
+    for slot in client.dice.sample(range(client.site.n_slots), client.site.n_slots):
         answer = await client.http.post(f"/slots/{slot}", params={"action": action}, json={"filename": name})
         if answer.status_code not in (200, 400) or judged(answer) is not None:
             raise Fault(f"{answer.status_code} {answer.content[:300]!r} to {action}")
-        outcomes.append("done" if answer.status_code == 200 else "refused")
-    return " ".join(outcomes)
+        if answer.status_code == 200:
+            return action
+    return f"{action} refused"
 
 
 async def status(client: Client) -> str:
@@ -231,9 +231,15 @@ async def perform(client: Client, kind: str) -> None:
         await asyncio.sleep(REST_S)
 
 
-async def operate(client: Client, kinds: Sequence[str], until_s: float) -> None:
-    """Operations drawn at random until the clock (`time.monotonic`) says so; the last one is finished."""
+async def operate(client: Client, kinds: Sequence[str], until_s: float, *, is_constant: bool) -> None:
+    """Operations drawn at random until the clock (`time.monotonic`) says so; the last one is finished.
+
+    is_constant: goes on while others rest.
+    """
     weights = [OPERATIONS[kind][1] for kind in kinds]
     async with contextlib.aclosing(client):
-        while time.monotonic() < until_s:
+        while (now := time.monotonic()) < until_s:
+            if not is_constant and now % LULL_EVERY_S < LULL_S:
+                await asyncio.sleep(REST_S)
+                continue
             await perform(client, client.dice.choices(kinds, weights)[0])

@@ -21,14 +21,17 @@ from tests.soak.replies import Fault
 from tests.soak.samples import Sample, Watch
 from tests.soak.verdict import failures
 
+N_CONSTANT = 4  # clients that go on while the others rest
 N_SAMPLES, MOST_APART_S = 360, 5.0
 SETTLE_S = 30.0
-# Small in all that can run out: pages for three whole contexts, so that prefixes are evicted and slots preempted.
-LIMITS = ("--ctx-size", "1024", "--cache-size", "24", "--max-queue", "10000")
+# Small in all that can run out: pages for hardly two whole contexts, so that prefixes are evicted and slots preempted.
+LIMITS = ("--ctx-size", "1024", "--cache-size", "10", "--max-queue", "10000")
 DRAFTERS = "suffix,ngram-simple,ngram-map-k,ngram-map-k4v,ngram-mod,ngram-cache,draft-model"
 
 
+# What comes first, so that every worker thread is there before the load: they are started where others are busy.
 AT_FIRST = (*BODIES, "tokens", "template", "slot files", "status", "refused")
+N_AT_ONCE, LONG_TEXT = 32, "def " * 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,9 @@ async def soak(
         async with asyncio.TaskGroup() as clients:
             for number in range(n_connections):
                 client = Client(site, (ATTACKER, NEIGHBOUR)[number % 2], str(number))
-                clients.create_task(operate(client, kinds, started + seconds))
+                clients.create_task(
+                    operate(client, kinds, started + seconds, is_constant=number < N_CONSTANT)
+                )
         seconds = time.monotonic() - started
         looking.cancel()
         for error in await asyncio.gather(looking, return_exceptions=True):
@@ -78,18 +83,22 @@ async def soak(
 
 
 async def _site(server: Running, watch: Watch) -> Site:
-    """The server with its texts learnt. It has started by then what it starts at first use: threads, a child process."""
+    """The server with its texts learnt. By then it has started what it starts at first use: threads, a child."""
     props = await watch.get("/props")
     site = Site(server.url, props["speculation"]["drafters"], props["total_slots"])
     await learn(site, NEIGHBOUR)
+    await watch.post("/slots/0?action=save", {"filename": "first"})  # all ran there, one after the other
 
     async def once(kind: str) -> None:
         async with contextlib.aclosing(Client(site, ATTACKER, kind)) as client:
             await perform(client, kind)
 
     async with asyncio.TaskGroup() as clients:
-        for kind in AT_FIRST * 3:
+        for kind in AT_FIRST:
             clients.create_task(once(kind))
+        for _ in range(N_AT_ONCE):
+            clients.create_task(watch.get("/speculation"))
+            clients.create_task(watch.post("/tokenize", {"content": LONG_TEXT}))
     return site
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,12 @@ class Watch:
 
     def __init__(self, server: Running) -> None:
         self._pid = server.process.pid
-        self._http = httpx.AsyncClient(base_url=server.url, headers={"x-api-key": NEIGHBOUR}, timeout=60)
+        self._http = httpx.AsyncClient(
+            base_url=server.url,
+            headers={"x-api-key": NEIGHBOUR},
+            timeout=60,
+            limits=httpx.Limits(max_keepalive_connections=1),
+        )
         self._since_s = time.monotonic()
         self.samples: list[Sample] = []
 
@@ -71,6 +77,10 @@ class Watch:
     async def get(self, path: str) -> Any:
         """The JSON of a status page."""
         return (await self._http.get(path)).raise_for_status().json()
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> None:
+        """Ask for something whose answer is not looked at."""
+        (await self._http.post(path, json=body)).raise_for_status()
 
     async def look(self) -> Sample:
         """A sample; it is kept."""
