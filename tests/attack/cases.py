@@ -131,6 +131,6 @@ CASES: dict[str, Attack] = {
     "/tokenize of 256 KiB": large("/tokenize", b'{"content":"', CODE, b'"}', 1 << 18),
     "/detokenize": large("/detokenize", b'{"tokens":[999', b",999", b"]}"),
     "/apply-template": large("/apply-template", _MESSAGE, CODE, b'"}]}'),
-    "unread replies": unread("/detokenize", {"tokens": [999] * 100_000}, 8),
+    "unread replies": unread("/detokenize", {"tokens": [999] * 60_000}, 24),
     "unread /props": unread("/props", {}, 2000),
 }

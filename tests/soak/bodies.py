@@ -133,8 +133,9 @@ def prediction(dice: random.Random) -> tuple[str, Body]:
 
 
 def stops(dice: random.Random) -> tuple[str, Body]:
-    stop = {"stop": dice.sample(["\n", "def", "    ", "e", "return"], 2), "min_tokens": dice.randint(0, 4)}
-    return CHAT, {"messages": dice.choice(_tasks()), **_sampling(dice, 64), **stop}
+    body = {"messages": dice.choice(_tasks()), **_sampling(dice, 64)}
+    body["min_tokens"] = dice.randint(0, min(4, body["max_tokens"]))
+    return CHAT, body | {"stop": dice.sample(["\n", "def", "    ", "e", "return"], 2)}
 
 
 def long(dice: random.Random) -> tuple[str, Body]:
