@@ -22,7 +22,7 @@ MIB = 2**20
 class Sample:
     """One look at a server. Memory is resident memory."""
 
-    at_s: float  # since the load began; below 0: before it
+    at_s: float  # since the load began, or, before it, since the server was first looked at
     rss_mib: float
     children_mib: float
     n_children: int
@@ -68,8 +68,9 @@ class Watch:
         self.samples: list[Sample] = []
 
     def begin(self) -> None:
-        """The load begins."""
+        """The load begins: samples and their clock start anew."""
         self._since_s = time.monotonic()
+        self.samples.clear()
 
     async def aclose(self) -> None:
         await self._http.aclose()
