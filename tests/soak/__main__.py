@@ -27,7 +27,7 @@ def summary(course: Course) -> dict[str, Any]:
     """A run as figures: what was done, and what the server held in the beginning, at every sixth, and in the end."""
     tally, samples = course.tally, course.samples
     times = [course.seconds * mark / N_MARKS for mark in range(N_MARKS + 1)]
-    marks = [min(samples, key=lambda one: abs(one.at_s - time)) for time in times]
+    marks = [min(samples, key=lambda one: abs(one.at_s - time)) for time in times if samples]
     return {
         "failures": course.failures(),
         "notes": tally.notes,

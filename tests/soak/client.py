@@ -55,6 +55,7 @@ class Site:
     url: str
     drafters: list[str]
     n_slots: int
+    n_known: int = N_KNOWN
     known: Known = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
@@ -86,7 +87,7 @@ class Client:
     def draw(self, kind: str | None = None) -> tuple[str, int | None, str, Body]:
         """A request for text: its kind, its number if its text is known, path and body."""
         kind = kind or self.dice.choice(list(BODIES))
-        number = self.dice.randrange(N_KNOWN) if self.dice.random() < KNOWN_SHARE else None
+        number = self.dice.randrange(self.site.n_known) if self.dice.random() < KNOWN_SHARE else None
         path, body = request(kind, number) if number is not None else BODIES[kind](self.dice)
         return kind, number, path, body | speculation(self.dice, self.site.drafters)
 
@@ -145,6 +146,6 @@ async def learn(site: Site, key: str) -> None:
     client = Client(site, key, "known")
     async with aclosing(client):
         for kind in BODIES:
-            for number in range(N_KNOWN):
+            for number in range(site.n_known):
                 path, body = request(kind, number)
                 site.known[kind, number] = await client.whole(path, body | {"speculative": {"types": "none"}})

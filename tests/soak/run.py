@@ -15,7 +15,7 @@ from tests.attack.neighbour import ARGUMENTS, ATTACKER, NEIGHBOUR
 from tests.fuzz.mutate import aftermath
 from tests.process import Running
 from tests.soak.bodies import BODIES
-from tests.soak.client import Client, Site, Tally, learn
+from tests.soak.client import N_KNOWN, Client, Site, Tally, learn
 from tests.soak.operations import OPERATIONS, operate, perform
 from tests.soak.replies import Fault
 from tests.soak.samples import Sample, Watch
@@ -31,7 +31,7 @@ DRAFTERS = "suffix,ngram-simple,ngram-map-k,ngram-map-k4v,ngram-mod,ngram-cache,
 
 # What comes first, so that every worker thread is there before the load: they are started where others are busy.
 AT_FIRST = (*BODIES, "tokens", "template", "slot files", "status", "refused")
-N_AT_ONCE, LONG_TEXT = 32, "def " * 30_000
+N_AT_ONCE, LONG_TEXT = 32, "def " * 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,18 @@ def arguments(n_slots: int, folder: str) -> tuple[str, ...]:
 
 
 async def soak(
-    server: Running, seconds: float, n_connections: int, kinds: Sequence[str] = tuple(OPERATIONS)
+    server: Running,
+    seconds: float,
+    n_connections: int,
+    kinds: Sequence[str] = tuple(OPERATIONS),
+    n_known: int = N_KNOWN,
 ) -> Course:
-    """Load a server for these seconds with operations of these kinds, and see what is left."""
+    """Load a server for these seconds with operations of these kinds, and see what is left.
+
+    n_known: requests of each kind of text whose replies are compared.
+    """
     async with contextlib.aclosing(Watch(server)) as watch:
-        site = await _site(server, watch)
+        site = await _site(server, watch, n_known)
         before = await _settled(server, watch, site.tally)
         watch.begin()
         started = time.monotonic()
@@ -82,10 +89,10 @@ async def soak(
     return Course(site.tally, before, under_load, after, seconds)
 
 
-async def _site(server: Running, watch: Watch) -> Site:
+async def _site(server: Running, watch: Watch, n_known: int) -> Site:
     """The server with its texts learnt. By then it has started what it starts at first use: threads, a child."""
     props = await watch.get("/props")
-    site = Site(server.url, props["speculation"]["drafters"], props["total_slots"])
+    site = Site(server.url, props["speculation"]["drafters"], props["total_slots"], n_known)
     await learn(site, NEIGHBOUR)
     await watch.post("/slots/0?action=save", {"filename": "first"})  # all ran there, one after the other
 

@@ -35,6 +35,8 @@ class Sample:
     n_waiting: int
     n_preempted: int
     n_completion_tokens: int
+    n_drafted: int  # tokens that drafters guessed and a pass verified
+    n_accepted: int
 
     def row(self) -> dict[str, float]:
         """Its figures, for JSON."""
@@ -85,7 +87,8 @@ class Watch:
 
     async def look(self) -> Sample:
         """A sample; it is kept."""
-        engine, slots = (await self.get("/props"))["engine"], await self.get("/slots")
+        props, slots = await self.get("/props"), await self.get("/slots")
+        engine, drafters = props["engine"], props["speculation"]["counts"].values()
         whole_mib = memory_mib(self._pid)
         proc = Path(f"/proc/{self._pid}")
         rss_mib = int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
@@ -102,6 +105,8 @@ class Watch:
             n_waiting=engine["n_waiting"],
             n_preempted=engine["n_preempted"],
             n_completion_tokens=engine["n_completion_tokens"],
+            n_drafted=sum(one["draft_n"] for one in drafters),
+            n_accepted=sum(one["draft_n_accepted"] for one in drafters),
         )
         self.samples.append(sample)
         return sample

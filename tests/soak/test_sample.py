@@ -45,7 +45,10 @@ QUIET = Sample(
     n_waiting=0,
     n_preempted=0,
     n_completion_tokens=0,
+    n_drafted=0,
+    n_accepted=0,
 )
+END = replace(QUIET, n_drafted=100, n_accepted=60)
 HOUR = [replace(QUIET, at_s=10.0 * i, n_files=80, n_pages_held=20, n_pages_cached=6) for i in range(360)]
 GOOD = (
     'data: {"choices": [{"index": 0, "text": "a"}]}',
@@ -85,7 +88,7 @@ async def test_a_server_passes(tmp_path: Path) -> None:
     """All kinds but the one that waits for the server's timeout."""
     kinds = [kind for kind in OPERATIONS if kind != "unread"]
     with running(tmp_path / "log", arguments(4, str(tmp_path))) as server:
-        course = await soak(server, 3.0, 16, kinds)
+        course = await soak(server, 3.0, 16, kinds, n_known=2)
         found = failures(passed(), course.before, HOUR, await holding(server))
         assert [one.split(":")[0] for one in found[:3]] == ["n_busy", "n_pages_held", "n_files"], found
         assert server.surprises() == []
@@ -137,7 +140,7 @@ async def test_a_server_that_is_gone_loses_requests() -> None:
         await perform(client, "chat")
         await client.aclose()
     assert site.tally.n_wrong["lost"] == 1
-    assert failures(site.tally, QUIET, HOUR, QUIET)[0] == "1 operations: lost"
+    assert failures(site.tally, QUIET, HOUR, END)[0] == "1 operations: lost"
 
 
 @pytest.mark.parametrize("answer", [b"", CUT, CUT.replace(b"text/event-stream", b"application/json")])
@@ -157,7 +160,7 @@ async def test_an_answer_that_breaks_off_is_lost(answer: bytes) -> None:
 
 
 def test_another_text_is_found() -> None:
-    site = Site("http://127.0.0.1:9", ["suffix"], 1, {("chat", 0): [Choice(text="a", reason="stop")]})
+    site = Site("http://127.0.0.1:9", ["suffix"], 1, 1, {("chat", 0): [Choice(text="a", reason="stop")]})
     client = Client(site, ATTACKER, "seed")
     client.compare("chat", 0, [Choice(text="a", reason="stop")], {})
     client.compare("chat", None, [Choice(text="b", reason="stop")], {})
@@ -187,7 +190,7 @@ def test_known_requests_are_always_the_same() -> None:
     ],
 )
 def test_what_is_left_behind_is_found(left: dict[str, int], told: str | None) -> None:
-    found = failures(passed(), QUIET, HOUR, replace(QUIET, **left))
+    found = failures(passed(), QUIET, HOUR, replace(END, **left))
     assert found == [] if told is None else found[0].startswith(told)
 
 
@@ -195,15 +198,18 @@ def test_what_is_left_behind_is_found(left: dict[str, int], told: str | None) ->
 @pytest.mark.parametrize(("share", "is_found"), [(0.02, False), (0.2, True)])
 def test_memory_that_grows_is_found(name: str, share: float, is_found: bool) -> None:
     growing = [replace(one, **{name: getattr(one, name) * (1 + share * one.at_s / 3600)}) for one in HOUR]
-    assert any(found.startswith(name) for found in failures(passed(), QUIET, growing, QUIET)) == is_found
+    assert any(found.startswith(name) for found in failures(passed(), QUIET, growing, END)) == is_found
     first, last = memory(growing, name)
     assert first < last
     # What is taken in the first minutes, or for a moment, is no leak.
     early = [replace(one, **{name: 1.0}) if one.at_s < 500 else one for one in HOUR]
-    assert failures(passed(), QUIET, early, QUIET) == []
+    assert failures(passed(), QUIET, early, END) == []
     moment = [replace(one, **{name: 9999.0}) if one.at_s == 3550 else one for one in HOUR]
-    assert failures(passed(), QUIET, moment, QUIET) == []
+    assert failures(passed(), QUIET, moment, END) == []
 
 
-def test_a_run_that_compared_nothing_fails() -> None:
-    assert failures(Tally(), QUIET, HOUR, QUIET) == ["no text was compared"]
+def test_a_run_that_tried_nothing_fails() -> None:
+    assert failures(Tally(), QUIET, HOUR, END) == ["no text was compared"]
+    for n_accepted in (0, 100):
+        (found,) = failures(passed(), QUIET, HOUR, replace(END, n_accepted=n_accepted))
+        assert found.startswith(f"of 100 drafted tokens {n_accepted}")
