@@ -39,7 +39,7 @@ def svg(samples: Sequence[Sample], title: str) -> str:
     """A picture of the samples over time, in minutes."""
     height = TOP + len(PANELS) * (HEIGHT + GAP) + 20
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 20}" height="{height}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 40}" height="{height}"'
         ' font-family="sans-serif" font-size="11">',
         f'<rect width="100%" height="100%" fill="white"/><text x="{LEFT}" y="18" fill="{INK}">{escape(title)}</text>',
     ]
