@@ -11,8 +11,9 @@ RUNNABLE := $(VENV)/.runnable
 # A test process uses one thread, so that two of them share two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 FUZZ_S ?= 600
+SOAK_S ?= 3600
 
-.PHONY: setup run check fix test test-browser test-gpu gpu lossless kernels bench bench-http fuzz attack clients wheel docker-check docs clean
+.PHONY: setup run check fix test test-browser test-gpu gpu lossless kernels bench bench-http fuzz attack soak clients wheel docker-check docs clean
 
 setup: $(READY)
 
@@ -82,6 +83,10 @@ fuzz: setup
 # Every way found so far in which one caller cost others time or memory, beside a stream of another key.
 attack: setup
 	$(ONE_THREAD) $(BIN)/python -m tests.attack $(ARGS)
+
+# SOAK_S seconds of everything at once: nothing is lost, no text differs, nothing leaks.
+soak: setup
+	$(ONE_THREAD) $(BIN)/python -m tests.soak --seconds $(SOAK_S) $(ARGS)
 
 # Unmodified clients, each in an environment of its own below .venv-clients.
 clients: setup

@@ -80,12 +80,16 @@ def unread(path: str, fields: dict[str, Any], n_requests: int = 1) -> Attack:
 
     async def attack(target: Target) -> None:
         reader, writer = await target.connect()
-        asked = request(path, json.dumps(fields).encode(), close=False)
+        body = json.dumps(fields).encode()
+        asked, last = request(path, body, close=False), request(path, body)
         if not fields:
             asked = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {ATTACKER}\r\n\r\n".encode()
+            last = asked.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         try:
-            writer.write(asked * n_requests)
+            writer.write(
+                asked * (n_requests - 1) + last
+            )  # closed behind the last one, if it is ever answered
             await asyncio.sleep(8)  # longer than the server's --timeout
             reader._transport.resume_reading()  # type: ignore[attr-defined]
             while await reader.read(1 << 20):
@@ -127,6 +131,6 @@ CASES: dict[str, Attack] = {
     "/tokenize of 256 KiB": large("/tokenize", b'{"content":"', CODE, b'"}', 1 << 18),
     "/detokenize": large("/detokenize", b'{"tokens":[999', b",999", b"]}"),
     "/apply-template": large("/apply-template", _MESSAGE, CODE, b'"}]}'),
-    "unread replies": unread("/detokenize", {"tokens": [999] * 100_000}, 8),
+    "unread replies": unread("/detokenize", {"tokens": [999] * 60_000}, 24),
     "unread /props": unread("/props", {}, 2000),
 }
