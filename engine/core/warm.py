@@ -44,22 +44,23 @@ def seconds_by_width(
 ) -> dict[int, float]:
     """Seconds of passes of these rows, narrow widths first, the least of what was measured of each.
 
-    A width's pass is repeated at once if its rows one by one would have been faster: something was compiled, or a
-    neighbour was busy. Turns of all widths follow until the measurements add up to `enough_s`; six times as long if
+    A width's pass is repeated at once if its rows one by one would have been much faster: something was compiled, or
+    a neighbour was busy. Turns of all widths follow until the measurements add up to `enough_s`; six times as long if
     wider passes still look dearer than their rows, as with threads that wait for one that is not running.
 
     A large model on a slow machine must not wait for minutes. Of more than eight rows, powers of two alone are measured
-    once `enough_s` have passed, and nothing after four times that; the rest gets what lies on the line between its
-    neighbours, or on the line through the narrowest and the widest measured, and is measured while serving.
+    once `enough_s` have passed, and none that may end after three times that. The rest gets what lies on the line
+    between its neighbours, or through the narrowest and the widest measured, and is measured while serving.
     """
     least: dict[int, float] = {}
     spent, per_row = 0.0, 0.0
     for n_rows in widths:
         is_power = n_rows & (n_rows - 1) == 0
-        if n_rows > _ALWAYS and spent > (4.0 if is_power else 1.0) * enough_s:
+        too_long = spent + n_rows * per_row > 3.0 * enough_s if is_power else spent > enough_s
+        if n_rows > _ALWAYS and too_long:
             continue
         seconds = seconds_of(n_rows)
-        if seconds > n_rows * per_row:
+        if seconds > 1.25 * n_rows * per_row:
             seconds = min(seconds, seconds_of(n_rows))
         least[n_rows] = seconds
         spent, per_row = spent + seconds, seconds / n_rows
