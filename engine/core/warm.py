@@ -25,7 +25,7 @@ _WARM_UP = (
 )
 
 ENOUGH_S = 0.3  # of passes, before the first request
-_ALWAYS = 8  # rows up to which every width is measured, however long it takes
+_ALWAYS = 8  # rows up to which powers of two are measured, however long they take
 _MOST_TURNS = 16  # of all widths
 
 
@@ -48,16 +48,16 @@ def seconds_by_width(
     a neighbour was busy. Turns of all widths follow until the measurements add up to `enough_s`; six times as long if
     wider passes still look dearer than their rows, as with threads that wait for one that is not running.
 
-    A large model on a slow machine must not wait for minutes. Of more than eight rows, powers of two alone are measured
-    once `enough_s` have passed, and none that may end after three times that. The rest gets what lies on the line
+    A large model on a slow machine must not wait for minutes. Once `enough_s` have passed, powers of two alone are
+    measured, and of more than eight rows none that may end after three times that. The rest gets what lies on the line
     between its neighbours, or through the narrowest and the widest measured, and is measured while serving.
     """
     least: dict[int, float] = {}
     spent, per_row = 0.0, 0.0
     for n_rows in widths:
         is_power = n_rows & (n_rows - 1) == 0
-        too_long = spent + n_rows * per_row > 3.0 * enough_s if is_power else spent > enough_s
-        if n_rows > _ALWAYS and too_long:
+        ends = spent + n_rows * per_row
+        if (n_rows > _ALWAYS and ends > 3.0 * enough_s) if is_power else spent > enough_s:
             continue
         seconds = seconds_of(n_rows)
         if seconds > 1.25 * n_rows * per_row:

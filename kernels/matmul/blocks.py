@@ -7,7 +7,6 @@ the bytes mean is what `gguf.quants.dequantize` makes of them (the package of ll
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,12 +99,3 @@ class BlockWeight:
         with np.errstate(over="ignore", invalid="ignore"):
             wide = quants.dequantize(data, GGMLQuantizationType[self.kind])  # [n, in_features] float32
         return torch.from_numpy(wide).to(self.device, self.dtype)
-
-
-def below(parts: Sequence[BlockWeight]) -> BlockWeight:
-    """The outputs of parts of one kind and order, one after another."""
-    first, data = parts[0], [part.data for part in parts]
-    if not first.data.is_meta:
-        return BlockWeight(torch.cat(data), first.kind, first.order, first.dtype)
-    n_out = sum(map(len, data))  # torch would import its compiler to join tensors without memory
-    return BlockWeight(data[0].new_empty((n_out, data[0].shape[1])), first.kind, first.order, first.dtype)

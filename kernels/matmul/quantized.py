@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.kernels.matmul.blocks import BlockWeight, below
+from slipstream.kernels.matmul.blocks import BlockWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +157,11 @@ def _below(parts: Sequence[Tensor]) -> Tensor:
     return parts[0].new_empty((sum(map(len, parts)), *parts[0].shape[1:]))
 
 
-def _joined_blocks(parts: Sequence[Tensor | Quantized]) -> BlockWeight | JoinedWeight | None:
+def _joined_blocks(parts: Sequence[Tensor | Quantized]) -> JoinedWeight | None:
     apart = list(_apart(parts))
     if not any(isinstance(part, BlockWeight) for part in apart):
         return None
-    runs: list[Tensor | Int4Weight | Fp8Weight | BlockWeight] = []
-    for part in apart:
-        last = runs[-1] if runs else None
-        if isinstance(last, BlockWeight) and isinstance(part, BlockWeight) and _alike(last, part):
-            runs[-1] = below((last, part))
-        else:
-            runs.append(part)
-    only = runs[0]
-    return only if len(runs) == 1 and isinstance(only, BlockWeight) else JoinedWeight(tuple(runs))
+    return JoinedWeight(tuple(apart))  # apart, as parts of one kind would have to be copied to lie together
 
 
 def _apart(
@@ -178,10 +170,6 @@ def _apart(
     return itertools.chain.from_iterable(
         part.parts if isinstance(part, JoinedWeight) else (part,) for part in parts
     )
-
-
-def _alike(one: BlockWeight, other: BlockWeight) -> bool:
-    return (one.kind, one.dtype) == (other.kind, other.dtype) and same_order(one.order, other.order)
 
 
 def _joined_int4(parts: Sequence[Tensor | Quantized]) -> Int4Weight | None:

@@ -88,7 +88,8 @@ def records(weight: BlockWeight) -> Tensor | None:
         return None
     n_out, n_blocks = weight.shape[0], weight.shape[1] // form.block
     n_panels = -(-n_out // PANEL)
-    laid = torch.zeros((n_panels, n_blocks, form.record_bytes), dtype=torch.uint8)
+    laid = torch.empty((n_panels, n_blocks, form.record_bytes), dtype=torch.uint8)
+    laid[n_out // PANEL :] = 0  # of a last panel that is not full, the outputs that are none
     data = weight.data.contiguous()
     sizes = np.array([data.data_ptr(), laid.data_ptr(), n_out, n_blocks, 0, 0], np.int64)
     _run(_task(weight.kind), sizes.ctypes.data, threads.available())

@@ -77,36 +77,34 @@ def test_a_file_may_be_mapped_read_only() -> None:
 
 TURNED = torch.arange(N_IN).flip(0)
 DENSE = torch.ones(2, N_IN, dtype=torch.bfloat16)
-JOINED: dict[str, tuple[list[Tensor | Quantized], type, int]] = {
-    "one kind": ([blocky("Q4_K", 3), blocky("Q4_K", 70)], BlockWeight, 1),
-    "two kinds": ([blocky("Q4_K", 3), blocky("Q4_K", 5), blocky("Q6_K", 5)], JoinedWeight, 2),
-    "a kind twice": ([blocky("Q4_K", 3), blocky("Q6_K", 5), blocky("Q4_K", 5)], JoinedWeight, 3),
-    "dense too": ([DENSE, blocky("Q8_0", 5)], JoinedWeight, 2),
-    "one order": ([blocky("Q4_K", 3, TURNED), blocky("Q4_K", 2, TURNED.clone())], BlockWeight, 1),
-    "orders differ": ([blocky("Q4_K", 3, TURNED), blocky("Q4_K", 2)], JoinedWeight, 2),
-    "joined before": ([joined([blocky("Q4_K", 3), blocky("Q8_0", 5)]), blocky("Q8_0", 2)], JoinedWeight, 2),
+JOINED: dict[str, tuple[list[Tensor | Quantized], int]] = {
+    "one kind": ([blocky("Q4_K", 3), blocky("Q4_K", 70)], 2),
+    "two kinds": ([blocky("Q4_K", 3), blocky("Q4_K", 5), blocky("Q6_K", 5)], 3),
+    "dense too": ([DENSE, blocky("Q8_0", 5)], 2),
+    "one order": ([blocky("Q4_K", 3, TURNED), blocky("Q4_K", 2, TURNED.clone())], 2),
+    "orders differ": ([blocky("Q4_K", 3, TURNED), blocky("Q4_K", 2)], 2),
+    "joined before": ([joined([blocky("Q4_K", 3), blocky("Q8_0", 5)]), blocky("Q8_0", 2)], 3),
 }
 
 
 @pytest.mark.parametrize("case", JOINED)
 def test_joined_blocks_stay_narrow_and_keep_every_value(case: str) -> None:
-    parts, kind, n_parts = JOINED[case]
+    parts, n_parts = JOINED[case]
     matrix = joined(parts)
-    assert isinstance(matrix, kind)
-    assert len(getattr(matrix, "parts", "1")) == n_parts
+    assert isinstance(matrix, JoinedWeight)
+    assert len(matrix.parts) == n_parts
     expected = torch.cat([widened(part) for part in parts])
     assert torch.equal(widened(matrix), expected)
     assert tuple(matrix.shape) == tuple(expected.shape)
     assert (matrix.dtype, matrix.device) == (expected.dtype, expected.device)
-    shared = 8 * N_IN if case == "one order" else 0  # bytes of an order that one of the parts need not hold
-    assert matrix.nbytes == sum(part.nbytes for part in parts) - shared
+    assert matrix.nbytes == sum(part.nbytes for part in parts)
 
 
 def test_shapes_without_memory() -> None:
     data = torch.empty(7, block_sizes("Q6_K")[1] * 2, dtype=torch.uint8, device="meta")
     weight = BlockWeight(data, "Q6_K", None, torch.bfloat16)
     matrix = joined([weight, weight])
-    assert isinstance(matrix, BlockWeight)
+    assert isinstance(matrix, JoinedWeight)
     assert (matrix.shape, matrix.nbytes, matrix.device.type) == ((14, N_IN), 14 * 2 * 210, "meta")
     for values in (widened(matrix), weight.rows(torch.zeros(3, dtype=torch.int64, device="meta"))):
         assert (values.is_meta, values.dtype, values.shape[1]) == (True, torch.bfloat16, N_IN)
