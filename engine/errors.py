@@ -50,8 +50,9 @@ class ContextTooLong(RequestError):
 
     def __init__(self, n_prompt: int, n_ctx: int) -> None:
         super().__init__(
-            f"the prompt has {n_prompt} tokens, the context holds {n_ctx} (one is kept for the reply);"
-            " --ctx-size sets it"
+            # Clients recognise OpenAI's words, which are the first part.
+            f"This model's maximum context length is {n_ctx} tokens. However, the prompt has {n_prompt} tokens"
+            " (one is kept for the reply); --ctx-size sets it"
         )
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx

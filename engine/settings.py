@@ -73,7 +73,9 @@ class Settings:
         "-hfd",
         "--hf-repo-draft",
     )
-    alias: str | None = setting(None, "model name shown to clients; the folder's name by default", "-a")
+    alias: str | None = setting(
+        None, "model name shown to clients; the folder's name by default", "-a", "--served-model-name"
+    )
     device: str = setting("auto", "cpu, cuda, cuda:N or auto", "-dev")
     device_draft: str | None = setting(
         None, "device of a draft model; the target's by default", "-devd", "--spec-draft-device"
@@ -226,7 +228,11 @@ class Settings:
 
     # capacity
     ctx_size: int | None = setting(
-        None, "most tokens of one sequence; the model's limit or what fits by default", "-c", least=8
+        None,
+        "most tokens of one sequence; 0 and by default: the model's limit or what fits",
+        "-c",
+        "--max-model-len",
+        least=8,
     )
     cache_size: int | None = setting(None, "MiB for cached keys and values, shared by all slots", least=1)
     kv_cache_dtype: str = setting(

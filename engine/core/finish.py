@@ -40,6 +40,9 @@ def keep(slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int]) -> tuple
         if token_id < 0:
             ending = Ending.BROKEN
             break
+        if len(slot.tokens) >= slot.n_limit:  # a reply of no tokens, for the prompt's sake
+            ending = Ending.LIMIT
+            break
         slot.append(token_id)
         token_ids.append(token_id)
         ends = token_id in eos_ids or token_id in slot.request.stop_token_ids
@@ -48,7 +51,7 @@ def keep(slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int]) -> tuple
         ending = Ending.END_TOKEN if ends else _ending(slot)
         if ending is not None:
             break
-    if token_ids:
+    if token_ids or ending is Ending.LIMIT:
         now = time.perf_counter()
         slot.stats.first_token_s = slot.stats.first_token_s or now
         slot.stats.last_token_s = now
@@ -116,7 +119,9 @@ def done(slot: Slot, ending: Ending, *, synthetic: bool = False) -> Done:
     return Done(
         reason="length" if ending is Ending.LIMIT else "stop",
         stop_string=slot.text.stopped if ending is Ending.STOP_STRING else None,
-        stop_token=slot.tokens[-1] if slot.tokens[-1] in slot.request.stop_token_ids else None,
+        stop_token=slot.tokens[-1]
+        if slot.n_decoded and slot.tokens[-1] in slot.request.stop_token_ids
+        else None,
         usage=Usage(slot.n_prompt, stats.n_cached, slot.n_decoded),
         timings=Timings(
             queue_s=stats.started_s - stats.admitted_s,

@@ -18,6 +18,7 @@ from slipstream.engine.errors import LoadError, SettingError
 from slipstream.engine.naming import model_path
 from slipstream.engine.settings import Settings
 from slipstream.server.command import notify, standard_streams
+from slipstream.server.command.foreign_flags import FOREIGN
 from slipstream.server.command.serve import EXIT_CANNOT_LOAD, Load, run
 from slipstream.server.command.subcommand import Call, Subcommand, parsed
 from slipstream.server.http.auth import keys_of
@@ -33,6 +34,8 @@ def serve(call: Call) -> int:
     """Serve until a signal or a failure. Returns the exit status."""
     settings = _checked(call)
     _configure_logs(settings, call.environ)
+    for flag, reason in call.idle.items():
+        log.info("flag_without_effect", flag=flag, reason=reason)
     try:
         for name in (settings.model, settings.model_draft):
             if name is not None:
@@ -49,6 +52,7 @@ SERVE = Subcommand(
     summary="serve a model over HTTP; may be left out",
     about="Serves a model over HTTP, with OpenAI's endpoints and a chat page. `serve` may be left out.",
     run=serve,
+    foreign=FOREIGN,
     statuses="Exit status: 0 stopped in order, 1 failed, 2 bad usage, 3 cannot load, 4 port taken.",
 )
 

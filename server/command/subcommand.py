@@ -13,6 +13,7 @@ from slipstream.engine.naming import did_you_mean
 from slipstream.engine.settings import Settings, check
 from slipstream.server import version
 from slipstream.server.command.flags import BY_NAME, OPTIONS, PREFIX, Option, merged
+from slipstream.server.command.foreign_flags import Foreign
 from slipstream.server.http import limits
 
 CONFIG_ENV = PREFIX + "CONFIG"
@@ -51,6 +52,7 @@ class Call:
     settings: Settings
     given: Mapping[str, str | bool]  # settings from the command line itself, as written
     own: Mapping[str, Any]  # the subcommand's arguments, by name
+    idle: Mapping[str, str]  # flags that were accepted and have no effect, with the reason
     environ: Mapping[str, str]
     refuse: Callable[[str], NoReturn]  # prints usage and a reason; exits with status 2
 
@@ -66,6 +68,7 @@ class Subcommand:
     run: Callable[[Call], int]
     settings: Sequence[str] = tuple(BY_NAME)
     arguments: Sequence[Argument] = ()
+    foreign: Sequence[Foreign] = ()
     positional: tuple[str, Sequence[str]] | None = None  # a word that is needed: its name and what it may be
     needs_model: bool = True
     statuses: str = ""  # what exit statuses mean
@@ -85,7 +88,9 @@ class Subcommand:
         switches = [option.no_flag for option in self.options if option.is_switch]
         own = [one.flag for one in self.arguments]
         more = ["--config"] if self.has_file else []
-        return ["--help", *more, *own, *(flag for one in self.options for flag in one.flags), *switches]
+        named = [flag for one in self.options for flag in one.flags]
+        named += [flag for one in self.foreign for flag in one.flags]
+        return ["--help", *more, *own, *named, *switches]
 
 
 def parser_of(command: Subcommand) -> argparse.ArgumentParser:
@@ -112,7 +117,18 @@ def parser_of(command: Subcommand) -> argparse.ArgumentParser:
         group = parser.add_argument_group(name.lower())
         for option in options:
             _add_option(group, option)
+    if command.foreign:
+        others = parser.add_argument_group("of llama-server")
+        for foreign in command.foreign:
+            _add_foreign(others, foreign)
     return parser
+
+
+def _add_foreign(group: Any, one: Foreign) -> None:
+    more: dict[str, Any] = {"action": "store_const", "const": ""}
+    if one.value is not None:
+        more = {"metavar": one.value} | ({"nargs": "?", "const": ""} if one.is_optional else {})
+    group.add_argument(*one.flags, dest=one.flags[0], default=argparse.SUPPRESS, help=one.meaning, **more)
 
 
 def _add_argument(parser: argparse.ArgumentParser, one: Argument) -> None:
@@ -156,11 +172,28 @@ def parsed(command: Subcommand, words: Sequence[str], environ: Mapping[str, str]
             if one.sets in found:
                 parser.error(f"{BY_NAME[one.sets].flags[0]} and {one.flag}: give one of them")
             found[one.sets] = found.pop(one.name)
+    idle = {one.flags[0]: one.reason for one in command.foreign if one.flags[0] in found and one.reason}
+    found = _translated(parser, command, found)
     given = {name: value for name, value in found.items() if name != "config"}
     settings = _settings(parser, found, environ) if command.settings else Settings()
     if command.needs_model and command.settings and not settings.model:
         parser.error("--model is needed: a GGUF file, a folder with a checkpoint, or a hub name org/name")
-    return Call(settings=settings, given=given, own=own, environ=environ, refuse=parser.error)
+    return Call(settings=settings, given=given, own=own, idle=idle, environ=environ, refuse=parser.error)
+
+
+def _translated(
+    parser: argparse.ArgumentParser, command: Subcommand, found: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What was found, with other servers' flags as settings; flags of our own win over those."""
+    names = {one.flags[0] for one in command.foreign}
+    changes: dict[str, Any] = {}
+    for one in command.foreign:
+        if one.flags[0] in found:
+            try:
+                changes |= one.read(found[one.flags[0]])
+            except ValueError as error:
+                parser.error(f"{one.flags[0]} {error}")
+    return changes | {name: value for name, value in found.items() if name not in names}
 
 
 def _refuse_unknown(parser: argparse.ArgumentParser, command: Subcommand, words: Sequence[str]) -> None:
@@ -186,7 +219,10 @@ def _settings(
     origins: dict[str, str] = {}
     try:
         flags = {name: value for name, value in flags.items() if name != "config"}
-        settings = Settings(**merged(flags, named, config, origins))
+        values = merged(flags, named, config, origins)
+        if values.get("ctx_size") == 0:  # llama.cpp's way to say: the model's
+            del values["ctx_size"]
+        settings = Settings(**values)
         check(settings)
         limits.check(settings)
     except SettingError as error:

@@ -10,17 +10,22 @@ import sys
 from itertools import groupby
 
 from slipstream.server.command.flags import OPTIONS, Option
+from slipstream.server.command.foreign_flags import FOREIGN
 from slipstream.server.describe.renewal import renew
 
 START, END = "<!-- flags -->", "<!-- /flags -->"
 
 
 def table() -> str:
-    """One Markdown table per group."""
+    """One Markdown table per group, and of the flags that other servers have."""
     parts = []
     for group, options in groupby(OPTIONS, key=lambda one: one.group):
         rows = ["| Flag | Default | Meaning |", "|---|---|---|", *(_row(one) for one in options)]
         parts.append(f"**{group}**\n\n" + "\n".join(rows) + "\n")
+    rows = [f"| {', '.join(f'`{flag}`' for flag in one.flags)} | {one.meaning} |" for one in FOREIGN]
+    parts.append(
+        "**Flags of llama-server**\n\n" + "\n".join(["| Flag | Meaning |", "|---|---|", *rows]) + "\n"
+    )
     return "\n".join(parts)
 
 

@@ -51,7 +51,10 @@ STATUSES: Mapping[int, tuple[str, tuple[str, ...]]] = {
     ),
     401: ("No valid API key.", ("invalid_api_key",)),
     403: ("A server on loopback answers only to its own host names.", ("host_not_allowed",)),
-    404: ("No such thing here.", ("not_found", "model_not_found", "not_supported")),
+    404: (
+        "No such thing here, or switched off on this server.",
+        ("not_found", "model_not_found", "not_supported"),
+    ),
     405: ("The path does not take this method.", ("method_not_allowed",)),
     408: ("The body did not arrive within `--timeout`.", ("body_timeout",)),
     413: ("The body is larger than `--max-body`.", ("body_too_large",)),
@@ -65,7 +68,6 @@ STATUSES: Mapping[int, tuple[str, tuple[str, ...]]] = {
         "The server failed; its log has the cause under the request's id. Another try will not help.",
         ("internal_error", "slot_not_saved"),
     ),
-    501: ("Switched off on this server. Another try will not help.", ("not_supported",)),
     503: (
         "Loading, stopping, or (where asked) without an idle slot. Try again after `retry-after` seconds.",
         ("loading", "draining", "server_stopping", "no_idle_slot"),

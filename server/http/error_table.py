@@ -116,12 +116,6 @@ def not_json() -> Refused:
     return Refused(Problem(415, "invalid_request_error", "unsupported_media_type", message))
 
 
-def not_supported(message: str) -> Refused:
-    """A 501 for what is switched off on this server; another try will not help."""
-    headers = {"x-should-retry": "false"}
-    return Refused(Problem(501, "not_supported_error", "not_supported", message, headers=headers))
-
-
 def unavailable(message: str, code: str) -> Refused:
     headers = {"retry-after": str(RETRY_AFTER_S)}
     return Refused(Problem(503, "unavailable_error", code, message, headers=headers))

@@ -16,7 +16,7 @@ from slipstream.engine.settings import Settings
 from slipstream.server.describe.openapi import WORK, answers, takes
 from slipstream.server.http.auth import salted
 from slipstream.server.http.body import answer_json, checked, read_json
-from slipstream.server.http.error_table import bad_request, not_supported
+from slipstream.server.http.error_table import bad_request, not_found
 from slipstream.server.http.gate import Gate
 from slipstream.server.native.replies import SlotErased, SlotRestored, SlotSaved
 from slipstream.server.native.wire import EraseSlot, SlotFile
@@ -63,13 +63,14 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
     @router.post(
         "/slots/{slot}",
         summary="What a slot has computed, to and from a file under `--slot-save-path`",
-        responses=answers(SlotSaved | SlotRestored | SlotErased, *WORK, 501),
+        responses=answers(SlotSaved | SlotRestored | SlotErased, *WORK, 404),
         openapi_extra=takes(SlotFile, EraseSlot, example={"filename": "talk"}, required=False) | ACTION,
     )
     async def act(slot: SlotNumber, request: Request) -> Response:
         engine = gate.for_work()
         if settings.slot_save_path is None:
-            raise not_supported("slots cannot be saved, restored or erased: --slot-save-path is not set")
+            message = "slots cannot be saved, restored or erased: --slot-save-path is not set"
+            raise not_found(message, code="not_supported")  # 404: clients repeat a request after a 501
         if not (slot.isascii() and slot.isdecimal() and len(slot) <= 9):
             raise bad_request("id_slot: must be the number of a slot", param="id_slot")
         action = request.query_params.get("action")

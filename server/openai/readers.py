@@ -49,8 +49,8 @@ def read_seed(value: Any) -> Any:
 def read_max_tokens(value: Any) -> Any:
     if value is None or (value == -1 and type(value) is int):
         return None
-    if type(value) is not int or not 1 <= value <= INT32:
-        raise wrong(f"Input should be an integer from 1 to {INT32}, or -1 for no limit but the context")
+    if type(value) is not int or not 0 <= value <= INT32:
+        raise wrong(f"Input should be an integer from 0 to {INT32}, or -1 for no limit but the context")
     return value
 
 
@@ -188,7 +188,7 @@ def read_template_kwargs(value: Any) -> Any:
 
 Texts = str | list[TextPart]
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
-_Count = Annotated[int, Field(ge=1, le=INT32)] | Literal[-1] | None
+_Count = Annotated[int, Field(ge=0, le=INT32)] | Literal[-1] | None
 _Top = Annotated[int, Field(ge=-1, le=INT32)] | None
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 _Words = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]

@@ -97,7 +97,9 @@ class Generate(Wire):
     stream: bool | None = optional("send the reply as server-sent events while it is made, one per step")
     stream_options: StreamOptions | None = optional("what else the stream holds")
     n: int | None = optional("choices per prompt, at most one per slot; choice i has the seed plus i", ge=1)
-    max_tokens: MaxTokens = optional("most tokens of a reply; -1: up to the context's end")
+    max_tokens: MaxTokens = optional(
+        "most tokens of a reply; 0: the prompt alone is computed; -1: up to the context's end"
+    )
     n_predict: MaxTokens = optional("llama-server's name of `max_tokens`; the others win")
     temperature: float | None = optional("0: the likeliest token always", **SAMPLING["temperature"])
     top_k: readers.TopK = optional("only the k likeliest tokens; 0 or -1: all", **SAMPLING["top_k"])

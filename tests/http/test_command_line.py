@@ -6,16 +6,27 @@ import io
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from slipstream.engine.api import Chat
-from slipstream.server.command import cli
+from slipstream.engine.settings import Settings
+from slipstream.server.command import cli, starting
 from slipstream.server.command.completion import SHELLS, script
+from slipstream.server.command.flags import OPTIONS
+from slipstream.server.command.foreign_flags import FOREIGN
+from slipstream.server.command.starting import read_settings
 from slipstream.server.command.subcommands import SUBCOMMANDS
 from slipstream.server.command.terminal_chat import Conversation, Terminal
 from tests.http.fake import FakeEngine, words
-from tests.http.serving import served
+from tests.http.serving import logged, served
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command configures the logs of its process, which here is that of other tests."""
+    monkeypatch.setattr(starting, "_configure_logs", lambda settings, environ: None)
 
 
 def ended(*arguments: str, **environ: str) -> int:
@@ -67,11 +78,76 @@ def test_words_that_mean_nothing(capsys: pytest.CaptureFixture[str], arguments: 
 
 @pytest.mark.parametrize("flags", [["-m", "./no/such"], ["-m", "org/name", "-md", "./no/such"]])
 def test_a_missing_model_is_found_before_the_port_is_opened(
-    capsys: pytest.CaptureFixture[str], flags: list[str]
+    caplog: pytest.LogCaptureFixture, flags: list[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:  # opening it would end with status 4
         assert ended(*flags, "--port", str(taken.getsockname()[1])) == 3
-    assert "./no/such: no such folder" in capsys.readouterr().err
+    assert "./no/such: no such folder" in caplog.text
+
+
+# --- flags of other servers ---
+
+
+def read(*arguments: str) -> Settings:
+    return read_settings(["-m", "x", *arguments], {})
+
+
+def test_a_command_line_of_llama_server_runs_unchanged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="slipstream")
+    line = (
+        "-ngl 99 -ngld 99 -fa -dt 0.1 -ub 512 --jinja -ctk f16 -ctv bf16 -c 0 --no-mmap --draft-max 16 -np 2"
+    )
+    settings = read(*line.split())
+    assert settings == Settings(model="x", draft_max=16, parallel=2)
+    assert ended("-m", "./no/such", *line.split()) == 3
+    idle = {one["flag"]: one["reason"] for one in logged(caplog, "flag_without_effect")}
+    assert set(idle) == {"-fa", "-dt", "-ub", "--jinja", "--no-mmap"}
+    assert idle["--jinja"] == "templates are always rendered so"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed"),
+    [
+        (["-ngl", "0"], {"device": "cpu"}),
+        (["--n-gpu-layers", "all", "-ngld", "0"], {"device_draft": "cpu"}),
+        (["-ngl", "-1"], {}),
+        (["-ngl", "0", "--device", "cuda"], {"device": "cuda"}),
+        (["--reasoning-format", "none"], {"reasoning_field": "none"}),
+        (["-v"], {"log_level": "debug"}),
+        (["-lv", "1"], {"log_level": "error"}),
+        (["-fa", "on", "-c", "64"], {"ctx_size": 64}),
+        (["--max-model-len", "64", "--served-model-name", "a"], {"ctx_size": 64, "alias": "a"}),
+    ],
+)
+def test_flags_that_act(arguments: list[str], changed: dict[str, Any]) -> None:
+    assert read(*arguments) == Settings(**{"model": "x", **changed})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-ngl", "20"], "-ngl 20: layers are on one device: 0 means the CPU, 99 or all the GPU"),
+        (
+            ["-ctk", "q8_0"],
+            "-ctk q8_0: keys and values are cached in the model's type, or with --kv-cache-dtype fp8",
+        ),
+        (["--reasoning-format", "x"], "--reasoning-format x: must be one of none, deepseek, auto"),
+        (["-lv", "x"], "-lv x: must be a whole number"),
+        (["-ngl"], "expected one argument"),
+    ],
+)
+def test_flags_that_would_change_results_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    assert ended("-m", "x", *arguments) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_no_foreign_flag_is_a_setting_too() -> None:
+    named = [flag for one in FOREIGN for flag in one.flags]
+    own = {flag for option in OPTIONS for flag in option.flags}
+    assert len(named) == len(set(named))
+    assert not {*named} & own
 
 
 # --- completion ---
@@ -184,7 +260,7 @@ def test_what_a_server_refuses_is_said(
 ) -> None:
     with served() as server:
         assert talked(monkeypatch, f"{'word ' * 600}\n", "--url", server.url) == 1
-        assert "the context holds 512" in capsys.readouterr().out
+        assert "maximum context length is 512 tokens" in capsys.readouterr().out
     assert talked(monkeypatch, "hello\n", "--url", server.url) == 1
     assert f"no server at {server.url}" in capsys.readouterr().err
 

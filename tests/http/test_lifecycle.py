@@ -257,9 +257,9 @@ def test_the_port_is_open_while_loading() -> None:
 
 
 def test_bad_usage() -> None:
-    with process("-m", "fake", "-ngl", "5") as server:
+    with process("-m", "fake", "-ngx", "5") as server:
         assert server.exits() == 2
-        assert "slipstream serve: error: unrecognized arguments: -ngl" in server.log
+        assert "slipstream serve: error: unrecognized arguments: -ngx" in server.log
 
 
 def test_a_model_that_does_not_load() -> None:

@@ -299,7 +299,7 @@ def test_failures(server: Served) -> None:
         ("/v1/chat/completions", 400, server.chat(messages=[{"role": "user", "content": "a " * 600}])),
         ("/v1/chat/completions", 415, server.http.post("/v1/chat/completions", content=b"{}")),
         ("/v1/models/{name}", 404, server.http.get("/v1/models/other")),
-        ("/slots/{slot}", 501, server.post("/slots/0?action=erase")),
+        ("/slots/{slot}", 404, server.post("/slots/0?action=erase")),
     ):
         assert answer.status_code == status
         hold(path, status, answer.content)

@@ -85,7 +85,7 @@ def test_a_drafters_settings_have_a_name_in_each_source(tmp_path: Path) -> None:
 
 def test_unknown_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "--nope" in refused(capsys, "--nope")
-    assert "-ngl" in refused(capsys, "-ngl", "5")
+    assert "-ngx" in refused(capsys, "-ngx", "5")
     assert "--ctx" in refused(capsys, "--ctx", "5")  # no abbreviations
     assert refused(capsys, "--ctx-sze=5").endswith("arguments: --ctx-sze=5; did you mean --ctx-size?")
     assert refused(capsys, SLIPSTREAM_CTX="5") == "unknown environment variable SLIPSTREAM_CTX"

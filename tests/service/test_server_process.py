@@ -279,6 +279,20 @@ def test_a_prompt_is_scored_like_a_reply(server: Running) -> None:
             assert scored["text"][offset:].startswith(token)
 
 
+@pytest.mark.parametrize("spec", [{}, {"speculative": {"types": "none"}}])
+def test_no_tokens_judge_a_prompt_alone(server: Running, spec: dict[str, Any]) -> None:
+    for _ in range(2):  # the second is not spared by what is cached of the first
+        alone = completed(server, prompt=CODE, echo=True, logprobs=1, max_tokens=0, **spec)
+        longer = completed(server, prompt=CODE, echo=True, logprobs=1, max_tokens=1, **spec)
+        n_prompt = alone["usage"]["prompt_tokens"]
+        assert (alone["text"], alone["finish_reason"]) == (CODE, "length")
+        assert (alone["usage"]["completion_tokens"], alone["usage"]["total_tokens"]) == (0, n_prompt)
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert alone["logprobs"][name] == longer["logprobs"][name][:n_prompt]
+    silent = completed(server, prompt=CODE, max_tokens=0, stop_token_ids=[1], **spec)
+    assert (silent["text"], silent["finish_reason"]) == ("", "length")
+
+
 def test_a_stop_string_cuts_everything_alike(server: Running) -> None:
     free = completed(server, logprobs=0, return_token_ids=True)
     stop = free["text"][7:12]
@@ -286,9 +300,12 @@ def test_a_stop_string_cuts_everything_alike(server: Running) -> None:
     assert cut["text"] == free["text"].partition(stop)[0]
     assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", stop)
     n_tokens = cut["usage"]["completion_tokens"]
-    assert len(cut["token_ids"]) == len(cut["logprobs"]["tokens"]) == n_tokens < 24
+    assert len(cut["token_ids"]) == n_tokens < 24
     assert cut["token_ids"] == free["token_ids"][:n_tokens]
-    assert cut["logprobs"]["token_logprobs"] == free["logprobs"]["token_logprobs"][:n_tokens]
+    n_told = len(cut["logprobs"]["tokens"])  # of tokens that begin in the text
+    assert 0 < n_told <= n_tokens
+    assert cut["logprobs"]["token_logprobs"] == free["logprobs"]["token_logprobs"][:n_told]
+    assert all(offset < len(cut["text"]) for offset in cut["logprobs"]["text_offset"])
 
 
 def test_text_of_control_tokens_is_text(server: Running) -> None:
@@ -328,7 +345,8 @@ def test_a_conversation_brings_its_own_server() -> None:
         text=True,
     )
     assert (found.returncode, found.stderr) == (0, "")
-    assert "8 tokens" in found.stdout
+    assert " tokens/s · " in found.stdout
+    assert "return" in found.stdout
     missing = subprocess.run([*command[:4], "-m", "./no/such"], input="", capture_output=True, text=True)
     assert missing.returncode == 1
     assert "./no/such: no such folder" in missing.stderr

@@ -101,7 +101,7 @@ def test_a_draft_is_read_once_however_long_it_is(
 @pytest.mark.parametrize("penalty", ["repeat_penalty", "presence_penalty", "frequency_penalty"])
 def test_where_penalties_count_guesses_each_is_read(penalty: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And they are what the target would pick if all before them were kept."""
-    wants = wants_of(20, 12, sampling=Sampling(seed=3, **{penalty: 6.0}))
+    wants = wants_of(20, 12, sampling=Sampling(seed=3, **{penalty: 2.0}))
     toy = Toy(wants)
     with reads(monkeypatch) as found:
         guesses = toy.draft()

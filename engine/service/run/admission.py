@@ -26,8 +26,8 @@ def n_chars_of(prompt: Prompt) -> int:
 
 def check_request(request: Request, info: ModelInfo) -> None:
     """Raises `InvalidRequest` for numbers of a request that are out of bounds."""
-    if request.max_tokens is not None and request.max_tokens < 1:
-        raise InvalidRequest("max_tokens", f"{request.max_tokens} is less than 1")
+    if request.max_tokens is not None and request.max_tokens < 0:
+        raise InvalidRequest("max_tokens", f"{request.max_tokens} is less than 0")
     if not 0 <= request.min_tokens <= info.n_ctx:
         raise InvalidRequest(
             "min_tokens", f"{request.min_tokens} is not between 0 and the context of {info.n_ctx}"
