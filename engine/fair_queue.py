@@ -18,9 +18,8 @@ class FairQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._items: dict[
-            str, deque[tuple[int, T]]
-        ] = {}  # by owner, with the number of their arrival; none empty
+        # By owner, each item with the number of its arrival; none empty.
+        self._items: dict[str, deque[tuple[int, T]]] = {}
         self._served: dict[str, int] = {}  # by owner, the number of the turn it had last
         self._n_added = self._n_turns = 0
 

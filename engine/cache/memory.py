@@ -22,9 +22,8 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     if device.type != "cpu" or n_bytes < _LEAST:
         return torch.zeros(*shape, dtype=dtype, device=device)
     # Private: shared memory would count as another kind, and a child process could write to it.
-    memory = mmap.mmap(
-        -1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )  # freed with the last tensor that looks into it
+    # It is freed with the last tensor that looks into it.
+    memory = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(*shape)

@@ -69,9 +69,8 @@ def begins_of(parts: Sequence[bytes]) -> list[int]:
     found, n_chars = [], 0
     for part in parts:
         if part and not _goes_on(part):
-            n_chars += len(
-                decoder.decode(b"", final=True)
-            )  # the bytes before are a broken character of their own
+            # The bytes before are a broken character of their own.
+            n_chars += len(decoder.decode(b"", final=True))
         found.append(n_chars)
         n_chars += len(decoder.decode(part))
     return found

@@ -227,9 +227,8 @@ class _Life:
             loop.add_signal_handler(number, self._on_signal, number)
         # A terminal that is closed asks for a drain too, unless nohup says that it does not.
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            loop.add_signal_handler(
-                signal.SIGHUP, self.asked.set
-            )  # several may come, from terminal and shell
+            # Several may come, from terminal and shell, and only mean the same.
+            loop.add_signal_handler(signal.SIGHUP, self.asked.set)
 
     def _on_signal(self, number: int) -> None:
         if self.asked.is_set():

@@ -87,9 +87,8 @@ def unread(path: str, fields: dict[str, Any], n_requests: int = 1) -> Attack:
             last = asked.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         try:
-            writer.write(
-                asked * (n_requests - 1) + last
-            )  # closed behind the last one, if it is ever answered
+            # The connection is closed behind the last one, if that is ever answered.
+            writer.write(asked * (n_requests - 1) + last)
             await asyncio.sleep(8)  # longer than the server's --timeout
             reader._transport.resume_reading()  # type: ignore[attr-defined]
             while await reader.read(1 << 20):

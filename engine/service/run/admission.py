@@ -55,9 +55,8 @@ class Places:
     def __init__(self, n_places: int) -> None:
         """Places there are: slots and queue together, at least one."""
         self._n_places = n_places
-        self._known: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # those that asked last, as many as places can be kept for
+        # Those that asked last, as many as places can be kept for.
+        self._known: OrderedDict[str, None] = OrderedDict()
 
     def check(self, owner: str, taken: Mapping[str, int]) -> None:
         """One more request of an owner, beside those that each has. Raises `Overloaded` if there is no place for it."""
