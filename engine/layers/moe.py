@@ -15,7 +15,7 @@ from slipstream.engine.checkpoint.weights import TensorSource
 from slipstream.engine.layers.mlp import GatedMLP, MLPSpec
 from slipstream.kernels.gated.op import sigmoid_mul
 from slipstream.kernels.matmul.op import Packed, linear, pack
-from slipstream.kernels.matmul.quantized import joined
+from slipstream.kernels.matmul.quantized import Quantized, joined, widened
 from slipstream.kernels.moe.op import (
     ExpertMatrices,
     NarrowMatrices,
@@ -59,17 +59,24 @@ def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExper
 def load_stack(
     weights: TensorSource, names: Sequence[Sequence[str]], shape: tuple[int, int]
 ) -> ExpertMatrices:
-    """A matrix for each expert, made of its matrices `name.weight` of that shape, one below the other."""
-    wide, narrow = torch.empty(0), []
+    """A matrix for each expert, made of its matrices `name.weight` of that shape, one below the other.
+
+    They are narrow if all experts' are, else wide.
+    """
+    wide: Tensor | None = None
+    narrow: list[Quantized] = []
     for i, own in enumerate(names):
         matrix = joined([weights.take_matrix(f"{one}.weight", shape) for one in own])
-        if not isinstance(matrix, Tensor):
+        if wide is None and not isinstance(matrix, Tensor):
             narrow.append(matrix)
             continue
-        if i == 0:  # not before: a config that is wrong may ask for more room than there is
-            wide = matrix.new_empty((len(names), *matrix.shape))
-        wide[i] = matrix
-    return NarrowMatrices(narrow) if narrow else wide
+        dense = widened(matrix)
+        if wide is None:  # not before: a config that is wrong may ask for more room than there is
+            wide = dense.new_empty((len(names), *dense.shape))
+            for j, one in enumerate(narrow):
+                wide[j] = widened(one)
+        wide[i] = dense
+    return NarrowMatrices(narrow) if wide is None else wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

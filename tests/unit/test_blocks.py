@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.engine.layers.moe import load_stack
 from slipstream.kernels.matmul import blocks
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
 from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, joined, widened
@@ -130,3 +131,26 @@ def test_random_bytes_make_finite_scales() -> None:
         values = read_by_gguf(blocky(kind, 37))
         assert bool(values.isfinite().all()), kind
         assert len(np.unique(values.numpy())) > 50, kind
+
+
+class Matrices:
+    """What `load_stack` takes of a checkpoint: matrices by name."""
+
+    def __init__(self, matrices: dict[str, Tensor | Quantized]) -> None:
+        self._matrices = matrices
+
+    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
+        matrix = self._matrices[name]
+        assert tuple(matrix.shape) == shape
+        return matrix
+
+
+@pytest.mark.parametrize("dense", [(), (0,), (2,), (0, 1, 2)])
+def test_experts_are_narrow_if_all_are(dense: tuple[int, ...]) -> None:
+    weights: dict[str, Tensor | Quantized] = {f"{i}.up.weight": blocky("Q8_0", 5) for i in range(3)}
+    for i in dense:
+        weights[f"{i}.up.weight"] = widened(blocky("Q8_0", 5))
+    stacked = load_stack(Matrices(weights), [[f"{i}.up"] for i in range(3)], (5, N_IN))  # type: ignore[arg-type]
+    assert isinstance(stacked, Tensor) == bool(dense)
+    if isinstance(stacked, Tensor):
+        assert torch.equal(stacked, torch.stack([widened(one) for one in weights.values()]))
