@@ -31,7 +31,7 @@ def memory_of(text: str) -> int:
     if name in GPUS:
         return int(GPUS[name] * 2**30)
     if not re.fullmatch(r"\d+(\.\d+)?", text.strip()) or float(text) <= 0:
-        raise ValueError(f"--memory {text}: must be a number of GiB or one of {', '.join(GPUS)}")
+        raise ValueError(f"{text}: must be a number of GiB or one of {', '.join(GPUS)}")
     return int(float(text) * 2**30)
 
 

@@ -24,7 +24,7 @@ class Foreign:
     value: str | None = None
     is_optional: bool = False  # the value may be left out
     read: Callable[[str], Changes] = lambda text: {}  # of "" where there is no value
-    reason: str | None = None  # why it has no effect; None: it acts
+    reason: str | None = None  # why it changes nothing, for the log; None: it acts
 
 
 def _layers(text: str) -> Changes:
@@ -65,6 +65,12 @@ def _idle(reason: str, *flags: str, value: str | None = None, is_optional: bool 
     return Foreign(flags=flags, meaning=meaning, value=value, is_optional=is_optional, reason=reason)
 
 
+def _cached(*flags: str) -> Foreign:
+    reason = "keys and values are cached in the model's type"
+    meaning = f"{', '.join(_WIDE_CACHE)} are accepted without effect: {reason}; others are refused"
+    return Foreign(flags=flags, meaning=meaning, value="TYPE", read=_cache_type, reason=reason)
+
+
 FOREIGN: Sequence[Foreign] = (
     Foreign(
         flags=("-ngl", "--n-gpu-layers", "--gpu-layers"), meaning="0: --device cpu", value="N", read=_layers
@@ -75,12 +81,8 @@ FOREIGN: Sequence[Foreign] = (
         value="N",
         read=_draft_layers,
     ),
-    Foreign(
-        flags=("-ctk", "--cache-type-k"), meaning="types of 16 bits and more", value="TYPE", read=_cache_type
-    ),
-    Foreign(
-        flags=("-ctv", "--cache-type-v"), meaning="types of 16 bits and more", value="TYPE", read=_cache_type
-    ),
+    _cached("-ctk", "--cache-type-k"),
+    _cached("-ctv", "--cache-type-v"),
     Foreign(flags=("--reasoning-format",), meaning="as --reasoning-field", value="FORMAT", read=_reasoning),
     Foreign(flags=("-v", "--verbose"), meaning="--log-level debug", read=lambda text: {"log_level": "debug"}),
     Foreign(

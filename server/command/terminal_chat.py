@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from slipstream.engine.settings import Settings
-from slipstream.server.command.flags import BY_NAME
+from slipstream.server.command.flags import BY_NAME, OPTIONS, PREFIX
 from slipstream.server.command.serve import EXIT_CANNOT_LOAD, EXIT_FAILED
 from slipstream.server.command.subcommand import Argument, Call, Subcommand, count
 from slipstream.server.http.address import reachable
@@ -28,6 +28,10 @@ from slipstream.server.http.auth import keys_of
 from slipstream.server.http.limits import unix_path
 
 _SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p")
+_LISTENING = (
+    *("host", "port", "api_prefix", "api_key", "api_key_file", "ssl_key_file", "ssl_cert_file"),
+    "cors_origins",
+)
 _COLOURS = (36, 35, 33, 32, 34, 96, 95, 93, 92, 94)  # of drafters, in the server's order
 _DIM, _RESET = "\033[2m", "\033[0m"
 _HELP = "/new starts over, /exit ends, Ctrl-C stops a reply; a line that ends with \\ goes on in the next.\n"
@@ -158,8 +162,8 @@ def _chat(call: Call) -> int:
     settings = call.settings
     try:
         with contextlib.ExitStack() as stack:
-            if settings.model and call.own["url"] is None:
-                client = stack.enter_context(_own_server(call.given))
+            if "model" in call.given and call.own["url"] is None:
+                client = stack.enter_context(_own_server(settings, call.environ))
             else:
                 client = stack.enter_context(_client(settings, call.own["url"]))
             return _converse(client, call)
@@ -250,15 +254,14 @@ def _client(settings: Settings, url: str | None) -> httpx.Client:
 
 
 @contextlib.contextmanager
-def _own_server(given: Mapping[str, str | bool]) -> Generator[httpx.Client, None, None]:
+def _own_server(settings: Settings, environ: Mapping[str, str]) -> Generator[httpx.Client, None, None]:
     """A server with these settings on a socket of its own, for as long as the conversation lasts."""
     with tempfile.TemporaryDirectory(prefix="slipstream-chat-") as folder:
         path = str(Path(folder) / "server.sock")
-        settings = {"log_level": "warning", **given, "host": path}
-        words = [_word(name, value) for name, value in settings.items()]
         # A session of its own: Ctrl-C is for the reply, and not for the server.
         process = subprocess.Popen(
-            [sys.executable, "-m", "slipstream.server", "serve", *words],
+            [sys.executable, "-m", "slipstream.server", "serve", *_words(settings, path)],
+            env={name: value for name, value in environ.items() if not name.startswith(PREFIX)},
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -269,6 +272,15 @@ def _own_server(given: Mapping[str, str | bool]) -> Generator[httpx.Client, None
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
+
+
+def _words(settings: Settings, path: str) -> list[str]:
+    """The command line of a server with these settings, but for where it listens and who may ask: at that path, us."""
+    values = {
+        option.name: getattr(settings, option.name) for option in OPTIONS if option.name not in _LISTENING
+    }
+    changed = {name: value for name, value in values.items() if value != BY_NAME[name].default}
+    return [_word(name, value) for name, value in {"log_level": "warning", **changed, "host": path}.items()]
 
 
 def _word(name: str, value: object) -> str:
@@ -294,7 +306,7 @@ CHAT = Subcommand(
     name="chat",
     usage="[-m MODEL | --url URL] [options]",
     summary="talk to a model in the terminal",
-    about="A conversation in the terminal, tinted by drafter: with a server of its own if a model is given, else with"
+    about="A conversation in the terminal, tinted by drafter: with a server of its own if -m is given here, else with"
     " the one at --url, or at the address that the settings mean.",
     run=_chat,
     arguments=(

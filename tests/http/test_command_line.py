@@ -18,7 +18,7 @@ from slipstream.server.command.flags import OPTIONS
 from slipstream.server.command.foreign_flags import FOREIGN
 from slipstream.server.command.starting import read_settings
 from slipstream.server.command.subcommands import SUBCOMMANDS
-from slipstream.server.command.terminal_chat import Conversation, Terminal
+from slipstream.server.command.terminal_chat import Conversation, Terminal, _words
 from tests.http.fake import FakeEngine, words
 from tests.http.serving import logged, served
 
@@ -101,7 +101,7 @@ def test_a_command_line_of_llama_server_runs_unchanged(caplog: pytest.LogCapture
     assert settings == Settings(model="x", draft_max=16, parallel=2)
     assert ended("-m", "./no/such", *line.split()) == 3
     idle = {one["flag"]: one["reason"] for one in logged(caplog, "flag_without_effect")}
-    assert set(idle) == {"-fa", "-dt", "-ub", "--jinja", "--no-mmap"}
+    assert set(idle) == {"-ctk", "-ctv", "-fa", "-dt", "-ub", "--jinja", "--no-mmap"}
     assert idle["--jinja"] == "templates are always rendered so"
 
 
@@ -263,6 +263,14 @@ def test_what_a_server_refuses_is_said(
         assert "maximum context length is 512 tokens" in capsys.readouterr().out
     assert talked(monkeypatch, "hello\n", "--url", server.url) == 1
     assert f"no server at {server.url}" in capsys.readouterr().err
+
+
+def test_its_own_server_has_the_settings_but_for_where_it_listens() -> None:
+    given = "--api-key k --api-prefix /llm --port 9 -np 2 --no-exact --no-spec-adaptive"
+    words = _words(read(*given.split()), "/s.sock")
+    assert read_settings(words, {}) == Settings(
+        model="x", parallel=2, spec_adaptive=False, host="/s.sock", log_level="warning"
+    )
 
 
 def test_ctrl_c_ends_the_reply_and_not_the_conversation() -> None:

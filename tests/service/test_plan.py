@@ -140,8 +140,11 @@ def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], arguments: l
     ("arguments", "told"),
     [
         ([], "--model is needed"),
-        (["-m", TARGET, "--memory", "lots"], "--memory lots: must be a number of GiB or one of H200, H100"),
-        (["-m", TARGET, "--memory", "0"], "--memory 0: must be"),
+        (
+            ["-m", TARGET, "--memory", "lots"],
+            "argument --memory: lots: must be a number of GiB or one of H200, H100",
+        ),
+        (["-m", TARGET, "--memory", "0"], "argument --memory: 0: must be"),
         (["-m", TARGET, "--config", "x.json"], "--model and --config: give one of them"),
         (["-m", TARGET, "-md", "x", "--draft-config", "y"], "--model-draft and --draft-config"),
         (["-m", TARGET, "--port", "1"], "unrecognized arguments: --port"),

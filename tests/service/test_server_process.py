@@ -339,7 +339,7 @@ def test_a_conversation_brings_its_own_server() -> None:
         "8",
     ]
     found = subprocess.run(
-        [*command, "--temp", "0"],
+        [*command, "--temp", "0", "--api-key", "k", "--api-prefix", "/llm"],
         input="Continue this code:\\\ndef add(a, b):\n",
         capture_output=True,
         text=True,

@@ -57,9 +57,7 @@ class Terminal:
         end = time.monotonic() + WITHIN_S
         while word not in self.text:
             assert time.monotonic() < end, self.text
-            assert self.process.poll() is None or not self._thread.is_alive() or time.sleep(0.2) is None, (
-                self.text
-            )
+            assert self._thread.is_alive(), self.text  # it reads until the last process has left the terminal
             time.sleep(0.02)
         return self.text
 

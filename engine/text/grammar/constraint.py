@@ -71,9 +71,8 @@ class Constraint:
         self._n_words = n_words
         self._tokens: list[int] = []  # of the reply
         self._forced = ForcedText()
-        self._n_behind = (
-            0  # tokens, the last ones, that the matcher has not seen; behind them more text is forced
-        )
+        # The last tokens, so many, that the matcher has not seen; behind them more text is forced.
+        self._n_behind = 0
         self._n_free = 0 if thinking is None else None  # tokens before the grammar; None: not known yet
         self._spent_s = 0.0  # beyond _CALL_S a call
         self._takes_drafts = True  # until one of them has met a limit
