@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 
-from slipstream.engine.api import AsyncEngine, Delta, Done, Echo, Event, EventStream, Failed
+from slipstream.engine.api import AsyncEngine, Delta, Done, Echo, Event, EventStream, Failed, ModelInfo
 from slipstream.engine.errors import ContextTooLong, EngineError, EngineFault
 from slipstream.server.http.error_table import internal, problem_of
 from slipstream.server.http.sse import close_all
-from slipstream.server.openai.convert import Job
-from slipstream.server.openai.reply import DONE, Reply, event
+from slipstream.server.openai.job import Job, Reply
 from slipstream.server.report.logs import logger
 from slipstream.server.report.meter import record
 
@@ -35,19 +34,29 @@ async def submit(engine: AsyncEngine, job: Job) -> list[EventStream]:
     return streams
 
 
+def begun(job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply:
+    """The reply of an admitted job."""
+    record().begin(info.name, job.id, len(job.requests), job.n)
+    return job.form.reply(job, info, streams)
+
+
 async def chunks(reply: Reply, streams: Sequence[EventStream]) -> AsyncIterator[bytes]:
     """The reply as server-sent events. An error here is an event too: the status has been sent already."""
     for chunk in reply.opening():
         yield chunk
+    ends: dict[int, Done] = {}
     try:
         async with aclosing(_wanted(reply, streams)) as events:
             async for index, happened in events:
                 if isinstance(happened, Echo | Delta):
-                    yield reply.piece(index, happened)
+                    made = reply.piece(index, happened)
                 else:
-                    for chunk in reply.end(index, _done(happened)):
-                        yield chunk
-        reply.check()
+                    ends[index] = _done(happened)
+                    _record(ends, streams)
+                    made = reply.end(index, ends)
+                for chunk in made:
+                    yield chunk
+        _check(ends, streams)
     except Exception as error:
         if isinstance(error, EngineError):
             if not isinstance(error, EngineFault):  # the engine has logged those
@@ -57,16 +66,35 @@ async def chunks(reply: Reply, streams: Sequence[EventStream]) -> AsyncIterator[
             log.exception("unexpected")
             problem = internal()
         record().code = problem.code
-        yield event(problem.content())
-    yield DONE
+        yield reply.failed(problem)
+    if reply.closing:
+        yield reply.closing
 
 
 async def collect(reply: Reply, streams: Sequence[EventStream]) -> bytes:
     """The whole reply as a JSON body. Raises the error with which a choice failed."""
+    ends: dict[int, Done] = {}
     async with aclosing(_wanted(reply, streams)) as events:
         async for index, happened in events:
-            reply.keep(index, happened if isinstance(happened, Echo | Delta) else _done(happened))
-    return reply.whole()
+            if isinstance(happened, Echo | Delta):
+                reply.keep(index, happened)
+            else:
+                ends[index] = _done(happened)
+    _check(ends, streams)
+    _record(ends, streams)
+    return reply.whole([ends[index] for index in range(len(ends))])
+
+
+def _check(ends: Mapping[int, Done], streams: Sequence[EventStream]) -> None:
+    """Raises `EngineFault` unless every choice has ended: a stream that just stops must not pass for a success."""
+    if len(ends) < len(streams):
+        raise EngineFault("an event stream ended without Done or Failed")
+
+
+def _record(ends: Mapping[int, Done], streams: Sequence[EventStream]) -> None:
+    """Note the ends for the access line and the metrics, once all choices have ended."""
+    if len(ends) == len(streams):
+        record().ends = [ends[index] for index in range(len(ends))]
 
 
 def _done(happened: Done | Failed) -> Done:

@@ -1,6 +1,6 @@
 """Wire models (what a client sent) to engine requests, by functions without side effects.
 
-A job is everything that an HTTP request asks for: an engine request per choice, and the form of the reply.
+An endpoint with wire models of its own makes a `ChatRequest` of them, and gives `chat_job` the form of its replies.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from slipstream.server.http.auth import salted
 from slipstream.server.http.error_table import bad_request, unsupported
 from slipstream.server.openai.formats.enforce import or_json
 from slipstream.server.openai.formats.reading import Known
-from slipstream.server.openai.forms import CHAT, TEXT, Form, Told
-from slipstream.server.openai.message import FIELDS, Reading
+from slipstream.server.openai.forms import CHAT, TEXT
+from slipstream.server.openai.job import Form, Job, Wanted
+from slipstream.server.openai.message import FIELDS
+from slipstream.server.openai.reply_text import Reading
 from slipstream.server.openai.structured import grammar_of
 from slipstream.server.openai.tools import Asked, asked
 from slipstream.server.openai.wire import ChatRequest, CompletionRequest, Generate, Message
@@ -38,26 +40,8 @@ class Caller:
     known: Known  # the model's format
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """The choices to generate and the shape of the answer."""
-
-    id: str
-    request_id: str
-    form: Form
-    told: Told
-    requests: tuple[Request, ...]  # n per prompt, prompt by prompt
-    n: int
-    seed: int
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    detail: bool
-    predicted: bool  # the request has a prediction, which may be empty
-    service_tier: bool  # the request names a service tier, so the reply has the field too
-
-
-def chat_job(wire: ChatRequest, caller: Caller) -> Job:
+def chat_job(wire: ChatRequest, caller: Caller, form: Form = CHAT) -> Job:
+    """The job of a conversation. Raises `Refused`."""
     if wire.top_logprobs and not wire.logprobs:
         raise bad_request("top_logprobs: only allowed with logprobs", param="top_logprobs")
     tools = asked_tools(wire, caller.info)
@@ -75,23 +59,25 @@ def chat_job(wire: ChatRequest, caller: Caller) -> Job:
     reading = _reading(wire, tools, caller, shared)
     chat = read_chat(wire, caller.info, tools)
     if reading is None:
-        return _job(wire, CHAT, [chat], shared, caller)
+        return _job(wire, form, [chat], shared, caller)
     seen = replace(shared, skip_special=shared.skip_special and not caller.known.needs_controls)
-    job = _job(wire, CHAT, [chat], seen, caller)
-    return replace(job, told=replace(job.told, parser=reading, silent=reading.silent))
+    job = _job(wire, form, [chat], seen, caller)
+    fields = FIELDS[caller.settings.reasoning_field]
+    wanted = replace(job.wanted, text=reading, silent=reading.silent, reasoning_fields=fields)
+    return replace(job, wanted=wanted)
 
 
 def _reading(wire: ChatRequest, tools: Asked, caller: Caller, shared: Request) -> Reading | None:
     """How the text of replies is read; None if it can only be content."""
-    known, field = caller.known, caller.settings.reasoning_field
-    thinks = known.format.reasoning is not None and bool(FIELDS[field])
+    known, thinks_aloud = caller.known, not FIELDS[caller.settings.reasoning_field]
+    thinks = known.format.reasoning is not None and not thinks_aloud
     if not (tools.shown or thinks or known.format.channels):
         return None
     return Reading(
         known=known,
         tools=tools.tools,
         most_calls=None if tools.many else 1,
-        reasoning_field=field,
+        thinks_aloud=thinks_aloud,
         continued=wire.messages[-1].content if wire.continue_final_message else None,
         # A request that wants control tokens in the text also gets those that the format does not use.
         silent=known.silent if shared.skip_special and known.needs_controls else frozenset(),
@@ -200,6 +186,8 @@ def _message(message: Message, *, knows_developer: bool) -> dict[str, Any]:
 
 def _shared(wire: Generate, caller: Caller) -> Request:
     """The engine request that all choices are made from, with the fields that both endpoints have."""
+    if caller.settings.strict_api and wire.stream_options and not wire.stream:
+        raise bad_request("stream_options: only allowed with stream", param="stream_options")
     return Request(
         id="",
         prompt="",
@@ -251,7 +239,7 @@ def _job(wire: Generate, form: Form, prompts: Sequence[Prompt], shared: Request,
         id=job_id,
         request_id=caller.request_id,
         form=form,
-        told=Told(logprobs=shared.logprobs is not None, token_ids=bool(wire.return_token_ids)),
+        wanted=Wanted(logprobs=shared.logprobs is not None, token_ids=bool(wire.return_token_ids)),
         requests=tuple(requests),
         n=n,
         seed=seed,

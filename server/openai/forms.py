@@ -1,4 +1,4 @@
-"""The two forms of a reply, chat and plain text, as far as they differ: the entries of `choices`.
+"""OpenAI's two forms of a reply, chat and plain text, as far as they differ: the entries of `choices`.
 
 A form makes `Choice` objects; a choice turns its engine events into entries of chunks, or into the entry of a whole
 reply. `reply.py` has what both forms share.
@@ -6,111 +6,14 @@ reply. `reply.py` has what both forms share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, TokenLogprob
 from slipstream.server.openai import wire_logprobs as logprobs
-
-
-class Parser(Protocol):
-    """Reads a chat choice's text as it comes: what is content, reasoning or a tool call."""
-
-    @property
-    def n_reasoning(self) -> int | None:
-        """Tokens that were thinking; None if not counted."""
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether no further text would be sent, so that the generation may end."""
-
-    def feed(self, delta: Delta) -> dict[str, Any]:
-        """The `delta` that more text makes; empty while it is not known yet what the text is."""
-
-    def finish(self) -> dict[str, Any]:
-        """The `delta` of the text that was held back, now that the text has ended."""
-
-    def message(self) -> dict[str, Any]:
-        """All text that was fed, as a `message` without its role. Call it after `finish`."""
-
-    def reason(self, done: Done) -> str:
-        """The choice's `finish_reason`."""
-
-
-class PlainText:
-    """Every character is content."""
-
-    n_reasoning: int | None = None
-    is_ended = False
-
-    def __init__(self, prompt_tail: str) -> None:
-        self._texts: list[str] = []
-
-    def feed(self, delta: Delta) -> dict[str, Any]:
-        self._texts.append(delta.text)
-        return {"content": delta.text}
-
-    def finish(self) -> dict[str, Any]:
-        return {}
-
-    def message(self) -> dict[str, Any]:
-        return {"content": "".join(self._texts)}
-
-    def reason(self, done: Done) -> str:
-        return done.reason
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a request wants in the entry of each choice, and how the choice's text is read."""
-
-    logprobs: bool = False
-    token_ids: bool = False
-    parser: Callable[[str], Parser] = PlainText  # takes the end of the prompt; chat only
-    silent: frozenset[str] = frozenset()  # tokens that the parser leaves out of the text
-
-
-class Choice(Protocol):
-    """A choice while it is generated.
-
-    For a stream call `opening`, then `piece` per event, then `ending`; else `keep` per event, then `whole`.
-    """
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether no further text would be sent."""
-
-    @property
-    def n_reasoning(self) -> int | None:
-        """Tokens that were thinking so far; None if not counted."""
-
-    def opening(self) -> dict[str, Any] | None:
-        """The entry of the choice's first chunk, before any text; None if there is no such chunk."""
-
-    def piece(self, happened: Echo | Delta) -> dict[str, Any]:
-        """The entry in the chunk of a step."""
-
-    def ending(self, done: Done) -> list[dict[str, Any]]:
-        """The entries in the choice's last chunks: text that was held back, if any, and the end."""
-
-    def keep(self, happened: Echo | Delta) -> None: ...
-
-    def whole(self, done: Done) -> dict[str, Any]: ...
-
-
-class Form(Protocol):
-    """What differs between the replies of the two endpoints, in chunks and whole."""
-
-    id_prefix: str
-    whole_object: str
-    chunk_object: str
-    prompt_field: str
-
-    def choice(self, index: int, told: Told, stream: EventStream) -> Choice: ...
-
-    def root(self, told: Told, streams: Sequence[EventStream]) -> dict[str, Any]:
-        """Fields for the root of the body, or of the first chunk."""
+from slipstream.server.openai.job import Form, Wanted
+from slipstream.server.openai.message import Message
+from slipstream.server.openai.reply import ChoicesForm
 
 
 def _choice(
@@ -127,20 +30,21 @@ def _choice(
 
 
 class _ChatChoice:
-    def __init__(self, index: int, told: Told, stream: EventStream) -> None:
+    def __init__(self, index: int, wanted: Wanted, stream: EventStream) -> None:
         self.index = index
-        self.told = told
-        self.parser = told.parser(stream.prompt_tail)
+        self.wanted = wanted
+        self.text = wanted.text(stream.prompt_tail)
+        self.message = Message(wanted.reasoning_fields)
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
     @property
     def is_ended(self) -> bool:
-        return self.parser.is_ended
+        return self.text.is_ended
 
     @property
     def n_reasoning(self) -> int | None:
-        return self.parser.n_reasoning
+        return self.text.n_reasoning
 
     def opening(self) -> dict[str, Any]:
         return _choice(self.index, {"delta": {"role": "assistant", "content": ""}}, None)
@@ -148,35 +52,35 @@ class _ChatChoice:
     def piece(self, happened: Echo | Delta) -> dict[str, Any]:
         if isinstance(happened, Echo):
             raise TypeError("a chat has no echo")
-        body = {"delta": self.parser.feed(happened)}
+        body = {"delta": self.message.add(self.text.feed(happened))}
         return _choice(self.index, body | self._given(happened.token_ids), self._table(happened.logprobs))
 
     def ending(self, done: Done) -> list[dict[str, Any]]:
-        held = self.parser.finish()
-        last = _choice(self.index, {"delta": {}}, None, done, self.parser.reason(done))
+        held = self.message.add(self.text.finish())
+        last = _choice(self.index, {"delta": {}}, None, done, self.text.reason(done))
         return [_choice(self.index, {"delta": held}, None), last] if held else [last]
 
     def keep(self, happened: Echo | Delta) -> None:
         if isinstance(happened, Echo):
             raise TypeError("a chat has no echo")
-        self.parser.feed(happened)
+        self.message.add(self.text.feed(happened))
         self._ids += happened.token_ids
         self._logprobs += happened.logprobs
 
     def whole(self, done: Done) -> dict[str, Any]:
-        self.parser.finish()
-        body = {"message": {"role": "assistant", **self.parser.message()}}
+        self.message.add(self.text.finish())
+        body = {"message": {"role": "assistant", **self.message.whole()}}
         table = self._table(self._logprobs)
-        return _choice(self.index, body | self._given(self._ids), table, done, self.parser.reason(done))
+        return _choice(self.index, body | self._given(self._ids), table, done, self.text.reason(done))
 
     def _given(self, ids: Sequence[int]) -> dict[str, Any]:
-        return {"token_ids": list(ids)} if self.told.token_ids else {}
+        return {"token_ids": list(ids)} if self.wanted.token_ids else {}
 
     def _table(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if not self.told.logprobs:
+        if not self.wanted.logprobs:
             return None
         return logprobs.of_chat(
-            [one for one in tokens if one.data.decode(errors="replace") not in self.told.silent]
+            [one for one in tokens if one.data.decode(errors="replace") not in self.wanted.silent]
         )
 
 
@@ -184,11 +88,11 @@ class _TextChoice:
     is_ended = False
     n_reasoning: int | None = None
 
-    def __init__(self, index: int, told: Told, stream: EventStream) -> None:
+    def __init__(self, index: int, wanted: Wanted, stream: EventStream) -> None:
         self.index = index
-        self.told = told
+        self.wanted = wanted
         # As there may be several prompts, each choice has the ids of its own, once.
-        self._first = {"prompt_token_ids": list(stream.prompt_ids)} if told.token_ids else {}
+        self._first = {"prompt_token_ids": list(stream.prompt_ids)} if wanted.token_ids else {}
         self._n_echoed = 0  # characters of the prompt in the choice's text
         self._kept: list[Echo | Delta] = []
 
@@ -196,7 +100,7 @@ class _TextChoice:
         return None
 
     def piece(self, happened: Echo | Delta) -> dict[str, Any]:
-        return self._told([happened])
+        return self._entry([happened])
 
     def ending(self, done: Done) -> list[dict[str, Any]]:
         return [_choice(self.index, {"text": "", **self._first}, None, done, done.reason)]
@@ -205,15 +109,15 @@ class _TextChoice:
         self._kept.append(happened)
 
     def whole(self, done: Done) -> dict[str, Any]:
-        return self._told(self._kept, done)
+        return self._entry(self._kept, done)
 
-    def _told(self, events: Sequence[Echo | Delta], done: Done | None = None) -> dict[str, Any]:
+    def _entry(self, events: Sequence[Echo | Delta], done: Done | None = None) -> dict[str, Any]:
         """The choice's entry for events that follow each other."""
         text = "".join(_text(one) for one in events)
         body: dict[str, Any] = {"text": text, **self._first}
-        if self.told.token_ids:
+        if self.wanted.token_ids:
             body["token_ids"] = [i for one in events if isinstance(one, Delta) for i in one.token_ids]
-        table = self._table(events) if self.told.logprobs else None
+        table = self._table(events) if self.wanted.logprobs else None
         self._first = {}
         return _choice(self.index, body, table, done, done.reason if done else None)
 
@@ -235,35 +139,24 @@ def _text(happened: Echo | Delta) -> str:
     return "".join(happened.pieces) if isinstance(happened, Echo) else happened.text
 
 
-class ChatForm:
-    """`/v1/chat/completions`. A stream has the role once per choice, because clients concatenate strings."""
-
-    id_prefix = "chatcmpl-"
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-    prompt_field = "messages"
-
-    def choice(self, index: int, told: Told, stream: EventStream) -> Choice:
-        return _ChatChoice(index, told, stream)
-
-    def root(self, told: Told, streams: Sequence[EventStream]) -> dict[str, Any]:
-        return {"prompt_token_ids": list(streams[0].prompt_ids)} if told.token_ids else {}
+def _prompt_ids(wanted: Wanted, streams: Sequence[EventStream]) -> dict[str, Any]:
+    return {"prompt_token_ids": list(streams[0].prompt_ids)} if wanted.token_ids else {}
 
 
-class TextForm:
-    """`/v1/completions`."""
-
-    id_prefix = "cmpl-"
-    whole_object = "text_completion"
-    chunk_object = "text_completion"
-    prompt_field = "prompt"
-
-    def choice(self, index: int, told: Told, stream: EventStream) -> Choice:
-        return _TextChoice(index, told, stream)
-
-    def root(self, told: Told, streams: Sequence[EventStream]) -> dict[str, Any]:
-        return {}
-
-
-CHAT: Form = ChatForm()
-TEXT: Form = TextForm()
+# A stream of `/v1/chat/completions` has the role once per choice, because clients concatenate strings.
+CHAT: Form = ChoicesForm(
+    id_prefix="chatcmpl-",
+    prompt_field="messages",
+    whole_object="chat.completion",
+    chunk_object="chat.completion.chunk",
+    choice=_ChatChoice,
+    root=_prompt_ids,
+)
+# `/v1/completions`
+TEXT: Form = ChoicesForm(
+    id_prefix="cmpl-",
+    prompt_field="prompt",
+    whole_object="text_completion",
+    chunk_object="text_completion",
+    choice=_TextChoice,
+)

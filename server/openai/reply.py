@@ -1,4 +1,4 @@
-"""Turns engine events into the chunks of a stream or the body of a whole reply; `choices.py` and `routes.py` send them.
+"""Replies with `choices`, as OpenAI's chat and plain completions have them: chunks of a stream, or a whole body.
 
 Fields beyond OpenAI's stand on the root of a chunk, never in `delta`, whose values clients sum and concatenate.
 """
@@ -6,18 +6,16 @@ Fields beyond OpenAI's stand on the root of a chunk, never in `delta`, whose val
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import orjson
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo
-from slipstream.engine.errors import EngineFault
+from slipstream.server.http.error_table import Problem
 from slipstream.server.openai import figures
-from slipstream.server.openai.convert import Job
-from slipstream.server.report.meter import record
-
-DONE = b"data: [DONE]\n\n"
+from slipstream.server.openai.job import Job, Reply, Wanted
 
 
 def event(content: dict[str, Any]) -> bytes:
@@ -25,17 +23,66 @@ def event(content: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
-class Reply:
-    """A job's reply while it is generated: `opening`, `piece` and `end` for a stream, or `keep` and `whole`."""
+class Choice(Protocol):
+    """A choice while it is generated.
 
-    def __init__(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> None:
+    For a stream call `opening`, then `piece` per event, then `ending`; else `keep` per event, then `whole`.
+    """
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether no further text would be sent."""
+
+    @property
+    def n_reasoning(self) -> int | None:
+        """Tokens that were thinking so far; None if not counted."""
+
+    def opening(self) -> dict[str, Any] | None:
+        """The entry of the choice's first chunk, before any text; None if there is no such chunk."""
+
+    def piece(self, happened: Echo | Delta) -> dict[str, Any]:
+        """The entry in the chunk of a step."""
+
+    def ending(self, done: Done) -> list[dict[str, Any]]:
+        """The entries in the choice's last chunks: text that was held back, if any, and the end."""
+
+    def keep(self, happened: Echo | Delta) -> None: ...
+
+    def whole(self, done: Done) -> dict[str, Any]: ...
+
+
+def _no_root(wanted: Wanted, streams: Sequence[EventStream]) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoicesForm:
+    """What differs between the replies of the two endpoints, in chunks and whole."""
+
+    id_prefix: str
+    prompt_field: str
+    whole_object: str
+    chunk_object: str
+    choice: Callable[[int, Wanted, EventStream], Choice]
+    # Fields for the root of the body, or of the first chunk.
+    root: Callable[[Wanted, Sequence[EventStream]], dict[str, Any]] = _no_root
+
+    def reply(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply:
+        return ChoicesReply(self, job, info, streams)
+
+
+class ChoicesReply:
+    """A reply of one of the two forms: a `Reply`."""
+
+    closing = b"data: [DONE]\n\n"
+
+    def __init__(self, form: ChoicesForm, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> None:
+        self.form = form
         self.job = job
-        self._streams = streams
-        self._choices = [job.form.choice(index, job.told, stream) for index, stream in enumerate(streams)]
+        self._choices = [form.choice(index, job.wanted, stream) for index, stream in enumerate(streams)]
         self._n_prompt = sum(len(stream.prompt_ids) for stream in streams[:: job.n])
         self._n_completion = 0
         self._details: list[list[Delta]] = [[] for _ in job.requests]
-        self._ends: dict[int, Done] = {}
         self._head = {
             "id": job.id,
             "created": int(time.time()),
@@ -43,12 +90,7 @@ class Reply:
             "system_fingerprint": info.fingerprint,
             **({"service_tier": "default"} if job.service_tier else {}),
         }
-        self._root = job.form.root(job.told, streams)  # emptied once it was sent
-        record().begin(info.name, job.id, len(job.requests), job.n)
-
-    @property
-    def complete(self) -> bool:
-        return len(self._ends) == len(self.job.requests)
+        self._root = form.root(job.wanted, streams)  # emptied once it was sent
 
     def is_ended(self, index: int) -> bool:
         """Whether no further text of the choice would be sent."""
@@ -59,58 +101,48 @@ class Reply:
         openings = (choice.opening() for choice in self._choices)
         return (self._chunk([opening]) for opening in openings if opening)
 
-    def piece(self, index: int, happened: Echo | Delta) -> bytes:
+    def piece(self, index: int, happened: Echo | Delta) -> Iterable[bytes]:
         """The chunk of a step, even if none of the step's text can be sent yet."""
         more = {}
         if isinstance(happened, Delta):
             self._n_completion += len(happened.token_ids)
             if self.job.detail:
                 more = {"spec": _detail(happened)}
-        return self._chunk([self._choices[index].piece(happened)], **more)
+        return (self._chunk([self._choices[index].piece(happened)], **more),)
 
-    def end(self, index: int, done: Done) -> Iterator[bytes]:
+    def end(self, index: int, ends: Mapping[int, Done]) -> Iterator[bytes]:
         """The choice's last chunks; those of the last choice carry the figures of all choices."""
-        self._ends[index] = done
-        *held, choice = self._choices[index].ending(done)
+        *held, choice = self._choices[index].ending(ends[index])
         for one in held:
             yield self._chunk([one])
-        if not self.complete:
+        if len(ends) < len(self.job.requests):
             yield self._chunk([choice])
             return
-        record().ends = self._ordered()
-        extras = self._extras()
+        ordered = [ends[one] for one in range(len(ends))]
         if self.job.include_usage:
             yield self._chunk([choice])
-            yield self._chunk([], **{**extras, "usage": self._usage()})
+            yield self._chunk([], **{**self._extras(ordered), "usage": self._usage(ordered)})
         else:
-            yield self._chunk([choice], **extras)
+            yield self._chunk([choice], **self._extras(ordered))
 
-    def keep(self, index: int, happened: Echo | Delta | Done) -> None:
-        """Collect an event for `whole`."""
-        if isinstance(happened, Done):
-            self._ends[index] = happened
-            return
+    def failed(self, problem: Problem) -> bytes:
+        return event(problem.content())
+
+    def keep(self, index: int, happened: Echo | Delta) -> None:
         self._choices[index].keep(happened)
         if self.job.detail and isinstance(happened, Delta):
             self._details[index].append(happened)
 
-    def whole(self) -> bytes:
-        self.check()
-        record().ends = self._ordered()
-        choices = [choice.whole(self._ends[index]) for index, choice in enumerate(self._choices)]
-        form = self.job.form
-        body = {**self._head, "object": form.whole_object, "choices": choices, "usage": self._usage()}
+    def whole(self, ends: Sequence[Done]) -> bytes:
+        choices = [choice.whole(end) for choice, end in zip(self._choices, ends, strict=True)]
+        usage = self._usage(ends)
+        body = {**self._head, "object": self.form.whole_object, "choices": choices, "usage": usage}
         if self.job.detail:
             body["spec"] = [[_detail(delta) for delta in deltas] for deltas in self._details]
-        return orjson.dumps({**body, **self._root, **self._extras()})
-
-    def check(self) -> None:
-        """Raises `EngineFault` unless every choice has ended: a stream that just stops must not pass for a success."""
-        if not self.complete:
-            raise EngineFault("an event stream ended without Done or Failed")
+        return orjson.dumps({**body, **self._root, **self._extras(ends)})
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        body = {**self._head, "object": self.job.form.chunk_object, "choices": choices}
+        body = {**self._head, "object": self.form.chunk_object, "choices": choices}
         if self.job.continuous_usage:
             body["usage"] = figures.usage_of(self._n_prompt, self._n_completion, 0)
         elif self.job.include_usage:
@@ -118,18 +150,12 @@ class Reply:
         root, self._root = self._root, {}
         return event({**body, **root, **more})
 
-    def _ordered(self) -> list[Done]:
-        return [self._ends[index] for index in range(len(self.job.requests))]
-
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self, ends: Sequence[Done]) -> dict[str, Any]:
         looked = [one.n_reasoning for one in self._choices if one.n_reasoning is not None]
         n_reasoning = sum(looked) if looked else None
-        return figures.usage(
-            self._ordered(), self.job.n, predicted=self.job.predicted, n_reasoning=n_reasoning
-        )
+        return figures.usage(ends, self.job.n, predicted=self.job.predicted, n_reasoning=n_reasoning)
 
-    def _extras(self) -> dict[str, Any]:
-        ends = self._ordered()
+    def _extras(self, ends: Sequence[Done]) -> dict[str, Any]:
         # Text in which drafts were accepted at random must not be taken for the model's.
         synthetic = {"synthetic": True} if any(end.speculation.synthetic for end in ends) else {}
         return {

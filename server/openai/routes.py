@@ -18,20 +18,18 @@ from slipstream.engine.api import AsyncEngine, ModelInfo
 from slipstream.engine.settings import Settings
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
 from slipstream.server.http.body import answer_json, checked, read_json
-from slipstream.server.http.error_table import bad_request, not_found
+from slipstream.server.http.error_table import not_found
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.sse import CLIENT_LEFT, Events, close_all, unless_gone
 from slipstream.server.openai import replies
-from slipstream.server.openai.choices import chunks, collect, submit
-from slipstream.server.openai.convert import Caller, Job, asked_tools, chat_job, completion_job, read_chat
+from slipstream.server.openai.choices import begun, chunks, collect, submit
+from slipstream.server.openai.convert import Caller, asked_tools, chat_job, completion_job, read_chat
 from slipstream.server.openai.formats.reading import Knowing
-from slipstream.server.openai.refuse import without_refused
-from slipstream.server.openai.reply import Reply
-from slipstream.server.openai.structured import translate
-from slipstream.server.openai.wire import ChatRequest, CompletionRequest, Generate, gathered
+from slipstream.server.openai.job import Job
+from slipstream.server.openai.wire import ChatRequest, CompletionRequest, Wire
 
-Wire = TypeVar("Wire", bound=Generate)
-Convert = Callable[[Wire, Caller], Job]
+Model = TypeVar("Model", bound=Wire)
+Convert = Callable[[Model, Caller], Job]
 
 _CONVERSATION = [{"role": "user", "content": "Write the docstring:\n\ndef f(x): ..."}]
 _CHAT = takes(ChatRequest, example={"messages": _CONVERSATION, "max_tokens": 16})
@@ -58,10 +56,10 @@ class Serving:
     knowing: Knowing
 
     async def job(
-        self, engine: AsyncEngine, request: Request, model: type[Wire], convert: Convert[Wire]
+        self, engine: AsyncEngine, request: Request, model: type[Model], convert: Convert[Model]
     ) -> Job:
         wire = await read(request, model, self.settings)
-        await translate(wire)
+        await wire.translated()
         caller = Caller(
             request_id=request.state.request_id,
             tenant=getattr(request.state, "tenant", ""),  # only set where keys are checked
@@ -71,11 +69,11 @@ class Serving:
         )
         return convert(wire, caller)
 
-    async def reply(self, request: Request, model: type[Wire], convert: Convert[Wire]) -> Response:
+    async def reply(self, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
         engine = self.gate.for_work()
         return await answer(request, engine, await self.job(engine, request, model, convert), self.settings)
 
-    async def count(self, request: Request, model: type[Wire], convert: Convert[Wire]) -> Response:
+    async def count(self, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
         """Answer with the number of prompt tokens of a request, each prompt once, without generating."""
         engine = self.gate.for_work()
         job = await self.job(engine, request, model, convert)
@@ -156,22 +154,18 @@ def _add_models(router: APIRouter, gate: Gate) -> None:
         return answer_json(card(info))
 
 
-async def read(request: Request, model: type[Wire], settings: Settings) -> Wire:
+async def read(request: Request, model: type[Model], settings: Settings) -> Model:
     """The body as a validated wire model. Raises `Refused`."""
-    wire = await read_json(
-        request,
-        lambda data: checked(model, gathered(without_refused(data)), strict=settings.strict_api),
+    return await read_json(
+        request, lambda data: checked(model, model.prepared(data), strict=settings.strict_api)
     )
-    if settings.strict_api and wire.stream_options and not wire.stream:
-        raise bad_request("stream_options: only allowed with stream", param="stream_options")
-    return wire
 
 
 async def answer(request: Request, engine: AsyncEngine, job: Job, settings: Settings) -> Response:
     """Run the job: as a stream, or whole unless the client leaves first."""
     if job.stream:
         streams = await submit(engine, job)
-        reply = Reply(job, engine.info, streams)
+        reply = begun(job, engine.info, streams)
         return Events(
             chunks(reply, streams), streams, grace_s=settings.shutdown_timeout, timeout_s=settings.timeout
         )
@@ -179,7 +173,7 @@ async def answer(request: Request, engine: AsyncEngine, job: Job, settings: Sett
     async def whole() -> bytes:
         streams = await submit(engine, job)
         try:
-            return await collect(Reply(job, engine.info, streams), streams)
+            return await collect(begun(job, engine.info, streams), streams)
         finally:
             await close_all(streams)
 

@@ -37,6 +37,14 @@ class Wire(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
+    @classmethod
+    def prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """A body as the model reads it. Raises `Refused`."""
+        return data
+
+    async def translated(self) -> None:
+        """Read what takes long to read, off the event loop. Raises `Refused`."""
+
 
 class Speculative(BaseModel):
     """`speculative` of a request. Unknown keys are errors: a misspelt one would show as lost speed only."""
@@ -92,6 +100,13 @@ class Generate(Wire):
     """Fields that chat and plain completions share."""
 
     model_config = ConfigDict(json_schema_extra=_with_fields_of_no_model)
+
+    @classmethod
+    def prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return gathered(refuse.without_refused(data))
+
+    async def translated(self) -> None:
+        await structured.translate(self)
 
     model: str | None = optional("any name; the reply names the one served", max_length=512)
     stream: bool | None = optional("send the reply as server-sent events while it is made, one per step")

@@ -1,0 +1,86 @@
+"""A job: everything an HTTP request asks for, as engine requests and a dialect in which their results are written.
+
+`convert.py` and its like make jobs, `choices.py` runs them. A dialect is a `Form`, which makes a `Reply` per request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Request
+from slipstream.server.http.error_table import Problem
+from slipstream.server.openai.reply_text import FreeText, ReplyText
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request wants of each choice, and how the choice's text is read."""
+
+    logprobs: bool = False
+    token_ids: bool = False
+    text: Callable[[str], ReplyText] = FreeText  # takes the end of the prompt
+    silent: frozenset[str] = frozenset()  # tokens that are left out of the text
+    reasoning_fields: tuple[str, ...] = ()  # of a chat message, which thinking is put into
+
+
+class Reply(Protocol):
+    """A job's reply while it is generated, in the bytes of its dialect.
+
+    For a stream: `opening`, then `piece` per event, `end` per choice, and `closing`; `failed` in case of an error. For
+    a whole reply: `keep` per event, then `whole`.
+    """
+
+    closing: bytes  # what a stream ends with, also behind an error
+
+    def is_ended(self, index: int) -> bool:
+        """Whether no further text of the choice would be sent."""
+
+    def opening(self) -> Iterable[bytes]:
+        """What comes before any text."""
+
+    def piece(self, index: int, happened: Echo | Delta) -> Iterable[bytes]:
+        """What a step adds to a choice."""
+
+    def end(self, index: int, ends: Mapping[int, Done]) -> Iterable[bytes]:
+        """What ends a choice. `ends`: of all choices that have ended, this choice included."""
+
+    def failed(self, problem: Problem) -> bytes:
+        """An error once the status has been sent."""
+
+    def keep(self, index: int, happened: Echo | Delta) -> None: ...
+
+    def whole(self, ends: Sequence[Done]) -> bytes: ...
+
+
+class Form(Protocol):
+    """A dialect, as far as a request decides about it."""
+
+    @property
+    def id_prefix(self) -> str: ...
+
+    @property
+    def prompt_field(self) -> str:
+        """The request field that errors about the prompt name."""
+
+    def reply(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The choices to generate and the shape of the answer."""
+
+    id: str
+    request_id: str
+    form: Form
+    wanted: Wanted
+    requests: tuple[Request, ...]  # n per prompt, prompt by prompt
+    n: int
+    seed: int
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    detail: bool
+    predicted: bool  # the request has a prediction, which may be empty
+    service_tier: bool  # the request names a service tier, so the reply has the field too
