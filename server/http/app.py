@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import EngineError
@@ -88,16 +89,22 @@ async def _left(_request: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_LEFT)
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, which the router refuses by itself, in OpenAI's error shape."""
     assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
     if error.status_code == 404:
         return not_found("this path does not exist here").problem.response()
     if error.status_code == 405:
         message = "this path does not take this method"
+        headers = {"allow": ", ".join(sorted(_methods(request)))}
         return Problem(
             405, "invalid_request_error", "method_not_allowed", message, headers=headers
         ).response()
-    message = str(error.detail)
+    message, headers = str(error.detail), dict(error.headers or {})
     return Problem(error.status_code, "invalid_request_error", None, message, headers=headers).response()
+
+
+def _methods(request: Request) -> set[str]:
+    """What the request's path takes. The router names the methods of the first of its routes only."""
+    routes = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
+    return {method for one in routes for method in getattr(one, "methods", None) or ()}
