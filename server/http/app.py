@@ -36,6 +36,8 @@ from slipstream.server.report.meter import Meter
 from slipstream.server.responses import routes as responses
 from slipstream.server.responses.kept import KeptResponses
 
+METHODS = ("DELETE", "GET", "HEAD", "POST")  # of all routes
+
 
 def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     """The HTTP application of a ready engine, or of a gate whose engine is still being loaded."""
@@ -69,7 +71,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=list(METHODS),
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
@@ -106,5 +108,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _methods(request: Request) -> set[str]:
     """What the request's path takes. The router names the methods of the first of its routes only."""
-    routes = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
-    return {method for one in routes for method in getattr(one, "methods", None) or ()}
+    asked = [{**request.scope, "method": method} for method in METHODS]
+    return {
+        one["method"]
+        for one in asked
+        if any(route.matches(one)[0] is Match.FULL for route in request.app.routes)
+    }
