@@ -52,7 +52,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     kept = KeptResponses(settings.responses_store, settings.responses_kept)
     app.include_router(responses.routes(serving, kept), tags=["OpenAI"])
     app.include_router(absent.routes())
-    app.include_router(native.routes(gate, settings), tags=["llama-server"])
+    app.include_router(native.routes(serving), tags=["llama-server"])
     app.include_router(slots.routes(gate, settings), tags=["llama-server"])
     app.include_router(status.routes(gate, settings), tags=["status"])
     app.include_router(speculation.routes(gate), tags=["status"])

@@ -1,24 +1,87 @@
-"""`/tokenize` and `/detokenize`: text to token ids and back, with llama-server's fields."""
+"""llama-server's own completions, `/completion` and `/infill`; and text to token ids and back, `/tokenize` and
+`/detokenize`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.engine.settings import Settings
-from slipstream.server.describe.openapi import WORK, answers, takes
+from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
 from slipstream.server.http.body import answer_json, checked, read_json
 from slipstream.server.http.error_table import bad_request
 from slipstream.server.http.gate import Gate
-from slipstream.server.native.replies import Content, Tokens
+from slipstream.server.native.completion_reply import NativeForm
+from slipstream.server.native.generation import (
+    InfillRequest,
+    NativeCompletion,
+    infill_job,
+    native_job,
+    texts_of,
+)
+from slipstream.server.native.replies import Content, Generated, GeneratedPiece, Tokens
 from slipstream.server.native.wire import MAX_PIECES, Detokenize, Tokenize
+from slipstream.server.openai.serving import Convert, Model, Serving, answer
+
+Chosen = dict[str, Any]  # with `response_fields`
+_GENERATED = answers(
+    Generated | Chosen | list[Generated | Chosen],
+    *GENERATE,
+    event=(GeneratedPiece, Generated),
+    has_done=False,
+)
+COMPLETION: Any = {
+    "summary": "Continue a text, in llama-server's form",
+    "responses": _GENERATED,
+    "openapi_extra": takes(NativeCompletion, example={"prompt": "def add(a, b):\n", "n_predict": 16}),
+}
 
 
-def routes(gate: Gate, settings: Settings) -> APIRouter:
+def routes(serving: Serving) -> APIRouter:
     router = APIRouter()
+    _add_completions(router, serving)
+    _add_tokens(router, serving.gate, serving.settings)
+    return router
+
+
+async def _reply(serving: Serving, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
+    engine = serving.gate.for_work()
+    job = await serving.job(engine, request, model, convert)
+    prompts = [
+        one if isinstance(one, str) else await engine.detokenize(await engine.prompt_ids(one))
+        for one in texts_of(job)
+    ]
+    assert isinstance(job.form, NativeForm)
+    form = replace(job.form, prompts=prompts)
+    return await answer(request, engine, replace(job, form=form), serving.settings)
+
+
+def _add_completions(router: APIRouter, serving: Serving) -> None:
+    @router.post("/completions", **COMPLETION)
+    @router.post("/completion", **COMPLETION)
+    async def completion(request: Request) -> Response:
+        return await _reply(serving, request, NativeCompletion, native_job)
+
+    @router.post(
+        "/infill",
+        summary="Fill the gap between two texts, for models with fill-in-the-middle tokens",
+        responses=_GENERATED,
+        openapi_extra=takes(
+            InfillRequest,
+            example={"input_prefix": "def add(a, b):\n", "input_suffix": "\n", "n_predict": 16},
+        ),
+    )
+    async def infill(request: Request) -> Response:
+        return await _reply(serving, request, InfillRequest, infill_job)
+
+
+def _add_tokens(router: APIRouter, gate: Gate, settings: Settings) -> None:
 
     @router.post(
         "/tokenize",
@@ -48,5 +111,3 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         engine = gate.for_work()
         wire = await read_json(request, partial(checked, Detokenize, strict=settings.strict_api))
         return answer_json({"content": await engine.detokenize(wire.tokens)})
-
-    return router

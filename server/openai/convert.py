@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -119,7 +119,15 @@ def asked_tools(wire: ChatRequest, info: ModelInfo) -> Asked:
 
 
 # Fields that only shape replies with `choices`.
-_SHAPES = ("return_token_ids", "spec_detail")
+_SHAPES = ("return_token_ids", "spec_detail", "return_progress", "timings_per_token")
+# What a sampler is switched off by that a request's `samplers` do not name.
+_OFF: Mapping[str, Mapping[str, float]] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+}
 
 
 def chat_fields(wire: Generate) -> dict[str, Any]:
@@ -135,7 +143,8 @@ def chat_fields(wire: Generate) -> dict[str, Any]:
     return {name: getattr(wire, name) for name in Generate.model_fields}
 
 
-def completion_job(wire: CompletionRequest, caller: Caller) -> Job:
+def completion_job(wire: CompletionRequest, caller: Caller, form: Form = TEXT) -> Job:
+    """The job of a plain completion. Raises `Refused`."""
     shared = replace(
         _shared(wire, caller),
         **_limits(wire, None),
@@ -146,7 +155,7 @@ def completion_job(wire: CompletionRequest, caller: Caller) -> Job:
     for name in ("tools", "tool_choice"):
         if (wire.model_extra or {}).get(name) not in (None, [], "none", "auto"):
             raise unsupported(name, "only /v1/chat/completions has tools")
-    return _job(wire, TEXT, _prompts(wire), shared, caller)
+    return _job(wire, form, _prompts(wire), shared, caller)
 
 
 def _prompts(wire: CompletionRequest) -> list[Prompt]:
@@ -213,6 +222,8 @@ def _shared(wire: Generate, caller: Caller) -> Request:
         stop_token_ids=tuple(wire.stop_token_ids or ()),
         skip_special=wire.skip_special_tokens is not False,
         prediction=(wire.prediction and wire.prediction.content) or None,
+        slot=None if wire.id_slot in (None, -1) else wire.id_slot % caller.info.n_slots,
+        progress=bool(wire.stream and (wire.return_progress or wire.timings_per_token)),
         owner=caller.tenant,
         tenant=_tenant(wire, caller.tenant),
     )
@@ -246,7 +257,11 @@ def _job(wire: Generate, form: Form, prompts: Sequence[Prompt], shared: Request,
     job_id = form.id_prefix + uuid.uuid4().hex
     requests = [
         replace(
-            shared, id=f"{job_id}-{index}-{i}", prompt=prompt, sampling=_sampling(wire, (seed + i) % 2**64)
+            shared,
+            id=f"{job_id}-{index}-{i}",
+            prompt=prompt,
+            sampling=_sampling(wire, (seed + i) % 2**64),
+            slot=shared.slot if i == 0 else None,  # further choices run beside the first
         )
         for index, prompt in enumerate(prompts)
         for i in range(n)
@@ -264,6 +279,8 @@ def _job(wire: Generate, form: Form, prompts: Sequence[Prompt], shared: Request,
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
         detail=bool(wire.spec_detail),
+        progress=bool(wire.return_progress),
+        timings=bool(wire.timings_per_token),
         predicted=wire.prediction is not None,
         service_tier=wire.service_tier is not None,
     )
@@ -281,16 +298,22 @@ def _check_count(n: int, n_prompts: int, settings: Settings) -> None:
 
 
 def _sampling(wire: Generate, seed: int) -> Sampling:
+    values: dict[str, Any] = {
+        "temperature": wire.temperature,
+        "top_k": wire.top_k,
+        "top_p": wire.top_p,
+        "min_p": wire.min_p,
+        "repeat_penalty": first(wire.repeat_penalty, wire.repetition_penalty),
+        "presence_penalty": wire.presence_penalty,
+        "frequency_penalty": wire.frequency_penalty,
+    }
+    for sampler, off in _OFF.items():
+        if wire.samplers is not None and sampler not in wire.samplers:
+            values |= off
     return Sampling(
-        temperature=wire.temperature,
-        top_k=wire.top_k,
-        top_p=wire.top_p,
-        min_p=wire.min_p,
-        repeat_penalty=first(wire.repeat_penalty, wire.repetition_penalty),
+        **values,
         repeat_last_n=wire.repeat_last_n,
-        presence_penalty=wire.presence_penalty,
-        frequency_penalty=wire.frequency_penalty,
-        logit_bias=tuple((wire.logit_bias or {}).items()),
+        logit_bias=tuple(wire.logit_bias or ()),
         seed=seed,
         ignore_eos=bool(wire.ignore_eos),
     )

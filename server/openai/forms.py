@@ -49,6 +49,9 @@ class _ChatChoice:
     def opening(self) -> dict[str, Any]:
         return _choice(self.index, {"delta": {"role": "assistant", "content": ""}}, None)
 
+    def nothing(self) -> dict[str, Any]:
+        return _choice(self.index, {"delta": {}}, None)
+
     def piece(self, happened: Echo | Delta) -> dict[str, Any]:
         if isinstance(happened, Echo):
             raise TypeError("a chat has no echo")
@@ -98,6 +101,9 @@ class _TextChoice:
 
     def opening(self) -> None:
         return None
+
+    def nothing(self) -> dict[str, Any]:
+        return _choice(self.index, {"text": ""}, None)
 
     def piece(self, happened: Echo | Delta) -> dict[str, Any]:
         return self._entry([happened])

@@ -50,6 +50,29 @@ class Timings(Shape):
     drafters: dict[str, DrafterFigures] | None = None
 
 
+class PromptProgress(Shape):
+    """How far a prompt is, in tokens."""
+
+    total: int
+    cache: int = Field(description="taken from the prefix cache")
+    processed: int = Field(description="there, cached tokens included")
+    time_ms: float
+
+
+class TimingsSoFar(Shape):
+    """`timings` of a choice that goes on."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
 class SpeculativeDecoding(Shape):
     """vLLM's figures of speculation; the histogram counts steps by accepted drafts."""
 
@@ -232,7 +255,10 @@ class TextCompletion(Whole):
 
 class Chunk(Head):
     usage: Usage | None = optional("in the last chunk with `include_usage`")
-    timings: Timings | None = optional("in the last chunk")
+    timings: Timings | None = optional(
+        "in the last chunk; with `timings_per_token` in each, so far without drafts"
+    )
+    prompt_progress: PromptProgress | None = optional("with `return_progress`, in chunks of their own")
     metrics: Metrics | None = optional("in the last chunk")
     speculative: Resolved | None = optional("in the last chunk")
     seed: int | None = optional("in the last chunk")

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from slipstream.engine.api import AsyncEngine, SlotState
+from slipstream.engine.api import AsyncEngine
 from slipstream.engine.settings import Settings
+from slipstream.engine.stats import SlotState
 from slipstream.server.describe.openapi import answers, failing
 from slipstream.server.http.auth import is_of
 from slipstream.server.http.body import answer_json

@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
-from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo
+from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress
 from slipstream.server.http.error_table import Problem
 from slipstream.server.openai import figures
 from slipstream.server.openai import wire_logprobs as logprobs
-from slipstream.server.openai.job import Job, Reply
+from slipstream.server.openai.job import Happened, Job, Reply
 from slipstream.server.openai.tools import ToolChoice
 from slipstream.server.responses.output import Event, Output
 from slipstream.server.responses.wire import ResponsesRequest
@@ -62,7 +62,9 @@ class ResponseReply:
         for name in ("response.created", "response.in_progress"):
             yield self._sent({"type": name, "response": self.response})
 
-    def piece(self, index: int, happened: Echo | Delta) -> Iterable[bytes]:
+    def piece(self, index: int, happened: Happened) -> Iterable[bytes]:
+        if isinstance(happened, Progress):
+            raise TypeError("a response has no progress")
         return [self._sent(one) for one in self._add(happened)]
 
     def keep(self, index: int, happened: Echo | Delta) -> None:

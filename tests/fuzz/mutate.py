@@ -170,8 +170,9 @@ def fault(status: int, kind: str, body: bytes) -> str | None:
     """What is wrong with an answer."""
     if status == 200:
         if not kind.startswith("text/event-stream"):
-            return None if isinstance(json.loads(body), dict) else "not an object"
-        if not body.rstrip().rpartition(b"\n\n")[2].startswith(ENDS):
+            return None if isinstance(json.loads(body), dict | list) else "not an object"
+        last = body.rstrip().rpartition(b"\n\n")[2]
+        if not (last.startswith(ENDS) or b'"stop":true' in last or b'"error":' in last):
             return "the stream has no end"
         return "a failure in the stream" if any(one in body for one in FAILURES) else None
     if status >= 500:

@@ -71,6 +71,10 @@ def response(**fields: Any) -> tuple[str, Mapping[str, Any]]:
     }
 
 
+def native(**fields: Any) -> tuple[str, Mapping[str, Any]]:
+    return "/completion", {"prompt": "def add(a, b):\n", "n_predict": 6, **fields}
+
+
 def schema(**fields: Any) -> Mapping[str, Any]:
     told = {"name": "thing", "schema": SCHEMA, "strict": True}
     return {"response_format": {"type": "json_schema", "json_schema": told}, "max_tokens": 40, **fields}
@@ -134,6 +138,26 @@ REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ),
     response(background=True, parallel_tool_calls=False),
     ("/v1/responses/input_tokens", {"input": ITEMS}),
+    native(),
+    native(stream=True, return_progress=True, timings_per_token=True, n_probs=2, id_slot=1),
+    native(prompt=["a", 7, "b"], n_cmpl=2, samplers=["top_k", "temperature"], repeat_last_n=-1),
+    native(
+        prompt=[[5, "a"], "b"],
+        logit_bias=[["a", False], [7, 1.5]],
+        response_fields=["content", "timings/prompt_n"],
+        return_tokens=True,
+    ),
+    native(n_indent=4, t_max_predict_ms=500, samplers="kpt", **{"speculative.n_max": 2}),
+    (
+        "/infill",
+        {
+            "input_prefix": "def f(",
+            "input_suffix": "",
+            "prompt": "x",
+            "n_predict": 6,
+            "input_extra": [{"filename": "a.py", "text": "x = 1"}],
+        },
+    ),
     ("/v1/chat/completions/input_tokens", {"messages": TURNS}),
     ("/apply-template", {"messages": TURNS}),
     ("/tokenize", {"content": "def add(a, b):", "with_pieces": True, "add_special": True}),

@@ -18,7 +18,6 @@ from slipstream.engine.api import (
     Delta,
     Done,
     Echo,
-    EngineStats,
     Event,
     EventStream,
     Failed,
@@ -33,6 +32,7 @@ from slipstream.engine.errors import (
     RequestError,
     SlotFileRefused,
 )
+from slipstream.engine.stats import EngineStats
 
 Check = Callable[[AsyncEngine], Awaitable[None]]
 LIMIT_S = 60.0

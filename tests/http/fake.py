@@ -14,17 +14,15 @@ from slipstream.engine.api import (
     Chat,
     Delta,
     Done,
-    DrafterCount,
     Echo,
-    EngineStats,
     Event,
     Failed,
     Infill,
     ModelInfo,
+    Progress,
     Prompt,
     Request,
     SlotFile,
-    SlotState,
     Speculation,
     Status,
     Timings,
@@ -40,6 +38,7 @@ from slipstream.engine.errors import (
     SlotFileRefused,
     Unsupported,
 )
+from slipstream.engine.stats import DrafterCount, EngineStats, SlotState
 
 Step = Event | float | Exception
 Script = Callable[[Request], Iterable[Step]]
@@ -162,7 +161,7 @@ def prompt_length(request: Request) -> int:
 def ids_of(prompt: Prompt) -> list[int]:
     """One token per word, and one at the start."""
     if isinstance(prompt, tuple):
-        return list(prompt)
+        return [one for part in prompt for one in ([part] if isinstance(part, int) else ids_of(part)[1:])]
     if isinstance(prompt, Infill):
         words = [prompt.suffix, prompt.prefix]
     elif isinstance(prompt, Chat):
@@ -195,6 +194,12 @@ def echo(request: Request) -> Echo:
 def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
     """`w0 w1 … w9`, three tokens a step, cut at max_tokens; the second and third token of a step were drafted."""
     n_max = 10 if request.max_tokens is None else min(10, request.max_tokens)
+    n_prompt = prompt_length(request)
+    if request.progress:
+        yield from (
+            Progress(n_prompt, 1, n, 0.01 * n, request.slot or 0)
+            for n in sorted({n_prompt // 2 + 1, n_prompt})
+        )
     first = "prediction" if request.prediction else "ngram-simple"
     if request.echo:
         yield echo(request)
@@ -334,15 +339,19 @@ class FakeEngine:
         unknown = [one for one in request.speculate.types or () if one not in DRAFTERS]
         if unknown:
             raise Unsupported("speculative.types", f"{unknown[0]} is not loaded")
-        ids = request.prompt if isinstance(request.prompt, tuple) else ()
-        if any(one >= VOCAB for one in ids):
-            raise InvalidRequest("prompt", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
-        if any(token >= VOCAB for token, _ in request.sampling.logit_bias):
+        self._check_ids(request.prompt)
+        if any(isinstance(token, int) and token >= VOCAB for token, _ in request.sampling.logit_bias):
             raise InvalidRequest("logit_bias", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
         if any(one >= VOCAB for one in request.stop_token_ids):
             raise InvalidRequest("stop_token_ids", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
 
+    def _check_ids(self, prompt: Prompt) -> None:
+        ids = prompt if isinstance(prompt, tuple) else ()
+        if any(isinstance(one, int) and one >= VOCAB for one in ids):
+            raise InvalidRequest("prompt", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
+
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
+        self._check_ids(prompt)
         return ids_of(prompt)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

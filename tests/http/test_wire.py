@@ -7,7 +7,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from slipstream.engine.api import Chat, Delta, DrafterCount, Speculation, Timings, Usage
+from slipstream.engine.api import Chat, Delta, Speculation, Timings, Usage
+from slipstream.engine.stats import DrafterCount
 from tests.http.fake import counted, delta, done
 from tests.http.serving import Served, chat, raw
 
