@@ -1,4 +1,4 @@
-"""Names that users give: of settings and values, with the name they may have meant, and of models."""
+"""Names that users give: of settings and values, with the name they may have meant, of drafters and of models."""
 
 from __future__ import annotations
 
@@ -6,9 +6,31 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-from slipstream.engine.errors import LoadError
+from slipstream.engine.errors import LoadError, SettingError
 
 GGUF = ".gguf"
+# What `--spec-type` takes, in the order of `speculate/registry.py`, which has the same names and cannot be imported by
+# those who read a command line; `draft-simple` is llama.cpp's name of `draft-model`.
+DRAFTERS = (
+    *(
+        "forced",
+        "prediction",
+        "ngram-simple",
+        "ngram-map-k",
+        "ngram-map-k4v",
+        "ngram-mod",
+        "ngram-cache",
+        "suffix",
+    ),
+    *("draft-model", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dspark", "draft-dflash"),
+)
+TEST_DRAFTERS = ("garbage", "synthetic")  # not offered
+NO_DRAFTER, ALL_DRAFTERS = "none", "auto"
+# What `--chat-format` takes, the names in `server/openai/formats/known.py` among it.
+CHAT_FORMATS = (
+    *("auto", "none", "plain", "hermes", "qwen3-coder", "llama3", "mistral", "mistral-list", "deepseek"),
+    *("deepseek-v3.1", "glm", "harmony"),
+)
 _ALIKE = 0.7  # least likeness of two names, of 1, to suggest one for the other
 
 
@@ -23,6 +45,15 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     by_lower = {one.lower(): one for one in known}
     found = get_close_matches(word.lower(), by_lower, n=1, cutoff=_ALIKE)
     return by_lower[found[0]] if found else None
+
+
+def check_drafters(names: str) -> None:
+    """Raises `SettingError` for a name that is no drafter's."""
+    for name in (word.strip() for word in names.split(",")):
+        if name not in (*DRAFTERS, *TEST_DRAFTERS, NO_DRAFTER, ALL_DRAFTERS):
+            offered = ", ".join((*DRAFTERS, NO_DRAFTER, ALL_DRAFTERS))
+            hint = did_you_mean(name, (*DRAFTERS, NO_DRAFTER, ALL_DRAFTERS))
+            raise SettingError("spec_type", names, f"{name!r} is not a drafter{hint}; there are {offered}")
 
 
 def is_gguf(path: Path) -> bool:

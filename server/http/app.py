@@ -48,7 +48,8 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app.include_router(speculation.routes(gate), tags=["status"])
     app.include_router(metrics.routes(gate, meter), tags=["status"])
     app.include_router(openapi.routes(settings.api_prefix, keyed=bool(keys_of(settings))), tags=["status"])
-    app.include_router(pages.routes(), tags=["chat page"])
+    if settings.webui:
+        app.include_router(pages.routes(), tags=["chat page"])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _left)
     for kind in (Refused, EngineError):

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from slipstream.engine.api import AsyncEngine, ModelInfo
+from slipstream.engine.api import AsyncEngine
 from slipstream.engine.settings import Settings
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
 from slipstream.server.http.body import answer_json, checked, read_json
@@ -26,6 +26,7 @@ from slipstream.server.openai.choices import begun, chunks, collect, submit
 from slipstream.server.openai.convert import Caller, asked_tools, chat_job, completion_job, read_chat
 from slipstream.server.openai.formats.reading import Knowing
 from slipstream.server.openai.job import Job
+from slipstream.server.openai.model_card import card, model_list, names
 from slipstream.server.openai.wire import ChatRequest, CompletionRequest, Wire
 
 Model = TypeVar("Model", bound=Wire)
@@ -87,7 +88,7 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
     serving = Serving(gate, settings, Knowing(settings))
     _add_chat(router, serving)
     _add_completions(router, serving)
-    _add_models(router, gate)
+    _add_models(router, gate, settings)
     return router
 
 
@@ -111,7 +112,9 @@ def _add_chat(router: APIRouter, serving: Serving) -> None:
     async def apply_template(request: Request) -> Response:
         engine = serving.gate.for_work()
         wire = await read(request, ChatRequest, serving.settings)
-        prompt = await engine.render(read_chat(wire, engine.info, asked_tools(wire, engine.info)))
+        prompt = await engine.render(
+            read_chat(wire, engine.info, serving.settings, asked_tools(wire, engine.info))
+        )
         return answer_json({"prompt": prompt})
 
 
@@ -135,11 +138,11 @@ def _add_completions(router: APIRouter, serving: Serving) -> None:
         return await serving.count(request, CompletionRequest, completion_job)
 
 
-def _add_models(router: APIRouter, gate: Gate) -> None:
+def _add_models(router: APIRouter, gate: Gate, settings: Settings) -> None:
     @router.get("/models", **MODELS)
     @router.get("/v1/models", **MODELS)
     async def models() -> Response:
-        return answer_json({"object": "list", "data": [card(gate.for_looking().info)]})
+        return answer_json(model_list(gate.for_looking().info, settings))
 
     @router.get(
         "/v1/models/{name:path}",
@@ -148,10 +151,10 @@ def _add_models(router: APIRouter, gate: Gate) -> None:
     )
     async def model(name: Annotated[str, Path(description="as in `/v1/models`")]) -> Response:
         info = gate.for_looking().info
-        if name != info.name:
+        if name not in names(info, settings):
             message = "no such model; /v1/models lists what is served"
             raise not_found(message, code="model_not_found", param="model")
-        return answer_json(card(info))
+        return answer_json(card(info, settings))
 
 
 async def read(request: Request, model: type[Model], settings: Settings) -> Model:
@@ -181,21 +184,3 @@ async def answer(request: Request, engine: AsyncEngine, job: Job, settings: Sett
     if body is None:
         return Response(status_code=CLIENT_LEFT)
     return Response(body, media_type="application/json")
-
-
-def card(info: ModelInfo) -> dict[str, Any]:
-    return {
-        "id": info.name,
-        "object": "model",
-        "created": info.created,
-        "owned_by": "slipstream",
-        "max_model_len": info.n_ctx,
-        "meta": {
-            "architecture": info.architecture,
-            "n_vocab": info.vocab_size,
-            "n_ctx": info.n_ctx,
-            "n_ctx_train": info.n_ctx_train,
-            "n_params": info.n_params,
-            "size": info.weight_bytes,
-        },
-    }
