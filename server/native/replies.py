@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from slipstream.server.describe.shape import Shape
@@ -18,6 +20,17 @@ class Tokens(Shape):
 
 class Content(Shape):
     content: str
+
+
+class Adapter(Shape):
+    """A LoRA adapter; there are none, so lists of them are empty."""
+
+    id: int
+    scale: float
+
+
+class Success(Shape):
+    success: Literal[True]
 
 
 class SaveTimings(Shape):

@@ -39,14 +39,15 @@ def type_of(schema: dict[str, Any]) -> Any:
     return MODELS[schema["$ref"].rpartition("/")[2]]
 
 
-def operation(path: str) -> dict[str, Any]:
+def operation(path: str, method: str = "get") -> dict[str, Any]:
+    """A path's operation of that method, or the one it has."""
     methods = DOCUMENT["paths"][path]
-    return methods.get("get") or methods["post"]
+    return methods.get(method) or methods["post"]
 
 
-def reply_schema(path: str) -> dict[str, Any] | None:
+def reply_schema(path: str, method: str = "get") -> dict[str, Any] | None:
     """The schema of a reply as JSON; None for other media and for a reply without a model."""
-    content = operation(path)["responses"]["200"]["content"]
+    content = operation(path, method)["responses"]["200"]["content"]
     return content.get("application/json", {}).get("schema") or None
 
 
@@ -59,9 +60,9 @@ def event_schema(path: str) -> dict[str, Any] | None:
     return data["contentSchema"]
 
 
-def hold(path: str, status: int, body: str | bytes) -> None:
+def hold(path: str, status: int, body: str | bytes, method: str = "get") -> None:
     """Raises ValidationError unless the body is what the operation of that path says, and nothing more."""
-    found = operation(path)["responses"]
+    found = operation(path, method)["responses"]
     assert str(status) in found or status in NOWHERE, f"{path} may not answer {status}"
     one = found.get(str(status))
     kind = type_of(one["content"]["application/json"]["schema"]) if one else Error
@@ -84,11 +85,12 @@ def held(answer: httpx.Response) -> httpx.Response:
     path = next(
         (one for one in paths if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", one), asked.url.path)), None
     )
-    if path is None or asked.method.lower() not in paths[path]:
+    method = asked.method.lower()
+    if path is None or method not in paths[path]:
         return answer
     kind = answer.headers.get("content-type", "")
     if kind.startswith("text/event-stream"):
         hold_events(path, answer.text)
-    elif kind == "application/json" and reply_schema(path):
-        hold(path, answer.status_code, answer.content)
+    elif kind == "application/json" and reply_schema(path, method):
+        hold(path, answer.status_code, answer.content, method)
     return answer

@@ -187,7 +187,7 @@ def test_model_names_have_slashes(server: Served) -> None:
         ("/v1/audio/transcriptions", "audio"),
         ("/v1/audio/speech", "audio"),
         ("/v1/images/generations", "images"),
-        ("/lora-adapters", "LoRA"),
+        ("/v1/load_lora_adapter", "LoRA"),
         ("/completion", "/v1/completions"),
         ("/completions", "/v1/completions"),
         ("/infill", "with a suffix"),
