@@ -90,9 +90,15 @@ def schema_of(*models: type[BaseModel]) -> Schema:
     return found[0] if len(found) == 1 else {"anyOf": found}
 
 
-def answers(reply: Any, *statuses: int, event: type[BaseModel] | None = None) -> Responses:
-    """`responses` of a route's decorator: `reply` as JSON, events of type `event` if it can stream, failures."""
-    content = {"content": {"text/event-stream": {"schema": _event(event)}}} if event else {}
+def answers(
+    reply: Any, *statuses: int, event: type[BaseModel] | None = None, is_named: bool = False
+) -> Responses:
+    """`responses` of a route's decorator: `reply` as JSON, events of type `event` if it can stream, failures.
+
+    `is_named`: events have names, and the last has a type of its own instead of `[DONE]`.
+    """
+    schema = event and (_named_event(event) if is_named else _event(event))
+    content = {"content": {"text/event-stream": {"schema": schema}}} if schema else {}
     return {200: {"model": reply, **content}, **failing(*statuses)}
 
 
@@ -123,6 +129,18 @@ def _event(model: type[BaseModel]) -> Schema:
         "description": "With `stream`: one event. The last is `[DONE]`; comment lines keep the connection open.",
         "properties": {"event": {"const": "message"}, "data": {"anyOf": [{"const": "[DONE]"}, data]}},
         "required": ["data"],
+        "additionalProperties": False,
+    }
+
+
+def _named_event(model: type[BaseModel]) -> Schema:
+    """The same for events whose name is also the `type` of their data, failures included."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema_of(model)}
+    return {
+        "type": "object",
+        "description": "With `stream`: one event. Comment lines keep the connection open.",
+        "properties": {"event": {"type": "string"}, "data": {"anyOf": [{"type": "null"}, data]}},
+        "required": ["event", "data"],
         "additionalProperties": False,
     }
 

@@ -61,14 +61,16 @@ class Serving:
     ) -> Job:
         wire = await read(request, model, self.settings)
         await wire.translated()
-        caller = Caller(
+        return convert(wire, await self.caller(engine, request))
+
+    async def caller(self, engine: AsyncEngine, request: Request) -> Caller:
+        return Caller(
             request_id=request.state.request_id,
             tenant=getattr(request.state, "tenant", ""),  # only set where keys are checked
             settings=self.settings,
             info=engine.info,
             known=await self.knowing.of(engine),
         )
-        return convert(wire, caller)
 
     async def reply(self, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
         engine = self.gate.for_work()
