@@ -28,6 +28,8 @@ from slipstream.server.native import routes as native
 from slipstream.server.native import slots
 from slipstream.server.openai import absent
 from slipstream.server.openai import routes as openai
+from slipstream.server.openai.formats.reading import Knowing
+from slipstream.server.openai.serving import Serving
 from slipstream.server.report import metrics, speculation, status, tracing
 from slipstream.server.report.meter import Meter
 
@@ -40,7 +42,8 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
         traces = tracing.Tracing(tracing.exporter_to(settings.otlp_endpoint), version())
     # `describe/openapi.py` serves the document, behind the API key. FastAPI's interactive pages load remote scripts.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.include_router(openai.routes(gate, settings), tags=["OpenAI"])
+    serving = Serving(gate, settings, Knowing(settings))
+    app.include_router(openai.routes(serving), tags=["OpenAI"])
     app.include_router(absent.routes())
     app.include_router(native.routes(gate, settings), tags=["llama-server"])
     app.include_router(slots.routes(gate, settings), tags=["llama-server"])
