@@ -91,13 +91,20 @@ def schema_of(*models: type[BaseModel]) -> Schema:
 
 
 def answers(
-    reply: Any, *statuses: int, event: type[BaseModel] | None = None, is_named: bool = False
+    reply: Any,
+    *statuses: int,
+    event: type[BaseModel] | Sequence[type[BaseModel]] | None = None,
+    is_named: bool = False,
 ) -> Responses:
     """`responses` of a route's decorator: `reply` as JSON, events of type `event` if it can stream, failures.
 
-    `is_named`: events have names, and the last has a type of its own instead of `[DONE]`.
+    `is_named`, and so for several types: events have names, and the last has a type of its own instead of `[DONE]`.
     """
-    schema = event and (_named_event(event) if is_named else _event(event))
+    schema: Schema | None = None
+    if isinstance(event, Sequence):
+        schema = _named_event(*event)
+    elif event is not None:
+        schema = _named_event(event) if is_named else _event(event)
     content = {"content": {"text/event-stream": {"schema": schema}}} if schema else {}
     return {200: {"model": reply, **content}, **failing(*statuses)}
 
@@ -133,9 +140,9 @@ def _event(model: type[BaseModel]) -> Schema:
     }
 
 
-def _named_event(model: type[BaseModel]) -> Schema:
+def _named_event(*models: type[BaseModel]) -> Schema:
     """The same for events whose name is also the `type` of their data, failures included."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema_of(model)}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema_of(*models)}
     return {
         "type": "object",
         "description": "With `stream`: one event. Comment lines keep the connection open.",

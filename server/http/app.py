@@ -1,6 +1,7 @@
 """`create_app` makes the ASGI application: routes, error handlers and the layers (middleware) around them.
 
-Layers from the outside in: request id and last-resort 500, host check, path prefix, CORS, API key, body limit, routes.
+Layers from the outside in: errors of the Messages API, request id and last-resort 500, host check, path prefix, CORS,
+API key, body limit, routes.
 Importing this module must not import torch.
 """
 
@@ -16,6 +17,8 @@ from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import EngineError
 from slipstream.engine.settings import Settings
 from slipstream.server import version
+from slipstream.server.anthropic import routes as messages
+from slipstream.server.anthropic.error_shape import MessagesErrors
 from slipstream.server.describe import openapi
 from slipstream.server.http import web_page as pages
 from slipstream.server.http.auth import PUBLIC, Auth, keys_of
@@ -44,6 +47,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     serving = Serving(gate, settings, Knowing(settings))
     app.include_router(openai.routes(serving), tags=["OpenAI"])
+    app.include_router(messages.routes(serving), tags=["Anthropic"])
     app.include_router(absent.routes())
     app.include_router(native.routes(gate, settings), tags=["llama-server"])
     app.include_router(slots.routes(gate, settings), tags=["llama-server"])
@@ -72,6 +76,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app.add_middleware(Prefix, prefix=settings.api_prefix)
     app.add_middleware(HostCheck, host=settings.host)
     app.add_middleware(Envelope, meter=meter, traces=traces)
+    app.add_middleware(MessagesErrors, prefix=settings.api_prefix)
     app.state.traces = traces
     return app
 

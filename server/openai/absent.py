@@ -21,7 +21,7 @@ ABSENT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("llama-server's own form of completions", ("/completion", "/completions"), "/v1/completions"),
     ("llama-server's own form of infilling", ("/infill",), "/v1/completions with a suffix"),
     ("the Responses API", ("/v1/responses", "/responses"), "/v1/chat/completions"),
-    ("the Messages API", ("/v1/messages",), "/v1/chat/completions"),
+    ("batches of messages", ("/v1/messages/batches",), "/v1/messages"),
 )
 
 
