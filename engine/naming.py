@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-from slipstream.engine.errors import LoadError, SettingError
+from slipstream.engine.errors import LoadError
 
 GGUF = ".gguf"
 # What `--spec-type` takes, in the order of `speculate/registry.py`, which has the same names and cannot be imported by
@@ -45,15 +45,6 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     by_lower = {one.lower(): one for one in known}
     found = get_close_matches(word.lower(), by_lower, n=1, cutoff=_ALIKE)
     return by_lower[found[0]] if found else None
-
-
-def check_drafters(names: str) -> None:
-    """Raises `SettingError` for a name that is no drafter's."""
-    for name in (word.strip() for word in names.split(",")):
-        if name not in (*DRAFTERS, *TEST_DRAFTERS, NO_DRAFTER, ALL_DRAFTERS):
-            offered = ", ".join((*DRAFTERS, NO_DRAFTER, ALL_DRAFTERS))
-            hint = did_you_mean(name, (*DRAFTERS, NO_DRAFTER, ALL_DRAFTERS))
-            raise SettingError("spec_type", names, f"{name!r} is not a drafter{hint}; there are {offered}")
 
 
 def is_gguf(path: Path) -> bool:

@@ -129,7 +129,7 @@ class StopDelta(Shape):
     stop_sequence: str | None
 
 
-class MessageDelta(MessageExtras):
+class MessageDeltaEvent(MessageExtras):
     type: Literal["message_delta"]
     delta: StopDelta
     usage: MessageUsage
@@ -166,7 +166,7 @@ class MessagesError(Shape):
 
 
 # The events of a stream; each is named by its type.
-EVENTS = (MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, MessagesError)
+EVENTS = (MessageStart, BlockStart, BlockDelta, BlockStop, MessageDeltaEvent, MessageStop, MessagesError)
 
 
 class TokenCount(Shape):

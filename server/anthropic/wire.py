@@ -29,7 +29,7 @@ ABSENT: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenTools:
     """A `tool_choice`; `many`: whether several calls are allowed."""
 
     choice: ToolChoice
@@ -67,10 +67,10 @@ def read_choice(value: Any) -> Any:
     if not isinstance(alone, bool | None):
         raise wrong("'disable_parallel_tool_use' should be true or false")
     if value["type"] != "tool":
-        return Choice(ToolChoice(MODES[value["type"]]), not alone)
+        return ChosenTools(ToolChoice(MODES[value["type"]]), not alone)
     if not isinstance(value.get("name"), str):
         raise wrong("a choice of the type 'tool' should have the tool's name")
-    return Choice(ToolChoice("required", (value["name"],)), not alone)
+    return ChosenTools(ToolChoice("required", (value["name"],)), not alone)
 
 
 def read_output_format(value: Any) -> Any:
@@ -143,9 +143,9 @@ class CountRequest(Generate):
         list[dict[str, Any]] | None,
         BeforeValidator(read_custom_tools, Annotated[list[CustomTool], Field(max_length=MAX_TOOLS)] | None),
     ] = optional("tools the model may call")
-    tool_choice: Annotated[Choice | None, BeforeValidator(read_choice, ModeChoice | NamedChoice | None)] = (
-        optional("whether the model may, must or must not call tools, or which")
-    )
+    tool_choice: Annotated[
+        ChosenTools | None, BeforeValidator(read_choice, ModeChoice | NamedChoice | None)
+    ] = optional("whether the model may, must or must not call tools, or which")
     chat_template_kwargs: TemplateKwargs = optional(
         "values for the template; names the renderer uses itself are refused"
     )

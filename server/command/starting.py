@@ -80,25 +80,13 @@ def _checked(call: Call) -> Settings:
         keys_of(settings)
     except SettingError as error:
         call.refuse(str(error))
-    _check_template(call)
-    if settings.otlp_endpoint and (absent := tracing.missing()):
-        call.refuse(f"--otlp-endpoint needs {absent}: pip install 'slipstream[otel]'")
-    return settings
-
-
-def _check_template(call: Call) -> None:
-    """Exits with status 2 if what the settings give to chat templates, or give as one, cannot be."""
-    settings = call.settings
     try:
         template_defaults(settings)
     except ValueError as error:
         call.refuse(f"--chat-template-kwargs: {error}")
-    text = settings.chat_template
-    if text is not None and "{" not in text:
-        reason = "is no Jinja text, and there are no built-in templates; --chat-template-file reads a file"
-        call.refuse(f"--chat-template {text[:64]}: {reason}")
-    if text is not None and settings.chat_template_file is not None:
-        call.refuse("--chat-template-file: --chat-template is given too")
+    if settings.otlp_endpoint and (absent := tracing.missing()):
+        call.refuse(f"--otlp-endpoint needs {absent}: pip install 'slipstream[otel]'")
+    return settings
 
 
 def _configure_logs(settings: Settings, environ: Mapping[str, str]) -> None:

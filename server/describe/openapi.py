@@ -53,7 +53,10 @@ STATUSES: Mapping[int, tuple[str, tuple[str, ...]]] = {
     403: ("A server on loopback answers only to its own host names.", ("host_not_allowed",)),
     404: (
         "No such thing here, or switched off on this server.",
-        ("not_found", "model_not_found", "not_supported"),
+        (
+            *("not_found", "model_not_found", "not_supported"),
+            *("response_not_found", "previous_response_not_found", "item_not_found"),
+        ),
     ),
     405: ("The path does not take this method.", ("method_not_allowed",)),
     408: ("The body did not arrive within `--timeout`.", ("body_timeout",)),

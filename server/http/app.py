@@ -35,6 +35,8 @@ from slipstream.server.openai.formats.reading import Knowing
 from slipstream.server.openai.serving import Serving
 from slipstream.server.report import metrics, speculation, status, tracing
 from slipstream.server.report.meter import Meter
+from slipstream.server.responses import routes as responses
+from slipstream.server.responses.kept import KeptResponses
 
 
 def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
@@ -47,6 +49,8 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     serving = Serving(gate, settings, Knowing(settings))
     app.include_router(openai.routes(serving), tags=["OpenAI"])
+    kept = KeptResponses(settings.responses_store, settings.responses_kept)
+    app.include_router(responses.routes(serving, kept), tags=["OpenAI"])
     app.include_router(messages.routes(serving), tags=["Anthropic"])
     app.include_router(absent.routes())
     app.include_router(native.routes(gate, settings), tags=["llama-server"])
@@ -69,7 +73,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )

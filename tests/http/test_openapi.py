@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from slipstream.engine.api import Request
 from slipstream.engine.settings import Settings
+from slipstream.server.anthropic.wire import CountRequest, MessagesRequest
 from slipstream.server.describe import api_page
 from slipstream.server.describe.openapi import STATUSES
 from slipstream.server.http import gate
@@ -27,12 +28,25 @@ from slipstream.server.native.wire import Detokenize, EraseSlot, SlotFile, Token
 from slipstream.server.openai import refuse
 from slipstream.server.openai.absent import ABSENT
 from slipstream.server.openai.wire import ChatRequest, CompletionRequest, Speculative
+from slipstream.server.responses.wire import ResponsesRequest
 from tests.http.document import DOCUMENT, event_schema, hold, hold_events
 from tests.http.fake import FakeEngine, Step, delta, done
 from tests.http.serving import Served, chat, served
 
 ROOT = Path(__file__).parents[2]
-BODIES = (ChatRequest, CompletionRequest, Tokenize, Detokenize, SlotFile, EraseSlot)
+MESSAGES = "/v1/messages"  # its stream has no options
+BODILESS = ("/v1/responses/{response_id}/cancel",)  # of the routes that are posted to
+BODIES = (
+    CountRequest,
+    MessagesRequest,
+    ResponsesRequest,
+    ChatRequest,
+    CompletionRequest,
+    Tokenize,
+    Detokenize,
+    SlotFile,
+    EraseSlot,
+)
 
 
 OPERATIONS = {
@@ -95,7 +109,7 @@ def test_every_operation_says_what_it_takes_and_answers() -> None:
             each for each in served_routes() if each.path_format == path and method.upper() in each.methods
         )
         assert route.summary, path
-        assert ("requestBody" in one) == (method == "post"), path
+        assert ("requestBody" in one) == (method == "post" and path not in BODILESS), path
         success = one["responses"]["200"].get("content", {})
         if method == "head":
             assert not success, path
@@ -229,6 +243,8 @@ ASKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/tokenize", {"content": "ab"}),
     ("/tokenize", {"content": "ab", "with_pieces": True}),
     ("/detokenize", {"tokens": [65]}),
+    ("/v1/messages", {"messages": chat()["messages"], "max_tokens": 3}),
+    ("/v1/messages/count_tokens", {"messages": chat()["messages"]}),
 )
 
 
@@ -239,7 +255,9 @@ def test_replies(server: Served, path: str, body: dict[str, Any]) -> None:
     hold(path, 200, answer.content)
 
 
-@pytest.mark.parametrize(("path", "body"), [one for one in ASKS if event_schema(one[0])])
+@pytest.mark.parametrize(
+    ("path", "body"), [one for one in ASKS if event_schema(one[0]) and one[0] != MESSAGES]
+)
 def test_events(server: Served, path: str, body: dict[str, Any]) -> None:
     chunks = server.events(
         path, **body, stream_options={"include_usage": True, "continuous_usage_stats": True}
