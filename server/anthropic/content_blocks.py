@@ -24,6 +24,7 @@ from slipstream.server.openai import sent
 from slipstream.server.openai.readers import Texts, read_content
 from slipstream.server.openai.wire import MAX_MESSAGES, Message
 
+KIND = "which block it is"
 CALL_PREFIX = "toolu_"  # of the ids of calls; templates get the rest, as some have rules for it
 
 
@@ -52,35 +53,35 @@ class Block(BaseModel):
 
 
 class TextBlock(Block):
-    type: Literal["text"]
-    text: str
+    type: Literal["text"] = Field(description=KIND)
+    text: str = Field(description="the text")
 
 
 class ThinkingBlock(Block):
     """An earlier turn's thinking, for templates that show it."""
 
-    type: Literal["thinking"]
-    thinking: str
+    type: Literal["thinking"] = Field(description=KIND)
+    thinking: str = Field(description="the text of it")
     signature: str | None = optional("accepted, without influence")
 
 
 class RedactedThinkingBlock(Block):
     """Accepted and left out: there is nothing to read in it."""
 
-    type: Literal["redacted_thinking"]
+    type: Literal["redacted_thinking"] = Field(description=KIND)
 
 
 class ToolUseBlock(Block):
-    type: Literal["tool_use"]
+    type: Literal["tool_use"] = Field(description=KIND)
     id: str = Field(max_length=256, description="what the call's result refers to")
-    name: sent.Name
+    name: sent.Name = Field(description="the tool")
     input: Annotated[str, BeforeValidator(read_arguments, dict[str, Any])] = Field(
         description="the call's arguments"
     )
 
 
 class ToolResultBlock(Block):
-    type: Literal["tool_result"]
+    type: Literal["tool_result"] = Field(description=KIND)
     tool_use_id: str = Field(max_length=256, description="the call that it answers")
     content: JoinedTexts = Field("", description="a text, or a list of text blocks")
     is_error: bool | None = optional("accepted: the model is shown the content alone")
