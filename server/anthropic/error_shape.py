@@ -26,7 +26,6 @@ TYPES = {
 }
 # Fields of a chat that have another name here.
 NAMES = {
-    "stop": "stop_sequences",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }

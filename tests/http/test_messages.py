@@ -11,9 +11,11 @@ import pytest
 
 from slipstream.engine.api import Chat, Failed, Request
 from slipstream.engine.errors import Overloaded, StepFailed, TimedOut
+from slipstream.server.anthropic.error_shape import NAMES
+from slipstream.server.anthropic.wire import MessagesRequest
 from tests.http.fake import INFO, Step, delta, done
 from tests.http.serving import Served, logged, raw, served, until
-from tests.http.test_malformed import CANARY, INTERNALS, answered
+from tests.http.test_malformed import CANARY, INTERNALS, SIGNED, answered
 from tests.http.test_tools import CALL, SECOND, TEMPLATE, THOUGHT, says
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -424,6 +426,22 @@ def test_a_field_of_another_server_is_named_as_it_was_sent(server: Served) -> No
     schema = {"type": "json_schema", "schema": {"type": "object"}}
     twice = body(output_config={"format": schema}, grammar='start: "a"')
     assert "cannot be combined with" in refusal(server.post(PATH, twice), 400)[1]
+
+
+@pytest.mark.parametrize("name", sorted(MessagesRequest.model_fields.keys() - SIGNED))
+@pytest.mark.parametrize("value", [-5, 1e308], ids=["-5", "1e308"])
+def test_no_field_takes_a_number_out_of_range(server: Served, name: str, value: float) -> None:
+    told = refusal(server.post(PATH, body(**{name: value})), 400)[1]
+    assert told.startswith(f"{NAMES.get(name, name)}: ")
+    assert not server.engine.requests
+
+
+@pytest.mark.usefixtures("hermes")
+def test_a_field_of_a_chat_has_its_name_here(server: Served) -> None:
+    schema = {"type": "json_schema", "schema": {"type": "object"}}
+    forced = body(output_config={"format": schema}, tools=[PING], tool_choice={"type": "any"})
+    told = refusal(server.post(PATH, forced), 400)[1]
+    assert told.startswith("output_config.format: cannot be combined with a tool_choice")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"a":1,"a":2}', b"\xff", b"[" * 10**5])
