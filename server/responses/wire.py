@@ -93,7 +93,7 @@ def read_metadata(value: Any) -> Any:
 
 
 def read_absent(value: Any) -> Any:
-    if value is not None and value is not False:
+    if value is not None:
         raise wrong("this is not supported", code="unsupported_value")
 
 
