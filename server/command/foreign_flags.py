@@ -72,6 +72,11 @@ def _idle(reason: str, *flags: str, value: str | None = None, is_optional: bool 
     return Foreign(flags=flags, meaning=meaning, value=value, is_optional=is_optional, reason=reason)
 
 
+def _either(reason: str, on: Sequence[str], off: Sequence[str]) -> tuple[Foreign, Foreign]:
+    """A switch that makes no difference: two flags, so that the log names the one that was given."""
+    return _idle(reason, *on), _idle(reason, *off)
+
+
 def _cached(*flags: str) -> Foreign:
     reason = "keys and values are cached in the model's type"
     meaning = f"{', '.join(_WIDE_CACHE)} are accepted without effect: {reason}; others are refused"
@@ -143,11 +148,11 @@ FOREIGN: Sequence[Foreign] = (
     _idle("there is nothing that could be changed", "--props"),
     _idle("it is there by default", "--ui"),
     _idle("attention has one form", "-fa", "--flash-attn", value="on|off|auto", is_optional=True),
-    _idle("files are mapped where that serves", "--no-mmap", "--mmap"),
+    *_either("files are mapped where that serves", ["--mmap"], ["--no-mmap"]),
     _idle("files are mapped where that serves", "-lm", "--load-mode", value="MODE"),
     _idle("nothing is locked in memory", "--mlock"),
     _idle("memory is where the system puts it", "--numa", value="TYPE"),
-    _idle("weights are always laid out for the kernels", "--repack", "-nr", "--no-repack"),
+    *_either("weights are always laid out for the kernels", ["--repack"], ["-nr", "--no-repack"]),
     _idle("files are always checked as they are read", "--check-tensors"),
     _idle("prompts have the threads of replies", "-tb", "--threads-batch", value="N"),
     _idle("a draft model has the target's threads", "-td", "--threads-draft", value="N"),
@@ -155,12 +160,12 @@ FOREIGN: Sequence[Foreign] = (
     _idle("one thread serves all connections", "--threads-http", value="N"),
     *(_idle(_SYSTEM, *flags, value="X") for flags in (("-C", "--cpu-mask"), ("-Cr", "--cpu-range"))),
     *(_idle(_SYSTEM, flag, value="N") for flag in ("--prio", "--poll", "--cpu-strict")),
-    _idle("slots always share their pages", "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"),
-    _idle("always on", "-cb", "--cont-batching", "-nocb", "--no-cont-batching"),
+    *_either("slots always share their pages", ["-kvu", "--kv-unified"], ["-no-kvu", "--no-kv-unified"]),
+    *_either("always on", ["-cb", "--cont-batching"], ["-nocb", "--no-cont-batching"]),
     _idle("prompts are always cached", "--cache-prompt"),
     _idle("prefixes are found whole or not", "--cache-reuse", value="N"),
     _idle("all slots share what is cached", "-sps", "--slot-prompt-similarity", value="X"),
-    _idle("what ended stays cached", "--cache-idle-slots", "--no-cache-idle-slots"),
+    *_either("what ended stays cached", ["--cache-idle-slots"], ["--no-cache-idle-slots"]),
     _idle("snapshots are where they pay", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", value="N"),
     _idle("snapshots are where they pay", "-cms", "--checkpoint-min-step", value="N"),
     _idle("prefixes keep their windows anyway", "--swa-full"),
@@ -179,15 +184,17 @@ FOREIGN: Sequence[Foreign] = (
     _idle(_PLACED, "-ts", "--tensor-split", value="SHARES"),
     _idle("--device names it", "-mg", "--main-gpu", value="N"),
     _idle("the cache is where the model is", "-kvo", "--kv-offload"),
-    _idle("operators run where the model is", "--op-offload", "--no-op-offload"),
-    _idle("a start is always warm", "--warmup", "--no-warmup"),
-    _idle("times are always measured", "--perf", "--no-perf"),
+    *_either("operators run where the model is", ["--op-offload"], ["--no-op-offload"]),
+    *_either("a start is always warm", ["--warmup"], ["--no-warmup"]),
+    *_either("times are always measured", ["--perf"], ["--no-perf"]),
     _idle("every line has them", "--log-prefix", "--log-timestamps"),
     _idle("a terminal has them, NO_COLOR is for none", "--log-colors", value="WHEN", is_optional=True),
     _idle("comments are sent every 15 s", "--sse-ping-interval", value="N"),
     _idle("templates see the thinking of earlier turns", "--reasoning-preserve"),
     _idle("continue_final_message is how to ask for it", "--no-prefill-assistant"),
     _idle("models have no tags here", "--tags", value="LIST"),
+    _idle(_ONE_MODEL, "--no-models-autoload"),
+    _idle("there are no cookies to allow", "--no-cors-credentials"),
     _idle(_TEXT_ONLY, "--no-mmproj", "--no-mmproj-auto", "--no-mmproj-offload"),
     # What would change results, memory or access.
     _refused("continue_final_message is how to ask for it", "--prefill-assistant"),
@@ -249,7 +256,7 @@ FOREIGN: Sequence[Foreign] = (
     _refused(_ONE_MODEL, "--models-dir", value="FOLDER"),
     _refused(_ONE_MODEL, "--models-preset", value="FILE"),
     _refused(_ONE_MODEL, "--models-max", value="N"),
-    _refused(_ONE_MODEL, "--models-autoload", "--no-models-autoload"),
+    _refused(_ONE_MODEL, "--models-autoload"),
     _refused(_HUB, "-mu", "--model-url", value="URL"),
     _refused(_HUB, "-hff", "--hf-file", value="FILE"),
     _refused("HF_TOKEN in the environment is read", "-hft", "--hf-token", value="TOKEN"),
@@ -258,7 +265,7 @@ FOREIGN: Sequence[Foreign] = (
     _refused("no files but the chat page's are served", "--path", value="FOLDER"),
     _refused("methods and headers follow from what is served", "--cors-methods", value="LIST"),
     _refused("methods and headers follow from what is served", "--cors-headers", value="LIST"),
-    _refused("there are no cookies to allow", "--cors-credentials", "--no-cors-credentials"),
+    _refused("there are no cookies to allow", "--cors-credentials"),
     _refused(_NO_TOOLS, "--tools", value="LIST"),
     _refused(_NO_TOOLS, "--ui-mcp-proxy", "--webui-mcp-proxy"),
     _refused("the chat page has no such file", "--ui-config", "--webui-config", value="JSON"),

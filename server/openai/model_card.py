@@ -1,4 +1,6 @@
-"""The model as `/v1/models` lists it: OpenAI's entry, llama-server's and vLLM's figures, Ollama's list of models."""
+"""The model as `/v1/models` lists it: OpenAI's entry with Anthropic's fields and llama-server's and vLLM's figures; and
+Ollama's list of models.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from slipstream.server.openai.formats.known import format_of
 
 
 def model_list(info: ModelInfo, settings: Settings) -> dict[str, Any]:
-    return {"object": "list", "data": [card(info, settings)], "models": [_as_ollama(info, settings)]}
+    ends = {"has_more": False, "first_id": info.name, "last_id": info.name}
+    return {"object": "list", "data": [card(info, settings)], **ends, "models": [_as_ollama(info, settings)]}
 
 
 def card(info: ModelInfo, settings: Settings) -> dict[str, Any]:
@@ -19,7 +22,10 @@ def card(info: ModelInfo, settings: Settings) -> dict[str, Any]:
     return {
         "id": info.name,
         "object": "model",
+        "type": "model",
+        "display_name": info.name,
         "created": info.created,
+        "created_at": _moment(info.created),
         "owned_by": "slipstream",
         "max_model_len": info.n_ctx,
         "aliases": names(info, settings),
@@ -52,12 +58,16 @@ def caps(info: ModelInfo, settings: Settings) -> dict[str, bool]:
     }
 
 
+def _moment(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
 def _as_ollama(info: ModelInfo, settings: Settings) -> dict[str, Any]:
     can_call = caps(info, settings)["supports_tool_calls"]
     return {
         "name": info.name,
         "model": info.name,
-        "modified_at": datetime.fromtimestamp(info.created, UTC).isoformat(),
+        "modified_at": _moment(info.created),
         "size": info.weight_bytes,
         "type": "model",
         "capabilities": ["completion", *(["tools"] if can_call else [])],

@@ -264,7 +264,10 @@ class ModelMeta(Shape):
 class ModelCard(Shape):
     id: str
     object: Literal["model"]
-    created: int
+    type: Literal["model"]
+    display_name: str = Field(description="the `id`; Anthropic's field")
+    created: int = Field(description="when the server was started")
+    created_at: str = Field(description="the same as text; Anthropic's field")
     owned_by: str
     max_model_len: int = Field(description="most tokens of one sequence")
     aliases: list[str] = Field(description="all names of the model, its `id` first (`--alias`)")
@@ -290,6 +293,9 @@ class OllamaModel(Shape):
 class ModelList(Shape):
     object: Literal["list"]
     data: list[ModelCard]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
     models: list[OllamaModel] = Field(
         description="the same in Ollama's form, which clients of llama-server read"
     )

@@ -37,6 +37,12 @@ def extra(**fields: Any) -> dict[str, Any]:
     return {"extra_body": {"seed": 1, **fields}}
 
 
+def test_models(client: Any) -> None:
+    (card,) = client.models.list().data
+    assert (card.type, card.display_name) == ("model", card.id)
+    assert client.models.retrieve(card.id).created_at == card.created_at
+
+
 def test_a_message(client: Any, question: Any) -> None:
     reply = client.messages.create(
         model="demo", messages=question, max_tokens=MAX_TOKENS, system="Be short.", **extra()

@@ -272,7 +272,7 @@ def test_props(server: Served) -> None:
     assert all(props["chat_template_caps"].values())
 
 
-def test_the_model_is_listed_as_clients_of_three_servers_read_it() -> None:
+def test_the_model_is_listed_as_clients_of_other_servers_read_it() -> None:
     with served(alias="first, second", n_predict=7) as one:
         one.engine.info = replace(
             one.engine.info, name="first", n_embd=64, chat_template='{{ tools }}<tool_call>"arguments'
@@ -283,7 +283,9 @@ def test_the_model_is_listed_as_clients_of_three_servers_read_it() -> None:
         assert (entry["id"], entry["aliases"], entry["tags"]) == ("first", ["first", "second"], [])
         assert (entry["meta"]["n_embd"], entry["max_model_len"]) == (64, 512)
         assert (other["name"], other["capabilities"]) == ("first", ["completion", "tools"])
-        assert other["modified_at"] == "2023-11-14T22:13:20+00:00"
+        assert other["modified_at"] == entry["created_at"] == "2023-11-14T22:13:20+00:00"
+        assert (entry["type"], entry["display_name"]) == ("model", "first")
+        assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "first", "first")
         assert [one.http.get(f"/v1/models/{name}").status_code for name in ("first", "second", "x")] == [
             *(200, 200, 404)
         ]

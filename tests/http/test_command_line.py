@@ -105,6 +105,16 @@ def test_a_command_line_of_llama_server_runs_unchanged(caplog: pytest.LogCapture
     assert idle["--jinja"] == "templates are always rendered so"
 
 
+def test_of_a_switch_the_log_names_the_side_that_was_given(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="slipstream")
+    assert ended("-m", "./no/such", "--no-warmup", "-nocb", "--mmap") == 3
+    assert {one["flag"] for one in logged(caplog, "flag_without_effect")} == {
+        "--no-warmup",
+        "-nocb",
+        "--mmap",
+    }
+
+
 @pytest.mark.parametrize(
     ("arguments", "changed"),
     [
