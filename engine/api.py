@@ -254,6 +254,7 @@ class ModelInfo:
     added_tokens: Mapping[str, bool] = field(default_factory=dict)
     # The chat template for conversations with tools, if it differs from `chat_template`.
     tool_template: str | None = None
+    n_embd: int = 0  # width of a hidden state; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

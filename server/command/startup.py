@@ -42,7 +42,7 @@ def facts(info: ModelInfo, settings: Settings, port: int | None, load_s: float) 
         "batch_size": info.batch_size,
         "drafters": ",".join(info.drafters) or UNLIMITED,
         "draft_max": settings.draft_max,
-        "chat_template": "the model's" if info.chat_template else UNLIMITED,
+        "chat_template": _template_from(info, settings),
         "chat_format": format_of(info, settings.chat_format).name,
         "max_queue": settings.max_queue,
         "max_body_mib": settings.max_body,
@@ -51,6 +51,12 @@ def facts(info: ModelInfo, settings: Settings, port: int | None, load_s: float) 
         "timeout_s": settings.timeout,
         "load_s": round(load_s, 1),
     }
+
+
+def _template_from(info: ModelInfo, settings: Settings) -> str:
+    if settings.chat_template is not None:
+        return "the given one"
+    return settings.chat_template_file or ("the model's" if info.chat_template else UNLIMITED)
 
 
 def table(told: dict[str, Any]) -> str:
@@ -69,7 +75,7 @@ def welcome(info: ModelInfo, settings: Settings, port: int | None) -> str:
     address = f"--unix-socket {path} http://localhost{settings.api_prefix}" if path is not None else url
     key = " -H 'authorization: Bearer YOUR_KEY'" if keys_of(settings) else ""
     lines = {
-        "chat page": f"{url}/" if path is None else None,
+        "chat page": f"{url}/" if path is None and settings.webui else None,
         "API": f"{url}/v1" if path is None else address,
         "chat format": _format_line(info, settings),
         "speculation": _drafting_line(info, settings),

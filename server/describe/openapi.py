@@ -117,7 +117,9 @@ def failing(*statuses: int, model: type[BaseModel] = Error) -> Responses:
     return {status: {"description": STATUSES[status][0], "content": body} for status in statuses}
 
 
-def takes(*models: type[BaseModel], example: Mapping[str, Any], required: bool = True) -> Schema:
+def takes(
+    *models: type[BaseModel], example: Mapping[str, Any] | Sequence[Any], required: bool = True
+) -> Schema:
     """`openapi_extra` of a route's decorator: its body is one of these models."""
     content = {"schema": schema_of(*models), "example": example}
     return {"requestBody": {"required": required, "content": {"application/json": content}}}

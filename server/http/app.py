@@ -1,6 +1,7 @@
 """`create_app` makes the ASGI application: routes, error handlers and the layers (middleware) around them.
 
-Layers from the outside in: request id and last-resort 500, host check, path prefix, CORS, API key, body limit, routes.
+Layers from the outside in: errors of the Messages API, request id and last-resort 500, host check, path prefix, CORS,
+API key, body limit, routes.
 Importing this module must not import torch.
 """
 
@@ -17,6 +18,8 @@ from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import EngineError
 from slipstream.engine.settings import Settings
 from slipstream.server import version
+from slipstream.server.anthropic import routes as messages
+from slipstream.server.anthropic.error_shape import MessagesErrors
 from slipstream.server.describe import openapi
 from slipstream.server.http import web_page as pages
 from slipstream.server.http.auth import PUBLIC, Auth, keys_of
@@ -51,6 +54,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app.include_router(openai.routes(serving), tags=["OpenAI"])
     kept = KeptResponses(settings.responses_store, settings.responses_kept)
     app.include_router(responses.routes(serving, kept), tags=["OpenAI"])
+    app.include_router(messages.routes(serving), tags=["Anthropic"])
     app.include_router(absent.routes())
     app.include_router(native.routes(serving), tags=["llama-server"])
     app.include_router(slots.routes(gate, settings), tags=["llama-server"])
@@ -58,7 +62,8 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app.include_router(speculation.routes(gate), tags=["status"])
     app.include_router(metrics.routes(gate, meter), tags=["status"])
     app.include_router(openapi.routes(settings.api_prefix, keyed=bool(keys_of(settings))), tags=["status"])
-    app.include_router(pages.routes(), tags=["chat page"])
+    if settings.webui:
+        app.include_router(pages.routes(), tags=["chat page"])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _left)
     for kind in (Refused, EngineError):
@@ -78,6 +83,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app.add_middleware(Prefix, prefix=settings.api_prefix)
     app.add_middleware(HostCheck, host=settings.host)
     app.add_middleware(Envelope, meter=meter, traces=traces)
+    app.add_middleware(MessagesErrors, prefix=settings.api_prefix)
     app.state.traces = traces
     return app
 

@@ -13,10 +13,11 @@ import orjson
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress, TokenLogprob
 from slipstream.server.http.error_table import Problem
+from slipstream.server.http.sse import event
 from slipstream.server.openai import figures
 from slipstream.server.openai import wire_logprobs as logprobs
 from slipstream.server.openai.formats.format import Content, Piece
-from slipstream.server.openai.job import Happened, Job, Reply
+from slipstream.server.openai.job import Happened, Job, Reply, delta_of
 from slipstream.server.openai.progress import TimingsSoFar, prompt_progress
 from slipstream.server.openai.readers import SAMPLERS
 
@@ -28,10 +29,6 @@ SAMPLED = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"),
     *("presence_penalty", "frequency_penalty"),
 )
-
-
-def event(content: Mapping[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +88,7 @@ class NativeReply:
             if not self._job.progress:
                 return ()
             return (event(self._chunk(index, "", ()) | {"prompt_progress": prompt_progress(happened)}),)
-        delta = _delta(happened)
+        delta = delta_of(happened)
         content = self._add(index, delta)
         chunk = self._chunk(index, content, delta.token_ids)
         if self._job.timings:
@@ -101,7 +98,7 @@ class NativeReply:
         return (event(chunk),)
 
     def keep(self, index: int, happened: Echo | Delta) -> None:
-        self._add(index, _delta(happened))
+        self._add(index, delta_of(happened))
 
     def end(self, index: int, ends: Mapping[int, Done]) -> Iterable[bytes]:
         one = self._choices[index]
@@ -167,12 +164,6 @@ class NativeReply:
         """The fields that the request wants, under the names by which it asked for them."""
         paths = self._form.wire.response_fields
         return last if not paths else {path: one for path in paths for one in _found(last, path.split("/"))}
-
-
-def _delta(happened: Echo | Delta) -> Delta:
-    if isinstance(happened, Echo):
-        raise TypeError("a completion in llama-server's form has no echo")
-    return happened
 
 
 def _found(value: Any, keys: Sequence[str]) -> list[Any]:

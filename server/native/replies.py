@@ -77,6 +77,17 @@ class GeneratedPiece(Shape):
     completion_probabilities: list[JudgedToken] | None = optional("with `n_probs`")
 
 
+class Adapter(Shape):
+    """A LoRA adapter; there are none, so lists of them are empty."""
+
+    id: int
+    scale: float
+
+
+class Success(Shape):
+    success: Literal[True]
+
+
 class SaveTimings(Shape):
     save_ms: float
 

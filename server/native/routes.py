@@ -1,5 +1,5 @@
 """llama-server's own completions, `/completion` and `/infill`; and text to token ids and back, `/tokenize` and
-`/detokenize`.
+`/detokenize`; and `/lora-adapters`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from slipstream.engine.settings import Settings
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
-from slipstream.server.http.body import answer_json, checked, read_json
-from slipstream.server.http.error_table import bad_request
+from slipstream.server.http.body import answer_json, checked, read_array, read_json
+from slipstream.server.http.error_table import bad_request, unsupported
 from slipstream.server.http.gate import Gate
 from slipstream.server.native.completion_reply import NativeForm
 from slipstream.server.native.generation import (
@@ -25,8 +25,8 @@ from slipstream.server.native.generation import (
     native_job,
     texts_of,
 )
-from slipstream.server.native.replies import Content, Generated, GeneratedPiece, Tokens
-from slipstream.server.native.wire import MAX_PIECES, Detokenize, Tokenize
+from slipstream.server.native.replies import Adapter, Content, Generated, GeneratedPiece, Success, Tokens
+from slipstream.server.native.wire import MAX_PIECES, Detokenize, NoAdapters, Tokenize
 from slipstream.server.openai.serving import Convert, Model, Serving, answer
 
 Chosen = dict[str, Any]  # with `response_fields`
@@ -47,6 +47,7 @@ def routes(serving: Serving) -> APIRouter:
     router = APIRouter()
     _add_completions(router, serving)
     _add_tokens(router, serving.gate, serving.settings)
+    _add_adapters(router, serving.gate)
     return router
 
 
@@ -111,3 +112,24 @@ def _add_tokens(router: APIRouter, gate: Gate, settings: Settings) -> None:
         engine = gate.for_work()
         wire = await read_json(request, partial(checked, Detokenize, strict=settings.strict_api))
         return answer_json({"content": await engine.detokenize(wire.tokens)})
+
+
+def _add_adapters(router: APIRouter, gate: Gate) -> None:
+    """There are no adapters, and clients of llama-server that ask for them first shall get to know it."""
+
+    @router.get("/lora-adapters", summary="LoRA adapters: none", responses=answers(list[Adapter], 503))
+    async def adapters() -> Response:
+        gate.for_looking()
+        return answer_json([])
+
+    @router.post(
+        "/lora-adapters",
+        summary="Set the scales of no LoRA adapters",
+        responses=answers(Success, *WORK),
+        openapi_extra=takes(NoAdapters, example=[]),
+    )
+    async def set_adapters(request: Request) -> Response:
+        gate.for_work()
+        if await read_array(request):
+            raise unsupported("lora", "LoRA adapters are not supported here; [] is all that can be set")
+        return answer_json({"success": True})

@@ -17,8 +17,8 @@ ABSENT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("reranking", ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), ""),
     ("audio", ("/v1/audio/{rest:path}", "/audio/{rest:path}"), ""),
     ("making images", ("/v1/images/{rest:path}",), ""),
-    ("LoRA adapters", ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"), ""),
-    ("the Messages API", ("/v1/messages",), "/v1/chat/completions"),
+    ("LoRA adapters", ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), ""),
+    ("batches of messages", ("/v1/messages/batches",), "/v1/messages"),
 )
 
 

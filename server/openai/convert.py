@@ -20,6 +20,7 @@ from slipstream.server.openai.formats.reading import Known
 from slipstream.server.openai.forms import CHAT, TEXT
 from slipstream.server.openai.job import Form, Job, Wanted
 from slipstream.server.openai.message import FIELDS
+from slipstream.server.openai.readers import NO_LIMIT, template_defaults
 from slipstream.server.openai.reply_text import Reading
 from slipstream.server.openai.structured import grammar_of
 from slipstream.server.openai.tools import Asked, asked
@@ -52,12 +53,12 @@ def chat_job(wire: ChatRequest, caller: Caller, form: Form = CHAT) -> Job:
         )
     shared = replace(
         _shared(wire, caller),
-        **_limits(wire, wire.max_completion_tokens),
+        **_limits(wire, wire.max_completion_tokens, caller.settings),
         logprobs=_logprobs(wire, (wire.top_logprobs or 0) if wire.logprobs else None),
         grammar=_chat_grammar(wire, tools, caller.known),
     )
     reading = _reading(wire, tools, caller, shared)
-    chat = read_chat(wire, caller.info, tools)
+    chat = read_chat(wire, caller.info, caller.settings, tools)
     if reading is None:
         return _job(wire, form, [chat], shared, caller)
     seen = replace(shared, skip_special=shared.skip_special and not caller.known.needs_controls)
@@ -147,7 +148,7 @@ def completion_job(wire: CompletionRequest, caller: Caller, form: Form = TEXT) -
     """The job of a plain completion. Raises `Refused`."""
     shared = replace(
         _shared(wire, caller),
-        **_limits(wire, None),
+        **_limits(wire, None, caller.settings),
         logprobs=_logprobs(wire, wire.logprobs),
         echo=bool(wire.echo),
         grammar=grammar_of(wire, None),
@@ -169,7 +170,7 @@ def _prompts(wire: CompletionRequest) -> list[Prompt]:
     return [Infill(one, wire.suffix) for one in texts]
 
 
-def read_chat(wire: ChatRequest, info: ModelInfo, tools: Asked) -> Chat:
+def read_chat(wire: ChatRequest, info: ModelInfo, settings: Settings, tools: Asked) -> Chat:
     """The conversation with the arguments of the chat template. Raises `Refused`."""
     going_on = bool(wire.continue_final_message)
     if going_on and wire.add_generation_prompt:
@@ -181,11 +182,12 @@ def read_chat(wire: ChatRequest, info: ModelInfo, tools: Asked) -> Chat:
         raise bad_request(
             "continue_final_message: the last message must be the assistant's", param="continue_final_message"
         )
-    kwargs = dict(wire.chat_template_kwargs or {})
+    kwargs = template_defaults(settings)
     if wire.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", wire.reasoning_effort)
+        kwargs["reasoning_effort"] = wire.reasoning_effort
         if wire.reasoning_effort == "none":
-            kwargs.setdefault("enable_thinking", False)
+            kwargs["enable_thinking"] = False
+    kwargs |= wire.chat_template_kwargs or {}
     if tools.shown:
         kwargs["tools"] = list(tools.shown)
     knows_developer = "developer" in (info.chat_template or "")
@@ -229,9 +231,10 @@ def _shared(wire: Generate, caller: Caller) -> Request:
     )
 
 
-def _limits(wire: Generate, asked: int | None) -> dict[str, Any]:
+def _limits(wire: Generate, asked: int | None, settings: Settings) -> dict[str, Any]:
     """The fewest and the most tokens of a reply. `asked`: an endpoint's own limit, which wins. Raises `Refused`."""
-    most = first(asked, wire.max_tokens, wire.n_predict)
+    most = first(asked, wire.max_tokens, wire.n_predict, settings.n_predict)
+    most = None if most == NO_LIMIT else most
     fewest = wire.min_tokens or 0
     if most is not None and fewest > most:
         raise bad_request(f"min_tokens: must not be above max_tokens ({most})", param="min_tokens")

@@ -57,6 +57,13 @@ class Reply(Protocol):
     def whole(self, ends: Sequence[Done]) -> bytes: ...
 
 
+def delta_of(happened: Happened) -> Delta:
+    """The text of a step, for a dialect whose requests ask for nothing else. Raises TypeError for other events."""
+    if not isinstance(happened, Delta):
+        raise TypeError(f"{type(happened).__name__}: it was not asked for")
+    return happened
+
+
 class Form(Protocol):
     """A dialect, as far as a request decides about it."""
 

@@ -10,10 +10,12 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BeforeValidator, Field, ValidationInfo
 
 from slipstream.engine.api import MOST_LOGPROBS
 from slipstream.engine.ranges import SAMPLING_RANGES
+from slipstream.engine.settings import Settings
 from slipstream.server.http.body import shown, wrong
 from slipstream.server.openai.sent import TextPart
 
@@ -33,6 +35,7 @@ LETTERS = {
 }
 TYPE = re.compile(r"(?!(none|auto)$)[a-z0-9-]{1,32}")
 INT32 = 2**31 - 1
+NO_LIMIT = -1  # as a number of tokens: no limit but the context's end
 # Names that the renderer of chat templates uses itself; a request may not redefine them.
 TEMPLATE_INTERNALS = frozenset(
     {
@@ -56,9 +59,10 @@ def read_seed(value: Any) -> Any:
 
 
 def read_max_tokens(value: Any) -> Any:
-    if value is None or (value == -1 and type(value) is int):
+    """A number of tokens, or `NO_LIMIT`, which the server's own limit yields to."""
+    if value is None:
         return None
-    if type(value) is not int or not 0 <= value <= INT32:
+    if type(value) is not int or not NO_LIMIT <= value <= INT32:
         raise wrong(f"Input should be an integer from 0 to {INT32}, or -1 for no limit but the context")
     return value
 
@@ -242,6 +246,14 @@ def read_template_kwargs(value: Any) -> Any:
         if one is not None and not isinstance(one, str | bool | int | float):
             raise wrong(f"{shown(name)} should be a string, a number, a boolean or null")
     return value
+
+
+def template_defaults(settings: Settings) -> dict[str, Any]:
+    """The server's own values for chat templates. Raises ValueError for a `--chat-template-kwargs` that has none."""
+    thinking = {} if settings.reasoning == "auto" else {"enable_thinking": settings.reasoning == "on"}
+    if settings.chat_template_kwargs is None:
+        return thinking
+    return thinking | (read_template_kwargs(orjson.loads(settings.chat_template_kwargs)) or {})
 
 
 Texts = str | list[TextPart]

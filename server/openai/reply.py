@@ -14,14 +14,10 @@ import orjson
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress
 from slipstream.server.http.error_table import Problem
+from slipstream.server.http.sse import event
 from slipstream.server.openai import figures
 from slipstream.server.openai.job import Happened, Job, Reply, Wanted
 from slipstream.server.openai.progress import TimingsSoFar, prompt_progress
-
-
-def event(content: dict[str, Any]) -> bytes:
-    """A server-sent event, without an id: after an id, a keep-alive comment breaks OpenAI's client."""
-    return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
 class Choice(Protocol):

@@ -18,6 +18,7 @@ from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import unavailable
 from slipstream.server.http.gate import Gate
 from slipstream.server.openai.formats.known import format_of
+from slipstream.server.openai.model_card import caps
 from slipstream.server.report.replies import EngineState, Health, HealthProblem, Life, Props, Slot
 from slipstream.server.report.tally import ms, shown
 
@@ -117,7 +118,10 @@ def _props(engine: AsyncEngine, settings: Settings) -> dict[str, Any]:
     info, stats = engine.info, engine.stats()
     told = {name: value for name, value in dataclasses.asdict(settings).items() if name not in SECRET}
     return {
-        "default_generation_settings": {"params": dict(info.sampling_defaults), "n_ctx": info.n_ctx},
+        "default_generation_settings": {
+            "params": {**info.sampling_defaults, "n_predict": settings.n_predict},
+            "n_ctx": info.n_ctx,
+        },
         "total_slots": info.n_slots,
         "model_alias": info.name,
         "model_path": info.path,
@@ -125,7 +129,11 @@ def _props(engine: AsyncEngine, settings: Settings) -> dict[str, Any]:
         "endpoint_slots": True,
         "endpoint_props": False,
         "endpoint_metrics": True,
+        "webui": settings.webui,
+        "cors_proxy_enabled": False,
         "chat_template": info.chat_template,
+        **({"chat_template_tool_use": info.tool_template} if info.tool_template is not None else {}),
+        "chat_template_caps": caps(info, settings),
         "chat_format": format_of(info, settings.chat_format).name,
         "bos_token": info.bos_token,
         "eos_token": info.eos_tokens[0] if info.eos_tokens else None,

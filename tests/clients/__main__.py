@@ -74,7 +74,7 @@ def _test(name: str, url: str) -> int:
     environ = {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith(("OPENAI_", "LITELLM_", "LANG", "SLIP"))
+        if not key.startswith(("OPENAI_", "ANTHROPIC_", "LITELLM_", "LANG", "SLIP"))
     }
     environ |= {"CLIENT_TEST_URL": url, "LANGSMITH_TRACING": "false", "PYTHONDONTWRITEBYTECODE": "1"}
     program = [str(PLACE / name / "bin" / "python"), "-m", "pytest", "-c", str(FOLDER / "pytest.ini")]

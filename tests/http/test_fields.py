@@ -184,8 +184,7 @@ def test_model_names_have_slashes(server: Served) -> None:
         ("/v1/audio/transcriptions", "audio"),
         ("/v1/audio/speech", "audio"),
         ("/v1/images/generations", "images"),
-        ("/lora-adapters", "LoRA"),
-        ("/v1/messages", "/v1/chat/completions"),
+        ("/v1/load_lora_adapter", "LoRA"),
     ],
 )
 def test_absent_endpoints_are_named(server: Served, path: str, what: str) -> None:
