@@ -313,6 +313,7 @@ class Settings:
             *(
                 "auto",
                 "none",
+                "generic",
                 "plain",
                 "hermes",
                 "qwen3-coder",

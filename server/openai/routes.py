@@ -82,9 +82,9 @@ class Serving:
         return answer_json({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 
-def routes(gate: Gate, settings: Settings) -> APIRouter:
+def routes(gate: Gate, settings: Settings, knowing: Knowing) -> APIRouter:
     router = APIRouter()
-    serving = Serving(gate, settings, Knowing(settings))
+    serving = Serving(gate, settings, knowing)
     _add_chat(router, serving)
     _add_completions(router, serving)
     _add_models(router, gate)
@@ -111,7 +111,8 @@ def _add_chat(router: APIRouter, serving: Serving) -> None:
     async def apply_template(request: Request) -> Response:
         engine = serving.gate.for_work()
         wire = await read(request, ChatRequest, serving.settings)
-        prompt = await engine.render(read_chat(wire, engine.info, asked_tools(wire, engine.info)))
+        known = await serving.knowing.of(engine)
+        prompt = await engine.render(read_chat(wire, engine.info, asked_tools(wire, known), known))
         return answer_json({"prompt": prompt})
 
 

@@ -159,7 +159,9 @@ class Props(Shape):
     endpoint_props: bool
     endpoint_metrics: bool
     chat_template: str | None
-    chat_format: str = Field(description="the family whose tool calls and reasoning are read; or `none`")
+    chat_format: str = Field(
+        description="how tool calls and reasoning are read: a family's way, `generic` or `none`"
+    )
     bos_token: str | None
     eos_token: str | None
     build_info: str
