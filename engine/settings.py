@@ -314,6 +314,7 @@ class Settings:
                 "auto",
                 "none",
                 "generic",
+                "template",
                 "plain",
                 "hermes",
                 "qwen3-coder",

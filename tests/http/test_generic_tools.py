@@ -197,3 +197,28 @@ def test_arguments_that_were_cut_stay_as_they_are(server: Served) -> None:
     cut = {"id": "a", "type": "function", "function": {"name": "ping", "arguments": '{"a": "b'}}
     history = [*HI, {"role": "assistant", "content": None, "tool_calls": [cut]}, *HI]
     assert '"arguments": {"a": "b}\n</tool_call>' in rendered(server, SYSTEM, messages=history)
+
+
+DERIVED = (
+    "{{ tools }}{% for one in messages %}<{{ one.role }}>{{ one.content or '' }}"
+    "{% for call in one.tool_calls or [] %}"
+    "[CALL]{{ call.function.name }}[WITH]{{ call.function.arguments }}"
+    "{% endfor %}<end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_format_is_read_from_the_template(client: OpenAI, server: Served) -> None:
+    """One that no family has, from tools in the prompt to calls in the reply."""
+    server.engine.info = replace(INFO, chat_template=DERIVED)
+    assert server.http.get("/props").json()["chat_format"] == "template"
+    prompt = rendered(server, DERIVED, messages=[*HISTORY, *HI], tools=TOOLS)
+    assert prompt.startswith("[{'type': 'function'")
+    assert 'I look.[CALL]get_weather[WITH]{"city": "Oslo"}[CALL]ping[WITH]<end><tool>rain<end>' in prompt
+    server.engine.script = says('I look.[CALL]get_weather[WITH]{"city": "Oslo é"}[CALL]ping[WITH]{}')
+    with client.chat.completions.stream(model="m", messages=HI, tools=TOOLS) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert (final.message.content, final.finish_reason) == ("I look.", "tool_calls")
+    calls = [(call.function.name, call.function.arguments) for call in final.message.tool_calls]
+    assert calls == [("get_weather", '{"city": "Oslo é"}'), ("ping", "{}")]
+    server.chat(tools=TOOLS, tool_choice="required")
+    assert "[CALL]" in server.engine.requests[-1].grammar.source

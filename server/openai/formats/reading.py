@@ -100,9 +100,8 @@ async def known(engine: AsyncEngine, settings: Settings) -> Known:
     """What is known of the engine's model; imports what its parser needs, which takes a second."""
     info: ModelInfo = engine.info
     seen = await renderings(engine) if info.chat_template else Renderings()
-    format_ = format_of(info, settings.chat_format, seen)
-    if format_.markers:
-        await asyncio.to_thread(scanner.load)
+    await asyncio.to_thread(scanner.load)
+    format_ = await asyncio.to_thread(format_of, info, settings.chat_format, seen)
     marks = sorted(format_.markers & info.added_tokens.keys())
     ids = {one: await engine.tokenize(one, add_special=False, parse_special=True) for one in marks}
     return Known(

@@ -1,4 +1,5 @@
-"""What a chat template writes of a few short conversations: by that the server knows what the template can show.
+"""What a chat template writes of a few short conversations: by that the server knows what the template can show, and
+`derived.py` how it writes calls and thinking.
 
 The conversations hold needles, texts that no template has of its own. Rendering is the engine's work, in a worker
 thread, with a limit on the time of all together; what is refused or late counts as not rendered.
@@ -7,6 +8,7 @@ thread, with a limit on the time of all together; what is refused or late counts
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,26 +18,70 @@ from slipstream.engine.errors import EngineError
 
 RENDER_S = 10.0  # seconds for all conversations
 
-SYSTEM, QUESTION = "needleOfSystem", "needleOfQuestion"
+SYSTEM, QUESTION, CONTENT, THOUGHT = "needleSystem", "needleQuestion", "needleContent", "needleThought"
 FIRST, SECOND = "needleFirstTool", "needleSecondTool"
+IDS = ("needleId1", "needleId2")  # nine letters and digits, as Mistral's templates want them
+WORD, NUMBER, FLAG, RECORD, LIST = "needleWord", "needleNumber", "needleFlag", "needleRecord", "needleList"
+# An argument of each type whose values a template may write in a way of their own, by its name.
+ARGUMENTS: Mapping[str, Any] = {
+    WORD: "needleText",
+    NUMBER: 4711,
+    FLAG: True,
+    RECORD: {"needleInner": 1},
+    LIST: ["needleItem"],
+}
+# Arguments with which a format has to prove that it reads what the template writes.
+PROOF: Mapping[str, Any] = {
+    WORD: 'it\'s "é"\n\\ {x} a < b',
+    NUMBER: -5,
+    RECORD: {"needleInner": [1.5, "e}", None, {"f": False}]},
+}
+TYPES = {WORD: "string", NUMBER: "integer", FLAG: "boolean", RECORD: "object", LIST: "array"}
+PARAMETERS = {
+    "type": "object",
+    "properties": {name: {"type": kind, "description": f"a {kind}"} for name, kind in TYPES.items()},
+    "required": [WORD],
+}
 
 
-def tool(name: str) -> dict[str, Any]:
+def _tool(name: str) -> dict[str, Any]:
+    function = {"name": name, "description": "does something", "parameters": PARAMETERS}
+    return {"type": "function", "function": function}
+
+
+def _call(name: str, call_id: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
+        "id": call_id,
         "type": "function",
-        "function": {
-            "name": name,
-            "description": "needleOfDescription",
-            "parameters": {"type": "object", "properties": {}, "required": []},
-        },
+        "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
     }
 
 
-TOOLS = {"tools": [tool(FIRST), tool(SECOND)]}
-ASKED = {"role": "user", "content": QUESTION}
+def _chat(*turns: Mapping[str, Any]) -> Chat:
+    """A conversation with tools that ends as it is. The keywords switch thinking on where a template has a switch."""
+    keywords = {"tools": [_tool(FIRST), _tool(SECOND)], "enable_thinking": True, "thinking": True}
+    asked = {"role": "user", "content": QUESTION}
+    return Chat([asked, *turns], keywords, add_generation_prompt=False)
+
+
+def _turn(content: str, *calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **({"tool_calls": list(calls)} if calls else {}), **more}
+
+
+_FIRST, _SECOND = (
+    _call(name, call_id, ARGUMENTS) for name, call_id in zip((FIRST, SECOND), IDS, strict=True)
+)
+_PROVED = (_call(FIRST, IDS[0], PROOF), _call(SECOND, IDS[1], {}))
 CHATS: Mapping[str, Chat] = {
-    "system": Chat([{"role": "system", "content": SYSTEM}, ASKED]),
-    "tools": Chat([ASKED], TOOLS),
+    "system": Chat([{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]),
+    "tools": _chat(),
+    "said": _chat(_turn(CONTENT)),
+    "thought": _chat(_turn(CONTENT, reasoning_content=THOUGHT)),
+    "planned": _chat(_turn("", _FIRST, reasoning_content=THOUGHT)),
+    "called": _chat(_turn("", _FIRST)),
+    "called twice": _chat(_turn("", _FIRST, _SECOND)),
+    "proof of one": _chat(_turn("", _PROVED[0])),
+    "proof": _chat(_turn("", *_PROVED)),
 }
 
 
