@@ -18,12 +18,12 @@ from slipstream.engine.api import Chat
 from slipstream.engine.errors import InvalidRequest
 from slipstream.engine.text.chat import ChatTemplate
 from slipstream.engine.text.tokenizer import Tokenizer
+from slipstream.server.openai.formats.call_shape import MARK
 from slipstream.server.openai.formats.derived import calls_of, derived, thinking
 from slipstream.server.openai.formats.format import CallEnd, Content, Format, Piece, Reasoning, Tool, joined
 from slipstream.server.openai.formats.known import format_of
 from slipstream.server.openai.formats.parser import Parser
 from slipstream.server.openai.formats.renderings import CHATS, Renderings
-from slipstream.server.openai.formats.shape import MARK
 from tests.http.fake import INFO
 from tests.unit.test_formats import accepts, known_of
 

@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from slipstream.server.openai.formats.call_shape import COUNT, ID, MARK, Parameters, Shape
 from slipstream.server.openai.formats.format import (
     CallArguments,
     CallEnd,
@@ -43,7 +44,6 @@ from slipstream.server.openai.formats.renderings import (
     TYPES,
     Renderings,
 )
-from slipstream.server.openai.formats.shape import COUNT, ID, MARK, Parameters, Shape
 
 TOKEN = re.compile(rf"{MARK.pattern}|<[^<>\s][^<>]*|\s+|\w+|.", re.DOTALL)
 NAME = "template"  # of derived formats
