@@ -56,6 +56,7 @@ class Family:
     after: str = ""
     think: tuple[str, str] = ("<think>", "</think>")
     says: tuple[str, str] = ("", "")  # around content
+    ends: str = ""  # written behind all of a turn
     many: bool = True
 
     @property
@@ -69,7 +70,8 @@ class Family:
             f"{{% if m.tool_calls %}}{self.before}{{% for c in {calls} %}}{{% set f = c.function %}}"
             f"{{% if not loop.first %}}{self.between}{{% endif %}}"
             f"{self.open}{{{{ f.name }}}}{self.middle}{self.arguments}{self.close}{{% endfor %}}{self.after}"
-            "{% endif %}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+            f"{{% endif %}}{{% if m.role == 'assistant' %}}{self.ends}{{% endif %}}<|end|>\n{{% endfor %}}"
+            "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
         )
 
 
@@ -147,6 +149,37 @@ FAMILIES = {
         close="</function>\n</call>",
         between="\n",
     ),
+    "turns in tags of two tokens": Family(
+        before="<|open|>tools<|sep|>",
+        open='<|open|>call tool="',
+        middle='"<|sep|>',
+        close="<|close|>call<|sep|>",
+        after="<|close|>tools<|sep|>",
+        says=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+        ends="<|close|>message<|sep|>",
+        think=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ),
+    "a message of its own": Family(
+        open='<|end|>\n<|function|>\n{"name": "', middle='", "arguments": ', close="}", many=False
+    ),
+    "strings in CDATA": Family(
+        open='<function name="',
+        middle='">',
+        arguments=tagged(
+            '<param name="',
+            "\">{% if '<' in v | string %}<![CDATA[{% endif %}",
+            "{% if '<' in v | string %}]]>{% endif %}</param>",
+        ),
+        close="</function>",
+        between="\n",
+    ),
+    "thinking that is empty before calls": Family(
+        before="{% if not m.reasoning_content %}<think></think>{% endif %}<|calls|>",
+        open="<|call|>",
+        middle="<|arguments|>",
+        close="<|done|>",
+        after="<|calls_done|>",
+    ),
     "content in tags": Family(
         open='<|call|>{"name": "',
         middle='", "arguments": ',
@@ -201,6 +234,16 @@ def reply(
     return text[len(template.render(Chat([asked]))) :].removesuffix("\n").removesuffix("<|end|>")
 
 
+def forced_text(name: str, tokenizer: Tokenizer, *calls: dict[str, Any]) -> str:
+    """What the template writes of calls alone."""
+    return (
+        reply(name, tokenizer, *calls)
+        .removesuffix(FAMILIES[name].ends)
+        .replace("<think></think>", "")
+        .strip()
+    )
+
+
 def read(format_: Format, parts: list[str]) -> list[Piece]:
     parser = Parser(format_, {one.name: one for one in TOOLS}, "")
     return joined([*(piece for part in parts for piece in parser.feed(part)), *parser.finish()])
@@ -220,13 +263,19 @@ def test_what_the_template_writes_comes_back(name: str, tokenizer: Tokenizer) ->
     assert calls_of(whole) == wanted
     assert len([one for one in whole if isinstance(one, CallEnd)]) == len(wanted)
     assert text_of(whole, Reasoning) == "I think\nso"
-    shown = text_of(whole, Content)
-    for one in FAMILIES[name].says:
-        shown = shown.replace(one, "")
-    assert shown == "Let me see."
+    assert text_of(whole, Content) == "Let me see."
     for i in range(1, len(text)):
         assert read(format_, [text[:i], text[i:]]) == whole, i
     assert read(format_, list(text)) == whole
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_answer_without_calls_is_content(name: str, tokenizer: Tokenizer) -> None:
+    format_, text = found(name, tokenizer), reply(name, tokenizer, content="Let me see.", thought="So.")
+    for parts in ([text], list(text)):
+        assert read(format_, parts) == [Reasoning("So."), Content("Let me see.")]
+    parser = Parser(format_, {}, "")
+    assert joined([*parser.feed(text), *parser.finish()]) == [Reasoning("So."), Content("Let me see.")]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -251,16 +300,19 @@ def test_what_the_template_writes_is_what_is_forced(name: str, as_tokens: str, t
     known = known_of(format_, used)
     one, two = call("get_weather", arguments), call("ping", {})
     forced = known.forced(TOOLS, many=False)
-    text = reply(name, tokenizer, one).strip()
+    text = forced_text(name, tokenizer, one)
     assert accepts(forced, text, used)
     assert calls_of(read(format_, [text])) == [("get_weather", arguments)]
     without = {key: value for key, value in arguments.items() if key != "city"}
     for wrong in (call("rm_rf", arguments), call("get_weather", without)):
-        assert not accepts(forced, reply(name, tokenizer, wrong).strip(), used)
-    for text in ("", "Hello", reply(name, tokenizer, one).strip() + "Hello"):
+        assert not accepts(forced, forced_text(name, tokenizer, wrong), used)
+    for text in ("", "Hello", forced_text(name, tokenizer, one) + "Hello"):
         assert not accepts(forced, text, used), text
-    both = reply(name, tokenizer, one, two).strip()
-    if family.many:
+    both = forced_text(name, tokenizer, one, two)
+    if not family.many:
+        text = forced_text(name, tokenizer, one)
+        assert not accepts(known.forced(TOOLS, many=True), text + text, used)
+    else:
         assert not accepts(forced, both, used)
         assert accepts(known.forced(TOOLS, many=True), both, used)
 
@@ -302,7 +354,7 @@ def test_any_text_split_anywhere(name: str, scraps: list[str], cuts: list[int]) 
     whole = read(format_, [text])
     assert read(format_, [*parts, rest]) == whole
     if all(isinstance(one, Content) for one in whole):
-        silent = (*format_.between, *(format_.reasoning or ()))
+        silent = (*format_.between, *format_.around, *(format_.reasoning or ()))
         assert squeezed(text_of(whole, Content), silent) == squeezed(text, silent)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.server.openai.formats.enforce import (
     Rules,
@@ -109,18 +109,17 @@ class Shape:
     def _is_unique(self, text: str) -> bool:
         return sum(one.count(text) for one in self.texts) == 1 and text not in self.elsewhere
 
-    def format(self, name: str, reasoning: tuple[str, str] | None, tokens: Collection[str]) -> Format | None:
-        """The format of such calls; None if no text marks a call. `tokens`: of the model, beside its vocabulary."""
+    def format(self, plain: Format, tokens: Collection[str]) -> Format | None:
+        """The format `plain` with such calls; None if nothing marks a call. `tokens`: beside the model's words."""
         region = self.region
         if region is None:
             return None
         around = (self.before, self.after) if region.opener in self.open else ()
         between = tuple(one.strip() for one in around if one.strip())
-        joined = "\n".join([*self.texts, *(reasoning or ())])
+        joined = "\n".join([*self.texts, *plain.markers])
         inside = tuple(sorted(one for one in tokens if one in joined and one.strip()))
-        return Format(
-            name=name,
-            reasoning=reasoning,
+        return replace(
+            plain,
             calls=Calls(region.opener, region.closer, self._reader),
             between=between,
             inside=inside,

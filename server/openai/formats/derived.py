@@ -73,7 +73,8 @@ def derived(seen: Renderings, tokens: Collection[str], ends: Collection[str]) ->
         shape = _shape(seen.texts, thoughts, ends)
     except (_UnreadableError, KeyError):
         return None
-    found = shape.format(NAME, thoughts, tokens)
+    plain = Format(NAME, reasoning=thoughts, around=_around(seen, thoughts, ends))
+    found = shape.format(plain, tokens)
     return found if found and is_proved(found, seen) else None
 
 
@@ -94,14 +95,29 @@ def thinking(seen: Renderings) -> tuple[str, str] | None:
     return None
 
 
+def _around(seen: Renderings, thoughts: tuple[str, str] | None, ends: Collection[str]) -> tuple[str, ...]:
+    """The markers that the template writes before and behind content, and at a turn's end if no token ends it."""
+    if thoughts and CONTENT in (turn := _turn(seen, "thought")):
+        head = turn.rpartition(CONTENT)[0].rpartition(thoughts[1])[2]
+    else:
+        begun, said = (seen.texts.get(one, "") for one in ("begun", "said"))
+        head = said.rpartition(CONTENT)[0][_n_alike(begun, said) :]
+    said, called = (_turn(seen, one) for one in ("said", "called"))
+    tail = said.rpartition(CONTENT)[2].rstrip()
+    n_end = _n_ending(tail, called.rstrip())
+    parts = (head, tail[: len(tail) - n_end], tail[len(tail) - n_end :])
+    cut = (next((one.removesuffix(token) for token in ends if one.endswith(token)), one) for one in parts)
+    return tuple(dict.fromkeys(one.strip() for one in cut if MARK.search(one)))
+
+
 def _shape(texts: Mapping[str, str], thoughts: tuple[str, str] | None, ends: Collection[str]) -> Shape:
     """The shape of calls. Raises `_UnreadableError`, or KeyError if a rendering is missing."""
     said_head, said, said_tail = texts["said"].rpartition(CONTENT)
     one = texts["called"]
     cdata = "<![CDATA[" in texts.get("proof of one", "")[len(texts["tools"]) :]
-    start = _n_alike(said_head, one)
+    start = _start(texts, said_head)
     call = _located(one, start, FIRST)
-    end = len(one) - _n_alike_at_end(said_tail, one[call.arguments[1] :]) if said else len(one)
+    end = len(one) - _n_ending(said_tail, one[call.arguments[1] :]) if said else len(one)
     lead, tail = one[start : call.name[0]], one[call.arguments[1] : end].rstrip()
     tail = next((tail.removesuffix(token) for token in ends if tail.endswith(token)), tail)
     middle = one[call.name[1] : call.arguments[0]]
@@ -130,6 +146,14 @@ def _shape(texts: Mapping[str, str], thoughts: tuple[str, str] | None, ends: Col
             after=tail[len(close) :],
         )
     )
+
+
+def _start(texts: Mapping[str, str], said_head: str) -> int:
+    """Where the turn with a call parts from its beginning, which it shares with a turn without."""
+    one = texts["called"]
+    start = _n_alike(said_head, one)
+    # What begins both content and calls, such as the first token of any tag, is not yet shared.
+    return start if start == len(said_head) else min(start, _n_alike(texts.get("begun", one), one))
 
 
 def _joint(text: str, start: int) -> str | None:
@@ -267,6 +291,17 @@ def _n_alike(one: str, other: str) -> int:
 def _n_alike_at_end(one: str, other: str) -> int:
     """Characters that two texts end with alike."""
     return _n_same(_tokens(one)[::-1], _tokens(other)[::-1])
+
+
+def _n_ending(one: str, other: str) -> int:
+    """Characters of the end that two turns have in common.
+
+    A token that comes again in it, such as one that ends every tag, belongs to what stands before.
+    """
+    ending = _tokens(one[len(one) - _n_alike_at_end(one, other) :])
+    while ending and ending[0] in ending[1:]:
+        ending.pop(0)
+    return sum(map(len, ending))
 
 
 def _n_same(one: Sequence[str], other: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipstream.engine.api import AsyncEngine, Chat
@@ -75,6 +75,7 @@ _PROVED = (_call(FIRST, IDS[0], PROOF), _call(SECOND, IDS[1], {}))
 CHATS: Mapping[str, Chat] = {
     "system": Chat([{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]),
     "tools": _chat(),
+    "begun": replace(_chat(), add_generation_prompt=True),
     "said": _chat(_turn(CONTENT)),
     "thought": _chat(_turn(CONTENT, reasoning_content=THOUGHT)),
     "planned": _chat(_turn("", _FIRST, reasoning_content=THOUGHT)),
