@@ -77,7 +77,7 @@ class Family:
 
 def tagged(key: str, value: str, end: str, between: str = "") -> str:
     """A parameter after the other: Jinja of what stands before a key, before its value, and behind that."""
-    text = "{% if v is string %}{{ v }}{% else %}{{ v | tojson }}{% endif %}"
+    text = "{{ v if v is string else v | tojson }}"
     gap = f"{{% if not loop.first %}}{between}{{% endif %}}"
     return f"{{% for k, v in f.arguments.items() %}}{gap}{key}{{{{ k }}}}{value}{text}{end}{{% endfor %}}"
 
