@@ -306,6 +306,16 @@ class Settings:
     slot_save_path: str | None = setting(
         None, "folder for slots saved to files (POST /slots/ID?action=save); they hold the texts' tokens"
     )
+    responses_store: str = setting(
+        "memory",
+        "where /v1/responses keeps what it answered: memory, or a file (SQLite) that outlives the server",
+    )
+    responses_kept: int = setting(
+        1000,
+        "responses kept for each API key, of 64 MiB in all; those not used for longest make room; 0 keeps none",
+        least=0,
+        most=1000000,
+    )
     chat_format: str = setting(
         "auto",
         "how the model writes thinking and tool calls; auto: found out from its chat template; template: read from it "
@@ -363,37 +373,3 @@ SPECULATE_RANGES: Mapping[str, tuple[float, float]] = {
     "ngram_size_m": range_of("spec_ngram_simple_size_m"),
     "ngram_min_hits": range_of("spec_ngram_simple_min_hits"),
 }
-
-
-def check(settings: Settings) -> None:
-    """Raises `SettingError` for the first value outside its bounds or choices."""
-    from slipstream.engine.errors import SettingError
-    from slipstream.engine.naming import did_you_mean
-
-    for one in fields(settings):
-        value = getattr(settings, one.name)
-        meta = one.metadata
-        if value is None:
-            continue
-        if meta["choices"] and value not in meta["choices"]:
-            choices = meta["choices"]
-            hint = did_you_mean(str(value), choices)
-            raise SettingError(one.name, value, f"must be one of {', '.join(choices)}{hint}")
-        if one.name == "spec_type":
-            _check_drafters(value)
-        if meta["least"] is not None and value < meta["least"]:
-            raise SettingError(one.name, value, f"must be at least {meta['least']}")
-        if meta["most"] is not None and value > meta["most"]:
-            raise SettingError(one.name, value, f"must be at most {meta['most']}")
-
-
-def _check_drafters(names: str) -> None:
-    """Raises `SettingError` for a name that is no drafter's."""
-    from slipstream.engine.errors import SettingError
-    from slipstream.engine.naming import did_you_mean
-
-    for name in (word.strip() for word in names.split(",")):
-        if name not in (*DRAFTERS, *TEST_DRAFTERS, NO_DRAFTER, ALL_DRAFTERS):
-            offered = ", ".join((*DRAFTERS, NO_DRAFTER, ALL_DRAFTERS))
-            hint = did_you_mean(name, (*DRAFTERS, NO_DRAFTER, ALL_DRAFTERS))
-            raise SettingError("spec_type", names, f"{name!r} is not a drafter{hint}; there are {offered}")

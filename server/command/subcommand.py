@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from slipstream.engine.errors import SettingError
 from slipstream.engine.naming import did_you_mean
-from slipstream.engine.settings import Settings, check
+from slipstream.engine.settings import Settings
+from slipstream.engine.settings_check import check
 from slipstream.server import version
 from slipstream.server.command.flags import BY_NAME, OPTIONS, PREFIX, Option, merged
 from slipstream.server.command.foreign_flags import Foreign

@@ -52,7 +52,10 @@ def page() -> str:
     """The page as Markdown."""
     made = document(create_app(Gate(), Settings(model="")).routes)
     paths, schemas = made["paths"], made["components"]["schemas"]
-    bodies = _reached([one["post"]["requestBody"] for one in paths.values() if "post" in one], schemas)
+    bodies = _reached(
+        [one["post"]["requestBody"] for one in paths.values() if "requestBody" in one.get("post", {})],
+        schemas,
+    )
     replies = _reached([one["responses"]["200"] for path in paths.values() for one in path.values()], schemas)
     parts = [
         INTRO,
@@ -81,17 +84,22 @@ def _endpoints(paths: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for path, methods in paths.items():
         if path in FILES and path != "/":
             continue
-        one = methods.get("get") or methods["post"]
-        query = "&".join(f"{each['name']}=…" for each in one.get("parameters", ()) if each["in"] == "query")
-        name = f"`{', '.join(sorted(methods)).upper()} {path}{'?' + query if query else ''}`"
-        body = one["requestBody"]["content"][JSON]["schema"] if "requestBody" in one else None
-        ((media, reply), *_) = one["responses"]["200"]["content"].items()
-        yield (
-            name + (" *open*" if one.get("security") == [] else ""),
-            one["summary"],
-            _kind(body) if body else "",
-            _kind(reply["schema"]) if reply.get("schema") and media == JSON else media,
-        )
+        for method, one in methods.items():
+            if method != "head":
+                yield _endpoint(f"{method}, head" if "head" in methods else method, path, one)
+
+
+def _endpoint(methods: str, path: str, one: Mapping[str, Any]) -> tuple[str, ...]:
+    query = "&".join(f"{each['name']}=…" for each in one.get("parameters", ()) if each["in"] == "query")
+    name = f"`{methods.upper()} {path}{'?' + query if query else ''}`"
+    body = one["requestBody"]["content"][JSON]["schema"] if "requestBody" in one else None
+    ((media, reply), *_) = one["responses"]["200"]["content"].items()
+    return (
+        name + (" *open*" if one.get("security") == [] else ""),
+        one["summary"],
+        _kind(body) if body else "",
+        _kind(reply["schema"]) if reply.get("schema") and media == JSON else media,
+    )
 
 
 def _absent() -> Iterator[str]:

@@ -53,7 +53,10 @@ STATUSES: Mapping[int, tuple[str, tuple[str, ...]]] = {
     403: ("A server on loopback answers only to its own host names.", ("host_not_allowed",)),
     404: (
         "No such thing here, or switched off on this server.",
-        ("not_found", "model_not_found", "not_supported"),
+        (
+            *("not_found", "model_not_found", "not_supported"),
+            *("response_not_found", "previous_response_not_found", "item_not_found"),
+        ),
     ),
     405: ("The path does not take this method.", ("method_not_allowed",)),
     408: ("The body did not arrive within `--timeout`.", ("body_timeout",)),
@@ -90,9 +93,15 @@ def schema_of(*models: type[BaseModel]) -> Schema:
     return found[0] if len(found) == 1 else {"anyOf": found}
 
 
-def answers(reply: Any, *statuses: int, event: type[BaseModel] | None = None) -> Responses:
-    """`responses` of a route's decorator: `reply` as JSON, events of type `event` if it can stream, failures."""
-    content = {"content": {"text/event-stream": {"schema": _event(event)}}} if event else {}
+def answers(
+    reply: Any, *statuses: int, event: type[BaseModel] | None = None, is_named: bool = False
+) -> Responses:
+    """`responses` of a route's decorator: `reply` as JSON, events of type `event` if it can stream, failures.
+
+    `is_named`: events have names, and the last has a type of its own instead of `[DONE]`.
+    """
+    schema = event and (_named_event(event) if is_named else _event(event))
+    content = {"content": {"text/event-stream": {"schema": schema}}} if schema else {}
     return {200: {"model": reply, **content}, **failing(*statuses)}
 
 
@@ -121,6 +130,18 @@ def _event(model: type[BaseModel]) -> Schema:
         "description": "With `stream`: one event. The last is `[DONE]`; comment lines keep the connection open.",
         "properties": {"event": {"const": "message"}, "data": {"anyOf": [{"const": "[DONE]"}, data]}},
         "required": ["data"],
+        "additionalProperties": False,
+    }
+
+
+def _named_event(model: type[BaseModel]) -> Schema:
+    """The same for events whose name is also the `type` of their data, failures included."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema_of(model)}
+    return {
+        "type": "object",
+        "description": "With `stream`: one event. Comment lines keep the connection open.",
+        "properties": {"event": {"type": "string"}, "data": {"anyOf": [{"type": "null"}, data]}},
+        "required": ["event", "data"],
         "additionalProperties": False,
     }
 

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import EngineError
@@ -29,8 +30,13 @@ from slipstream.server.native import slots
 from slipstream.server.openai import absent
 from slipstream.server.openai import routes as openai
 from slipstream.server.openai.formats.reading import Knowing
+from slipstream.server.openai.serving import Serving
 from slipstream.server.report import metrics, speculation, status, tracing
 from slipstream.server.report.meter import Meter
+from slipstream.server.responses import routes as responses
+from slipstream.server.responses.kept import KeptResponses
+
+METHODS = ("DELETE", "GET", "HEAD", "POST")  # of all routes
 
 
 def create_app(engine: AsyncEngine | Gate, settings: Settings, knowing: Knowing | None = None) -> FastAPI:
@@ -44,7 +50,10 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings, knowing: Knowing 
         traces = tracing.Tracing(tracing.exporter_to(settings.otlp_endpoint), version())
     # `describe/openapi.py` serves the document, behind the API key. FastAPI's interactive pages load remote scripts.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.include_router(openai.routes(gate, settings, knowing), tags=["OpenAI"])
+    serving = Serving(gate, settings, knowing)
+    app.include_router(openai.routes(serving), tags=["OpenAI"])
+    kept = KeptResponses(settings.responses_store, settings.responses_kept)
+    app.include_router(responses.routes(serving, kept), tags=["OpenAI"])
     app.include_router(absent.routes())
     app.include_router(native.routes(gate, settings), tags=["llama-server"])
     app.include_router(slots.routes(gate, settings), tags=["llama-server"])
@@ -65,7 +74,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings, knowing: Knowing 
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=list(METHODS),
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
@@ -85,16 +94,26 @@ async def _left(_request: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_LEFT)
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, which the router refuses by itself, in OpenAI's error shape."""
     assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
     if error.status_code == 404:
         return not_found("this path does not exist here").problem.response()
     if error.status_code == 405:
         message = "this path does not take this method"
+        headers = {"allow": ", ".join(sorted(_methods(request)))}
         return Problem(
             405, "invalid_request_error", "method_not_allowed", message, headers=headers
         ).response()
-    message = str(error.detail)
+    message, headers = str(error.detail), dict(error.headers or {})
     return Problem(error.status_code, "invalid_request_error", None, message, headers=headers).response()
+
+
+def _methods(request: Request) -> set[str]:
+    """What the request's path takes. The router names the methods of the first of its routes only."""
+    asked = [{**request.scope, "method": method} for method in METHODS]
+    return {
+        one["method"]
+        for one in asked
+        if any(route.matches(one)[0] is Match.FULL for route in request.app.routes)
+    }

@@ -127,8 +127,10 @@ def _first(error: ValidationError) -> Exception:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """`("messages", 0, "content")` as `messages[0].content`."""
+    """`("messages", 0, "content")` as `messages[0].content`; names of types, which begin with a colon, are left out."""
     path = ""
     for step in location:
+        if isinstance(step, str) and step.startswith(":"):
+            continue
         path += f"[{step}]" if isinstance(step, int) else f".{shown(step)}" if path else shown(step)
     return path or "body"

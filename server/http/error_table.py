@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -182,3 +182,21 @@ def problem_of(error: Exception) -> Problem:
         if isinstance(error, kind):
             return tell(error)
     return internal()
+
+
+def renamed(error: Exception, names: Mapping[str, str]) -> Refused:
+    """`error` with the name that a request's field has in its own dialect. `names`: by the field's name in a chat."""
+    problem = problem_of(error)
+    field, more = _parted(problem.param or "")
+    if field not in names:
+        return Refused(problem)
+    message = problem.message
+    if message.startswith(field):
+        message = names[field] + message.removeprefix(field)
+    return Refused(replace(problem, param=names[field] + more, message=message))
+
+
+def _parted(param: str) -> tuple[str, str]:
+    """`messages[0].content` as the field's name and what follows it."""
+    end = next((i for i, char in enumerate(param) if char in ".["), len(param))
+    return param[:end], param[end:]

@@ -20,7 +20,6 @@ ABSENT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("LoRA adapters", ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"), ""),
     ("llama-server's own form of completions", ("/completion", "/completions"), "/v1/completions"),
     ("llama-server's own form of infilling", ("/infill",), "/v1/completions with a suffix"),
-    ("the Responses API", ("/v1/responses", "/responses"), "/v1/chat/completions"),
     ("the Messages API", ("/v1/messages",), "/v1/chat/completions"),
 )
 

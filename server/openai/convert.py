@@ -120,6 +120,23 @@ def asked_tools(wire: ChatRequest, known: Known) -> Asked:
     return tools
 
 
+# Fields that only shape replies with `choices`.
+_SHAPES = ("return_token_ids", "spec_detail")
+
+
+def chat_fields(wire: Generate) -> dict[str, Any]:
+    """The fields of `wire` that a `ChatRequest` has too, for a dialect whose replies are one message.
+
+    Raises `Refused` for a field that such replies have no place for.
+    """
+    if (wire.n or 1) > 1:
+        raise unsupported("n", "a reply is one message here; /v1/chat/completions has choices")
+    for name in _SHAPES:
+        if getattr(wire, name):
+            raise unsupported(name, "only replies with choices have a place for it")
+    return {name: getattr(wire, name) for name in Generate.model_fields}
+
+
 def completion_job(wire: CompletionRequest, caller: Caller) -> Job:
     shared = replace(
         _shared(wire, caller),

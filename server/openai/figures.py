@@ -115,6 +115,19 @@ def _speculative_decoding(runs: Sequence[Speculation]) -> dict[str, Any]:
     }
 
 
+def extras(ends: Sequence[Done], n: int) -> dict[str, Any]:
+    """What the root of a reply holds beside the fields of its dialect."""
+    # Text in which drafts were accepted at random must not be taken for the model's.
+    synthetic = {"synthetic": True} if any(end.speculation.synthetic for end in ends) else {}
+    return {
+        **synthetic,
+        "timings": timings(ends, n),
+        "metrics": metrics(ends),
+        "speculative": resolved(ends[0].speculation),
+        "seed": ends[0].seed,
+    }
+
+
 def resolved(run: Speculation) -> dict[str, Any]:
     """The settings of speculation that were in force, after the server's limits, for the reply."""
     told = {"types": list(run.types), "n_max": run.n_max, "n_min": run.n_min, "p_min": run.p_min}

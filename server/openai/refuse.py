@@ -6,7 +6,7 @@ that only inform a provider are accepted and ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from slipstream.server.http.error_table import unsupported
@@ -91,13 +91,19 @@ IGNORED = frozenset(
 )
 
 
-def without_refused(data: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` without the fields of this module. Raises `Refused` for the first field that is not off."""
+def without_refused(data: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """`data` without the fields of this module, but for those that the request's model has itself (`known`).
+
+    Raises `Refused` for the first field that is not off.
+    """
+    made = {}
     for name, value in data.items():
-        reason, off = REFUSED.get(name, ("", ()))
+        reason, off = ("", ()) if name in known else REFUSED.get(name, ("", ()))
         if reason and value is not None and not any(_same(value, one) for one in off):
             raise unsupported(name, reason)
-    return {name: value for name, value in data.items() if name not in REFUSED and name not in IGNORED}
+        if name in known or not (reason or name in IGNORED):
+            made[name] = value
+    return made
 
 
 def _same(value: object, off: object) -> bool:

@@ -121,9 +121,9 @@ class ChoicesReply:
         ordered = [ends[one] for one in range(len(ends))]
         if self.job.include_usage:
             yield self._chunk([choice])
-            yield self._chunk([], **{**self._extras(ordered), "usage": self._usage(ordered)})
+            yield self._chunk([], **{**figures.extras(ordered, self.job.n), "usage": self._usage(ordered)})
         else:
-            yield self._chunk([choice], **self._extras(ordered))
+            yield self._chunk([choice], **figures.extras(ordered, self.job.n))
 
     def failed(self, problem: Problem) -> bytes:
         return event(problem.content())
@@ -139,7 +139,7 @@ class ChoicesReply:
         body = {**self._head, "object": self.form.whole_object, "choices": choices, "usage": usage}
         if self.job.detail:
             body["spec"] = [[_detail(delta) for delta in deltas] for deltas in self._details]
-        return orjson.dumps({**body, **self._root, **self._extras(ends)})
+        return orjson.dumps({**body, **self._root, **figures.extras(ends, self.job.n)})
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         body = {**self._head, "object": self.form.chunk_object, "choices": choices}
@@ -154,17 +154,6 @@ class ChoicesReply:
         looked = [one.n_reasoning for one in self._choices if one.n_reasoning is not None]
         n_reasoning = sum(looked) if looked else None
         return figures.usage(ends, self.job.n, predicted=self.job.predicted, n_reasoning=n_reasoning)
-
-    def _extras(self, ends: Sequence[Done]) -> dict[str, Any]:
-        # Text in which drafts were accepted at random must not be taken for the model's.
-        synthetic = {"synthetic": True} if any(end.speculation.synthetic for end in ends) else {}
-        return {
-            **synthetic,
-            "timings": figures.timings(ends, self.job.n),
-            "metrics": figures.metrics(ends),
-            "speculative": figures.resolved(ends[0].speculation),
-            "seed": ends[0].seed,
-        }
 
 
 def _detail(delta: Delta) -> dict[str, Any]:

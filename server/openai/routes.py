@@ -6,30 +6,21 @@ A path also works without `/v1` if llama-server has it there with the same meani
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from slipstream.engine.api import AsyncEngine, ModelInfo
-from slipstream.engine.settings import Settings
+from slipstream.engine.api import ModelInfo
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
-from slipstream.server.http.body import answer_json, checked, read_json
+from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import not_found
 from slipstream.server.http.gate import Gate
-from slipstream.server.http.sse import CLIENT_LEFT, Events, close_all, unless_gone
 from slipstream.server.openai import replies
-from slipstream.server.openai.choices import begun, chunks, collect, submit
-from slipstream.server.openai.convert import Caller, asked_tools, chat_job, completion_job, read_chat
-from slipstream.server.openai.formats.reading import Knowing
-from slipstream.server.openai.job import Job
-from slipstream.server.openai.wire import ChatRequest, CompletionRequest, Wire
-
-Model = TypeVar("Model", bound=Wire)
-Convert = Callable[[Model, Caller], Job]
+from slipstream.server.openai.convert import asked_tools, chat_job, completion_job, read_chat
+from slipstream.server.openai.serving import Serving, read
+from slipstream.server.openai.wire import ChatRequest, CompletionRequest
 
 _CONVERSATION = [{"role": "user", "content": "Write the docstring:\n\ndef f(x): ..."}]
 _CHAT = takes(ChatRequest, example={"messages": _CONVERSATION, "max_tokens": 16})
@@ -47,47 +38,11 @@ CHAT_TOKENS: Any = {
 MODELS: Any = {"summary": "The model served", "responses": answers(replies.ModelList, 503)}
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """What the routes that read a request body share: from the body to a job, and from a job to a reply."""
-
-    gate: Gate
-    settings: Settings
-    knowing: Knowing
-
-    async def job(
-        self, engine: AsyncEngine, request: Request, model: type[Model], convert: Convert[Model]
-    ) -> Job:
-        wire = await read(request, model, self.settings)
-        await wire.translated()
-        caller = Caller(
-            request_id=request.state.request_id,
-            tenant=getattr(request.state, "tenant", ""),  # only set where keys are checked
-            settings=self.settings,
-            info=engine.info,
-            known=await self.knowing.of(engine),
-        )
-        return convert(wire, caller)
-
-    async def reply(self, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
-        engine = self.gate.for_work()
-        return await answer(request, engine, await self.job(engine, request, model, convert), self.settings)
-
-    async def count(self, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
-        """Answer with the number of prompt tokens of a request, each prompt once, without generating."""
-        engine = self.gate.for_work()
-        job = await self.job(engine, request, model, convert)
-        prompts = [one.prompt for one in job.requests[:: job.n]]
-        n_tokens = sum([len(await engine.prompt_ids(one)) for one in prompts])
-        return answer_json({"object": "response.input_tokens", "input_tokens": n_tokens})
-
-
-def routes(gate: Gate, settings: Settings, knowing: Knowing) -> APIRouter:
+def routes(serving: Serving) -> APIRouter:
     router = APIRouter()
-    serving = Serving(gate, settings, knowing)
     _add_chat(router, serving)
     _add_completions(router, serving)
-    _add_models(router, gate)
+    _add_models(router, serving.gate)
     return router
 
 
@@ -153,35 +108,6 @@ def _add_models(router: APIRouter, gate: Gate) -> None:
             message = "no such model; /v1/models lists what is served"
             raise not_found(message, code="model_not_found", param="model")
         return answer_json(card(info))
-
-
-async def read(request: Request, model: type[Model], settings: Settings) -> Model:
-    """The body as a validated wire model. Raises `Refused`."""
-    return await read_json(
-        request, lambda data: checked(model, model.prepared(data), strict=settings.strict_api)
-    )
-
-
-async def answer(request: Request, engine: AsyncEngine, job: Job, settings: Settings) -> Response:
-    """Run the job: as a stream, or whole unless the client leaves first."""
-    if job.stream:
-        streams = await submit(engine, job)
-        reply = begun(job, engine.info, streams)
-        return Events(
-            chunks(reply, streams), streams, grace_s=settings.shutdown_timeout, timeout_s=settings.timeout
-        )
-
-    async def whole() -> bytes:
-        streams = await submit(engine, job)
-        try:
-            return await collect(begun(job, engine.info, streams), streams)
-        finally:
-            await close_all(streams)
-
-    body = await unless_gone(request, whole())
-    if body is None:
-        return Response(status_code=CLIENT_LEFT)
-    return Response(body, media_type="application/json")
 
 
 def card(info: ModelInfo) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class Generate(Wire):
 
     @classmethod
     def prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return gathered(refuse.without_refused(data))
+        return gathered(refuse.without_refused(data, cls.model_fields))
 
     async def translated(self) -> None:
         await structured.translate(self)

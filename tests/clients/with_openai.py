@@ -1,4 +1,4 @@
-"""`openai`: plain calls, the streaming helper that accumulates chunks, the parsing helper, the async client."""
+"""`openai`: chat and Responses; plain calls, the helpers that accumulate streams and parse, the async client."""
 
 from __future__ import annotations
 
@@ -143,3 +143,61 @@ def test_many_at_once(url: str, question: Any) -> None:
 
     replies = asyncio.run(ask())
     assert len({reply.choices[0].message.content for reply in replies}) == 1
+
+
+def test_responses(client: Any, question: Any) -> None:
+    first = client.responses.create(model="demo", input=question, max_output_tokens=MAX_TOKENS)
+    assert first.output_text
+    assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
+    second = client.responses.create(
+        model="demo", input="Again.", previous_response_id=first.id, max_output_tokens=MAX_TOKENS
+    )
+    assert second.usage.input_tokens > first.usage.input_tokens
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+    assert [one.content[0].text for one in client.responses.input_items.list(second.id)] == ["Again."]
+    client.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(second.id)
+
+
+def test_streamed_responses_say_the_same(client: Any, question: Any) -> None:
+    asked = {"model": "demo", "input": question, "temperature": 0, "max_output_tokens": 500, "store": False}
+    asked["extra_body"] = {"stop": ["\n"]}
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        deltas = [one.delta for one in stream if one.type == "response.output_text.delta"]
+        told = stream.get_final_response()
+    assert told.output_text == whole.output_text == "".join(deltas) != ""
+    assert told.usage == whole.usage or told.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_functions_of_responses(client: Any, question: Any, tool: Any) -> None:
+    flat = {"type": "function", **tool["function"]}
+    asked = {"model": "demo", "input": question, "tools": [flat], "tool_choice": "required", "temperature": 0}
+    asked |= {"max_output_tokens": MAX_JSON_TOKENS, "parallel_tool_calls": False}
+    with client.responses.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        reply = stream.get_final_response()
+    (call,) = [one for one in reply.output if one.type == "function_call"]
+    Finding.model_validate_json(call.arguments)
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "found"}
+    after = client.responses.create(
+        model="demo", input=[output], previous_response_id=reply.id, max_output_tokens=MAX_TOKENS
+    )
+    assert after.status in ("completed", "incomplete")
+
+
+def test_json_of_a_schema_in_responses(client: Any, question: Any) -> None:
+    asked = {"model": "demo", "input": question, "text_format": Finding, "max_output_tokens": MAX_JSON_TOKENS}
+    assert isinstance(client.responses.parse(**asked).output_parsed, Finding)
+    with client.responses.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        assert isinstance(stream.get_final_response().output_parsed, Finding)
+
+
+def test_a_response_in_the_background(client: Any, question: Any) -> None:
+    made = client.responses.create(model="demo", input=question, background=True, max_output_tokens=1000)
+    assert made.status == "in_progress"
+    assert client.responses.cancel(made.id).status in ("cancelled", "completed", "incomplete")

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
 from conftest import MAX_JSON_TOKENS, MAX_TOKENS, QUESTION, Finding
 from pydantic_ai import Agent, NativeOutput, ToolOutput
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 
+@pytest.fixture(params=[OpenAIChatModel, OpenAIResponsesModel], autouse=True)
+def api(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs over chat completions and over Responses."""
+    monkeypatch.setattr(sys.modules[__name__], "MODEL", request.param)
+
+
+MODEL: Any = OpenAIChatModel
+
+
 def agent(url: str, max_tokens: int = MAX_TOKENS, **more: Any) -> Agent[None, Any]:
-    model = OpenAIChatModel("demo", provider=OpenAIProvider(base_url=url, api_key="none"))
-    settings = {"max_tokens": max_tokens, "temperature": 0.0, "seed": 4, "timeout": 120.0}
+    model = MODEL("demo", provider=OpenAIProvider(base_url=url, api_key="none"))
+    settings = {"max_tokens": max_tokens, "temperature": 0.0, "timeout": 120.0}
     return Agent(model, model_settings=settings, retries=0, **more)
 
 

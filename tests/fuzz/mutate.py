@@ -3,7 +3,7 @@
     python -m tests.fuzz.mutate URL [--seconds 30] [--seed N]
 
 A finding is a status from 500 on, one that the document does not have, an error that is not in OpenAI's shape, a
-stream that does not end in `[DONE]` or ends in a failure of ours, or no answer at all.
+stream that does not end as its dialect says or ends in a failure of ours, or no answer at all.
 """
 
 from __future__ import annotations
@@ -156,14 +156,24 @@ def ask(
     return answer.status, answer.headers.get("content-type", ""), answer.read()
 
 
+# What the last event of a stream begins with, by dialect; and what only failures of the server have in an event.
+ENDS = (
+    b"data: [DONE]",
+    b"event: response.completed",
+    b"event: response.incomplete",
+    b"event: response.failed",
+)
+FAILURES = (b'"type":"server_error"', b'"code":"server_error"')
+
+
 def fault(status: int, kind: str, body: bytes) -> str | None:
     """What is wrong with an answer."""
     if status == 200:
         if not kind.startswith("text/event-stream"):
             return None if isinstance(json.loads(body), dict) else "not an object"
-        if not body.endswith(b"data: [DONE]\n\n"):
+        if not body.rstrip().rpartition(b"\n\n")[2].startswith(ENDS):
             return "the stream has no end"
-        return "a failure in the stream" if b'"type":"server_error"' in body else None
+        return "a failure in the stream" if any(one in body for one in FAILURES) else None
     if status >= 500:
         return "the server failed"
     if status not in STATUSES:

@@ -52,6 +52,25 @@ def text(**fields: Any) -> tuple[str, Mapping[str, Any]]:
     return "/v1/completions", {"prompt": "def add(a, b):\n", "max_tokens": 6, **fields}
 
 
+ITEMS = [
+    {"role": "developer", "content": "Be short."},
+    {"role": "user", "content": [{"type": "input_text", "text": "Look."}]},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"name": "a", "n": 1}'},
+    {"type": "function_call_output", "call_id": "c1", "output": "seen"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "There."}]},
+    {"role": "user", "content": "And?"},
+]
+
+
+def response(**fields: Any) -> tuple[str, Mapping[str, Any]]:
+    return "/v1/responses", {
+        "input": "Write the docstring:\n\ndef f(x): ...",
+        "max_output_tokens": 6,
+        **fields,
+    }
+
+
 def schema(**fields: Any) -> Mapping[str, Any]:
     told = {"name": "thing", "schema": SCHEMA, "strict": True}
     return {"response_format": {"type": "json_schema", "json_schema": told}, "max_tokens": 40, **fields}
@@ -93,6 +112,28 @@ REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     text(prompt=["a", [5, 6, 7]], n=2, stream=True),
     text(echo=True, logprobs=2, max_tokens=1),
     text(prompt=[5, 6, 7], stop="x", cache_salt="s", stream=True, **{"speculative.n_max": 2}),
+    response(),
+    response(
+        input=ITEMS,
+        instructions="Be short.",
+        stream=True,
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+        truncation="auto",
+        metadata={"a": "b"},
+    ),
+    response(
+        text={"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}, max_output_tokens=40
+    ),
+    response(
+        tools=[{"type": "function", "name": "look", "parameters": SCHEMA}, {"type": "web_search"}],
+        tool_choice={"type": "function", "name": "look"},
+        reasoning={"effort": "low"},
+        max_output_tokens=40,
+        store=False,
+    ),
+    response(background=True, parallel_tool_calls=False),
+    ("/v1/responses/input_tokens", {"input": ITEMS}),
     ("/v1/chat/completions/input_tokens", {"messages": TURNS}),
     ("/apply-template", {"messages": TURNS}),
     ("/tokenize", {"content": "def add(a, b):", "with_pieces": True, "add_special": True}),

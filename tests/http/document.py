@@ -39,56 +39,57 @@ def type_of(schema: dict[str, Any]) -> Any:
     return MODELS[schema["$ref"].rpartition("/")[2]]
 
 
-def operation(path: str) -> dict[str, Any]:
+def operation(path: str, method: str = "") -> dict[str, Any]:
+    """The operation of a path; without a method, that of GET or else POST."""
     methods = DOCUMENT["paths"][path]
-    return methods.get("get") or methods["post"]
+    return methods[method] if method else methods.get("get") or methods["post"]
 
 
-def reply_schema(path: str) -> dict[str, Any] | None:
+def reply_schema(path: str, method: str = "") -> dict[str, Any] | None:
     """The schema of a reply as JSON; None for other media and for a reply without a model."""
-    content = operation(path)["responses"]["200"]["content"]
+    content = operation(path, method)["responses"]["200"]["content"]
     return content.get("application/json", {}).get("schema") or None
 
 
-def event_schema(path: str) -> dict[str, Any] | None:
+def event_schema(path: str, method: str = "") -> dict[str, Any] | None:
     """The schema of what an event of a stream holds; None where there is no stream."""
-    content = operation(path)["responses"]["200"]["content"]
+    content = operation(path, method)["responses"]["200"]["content"]
     if "text/event-stream" not in content:
         return None
     _, data = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"]
     return data["contentSchema"]
 
 
-def hold(path: str, status: int, body: str | bytes) -> None:
+def hold(path: str, status: int, body: str | bytes, method: str = "") -> None:
     """Raises ValidationError unless the body is what the operation of that path says, and nothing more."""
-    found = operation(path)["responses"]
+    found = operation(path, method)["responses"]
     assert str(status) in found or status in NOWHERE, f"{path} may not answer {status}"
     one = found.get(str(status))
     kind = type_of(one["content"]["application/json"]["schema"]) if one else Error
     TypeAdapter(kind).validate_json(body, extra="forbid")
 
 
-def hold_events(path: str, text: str) -> None:
+def hold_events(path: str, text: str, method: str = "") -> None:
     """The same for the events of a stream: chunks, or a failure after the first byte."""
-    kind = TypeAdapter(type_of(event_schema(path)))
-    for one in text.split("\n\n"):
-        data = one.removeprefix("data: ")
-        if one.startswith("data: ") and data != "[DONE]":
+    kind = TypeAdapter(type_of(event_schema(path, method)))
+    for line in text.split("\n"):
+        data = line.removeprefix("data: ")
+        if line.startswith("data: ") and data != "[DONE]":
             kind.validate_json(data, extra="forbid")
 
 
 def held(answer: httpx.Response) -> httpx.Response:
     """The answer itself, after a look at it. Paths that are not ours, and pages, are let through."""
     asked = answer.request
-    paths = DOCUMENT["paths"]
+    paths, method = DOCUMENT["paths"], asked.method.lower()
     path = next(
         (one for one in paths if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", one), asked.url.path)), None
     )
-    if path is None or asked.method.lower() not in paths[path]:
+    if path is None or method not in paths[path]:
         return answer
     kind = answer.headers.get("content-type", "")
     if kind.startswith("text/event-stream"):
-        hold_events(path, answer.text)
-    elif kind == "application/json" and reply_schema(path):
-        hold(path, answer.status_code, answer.content)
+        hold_events(path, answer.text, method)
+    elif kind == "application/json" and reply_schema(path, method):
+        hold(path, answer.status_code, answer.content, method)
     return answer

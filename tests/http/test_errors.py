@@ -115,6 +115,8 @@ def test_unknown_paths_and_methods(server: Served) -> None:
     assert answer.headers["allow"] == "POST"
     assert answer.json()["error"]["code"] == "method_not_allowed"
     assert answer.headers["x-request-id"]
+    # A path of several routes: the router itself names the methods of the first.
+    assert server.http.patch("/v1/responses/resp_0").headers["allow"] == "DELETE, GET"
 
 
 def test_requests_are_not_pipelined_into_each_other(server: Served) -> None:

@@ -191,7 +191,6 @@ def test_model_names_have_slashes(server: Served) -> None:
         ("/completion", "/v1/completions"),
         ("/completions", "/v1/completions"),
         ("/infill", "with a suffix"),
-        ("/v1/responses", "/v1/chat/completions"),
         ("/v1/messages", "/v1/chat/completions"),
     ],
 )

@@ -16,7 +16,7 @@ from slipstream.server.openai.wire import ChatRequest, CompletionRequest
 from tests.http.serving import Served, chat
 
 CANARY = "qzCanary"
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 UNSUPPORTED = "unsupported_value"
 LIMIT_S = 0.5
 INTERNALS = re.compile(
@@ -238,7 +238,90 @@ PROMPTS = [
     text("suffix", "not of token ids", suffix=CANARY, prompt=[1, 2]),
     text("min_tokens", "above max_tokens (1)", min_tokens=2, max_tokens=1),
 ]
-ROWS = [*SAMPLING, *SIZES, *LOGPROBS, *MESSAGES, *SPECULATION, *STREAMS, *REFUSED, *PROMPTS]
+
+
+def response(param: str | None, reason: str, code: str = "invalid_value", **fields: Any) -> Row:
+    return Row({"input": "a", **fields}, param, reason, code, RESPONSES)
+
+
+def item(param: str, reason: str, code: str = "invalid_value", **fields: Any) -> Row:
+    return response(f"input[0]{param}", reason, code, input=[fields])
+
+
+def format_(reason: str, code: str = "invalid_value", **fields: Any) -> Row:
+    return response("text.format", reason, code, text={"format": fields})
+
+
+LOOK = {"type": "function", "name": "look"}
+OF_RESPONSES = [
+    Row({}, "input", "required", "missing_field", RESPONSES),
+    response("input", "string or a list", input=None),
+    response("input", "string or a list", input=[]),
+    response("input", "string or a list", input={"role": "user", "content": "a"}),
+    response("input", "at most", input=[{"role": "user", "content": "a"}] * 5000),
+    response("input[0]", "object with a type", input=["a"]),
+    item("", "only items of the types", UNSUPPORTED, type="computer_call", call_id="c"),
+    item("", "only items of the types", UNSUPPORTED, type=7),
+    item(".role", "Input should be", role="tool", content="a"),
+    item(".content", "string or a list", role="user", content=7),
+    item(".content", "required", "missing_field", role="user"),
+    item(".content", "object with a type", role="user", content=["a"]),
+    item(".content", "only parts of the types", UNSUPPORTED, role="user", content=[{"type": "input_image"}]),
+    item(".content", "text as a string", role="user", content=[{"type": "input_text", "text": 1}]),
+    item(".name", "required", "missing_field", type="function_call", call_id="c", arguments="{}"),
+    item(".name", "pattern", type="function_call", call_id="c", arguments="{}", name="a b"),
+    item(".arguments", "valid string", type="function_call", call_id="c", arguments={}, name="look"),
+    item(".call_id", "required", "missing_field", type="function_call_output", output="a"),
+    item(".output", "required", "missing_field", type="function_call_output", call_id="c"),
+    item(".id", "required", "missing_field", type="item_reference"),
+    response("instructions", "valid string", instructions=["a"]),
+    response("previous_response_id", "valid string", previous_response_id=7),
+    response("store", "valid boolean", store="no"),
+    response("background", "valid boolean", background=1),
+    response("background", "stream", UNSUPPORTED, background=True, stream=True),
+    response("background", "needs store", background=True, store=False),
+    response("max_output_tokens", "from 0", max_output_tokens=-2),
+    response("max_output_tokens", "from 0", max_output_tokens="5"),
+    response("max_tool_calls", "greater than or equal to 1", max_tool_calls=0),
+    response("text", "valid dictionary", text="json"),
+    format_("object with a type", type=3),
+    format_("only the types", UNSUPPORTED, type="xml"),
+    format_("a schema", type="json_schema"),
+    format_("JSON schema", type="json_schema", name="a", schema=7),
+    response(
+        "text.format",
+        "response_format",
+        text={"format": {"type": "json_object"}},
+        response_format={"type": "json_object"},
+    ),
+    response("reasoning", "valid dictionary", reasoning="low"),
+    response("reasoning.effort", "valid string", reasoning={"effort": 3}),
+    response("tools", "list of at most", tools=LOOK),
+    response("tools", "object with a type", tools=["look"]),
+    response("tools", "only tools of type", UNSUPPORTED, tools=[{"type": "telepathy"}]),
+    response("tools", "1 to 64 letters", tools=[{"type": "function", "name": "a b"}]),
+    response("tools", "name of its own", tools=[LOOK, LOOK]),
+    response("tool_choice", "only allowed with tools", tool_choice="required"),
+    response("tool_choice", "object", tool_choice="maybe"),
+    response("tool_choice", "only tools of type", UNSUPPORTED, tool_choice={"type": "file_search"}),
+    response("tool_choice", "mode", tool_choice={"type": "allowed_tools", "mode": "all", "tools": [LOOK]}),
+    response("include", "valid list", include="message.output_text.logprobs"),
+    response("top_logprobs", "less than or equal to 20", top_logprobs=21),
+    response("truncation", "'auto' or 'disabled'", truncation="half"),
+    response("metadata", "object", metadata=["a"]),
+    response("metadata", "object", metadata={str(i): "a" for i in range(17)}),
+    response("metadata", "string", metadata={"a": 7}),
+    response("conversation", "not supported", UNSUPPORTED, conversation="c"),
+    response("prompt", "not supported", UNSUPPORTED, prompt={"id": "p"}),
+    response("n", "one message", UNSUPPORTED, n=2),
+    response("return_token_ids", "choices", UNSUPPORTED, return_token_ids=True),
+    response("spec_detail", "choices", UNSUPPORTED, spec_detail=True),
+    response("input", "maximum context length", "context_length_exceeded", input="a " * 600),
+    response("temperature", "greater than or equal to 0", temperature=-1),
+    response("modalities", "text output", UNSUPPORTED, modalities=["audio"]),
+]
+
+ROWS = [*SAMPLING, *SIZES, *LOGPROBS, *MESSAGES, *SPECULATION, *STREAMS, *REFUSED, *PROMPTS, *OF_RESPONSES]
 
 
 def answered(server: Served, path: str, content: bytes, kind: str = "application/json") -> tuple[int, bytes]:

@@ -9,7 +9,8 @@ import pytest
 from slipstream.engine import settings
 from slipstream.engine.errors import LoadError, SettingError
 from slipstream.engine.naming import did_you_mean, model_path
-from slipstream.engine.settings import Settings, check
+from slipstream.engine.settings import Settings
+from slipstream.engine.settings_check import check
 from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS
 
 

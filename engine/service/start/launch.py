@@ -49,7 +49,8 @@ from slipstream.engine.service.start.sizes import (
     pages_each,
     why_shorter,
 )
-from slipstream.engine.settings import NO_DRAFTER, Settings, check
+from slipstream.engine.settings import NO_DRAFTER, Settings
+from slipstream.engine.settings_check import check
 from slipstream.engine.speculate.acceptance import SyntheticAcceptance, coupled, synthetic_rates
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Lengths

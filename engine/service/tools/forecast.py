@@ -36,7 +36,8 @@ from slipstream.engine.service.start.sizes import (
     page_count,
     pages_each,
 )
-from slipstream.engine.settings import Settings, check
+from slipstream.engine.settings import Settings
+from slipstream.engine.settings_check import check
 from slipstream.engine.speculate.network import draft_model
 from slipstream.engine.speculate.registry import kind_of
 

@@ -1,0 +1,37 @@
+"""Whether settings are within their bounds and choices; what depends on model or machine is checked at start."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from slipstream.engine.errors import SettingError
+from slipstream.engine.naming import did_you_mean
+from slipstream.engine.settings import ALL_DRAFTERS, DRAFTERS, NO_DRAFTER, TEST_DRAFTERS, Settings
+
+
+def check(settings: Settings) -> None:
+    """Raises `SettingError` for the first value outside its bounds or choices."""
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        meta = one.metadata
+        if value is None:
+            continue
+        if meta["choices"] and value not in meta["choices"]:
+            choices = meta["choices"]
+            hint = did_you_mean(str(value), choices)
+            raise SettingError(one.name, value, f"must be one of {', '.join(choices)}{hint}")
+        if one.name == "spec_type":
+            _check_drafters(value)
+        if meta["least"] is not None and value < meta["least"]:
+            raise SettingError(one.name, value, f"must be at least {meta['least']}")
+        if meta["most"] is not None and value > meta["most"]:
+            raise SettingError(one.name, value, f"must be at most {meta['most']}")
+
+
+def _check_drafters(names: str) -> None:
+    """Raises `SettingError` for a name that is no drafter's."""
+    for name in (word.strip() for word in names.split(",")):
+        if name not in (*DRAFTERS, *TEST_DRAFTERS, NO_DRAFTER, ALL_DRAFTERS):
+            offered = ", ".join((*DRAFTERS, NO_DRAFTER, ALL_DRAFTERS))
+            hint = did_you_mean(name, (*DRAFTERS, NO_DRAFTER, ALL_DRAFTERS))
+            raise SettingError("spec_type", names, f"{name!r} is not a drafter{hint}; there are {offered}")

@@ -1,0 +1,92 @@
+"""What the routes that read a request body share, whatever their dialect: from the body to a job, and from a job to a
+response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from slipstream.engine.api import AsyncEngine
+from slipstream.engine.settings import Settings
+from slipstream.server.http.body import answer_json, checked, read_json
+from slipstream.server.http.gate import Gate
+from slipstream.server.http.sse import CLIENT_LEFT, Events, close_all, unless_gone
+from slipstream.server.openai.choices import begun, chunks, collect, submit
+from slipstream.server.openai.convert import Caller
+from slipstream.server.openai.formats.reading import Knowing
+from slipstream.server.openai.job import Job
+from slipstream.server.openai.wire import Wire
+
+Model = TypeVar("Model", bound=Wire)
+Convert = Callable[[Model, Caller], Job]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The gate to the engine, the settings, and what is known of the model's format."""
+
+    gate: Gate
+    settings: Settings
+    knowing: Knowing
+
+    async def job(
+        self, engine: AsyncEngine, request: Request, model: type[Model], convert: Convert[Model]
+    ) -> Job:
+        wire = await read(request, model, self.settings)
+        await wire.translated()
+        return convert(wire, await self.caller(engine, request))
+
+    async def caller(self, engine: AsyncEngine, request: Request) -> Caller:
+        return Caller(
+            request_id=request.state.request_id,
+            tenant=getattr(request.state, "tenant", ""),  # only set where keys are checked
+            settings=self.settings,
+            info=engine.info,
+            known=await self.knowing.of(engine),
+        )
+
+    async def reply(self, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
+        engine = self.gate.for_work()
+        return await answer(request, engine, await self.job(engine, request, model, convert), self.settings)
+
+    async def count(self, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
+        """Answer with the number of prompt tokens of a request, each prompt once, without generating."""
+        engine = self.gate.for_work()
+        job = await self.job(engine, request, model, convert)
+        prompts = [one.prompt for one in job.requests[:: job.n]]
+        n_tokens = sum([len(await engine.prompt_ids(one)) for one in prompts])
+        return answer_json({"object": "response.input_tokens", "input_tokens": n_tokens})
+
+
+async def read(request: Request, model: type[Model], settings: Settings) -> Model:
+    """The body as a validated wire model. Raises `Refused`."""
+    return await read_json(
+        request, lambda data: checked(model, model.prepared(data), strict=settings.strict_api)
+    )
+
+
+async def answer(request: Request, engine: AsyncEngine, job: Job, settings: Settings) -> Response:
+    """Run the job: as a stream, or whole unless the client leaves first."""
+    if job.stream:
+        streams = await submit(engine, job)
+        reply = begun(job, engine.info, streams)
+        return Events(
+            chunks(reply, streams), streams, grace_s=settings.shutdown_timeout, timeout_s=settings.timeout
+        )
+
+    async def whole() -> bytes:
+        streams = await submit(engine, job)
+        try:
+            return await collect(begun(job, engine.info, streams), streams)
+        finally:
+            await close_all(streams)
+
+    body = await unless_gone(request, whole())
+    if body is None:
+        return Response(status_code=CLIENT_LEFT)
+    return Response(body, media_type="application/json")

@@ -1,0 +1,205 @@
+"""The items of a request's `input`: models of those that are read, and the messages of a chat that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from slipstream.server.describe.shape import optional
+from slipstream.server.http.body import wrong
+from slipstream.server.openai import sent
+from slipstream.server.openai.wire import MAX_MESSAGES, Message
+
+# An item may have each of these where a text is expected: what users, tools and earlier replies have written.
+TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
+
+
+class Item(BaseModel):
+    """An item; what it holds beside its fields is ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    id: str | None = optional("its id, if an earlier response had it", max_length=128)
+    status: str | None = optional("accepted, without influence", max_length=32)
+
+
+class ItemText(BaseModel):
+    """A part of an item's content; of other types there are none."""
+
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"]
+    text: str | None = optional("the text")
+    refusal: str | None = optional("the text of a refusal")
+
+
+def read_texts(value: Any) -> Any:
+    """A string, or a list of text parts, which are joined by line breaks."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise wrong("Input should be a string or a list of text parts")
+    texts = []
+    for part in value:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise wrong("Each part should be an object with a type")
+        if part["type"] not in TEXTS:
+            raise wrong(f"only parts of the types {', '.join(TEXTS)} are supported", code="unsupported_value")
+        text = part.get("refusal" if part["type"] == "refusal" else "text")
+        if not isinstance(text, str):
+            raise wrong("Each part should have its text as a string")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+Texts = Annotated[str, BeforeValidator(read_texts, str | list[ItemText])]
+SomeTexts = Annotated[str | None, BeforeValidator(read_texts, str | list[ItemText] | None)]
+
+
+class MessageItem(Item):
+    type: Literal["message"] = Field("message", description="may be left out")
+    role: Literal["user", "assistant", "system", "developer"] = Field(description="who speaks")
+    content: Texts = Field(description="a text, or a list of text parts")
+
+
+class FunctionCallItem(Item):
+    type: Literal["function_call"] = Field(description="a call an earlier turn of the assistant made")
+    call_id: str = Field(max_length=256, description="what the call's output refers to")
+    name: sent.Name = Field(description="the function")
+    arguments: str = Field(description="JSON text")
+
+
+class FunctionOutputItem(Item):
+    type: Literal["function_call_output"] = Field(description="what a call came to")
+    call_id: str = Field(max_length=256, description="the call that it answers")
+    output: Texts = Field(description="what the function returned")
+
+
+class ReasoningItem(Item):
+    """An earlier response's thinking, for templates that show it."""
+
+    type: Literal["reasoning"] = Field(description="thinking")
+    content: SomeTexts = optional("the thinking")
+    summary: SomeTexts = optional("read where there is no content")
+
+
+class ItemReference(Item):
+    """Stands for an item of a kept response."""
+
+    type: Literal["item_reference"] = Field("item_reference", description="may be left out")
+    id: str = Field(max_length=128, description="the item's id")
+
+
+AnyItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | ItemReference
+KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+
+
+def _kind(value: Any) -> str:
+    """The type of an item: one without is a message or, if it has nothing but an id, a reference."""
+    if not isinstance(value, dict):
+        return getattr(value, "type", "")
+    kind = value.get("type")
+    if kind is None:
+        return "message" if "role" in value or "content" in value else "item_reference"
+    return kind if isinstance(kind, str) else ""
+
+
+def read_item(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise wrong("Input should be an object with a type")
+    if _kind(value) not in KINDS:
+        raise wrong(f"only items of the types {', '.join(KINDS)} are supported", code="unsupported_value")
+    return value
+
+
+def read_input(value: Any) -> Any:
+    """A text, or a list of items."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise wrong("Input should be a string or a list of items")
+    if len(value) > MAX_MESSAGES:
+        raise wrong(f"Input should have at most {MAX_MESSAGES} items")
+    return value
+
+
+Items = Annotated[
+    list[
+        Annotated[
+            Annotated[MessageItem, Tag(":message")]
+            | Annotated[FunctionCallItem, Tag(":function_call")]
+            | Annotated[FunctionOutputItem, Tag(":function_call_output")]
+            | Annotated[ReasoningItem, Tag(":reasoning")]
+            | Annotated[ItemReference, Tag(":item_reference")],
+            # The colon marks a name in an error's location that is no field (`http/body.py`).
+            Discriminator(lambda value: f":{_kind(value)}"),
+            BeforeValidator(read_item, AnyItem),
+        ]
+    ],
+    BeforeValidator(read_input, str | list[AnyItem]),
+]
+
+
+# What a message of the assistant may hold, in the order in which it is written.
+PARTS = ("reasoning_content", "content", "tool_calls")
+
+
+def messages_of(items: Iterable[AnyItem], instructions: str | None) -> list[Message]:
+    """The conversation that items make: what the assistant thinks, says and calls in a row is one message.
+
+    Instructions and a system message at the beginning are one message, as many templates allow only one.
+    """
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        part = _message(item)
+        if messages and _goes_on(messages[-1], part):
+            calls = [*messages[-1].get("tool_calls", ()), *part.get("tool_calls", ())]
+            messages[-1] |= part | ({"tool_calls": calls} if calls else {})
+        else:
+            messages.append(part)
+    if instructions and messages and messages[0]["role"] in ("system", "developer"):
+        messages[0]["content"] = f"{instructions}\n\n{messages[0]['content']}"
+    elif instructions:
+        messages.insert(0, {"role": "system", "content": instructions})
+    for one in messages:
+        one.setdefault("content", None if "tool_calls" in one else "")
+    return [Message.model_construct(**one) for one in messages]
+
+
+def _message(item: AnyItem) -> dict[str, Any]:
+    """An item as a message, or as a part of the assistant's. Raises TypeError for a reference."""
+    if isinstance(item, MessageItem):
+        return {"role": item.role, "content": item.content}
+    if isinstance(item, FunctionCallItem):
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        return {"role": "assistant", "tool_calls": [call]}
+    if isinstance(item, FunctionOutputItem):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
+    if isinstance(item, ReasoningItem):
+        return {"role": "assistant", "reasoning_content": item.content or item.summary or ""}
+    raise TypeError("a reference is no message")
+
+
+def _goes_on(last: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    """Whether a part belongs to the last message: both are the assistant's, and in their order."""
+    if last["role"] != "assistant" or part["role"] != "assistant":
+        return False
+    first = next(i for i, name in enumerate(PARTS) if name in part)
+    return not any(name in last for name in PARTS[first:]) or PARTS[first] == "tool_calls"
+
+
+def shown(item: AnyItem, item_id: str) -> dict[str, Any]:
+    """An item as it is listed and kept."""
+    head = {"id": item.id or item_id, "type": item.type}
+    if isinstance(item, MessageItem):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        content = [
+            {"type": kind, "text": item.content, **({"annotations": []} if kind == "output_text" else {})}
+        ]
+        return {**head, "role": item.role, "content": content, "status": "completed"}
+    if isinstance(item, ReasoningItem):
+        content = [{"type": "reasoning_text", "text": item.content or item.summary or ""}]
+        return {**head, "summary": [], "content": content}
+    fields = item.model_dump(exclude={"id", "type", "status"})
+    return {**head, **fields, "status": "completed"}

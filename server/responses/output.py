@@ -1,0 +1,123 @@
+"""The output of a response while it is generated: items made of a reply's pieces, and an event for each change.
+
+The order of events is that of OpenAI's API: an item is added, a part of it is added, its text grows, and both are done
+before the next item is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from slipstream.server.openai.formats.format import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Piece,
+    Reasoning,
+)
+from slipstream.server.openai.message import call_id
+
+Event = dict[str, Any]
+Status = Literal["completed", "incomplete"]
+# Of items with text: the item's type, the prefix of its id, the type of its part.
+TEXT_ITEMS = {Content: ("message", "msg_", "output_text"), Reasoning: ("reasoning", "rs_", "reasoning_text")}
+
+
+class Output:
+    """`items` is what is there so far; an item that is still written has no text yet."""
+
+    def __init__(self, key: str) -> None:
+        """`key`: what ids of items begin with, behind a prefix for their type."""
+        self.items: list[dict[str, Any]] = []
+        self._key = key
+        self._open: type[Piece] | None = None  # what the last item is made of, if it is still written
+        self._texts: list[str] = []  # of the open item
+        self._logprobs: list[dict[str, Any]] = []
+
+    def add(self, pieces: Iterable[Piece], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """The events that pieces make. `logprobs`: of the tokens that wrote them; they go with the visible text."""
+        events: list[Event] = []
+        for piece in pieces:
+            if isinstance(piece, Content | Reasoning):
+                if piece.text or logprobs:
+                    events += self._write(piece, logprobs if isinstance(piece, Content) else ())
+            elif isinstance(piece, CallStart):
+                events += [*self.close(), *self._begin_call(piece.name)]
+            elif isinstance(piece, CallArguments):
+                self._texts.append(piece.text)
+                events.append(self._event("response.function_call_arguments.delta", delta=piece.text))
+            elif isinstance(piece, CallEnd):
+                events += self.close()
+        return events
+
+    def close(self, status: Status = "completed") -> list[Event]:
+        """The events that end the open item, if there is one."""
+        if self._open is None:
+            return []
+        kind, self._open = self._open, None
+        item, text = self.items[-1], "".join(self._texts)
+        item["status"] = status
+        if kind is CallStart:
+            item["arguments"] = text
+            ends = [self._event("response.function_call_arguments.done", name=item["name"], arguments=text)]
+        else:
+            ends = self._end_part(item["content"][0], text)
+        return [*ends, self._about_item("response.output_item.done")]
+
+    def empty(self) -> list[Event]:
+        """The events of a message without text: clients expect a message where there is nothing else."""
+        return self._begin_text(Content)
+
+    def _write(self, piece: Content | Reasoning, logprobs: Sequence[dict[str, Any]]) -> list[Event]:
+        kind = type(piece)
+        begun = [] if self._open is kind else [*self.close(), *self._begin_text(kind)]
+        self._texts.append(piece.text)
+        self._logprobs += logprobs
+        more = {"logprobs": list(logprobs)} if kind is Content else {}
+        name = f"response.{TEXT_ITEMS[kind][2]}.delta"
+        return [*begun, self._event(name, content_index=0, delta=piece.text, **more)]
+
+    def _begin_text(self, kind: type[Content | Reasoning]) -> list[Event]:
+        item_type, prefix, part_type = TEXT_ITEMS[kind]
+        role: dict[str, Any] = {"role": "assistant"} if kind is Content else {"summary": []}
+        added = self._begin(kind, {"id": self._id(prefix), "type": item_type, **role, "content": []})
+        notes: dict[str, Any] = {"annotations": [], "logprobs": []} if kind is Content else {}
+        part = {"type": part_type, "text": "", **notes}
+        self.items[-1]["content"] = [part]
+        return [added, self._event("response.content_part.added", content_index=0, part=dict(part))]
+
+    def _begin_call(self, name: str) -> list[Event]:
+        fields = {"call_id": f"call_{call_id()}", "name": name, "arguments": ""}
+        return [self._begin(CallStart, {"id": self._id("fc_"), "type": "function_call", **fields})]
+
+    def _begin(self, kind: type[Piece], item: dict[str, Any]) -> Event:
+        self._open, self._texts, self._logprobs = kind, [], []
+        self.items.append({**item, "status": "in_progress"})
+        return self._about_item("response.output_item.added")
+
+    def _end_part(self, part: dict[str, Any], text: str) -> list[Event]:
+        part["text"] = text
+        more = {}
+        if "logprobs" in part:
+            more["logprobs"] = part["logprobs"] = self._logprobs
+        return [
+            self._event(f"response.{part['type']}.done", content_index=0, text=text, **more),
+            self._event("response.content_part.done", content_index=0, part=dict(part)),
+        ]
+
+    def _id(self, prefix: str) -> str:
+        return f"{prefix}{self._key}{len(self.items):04x}"
+
+    def _event(self, event_type: str, /, **fields: Any) -> Event:
+        """An event about the last item."""
+        return {
+            "type": event_type,
+            "item_id": self.items[-1]["id"],
+            "output_index": len(self.items) - 1,
+            **fields,
+        }
+
+    def _about_item(self, name: str) -> Event:
+        return {"type": name, "output_index": len(self.items) - 1, "item": dict(self.items[-1])}

@@ -1,0 +1,191 @@
+"""The reply to `/v1/responses`: a response object, whole or as the events that build it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo
+from slipstream.server.http.error_table import Problem
+from slipstream.server.openai import figures
+from slipstream.server.openai import wire_logprobs as logprobs
+from slipstream.server.openai.job import Job, Reply
+from slipstream.server.openai.tools import ToolChoice
+from slipstream.server.responses.output import Event, Output
+from slipstream.server.responses.wire import ResponsesRequest
+
+PREFIX = "resp_"
+# An event may have only these codes; the error's own code is in the log and the metrics.
+ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    """A server-sent event named by its type."""
+    return f"event: {content['type']}\ndata: ".encode() + orjson.dumps(content) + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseForm:
+    """The dialect of a request. `keep` is called with a response that `is_kept` when it has ended."""
+
+    wire: ResponsesRequest
+    is_kept: bool
+    keep: Callable[[dict[str, Any]], None]
+    id_prefix: str = PREFIX
+    prompt_field: str = "input"
+
+    def reply(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply:
+        return ResponseReply(self, job, info, streams[0])
+
+
+class ResponseReply:
+    """A `Reply` of one choice. `response` is the object as far as it is known."""
+
+    closing = b""
+
+    def __init__(self, form: ResponseForm, job: Job, info: ModelInfo, stream: EventStream) -> None:
+        self._form = form
+        self._job = job
+        self._text = job.wanted.text(stream.prompt_tail)
+        self._output = Output(job.id.removeprefix(PREFIX))
+        self._n_events = 0
+        self.response = {**begun(form.wire, job.id, info), "store": form.is_kept}
+
+    def is_ended(self, index: int) -> bool:
+        return self._text.is_ended
+
+    def opening(self) -> Iterator[bytes]:
+        for name in ("response.created", "response.in_progress"):
+            yield self._sent({"type": name, "response": self.response})
+
+    def piece(self, index: int, happened: Echo | Delta) -> Iterable[bytes]:
+        return [self._sent(one) for one in self._add(happened)]
+
+    def keep(self, index: int, happened: Echo | Delta) -> None:
+        self._add(happened)
+
+    def end(self, index: int, ends: Mapping[int, Done]) -> Iterator[bytes]:
+        for one in self._finish([ends[index]]):
+            yield self._sent(one)
+        yield self._sent({"type": f"response.{self.response['status']}", "response": self.response})
+
+    def whole(self, ends: Sequence[Done]) -> bytes:
+        self._finish(ends)
+        return orjson.dumps(self.response)
+
+    def failed(self, problem: Problem) -> bytes:
+        self.fail(problem)
+        return self._sent({"type": "response.failed", "response": self.response})
+
+    def fail(self, problem: Problem) -> None:
+        """End the response with an error."""
+        code = ERROR_CODES.get(problem.status, "server_error")
+        self._output.close("incomplete")
+        self._end(status="failed", error={"code": code, "message": problem.message})
+
+    def cancel(self) -> None:
+        """End the response as its client asked for."""
+        self._output.close("incomplete")
+        self._end(status="cancelled")
+
+    def _add(self, happened: Echo | Delta) -> list[Event]:
+        if isinstance(happened, Echo):
+            raise TypeError("a response has no echo")
+        table = logprobs.of_chat(happened.logprobs) if self._job.wanted.logprobs else None
+        return self._output.add(self._text.feed(happened), table["content"] if table else ())
+
+    def _finish(self, ends: Sequence[Done]) -> list[Event]:
+        """The last events of the output; the response is complete then."""
+        (end,) = ends
+        events = self._output.add(self._text.finish())
+        if not self._output.items:
+            events += self._output.empty()
+        is_cut = end.reason == "length"
+        events += self._output.close("incomplete" if is_cut else "completed")
+        details = {"reason": "max_output_tokens"} if is_cut else None
+        self._end(
+            status="incomplete" if is_cut else "completed",
+            incomplete_details=details,
+            usage=usage(figures.usage(ends, 1, predicted=False, n_reasoning=self._text.n_reasoning)),
+            **figures.extras(ends, 1),
+        )
+        return events
+
+    def _end(self, **fields: Any) -> None:
+        ended = {"output": self._output.items, "completed_at": int(time.time())}
+        self.response = {**self.response, **ended, **fields}
+        if self._form.is_kept:
+            self._form.keep(self.response)
+
+    def _sent(self, one: Event) -> bytes:
+        numbered = {**one, "sequence_number": self._n_events}
+        self._n_events += 1
+        return event(numbered)
+
+
+def usage(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat's `usage` under the names that it has in a response."""
+    thinking = counts.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": thinking},
+        "total_tokens": counts["total_tokens"],
+    }
+
+
+def begun(wire: ResponsesRequest, response_id: str, info: ModelInfo) -> dict[str, Any]:
+    """The response object before anything is generated."""
+    reasoning, text, defaults = wire.reasoning, wire.text, info.sampling_defaults
+    given = text and text.format and text.format.shown
+    verbosity = {"verbosity": text.verbosity} if text and text.verbosity else {}
+    summary = reasoning and (reasoning.summary or reasoning.generate_summary)
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": bool(wire.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": wire.instructions,
+        "max_output_tokens": wire.max_output_tokens,
+        "max_tool_calls": wire.max_tool_calls,
+        "metadata": wire.metadata or {},
+        "model": info.name,
+        "output": [],
+        "parallel_tool_calls": wire.parallel_tool_calls is not False,
+        "previous_response_id": wire.previous_response_id,
+        "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": summary},
+        "service_tier": "default",
+        "temperature": _number(wire.temperature, defaults.get("temperature")),
+        "text": {"format": given or {"type": "text"}, **verbosity},
+        "tool_choice": choice(wire.tool_choice),
+        "tools": wire.kept_tools,
+        "top_logprobs": wire.top_logprobs or 0,
+        "top_p": _number(wire.top_p, defaults.get("top_p")),
+        "truncation": wire.truncation or "disabled",
+        "usage": None,
+    }
+
+
+def _number(given: float | None, default: float | None) -> float:
+    return next((float(one) for one in (given, default) if one is not None), 1.0)
+
+
+def choice(asked: ToolChoice | None) -> Any:
+    """A `tool_choice` as the response shows it."""
+    if asked is None:
+        return "auto"
+    if asked.names is None:
+        return asked.mode
+    named = [{"type": "function", "name": name} for name in asked.names]
+    if asked.mode == "required" and len(named) == 1:
+        return named[0]
+    return {"type": "allowed_tools", "mode": asked.mode, "tools": named}

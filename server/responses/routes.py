@@ -1,0 +1,277 @@
+"""`/v1/responses`: make a response, and read, cancel, delete or list what is kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from starlette.requests import Request
+from starlette.responses import Response
+
+from slipstream.engine.api import AsyncEngine, EventStream
+from slipstream.engine.errors import EngineError
+from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
+from slipstream.server.http.body import answer_json
+from slipstream.server.http.error_table import (
+    Refused,
+    bad_request,
+    not_found,
+    problem_of,
+    renamed,
+    unsupported,
+)
+from slipstream.server.http.sse import close_all
+from slipstream.server.openai.choices import collect, submit
+from slipstream.server.openai.job import Job
+from slipstream.server.openai.replies import InputTokens
+from slipstream.server.openai.serving import Serving, answer, read
+from slipstream.server.responses import replies
+from slipstream.server.responses.conversation import before, fitting, resolved, response_job
+from slipstream.server.responses.input_items import shown
+from slipstream.server.responses.kept import Kept, KeptResponses
+from slipstream.server.responses.response import PREFIX, ResponseForm, ResponseReply
+from slipstream.server.responses.wire import ResponsesRequest
+
+# Fields of a chat by which errors would be named otherwise.
+NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
+}
+MOST_LISTED = 100
+_EXAMPLE = {"input": "Write the docstring:\n\ndef f(x): ...", "max_output_tokens": 16}
+CREATE: Any = {
+    "summary": "Make a response, which may go on from an earlier one",
+    "responses": answers(replies.Response, *GENERATE, 404, event=replies.ResponseEvent, is_named=True),
+    "openapi_extra": takes(ResponsesRequest, example=_EXAMPLE),
+}
+COUNT: Any = {
+    "summary": "The tokens that a response's input would be",
+    "responses": answers(InputTokens, *WORK, 404),
+    "openapi_extra": takes(ResponsesRequest, example=_EXAMPLE),
+}
+PAGE = {
+    "parameters": [
+        {"name": name, "in": "query", "required": False, "description": meaning, "schema": schema}
+        for name, meaning, schema in (
+            (
+                "limit",
+                "items of a page",
+                {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": 20},
+            ),
+            ("order", "the newest first, or the oldest", {"type": "string", "enum": ["desc", "asc"]}),
+            ("after", "the id of the last item of the page before", {"type": "string"}),
+        )
+    ]
+}
+ResponseId = Annotated[str, Path(description="the response's `id`")]
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """What the routes share: kept responses, and those made in the background that have not ended."""
+
+    serving: Serving
+    kept: KeptResponses
+    running: dict[tuple[str, str], tuple[ResponseReply, asyncio.Task[None]]] = field(default_factory=dict)
+
+    async def job(self, engine: AsyncEngine, request: Request, wire: ResponsesRequest) -> Job:
+        """The job of a request, with the conversation before it. Raises `Refused`."""
+        await wire.translated()
+        caller = await self.serving.caller(engine, request)
+        own = await resolved(wire, self.kept, caller.tenant)
+        is_kept = wire.store is not False and self.kept.most > 0
+        form = ResponseForm(wire=wire, is_kept=is_kept, keep=self._keeping(wire, caller.tenant, own))
+        self.check_ended(caller.tenant, wire.previous_response_id, "previous_response_id")
+        items = [*await before(wire, self.kept, caller.tenant), *own]
+        make = partial(response_job, wire, caller=caller, form=form)
+        if wire.truncation == "auto":
+            return await fitting(engine, items, wire.max_output_tokens or 0, make)
+        return make(items)
+
+    def _keeping(
+        self, wire: ResponsesRequest, tenant: str, items: Sequence[Any]
+    ) -> Callable[[dict[str, Any]], None]:
+        """What is done with the response when it has ended."""
+
+        def keep(body: dict[str, Any]) -> None:
+            key = body["id"].removeprefix(PREFIX)
+            given = [shown(one, f"in_{key}{index:04x}") for index, one in enumerate(items)]
+            self.kept.put(tenant, Kept(wire.previous_response_id, given, body))
+
+        return keep
+
+    async def start(self, engine: AsyncEngine, job: Job) -> dict[str, Any]:
+        """Make a response in the background. Returns it as it is now. Raises what `submit` raises."""
+        streams = await submit(engine, job)
+        reply = ResponseReply(job.form, job, engine.info, streams[0])  # type: ignore[arg-type]
+        key = job.requests[0].owner, job.id
+        task = asyncio.create_task(self._run(reply, streams))
+        self.running[key] = reply, task
+        task.add_done_callback(lambda _: self.running.pop(key))
+        return reply.response
+
+    async def _run(self, reply: ResponseReply, streams: Sequence[EventStream]) -> None:
+        try:
+            await collect(reply, streams)
+        except EngineError as error:
+            reply.fail(problem_of(error))
+        except asyncio.CancelledError:
+            reply.cancel()
+        finally:
+            await close_all(streams)
+
+    async def find(self, request: Request, response_id: str) -> Kept:
+        """A kept response, or a running response as it is now. Raises `Refused`."""
+        key = tenant_of(request), response_id
+        if key in self.running:
+            return Kept(None, (), self.running[key][0].response)
+        found = await self.kept.get(*key)
+        if found is None:
+            raise not_found("no response of this id is kept", code="response_not_found", param="response_id")
+        return found
+
+    def check_ended(self, tenant: str, response_id: str | None, param: str) -> None:
+        """Raises `Refused` for a response that is still being made."""
+        if (tenant, response_id) in self.running:
+            raise bad_request(f"{param}: the response is still being made", param=param)
+
+    async def cancel(self, request: Request, response_id: str) -> dict[str, Any]:
+        """Cancel a response made in the background; one that has ended stays as it is. Raises `Refused`."""
+        key = tenant_of(request), response_id
+        if key in self.running:
+            reply, task = self.running[key]
+            task.cancel()
+            await asyncio.wait([task])
+            return reply.response
+        found = await self.find(request, response_id)
+        if not found.body["background"]:
+            message = "response_id: only responses with background can be cancelled; others end with their connection"
+            raise bad_request(message, param="response_id")
+        return found.body
+
+
+def tenant_of(request: Request) -> str:
+    return getattr(request.state, "tenant", "")  # only set where keys are checked
+
+
+async def by_its_names(work: Awaitable[Response]) -> Response:
+    """The result of `work`, whose errors name fields of a chat."""
+    try:
+        return await work
+    except (Refused, EngineError) as error:
+        raise renamed(error, NAMES) from error
+
+
+def routes(serving: Serving, kept: KeptResponses) -> APIRouter:
+    router = APIRouter()
+    responses = Responses(serving, kept)
+    _add_making(router, responses)
+    _add_keeping(router, responses)
+    return router
+
+
+def _add_making(router: APIRouter, responses: Responses) -> None:
+    serving = responses.serving
+
+    async def made(request: Request) -> Response:
+        engine = serving.gate.for_work()
+        wire = await read(request, ResponsesRequest, serving.settings)
+        _check(wire, responses.kept)
+        job = await responses.job(engine, request, wire)
+        if wire.background:
+            return answer_json(await responses.start(engine, job))
+        return await answer(request, engine, job, serving.settings)
+
+    async def counted(request: Request) -> Response:
+        engine = serving.gate.for_work()
+        wire = await read(request, ResponsesRequest, serving.settings)
+        job = await responses.job(engine, request, wire)
+        n_tokens = len(await engine.prompt_ids(job.requests[0].prompt))
+        return answer_json({"object": "response.input_tokens", "input_tokens": n_tokens})
+
+    @router.post("/responses", **CREATE)
+    @router.post("/v1/responses", **CREATE)
+    async def create(request: Request) -> Response:
+        return await by_its_names(made(request))
+
+    @router.post("/responses/input_tokens", **COUNT)
+    @router.post("/v1/responses/input_tokens", **COUNT)
+    async def count(request: Request) -> Response:
+        return await by_its_names(counted(request))
+
+
+def _check(wire: ResponsesRequest, kept: KeptResponses) -> None:
+    """Raises `Refused` for a request that wants to be kept in a way that is not possible."""
+    if wire.background and wire.stream:
+        raise unsupported("background", "cannot be combined with stream")
+    if wire.background and (wire.store is False or not kept.most):
+        raise bad_request("background: needs store, and --responses-kept above 0", param="background")
+
+
+def _add_keeping(router: APIRouter, responses: Responses) -> None:
+    @router.get(
+        "/v1/responses/{response_id}",
+        summary="A kept response, or one that is being made in the background",
+        responses=answers(replies.Response, 404),
+    )
+    async def retrieve(response_id: ResponseId, request: Request) -> Response:
+        if request.query_params.get("stream") == "true":
+            raise unsupported("stream", "a kept response cannot be streamed")
+        return answer_json((await responses.find(request, response_id)).body)
+
+    @router.delete(
+        "/v1/responses/{response_id}",
+        summary="Forget a response",
+        responses=answers(replies.DeletedResponse, 404),
+    )
+    async def delete(response_id: ResponseId, request: Request) -> Response:
+        responses.check_ended(tenant_of(request), response_id, "response_id")
+        await responses.find(request, response_id)
+        await responses.kept.delete(tenant_of(request), response_id)
+        return answer_json({"id": response_id, "object": "response", "deleted": True})
+
+    @router.post(
+        "/v1/responses/{response_id}/cancel",
+        summary="Cancel a response that is being made in the background",
+        responses=answers(replies.Response, 400, 404),
+    )
+    async def cancel(response_id: ResponseId, request: Request) -> Response:
+        return answer_json(await responses.cancel(request, response_id))
+
+    @router.get(
+        "/v1/responses/{response_id}/input_items",
+        summary="The items that a response's request had as input",
+        responses=answers(replies.ItemList, 400, 404),
+        openapi_extra=PAGE,
+    )
+    async def input_items(response_id: ResponseId, request: Request) -> Response:
+        items = (await responses.find(request, response_id)).input
+        return answer_json(_listed(items, dict(request.query_params)))
+
+
+def _listed(items: Sequence[dict[str, Any]], query: dict[str, str]) -> dict[str, Any]:
+    """A page of items: `limit` of them behind the id `after`, the newest first unless `order` is asc."""
+    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= MOST_LISTED):
+        raise bad_request(f"limit: must be a number from 1 to {MOST_LISTED}", param="limit")
+    if order not in ("asc", "desc"):
+        raise bad_request("order: must be asc or desc", param="order")
+    ordered = list(items if order == "asc" else reversed(items))
+    places = [i for i, one in enumerate(ordered) if one["id"] == after]
+    if after is not None and not places:
+        raise bad_request("after: no item of this id is in the list", param="after")
+    rest = ordered[places[0] + 1 if places else 0 :]
+    page = rest[: int(limit)]
+    ends = (
+        {"first_id": page[0]["id"], "last_id": page[-1]["id"]}
+        if page
+        else {"first_id": None, "last_id": None}
+    )
+    return {"object": "list", "data": page, **ends, "has_more": len(rest) > len(page)}

@@ -1,0 +1,186 @@
+"""The model of a request to `/v1/responses`. What chat requests share (sampling, speculation, grammars) is here too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from slipstream.engine.api import MOST_LOGPROBS
+from slipstream.server.describe.shape import optional
+from slipstream.server.http.body import wrong
+from slipstream.server.openai import sent, structured
+from slipstream.server.openai.readers import MaxTokens, TemplateKwargs
+from slipstream.server.openai.tools import MAX_TOOLS, Mode, ToolChoice, read_tool_choice, read_tools
+from slipstream.server.openai.wire import Generate, Wire
+from slipstream.server.responses.input_items import Items
+
+MAX_METADATA = 16
+LOGPROBS = "message.output_text.logprobs"
+# Tools that OpenAI runs itself, or that take other input than JSON. Agents offer them beside their functions whatever
+# the server is; the model is not shown them.
+HOSTED = (
+    *("web_search", "web_search_preview", "file_search", "computer", "computer_use", "computer_use_preview"),
+    *("code_interpreter", "image_generation", "mcp", "local_shell", "shell", "custom", "apply_patch"),
+    *("tool_search", "namespace", "web_search_2025_08_26", "web_search_preview_2025_03_11"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextFormat:
+    """A `text.format`: the source of a grammar, None for plain text; and the format as the response shows it."""
+
+    source: structured.Source | None
+    shown: Mapping[str, Any]
+
+
+def read_format(value: Any) -> Any:
+    """OpenAI's `text.format`, which is `response_format` with the schema's fields beside the type."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise wrong("Input should be an object with a type")
+    nested = value
+    if value.get("type") == "json_schema" and "json_schema" not in value:
+        nested = {"type": "json_schema", "json_schema": {k: v for k, v in value.items() if k != "type"}}
+    source = structured.read_response_format(nested)
+    names = ("type", "name", "description", "schema", "strict")
+    return TextFormat(source, {name: value[name] for name in names if name in value})
+
+
+def read_flat_tools(value: Any) -> Any:
+    """Functions in the form that chat templates read, without the tools that are not functions."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise wrong(f"Input should be a list of at most {MAX_TOOLS} tools")
+    return read_tools([_nested(one) for one in value if not _is_hosted(one)]) or None
+
+
+def _is_hosted(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") in HOSTED
+
+
+def _nested(value: Any) -> Any:
+    """`{"type": "function", "name": …}` as `{"type": "function", "function": {"name": …}}`."""
+    if not isinstance(value, dict) or value.get("type") != "function" or "function" in value:
+        return value
+    return {"type": "function", "function": {name: one for name, one in value.items() if name != "type"}}
+
+
+def read_flat_choice(value: Any) -> Any:
+    """A `tool_choice`, with the names of functions beside their type."""
+    if not isinstance(value, dict):
+        return read_tool_choice(value)
+    if _is_hosted(value):
+        raise wrong("only tools of type 'function' are supported", code="unsupported_value")
+    tools = value.get("tools")
+    if value.get("type") == "allowed_tools" and isinstance(tools, list):
+        return read_tool_choice({**value, "tools": [_nested(one) for one in tools]})
+    return read_tool_choice(_nested(value))
+
+
+def read_metadata(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) > MAX_METADATA:
+        raise wrong(f"Input should be an object of at most {MAX_METADATA} texts")
+    if not all(isinstance(one, str) and len(one) <= 512 and len(key) <= 64 for key, one in value.items()):
+        raise wrong("Each value should be a string of at most 512 characters, each key of at most 64")
+    return value
+
+
+def read_absent(value: Any) -> Any:
+    if value is not None:
+        raise wrong("this is not supported", code="unsupported_value")
+
+
+class FlatFunction(sent.FunctionDefinition):
+    type: Literal["function"]
+
+
+class HostedTool(sent.Sent):
+    """A tool that is not a function: accepted, and not shown to the model."""
+
+    type: Literal[HOSTED]  # type: ignore[valid-type]
+
+
+class FlatName(sent.FunctionName):
+    type: Literal["function"]
+
+
+class FlatAllowed(sent.Sent):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[FlatName] = Field(min_length=1, description="functions the model may call")
+
+
+class FlatSchemaFormat(sent.NamedSchema):
+    type: Literal["json_schema"]
+    description: str | None = None
+
+
+FlatTools = Annotated[list[FlatFunction | HostedTool], Field(max_length=MAX_TOOLS)]
+FlatFormat = sent.TextFormat | sent.JsonObjectFormat | FlatSchemaFormat
+
+
+class TextSettings(Wire):
+    """`text`: what the reply must be."""
+
+    format: Annotated[TextFormat | None, BeforeValidator(read_format, FlatFormat | None)] = optional(
+        "text, any JSON object, or JSON of a schema"
+    )
+    verbosity: str | None = optional("accepted, without influence", max_length=16)
+
+
+class ReasoningSettings(Wire):
+    effort: str | None = optional("passed to the template; `none` also switches thinking off", max_length=32)
+    summary: str | None = optional("accepted: thinking is shown whole", max_length=32)
+    generate_summary: str | None = optional("the older name of `summary`", max_length=32)
+
+
+class ResponsesRequest(Generate):
+    input: Items = Field(description="a text, or a list of items: messages, calls, their outputs, thinking")
+    instructions: str | None = optional("a system message before the input, for this response alone")
+    previous_response_id: str | None = optional("the kept response to go on from", max_length=128)
+    store: bool | None = optional("keep the response (see `--responses-kept`); on by default")
+    background: bool | None = optional("answer at once, and go on; `GET /v1/responses/{id}` has the result")
+    max_output_tokens: MaxTokens = optional(
+        "most tokens of the reply, thinking included; wins over `max_tokens`"
+    )
+    max_tool_calls: int | None = optional("accepted: it counts calls of OpenAI's own tools", ge=1)
+    text: TextSettings | None = optional("what the reply must be")
+    reasoning: ReasoningSettings | None = optional("how the model should think")
+    tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(read_flat_tools, FlatTools | None)] = (
+        optional("functions the model may call; of the tools that OpenAI runs it sees nothing")
+    )
+    tool_choice: Annotated[
+        ToolChoice | None, BeforeValidator(read_flat_choice, Mode | FlatName | FlatAllowed | None)
+    ] = optional("whether the model may, must or must not call functions, or which")
+    parallel_tool_calls: bool | None = optional("false: one call at most")
+    include: Annotated[list[str], Field(max_length=32)] | None = optional(
+        f"`{LOGPROBS}`: log-probabilities of the text; other values are accepted"
+    )
+    top_logprobs: int | None = optional("so many of the likeliest tokens per token", ge=0, le=MOST_LOGPROBS)
+    truncation: Literal["auto", "disabled"] | None = optional(
+        "auto: where the context is too small, the oldest turns are left out"
+    )
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(read_metadata, dict[str, str] | None)] = (
+        optional("kept with the response, and shown")
+    )
+    chat_template_kwargs: TemplateKwargs = optional(
+        "values for the template; names the renderer uses itself are refused"
+    )
+    conversation: Annotated[None, BeforeValidator(read_absent, None)] = optional(
+        "refused: `previous_response_id` is the way to go on"
+    )
+    prompt: Annotated[None, BeforeValidator(read_absent, None)] = optional(
+        "refused: templates are not kept here"
+    )
+
+    @property
+    def kept_tools(self) -> Sequence[Mapping[str, Any]]:
+        """The tools in force, as the response shows them."""
+        return [{"type": "function", **one["function"]} for one in self.tools or ()]
