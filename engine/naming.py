@@ -28,7 +28,19 @@ TEST_DRAFTERS = ("garbage", "synthetic")  # not offered
 NO_DRAFTER, ALL_DRAFTERS = "none", "auto"
 # What `--chat-format` takes, the names in `server/openai/formats/known.py` among it.
 CHAT_FORMATS = (
-    *("auto", "none", "plain", "hermes", "qwen3-coder", "llama3", "mistral", "mistral-list", "deepseek"),
+    *(
+        "auto",
+        "none",
+        "generic",
+        "template",
+        "plain",
+        "hermes",
+        "qwen3-coder",
+        "llama3",
+        "mistral",
+        "mistral-list",
+        "deepseek",
+    ),
     *("deepseek-v3.1", "glm", "harmony"),
 )
 _ALIKE = 0.7  # least likeness of two names, of 1, to suggest one for the other

@@ -324,7 +324,8 @@ class Settings:
     )
     chat_format: str = setting(
         "auto",
-        "how the model writes thinking and tool calls; auto: found out from its chat template; none: all is content",
+        "how the model writes thinking and tool calls; auto: found out from its chat template; template: read from it "
+        "even if a family fits; generic: by a system message; none: all is content",
         choices=CHAT_FORMATS,
     )
     reasoning_field: str = setting(

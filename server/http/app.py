@@ -42,15 +42,18 @@ from slipstream.server.responses.kept import KeptResponses
 METHODS = ("DELETE", "GET", "HEAD", "POST")  # of all routes
 
 
-def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
-    """The HTTP application of a ready engine, or of a gate whose engine is still being loaded."""
-    gate = engine if isinstance(engine, Gate) else Gate(engine)
+def create_app(engine: AsyncEngine | Gate, settings: Settings, knowing: Knowing | None = None) -> FastAPI:
+    """The HTTP application of a ready engine, or of a gate whose engine is still being loaded.
+
+    `knowing`: what keeps the model's chat format, if its maker wants to know it as well.
+    """
+    gate, knowing = engine if isinstance(engine, Gate) else Gate(engine), knowing or Knowing(settings)
     meter, traces = Meter(), None
     if settings.otlp_endpoint:
         traces = tracing.Tracing(tracing.exporter_to(settings.otlp_endpoint), version())
     # `describe/openapi.py` serves the document, behind the API key. FastAPI's interactive pages load remote scripts.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    serving = Serving(gate, settings, Knowing(settings))
+    serving = Serving(gate, settings, knowing)
     app.include_router(openai.routes(serving), tags=["OpenAI"])
     kept = KeptResponses(settings.responses_store, settings.responses_kept)
     app.include_router(responses.routes(serving, kept), tags=["OpenAI"])
@@ -58,7 +61,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app.include_router(absent.routes())
     app.include_router(native.routes(serving), tags=["llama-server"])
     app.include_router(slots.routes(gate, settings), tags=["llama-server"])
-    app.include_router(status.routes(gate, settings), tags=["status"])
+    app.include_router(status.routes(gate, settings, knowing), tags=["status"])
     app.include_router(speculation.routes(gate), tags=["status"])
     app.include_router(metrics.routes(gate, meter), tags=["status"])
     app.include_router(openapi.routes(settings.api_prefix, keyed=bool(keys_of(settings))), tags=["status"])

@@ -16,6 +16,7 @@ from slipstream.engine.settings import Settings
 from slipstream.server.http.auth import salted
 from slipstream.server.http.error_table import bad_request, unsupported
 from slipstream.server.openai.formats.enforce import or_json
+from slipstream.server.openai.formats.generic import instructed
 from slipstream.server.openai.formats.reading import Known
 from slipstream.server.openai.forms import CHAT, TEXT
 from slipstream.server.openai.job import Form, Job, Wanted
@@ -45,12 +46,7 @@ def chat_job(wire: ChatRequest, caller: Caller, form: Form = CHAT) -> Job:
     """The job of a conversation. Raises `Refused`."""
     if wire.top_logprobs and not wire.logprobs:
         raise bad_request("top_logprobs: only allowed with logprobs", param="top_logprobs")
-    tools = asked_tools(wire, caller.info)
-    if tools.shown and not caller.known.can_call:
-        name = caller.known.format.name
-        raise unsupported(
-            "tools", f"calls in this model's format ({name}) cannot be read (see --chat-format)"
-        )
+    tools = asked_tools(wire, caller.known)
     shared = replace(
         _shared(wire, caller),
         **_limits(wire, wire.max_completion_tokens, caller.settings),
@@ -58,7 +54,7 @@ def chat_job(wire: ChatRequest, caller: Caller, form: Form = CHAT) -> Job:
         grammar=_chat_grammar(wire, tools, caller.known),
     )
     reading = _reading(wire, tools, caller, shared)
-    chat = read_chat(wire, caller.info, caller.settings, tools)
+    chat = read_chat(wire, tools, caller)
     if reading is None:
         return _job(wire, form, [chat], shared, caller)
     seen = replace(shared, skip_special=shared.skip_special and not caller.known.needs_controls)
@@ -105,17 +101,23 @@ def _chat_grammar(wire: ChatRequest, tools: Asked, known: Known) -> Grammar | No
     return replace(grammar, kind="lark", source=or_json(calls, grammar.source))
 
 
-def asked_tools(wire: ChatRequest, info: ModelInfo) -> Asked:
+def asked_tools(wire: ChatRequest, known: Known) -> Asked:
     """What the request asks of tools.
 
-    Raises `Refused` for an impossible `tool_choice`, and for tools if the chat template has no place for them.
+    Raises `Refused` for an impossible `tool_choice`, and for tools if `--chat-format` names a format that has none, or
+    that the chat template has no place for.
     """
     try:
         tools = asked(wire.tools, wire.tool_choice, many=wire.parallel_tool_calls is not False)
     except ValueError as error:
         raise bad_request(f"tool_choice: {error}", param="tool_choice") from None
-    if tools.shown and "tools" not in (info.chat_template or "") and info.tool_template is None:
-        raise unsupported("tools", "this model's chat template has no place for tools")
+    name = known.format.name
+    if tools.shown and not known.can_call:
+        raise unsupported("tools", f"calls in this format ({name}) cannot be read (see --chat-format)")
+    if tools.shown and not known.has_tools and not known.format.instructs:
+        raise unsupported(
+            "tools", f"the chat template has no place for tools, which --chat-format {name} needs"
+        )
     return tools
 
 
@@ -170,7 +172,7 @@ def _prompts(wire: CompletionRequest) -> list[Prompt]:
     return [Infill(one, wire.suffix) for one in texts]
 
 
-def read_chat(wire: ChatRequest, info: ModelInfo, settings: Settings, tools: Asked) -> Chat:
+def read_chat(wire: ChatRequest, tools: Asked, caller: Caller) -> Chat:
     """The conversation with the arguments of the chat template. Raises `Refused`."""
     going_on = bool(wire.continue_final_message)
     if going_on and wire.add_generation_prompt:
@@ -182,17 +184,20 @@ def read_chat(wire: ChatRequest, info: ModelInfo, settings: Settings, tools: Ask
         raise bad_request(
             "continue_final_message: the last message must be the assistant's", param="continue_final_message"
         )
-    kwargs = template_defaults(settings)
+    kwargs = template_defaults(caller.settings)
     if wire.reasoning_effort is not None:
         kwargs["reasoning_effort"] = wire.reasoning_effort
         if wire.reasoning_effort == "none":
             kwargs["enable_thinking"] = False
     kwargs |= wire.chat_template_kwargs or {}
-    if tools.shown:
+    knows_developer = "developer" in (caller.info.chat_template or "")
+    messages = [_message(one, knows_developer=knows_developer) for one in wire.messages]
+    if caller.known.format.instructs:
+        messages = instructed(messages, tools.shown, many=tools.many, has_system=caller.known.has_system)
+    elif tools.shown:
         kwargs["tools"] = list(tools.shown)
-    knows_developer = "developer" in (info.chat_template or "")
     return Chat(
-        messages=[_message(one, knows_developer=knows_developer) for one in wire.messages],
+        messages=messages,
         template_kwargs=kwargs,
         add_generation_prompt=not going_on and wire.add_generation_prompt is not False,
         continue_final_message=going_on,

@@ -9,12 +9,12 @@ from typing import Any
 
 from slipstream.engine.api import ModelInfo
 from slipstream.engine.settings import Settings
-from slipstream.server.openai.formats.known import format_of
+from slipstream.server.openai.formats.reading import Known
 
 
-def model_list(info: ModelInfo, settings: Settings) -> dict[str, Any]:
+def model_list(info: ModelInfo, settings: Settings, known: Known) -> dict[str, Any]:
     ends = {"has_more": False, "first_id": info.name, "last_id": info.name}
-    return {"object": "list", "data": [card(info, settings)], **ends, "models": [_as_ollama(info, settings)]}
+    return {"object": "list", "data": [card(info, settings)], **ends, "models": [_as_ollama(info, known)]}
 
 
 def card(info: ModelInfo, settings: Settings) -> dict[str, Any]:
@@ -47,13 +47,12 @@ def names(info: ModelInfo, settings: Settings) -> list[str]:
     return list(dict.fromkeys((info.name, *settings.names)))
 
 
-def caps(info: ModelInfo, settings: Settings) -> dict[str, bool]:
+def caps(info: ModelInfo, known: Known) -> dict[str, bool]:
     """What chats can have, as far as the chat template and the format say."""
     template = (info.chat_template or "") + (info.tool_template or "")
-    format_ = format_of(info, settings.chat_format)
     return {
-        "supports_tools": "tools" in template,
-        "supports_tool_calls": "tools" in template and (format_.calls is not None or format_.channels),
+        "supports_tools": known.can_call,
+        "supports_tool_calls": known.can_call,
         "supports_reasoning_effort": "reasoning_effort" in template,
     }
 
@@ -62,14 +61,13 @@ def _moment(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def _as_ollama(info: ModelInfo, settings: Settings) -> dict[str, Any]:
-    can_call = caps(info, settings)["supports_tool_calls"]
+def _as_ollama(info: ModelInfo, known: Known) -> dict[str, Any]:
     return {
         "name": info.name,
         "model": info.name,
         "modified_at": _moment(info.created),
         "size": info.weight_bytes,
         "type": "model",
-        "capabilities": ["completion", *(["tools"] if can_call else [])],
+        "capabilities": ["completion", *(["tools"] if known.can_call else [])],
         "details": {"family": info.architecture, "parameter_size": f"{info.n_params / 1e9:.3g}B"},
     }

@@ -12,11 +12,9 @@ from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from slipstream.engine.settings import Settings
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
 from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import not_found
-from slipstream.server.http.gate import Gate
 from slipstream.server.openai import replies
 from slipstream.server.openai.convert import asked_tools, chat_job, completion_job, read_chat
 from slipstream.server.openai.model_card import card, model_list, names
@@ -43,7 +41,7 @@ def routes(serving: Serving) -> APIRouter:
     router = APIRouter()
     _add_chat(router, serving)
     _add_completions(router, serving)
-    _add_models(router, serving.gate, serving.settings)
+    _add_models(router, serving)
     return router
 
 
@@ -67,9 +65,8 @@ def _add_chat(router: APIRouter, serving: Serving) -> None:
     async def apply_template(request: Request) -> Response:
         engine = serving.gate.for_work()
         wire = await read(request, ChatRequest, serving.settings)
-        prompt = await engine.render(
-            read_chat(wire, engine.info, serving.settings, asked_tools(wire, engine.info))
-        )
+        caller = await serving.caller(engine, request)
+        prompt = await engine.render(read_chat(wire, asked_tools(wire, caller.known), caller))
         return answer_json({"prompt": prompt})
 
 
@@ -93,11 +90,14 @@ def _add_completions(router: APIRouter, serving: Serving) -> None:
         return await serving.count(request, CompletionRequest, completion_job)
 
 
-def _add_models(router: APIRouter, gate: Gate, settings: Settings) -> None:
+def _add_models(router: APIRouter, serving: Serving) -> None:
+    gate, settings = serving.gate, serving.settings
+
     @router.get("/models", **MODELS)
     @router.get("/v1/models", **MODELS)
     async def models() -> Response:
-        return answer_json(model_list(gate.for_looking().info, settings))
+        engine = gate.for_looking()
+        return answer_json(model_list(engine.info, settings, await serving.knowing.of(engine)))
 
     @router.get(
         "/v1/models/{name:path}",

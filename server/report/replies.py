@@ -173,7 +173,9 @@ class Props(Shape):
         "the template for conversations with tools, if it is another"
     )
     chat_template_caps: TemplateCaps
-    chat_format: str = Field(description="the family whose tool calls and reasoning are read; or `none`")
+    chat_format: str = Field(
+        description="how tool calls and reasoning are read: a family's way, `generic` or `none`"
+    )
     bos_token: str | None
     eos_token: str | None
     build_info: str

@@ -39,6 +39,7 @@ from slipstream.engine.errors import (
     Unsupported,
 )
 from slipstream.engine.stats import DrafterCount, EngineStats, SlotState
+from slipstream.engine.text.template import compile_template, render
 
 Step = Event | float | Exception
 Script = Callable[[Request], Iterable[Step]]
@@ -63,7 +64,10 @@ INFO = ModelInfo(
     device="cpu",
     dtype="float32",
     drafters=DRAFTERS,
-    chat_template="{{ messages }}",
+    chat_template=(
+        "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    ),
     bos_token="<s>",
     eos_tokens=("</s>",),
     fingerprint="fake-1",
@@ -365,8 +369,16 @@ class FakeEngine:
     async def render(self, chat: Chat) -> str:
         if self.render_error:
             raise self.render_error
-        turns = "".join(f"<{one['role']}>{one['content']}" for one in chat.messages)
-        return turns + ("<assistant>" if chat.add_generation_prompt else "")
+        template = compile_template(self.info.chat_template or "", "")
+        return render(
+            template,
+            {
+                "tools": None,
+                **chat.template_kwargs,
+                "messages": chat.messages,
+                "add_generation_prompt": chat.add_generation_prompt,
+            },
+        )
 
     def stats(self) -> EngineStats:
         busy = [stream.request for stream in self.running][: INFO.n_slots]

@@ -264,7 +264,12 @@ def test_props(server: Served) -> None:
     assert not {"api_key", "otlp_endpoint"} & set(props["settings"]), "they may hold credentials"
     assert props["default_generation_settings"]["params"] == {"temperature": 1.0, "n_predict": -1}
     assert "chat_template_tool_use" not in props
-    assert not any(props["chat_template_caps"].values())
+    # Tools go into a system message where the template has no place for them.
+    assert props["chat_template_caps"] == {
+        "supports_tools": True,
+        "supports_tool_calls": True,
+        "supports_reasoning_effort": False,
+    }
     template = '{% for one in tools %}<tool_call>"arguments{% endfor %}{{ reasoning_effort }}'
     server.engine.info = replace(server.engine.info, tool_template=template)
     props = server.http.get("/props").json()
