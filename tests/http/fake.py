@@ -165,7 +165,8 @@ def prompt_length(request: Request) -> int:
 def ids_of(prompt: Prompt) -> list[int]:
     """One token per word, and one at the start."""
     if isinstance(prompt, tuple):
-        return [one for part in prompt for one in ([part] if isinstance(part, int) else ids_of(part)[1:])]
+        parts = [[one] if isinstance(one, int) else ids_of(one)[bool(i) :] for i, one in enumerate(prompt)]
+        return [one for part in parts for one in part]
     if isinstance(prompt, Infill):
         words = [prompt.suffix, prompt.prefix]
     elif isinstance(prompt, Chat):
@@ -222,7 +223,7 @@ def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
                 told(start + i, text, request.logprobs, 3 * (start + i)) for i, text in enumerate(texts)
             ),
         )
-    yield done(request, n_max, "stop" if n_max == 10 else "length")
+    yield done(request, n_max, "stop" if n_max == 10 else "length", slot=request.slot or 0)
 
 
 class FakeStream:
@@ -344,6 +345,8 @@ class FakeEngine:
         if unknown:
             raise Unsupported("speculative.types", f"{unknown[0]} is not loaded")
         self._check_ids(request.prompt)
+        if request.slot is not None and request.slot >= INFO.n_slots:
+            raise InvalidRequest("id_slot", f"there is no slot {request.slot}")
         if any(isinstance(token, int) and token >= VOCAB for token, _ in request.sampling.logit_bias):
             raise InvalidRequest("logit_bias", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
         if any(one >= VOCAB for one in request.stop_token_ids):

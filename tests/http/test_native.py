@@ -67,7 +67,7 @@ def test_stop_words(server: Served) -> None:
 def test_prompts_in_every_form(server: Served) -> None:
     for prompt, ids in (
         ([5, 6], [5, 6]),
-        (["a b", 7, "c"], [101, 101, 7, 101]),
+        (["a b", 7, "c"], [1, 101, 101, 7, 101]),
         ([7, "a"], [7, 101]),
     ):
         assert ask(server, prompt=prompt)["tokens_evaluated"] == len(ids)
