@@ -27,7 +27,7 @@ from slipstream.server.native.generation import (
 )
 from slipstream.server.native.replies import Adapter, Content, Generated, GeneratedPiece, Success, Tokens
 from slipstream.server.native.wire import MAX_PIECES, Detokenize, NoAdapters, Tokenize
-from slipstream.server.openai.serving import Convert, Model, Serving, answer
+from slipstream.server.openai.serving import Convert, Model, Serving, answer, in_names
 
 Chosen = dict[str, Any]  # with `response_fields`
 _GENERATED = answers(
@@ -79,7 +79,7 @@ def _add_completions(router: APIRouter, serving: Serving) -> None:
         ),
     )
     async def infill(request: Request) -> Response:
-        return await _reply(serving, request, InfillRequest, infill_job)
+        return await in_names({"suffix": "input_suffix"}, _reply(serving, request, InfillRequest, infill_job))
 
 
 def _add_tokens(router: APIRouter, gate: Gate, settings: Settings) -> None:
