@@ -333,6 +333,7 @@ class Settings:
         "field of a reply that holds the thinking; none: it stays in the content",
         choices=("reasoning_content", "reasoning", "both", "none"),
     )
+    slots: bool = setting(default=True, meaning="answer GET /slots, where each key sees its own requests")
     webui: bool = setting(default=True, meaning="serve the chat page at /")
     strict_api: bool = setting(default=False, meaning="answer 400 to request fields that are not known")
     log_level: str = setting("info", "how much to log", choices=("debug", "info", "warning", "error"))
