@@ -1,12 +1,14 @@
 """Runs the clients: `python -m tests.clients [NAME …]`.
 
 Each client has an environment of its own, as they disagree about what they need; it is made on first use and when the
-client's requirements have changed. One server on the demo pair serves them one after another.
+client's requirements have changed. A file `requirements/NAME.txt` is for pip, a folder `requirements/NAME` for npm.
+One server on the demo pair serves them one after another.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,17 +20,22 @@ from pathlib import Path
 from tests.process import DEMO, ROOT, running
 
 FOLDER = Path(__file__).parent
-CLIENTS = tuple(sorted(path.stem for path in (FOLDER / "requirements").glob("*.txt")))
+REQUIREMENTS = {path.stem: path for path in sorted((FOLDER / "requirements").iterdir())}
 PLACE = ROOT / ".venv-clients"
 SETTINGS = ("--ctx-size", "2048", "--parallel", "4", "--spec-type", "auto")
 
 
 def main(names: Sequence[str]) -> int:
-    unknown = set(names) - set(CLIENTS)
+    unknown = set(names) - set(REQUIREMENTS)
     if unknown:
-        sys.stderr.write(f"no such client: {', '.join(sorted(unknown))}; there are {', '.join(CLIENTS)}\n")
+        sys.stderr.write(
+            f"no such client: {', '.join(sorted(unknown))}; there are {', '.join(REQUIREMENTS)}\n"
+        )
         return 2
-    chosen = names or CLIENTS
+    chosen = names or list(REQUIREMENTS)
+    if any(REQUIREMENTS[name].is_dir() for name in chosen) and not shutil.which("npm"):
+        sys.stderr.write("clients in JavaScript need Node.js with npm, which is not on the path\n")
+        return 2
     for name in chosen:
         _prepare(name)
     failed = []
@@ -49,24 +56,23 @@ def main(names: Sequence[str]) -> int:
 
 
 def _prepare(name: str) -> None:
-    """The client's environment, if it is not there yet."""
-    wanted = FOLDER / "requirements" / f"{name}.txt"
-    place, stamp = PLACE / name, PLACE / name / "requirements.txt"
-    if stamp.exists() and stamp.read_text() == wanted.read_text():
+    """The client's environment, if it is not there yet. Raises CalledProcessError if it cannot be made."""
+    wanted, place = REQUIREMENTS[name], PLACE / name
+    lock = wanted / "package-lock.json" if wanted.is_dir() else wanted
+    stamp = place / "installed"
+    if stamp.exists() and stamp.read_text() == lock.read_text():
         return
     sys.stdout.write(f"{name}: installing\n")
     sys.stdout.flush()
-    venv.create(place, with_pip=True, clear=True)
-    install = [
-        str(place / "bin" / "pip"),
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "-r",
-        str(wanted),
-    ]
-    subprocess.run(install, check=True)
-    stamp.write_text(wanted.read_text())
+    if wanted.is_dir():
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(wanted, place)
+        subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=place, check=True)
+    else:
+        venv.create(place, with_pip=True, clear=True)
+        pip = [str(place / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "-r", str(wanted)], check=True)
+    stamp.write_text(lock.read_text())
 
 
 def _test(name: str, url: str) -> int:
@@ -77,9 +83,17 @@ def _test(name: str, url: str) -> int:
         if not key.startswith(("OPENAI_", "LITELLM_", "LANG", "SLIP"))
     }
     environ |= {"CLIENT_TEST_URL": url, "LANGSMITH_TRACING": "false", "PYTHONDONTWRITEBYTECODE": "1"}
-    program = [str(PLACE / name / "bin" / "python"), "-m", "pytest", "-c", str(FOLDER / "pytest.ini")]
-    arguments = ["--rootdir", str(FOLDER), "--confcutdir", str(FOLDER), str(FOLDER / f"with_{name}.py")]
-    return subprocess.run([*program, *arguments], cwd=FOLDER, env=environ, check=False).returncode
+    return subprocess.run(_program(name), cwd=FOLDER, env=environ, check=False).returncode
+
+
+def _program(name: str) -> list[str]:
+    place = PLACE / name
+    if REQUIREMENTS[name].is_dir():
+        # A module's imports are looked for beside it.
+        tests = shutil.copy(FOLDER / f"with_{name}.mjs", place)
+        return ["node", "--test", "--test-reporter=spec", str(tests)]
+    pytest = [str(place / "bin" / "python"), "-m", "pytest", "-c", str(FOLDER / "pytest.ini")]
+    return [*pytest, "--rootdir", str(FOLDER), "--confcutdir", str(FOLDER), str(FOLDER / f"with_{name}.py")]
 
 
 if __name__ == "__main__":
