@@ -16,7 +16,7 @@ from slipstream.server.openai import wire_logprobs as logprobs
 from slipstream.server.openai.job import Job, Reply
 from slipstream.server.openai.tools import ToolChoice
 from slipstream.server.responses.output import Event, Output
-from slipstream.server.responses.wire import ResponsesRequest
+from slipstream.server.responses.wire import SEALED_THINKING, ResponsesRequest
 
 PREFIX = "resp_"
 # An event may have only these codes; the error's own code is in the log and the metrics.
@@ -51,7 +51,12 @@ class ResponseReply:
         self._form = form
         self._job = job
         self._text = job.wanted.text(stream.prompt_tail)
-        self._output = Output(job.id.removeprefix(PREFIX))
+        asked = form.wire.reasoning
+        self._output = Output(
+            job.id.removeprefix(PREFIX),
+            summarises=bool(asked and asked.summarises),
+            seals=SEALED_THINKING in (form.wire.include or ()),
+        )
         self._n_events = 0
         self.response = {**begun(form.wire, job.id, info), "store": form.is_kept}
 
@@ -144,7 +149,7 @@ def begun(wire: ResponsesRequest, response_id: str, info: ModelInfo) -> dict[str
     reasoning, text, defaults = wire.reasoning, wire.text, info.sampling_defaults
     given = text and text.format and text.format.shown
     verbosity = {"verbosity": text.verbosity} if text and text.verbosity else {}
-    summary = reasoning and (reasoning.summary or reasoning.generate_summary)
+    summary = reasoning.summarises if reasoning else None
     return {
         "id": response_id,
         "object": "response",

@@ -19,6 +19,7 @@ from slipstream.server.responses.input_items import Items
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
+SEALED_THINKING = "reasoning.encrypted_content"
 # Tools that OpenAI runs itself, or that take other input than JSON. Agents offer them beside their functions whatever
 # the server is; the model is not shown them.
 HOSTED = (
@@ -137,8 +138,17 @@ class TextSettings(Wire):
 
 class ReasoningSettings(Wire):
     effort: str | None = optional("passed to the template; `none` also switches thinking off", max_length=32)
-    summary: str | None = optional("accepted: thinking is shown whole", max_length=32)
+    summary: str | None = optional(
+        "`auto`, `concise` or `detailed`: thinking is shown as its summary, whole, in place of content",
+        max_length=32,
+    )
     generate_summary: str | None = optional("the older name of `summary`", max_length=32)
+
+    @property
+    def summarises(self) -> str | None:
+        """The kind of summary that is asked for, None for none."""
+        asked = self.summary or self.generate_summary
+        return None if asked == "none" else asked
 
 
 class ResponsesRequest(Generate):
@@ -161,7 +171,8 @@ class ResponsesRequest(Generate):
     ] = optional("whether the model may, must or must not call functions, or which")
     parallel_tool_calls: bool | None = optional("false: one call at most")
     include: Annotated[list[str], Field(max_length=32)] | None = optional(
-        f"`{LOGPROBS}`: log-probabilities of the text; other values are accepted"
+        f"`{LOGPROBS}`: log-probabilities of the text; `{SEALED_THINKING}`: thinking in a form that clients give back; "
+        "other values are accepted"
     )
     top_logprobs: int | None = optional("so many of the likeliest tokens per token", ge=0, le=MOST_LOGPROBS)
     truncation: Literal["auto", "disabled"] | None = optional(

@@ -56,6 +56,7 @@ ITEMS = [
     {"role": "developer", "content": "Be short."},
     {"role": "user", "content": [{"type": "input_text", "text": "Look."}]},
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "reasoning", "summary": [], "encrypted_content": "slipstream.1.aG0="},
     {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"name": "a", "n": 1}'},
     {"type": "function_call_output", "call_id": "c1", "output": "seen"},
     {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "There."}]},
@@ -128,7 +129,8 @@ REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     response(
         tools=[{"type": "function", "name": "look", "parameters": SCHEMA}, {"type": "web_search"}],
         tool_choice={"type": "function", "name": "look"},
-        reasoning={"effort": "low"},
+        reasoning={"effort": "low", "summary": "auto"},
+        include=["reasoning.encrypted_content"],
         max_output_tokens=40,
         store=False,
     ),
