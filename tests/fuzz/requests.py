@@ -139,5 +139,6 @@ REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("/v1/chat/completions/input_tokens", {"messages": TURNS}),
     ("/apply-template", {"messages": TURNS}),
     ("/tokenize", {"content": "def add(a, b):", "with_pieces": True, "add_special": True}),
+    ("/tokenize", {"prompt": "def add(a, b):", "add_special_tokens": False}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
 )

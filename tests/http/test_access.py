@@ -271,9 +271,20 @@ def test_tokens(server: Served) -> None:
     assert server.post("/tokenize", {"content": "a", "with_pieces": True}).json() == {
         "tokens": [{"id": 97, "piece": "a"}]
     }
-    assert server.post("/detokenize", {"tokens": [97, 98]}).json() == {"content": "ab"}
+    for special, ids in ((None, [1, 97]), (True, [1, 97]), (False, [97])):
+        fields = {"prompt": "a", "model": "m", "add_special_tokens": special}
+        answer = {"tokens": ids, "count": len(ids), "max_model_len": 512}
+        assert server.post("/tokenize", fields).json() == answer
+    assert server.post("/detokenize", {"tokens": [97, 98]}).json() == {"content": "ab", "prompt": "ab"}
+    assert server.http.get("/tokenizer_info").json() == {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": "{{ messages }}",
+        "max_model_len": 512,
+    }
     for path, body in (
         ("/tokenize", {"content": 1}),
+        ("/tokenize", {"prompt": 1}),
         ("/tokenize", {"content": "a", "add_special": 1}),
         ("/tokenize", {"content": "a" * 16385, "with_pieces": True}),
         ("/detokenize", {"tokens": [-1]}),
