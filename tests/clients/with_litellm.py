@@ -1,4 +1,4 @@
-"""`litellm`: its OpenAI-compatible route, as gateways and agents use it."""
+"""`litellm`: its OpenAI-compatible routes, as gateways and agents use them; chat and Responses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it fetches a price l
 import litellm
 
 litellm.telemetry = False
+pytestmark = pytest.mark.filterwarnings("ignore")  # the client's own
 
 
 def ask(url: str, **fields: Any) -> Any:
@@ -58,3 +59,49 @@ def test_json_of_a_schema(url: str, question: Any, stream: bool) -> None:
 def test_errors(url: str, question: Any) -> None:
     with pytest.raises(litellm.BadRequestError):
         ask(url, messages=question, temperature=-1)
+
+
+def respond(url: str, **fields: Any) -> Any:
+    asked = {"model": "openai/demo", "api_base": url, "api_key": "none", "num_retries": 0, "timeout": 120}
+    return litellm.responses(**{**asked, "temperature": 0, "max_output_tokens": MAX_TOKENS, **fields})
+
+
+def test_responses(url: str, question: Any) -> None:
+    first = respond(url, input=question, instructions="Be short.")
+    assert first.output[0].content[0].text
+    assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
+    second = respond(url, input="Again.", previous_response_id=first.id)
+    assert second.usage.input_tokens > first.usage.input_tokens
+
+
+def test_streamed_responses_say_the_same(url: str, question: Any) -> None:
+    whole = respond(url, input=question)
+    events = list(respond(url, input=question, stream=True))
+    told = "".join(one.delta for one in events if one.type == "response.output_text.delta")
+    assert told == whole.output[0].content[0].text != ""
+    assert events[-1].response.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_functions_of_responses(url: str, question: Any, tool: Any) -> None:
+    asked = {
+        "input": question,
+        "tools": [{"type": "function", **tool["function"]}],
+        "tool_choice": "required",
+    }
+    reply = respond(url, **asked, max_output_tokens=MAX_JSON_TOKENS, parallel_tool_calls=False)
+    (call,) = [one for one in reply.output if one.type == "function_call"]
+    Finding.model_validate_json(call.arguments)
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "found"}
+    after = respond(url, input=[*question, dict(call), output], store=False)
+    assert after.status in ("completed", "incomplete")
+
+
+def test_a_chat_model_behind_responses(url: str, question: Any) -> None:
+    """litellm's bridge: what its callers ask of chat goes to Responses."""
+    reply = ask(url, messages=question, model="openai/responses/demo", seed=None)
+    assert reply.choices[0].message.content
+
+
+def test_errors_of_responses(url: str, question: Any) -> None:
+    with pytest.raises(litellm.BadRequestError):
+        respond(url, input=question, temperature=-1)

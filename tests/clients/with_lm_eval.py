@@ -23,7 +23,7 @@ from lm_eval.tasks import TaskManager
 QUESTIONS = [
     {"text": "def add(", "choices": ["a, b):", "banana):", "7 8 9"], "answer": 0},
     {"text": "for i in range(", "choices": ["class)", "10):"], "answer": 1},
-    {"text": "def square(x):\n    return x * x\n\ndef cube(", "choices": ["x):", "\"\")"], "answer": 0},
+    {"text": "def square(x):\n    return x * x\n\ndef cube(", "choices": ["x):", '"")'], "answer": 0},
 ]
 TASK = """
 task: {name}
@@ -70,9 +70,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
 
 
-def evaluate(url: str, kind: str, tasks: TaskManager, chat: bool = False, **model: Any) -> list[dict[str, Any]]:
+def evaluate(
+    url: str, kind: str, tasks: TaskManager, chat: bool = False, **model: Any
+) -> list[dict[str, Any]]:
     """The harness's samples of a task."""
-    path, name = ("chat/completions", "local-chat-completions") if chat else ("completions", "local-completions")
+    path, name = (
+        ("chat/completions", "local-chat-completions") if chat else ("completions", "local-completions")
+    )
     found = lm_eval.simple_evaluate(
         model=name,
         model_args={"model": "demo", "base_url": f"{url}/{path}", "max_retries": 1, "timeout": 120, **model},
