@@ -1,5 +1,5 @@
 // `ai` with `@ai-sdk/openai` (Responses) and `@ai-sdk/openai-compatible` (chat): text, streams, tools in several
-// steps, objects, errors.
+// steps, objects, thinking, errors.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { createOpenAI } from "@ai-sdk/openai";
@@ -17,7 +17,7 @@ const Finding = z.object({ name: z.string().max(12), count: z.number().int().min
 /** What each provider sent, and `fetch` for loopback alone. */
 const sent = [];
 async function loopbackOnly(url, init) {
-  assert.equal(new URL(url).origin, new URL(baseURL).origin, `the client wants to reach ${url}`);
+  assert.equal(new URL(url).hostname, "127.0.0.1", `the client wants to reach ${url}`);
   if (init?.body) sent.push(JSON.parse(init.body));
   return fetch(url, init);
 }
@@ -175,3 +175,25 @@ test("plain completions", async () => {
     assert.ok((await listed(stream.textStream)).length > 1);
   }
 });
+
+const THINKING = { ...settings, baseURL: `${process.env.CLIENT_TEST_THINKING_URL}/v1` };
+const shown = { forceReasoning: true, reasoningSummary: "auto" };
+const thinkers = {
+  "responses that are kept": [createOpenAI(THINKING)("any"), shown],
+  "responses that are not": [createOpenAI(THINKING)("any"), { ...shown, store: false }],
+  compatible: [createOpenAICompatible({ ...THINKING, name: "slipstream" })("any"), {}],
+};
+
+for (const [name, [model, options]] of Object.entries(thinkers)) {
+  test(`${name}: thinking is shown, and comes back with a tool's result`, async () => {
+    const asked = { model, prompt: QUESTION, tools: { look: look([]) }, stopWhen: stepCountIs(2), maxRetries: 0 };
+    const reply = await generateText({ ...asked, providerOptions: { openai: options } });
+    assert.deepEqual(reply.steps.map((step) => step.reasoningText.trim()), ["I need it.", "I need it."]);
+    assert.equal(reply.text, "You said: I need it.");
+    const stream = streamText({ ...asked, providerOptions: { openai: options } });
+    const parts = await listed(stream.fullStream);
+    const thoughts = parts.filter((part) => part.type === "reasoning-delta").map((part) => part.text);
+    assert.equal(thoughts.join("").replaceAll("\n", ""), "I need it.".repeat(2));
+    assert.equal(await stream.text, "You said: I need it.");
+  });
+}

@@ -117,3 +117,15 @@ def test_a_conversation_is_sent_again(url: str) -> None:
     first = asked.invoke(QUESTION)
     second = asked.invoke([HumanMessage(QUESTION), first, HumanMessage("Again.")])
     assert second.usage_metadata["input_tokens"] > first.usage_metadata["input_tokens"]
+
+
+@only_responses
+@pytest.mark.parametrize("more", [{}, {"store": False, "include": ["reasoning.encrypted_content"]}])
+def test_thinking_comes_back_with_a_tools_result(thinking_url: str, more: Any) -> None:
+    asked = model(thinking_url, reasoning={"summary": "auto"}, temperature=None, **more).bind_tools([look])
+    first = asked.invoke(QUESTION)
+    assert [one["reasoning"].strip() for one in first.content_blocks if one["type"] == "reasoning"] == [
+        "I need it."
+    ]
+    found = [look.invoke(call) for call in first.tool_calls]
+    assert asked.invoke([HumanMessage(QUESTION), first, *found]).text == "You said: I need it."

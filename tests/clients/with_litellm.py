@@ -105,3 +105,26 @@ def test_a_chat_model_behind_responses(url: str, question: Any) -> None:
 def test_errors_of_responses(url: str, question: Any) -> None:
     with pytest.raises(litellm.BadRequestError):
         respond(url, input=question, temperature=-1)
+
+
+def test_thinking_comes_back_with_a_tools_result(thinking_url: str, question: Any, tool: Any) -> None:
+    reply = ask(thinking_url, messages=question, tools=[tool]).choices[0].message
+    assert reply.reasoning_content.strip() == "I need it."
+    (call,) = reply.tool_calls
+    found = {"role": "tool", "tool_call_id": call.id, "content": "found"}
+    after = (
+        ask(thinking_url, messages=[*question, reply.model_dump(), found], tools=[tool]).choices[0].message
+    )
+    assert after.content == "You said: I need it."
+
+
+@pytest.mark.parametrize("more", [{}, {"store": False, "include": ["reasoning.encrypted_content"]}])
+def test_thinking_in_responses(thinking_url: str, question: Any, tool: Any, more: Any) -> None:
+    asked = {"tools": [{"type": "function", **tool["function"]}], "reasoning": {"summary": "auto"}, **more}
+    first = respond(thinking_url, input=question, **asked)
+    thought, call = first.output
+    assert thought.summary[0].text.strip() == "I need it."
+    found = {"type": "function_call_output", "call_id": call.call_id, "output": "found"}
+    items = [one.model_dump(exclude_none=True) for one in first.output]
+    after = respond(thinking_url, input=[*question, *items, found], **asked)
+    assert after.output[-1].content[0].text == "You said: I need it."

@@ -278,7 +278,18 @@ def test_tool_calls_and_reasoning() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/health", "/v1/health", "/live", "/slots", "/speculation", "/props", "/tokenizer_info", "/v1/models", "/models"]
+    "path",
+    [
+        "/health",
+        "/v1/health",
+        "/live",
+        "/slots",
+        "/speculation",
+        "/props",
+        "/tokenizer_info",
+        "/v1/models",
+        "/models",
+    ],
 )
 def test_looks(server: Served, path: str) -> None:
     hold(path, 200, server.http.get(path).content)
