@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import EngineError
+from slipstream.engine.stats import DrafterCount, EngineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,11 @@ class Infill:
 
     prefix: str
     suffix: str
+    extra: tuple[tuple[str, str], ...] = ()  # other texts that it may refer to, each with a file's name
 
 
-Prompt = Chat | Infill | str | tuple[int, ...]
+# The last: token ids, and texts between them.
+Prompt = Chat | Infill | str | tuple[int | str, ...]
 
 
 # How JSON is written under a grammar (llguidance's options): as models write it by themselves, and with no other white
@@ -65,7 +68,8 @@ class Sampling:
     repeat_last_n: int | None = None  # window of the repeat penalty, prompt included; 0 is off, default 64
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Sequence[tuple[int, float]] = ()  # -inf bans a token
+    # By token, or by text, all of whose tokens are meant; -inf bans.
+    logit_bias: Sequence[tuple[int | str, float]] = ()
     seed: int | None = None  # 0 … 2**64 - 1; None draws one, reported in Done.seed
     ignore_eos: bool = False
 
@@ -100,6 +104,8 @@ class Request:
     grammar: Grammar | None = None
     skip_special: bool = True  # leave control tokens out of the text
     prediction: str | None = None  # text the reply is expected to resemble; the draft source of highest prior
+    slot: int | None = None  # the only slot that it may have; None: any
+    progress: bool = False  # whether `Progress` is sent while the prompt is computed
     owner: str = ""  # the API key it came with, or what stands for it; owners take turns
     tenant: str = ""  # salts prefix keys, so that one API key never hits another's cached prompt
 
@@ -126,6 +132,17 @@ class Echo:
     token_ids: tuple[int, ...]
     pieces: tuple[str, ...]  # text of each token; joined they are the prompt's
     logprobs: tuple[TokenLogprob | None, ...] = ()  # None for the first token; empty unless asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the prompt is, after each pass that computed some of it; the last says that all of it is there."""
+
+    n_prompt: int
+    n_cached: int  # tokens taken from the prefix cache
+    n_processed: int  # tokens that are there, cached tokens included
+    seconds: float  # since the request got its slot
+    slot: int  # its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,23 +174,6 @@ class Timings:
     queue_s: float  # admitted → slot
     prompt_s: float  # slot → first token
     generation_s: float  # first token → last token
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterCount:
-    """What one drafter did, for a request or for all. Seconds of a call for many slots are shared among them."""
-
-    n_drafts: int = 0  # verified drafts with tokens of this drafter
-    n_drafts_accepted: int = 0  # … of which at least one was accepted
-    n_drafted: int = 0  # tokens
-    n_accepted: int = 0
-    accepted_by_position: tuple[int, ...] = ()  # [i]: accepted tokens at place i of their draft
-    n_begin_calls: int = 0
-    n_draft_calls: int = 0
-    n_accept_calls: int = 0
-    begin_s: float = 0.0
-    draft_s: float = 0.0
-    accept_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +212,7 @@ class Done:
     speculation: Speculation
     seed: int
     stop_token: int | None = None  # the token of `stop_token_ids` that ended it, if any
+    slot: int = 0  # the slot that it had
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ class Failed:
     error: EngineError
 
 
-Event = Echo | Delta | Done | Failed
+Event = Echo | Progress | Delta | Done | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,42 +254,7 @@ class ModelInfo:
     added_tokens: Mapping[str, bool] = field(default_factory=dict)
     # The chat template for conversations with tools, if it differs from `chat_template`.
     tool_template: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SlotState:
-    """One slot as `/slots` shows it."""
-
-    id: int
-    busy: bool
-    request_id: str | None
-    n_prompt: int
-    n_past: int
-    n_cached: int
-    n_decoded: int
-    n_remaining: int  # -1: no limit but the context
-    drafters: Mapping[str, DrafterCount] = field(default_factory=dict)  # of the running request
-    tenant: str = ""  # whose request it is
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A consistent picture of the engine between two steps."""
-
-    slots: tuple[SlotState, ...]
-    n_waiting: int
-    n_pages_free: int
-    n_pages_cached: int  # held by the prefix cache alone
-    n_pages_held: int  # held by slots
-    n_steps: int
-    n_prompt_tokens: int
-    n_completion_tokens: int
-    drafters: Mapping[str, DrafterCount]
-    n_preempted: int
-    disabled_drafters: tuple[str, ...]  # switched off after repeated failures
-    doubtful_drafters: tuple[str, ...] = ()  # networks whose guesses are hardly ever right
-    step_s: Mapping[str, float] = field(default_factory=dict)  # time spent in each part of the steps
-    step_average_s: Mapping[str, float] = field(default_factory=dict)  # of it in one step: moving averages
+    n_embd: int = 0  # width of a hidden state; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,18 +35,24 @@ class FairQueue(Generic[T]):
         self._n_added += 1
         self._items.setdefault(owner, deque()).append((self._n_added, item))
 
-    def pop(self, held: Mapping[str, int] = _NOTHING) -> T:
+    def pop(self, held: Mapping[str, int] = _NOTHING, may: Callable[[T], bool] = lambda item: True) -> T:
         """The next item leaves: of the owner that holds least, of several the one whose last turn is longest ago.
 
-        held: what each owner has now of that which is short; 0 where it is not named. Raises ValueError if empty.
+        held: what each owner has now of that which is short; 0 where it is not named. may: whether an item can be
+        served now; others keep their places. Raises ValueError if there is none.
         """
+        firsts = {
+            owner: next((i for i, (_, item) in enumerate(items) if may(item)), None)
+            for owner, items in self._items.items()
+        }
+        ready = {owner: i for owner, i in firsts.items() if i is not None}
         owner = min(
-            self._items,
-            key=lambda one: (held.get(one, 0), self._served.get(one, 0), self._items[one][0][0]),
+            ready,
+            key=lambda one: (held.get(one, 0), self._served.get(one, 0), self._items[one][ready[one]][0]),
         )
         self._n_turns += 1
         self._served[owner] = self._n_turns
-        return self.drop_first(owner)
+        return self._drop(owner, ready[owner])
 
     def first(self, owner: str) -> T | None:
         """The owner's oldest item, if it has any."""
@@ -55,8 +61,12 @@ class FairQueue(Generic[T]):
 
     def drop_first(self, owner: str) -> T:
         """The owner's oldest item leaves, and it was no turn."""
+        return self._drop(owner, 0)
+
+    def _drop(self, owner: str, place: int) -> T:
         items = self._items[owner]
-        _, item = items.popleft()
+        _, item = items[place]
+        del items[place]
         if not items:
             del self._items[owner]
         return item

@@ -1,4 +1,4 @@
-"""Names that users give: of settings and values, with the name they may have meant, and of models."""
+"""Names that users give: of settings and values, with the name they may have meant, of drafters and of models."""
 
 from __future__ import annotations
 
@@ -9,6 +9,40 @@ from pathlib import Path
 from slipstream.engine.errors import LoadError
 
 GGUF = ".gguf"
+# What `--spec-type` takes, in the order of `speculate/registry.py`, which has the same names and cannot be imported by
+# those who read a command line; `draft-simple` is llama.cpp's name of `draft-model`.
+DRAFTERS = (
+    *(
+        "forced",
+        "prediction",
+        "ngram-simple",
+        "ngram-map-k",
+        "ngram-map-k4v",
+        "ngram-mod",
+        "ngram-cache",
+        "suffix",
+    ),
+    *("draft-model", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dspark", "draft-dflash"),
+)
+TEST_DRAFTERS = ("garbage", "synthetic")  # not offered
+NO_DRAFTER, ALL_DRAFTERS = "none", "auto"
+# What `--chat-format` takes, the names in `server/openai/formats/known.py` among it.
+CHAT_FORMATS = (
+    *(
+        "auto",
+        "none",
+        "generic",
+        "template",
+        "plain",
+        "hermes",
+        "qwen3-coder",
+        "llama3",
+        "mistral",
+        "mistral-list",
+        "deepseek",
+    ),
+    *("deepseek-v3.1", "glm", "harmony"),
+)
 _ALIKE = 0.7  # least likeness of two names, of 1, to suggest one for the other
 
 

@@ -11,25 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from slipstream.engine.naming import CHAT_FORMATS
 from slipstream.engine.ranges import INT32, SAMPLING_RANGES
-
-# What `--spec-type` takes, in the order of `speculate/registry.py`, which has the same names and cannot be imported by
-# those who read a command line; `draft-simple` is llama.cpp's name of `draft-model`.
-DRAFTERS = (
-    *(
-        "forced",
-        "prediction",
-        "ngram-simple",
-        "ngram-map-k",
-        "ngram-map-k4v",
-        "ngram-mod",
-        "ngram-cache",
-        "suffix",
-    ),
-    *("draft-model", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dspark", "draft-dflash"),
-)
-TEST_DRAFTERS = ("garbage", "synthetic")  # not offered
-NO_DRAFTER, ALL_DRAFTERS = "none", "auto"
 
 
 def setting(
@@ -74,8 +57,15 @@ class Settings:
         "--hf-repo-draft",
     )
     alias: str | None = setting(
-        None, "model name shown to clients; the folder's name by default", "-a", "--served-model-name"
+        None,
+        "model name shown to clients, the folder's name by default; after commas, further names of it",
+        "-a",
+        "--served-model-name",
     )
+    chat_template: str | None = setting(
+        None, "Jinja text that replaces all chat templates of the model's files; there are no built-in ones"
+    )
+    chat_template_file: str | None = setting(None, "file of such a text")
     device: str = setting("auto", "cpu, cuda, cuda:N or auto", "-dev")
     device_draft: str | None = setting(
         None, "device of a draft model; the target's by default", "-devd", "--spec-draft-device"
@@ -254,12 +244,28 @@ class Settings:
         most=100000,
     )
 
-    # sampling defaults: None falls back to the checkpoint's generation_config, then to OpenAI's values
+    # defaults of requests' fields: None falls back to the checkpoint's generation_config, then to OpenAI's values
     seed: int | None = sampled("seed", "seed of requests that bring none; drawn at random by default", "-s")
     temperature: float | None = sampled("temperature", "default temperature", "--temp")
     top_k: int | None = sampled("top_k", "default top_k; 0 is off")
     top_p: float | None = sampled("top_p", "default top_p; 1 is off")
     min_p: float | None = sampled("min_p", "default min_p; 0 is off")
+    repeat_penalty: float | None = sampled("repeat_penalty", "default repeat_penalty; 1 is off")
+    repeat_last_n: int | None = sampled("repeat_last_n", "default window of the repeat penalty, in tokens")
+    presence_penalty: float | None = sampled("presence_penalty", "default presence_penalty; 0 is off")
+    frequency_penalty: float | None = sampled("frequency_penalty", "default frequency_penalty; 0 is off")
+    n_predict: int = setting(
+        -1, "default max_tokens; -1: up to the context's end", "-n", "--predict", least=-1, most=INT32
+    )
+    reasoning: str = setting(
+        "auto",
+        "default of thinking: off and on are what templates get as enable_thinking; auto: theirs",
+        "-rea",
+        choices=("auto", "on", "off"),
+    )
+    chat_template_kwargs: str | None = setting(
+        None, "JSON object of values for the chat template; those of a request's chat_template_kwargs win"
+    )
 
     # server
     host: str = setting(
@@ -318,27 +324,16 @@ class Settings:
     )
     chat_format: str = setting(
         "auto",
-        "how the model writes thinking and tool calls; auto: found out from its chat template; none: all is content",
-        choices=(
-            *(
-                "auto",
-                "none",
-                "plain",
-                "hermes",
-                "qwen3-coder",
-                "llama3",
-                "mistral",
-                "mistral-list",
-                "deepseek",
-            ),
-            *("deepseek-v3.1", "glm", "harmony"),
-        ),
+        "how the model writes thinking and tool calls; auto: found out from its chat template; template: read from it "
+        "even if a family fits; generic: by a system message; none: all is content",
+        choices=CHAT_FORMATS,
     )
     reasoning_field: str = setting(
         "reasoning_content",
         "field of a reply that holds the thinking; none: it stays in the content",
         choices=("reasoning_content", "reasoning", "both", "none"),
     )
+    webui: bool = setting(default=True, meaning="serve the chat page at /")
     strict_api: bool = setting(default=False, meaning="answer 400 to request fields that are not known")
     log_level: str = setting("info", "how much to log", choices=("debug", "info", "warning", "error"))
     log_format: str = setting(
@@ -346,11 +341,19 @@ class Settings:
         "lines of JSON or readable text; auto: text on a terminal, else JSON",
         choices=("auto", "json", "text"),
     )
+    log_file: str | None = setting(
+        None, "file to which the log is written too; lines are added at its end, its owner alone may read it"
+    )
     otlp_endpoint: str | None = setting(
         None,
         "OpenTelemetry collector (OTLP over http, as in http://localhost:4318) that is sent one span per request;"
         " OTEL_EXPORTER_OTLP_ENDPOINT is read too; needs the extra [otel]",
     )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's names in `alias`, the one shown first; empty without any."""
+        return tuple(name for part in (self.alias or "").split(",") if (name := part.strip()))
 
 
 _BY_NAME = {one.name: one.metadata for one in fields(Settings)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from slipstream.engine.errors import SettingError
-from slipstream.engine.naming import did_you_mean
-from slipstream.engine.settings import ALL_DRAFTERS, DRAFTERS, NO_DRAFTER, TEST_DRAFTERS, Settings
+from slipstream.engine.naming import ALL_DRAFTERS, DRAFTERS, NO_DRAFTER, TEST_DRAFTERS, did_you_mean
+from slipstream.engine.settings import Settings
 
 
 def check(settings: Settings) -> None:
@@ -26,6 +26,16 @@ def check(settings: Settings) -> None:
             raise SettingError(one.name, value, f"must be at least {meta['least']}")
         if meta["most"] is not None and value > meta["most"]:
             raise SettingError(one.name, value, f"must be at most {meta['most']}")
+    _check_template(settings)
+
+
+def _check_template(settings: Settings) -> None:
+    text = settings.chat_template
+    if text is not None and "{" not in text:
+        reason = "is no Jinja text, and there are no built-in templates; --chat-template-file reads a file"
+        raise SettingError("chat_template", text[:64] or "''", reason)
+    if text is not None and settings.chat_template_file is not None:
+        raise SettingError("chat_template_file", settings.chat_template_file, "--chat-template is given too")
 
 
 def _check_drafters(names: str) -> None:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.engine.api import DrafterCount, Request, SlotState
+from slipstream.engine.api import Request
 from slipstream.engine.sample.logprobs import Logprob
 from slipstream.engine.sample.params import SamplingParams
 from slipstream.engine.sample.pick import Row
+from slipstream.engine.stats import DrafterCount, SlotState
 from slipstream.engine.text.grammar.constraint import Constraint
 from slipstream.engine.text.text_stream import TextStream
 
@@ -121,6 +122,7 @@ class Slot:
     prompt_logprobs: list[Logprob] | None = None
     judged: dict[int, Logprob] = field(default_factory=dict)  # of the reply's tokens by number, if asked for
     echoes: bool = False  # whether the prompt is still to be sent back
+    n_reported: int = 0  # prompt tokens that the client knows to be computed
     _mirror: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
     _n_mirrored: int = 0
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 CODE = ("server", "engine", "kernels")
 # The names that several files have: in which folders such a file may lie, and what it is everywhere. A name that is not
 # here belongs to one file, so that it can be found, and spoken of, without its folder.
-OPERATOR, DIALECT = "kernels/[^/]+", "server/(native|openai|responses)"
+OPERATOR, DIALECT = "kernels/[^/]+", "server/(anthropic|native|openai|responses)"
 CONVENTIONS = {
     "__init__": (".+", "what the folder is for"),
     "op": (OPERATOR, "signature and meaning"),

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from slipstream.engine.api import Delta, Done, EngineStats, Event, Failed
+from slipstream.engine.api import Delta, Done, Event, Failed
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core import forward, plan
 from slipstream.engine.core.clock import Clock
-from slipstream.engine.core.finish import Ending, broken, done, echo, keep
+from slipstream.engine.core.finish import Ending, broken, done, echo, keep, progress
 from slipstream.engine.core.flight import Flight
 from slipstream.engine.core.plan import Place, Work
 from slipstream.engine.core.queue import NewSlot, Waiting
@@ -33,6 +33,7 @@ from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Pass
 from slipstream.engine.speculate.drafter import Kept
 from slipstream.engine.speculate.verify import Verdict
+from slipstream.engine.stats import EngineStats
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +86,12 @@ class Engine:
         """Whether a step would do anything."""
         return bool(self.seats)
 
-    def add(self, request_id: str, new_slot: NewSlot, owner: str = "") -> None:
-        """Queue a request. Free slots go to the owners in turn, to each owner's requests in order of arrival."""
-        self.seats.waiting.add(request_id, new_slot, owner)
+    def add(self, request_id: str, new_slot: NewSlot, owner: str = "", slot_id: int | None = None) -> None:
+        """Queue a request. Free slots go to the owners in turn, to each owner's requests in order of arrival.
+
+        slot_id: the only slot that it may have; it waits for that, and holds up no other request.
+        """
+        self.seats.waiting.add(request_id, new_slot, owner, slot_id)
 
     def cancel(self, request_id: str) -> None:
         """Forget a request wherever it is. Unknown ids are requests that have just ended."""
@@ -284,6 +288,8 @@ class Engine:
         slot.n_past = min(n_past, len(slot.tokens) - 1)
         if ending is not Ending.BROKEN and self._cache.length(slot.id, forward.STORE) < slot.n_past:
             self._cache.commit(slot.id, forward.STORE, slot.n_past)
+        if (far := progress(slot, n_past)) is not None:
+            events.append(far)
         if one.n_picks:
             self._count(slot, one, delta, coming)
             events.append(delta)

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import partial
 from itertools import accumulate
 
-from slipstream.engine.api import Delta, Done, Echo, Speculation, Timings, TokenLogprob, Usage
+from slipstream.engine.api import Delta, Done, Echo, Progress, Speculation, Timings, TokenLogprob, Usage
 from slipstream.engine.errors import EngineError, InvalidRequest, StepFailed
 from slipstream.engine.sample.logprobs import Logprob
 from slipstream.engine.slot import Slot
@@ -113,6 +113,19 @@ def echo(slot: Slot, start: int, judged: Sequence[Logprob], *, is_complete: bool
     return Echo(tuple(prompt), tuple(pieces), told)
 
 
+def progress(slot: Slot, n_past: int) -> Progress | None:
+    """How far the prompt is now that `n_past` tokens have been through the target, if that is asked for.
+
+    A slot that started over computes again what was reported: nothing is said until it is further than before.
+    """
+    n_processed = min(n_past, slot.n_prompt)
+    if not slot.request.progress or n_processed <= slot.n_reported:
+        return None
+    slot.n_reported = n_processed
+    seconds = time.perf_counter() - slot.stats.started_s
+    return Progress(slot.n_prompt, slot.stats.n_cached, n_processed, seconds, slot.id)
+
+
 def done(slot: Slot, ending: Ending, *, synthetic: bool = False) -> Done:
     """The last event of a finished request."""
     stats, speculate = slot.stats, slot.speculate
@@ -142,6 +155,7 @@ def done(slot: Slot, ending: Ending, *, synthetic: bool = False) -> Done:
             synthetic=synthetic,
         ),
         seed=slot.sampling.seed,
+        slot=slot.id,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.engine.errors import EngineError, Overloaded, TimedOut
@@ -20,6 +20,7 @@ class Queued:
     id: str
     new_slot: NewSlot
     since_s: float  # `time.perf_counter`
+    slot_id: int | None = None  # the only slot that it may have
 
 
 class Waiting:
@@ -32,12 +33,18 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, request_id: str, new_slot: NewSlot, owner: str = "") -> None:
-        self._requests.add(owner, Queued(request_id, new_slot, time.perf_counter()))
+    def add(self, request_id: str, new_slot: NewSlot, owner: str = "", slot_id: int | None = None) -> None:
+        self._requests.add(owner, Queued(request_id, new_slot, time.perf_counter(), slot_id))
 
-    def pop(self, held: Mapping[str, int]) -> Queued:
-        """The next request leaves the queue; held: how many slots each owner has."""
-        return self._requests.pop(held)
+    def pop(self, held: Mapping[str, int], free: Sequence[int]) -> Queued | None:
+        """The next request for one of the free slots leaves the queue; None: all wait for other slots.
+
+        held: how many slots each owner has.
+        """
+        try:
+            return self._requests.pop(held, lambda one: one.slot_id is None or one.slot_id in free)
+        except ValueError:
+            return None
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids have left already."""

@@ -107,7 +107,8 @@ class Seats:
     def fill(self) -> None:
         """Bring preempted slots back where pages suffice, then give free slots to waiting requests.
 
-        A free slot goes to the owner with the fewest, of several to the one that was given one longest ago.
+        A free slot goes to the owner with the fewest, of several to the one that was given one longest ago. A request
+        that wants one slot alone is passed over while that is taken.
         """
         while self.preempted:
             slot = self.preempted[0]
@@ -118,9 +119,12 @@ class Seats:
                 self._begin(self.preempted.pop(0))
         while self.waiting and None in self.slots:
             held = Counter(slot.request.owner for slot in self.slots if slot is not None)
-            queued, slot_id = self.waiting.pop(held), self.slots.index(None)
+            free = [i for i, slot in enumerate(self.slots) if slot is None]
+            queued = self.waiting.pop(held, free)
+            if queued is None:
+                return
             with self.guard(queued.id, None):
-                self._seat(queued.new_slot(slot_id))
+                self._seat(queued.new_slot(free[0] if queued.slot_id is None else queued.slot_id))
 
     def _seat(self, slot: Slot) -> None:
         self.slots[slot.id] = slot

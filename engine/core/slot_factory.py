@@ -23,6 +23,7 @@ class Prepared:
     text: TextStream  # of the reply to come
     prediction: tuple[int, ...] = ()  # tokens of the text that the caller expects
     constraint: Constraint | None = None
+    text_bias: Sequence[tuple[int, float]] = ()  # `logit_bias` of texts, by their tokens
     admitted_s: float = field(default_factory=time.perf_counter)
 
 
@@ -43,9 +44,9 @@ class SlotFactory:
         Its parameters are resolved at once, so that a bad value is refused before the request waits. Raises
         `RequestError`.
         """
-        sampling = resolve_sampling(
-            request.sampling, self.sampling_defaults, sorted(self.eos_ids), self.vocab_size
-        )
+        bias = (*(one for one in request.sampling.logit_bias if isinstance(one[0], int)), *prepared.text_bias)
+        asked = replace(request.sampling, logit_bias=bias)
+        sampling = resolve_sampling(asked, self.sampling_defaults, sorted(self.eos_ids), self.vocab_size)
         if request.min_tokens:
             end_ids = tuple(sorted(self.eos_ids | frozenset(request.stop_token_ids)))
             sampling = replace(sampling, n_min=request.min_tokens, end_ids=end_ids)

@@ -68,6 +68,7 @@ def resolve_sampling(
     """Fill in what the request left open. Raises `InvalidRequest` for values outside their bounds.
 
     `defaults` holds the flags' and the checkpoint's values. `ignore_eos` bans every end token.
+    Biases of texts, which have to be tokenised, are left out.
     """
     values: dict[str, float | int] = {}
     for name, fallback in FALLBACK.items():
@@ -75,7 +76,7 @@ def resolve_sampling(
         value = given if given is not None else defaults.get(name, fallback)
         _check_range(name, value)
         values[name] = type(fallback)(value)
-    bias = dict(sampling.logit_bias)
+    bias = {token_id: amount for token_id, amount in sampling.logit_bias if isinstance(token_id, int)}
     for token_id, amount in bias.items():
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest("logit_bias", f"token {token_id} is not in the vocabulary of {vocab_size}")

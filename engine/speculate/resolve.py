@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from slipstream.engine.api import Speculate
 from slipstream.engine.errors import InvalidRequest, Unsupported
-from slipstream.engine.settings import ALL_DRAFTERS, NO_DRAFTER, SPECULATE_RANGES, Settings
+from slipstream.engine.naming import ALL_DRAFTERS, NO_DRAFTER
+from slipstream.engine.settings import SPECULATE_RANGES, Settings
 from slipstream.engine.slot import SpeculateParams
 from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS
 

@@ -44,6 +44,7 @@ TEMPLATE_FAULTS = (
     AttributeError,
     RecursionError,
 )
+SCOPES = ("_loop_vars", "_block_vars")  # what jinja passes besides the template's own keywords
 NOT_ASCII = re.compile(f"[^\\x00-\\x7f{''.join(NONCHARACTERS)}]")
 
 
@@ -197,7 +198,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str | bytes):
             args = tuple(map(_gathered, args))
             if measure := sizes.METHODS.get(function.__name__):
-                _check_size(measure(owner, *args, **kwargs))
+                _check_size(measure(owner, *args, **{k: v for k, v in kwargs.items() if k not in SCOPES}))
         elif isinstance(owner, int):
             _check_size(max([0, *(one for one in kwargs.values() if isinstance(one, int))]))
         return super().call(context, function, *args, **kwargs)

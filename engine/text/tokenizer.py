@@ -22,6 +22,8 @@ INFILL = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),
 )
+# Before each file of a repository: Qwen, StarCoder.
+FILE_MARKS = ("<|file_sep|>", "<file_sep>")
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # how sentencepiece vocabularies write a byte
 
 
@@ -114,16 +116,29 @@ class Tokenizer:
             return bytes([int(token[3:5], 16)])
         return token.replace("\u2581", " ").encode()
 
-    def infill(self, prefix: str, suffix: str) -> list[int]:
-        """A prompt that asks for the text between two others. Raises `Unsupported` if the vocabulary cannot say so."""
+    def infill(self, prefix: str, suffix: str, extra: Sequence[tuple[str, str]] = ()) -> list[int]:
+        """A prompt that asks for the text between two others. Raises `Unsupported` if the vocabulary cannot say so.
+
+        extra: other texts that it may refer to, each with a file's name: before the rest, under the tokens for files of
+        a repository if the vocabulary has them.
+        """
         own = tuple(self.special_tokens.get(f"fim_{part}_token", "") for part in ("pre", "suf", "mid"))
         for names in (own, *INFILL):
             marks = [i for name in names if (i := self.backend.token_to_id(name)) is not None]
             if len(marks) == len(names):
                 before, middle, after = marks
                 texts = [self.encode(one, add_special=False, parse_special=False) for one in (prefix, suffix)]
-                return [*self.encode(""), before, *texts[0], middle, *texts[1], after]
+                files = self._files(extra)
+                return [*self.encode(""), *files, before, *texts[0], middle, *texts[1], after]
         raise Unsupported("suffix", "this model's tokenizer has no tokens to fill in the middle")
+
+    def _files(self, extra: Sequence[tuple[str, str]]) -> list[int]:
+        """Texts of other files of a repository, as a prompt to fill in the middle begins with them."""
+        mark = next((i for name in FILE_MARKS if (i := self.backend.token_to_id(name)) is not None), None)
+        marks = [] if mark is None else [mark]
+        texts = [f"{name}\n{text}\n" for name, text in extra]
+        made = self.encode_all(texts, add_special=False, parse_special=False) if texts else []
+        return [token_id for ids in made for token_id in (*marks, *ids)]
 
     def special_id(self, name: str) -> int | None:
         """The id of a named special token, as in "bos_token", or None."""

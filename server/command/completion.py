@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slipstream.engine.settings import ALL_DRAFTERS, DRAFTERS, NO_DRAFTER
+from slipstream.engine.naming import ALL_DRAFTERS, DRAFTERS, NO_DRAFTER
 from slipstream.server.command.flags import Option
 from slipstream.server.command.subcommand import Subcommand
 

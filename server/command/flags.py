@@ -22,7 +22,7 @@ GROUP_STARTS = {
     "model": "Model",
     "spec_type": "Speculation",
     "ctx_size": "Capacity",
-    "seed": "Sampling defaults",
+    "seed": "Defaults of requests",
     "host": "Server",
 }
 

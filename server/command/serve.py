@@ -32,7 +32,7 @@ from slipstream.server.http.auth import keys_of, open_to_others
 from slipstream.server.http.connection import connection
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.limits import is_loopback, unix_path
-from slipstream.server.openai.formats.reading import known
+from slipstream.server.openai.formats.reading import Knowing, Known
 from slipstream.server.report.logs import Form, form_of, logger
 from slipstream.server.report.pulse import pulse
 from slipstream.server.report.tracing import Tracing
@@ -81,8 +81,8 @@ class Listener(uvicorn.Server):
         yield
 
 
-def listener(gate: Gate, settings: Settings) -> Listener:
-    app = create_app(gate, settings)
+def listener(gate: Gate, settings: Settings, knowing: Knowing | None = None) -> Listener:
+    app = create_app(gate, settings, knowing)
     config = uvicorn.Config(
         app,
         http=connection(settings.timeout),  # h11 refuses huge headers; httptools does not
@@ -149,11 +149,12 @@ class _Life:
         self.notify = notify
         self.form: Form = form_of(settings.log_format, sys.stderr)
         self.gate = Gate()
+        self.knowing = Knowing(settings)
         self.asked = asyncio.Event()
 
     async def run(self, load: Load) -> int:
         self._take_signals()
-        server = listener(self.gate, self.settings)
+        server = listener(self.gate, self.settings, self.knowing)
         serving = asyncio.create_task(server.serve(sockets=[self.port]))
         log.info("listening", url=self.url)
         self._warn()
@@ -178,9 +179,9 @@ class _Life:
         engine = await self._load(load)
         if isinstance(engine, int):
             return engine
-        await known(engine, self.settings)  # imports the replies' parser, so that no request waits for it
+        known = await self.knowing.of(engine)  # imports the replies' parser, so that no request waits for it
         self.gate.open(engine)
-        self._announce(engine, time.perf_counter() - started)
+        self._announce(engine, known, time.perf_counter() - started)
         self.notify(systemd.READY)
         beat = asyncio.create_task(pulse(engine))
         try:
@@ -244,9 +245,9 @@ class _Life:
         if settings.api_key_file is not None and open_to_others(settings.api_key_file):
             log.warning("key_file_open_to_others", path=settings.api_key_file, wanted="mode 600")
 
-    def _announce(self, engine: AsyncEngine, load_s: float) -> None:
-        told = startup.facts(engine.info, self.settings, self.number, load_s)
-        standard_streams.show(startup.welcome(engine.info, self.settings, self.number))
+    def _announce(self, engine: AsyncEngine, known: Known, load_s: float) -> None:
+        told = startup.facts(engine.info, self.settings, self.number, known, load_s)
+        standard_streams.show(startup.welcome(engine.info, self.settings, self.number, known))
         if self.form == "text":
             standard_streams.show(startup.table(told) + "\n")
         else:

@@ -22,6 +22,7 @@ from slipstream.server.command.foreign_flags import FOREIGN
 from slipstream.server.command.serve import EXIT_CANNOT_LOAD, Load, run
 from slipstream.server.command.subcommand import Call, Subcommand, parsed
 from slipstream.server.http.auth import keys_of
+from slipstream.server.openai.readers import template_defaults
 from slipstream.server.report import logs, tracing
 
 EXIT_INTERRUPTED = 130
@@ -33,7 +34,10 @@ log = logs.logger(__name__)
 def serve(call: Call) -> int:
     """Serve until a signal or a failure. Returns the exit status."""
     settings = _checked(call)
-    _configure_logs(settings, call.environ)
+    try:
+        _configure_logs(settings, call.environ)
+    except OSError as error:
+        call.refuse(f"--log-file {settings.log_file}: cannot be written to ({error.strerror})")
     for flag, reason in call.idle.items():
         log.info("flag_without_effect", flag=flag, reason=reason)
     try:
@@ -76,6 +80,10 @@ def _checked(call: Call) -> Settings:
         keys_of(settings)
     except SettingError as error:
         call.refuse(str(error))
+    try:
+        template_defaults(settings)
+    except ValueError as error:
+        call.refuse(f"--chat-template-kwargs: {error}")
     if settings.otlp_endpoint and (absent := tracing.missing()):
         call.refuse(f"--otlp-endpoint needs {absent}: pip install 'slipstream[otel]'")
     return settings
@@ -84,7 +92,7 @@ def _checked(call: Call) -> Settings:
 def _configure_logs(settings: Settings, environ: Mapping[str, str]) -> None:
     form = logs.form_of(settings.log_format, sys.stderr)
     colors = sys.stderr.isatty() and not environ.get("NO_COLOR")
-    logs.configure(settings.log_level, form, colors=colors)
+    logs.configure(settings.log_level, form, colors=colors, file=settings.log_file)
 
 
 def _served(settings: Settings, load: Load, environ: Mapping[str, str]) -> int:

@@ -13,12 +13,16 @@ from slipstream.server import version
 from slipstream.server.http.address import url_of
 from slipstream.server.http.auth import keys_of
 from slipstream.server.http.limits import unix_path
-from slipstream.server.openai.formats.known import format_of
+from slipstream.server.openai.formats.format import Format
+from slipstream.server.openai.formats.known import can_call
+from slipstream.server.openai.formats.reading import Known
 
 UNLIMITED = "none"
 
 
-def facts(info: ModelInfo, settings: Settings, port: int | None, load_s: float) -> dict[str, Any]:
+def facts(
+    info: ModelInfo, settings: Settings, port: int | None, known: Known, load_s: float
+) -> dict[str, Any]:
     """Facts about the server by name, in the order in which they are shown. `port`: None for a unix socket."""
     page_tokens = info.n_pages * info.page_size
     return {
@@ -42,8 +46,8 @@ def facts(info: ModelInfo, settings: Settings, port: int | None, load_s: float) 
         "batch_size": info.batch_size,
         "drafters": ",".join(info.drafters) or UNLIMITED,
         "draft_max": settings.draft_max,
-        "chat_template": "the model's" if info.chat_template else UNLIMITED,
-        "chat_format": format_of(info, settings.chat_format).name,
+        "chat_template": _template_from(info, settings),
+        "chat_format": known.format.name,
         "max_queue": settings.max_queue,
         "max_body_mib": settings.max_body,
         "max_queue_wait_s": settings.max_queue_wait or UNLIMITED,
@@ -51,6 +55,12 @@ def facts(info: ModelInfo, settings: Settings, port: int | None, load_s: float) 
         "timeout_s": settings.timeout,
         "load_s": round(load_s, 1),
     }
+
+
+def _template_from(info: ModelInfo, settings: Settings) -> str:
+    if settings.chat_template is not None:
+        return "the given one"
+    return settings.chat_template_file or ("the model's" if info.chat_template else UNLIMITED)
 
 
 def table(told: dict[str, Any]) -> str:
@@ -63,15 +73,15 @@ def _shown(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def welcome(info: ModelInfo, settings: Settings, port: int | None) -> str:
+def welcome(info: ModelInfo, settings: Settings, port: int | None, known: Known) -> str:
     """What a user needs now: where the page and the API are, what drafts, how to stop; and a first request."""
     path, url = unix_path(settings.host), url_of(settings, port)
     address = f"--unix-socket {path} http://localhost{settings.api_prefix}" if path is not None else url
     key = " -H 'authorization: Bearer YOUR_KEY'" if keys_of(settings) else ""
     lines = {
-        "chat page": f"{url}/" if path is None else None,
+        "chat page": f"{url}/" if path is None and settings.webui else None,
         "API": f"{url}/v1" if path is None else address,
-        "chat format": _format_line(info, settings),
+        "chat format": _format_line(info, known.format),
         "speculation": _drafting_line(info, settings),
         "to stop": f"Ctrl-C, and running requests may end within {settings.shutdown_timeout:g} s; twice: at once",
     }
@@ -83,11 +93,13 @@ def welcome(info: ModelInfo, settings: Settings, port: int | None) -> str:
     )
 
 
-def _format_line(info: ModelInfo, settings: Settings) -> str:
+def _format_line(info: ModelInfo, format_: Format) -> str:
     if not info.chat_template:
         return "the model has no chat template: /v1/completions only"
-    format_ = format_of(info, settings.chat_format)
-    return f"{format_.name}: {'tools and thinking' if format_.calls else 'no tool calls'}"
+    tools = "tools" if can_call(format_) else "no tool calls"
+    if format_.instructs:
+        tools = "tools by a system message, as the template has no place for them or its calls cannot be read"
+    return f"{format_.name}: {tools}{' and thinking' if format_.reasoning or format_.channels else ''}"
 
 
 def _drafting_line(info: ModelInfo, settings: Settings) -> str:

@@ -94,13 +94,19 @@ def schema_of(*models: type[BaseModel]) -> Schema:
 
 
 def answers(
-    reply: Any, *statuses: int, event: type[BaseModel] | None = None, is_named: bool = False
+    reply: Any,
+    *statuses: int,
+    event: type[BaseModel] | tuple[type[BaseModel], ...] = (),
+    is_named: bool = False,
+    has_done: bool = True,
 ) -> Responses:
     """`responses` of a route's decorator: `reply` as JSON, events of type `event` if it can stream, failures.
 
-    `is_named`: events have names, and the last has a type of its own instead of `[DONE]`.
+    `is_named`: events have names, and the last has a type of its own instead of `[DONE]`; `has_done`: whether those
+    without names have that `[DONE]`.
     """
-    schema = event and (_named_event(event) if is_named else _event(event))
+    kinds = event if isinstance(event, tuple) else (event,)
+    schema = kinds and (_named_event(kinds) if is_named else _event(kinds, has_done=has_done))
     content = {"content": {"text/event-stream": {"schema": schema}}} if schema else {}
     return {200: {"model": reply, **content}, **failing(*statuses)}
 
@@ -111,32 +117,36 @@ def failing(*statuses: int, model: type[BaseModel] = Error) -> Responses:
     return {status: {"description": STATUSES[status][0], "content": body} for status in statuses}
 
 
-def takes(*models: type[BaseModel], example: Mapping[str, Any], required: bool = True) -> Schema:
+def takes(
+    *models: type[BaseModel], example: Mapping[str, Any] | Sequence[Any], required: bool = True
+) -> Schema:
     """`openapi_extra` of a route's decorator: its body is one of these models."""
     content = {"schema": schema_of(*models), "example": example}
     return {"requestBody": {"required": required, "content": {"application/json": content}}}
 
 
-def _event(model: type[BaseModel]) -> Schema:
+def _event(models: Sequence[type[BaseModel]], *, has_done: bool) -> Schema:
     """The schema of a server-sent event, in the form OpenAPI 3.2 gives it."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",
         # A failure after the first byte is an event too: the status has been sent already.
-        "contentSchema": schema_of(model, Error),
+        "contentSchema": schema_of(*models, Error),
     }
+    last = " The last is `[DONE]`." if has_done else ""
+    end = {"const": "[DONE]"} if has_done else {"type": "null"}
     return {
         "type": "object",
-        "description": "With `stream`: one event. The last is `[DONE]`; comment lines keep the connection open.",
-        "properties": {"event": {"const": "message"}, "data": {"anyOf": [{"const": "[DONE]"}, data]}},
+        "description": f"With `stream`: one event.{last} Comment lines keep the connection open.",
+        "properties": {"event": {"const": "message"}, "data": {"anyOf": [end, data]}},
         "required": ["data"],
         "additionalProperties": False,
     }
 
 
-def _named_event(model: type[BaseModel]) -> Schema:
+def _named_event(models: Sequence[type[BaseModel]]) -> Schema:
     """The same for events whose name is also the `type` of their data, failures included."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema_of(model)}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema_of(*models)}
     return {
         "type": "object",
         "description": "With `stream`: one event. Comment lines keep the connection open.",

@@ -1,6 +1,7 @@
 """`create_app` makes the ASGI application: routes, error handlers and the layers (middleware) around them.
 
-Layers from the outside in: request id and last-resort 500, host check, path prefix, CORS, API key, body limit, routes.
+Layers from the outside in: errors of the Messages API, request id and last-resort 500, host check, path prefix, CORS,
+API key, body limit, routes.
 Importing this module must not import torch.
 """
 
@@ -17,6 +18,8 @@ from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import EngineError
 from slipstream.engine.settings import Settings
 from slipstream.server import version
+from slipstream.server.anthropic import routes as messages
+from slipstream.server.anthropic.error_shape import MessagesErrors
 from slipstream.server.describe import openapi
 from slipstream.server.http import web_page as pages
 from slipstream.server.http.auth import PUBLIC, Auth, keys_of
@@ -39,26 +42,31 @@ from slipstream.server.responses.kept import KeptResponses
 METHODS = ("DELETE", "GET", "HEAD", "POST")  # of all routes
 
 
-def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
-    """The HTTP application of a ready engine, or of a gate whose engine is still being loaded."""
-    gate = engine if isinstance(engine, Gate) else Gate(engine)
+def create_app(engine: AsyncEngine | Gate, settings: Settings, knowing: Knowing | None = None) -> FastAPI:
+    """The HTTP application of a ready engine, or of a gate whose engine is still being loaded.
+
+    `knowing`: what keeps the model's chat format, if its maker wants to know it as well.
+    """
+    gate, knowing = engine if isinstance(engine, Gate) else Gate(engine), knowing or Knowing(settings)
     meter, traces = Meter(), None
     if settings.otlp_endpoint:
         traces = tracing.Tracing(tracing.exporter_to(settings.otlp_endpoint), version())
     # `describe/openapi.py` serves the document, behind the API key. FastAPI's interactive pages load remote scripts.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    serving = Serving(gate, settings, Knowing(settings))
+    serving = Serving(gate, settings, knowing)
     app.include_router(openai.routes(serving), tags=["OpenAI"])
     kept = KeptResponses(settings.responses_store, settings.responses_kept)
     app.include_router(responses.routes(serving, kept), tags=["OpenAI"])
+    app.include_router(messages.routes(serving), tags=["Anthropic"])
     app.include_router(absent.routes())
-    app.include_router(native.routes(gate, settings), tags=["llama-server"])
+    app.include_router(native.routes(serving), tags=["llama-server"])
     app.include_router(slots.routes(gate, settings), tags=["llama-server"])
-    app.include_router(status.routes(gate, settings), tags=["status"])
+    app.include_router(status.routes(gate, settings, knowing), tags=["status"])
     app.include_router(speculation.routes(gate), tags=["status"])
     app.include_router(metrics.routes(gate, meter), tags=["status"])
     app.include_router(openapi.routes(settings.api_prefix, keyed=bool(keys_of(settings))), tags=["status"])
-    app.include_router(pages.routes(), tags=["chat page"])
+    if settings.webui:
+        app.include_router(pages.routes(), tags=["chat page"])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _left)
     for kind in (Refused, EngineError):
@@ -78,6 +86,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings) -> FastAPI:
     app.add_middleware(Prefix, prefix=settings.api_prefix)
     app.add_middleware(HostCheck, host=settings.host)
     app.add_middleware(Envelope, meter=meter, traces=traces)
+    app.add_middleware(MessagesErrors, prefix=settings.api_prefix)
     app.state.traces = traces
     return app
 

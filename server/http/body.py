@@ -25,6 +25,7 @@ from slipstream.server.report.logs import logger
 log = logger(__name__)
 Model = TypeVar("Model", bound=BaseModel)
 T = TypeVar("T")
+Json = TypeVar("Json", dict[str, Any], list[Any])
 OWN_CODES = frozenset({"unsupported_value"})
 # Longer bodies (bytes) are read in a thread, as that takes up to 0.1 s; one after the other, so that memory and the
 # interpreter are left to others.
@@ -45,18 +46,27 @@ async def read_json(request: Request, reading: Callable[[dict[str, Any]], T]) ->
 
     The content type must be JSON's: HTML forms of other web sites cannot send that without a CORS preflight.
     """
+    return await _read(request, lambda body: reading(parse(body)))
+
+
+async def read_array(request: Request) -> list[Any]:
+    """The body, an array. Raises `Refused`."""
+    return await _read(request, lambda body: parse(body, list))
+
+
+async def _read(request: Request, reading: Callable[[bytes], T]) -> T:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise not_json()
     body = await request.body()
     if len(body) > LONG_BODY:
-        work = partial(copy_context().run, lambda: reading(parse(body)))
+        work = partial(copy_context().run, lambda: reading(body))
         return await asyncio.get_running_loop().run_in_executor(LONG_BODIES, work)
-    return reading(parse(body))
+    return reading(body)
 
 
-def parse(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises `Refused`."""
+def parse(body: bytes, kind: type[Json] = dict) -> Json:  # type: ignore[assignment]
+    """A JSON object, or a value of another kind. Raises `Refused`."""
     for name, marks, most in MOST:
         if (n := sum(body.count(mark) for mark in marks)) > most:
             reason = f"the body has {n} {name}, also inside texts; at most {most} are read"
@@ -65,8 +75,9 @@ def parse(body: bytes) -> dict[str, Any]:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(data, dict):
-        raise bad_request("the body must be a JSON object", code="invalid_json")
+    if not isinstance(data, kind):
+        name = "array" if kind is list else "object"
+        raise bad_request(f"the body must be a JSON {name}", code="invalid_json")
     if _has_a_key_twice(body, data):
         reason = "the body is not valid JSON: a key is given twice in one object"
         raise bad_request(reason, code="invalid_json")
@@ -77,7 +88,7 @@ def answer_json(content: Any, status: int = 200, headers: Mapping[str, str] | No
     return Response(orjson.dumps(content), status, headers, media_type="application/json")
 
 
-def _has_a_key_twice(body: bytes, data: dict[str, Any]) -> bool:
+def _has_a_key_twice(body: bytes, data: dict[str, Any] | list[Any]) -> bool:
     """Whether `body`, valid JSON, has more keys than `data`, which was parsed from it.
 
     Keys are counted by the colons outside strings: without escaped characters, every other quote begins one.

@@ -1,5 +1,5 @@
-"""The outermost layer around the routes, for what holds for every request: an `x-request-id` in the response, an access
-line in the log, counts for `/metrics`, and a 500 in OpenAI's shape for an exception that no handler took.
+"""The layer around the others that may answer, for what holds for every request: an `x-request-id` in the response, an
+access line in the log, counts for `/metrics`, and a 500 in OpenAI's shape for an exception that no handler took.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slipstream.server.report.tracing import Tracing
 log = logger(__name__)
 WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Routes that generate, below `/v1` or without it, with OpenTelemetry's names for what they do.
-GENERATING = {"/chat/completions": "chat", "/completions": "text_completion"}
+GENERATING = {"/chat/completions": "chat", "/messages": "chat", "/completions": "text_completion"}
 # Asked every few seconds by monitoring; a 503 of theirs while the model loads is no reason for a warning.
 PROBES = HEALTH | {"/metrics"}
 # Not faults, but ends: of the request, of the process.

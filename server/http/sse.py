@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import anyio
+import orjson
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
@@ -20,6 +21,16 @@ T = TypeVar("T")
 
 PING_S = 15.0  # proxies give up on a silent connection after 30 to 60 s
 CLIENT_LEFT = 499  # for the log only: the client is gone
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    """A server-sent event, without an id: after an id, a keep-alive comment breaks OpenAI's client."""
+    return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+def named_event(content: Mapping[str, Any]) -> bytes:
+    """A server-sent event named by its type."""
+    return f"event: {content['type']}\n".encode() + event(content)
 
 
 async def close_all(streams: Sequence[EventStream]) -> None:

@@ -1,24 +1,97 @@
-"""`/tokenize` and `/detokenize`: text to token ids and back, with llama-server's fields and vLLM's."""
+"""llama-server's own completions, `/completion` and `/infill`; and text to token ids and back, `/tokenize` and
+`/detokenize`, with vLLM's fields too; and `/lora-adapters`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.engine.settings import Settings
-from slipstream.server.describe.openapi import WORK, answers, takes
-from slipstream.server.http.body import answer_json, checked, read_json
-from slipstream.server.http.error_table import bad_request
+from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
+from slipstream.server.http.body import answer_json, checked, read_array, read_json
+from slipstream.server.http.error_table import bad_request, unsupported
 from slipstream.server.http.gate import Gate
-from slipstream.server.native.replies import Content, TokenizerInfo, Tokens
-from slipstream.server.native.wire import MAX_PIECES, Detokenize, Tokenize
+from slipstream.server.native.completion_reply import NativeForm
+from slipstream.server.native.generation import (
+    InfillRequest,
+    NativeCompletion,
+    infill_job,
+    native_job,
+    texts_of,
+)
+from slipstream.server.native.replies import (
+    Adapter,
+    Content,
+    Generated,
+    GeneratedPiece,
+    Success,
+    TokenizerInfo,
+    Tokens,
+)
+from slipstream.server.native.wire import MAX_PIECES, Detokenize, NoAdapters, Tokenize
+from slipstream.server.openai.serving import Convert, Model, Serving, answer
+
+Chosen = dict[str, Any]  # with `response_fields`
+_GENERATED = answers(
+    Generated | Chosen | list[Generated | Chosen],
+    *GENERATE,
+    event=(GeneratedPiece, Generated),
+    has_done=False,
+)
+COMPLETION: Any = {
+    "summary": "Continue a text, in llama-server's form",
+    "responses": _GENERATED,
+    "openapi_extra": takes(NativeCompletion, example={"prompt": "def add(a, b):\n", "n_predict": 16}),
+}
 
 
-def routes(gate: Gate, settings: Settings) -> APIRouter:
+def routes(serving: Serving) -> APIRouter:
     router = APIRouter()
+    _add_completions(router, serving)
+    _add_tokens(router, serving.gate, serving.settings)
+    _add_tokenizer(router, serving.gate)
+    _add_adapters(router, serving.gate)
+    return router
+
+
+async def _reply(serving: Serving, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
+    engine = serving.gate.for_work()
+    job = await serving.job(engine, request, model, convert)
+    prompts = [
+        one if isinstance(one, str) else await engine.detokenize(await engine.prompt_ids(one))
+        for one in texts_of(job)
+    ]
+    assert isinstance(job.form, NativeForm)
+    form = replace(job.form, prompts=prompts)
+    return await answer(request, engine, replace(job, form=form), serving.settings)
+
+
+def _add_completions(router: APIRouter, serving: Serving) -> None:
+    @router.post("/completions", **COMPLETION)
+    @router.post("/completion", **COMPLETION)
+    async def completion(request: Request) -> Response:
+        return await _reply(serving, request, NativeCompletion, native_job)
+
+    @router.post(
+        "/infill",
+        summary="Fill the gap between two texts, for models with fill-in-the-middle tokens",
+        responses=_GENERATED,
+        openapi_extra=takes(
+            InfillRequest,
+            example={"input_prefix": "def add(a, b):\n", "input_suffix": "\n", "n_predict": 16},
+        ),
+    )
+    async def infill(request: Request) -> Response:
+        return await _reply(serving, request, InfillRequest, infill_job)
+
+
+def _add_tokens(router: APIRouter, gate: Gate, settings: Settings) -> None:
 
     @router.post(
         "/tokenize",
@@ -52,14 +125,35 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
         text = await engine.detokenize(wire.tokens)
         return answer_json({"content": text, "prompt": text})
 
+
+def _add_tokenizer(router: APIRouter, gate: Gate) -> None:
     @router.get(
         "/tokenizer_info",
         summary="The tokenizer's special tokens and the chat template",
         responses=answers(TokenizerInfo, 503),
     )
     async def tokenizer_info() -> Response:
-        info = gate.for_work().info
+        info = gate.for_looking().info
         tokens = {"bos_token": info.bos_token, "eos_token": next(iter(info.eos_tokens), None)}
         return answer_json({**tokens, "chat_template": info.chat_template, "max_model_len": info.n_ctx})
 
-    return router
+
+def _add_adapters(router: APIRouter, gate: Gate) -> None:
+    """There are no adapters, and clients of llama-server that ask for them first shall get to know it."""
+
+    @router.get("/lora-adapters", summary="LoRA adapters: none", responses=answers(list[Adapter], 503))
+    async def adapters() -> Response:
+        gate.for_looking()
+        return answer_json([])
+
+    @router.post(
+        "/lora-adapters",
+        summary="Set the scales of no LoRA adapters",
+        responses=answers(Success, *WORK),
+        openapi_extra=takes(NoAdapters, example=[]),
+    )
+    async def set_adapters(request: Request) -> Response:
+        gate.for_work()
+        if await read_array(request):
+            raise unsupported("lora", "LoRA adapters are not supported here; [] is all that can be set")
+        return answer_json({"success": True})

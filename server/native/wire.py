@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, RootModel
 
 from slipstream.server.describe.shape import optional
 
@@ -38,6 +38,12 @@ class Tokenize(Wire):
 
 class Detokenize(Wire):
     tokens: Annotated[list[TokenId], FailFast()] = Field(default_factory=list, description="the token ids")
+
+
+class NoAdapters(RootModel[list[Any]]):
+    """The LoRA adapters to use: none, as they are not supported."""
+
+    root: list[Any] = Field(max_length=0)
 
 
 class EraseSlot(Wire):

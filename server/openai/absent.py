@@ -17,10 +17,8 @@ ABSENT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("reranking", ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), ""),
     ("audio", ("/v1/audio/{rest:path}", "/audio/{rest:path}"), ""),
     ("making images", ("/v1/images/{rest:path}",), ""),
-    ("LoRA adapters", ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"), ""),
-    ("llama-server's own form of completions", ("/completion", "/completions"), "/v1/completions"),
-    ("llama-server's own form of infilling", ("/infill",), "/v1/completions with a suffix"),
-    ("the Messages API", ("/v1/messages",), "/v1/chat/completions"),
+    ("LoRA adapters", ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), ""),
+    ("batches of messages", ("/v1/messages/batches",), "/v1/messages"),
 )
 
 

@@ -6,7 +6,16 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 
-from slipstream.engine.api import AsyncEngine, Delta, Done, Echo, Event, EventStream, Failed, ModelInfo
+from slipstream.engine.api import (
+    AsyncEngine,
+    Delta,
+    Done,
+    Event,
+    EventStream,
+    Failed,
+    ModelInfo,
+    Progress,
+)
 from slipstream.engine.errors import ContextTooLong, EngineError, EngineFault
 from slipstream.server.http.error_table import internal, problem_of
 from slipstream.server.http.sse import close_all
@@ -48,12 +57,12 @@ async def chunks(reply: Reply, streams: Sequence[EventStream]) -> AsyncIterator[
     try:
         async with aclosing(_wanted(reply, streams)) as events:
             async for index, happened in events:
-                if isinstance(happened, Echo | Delta):
-                    made = reply.piece(index, happened)
-                else:
+                if isinstance(happened, Done | Failed):
                     ends[index] = _done(happened)
                     _record(ends, streams)
                     made = reply.end(index, ends)
+                else:
+                    made = reply.piece(index, happened)
                 for chunk in made:
                     yield chunk
         _check(ends, streams)
@@ -76,10 +85,10 @@ async def collect(reply: Reply, streams: Sequence[EventStream]) -> bytes:
     ends: dict[int, Done] = {}
     async with aclosing(_wanted(reply, streams)) as events:
         async for index, happened in events:
-            if isinstance(happened, Echo | Delta):
-                reply.keep(index, happened)
-            else:
+            if isinstance(happened, Done | Failed):
                 ends[index] = _done(happened)
+            elif not isinstance(happened, Progress):
+                reply.keep(index, happened)
     _check(ends, streams)
     _record(ends, streams)
     return reply.whole([ends[index] for index in range(len(ends))])

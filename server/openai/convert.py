@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,10 +16,12 @@ from slipstream.engine.settings import Settings
 from slipstream.server.http.auth import salted
 from slipstream.server.http.error_table import bad_request, unsupported
 from slipstream.server.openai.formats.enforce import or_json
+from slipstream.server.openai.formats.generic import instructed
 from slipstream.server.openai.formats.reading import Known
 from slipstream.server.openai.forms import CHAT, TEXT
 from slipstream.server.openai.job import Form, Job, Wanted
 from slipstream.server.openai.message import FIELDS
+from slipstream.server.openai.readers import NO_LIMIT, template_defaults
 from slipstream.server.openai.reply_text import Reading
 from slipstream.server.openai.structured import grammar_of
 from slipstream.server.openai.tools import Asked, asked
@@ -44,20 +46,15 @@ def chat_job(wire: ChatRequest, caller: Caller, form: Form = CHAT) -> Job:
     """The job of a conversation. Raises `Refused`."""
     if wire.top_logprobs and not wire.logprobs:
         raise bad_request("top_logprobs: only allowed with logprobs", param="top_logprobs")
-    tools = asked_tools(wire, caller.info)
-    if tools.shown and not caller.known.can_call:
-        name = caller.known.format.name
-        raise unsupported(
-            "tools", f"calls in this model's format ({name}) cannot be read (see --chat-format)"
-        )
+    tools = asked_tools(wire, caller.known)
     shared = replace(
         _shared(wire, caller),
-        **_limits(wire, wire.max_completion_tokens),
+        **_limits(wire, wire.max_completion_tokens, caller.settings),
         logprobs=_logprobs(wire, (wire.top_logprobs or 0) if wire.logprobs else None),
         grammar=_chat_grammar(wire, tools, caller.known),
     )
     reading = _reading(wire, tools, caller, shared)
-    chat = read_chat(wire, caller.info, tools)
+    chat = read_chat(wire, tools, caller)
     if reading is None:
         return _job(wire, form, [chat], shared, caller)
     seen = replace(shared, skip_special=shared.skip_special and not caller.known.needs_controls)
@@ -104,22 +101,36 @@ def _chat_grammar(wire: ChatRequest, tools: Asked, known: Known) -> Grammar | No
     return replace(grammar, kind="lark", source=or_json(calls, grammar.source))
 
 
-def asked_tools(wire: ChatRequest, info: ModelInfo) -> Asked:
+def asked_tools(wire: ChatRequest, known: Known) -> Asked:
     """What the request asks of tools.
 
-    Raises `Refused` for an impossible `tool_choice`, and for tools if the chat template has no place for them.
+    Raises `Refused` for an impossible `tool_choice`, and for tools if `--chat-format` names a format that has none, or
+    that the chat template has no place for.
     """
     try:
         tools = asked(wire.tools, wire.tool_choice, many=wire.parallel_tool_calls is not False)
     except ValueError as error:
         raise bad_request(f"tool_choice: {error}", param="tool_choice") from None
-    if tools.shown and "tools" not in (info.chat_template or "") and info.tool_template is None:
-        raise unsupported("tools", "this model's chat template has no place for tools")
+    name = known.format.name
+    if tools.shown and not known.can_call:
+        raise unsupported("tools", f"calls in this format ({name}) cannot be read (see --chat-format)")
+    if tools.shown and not known.has_tools and not known.format.instructs:
+        raise unsupported(
+            "tools", f"the chat template has no place for tools, which --chat-format {name} needs"
+        )
     return tools
 
 
 # Fields that only shape replies with `choices`.
-_SHAPES = ("return_token_ids", "spec_detail")
+_SHAPES = ("return_token_ids", "spec_detail", "return_progress", "timings_per_token")
+# What a sampler is switched off by that a request's `samplers` do not name.
+_OFF: Mapping[str, Mapping[str, float]] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+}
 
 
 def chat_fields(wire: Generate) -> dict[str, Any]:
@@ -135,10 +146,11 @@ def chat_fields(wire: Generate) -> dict[str, Any]:
     return {name: getattr(wire, name) for name in Generate.model_fields}
 
 
-def completion_job(wire: CompletionRequest, caller: Caller) -> Job:
+def completion_job(wire: CompletionRequest, caller: Caller, form: Form = TEXT) -> Job:
+    """The job of a plain completion. Raises `Refused`."""
     shared = replace(
         _shared(wire, caller),
-        **_limits(wire, None),
+        **_limits(wire, None, caller.settings),
         logprobs=_logprobs(wire, wire.logprobs),
         echo=bool(wire.echo),
         grammar=grammar_of(wire, None),
@@ -146,7 +158,7 @@ def completion_job(wire: CompletionRequest, caller: Caller) -> Job:
     for name in ("tools", "tool_choice"):
         if (wire.model_extra or {}).get(name) not in (None, [], "none", "auto"):
             raise unsupported(name, "only /v1/chat/completions has tools")
-    return _job(wire, TEXT, _prompts(wire), shared, caller)
+    return _job(wire, form, _prompts(wire), shared, caller)
 
 
 def _prompts(wire: CompletionRequest) -> list[Prompt]:
@@ -160,7 +172,7 @@ def _prompts(wire: CompletionRequest) -> list[Prompt]:
     return [Infill(one, wire.suffix) for one in texts]
 
 
-def read_chat(wire: ChatRequest, info: ModelInfo, tools: Asked) -> Chat:
+def read_chat(wire: ChatRequest, tools: Asked, caller: Caller) -> Chat:
     """The conversation with the arguments of the chat template. Raises `Refused`."""
     going_on = bool(wire.continue_final_message)
     if going_on and wire.add_generation_prompt:
@@ -172,16 +184,20 @@ def read_chat(wire: ChatRequest, info: ModelInfo, tools: Asked) -> Chat:
         raise bad_request(
             "continue_final_message: the last message must be the assistant's", param="continue_final_message"
         )
-    kwargs = dict(wire.chat_template_kwargs or {})
+    kwargs = template_defaults(caller.settings)
     if wire.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", wire.reasoning_effort)
+        kwargs["reasoning_effort"] = wire.reasoning_effort
         if wire.reasoning_effort == "none":
-            kwargs.setdefault("enable_thinking", False)
-    if tools.shown:
+            kwargs["enable_thinking"] = False
+    kwargs |= wire.chat_template_kwargs or {}
+    knows_developer = "developer" in (caller.info.chat_template or "")
+    messages = [_message(one, knows_developer=knows_developer) for one in wire.messages]
+    if caller.known.format.instructs:
+        messages = instructed(messages, tools.shown, many=tools.many, has_system=caller.known.has_system)
+    elif tools.shown:
         kwargs["tools"] = list(tools.shown)
-    knows_developer = "developer" in (info.chat_template or "")
     return Chat(
-        messages=[_message(one, knows_developer=knows_developer) for one in wire.messages],
+        messages=messages,
         template_kwargs=kwargs,
         add_generation_prompt=not going_on and wire.add_generation_prompt is not False,
         continue_final_message=going_on,
@@ -213,14 +229,17 @@ def _shared(wire: Generate, caller: Caller) -> Request:
         stop_token_ids=tuple(wire.stop_token_ids or ()),
         skip_special=wire.skip_special_tokens is not False,
         prediction=(wire.prediction and wire.prediction.content) or None,
+        slot=None if wire.id_slot in (None, -1) else wire.id_slot % caller.info.n_slots,
+        progress=bool(wire.stream and (wire.return_progress or wire.timings_per_token)),
         owner=caller.tenant,
         tenant=_tenant(wire, caller.tenant),
     )
 
 
-def _limits(wire: Generate, asked: int | None) -> dict[str, Any]:
+def _limits(wire: Generate, asked: int | None, settings: Settings) -> dict[str, Any]:
     """The fewest and the most tokens of a reply. `asked`: an endpoint's own limit, which wins. Raises `Refused`."""
-    most = first(asked, wire.max_tokens, wire.n_predict)
+    most = first(asked, wire.max_tokens, wire.n_predict, settings.n_predict)
+    most = None if most == NO_LIMIT else most
     fewest = wire.min_tokens or 0
     if most is not None and fewest > most:
         raise bad_request(f"min_tokens: must not be above max_tokens ({most})", param="min_tokens")
@@ -246,7 +265,11 @@ def _job(wire: Generate, form: Form, prompts: Sequence[Prompt], shared: Request,
     job_id = form.id_prefix + uuid.uuid4().hex
     requests = [
         replace(
-            shared, id=f"{job_id}-{index}-{i}", prompt=prompt, sampling=_sampling(wire, (seed + i) % 2**64)
+            shared,
+            id=f"{job_id}-{index}-{i}",
+            prompt=prompt,
+            sampling=_sampling(wire, (seed + i) % 2**64),
+            slot=shared.slot if i == 0 else None,  # further choices run beside the first
         )
         for index, prompt in enumerate(prompts)
         for i in range(n)
@@ -264,6 +287,8 @@ def _job(wire: Generate, form: Form, prompts: Sequence[Prompt], shared: Request,
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
         detail=bool(wire.spec_detail),
+        progress=bool(wire.return_progress),
+        timings=bool(wire.timings_per_token),
         predicted=wire.prediction is not None,
         service_tier=wire.service_tier is not None,
     )
@@ -281,16 +306,22 @@ def _check_count(n: int, n_prompts: int, settings: Settings) -> None:
 
 
 def _sampling(wire: Generate, seed: int) -> Sampling:
+    values: dict[str, Any] = {
+        "temperature": wire.temperature,
+        "top_k": wire.top_k,
+        "top_p": wire.top_p,
+        "min_p": wire.min_p,
+        "repeat_penalty": first(wire.repeat_penalty, wire.repetition_penalty),
+        "presence_penalty": wire.presence_penalty,
+        "frequency_penalty": wire.frequency_penalty,
+    }
+    for sampler, off in _OFF.items():
+        if wire.samplers is not None and sampler not in wire.samplers:
+            values |= off
     return Sampling(
-        temperature=wire.temperature,
-        top_k=wire.top_k,
-        top_p=wire.top_p,
-        min_p=wire.min_p,
-        repeat_penalty=first(wire.repeat_penalty, wire.repetition_penalty),
+        **values,
         repeat_last_n=wire.repeat_last_n,
-        presence_penalty=wire.presence_penalty,
-        frequency_penalty=wire.frequency_penalty,
-        logit_bias=tuple((wire.logit_bias or {}).items()),
+        logit_bias=tuple(wire.logit_bias or ()),
         seed=seed,
         ignore_eos=bool(wire.ignore_eos),
     )

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from slipstream.engine.api import Done, DrafterCount, Speculation
+from slipstream.engine.api import Done, Speculation
+from slipstream.engine.stats import DrafterCount
 from slipstream.server.report import tally
 from slipstream.server.report.tally import ms, ratio
 
@@ -55,18 +56,9 @@ def timings(ends: Sequence[Done], n: int) -> dict[str, Any]:
     n_prompt = sum(one.n_prompt for one in prompts) - n_cached
     n_predicted = sum(end.usage.n_completion for end in ends)
     n_later = sum(max(0, end.usage.n_completion - 1) for end in ends)
-    prompt_s = max(end.timings.prompt_s for end in ends)
-    predicted_s = max(end.timings.generation_s for end in ends)
-    told: dict[str, Any] = {
-        "cache_n": n_cached,
-        "prompt_n": n_prompt,
-        "prompt_ms": ms(prompt_s),
-        "prompt_per_token_ms": ms(ratio(prompt_s, n_prompt)),
-        "prompt_per_second": ratio(n_prompt, prompt_s),
-        "predicted_n": n_predicted,
-        "predicted_ms": ms(predicted_s),
-        "predicted_per_token_ms": ms(ratio(predicted_s, n_later)),
-        "predicted_per_second": ratio(n_later, predicted_s),
+    told = {
+        **prompt_timings(n_cached, n_prompt, max(end.timings.prompt_s for end in ends)),
+        **reply_timings(n_predicted, n_later, max(end.timings.generation_s for end in ends)),
     }
     n_drafted = sum(end.speculation.n_drafted for end in ends)
     if n_drafted:
@@ -75,6 +67,27 @@ def timings(ends: Sequence[Done], n: int) -> dict[str, Any]:
     if counts := drafters(ends):
         told["drafters"] = tally.shown(counts)
     return told
+
+
+def prompt_timings(n_cached: int, n_computed: int, seconds: float) -> dict[str, Any]:
+    """The part of `timings` about prompts."""
+    return {
+        "cache_n": n_cached,
+        "prompt_n": n_computed,
+        "prompt_ms": ms(seconds),
+        "prompt_per_token_ms": ms(ratio(seconds, n_computed)),
+        "prompt_per_second": ratio(n_computed, seconds),
+    }
+
+
+def reply_timings(n_tokens: int, n_later: int, seconds: float) -> dict[str, Any]:
+    """The part of `timings` about replies. n_later: tokens but the first of each."""
+    return {
+        "predicted_n": n_tokens,
+        "predicted_ms": ms(seconds),
+        "predicted_per_token_ms": ms(ratio(seconds, n_later)),
+        "predicted_per_second": ratio(n_later, seconds),
+    }
 
 
 def drafters(ends: Sequence[Done]) -> dict[str, DrafterCount]:

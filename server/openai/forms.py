@@ -11,7 +11,7 @@ from typing import Any
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, TokenLogprob
 from slipstream.server.openai import wire_logprobs as logprobs
-from slipstream.server.openai.job import Form, Wanted
+from slipstream.server.openai.job import Form, Wanted, delta_of
 from slipstream.server.openai.message import Message
 from slipstream.server.openai.reply import ChoicesForm
 
@@ -49,11 +49,13 @@ class _ChatChoice:
     def opening(self) -> dict[str, Any]:
         return _choice(self.index, {"delta": {"role": "assistant", "content": ""}}, None)
 
+    def nothing(self) -> dict[str, Any]:
+        return _choice(self.index, {"delta": {}}, None)
+
     def piece(self, happened: Echo | Delta) -> dict[str, Any]:
-        if isinstance(happened, Echo):
-            raise TypeError("a chat has no echo")
-        body = {"delta": self.message.add(self.text.feed(happened))}
-        return _choice(self.index, body | self._given(happened.token_ids), self._table(happened.logprobs))
+        delta = delta_of(happened)
+        body = {"delta": self.message.add(self.text.feed(delta))}
+        return _choice(self.index, body | self._given(delta.token_ids), self._table(delta.logprobs))
 
     def ending(self, done: Done) -> list[dict[str, Any]]:
         held = self.message.add(self.text.finish())
@@ -61,11 +63,10 @@ class _ChatChoice:
         return [_choice(self.index, {"delta": held}, None), last] if held else [last]
 
     def keep(self, happened: Echo | Delta) -> None:
-        if isinstance(happened, Echo):
-            raise TypeError("a chat has no echo")
-        self.message.add(self.text.feed(happened))
-        self._ids += happened.token_ids
-        self._logprobs += happened.logprobs
+        delta = delta_of(happened)
+        self.message.add(self.text.feed(delta))
+        self._ids += delta.token_ids
+        self._logprobs += delta.logprobs
 
     def whole(self, done: Done) -> dict[str, Any]:
         self.message.add(self.text.finish())
@@ -98,6 +99,9 @@ class _TextChoice:
 
     def opening(self) -> None:
         return None
+
+    def nothing(self) -> dict[str, Any]:
+        return _choice(self.index, {"text": ""}, None)
 
     def piece(self, happened: Echo | Delta) -> dict[str, Any]:
         return self._entry([happened])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Request
+from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress, Request
 from slipstream.server.http.error_table import Problem
 from slipstream.server.openai.reply_text import FreeText, ReplyText
 
@@ -23,6 +23,9 @@ class Wanted:
     text: Callable[[str], ReplyText] = FreeText  # takes the end of the prompt
     silent: frozenset[str] = frozenset()  # tokens that are left out of the text
     reasoning_fields: tuple[str, ...] = ()  # of a chat message, which thinking is put into
+
+
+Happened = Echo | Progress | Delta
 
 
 class Reply(Protocol):
@@ -40,7 +43,7 @@ class Reply(Protocol):
     def opening(self) -> Iterable[bytes]:
         """What comes before any text."""
 
-    def piece(self, index: int, happened: Echo | Delta) -> Iterable[bytes]:
+    def piece(self, index: int, happened: Happened) -> Iterable[bytes]:
         """What a step adds to a choice."""
 
     def end(self, index: int, ends: Mapping[int, Done]) -> Iterable[bytes]:
@@ -52,6 +55,13 @@ class Reply(Protocol):
     def keep(self, index: int, happened: Echo | Delta) -> None: ...
 
     def whole(self, ends: Sequence[Done]) -> bytes: ...
+
+
+def delta_of(happened: Happened) -> Delta:
+    """The text of a step, for a dialect whose requests ask for nothing else. Raises TypeError for other events."""
+    if not isinstance(happened, Delta):
+        raise TypeError(f"{type(happened).__name__}: it was not asked for")
+    return happened
 
 
 class Form(Protocol):
@@ -82,5 +92,7 @@ class Job:
     include_usage: bool
     continuous_usage: bool
     detail: bool
+    progress: bool  # how far the prompt is, in chunks of its own
+    timings: bool  # times so far in each chunk
     predicted: bool  # the request has a prediction, which may be empty
     service_tier: bool  # the request names a service tier, so the reply has the field too

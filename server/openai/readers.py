@@ -6,13 +6,16 @@ of `BeforeValidator` is what clients may send, for the OpenAPI document.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BeforeValidator, Field, ValidationInfo
 
 from slipstream.engine.api import MOST_LOGPROBS
 from slipstream.engine.ranges import SAMPLING_RANGES
+from slipstream.engine.settings import Settings
 from slipstream.server.http.body import shown, wrong
 from slipstream.server.openai.sent import TextPart
 
@@ -22,8 +25,17 @@ MAX_STOP_IDS = 64
 MAX_BIASES = 1024
 MAX_TEMPLATE_KWARGS = 32
 MAX_TYPES = 16
+# Samplers in the order in which they are applied; then those that do not exist here: fields that would switch them on
+# are refused by name, and `infill` only makes editors' completions end sooner.
+SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
+OTHER_SAMPLERS = ("dry", "top_n_sigma", "typ_p", "typical_p", "xtc", "adaptive_p", "infill")
+LETTERS = {
+    **dict(zip("ekpmt", SAMPLERS, strict=True)),
+    **dict(zip("dsyxai", ("dry", "top_n_sigma", "typ_p", "xtc", "adaptive_p", "infill"), strict=True)),
+}
 TYPE = re.compile(r"(?!(none|auto)$)[a-z0-9-]{1,32}")
 INT32 = 2**31 - 1
+NO_LIMIT = -1  # as a number of tokens: no limit but the context's end
 # Names that the renderer of chat templates uses itself; a request may not redefine them.
 TEMPLATE_INTERNALS = frozenset(
     {
@@ -47,9 +59,10 @@ def read_seed(value: Any) -> Any:
 
 
 def read_max_tokens(value: Any) -> Any:
-    if value is None or (value == -1 and type(value) is int):
+    """A number of tokens, or `NO_LIMIT`, which the server's own limit yields to."""
+    if value is None:
         return None
-    if type(value) is not int or not 0 <= value <= INT32:
+    if type(value) is not int or not NO_LIMIT <= value <= INT32:
         raise wrong(f"Input should be an integer from 0 to {INT32}, or -1 for no limit but the context")
     return value
 
@@ -80,19 +93,56 @@ def read_stop_ids(value: Any) -> Any:
 
 
 def read_logit_bias(value: Any) -> Any:
-    """`{"token id": bias}` as a dict of numbers."""
+    """`{"token id or text": bias}`, or a list of such pairs, as pairs of a token id or a text and a number."""
     if value is None:
         return None
-    if not isinstance(value, dict):
-        raise wrong("Input should map token ids to numbers")
-    if len(value) > MAX_BIASES:
+    pairs = list(value.items()) if isinstance(value, dict) else value
+    if not isinstance(pairs, list) or not all(
+        isinstance(one, list | tuple) and len(one) == 2 for one in pairs
+    ):
+        raise wrong("Input should map token ids or texts to numbers, or be a list of such pairs")
+    if len(pairs) > MAX_BIASES:
         raise wrong(f"Input should have at most {MAX_BIASES} entries")
-    if not all(key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) <= INT32 for key in value):
-        raise wrong('Each key should be a token id, such as "42"')
+    return [(_biased(key), _bias(bias)) for key, bias in pairs]
+
+
+def _biased(key: Any) -> int | str:
+    """A token id, such as 42 or "42", or a text."""
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 10:
+        key = int(key)
+    if type(key) is int and 0 <= key <= INT32:
+        return key
+    if not isinstance(key, str) or not 0 < len(key) <= MAX_STOP_LENGTH:
+        raise wrong(f"Each key should be a token id, or a text of 1 to {MAX_STOP_LENGTH} characters")
+    return key
+
+
+def _bias(value: Any) -> float:
     least, most = SAMPLING_RANGES["logit_bias"]
-    if not all(type(bias) in (int, float) and least <= bias <= most for bias in value.values()):
-        raise wrong(f"Each bias should be a number from {least:g} to {most:g}")
-    return {int(key): float(bias) for key, bias in value.items()}
+    if value is False:
+        return -math.inf
+    if type(value) not in (int, float) or not least <= value <= most:
+        raise wrong(f"Each bias should be a number from {least:g} to {most:g}, or false")
+    return float(value)
+
+
+def read_samplers(value: Any) -> Any:
+    """llama-server's `samplers`, a list of names or a text of letters, as the names of those that exist here."""
+    if value is None:
+        return None
+    names = [LETTERS.get(one, one) for one in value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise wrong("Input should be a list of names of samplers, or a text of their letters")
+    if not set(names) <= {*SAMPLERS, *OTHER_SAMPLERS}:
+        raise wrong(f"Each name should be one of {', '.join((*SAMPLERS, *OTHER_SAMPLERS))}")
+    ours = [one for one in names if one in SAMPLERS]
+    if ours != [one for one in SAMPLERS if one in ours]:
+        raise wrong(f"only the order {', '.join(SAMPLERS)} is supported", code="unsupported_value")
+    return ours
+
+
+def read_window(value: Any) -> Any:
+    return INT32 if value == -1 and type(value) is int else value
 
 
 def read_content(value: Any) -> Any:
@@ -134,9 +184,12 @@ def read_prediction_type(value: Any) -> Any:
 
 
 def read_prompt(value: Any) -> Any:
-    """The four forms of a prompt as a list of strings and of token lists."""
-    prompts = value if isinstance(value, list) and not _are_ids(value) else [value]
-    if not prompts or not all(isinstance(one, str) or _are_ids(one) for one in prompts):
+    """The forms of a prompt as a list of prompts, each a text or a list of token ids and texts.
+
+    A list is a prompt by itself if there is a token id in it, else a list of prompts.
+    """
+    prompts = value if isinstance(value, list) and not _are_parts(value) else [value]
+    if not prompts or not all(isinstance(one, str) or _are_parts(one) for one in prompts):
         raise wrong("Input should be a string, a list of token ids, or a list of those")
     if not all(prompts):
         raise wrong("A prompt should not be empty")
@@ -148,6 +201,15 @@ def _are_ids(value: Any) -> bool:
         isinstance(value, list)
         and bool(value)
         and all(type(one) is int and 0 <= one <= INT32 for one in value)
+    )
+
+
+def _are_parts(value: Any) -> bool:
+    """Whether it is a list of token ids, or of ids and texts."""
+    return (
+        isinstance(value, list)
+        and any(type(one) is int for one in value)
+        and all(isinstance(one, str) or (type(one) is int and 0 <= one <= INT32) for one in value)
     )
 
 
@@ -186,18 +248,32 @@ def read_template_kwargs(value: Any) -> Any:
     return value
 
 
+def template_defaults(settings: Settings) -> dict[str, Any]:
+    """The server's own values for chat templates. Raises ValueError for a `--chat-template-kwargs` that has none."""
+    thinking = {} if settings.reasoning == "auto" else {"enable_thinking": settings.reasoning == "on"}
+    if settings.chat_template_kwargs is None:
+        return thinking
+    return thinking | (read_template_kwargs(orjson.loads(settings.chat_template_kwargs)) or {})
+
+
 Texts = str | list[TextPart]
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
 _Count = Annotated[int, Field(ge=0, le=INT32)] | Literal[-1] | None
 _Top = Annotated[int, Field(ge=-1, le=INT32)] | None
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-_Words = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]
+_Words = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId | str], Field(min_length=1)]
 _Name = Annotated[str, Field(pattern="^[a-z0-9-]{1,32}$")]
 _Names = Annotated[list[_Name], Field(min_length=1, max_length=MAX_TYPES)]
-_Biases = Annotated[
-    dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
-    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
-]
+_Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
+_Text = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+_Biases = (
+    Annotated[
+        dict[_Text, _Bias], Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False})
+    ]
+    | Annotated[list[tuple[TokenId | _Text, _Bias]], Field(max_length=MAX_BIASES)]
+)
+_Samplers = list[Literal[(*SAMPLERS, *OTHER_SAMPLERS)]]  # type: ignore[valid-type]
+_Letters = Annotated[str, Field(pattern=f"^[{''.join(LETTERS)}]*$")]
 _Values = Annotated[dict[str, str | bool | float | None], Field(max_length=MAX_TEMPLATE_KWARGS)]
 _Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | Literal[False] | None
 
@@ -212,7 +288,12 @@ StopIds = Annotated[
     list[int] | None,
     BeforeValidator(read_stop_ids, Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None),
 ]
-LogitBias = Annotated[dict[int, float] | None, BeforeValidator(read_logit_bias, _Biases | None)]
+LogitBias = Annotated[
+    list[tuple[int | str, Annotated[float, Field(allow_inf_nan=True)]]] | None,
+    BeforeValidator(read_logit_bias, _Biases | None),
+]
+Samplers = Annotated[list[str] | None, BeforeValidator(read_samplers, _Samplers | _Letters | None)]
+Window = Annotated[int | None, BeforeValidator(read_window, _Top)]
 Types = Annotated[list[str] | None, BeforeValidator(read_types, str | _Names | None)]
 TemplateKwargs = Annotated[dict[str, Any] | None, BeforeValidator(read_template_kwargs, _Values | None)]
 Logprobs = Annotated[int | None, BeforeValidator(read_logprobs, _Logprobs)]
@@ -220,5 +301,6 @@ Turn = Annotated[str | None, BeforeValidator(read_turn, Texts | None)]
 Pieces = Annotated[str, BeforeValidator(read_pieces, Texts)]
 PredictionType = Annotated[str, BeforeValidator(read_prediction_type, Literal["content"])]
 Prompts = Annotated[
-    list[str | list[int]], BeforeValidator(read_prompt, _Words | Annotated[list[_Words], Field(min_length=1)])
+    list[str | list[int | str]],
+    BeforeValidator(read_prompt, _Words | Annotated[list[_Words], Field(min_length=1)]),
 ]

@@ -45,12 +45,8 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
             "lora": ([],),
             "truncate_prompt_tokens": (),
             "return_tokens": (False,),
-            "return_progress": (False,),
-            "timings_per_token": (False,),
             "response_fields": ([],),
             "verbose": (False,),
-            "id_slot": (-1,),
-            "n_keep": (0,),
             "n_indent": (0,),
             "t_max_predict_ms": (-1, 0),
             "include_stop_str_in_output": (False,),
@@ -69,7 +65,6 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
             "mirostat": (0,),
             "adaptive_target": (-1,),
             "min_keep": (0,),
-            "samplers": (),
         },
     ),
 )
@@ -84,7 +79,7 @@ IGNORED = frozenset(
     {
         *("user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
         *("prompt_cache_options", "verbosity", "moderation", "priority", "request_id"),
-        *("n_cache_reuse", "sse_ping_interval", "backend_sampling"),
+        *("n_cache_reuse", "sse_ping_interval", "backend_sampling", "n_keep", "t_max_prompt_ms"),
         *("n_discard", "dynatemp_exponent", "xtc_threshold", "dry_base", "dry_allowed_length"),
         *("dry_penalty_last_n", "dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "adaptive_decay"),
     }

@@ -50,6 +50,29 @@ class Timings(Shape):
     drafters: dict[str, DrafterFigures] | None = None
 
 
+class PromptProgress(Shape):
+    """How far a prompt is, in tokens."""
+
+    total: int
+    cache: int = Field(description="taken from the prefix cache")
+    processed: int = Field(description="there, cached tokens included")
+    time_ms: float
+
+
+class TimingsSoFar(Shape):
+    """`timings` of a choice that goes on."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
 class SpeculativeDecoding(Shape):
     """vLLM's figures of speculation; the histogram counts steps by accepted drafts."""
 
@@ -232,7 +255,10 @@ class TextCompletion(Whole):
 
 class Chunk(Head):
     usage: Usage | None = optional("in the last chunk with `include_usage`")
-    timings: Timings | None = optional("in the last chunk")
+    timings: Timings | None = optional(
+        "in the last chunk; with `timings_per_token` in each, so far without drafts"
+    )
+    prompt_progress: PromptProgress | None = optional("with `return_progress`, in chunks of their own")
     metrics: Metrics | None = optional("in the last chunk")
     speculative: Resolved | None = optional("in the last chunk")
     seed: int | None = optional("in the last chunk")
@@ -256,6 +282,7 @@ class ModelMeta(Shape):
     n_vocab: int
     n_ctx: int
     n_ctx_train: int
+    n_embd: int = Field(description="width of a hidden state")
     n_params: int
     size: int
 
@@ -263,15 +290,41 @@ class ModelMeta(Shape):
 class ModelCard(Shape):
     id: str
     object: Literal["model"]
-    created: int
+    type: Literal["model"]
+    display_name: str = Field(description="the `id`; Anthropic's field")
+    created: int = Field(description="when the server was started")
+    created_at: str = Field(description="the same as text; Anthropic's field")
     owned_by: str
     max_model_len: int = Field(description="most tokens of one sequence")
+    aliases: list[str] = Field(description="all names of the model, its `id` first (`--alias`)")
+    tags: list[str] = Field(max_length=0)
     meta: ModelMeta
+
+
+class OllamaDetails(Shape):
+    family: str = Field(description="the model's architecture")
+    parameter_size: str = Field(description="number of parameters, as in `0.6B`")
+
+
+class OllamaModel(Shape):
+    name: str
+    model: str
+    modified_at: str = Field(description="when the server was started")
+    size: int = Field(description="bytes of weights in memory")
+    type: Literal["model"]
+    capabilities: list[Literal["completion", "tools"]]
+    details: OllamaDetails
 
 
 class ModelList(Shape):
     object: Literal["list"]
     data: list[ModelCard]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
+    models: list[OllamaModel] = Field(
+        description="the same in Ollama's form, which clients of llama-server read"
+    )
 
 
 class RenderedPrompt(Shape):

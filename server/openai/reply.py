@@ -12,15 +12,12 @@ from typing import Any, Protocol
 
 import orjson
 
-from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo
+from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress
 from slipstream.server.http.error_table import Problem
+from slipstream.server.http.sse import event
 from slipstream.server.openai import figures
-from slipstream.server.openai.job import Job, Reply, Wanted
-
-
-def event(content: dict[str, Any]) -> bytes:
-    """A server-sent event, without an id: after an id, a keep-alive comment breaks OpenAI's client."""
-    return b"data: " + orjson.dumps(content) + b"\n\n"
+from slipstream.server.openai.job import Happened, Job, Reply, Wanted
+from slipstream.server.openai.progress import TimingsSoFar, prompt_progress
 
 
 class Choice(Protocol):
@@ -39,6 +36,9 @@ class Choice(Protocol):
 
     def opening(self) -> dict[str, Any] | None:
         """The entry of the choice's first chunk, before any text; None if there is no such chunk."""
+
+    def nothing(self) -> dict[str, Any]:
+        """The entry in a chunk that says something else."""
 
     def piece(self, happened: Echo | Delta) -> dict[str, Any]:
         """The entry in the chunk of a step."""
@@ -83,6 +83,7 @@ class ChoicesReply:
         self._n_prompt = sum(len(stream.prompt_ids) for stream in streams[:: job.n])
         self._n_completion = 0
         self._details: list[list[Delta]] = [[] for _ in job.requests]
+        self._timings = [TimingsSoFar() for _ in job.requests]
         self._head = {
             "id": job.id,
             "created": int(time.time()),
@@ -101,14 +102,21 @@ class ChoicesReply:
         openings = (choice.opening() for choice in self._choices)
         return (self._chunk([opening]) for opening in openings if opening)
 
-    def piece(self, index: int, happened: Echo | Delta) -> Iterable[bytes]:
+    def piece(self, index: int, happened: Happened) -> Iterable[bytes]:
         """The chunk of a step, even if none of the step's text can be sent yet."""
-        more = {}
+        choice, more = self._choices[index], {}
+        if isinstance(happened, Progress):
+            self._timings[index].prompt(happened)
+            if not self.job.progress:
+                return ()
+            return (self._chunk([choice.nothing()], prompt_progress=prompt_progress(happened)),)
         if isinstance(happened, Delta):
             self._n_completion += len(happened.token_ids)
             if self.job.detail:
-                more = {"spec": _detail(happened)}
-        return (self._chunk([self._choices[index].piece(happened)], **more),)
+                more["spec"] = _detail(happened)
+            if self.job.timings:
+                more["timings"] = self._timings[index].after(happened)
+        return (self._chunk([choice.piece(happened)], **more),)
 
     def end(self, index: int, ends: Mapping[int, Done]) -> Iterator[bytes]:
         """The choice's last chunks; those of the last choice carry the figures of all choices."""

@@ -12,13 +12,12 @@ from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from slipstream.engine.api import ModelInfo
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
 from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import not_found
-from slipstream.server.http.gate import Gate
 from slipstream.server.openai import replies
 from slipstream.server.openai.convert import asked_tools, chat_job, completion_job, read_chat
+from slipstream.server.openai.model_card import card, model_list, names
 from slipstream.server.openai.serving import Serving, read
 from slipstream.server.openai.wire import ChatRequest, CompletionRequest
 
@@ -42,7 +41,7 @@ def routes(serving: Serving) -> APIRouter:
     router = APIRouter()
     _add_chat(router, serving)
     _add_completions(router, serving)
-    _add_models(router, serving.gate)
+    _add_models(router, serving)
     return router
 
 
@@ -66,7 +65,8 @@ def _add_chat(router: APIRouter, serving: Serving) -> None:
     async def apply_template(request: Request) -> Response:
         engine = serving.gate.for_work()
         wire = await read(request, ChatRequest, serving.settings)
-        prompt = await engine.render(read_chat(wire, engine.info, asked_tools(wire, engine.info)))
+        caller = await serving.caller(engine, request)
+        prompt = await engine.render(read_chat(wire, asked_tools(wire, caller.known), caller))
         return answer_json({"prompt": prompt})
 
 
@@ -90,11 +90,14 @@ def _add_completions(router: APIRouter, serving: Serving) -> None:
         return await serving.count(request, CompletionRequest, completion_job)
 
 
-def _add_models(router: APIRouter, gate: Gate) -> None:
+def _add_models(router: APIRouter, serving: Serving) -> None:
+    gate, settings = serving.gate, serving.settings
+
     @router.get("/models", **MODELS)
     @router.get("/v1/models", **MODELS)
     async def models() -> Response:
-        return answer_json({"object": "list", "data": [card(gate.for_looking().info)]})
+        engine = gate.for_looking()
+        return answer_json(model_list(engine.info, settings, await serving.knowing.of(engine)))
 
     @router.get(
         "/v1/models/{name:path}",
@@ -103,25 +106,7 @@ def _add_models(router: APIRouter, gate: Gate) -> None:
     )
     async def model(name: Annotated[str, Path(description="as in `/v1/models`")]) -> Response:
         info = gate.for_looking().info
-        if name != info.name:
+        if name not in names(info, settings):
             message = "no such model; /v1/models lists what is served"
             raise not_found(message, code="model_not_found", param="model")
-        return answer_json(card(info))
-
-
-def card(info: ModelInfo) -> dict[str, Any]:
-    return {
-        "id": info.name,
-        "object": "model",
-        "created": info.created,
-        "owned_by": "slipstream",
-        "max_model_len": info.n_ctx,
-        "meta": {
-            "architecture": info.architecture,
-            "n_vocab": info.vocab_size,
-            "n_ctx": info.n_ctx,
-            "n_ctx_train": info.n_ctx_train,
-            "n_params": info.n_params,
-            "size": info.weight_bytes,
-        },
-    }
+        return answer_json(card(info, settings))

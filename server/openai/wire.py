@@ -130,8 +130,8 @@ class Generate(Wire):
     repetition_penalty: float | None = optional(
         "vLLM's name of `repeat_penalty`, which wins", **SAMPLING["repeat_penalty"]
     )
-    repeat_last_n: int | None = optional(
-        "window of the repeat penalty, prompt included", **SAMPLING["repeat_last_n"]
+    repeat_last_n: readers.Window = optional(
+        "window of the repeat penalty, prompt included; -1: the whole text", **SAMPLING["repeat_last_n"]
     )
     presence_penalty: float | None = optional(
         "taken off the logits of tokens the reply already has", **SAMPLING["presence_penalty"]
@@ -140,7 +140,13 @@ class Generate(Wire):
         "taken off the logits of tokens for each time the reply already has them",
         **SAMPLING["frequency_penalty"],
     )
-    logit_bias: readers.LogitBias = optional("added to the logits of tokens, by token id")
+    logit_bias: readers.LogitBias = optional(
+        "added to the logits of tokens, by token id or by text, all of whose tokens are meant; false bans them"
+    )
+    samplers: readers.Samplers = optional(
+        "the only samplers to use, of `penalties`, `top_k`, `top_p`, `min_p`, `temperature`, in this order; by name or"
+        " by llama-server's letters"
+    )
     seed: readers.Seed = optional(
         "the same seed gives the same text, with speculation on or off; -1: drawn at random and returned"
     )
@@ -151,6 +157,11 @@ class Generate(Wire):
         "text the reply is expected to resemble: what comes true of it is faster, the text stays the same"
     )
     spec_detail: bool | None = optional("add to the reply which drafter guessed each token")
+    id_slot: int | None = optional(
+        "the slot to run in, counted round; the request waits for it; -1: any", ge=-1, le=INT32
+    )
+    return_progress: bool | None = optional("chunks that say how far the prompt is; of streams")
+    timings_per_token: bool | None = optional("times so far in every chunk; of streams")
     cache_prompt: bool | None = optional("false: share no cached prompt with other requests")
     cache_salt: str | None = optional(
         "share cached prompts and slot files only with requests of the same salt", max_length=256

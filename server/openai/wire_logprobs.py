@@ -14,11 +14,12 @@ def of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
     """`choices[].logprobs` of a chat; None where there is no token."""
     if not tokens:
         return None
-    content = [{**_entry(one), "top_logprobs": [_entry(other) for other in one.top]} for one in tokens]
+    content = [{**entry(one), "top_logprobs": [entry(other) for other in one.top]} for one in tokens]
     return {"content": content, "refusal": None}
 
 
-def _entry(one: TokenLogprob) -> dict[str, Any]:
+def entry(one: TokenLogprob) -> dict[str, Any]:
+    """A token as chats list it, without the likeliest tokens."""
     return {
         "token": one.data.decode(errors="replace"),
         "bytes": list(one.data),

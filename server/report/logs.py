@@ -8,8 +8,11 @@ of a traceback begins with a bar.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from functools import partial
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
 from typing import Literal, TextIO
 
 import orjson
@@ -35,12 +38,27 @@ def form_of(log_format: str, stream: TextIO) -> Form:
     return "json" if log_format == "json" else "text"
 
 
-def configure(level: str, form: Form, *, colors: bool = False) -> None:
-    """Send all logs to stderr: our own from `level` on, those of libraries from warnings on. Called once, at start."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter(form, colors=colors))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+def configure(level: str, form: Form, *, colors: bool = False, file: str | None = None) -> None:
+    """Send all logs to stderr, and to `file` if there is one: our own from `level` on, those of libraries from
+    warnings on. Called once, at start. Raises OSError for a file that cannot be written to.
+    """
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(formatter(form, colors=colors))
+    handlers: list[logging.Handler] = [to_stderr]
+    if file is not None:
+        handlers.append(LogFile(file, encoding="utf-8"))
+        handlers[-1].setFormatter(formatter(form))
+    logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
     logging.getLogger(OURS).setLevel(level.upper())
+
+
+class LogFile(WatchedFileHandler):
+    """Adds lines to a file that its owner alone may read. A file that was moved away is followed by a new one."""
+
+    def _open(self) -> TextIOWrapper:
+        # Not blocking: to open a pipe that has no reader would take for ever.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+        return open(os.open(self.baseFilename, flags, 0o600), "a", encoding=self.encoding)
 
 
 def formatter(form: Form, *, colors: bool = False) -> logging.Formatter:

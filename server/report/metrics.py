@@ -15,9 +15,10 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.responses import PlainTextResponse, Response
 
-from slipstream.engine.api import DrafterCount, EngineStats, ModelInfo
+from slipstream.engine.api import ModelInfo
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import EngineStopped
+from slipstream.engine.stats import DrafterCount, EngineStats
 from slipstream.server import version
 from slipstream.server.describe.openapi import failing
 from slipstream.server.http.gate import Gate

@@ -6,7 +6,8 @@ import asyncio
 import time
 from typing import Any
 
-from slipstream.engine.api import AsyncEngine, EngineStats
+from slipstream.engine.api import AsyncEngine
+from slipstream.engine.stats import EngineStats
 from slipstream.server.report.logs import logger
 from slipstream.server.report.tally import ratio
 

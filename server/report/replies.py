@@ -119,7 +119,9 @@ class SpeculationReport(Shape):
 
 
 class GenerationSettings(Shape):
-    params: dict[str, float]
+    params: dict[str, float] = Field(
+        description="defaults of requests, as far as settings or files give them"
+    )
     n_ctx: int
 
 
@@ -127,6 +129,12 @@ class Modalities(Shape):
     vision: bool
     video: bool
     audio: bool
+
+
+class TemplateCaps(Shape):
+    supports_tools: bool
+    supports_tool_calls: bool = Field(description="whether calls can also be read from replies")
+    supports_reasoning_effort: bool
 
 
 class SpeculationState(Shape):
@@ -158,8 +166,16 @@ class Props(Shape):
     endpoint_slots: bool
     endpoint_props: bool
     endpoint_metrics: bool
+    webui: bool = Field(description="whether the chat page is served")
+    cors_proxy_enabled: Literal[False]
     chat_template: str | None
-    chat_format: str = Field(description="the family whose tool calls and reasoning are read; or `none`")
+    chat_template_tool_use: str | None = optional(
+        "the template for conversations with tools, if it is another"
+    )
+    chat_template_caps: TemplateCaps
+    chat_format: str = Field(
+        description="how tool calls and reasoning are read: a family's way, `generic` or `none`"
+    )
     bos_token: str | None
     eos_token: str | None
     build_info: str

@@ -9,14 +9,16 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from slipstream.engine.api import AsyncEngine, SlotState
+from slipstream.engine.api import AsyncEngine
 from slipstream.engine.settings import Settings
+from slipstream.engine.stats import SlotState
 from slipstream.server.describe.openapi import answers, failing
 from slipstream.server.http.auth import is_of
 from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import unavailable
 from slipstream.server.http.gate import Gate
-from slipstream.server.openai.formats.known import format_of
+from slipstream.server.openai.formats.reading import Knowing, Known
+from slipstream.server.openai.model_card import caps
 from slipstream.server.report.replies import EngineState, Health, HealthProblem, Life, Props, Slot
 from slipstream.server.report.tally import ms, shown
 
@@ -30,7 +32,7 @@ HEALTH: Any = {
 }
 
 
-def routes(gate: Gate, settings: Settings) -> APIRouter:
+def routes(gate: Gate, settings: Settings, knowing: Knowing) -> APIRouter:
     router = APIRouter()
 
     @router.api_route("/ready", **HEALTH)
@@ -68,7 +70,8 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
 
     @router.get("/props", summary="Settings, model and engine", responses=answers(Props, 503))
     async def props() -> Response:
-        return answer_json(_props(gate.for_looking(), settings))
+        engine = gate.for_looking()
+        return answer_json(_props(engine, settings, await knowing.of(engine)))
 
     return router
 
@@ -112,11 +115,14 @@ def _slot(slot: SlotState, engine: AsyncEngine) -> dict[str, Any]:
     }
 
 
-def _props(engine: AsyncEngine, settings: Settings) -> dict[str, Any]:
+def _props(engine: AsyncEngine, settings: Settings, known: Known) -> dict[str, Any]:
     info, stats = engine.info, engine.stats()
     told = {name: value for name, value in dataclasses.asdict(settings).items() if name not in SECRET}
     return {
-        "default_generation_settings": {"params": dict(info.sampling_defaults), "n_ctx": info.n_ctx},
+        "default_generation_settings": {
+            "params": {**info.sampling_defaults, "n_predict": settings.n_predict},
+            "n_ctx": info.n_ctx,
+        },
         "total_slots": info.n_slots,
         "model_alias": info.name,
         "model_path": info.path,
@@ -124,8 +130,12 @@ def _props(engine: AsyncEngine, settings: Settings) -> dict[str, Any]:
         "endpoint_slots": True,
         "endpoint_props": False,
         "endpoint_metrics": True,
+        "webui": settings.webui,
+        "cors_proxy_enabled": False,
         "chat_template": info.chat_template,
-        "chat_format": format_of(info, settings.chat_format).name,
+        **({"chat_template_tool_use": info.tool_template} if info.tool_template is not None else {}),
+        "chat_template_caps": caps(info, known),
+        "chat_format": known.format.name,
         "bos_token": info.bos_token,
         "eos_token": info.eos_tokens[0] if info.eos_tokens else None,
         "build_info": info.fingerprint,

@@ -11,7 +11,7 @@ from dataclasses import fields
 from itertools import zip_longest
 from typing import Any
 
-from slipstream.engine.api import DrafterCount
+from slipstream.engine.stats import DrafterCount
 
 VERBS = ("begin", "draft", "accept")
 

@@ -11,9 +11,10 @@ import orjson
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo
 from slipstream.server.http.error_table import Problem
+from slipstream.server.http.sse import named_event
 from slipstream.server.openai import figures
 from slipstream.server.openai import wire_logprobs as logprobs
-from slipstream.server.openai.job import Job, Reply
+from slipstream.server.openai.job import Happened, Job, Reply, delta_of
 from slipstream.server.openai.tools import ToolChoice
 from slipstream.server.responses.output import Event, Output
 from slipstream.server.responses.wire import SEALED_THINKING, ResponsesRequest
@@ -21,11 +22,6 @@ from slipstream.server.responses.wire import SEALED_THINKING, ResponsesRequest
 PREFIX = "resp_"
 # An event may have only these codes; the error's own code is in the log and the metrics.
 ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
-
-
-def event(content: Mapping[str, Any]) -> bytes:
-    """A server-sent event named by its type."""
-    return f"event: {content['type']}\ndata: ".encode() + orjson.dumps(content) + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +63,7 @@ class ResponseReply:
         for name in ("response.created", "response.in_progress"):
             yield self._sent({"type": name, "response": self.response})
 
-    def piece(self, index: int, happened: Echo | Delta) -> Iterable[bytes]:
+    def piece(self, index: int, happened: Happened) -> Iterable[bytes]:
         return [self._sent(one) for one in self._add(happened)]
 
     def keep(self, index: int, happened: Echo | Delta) -> None:
@@ -97,11 +93,10 @@ class ResponseReply:
         self._output.close("incomplete")
         self._end(status="cancelled")
 
-    def _add(self, happened: Echo | Delta) -> list[Event]:
-        if isinstance(happened, Echo):
-            raise TypeError("a response has no echo")
-        table = logprobs.of_chat(happened.logprobs) if self._job.wanted.logprobs else None
-        return self._output.add(self._text.feed(happened), table["content"] if table else ())
+    def _add(self, happened: Happened) -> list[Event]:
+        delta = delta_of(happened)
+        table = logprobs.of_chat(delta.logprobs) if self._job.wanted.logprobs else None
+        return self._output.add(self._text.feed(delta), table["content"] if table else ())
 
     def _finish(self, ends: Sequence[Done]) -> list[Event]:
         """The last events of the output; the response is complete then."""
@@ -129,7 +124,7 @@ class ResponseReply:
     def _sent(self, one: Event) -> bytes:
         numbered = {**one, "sequence_number": self._n_events}
         self._n_events += 1
-        return event(numbered)
+        return named_event(numbered)
 
 
 def usage(counts: Mapping[str, Any]) -> dict[str, Any]:

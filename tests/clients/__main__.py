@@ -79,7 +79,7 @@ def _passes(name: str, demo: Running, thinking: Running) -> bool:
     environ = {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith(("OPENAI_", "LITELLM_", "LANG", "SLIP"))
+        if not key.startswith(("OPENAI_", "ANTHROPIC_", "LITELLM_", "LANG", "SLIP"))
     }
     environ |= {"CLIENT_TEST_URL": demo.url, "CLIENT_TEST_THINKING_URL": thinking.url}
     environ |= {"LANGSMITH_TRACING": "false", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -162,24 +162,30 @@ ENDS = (
     b"event: response.completed",
     b"event: response.incomplete",
     b"event: response.failed",
+    b"event: message_stop",
+    b"event: error",
 )
-FAILURES = (b'"type":"server_error"', b'"code":"server_error"')
+FAILURES = (b'"type":"server_error"', b'"code":"server_error"', b'"type":"api_error"')
+# Which fields an error has: in Anthropic's shape, and in OpenAI's.
+OF_MESSAGES, OF_OTHERS = {"message", "type"}, {"message", "type", "param", "code"}
 
 
 def fault(status: int, kind: str, body: bytes) -> str | None:
     """What is wrong with an answer."""
     if status == 200:
         if not kind.startswith("text/event-stream"):
-            return None if isinstance(json.loads(body), dict) else "not an object"
-        if not body.rstrip().rpartition(b"\n\n")[2].startswith(ENDS):
+            return None if isinstance(json.loads(body), dict | list) else "not an object"
+        last = body.rstrip().rpartition(b"\n\n")[2]
+        if not (last.startswith(ENDS) or b'"stop":true' in last or b'"error":' in last):
             return "the stream has no end"
         return "a failure in the stream" if any(one in body for one in FAILURES) else None
     if status >= 500:
         return "the server failed"
     if status not in STATUSES:
         return "a status that the document does not have"
-    error = json.loads(body)["error"]
-    if set(error) < {"message", "type", "param", "code"} or not error["message"]:
+    told = json.loads(body)
+    error, names = told["error"], OF_MESSAGES if told.get("type") == "error" else OF_OTHERS
+    if set(error) < names or not error["message"]:
         return "an error without its fields"
     return "a traceback" if "Traceback" in error["message"] or 'File "' in error["message"] else None
 

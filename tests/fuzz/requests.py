@@ -72,6 +72,35 @@ def response(**fields: Any) -> tuple[str, Mapping[str, Any]]:
     }
 
 
+def native(**fields: Any) -> tuple[str, Mapping[str, Any]]:
+    return "/completion", {"prompt": "def add(a, b):\n", "n_predict": 6, **fields}
+
+
+BLOCKS = [
+    {"role": "user", "content": [{"type": "text", "text": "Look."}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "hm", "signature": ""},
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"name": "a", "n": 1}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "seen"}]},
+            {"type": "text", "text": "And?"},
+        ],
+    },
+]
+CUSTOM = {"name": "look", "description": "looks", "input_schema": SCHEMA}
+
+
+def message(**fields: Any) -> tuple[str, Mapping[str, Any]]:
+    return "/v1/messages", {"messages": BLOCKS[:1], "max_tokens": 6, **fields}
+
+
 def schema(**fields: Any) -> Mapping[str, Any]:
     told = {"name": "thing", "schema": SCHEMA, "strict": True}
     return {"response_format": {"type": "json_schema", "json_schema": told}, "max_tokens": 40, **fields}
@@ -135,7 +164,50 @@ REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
         store=False,
     ),
     response(background=True, parallel_tool_calls=False),
+    message(),
+    message(
+        messages=BLOCKS,
+        system=[{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}],
+        tools=[CUSTOM],
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        stream=True,
+        metadata={"user_id": "u"},
+    ),
+    message(tools=[CUSTOM], tool_choice={"type": "tool", "name": "look"}, max_tokens=40, stream=True),
+    message(
+        system="Be short.",
+        stop_sequences=["\n\n"],
+        temperature=0.5,
+        top_k=5,
+        top_p=0.9,
+        thinking={"type": "enabled", "budget_tokens": 1024, "display": "summarized"},
+        output_config={"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
+        seed=1,
+        speculative={"n_max": 2},
+    ),
+    message(messages=[BLOCKS[0], {"role": "assistant", "content": "It"}], stream=True),
+    ("/v1/messages/count_tokens", {"messages": BLOCKS, "tools": [CUSTOM]}),
     ("/v1/responses/input_tokens", {"input": ITEMS}),
+    native(),
+    native(stream=True, return_progress=True, timings_per_token=True, n_probs=2, id_slot=1),
+    native(prompt=["a", 7, "b"], n_cmpl=2, samplers=["top_k", "temperature"], repeat_last_n=-1),
+    native(
+        prompt=[[5, "a"], "b"],
+        logit_bias=[["a", False], [7, 1.5]],
+        response_fields=["content", "timings/prompt_n"],
+        return_tokens=True,
+    ),
+    native(n_indent=4, t_max_predict_ms=500, samplers="kpt", **{"speculative.n_max": 2}),
+    (
+        "/infill",
+        {
+            "input_prefix": "def f(",
+            "input_suffix": "",
+            "prompt": "x",
+            "n_predict": 6,
+            "input_extra": [{"filename": "a.py", "text": "x = 1"}],
+        },
+    ),
     ("/v1/chat/completions/input_tokens", {"messages": TURNS}),
     ("/apply-template", {"messages": TURNS}),
     ("/tokenize", {"content": "def add(a, b):", "with_pieces": True, "add_special": True}),

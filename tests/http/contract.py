@@ -18,10 +18,10 @@ from slipstream.engine.api import (
     Delta,
     Done,
     Echo,
-    EngineStats,
     Event,
     EventStream,
     Failed,
+    Progress,
     Request,
     Sampling,
     Speculate,
@@ -33,6 +33,7 @@ from slipstream.engine.errors import (
     RequestError,
     SlotFileRefused,
 )
+from slipstream.engine.stats import EngineStats
 
 Check = Callable[[AsyncEngine], Awaitable[None]]
 LIMIT_S = 60.0
@@ -139,6 +140,40 @@ async def an_echo_comes_first(engine: AsyncEngine) -> None:
         assert len(first.logprobs) == (0 if n_top is None else len(first.token_ids))
         assert all((one is None) == (i == 0) for i, one in enumerate(first.logprobs))
         assert not any(isinstance(one, Echo) for one in others)
+
+
+async def a_prompts_progress_is_reported(engine: AsyncEngine) -> None:
+    for n_most in (8, 0):
+        stream = await engine.submit(ask(f"progress-{n_most}", progress=True, max_tokens=n_most))
+        *events, end = await events_of(stream)
+        assert isinstance(end, Done)
+        far = [one for one in events if isinstance(one, Progress)]
+        assert events[: len(far)] == far, "nothing is written before the prompt is there"
+        counts = [one.n_processed for one in far]
+        assert counts == sorted(set(counts))
+        assert far[-1].n_processed == far[-1].n_prompt == len(stream.prompt_ids)
+        assert all(one.n_cached <= one.n_processed and one.seconds >= 0 for one in far)
+        assert {one.slot for one in far} == {end.slot}
+    events = await events_of(await engine.submit(ask("no-progress")))
+    assert not any(isinstance(one, Progress) for one in events)
+
+
+async def a_slot_may_be_chosen(engine: AsyncEngine) -> None:
+    for slot in (1, 0, 1):
+        _, end = await outcome(engine, ask(f"in-{slot}", slot=slot))
+        assert end.slot == slot
+    with pytest.raises(InvalidRequest) as wrong:
+        await engine.submit(ask("nowhere", slot=engine.info.n_slots))
+    assert wrong.value.param == "id_slot"
+
+
+async def a_prompt_may_mix_ids_and_texts(engine: AsyncEngine) -> None:
+    first = await engine.prompt_ids("one two")
+    rest = await engine.tokenize(" three", add_special=False, parse_special=True)
+    stream = await engine.submit(ask("mixed", prompt=("one two", *rest)))
+    assert list(stream.prompt_ids) == [*first, *rest]
+    await stream.aclose()
+    await idle(engine)
 
 
 async def enough_is_enough(engine: AsyncEngine) -> None:
@@ -443,6 +478,9 @@ CHECKS: tuple[Check, ...] = (
     counts_add_up,
     logprobs_come_with_their_text,
     an_echo_comes_first,
+    a_prompts_progress_is_reported,
+    a_slot_may_be_chosen,
+    a_prompt_may_mix_ids_and_texts,
     prompt_ids_are_those_of_a_request,
     enough_is_enough,
     figures_are_sound,

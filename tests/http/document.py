@@ -36,6 +36,8 @@ def type_of(schema: dict[str, Any]) -> Any:
         return functools.reduce(operator.or_, map(type_of, schema["anyOf"]))
     if schema.get("type") == "array":
         return list[type_of(schema["items"])]
+    if schema.get("type") == "object":
+        return dict[str, Any]
     return MODELS[schema["$ref"].rpartition("/")[2]]
 
 

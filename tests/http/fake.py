@@ -14,17 +14,15 @@ from slipstream.engine.api import (
     Chat,
     Delta,
     Done,
-    DrafterCount,
     Echo,
-    EngineStats,
     Event,
     Failed,
     Infill,
     ModelInfo,
+    Progress,
     Prompt,
     Request,
     SlotFile,
-    SlotState,
     Speculation,
     Status,
     Timings,
@@ -40,6 +38,8 @@ from slipstream.engine.errors import (
     SlotFileRefused,
     Unsupported,
 )
+from slipstream.engine.stats import DrafterCount, EngineStats, SlotState
+from slipstream.engine.text.template import compile_template, render
 
 Step = Event | float | Exception
 Script = Callable[[Request], Iterable[Step]]
@@ -64,7 +64,10 @@ INFO = ModelInfo(
     device="cpu",
     dtype="float32",
     drafters=DRAFTERS,
-    chat_template="{{ messages }}",
+    chat_template=(
+        "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    ),
     bos_token="<s>",
     eos_tokens=("</s>",),
     fingerprint="fake-1",
@@ -162,7 +165,8 @@ def prompt_length(request: Request) -> int:
 def ids_of(prompt: Prompt) -> list[int]:
     """One token per word, and one at the start."""
     if isinstance(prompt, tuple):
-        return list(prompt)
+        parts = [[one] if isinstance(one, int) else ids_of(one)[bool(i) :] for i, one in enumerate(prompt)]
+        return [one for part in parts for one in part]
     if isinstance(prompt, Infill):
         words = [prompt.suffix, prompt.prefix]
     elif isinstance(prompt, Chat):
@@ -195,6 +199,12 @@ def echo(request: Request) -> Echo:
 def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
     """`w0 w1 … w9`, three tokens a step, cut at max_tokens; the second and third token of a step were drafted."""
     n_max = 10 if request.max_tokens is None else min(10, request.max_tokens)
+    n_prompt = prompt_length(request)
+    if request.progress:
+        yield from (
+            Progress(n_prompt, 1, n, 0.01 * n, request.slot or 0)
+            for n in sorted({n_prompt // 2 + 1, n_prompt})
+        )
     first = "prediction" if request.prediction else "ngram-simple"
     if request.echo:
         yield echo(request)
@@ -213,7 +223,7 @@ def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
                 told(start + i, text, request.logprobs, 3 * (start + i)) for i, text in enumerate(texts)
             ),
         )
-    yield done(request, n_max, "stop" if n_max == 10 else "length")
+    yield done(request, n_max, "stop" if n_max == 10 else "length", slot=request.slot or 0)
 
 
 class FakeStream:
@@ -334,15 +344,21 @@ class FakeEngine:
         unknown = [one for one in request.speculate.types or () if one not in DRAFTERS]
         if unknown:
             raise Unsupported("speculative.types", f"{unknown[0]} is not loaded")
-        ids = request.prompt if isinstance(request.prompt, tuple) else ()
-        if any(one >= VOCAB for one in ids):
-            raise InvalidRequest("prompt", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
-        if any(token >= VOCAB for token, _ in request.sampling.logit_bias):
+        self._check_ids(request.prompt)
+        if request.slot is not None and request.slot >= INFO.n_slots:
+            raise InvalidRequest("id_slot", f"there is no slot {request.slot}")
+        if any(isinstance(token, int) and token >= VOCAB for token, _ in request.sampling.logit_bias):
             raise InvalidRequest("logit_bias", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
         if any(one >= VOCAB for one in request.stop_token_ids):
             raise InvalidRequest("stop_token_ids", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
 
+    def _check_ids(self, prompt: Prompt) -> None:
+        ids = prompt if isinstance(prompt, tuple) else ()
+        if any(isinstance(one, int) and one >= VOCAB for one in ids):
+            raise InvalidRequest("prompt", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
+
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
+        self._check_ids(prompt)
         return ids_of(prompt)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -356,8 +372,16 @@ class FakeEngine:
     async def render(self, chat: Chat) -> str:
         if self.render_error:
             raise self.render_error
-        turns = "".join(f"<{one['role']}>{one['content']}" for one in chat.messages)
-        return turns + ("<assistant>" if chat.add_generation_prompt else "")
+        template = compile_template(self.info.chat_template or "", "")
+        return render(
+            template,
+            {
+                "tools": None,
+                **chat.template_kwargs,
+                "messages": chat.messages,
+                "add_generation_prompt": chat.add_generation_prompt,
+            },
+        )
 
     def stats(self) -> EngineStats:
         busy = [stream.request for stream in self.running][: INFO.n_slots]

@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.server.http import web_page as pages
 from tests.http.document import held
-from tests.http.fake import FakeEngine, delta, done
+from tests.http.fake import INFO, FakeEngine, delta, done
 from tests.http.serving import Served, chat, raw, served, until
 
 
@@ -262,6 +262,63 @@ def test_props(server: Served) -> None:
         False,
     )
     assert not {"api_key", "otlp_endpoint"} & set(props["settings"]), "they may hold credentials"
+    assert props["default_generation_settings"]["params"] == {"temperature": 1.0, "n_predict": -1}
+    assert "chat_template_tool_use" not in props
+    # Tools go into a system message where the template has no place for them.
+    assert props["chat_template_caps"] == {
+        "supports_tools": True,
+        "supports_tool_calls": True,
+        "supports_reasoning_effort": False,
+    }
+    template = '{% for one in tools %}<tool_call>"arguments{% endfor %}{{ reasoning_effort }}'
+    server.engine.info = replace(server.engine.info, tool_template=template)
+    props = server.http.get("/props").json()
+    assert props["chat_template_tool_use"] == template
+    assert all(props["chat_template_caps"].values())
+
+
+def test_the_model_is_listed_as_clients_of_other_servers_read_it() -> None:
+    with served(alias="first, second", n_predict=7) as one:
+        one.engine.info = replace(
+            one.engine.info, name="first", n_embd=64, chat_template='{{ tools }}<tool_call>"arguments'
+        )
+        listed = one.http.get("/v1/models").json()
+        assert listed == one.http.get("/models").json()
+        (entry,), (other,) = listed["data"], listed["models"]
+        assert (entry["id"], entry["aliases"], entry["tags"]) == ("first", ["first", "second"], [])
+        assert (entry["meta"]["n_embd"], entry["max_model_len"]) == (64, 512)
+        assert (other["name"], other["capabilities"]) == ("first", ["completion", "tools"])
+        assert other["modified_at"] == entry["created_at"] == "2023-11-14T22:13:20+00:00"
+        assert (entry["type"], entry["display_name"]) == ("model", "first")
+        assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "first", "first")
+        assert [one.http.get(f"/v1/models/{name}").status_code for name in ("first", "second", "x")] == [
+            *(200, 200, 404)
+        ]
+        assert one.http.get("/props").json()["default_generation_settings"]["params"]["n_predict"] == 7
+
+
+def test_there_are_no_adapters_to_list_or_scale(server: Served) -> None:
+    assert server.http.get("/lora-adapters").json() == []
+    assert server.post("/lora-adapters", []).json() == {"success": True}
+    for body, param, code in (
+        ([{"id": 0, "scale": 1.0}], "lora", "unsupported_value"),
+        ({}, None, "invalid_json"),
+        ("x", None, "invalid_json"),
+        ([{"id": 0, "id ": 1}, 5], "lora", "unsupported_value"),
+    ):
+        answer = server.post("/lora-adapters", body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+    twice = server.http.post(
+        "/lora-adapters", content=b'[{"id": 0, "id": 0}]', headers={"content-type": "application/json"}
+    )
+    assert "given twice" in twice.json()["error"]["message"]
+
+
+def test_a_server_without_its_page() -> None:
+    with served(webui=False) as one:
+        assert one.http.get("/").status_code == 404
+        assert one.http.get("/health").status_code == 200
 
 
 def test_tokens(server: Served) -> None:
@@ -279,8 +336,8 @@ def test_tokens(server: Served) -> None:
     assert server.http.get("/tokenizer_info").json() == {
         "bos_token": "<s>",
         "eos_token": "</s>",
-        "chat_template": "{{ messages }}",
-        "max_model_len": 512,
+        "chat_template": INFO.chat_template,
+        "max_model_len": INFO.n_ctx,
     }
     for path, body in (
         ("/tokenize", {"content": 1}),

@@ -105,6 +105,16 @@ def test_a_command_line_of_llama_server_runs_unchanged(caplog: pytest.LogCapture
     assert idle["--jinja"] == "templates are always rendered so"
 
 
+def test_of_a_switch_the_log_names_the_side_that_was_given(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="slipstream")
+    assert ended("-m", "./no/such", "--no-warmup", "-nocb", "--mmap") == 3
+    assert {one["flag"] for one in logged(caplog, "flag_without_effect")} == {
+        "--no-warmup",
+        "-nocb",
+        "--mmap",
+    }
+
+
 @pytest.mark.parametrize(
     ("arguments", "changed"),
     [
@@ -116,6 +126,19 @@ def test_a_command_line_of_llama_server_runs_unchanged(caplog: pytest.LogCapture
         (["-v"], {"log_level": "debug"}),
         (["-lv", "1"], {"log_level": "error"}),
         (["-fa", "on", "-c", "64"], {"ctx_size": 64}),
+        (["-n", "32", "-np", "2"], {"n_predict": 32, "parallel": 2}),
+        (["--predict", "-1", "--repeat-penalty", "1.1"], {"repeat_penalty": 1.1}),
+        (
+            ["--presence-penalty", "1.5", "--repeat-last-n", "8"],
+            {"presence_penalty": 1.5, "repeat_last_n": 8},
+        ),
+        (["--reasoning-budget", "0"], {"reasoning": "off"}),
+        (["--reasoning-budget", "-1", "-rea", "on"], {"reasoning": "on"}),
+        (["--skip-chat-parsing", "--log-jsonl"], {"chat_format": "none", "log_format": "json"}),
+        (["--log-disable", "--no-ui"], {"log_level": "error", "webui": False}),
+        (["--no-webui"], {"webui": False}),
+        (["--dry-multiplier", "0", "-ncmoe", "0", "--sleep-idle-seconds", "-1"], {}),
+        (["-ctkd", "f16", "-nocb", "-no-kvu", "--no-warmup", "-sps", "0.5", "-cms", "64"], {}),
         (["--max-model-len", "64", "--served-model-name", "a"], {"ctx_size": 64, "alias": "a"}),
     ],
 )
@@ -134,6 +157,16 @@ def test_flags_that_act(arguments: list[str], changed: dict[str, Any]) -> None:
         (["--reasoning-format", "x"], "--reasoning-format x: must be one of none, deepseek, auto"),
         (["-lv", "x"], "-lv x: must be a whole number"),
         (["-ngl"], "expected one argument"),
+        (["--dry-multiplier", "0.8"], "--dry-multiplier 0.8: this sampler is not supported"),
+        (["--no-jinja"], "--no-jinja templates are always rendered with jinja"),
+        (["--rope-scale", "2"], "--rope-scale 2: positions are scaled as the model's files say"),
+        (["--reasoning-budget", "100"], "--reasoning-budget 100: thinking is not cut"),
+        (["--lora", "a.gguf"], "--lora a.gguf: LoRA adapters are not supported"),
+        (["--chat-template", "chatml"], "--chat-template chatml: is no Jinja text"),
+        (["--chat-template", "{{ a }}", "--chat-template-file", "f"], "--chat-template is given too"),
+        (["--chat-template-kwargs", "{"], "--chat-template-kwargs: "),
+        (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs: Input should be an object"),
+        (["--chat-template-kwargs", '{"tools": 1}'], "--chat-template-kwargs: tools may not be set"),
     ],
 )
 def test_flags_that_would_change_results_are_refused(

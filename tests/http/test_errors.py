@@ -106,7 +106,7 @@ def test_a_stream_that_just_stops_is_an_error(server: Served) -> None:
 
 
 def test_unknown_paths_and_methods(server: Served) -> None:
-    for path in ("/completion", "/v1/nothing", "/v1/models/", "/../etc/passwd", "/index.html"):
+    for path in ("/complete", "/v1/nothing", "/v1/models/", "/../etc/passwd", "/index.html"):
         answer = server.http.get(path)
         assert answer.status_code == 404, path
         assert answer.json()["error"]["type"] == "not_found_error"

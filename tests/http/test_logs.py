@@ -6,14 +6,18 @@ import asyncio
 import io
 import json
 import logging
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slipstream.engine.api import Failed
 from slipstream.engine.errors import StepFailed
+from slipstream.server.command import cli
 from slipstream.server.report import logs, pulse
 from tests.http.fake import FakeEngine, counted, delta, done
 from tests.http.serving import Served, chat, logged, raw, served, until
@@ -227,3 +231,48 @@ def test_reasons_of_a_stream_that_was_left(lines: Any) -> None:
             next(answer.iter_lines())
         (line,) = lines(1)
         assert (line["reason"], line["status"]) == ("abort", 200)
+
+
+@pytest.fixture
+def root_of_its_own() -> Iterator[logging.Logger]:
+    """What `configure` replaces, put back behind the test."""
+    root, ours = logging.getLogger(), logging.getLogger("slipstream")
+    handlers, levels = list(root.handlers), (root.level, ours.level)
+    root.handlers[:] = []
+    yield root
+    for one in root.handlers:
+        one.close()
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+def test_a_log_file_has_all_lines_and_one_reader(tmp_path: Path, root_of_its_own: logging.Logger) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("before\n")
+    path.chmod(0o600)
+    logs.configure("info", "json", file=str(path))
+    log = logs.logger("slipstream.server.test")
+    log.info("first", user="ä")
+    moved = path.rename(tmp_path / "server.log.1")  # as logrotate does
+    log.info("second")
+    old, new = moved.read_text().splitlines(), path.read_text().splitlines()
+    assert old[0] == "before"
+    assert [json.loads(line)["event"] for line in (*old[1:], *new)] == ["first", "second"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert len(root_of_its_own.handlers) == 2
+
+
+def test_a_log_file_that_cannot_be_written_ends_the_start(
+    tmp_path: Path, root_of_its_own: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, why in (
+        (tmp_path / "none" / "a.log", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "pipe", "No such device or address"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            cli.dispatch(["-m", "./no/such", "--log-file", str(path)], {})
+        assert left.value.code == 2
+        assert f"--log-file {path}: cannot be written to ({why})" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from tests.http.serving import Served, chat
 
 CANARY = "qzCanary"
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+NATIVE, INFILL = "/completion", "/infill"
 UNSUPPORTED = "unsupported_value"
 LIMIT_S = 0.5
 INTERNALS = re.compile(
@@ -54,7 +55,7 @@ SAMPLING = [
     Row({"top_k": 1.0}, "top_k", "valid integer"),
     Row({"repeat_penalty": 0}, "repeat_penalty", "greater than or equal to 0.001"),
     Row({"repetition_penalty": -1}, "repetition_penalty", "greater than or equal to 0.001"),
-    Row({"repeat_last_n": -1}, "repeat_last_n", "greater than or equal to 0"),
+    Row({"repeat_last_n": -2}, "repeat_last_n", "greater than or equal to 0"),
     Row({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
     Row({"frequency_penalty": -2.5}, "frequency_penalty", "greater than or equal to -2"),
     Row({"seed": -2}, "seed", "from 0 to 2^64 - 1"),
@@ -63,11 +64,25 @@ SAMPLING = [
     Row({"seed": 1.0}, "seed", "from 0 to 2^64 - 1"),
     Row({"seed": CANARY}, "seed", "from 0 to 2^64 - 1"),
     Row({"logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
-    Row({"logit_bias": {CANARY: 1}}, "logit_bias", "token id"),
-    Row({"logit_bias": {"-1": 1}}, "logit_bias", "token id"),
-    Row({"logit_bias": {"9" * 30: 1}}, "logit_bias", "token id"),
+    Row({"logit_bias": {"": 1}}, "logit_bias", "token id"),
+    Row({"logit_bias": {CANARY * 40: 1}}, "logit_bias", "token id"),
+    Row({"logit_bias": {"9" * 10: 1}}, "logit_bias", "token id"),
     Row({"logit_bias": {"1": True}}, "logit_bias", "from -100 to 100"),
-    Row({"logit_bias": [[1, 2]]}, "logit_bias", "map token ids"),
+    Row({"logit_bias": [[1, 2, 3]]}, "logit_bias", "map token ids"),
+    Row({"logit_bias": [1, 2]}, "logit_bias", "map token ids"),
+    Row({"logit_bias": [[-1, 2]]}, "logit_bias", "token id"),
+    Row({"logit_bias": [[1.5, 2]]}, "logit_bias", "token id"),
+    Row({"logit_bias": [[1, True]]}, "logit_bias", "or false"),
+    Row({"logit_bias": [["a", "b"]]}, "logit_bias", "or false"),
+    Row({"id_slot": -2}, "id_slot", "greater than or equal to -1"),
+    Row({"id_slot": "0"}, "id_slot", "valid integer"),
+    Row({"return_progress": 1}, "return_progress", "valid boolean"),
+    Row({"timings_per_token": "yes"}, "timings_per_token", "valid boolean"),
+    Row({"samplers": 7}, "samplers", "list of names"),
+    Row({"samplers": ["top_k", 1]}, "samplers", "list of names"),
+    Row({"samplers": "kq"}, "samplers", "should be one of"),
+    Row({"samplers": ["temperature", "top_k"]}, "samplers", "only the order", UNSUPPORTED),
+    Row({"samplers": ["top_k", "top_k"]}, "samplers", "only the order", UNSUPPORTED),
     Row({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "at most 1024"),
     Row({"logit_bias": {"1000": 1}}, "logit_bias", "outside the vocabulary"),  # the engine's word
     Row({"ignore_eos": 1}, "ignore_eos", "boolean"),
@@ -211,7 +226,7 @@ REFUSED = [
     Row({"modalities": ["text", "audio"]}, "modalities", "supported", UNSUPPORTED),
     Row({"web_search_options": {CANARY: 1}}, "web_search_options", "not supported", UNSUPPORTED),
     Row({"mirostat": 2}, "mirostat", "not supported", UNSUPPORTED),
-    Row({"samplers": [CANARY]}, "samplers", "not supported", UNSUPPORTED),
+    Row({"samplers": [CANARY]}, "samplers", "should be one of"),
     Row({"lora": [{CANARY: 1}]}, "lora", "not supported", UNSUPPORTED),
     Row({"documents": [CANARY]}, "documents", "not supported", UNSUPPORTED),
     Row({"bad_words": [CANARY]}, "bad_words", "not supported", UNSUPPORTED),
@@ -224,7 +239,6 @@ PROMPTS = [
     text("prompt", "not be empty", prompt=""),
     text("prompt", "a string, a list of token ids", prompt=[]),
     text("prompt", "a string, a list of token ids", prompt=[[]]),
-    text("prompt", "a string, a list of token ids", prompt=[1, CANARY]),
     text("prompt", "a string, a list of token ids", prompt=[-1]),
     text("prompt", "a string, a list of token ids", prompt=[True]),
     text("prompt", "a string, a list of token ids", prompt=[2**31]),
@@ -252,6 +266,46 @@ def format_(reason: str, code: str = "invalid_value", **fields: Any) -> Row:
     return response("text.format", reason, code, text={"format": fields})
 
 
+def native(param: str, reason: str, code: str = "invalid_value", **fields: Any) -> Row:
+    return Row({"prompt": "a", **fields}, param, reason, code, NATIVE)
+
+
+def infill(param: str, reason: str, code: str = "invalid_value", **fields: Any) -> Row:
+    return Row({"input_prefix": "a", "input_suffix": "b", **fields}, param, reason, code, INFILL)
+
+
+OF_LLAMA = [
+    Row({}, "prompt", "required", "missing_field", NATIVE),
+    native("prompt", "a string, a list", prompt={"prompt_string": "a"}),
+    native("prompt", "not be empty", prompt=""),
+    native("prompt", "a string, a list", prompt=[]),
+    native("prompt", "a string, a list", prompt=["a", -7]),
+    native("prompt", "a string, a list", prompt=[["a"], "b"]),
+    native("prompt", "outside the vocabulary", prompt=["a", 5000]),
+    native("n_predict", "from 0", n_predict=-2),
+    native("n_cmpl", "greater than or equal to 1", n_cmpl=0),
+    native("n", "at most 4", n_cmpl=5),
+    native("n_probs", "less than or equal to 20", n_probs=21),
+    native("response_fields", "valid list", response_fields="content"),
+    native("response_fields", "at most 64", response_fields=["a"] * 65),
+    native("return_tokens", "valid boolean", return_tokens=1),
+    native("n_indent", "greater than or equal to 0", n_indent=-1),
+    native("t_max_predict_ms", "greater than or equal to -1", t_max_predict_ms=-2),
+    native("spec_detail", "choices", UNSUPPORTED, spec_detail=True),
+    native("return_token_ids", "choices", UNSUPPORTED, return_token_ids=True),
+    native("prompt", "maximum context length", "context_length_exceeded", prompt="a " * 600),
+    Row({"input_prefix": "a"}, "input_suffix", "required", "missing_field", INFILL),
+    Row({"input_suffix": "a"}, "input_prefix", "required", "missing_field", INFILL),
+    infill("input_prefix", "valid string", input_prefix=7),
+    infill("input_suffix", "valid string", input_suffix=None),
+    infill("input_prefix", "is empty", input_prefix="", input_suffix=""),
+    infill("input_extra", "valid list", input_extra="ok"),
+    infill("input_extra[0]", "dictionary", input_extra=["ok"]),
+    infill("input_extra[0].text", "required", "missing_field", input_extra=[{"filename": "a"}]),
+    infill("input_extra[0].filename", "valid string", input_extra=[{"filename": 1, "text": "a"}]),
+    infill("prompt", "valid string", prompt=[1]),
+    infill("input_prefix", "maximum context length", "context_length_exceeded", input_prefix="a " * 600),
+]
 LOOK = {"type": "function", "name": "look"}
 OF_RESPONSES = [
     Row({}, "input", "required", "missing_field", RESPONSES),
@@ -321,7 +375,18 @@ OF_RESPONSES = [
     response("modalities", "text output", UNSUPPORTED, modalities=["audio"]),
 ]
 
-ROWS = [*SAMPLING, *SIZES, *LOGPROBS, *MESSAGES, *SPECULATION, *STREAMS, *REFUSED, *PROMPTS, *OF_RESPONSES]
+ROWS = [
+    *SAMPLING,
+    *SIZES,
+    *LOGPROBS,
+    *MESSAGES,
+    *SPECULATION,
+    *STREAMS,
+    *REFUSED,
+    *PROMPTS,
+    *OF_RESPONSES,
+    *OF_LLAMA,
+]
 
 
 def answered(server: Served, path: str, content: bytes, kind: str = "application/json") -> tuple[int, bytes]:
@@ -352,7 +417,7 @@ def refused(server: Served, path: str, content: bytes, kind: str = "application/
 
 
 @pytest.mark.parametrize(
-    "row", ROWS, ids=[f"{i}-{row.path.split('/')[2]}-{row.param}" for i, row in enumerate(ROWS)]
+    "row", ROWS, ids=[f"{i}-{row.path.split('/')[-1]}-{row.param}" for i, row in enumerate(ROWS)]
 )
 def test_fields(server: Served, row: Row) -> None:
     body = chat(**row.fields) if row.path == CHAT else row.fields

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from slipstream.engine.api import DrafterCount, Failed
+from slipstream.engine.api import Failed
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import EngineStopped, Overloaded, TimedOut
+from slipstream.engine.stats import DrafterCount
 from tests.http.fake import FakeEngine, counted, delta, done
 from tests.http.serving import Served, send, served, until
 

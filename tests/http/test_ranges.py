@@ -27,6 +27,7 @@ SAID: dict[str, tuple[float, float]] = {
     "top_k": (0, 2**31 - 1),
     "seed": (0, 2**64 - 1),
     "logit_bias": (-100.0, 100.0),
+    "repeat_last_n": (0, 2**31 - 1),
 }
 NAMES = {"repetition_penalty": "repeat_penalty"}  # other names of a field
 
@@ -80,8 +81,8 @@ def test_wire_and_engine_have_the_same_range(model: type[BaseModel], name: str) 
         assert wire_takes(model, name, value), value
         assert engine_takes(model, name, value), value
     for value in (step(least, up=False), step(most, up=True)):
-        stands_for_off = name in ("top_k", "seed") and value == -1  # llama-server's way to say none
-        assert wire_takes(model, name, value) == stands_for_off, value
+        has_meaning = name in ("top_k", "seed", "repeat_last_n") and value == -1  # in llama-server
+        assert wire_takes(model, name, value) == has_meaning, value
         assert not engine_takes(model, name, value), value
 
 

@@ -21,6 +21,9 @@ from slipstream.server.command import cli, notify, startup
 from slipstream.server.command.healthcheck import healthcheck
 from slipstream.server.command.serve import run
 from slipstream.server.command.starting import read_settings
+from slipstream.server.openai.formats.known import BY_NAME
+from slipstream.server.openai.formats.plain import NONE
+from slipstream.server.openai.formats.reading import Known
 from tests.http.entry import load
 from tests.http.fake import INFO, FakeEngine, delta, done
 from tests.http.serving import chat, logged, served
@@ -203,6 +206,13 @@ def test_the_block_as_an_event(caplog: pytest.LogCaptureFixture, capsys: pytest.
         ({"drafters": ()}, {}, "  speculation  off\n"),
         ({}, {"draft_max": 0}, "  speculation  off\n"),
         ({}, {"chat_format": "hermes"}, "  chat format  hermes: tools and thinking\n"),
+        ({}, {"chat_format": "harmony"}, "  chat format  harmony: tools and thinking\n"),
+        ({}, {"chat_format": "llama3"}, "  chat format  llama3: tools\n"),
+        (
+            {},
+            {"chat_format": "generic"},
+            "  chat format  generic: tools by a system message, as the template",
+        ),
         ({}, {"chat_format": "none"}, "  chat format  none: no tool calls\n"),
         ({"chat_template": ""}, {}, "  chat format  the model has no chat template: /v1/completions only\n"),
         ({}, {"api_prefix": "/llm"}, "  chat page    http://127.0.0.1:80/llm/\n"),
@@ -213,11 +223,13 @@ def test_the_block_as_an_event(caplog: pytest.LogCaptureFixture, capsys: pytest.
 def test_the_welcome_says_what_a_user_needs(
     changed: dict[str, Any], settings: dict[str, Any], told: str
 ) -> None:
-    assert told in startup.welcome(replace(INFO, **changed), Settings(model="x", port=80, **settings), 80)
+    known = Known(BY_NAME[settings.get("chat_format", "none")])
+    told_all = startup.welcome(replace(INFO, **changed), Settings(model="x", port=80, **settings), 80, known)
+    assert told in told_all
 
 
 def test_a_unix_socket_has_no_page() -> None:
-    told = startup.welcome(INFO, Settings(model="x", host="/tmp/s.sock"), None)
+    told = startup.welcome(INFO, Settings(model="x", host="/tmp/s.sock"), None, Known(NONE))
     assert "chat page" not in told
     assert "  API          --unix-socket /tmp/s.sock http://localhost\n" in told
 
@@ -232,7 +244,7 @@ def test_the_block_as_a_table(caplog: pytest.LogCaptureFixture, capsys: pytest.C
 
 
 def test_the_table_shows_every_fact() -> None:
-    told = startup.facts(INFO, Settings(model="x", port=80), 80, 1.25)
+    told = startup.facts(INFO, Settings(model="x", port=80), 80, Known(NONE), 1.25)
     assert len(startup.table(told).splitlines()) == len(told)
     assert json.dumps(told)
 

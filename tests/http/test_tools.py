@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import openai
 import pytest
 from openai import OpenAI
 
@@ -453,16 +452,14 @@ def test_what_is_refused(server: Served, fields: dict[str, Any], param: str, cod
     assert not server.engine.requests
 
 
-def test_where_the_model_has_no_place_for_tools(client: OpenAI, server: Served) -> None:
-    server.engine.info = replace(INFO, chat_template="{{ messages }}")
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="m", messages=HI, tools=TOOLS)
-    assert (caught.value.param, caught.value.code) == ("tools", "unsupported_value")
-    server.engine.info = replace(INFO, chat_template="{{ messages }}{{ tools }} its own way")
-    error = server.error(400, tools=TOOLS)
-    assert (error["param"], error["code"]) == ("tools", "unsupported_value")
-    assert "--chat-format" in error["message"]
-    assert server.chat(tools=TOOLS, tool_choice="none").status_code == 200
+def test_tools_are_refused_where_the_format_that_is_set_cannot_have_them(server: Served) -> None:
+    for format_, why in (("none", "cannot be read"), ("hermes", "no place for tools")):
+        with served(chat_format=format_) as other:
+            error = other.error(400, tools=TOOLS)
+            assert (error["param"], error["code"]) == ("tools", "unsupported_value")
+            assert "--chat-format" in error["message"]
+            assert why in error["message"]
+            assert other.chat(tools=TOOLS, tool_choice="none").status_code == 200
     answer = server.post("/v1/completions", {"prompt": "a", "tools": TOOLS})
     assert answer.json()["error"]["param"] == "tools"
 

@@ -7,9 +7,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from slipstream.engine.api import Chat, Delta, DrafterCount, Speculation, Timings, Usage
+from slipstream.engine.api import Chat, Delta, Speculation, Timings, Usage
+from slipstream.engine.stats import DrafterCount
 from tests.http.fake import counted, delta, done
-from tests.http.serving import Served, chat, raw
+from tests.http.serving import Served, chat, raw, served
 
 
 def dechunked(body: bytes) -> bytes:
@@ -293,6 +294,46 @@ def test_fields_reach_the_engine(server: Served) -> None:
     server.chat(n_predict=-1, stop="x")
     assert server.engine.requests[-1].max_tokens is None
     assert server.engine.requests[-1].stop == ("x",)
+
+
+def test_the_servers_defaults_yield_to_the_requests() -> None:
+    kwargs = '{"enable_thinking": true, "style": "short"}'
+    with served(n_predict=7, reasoning="off", chat_template_kwargs=kwargs) as server:
+        limits: list[tuple[dict[str, Any], int | None]] = [
+            ({}, 7),
+            ({"max_tokens": None}, 7),
+            ({"max_tokens": 3}, 3),
+            ({"max_tokens": -1}, None),
+            ({"max_completion_tokens": -1, "max_tokens": 5}, None),
+            ({"n_predict": 4, "max_tokens": None}, 4),
+        ]
+        for fields, most in limits:
+            server.chat(**fields)
+            assert server.engine.requests[-1].max_tokens == most, fields
+        server.post("/v1/completions", {"prompt": "a"})
+        assert server.engine.requests[-1].max_tokens == 7
+        values: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            ({}, {"enable_thinking": True, "style": "short"}),
+            (
+                {"reasoning_effort": "none"},
+                {"enable_thinking": False, "style": "short", "reasoning_effort": "none"},
+            ),
+            (
+                {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+                {"enable_thinking": True, "style": "short", "reasoning_effort": "none"},
+            ),
+            ({"chat_template_kwargs": {"style": "long"}}, {"enable_thinking": True, "style": "long"}),
+        ]
+        for fields, expected in values:
+            server.chat(**fields)
+            prompt = server.engine.requests[-1].prompt
+            assert isinstance(prompt, Chat)
+            assert prompt.template_kwargs == expected, fields
+    with served(reasoning="off") as server:
+        server.chat()
+        prompt = server.engine.requests[-1].prompt
+        assert isinstance(prompt, Chat)
+        assert prompt.template_kwargs == {"enable_thinking": False}
 
 
 def test_null_is_absent(server: Served) -> None:

@@ -15,18 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream.engine.api import (
-    Delta,
-    Done,
-    Echo,
-    EngineStats,
-    Event,
-    Failed,
-    Request,
-    Sampling,
-    Speculate,
-    TokenLogprob,
-)
+from slipstream.engine.api import Delta, Done, Echo, Event, Failed, Request, Sampling, Speculate, TokenLogprob
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.snapshots import Snapshots
 from slipstream.engine.cache.store import Sizes, Store
@@ -43,6 +32,7 @@ from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.drafter import Drafter
 from slipstream.engine.speculate.registry import BY_NAME, Parts
+from slipstream.engine.stats import EngineStats
 from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.text_stream import TextStream
 from slipstream.engine.text.tokenizer import Tokenizer

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream.engine.api import Chat
 from slipstream.engine.errors import LoadError, SettingError
 from slipstream.engine.frames import frame_sizes
 from slipstream.engine.models.reading.config import read_config
@@ -194,3 +195,34 @@ def test_a_start_on_the_cpu_loads_no_compiler_of_kernels_for_gpus() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
+
+
+def test_a_given_chat_template_replaces_the_models(tmp_path: Path) -> None:
+    text = "{% for one in messages %}[{{ one.content }}]{% endfor %}"
+    path = tmp_path / "own.jinja"
+    path.write_text(text)
+    for given in ({"chat_template": text}, {"chat_template_file": str(path)}):
+        served = launch(Settings(model=TARGET, parallel=1, ctx_size=64, **given))
+        assert (served.info.chat_template, served.info.tool_template) == (text, None)
+        chat = Chat([{"role": "user", "content": "a"}], {"tools": [{"name": "look"}]})
+        assert asyncio.run(served.render(chat)) == "[a]"
+        asyncio.run(served.close())
+
+
+def test_a_chat_template_that_is_none_ends_the_start_at_once(tmp_path: Path) -> None:
+    empty, binary = tmp_path / "empty.jinja", tmp_path / "binary.jinja"
+    empty.write_text(" \n")
+    binary.write_bytes(b"\xff{{")
+    for path, reason in ((empty, "is empty"), (binary, "cannot be read"), (tmp_path, "no such file")):
+        with pytest.raises(SettingError, match=f"^--chat-template-file {path}: {reason}"):
+            launch(Settings(model=TARGET, chat_template_file=str(path)))
+    with pytest.raises(LoadError, match=r"^--chat-template: "):
+        launch(Settings(model=TARGET, chat_template="{% for %}"))
+
+
+def test_given_penalties_are_the_defaults_of_requests() -> None:
+    given = {"repeat_penalty": 1.25, "repeat_last_n": 8, "presence_penalty": 0.5, "frequency_penalty": -0.5}
+    served = launch(Settings(model=TARGET, parallel=1, ctx_size=64, alias="a, b", **given))
+    assert given.items() <= served.info.sampling_defaults.items()
+    assert (served.info.name, served.info.n_embd) == ("a", 256)
+    asyncio.run(served.close())

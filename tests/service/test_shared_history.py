@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.engine.api import Chat, Delta, Done, DrafterCount, Request, Sampling
+from slipstream.engine.api import Chat, Delta, Done, Request, Sampling
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
+from slipstream.engine.stats import DrafterCount
 
 TARGET = str(Path(__file__).parents[2] / "demo" / "target")
 ASK = Chat([{"role": "user", "content": "Continue this code:\n\ndef total(values):\n    result = 0\n"}])

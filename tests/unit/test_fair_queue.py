@@ -9,6 +9,7 @@ import pytest
 
 from slipstream.engine.api import Delta, Done
 from slipstream.engine.fair_queue import FairQueue
+from slipstream.engine.slot import Slot
 from tests.unit.toy import Toy, toy_engine, toy_slot
 
 
@@ -41,6 +42,14 @@ def test_who_comes_new_is_before_who_was_served() -> None:
 
 def test_who_holds_least_is_next() -> None:
     assert emptied(filled("a1", "b1", "c1"), {"a": 2, "b": 1}) == ["c1", "b1", "a1"]
+
+
+def test_what_cannot_be_served_now_keeps_its_place() -> None:
+    queue = filled("a1", "a2", "b1", "a3")
+    assert queue.pop(may=lambda item: item not in ("a1", "b1")) == "a2"
+    with pytest.raises(ValueError, match="empty"):
+        queue.pop(may=lambda item: item == "c1")
+    assert emptied(queue) == ["b1", "a1", "a3"]
 
 
 def test_dropping_is_no_turn() -> None:
@@ -145,3 +154,26 @@ def test_requests_of_one_owner_get_slots_in_order_of_arrival() -> None:
         add(toy, f"a{i}", 3)
     began, _ = play(toy, 3)
     assert began == [f"a{i}" for i in range(6)]
+
+
+def test_a_request_waits_for_the_slot_it_wants_and_holds_up_no_other() -> None:
+    engine = toy_engine(n_slots=2).engine
+    began: dict[str, int] = {}
+
+    def add(name: str, slot_id: int | None, n_tokens: int = 3) -> None:
+        def new_slot(given: int) -> Slot:
+            began[name] = given
+            return toy_slot(given, name, [1, 2, 3], max_tokens=n_tokens)
+
+        engine.add(name, new_slot, slot_id=slot_id)
+
+    add("first", 1, 30)
+    add("second", 1)
+    add("third", None)
+    add("fourth", 0)
+    engine.step()
+    assert began == {"first": 1, "third": 0}
+    while engine.busy:
+        engine.step()
+    assert began == {"first": 1, "third": 0, "fourth": 0, "second": 1}
+    assert list(began) == ["first", "third", "fourth", "second"]

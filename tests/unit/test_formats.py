@@ -31,6 +31,7 @@ from slipstream.server.openai.formats.format import (
 )
 from slipstream.server.openai.formats.known import BY_NAME, format_of
 from slipstream.server.openai.formats.reading import Known, parser_of
+from slipstream.server.openai.formats.renderings import FIRST, Renderings
 from slipstream.server.openai.formats.xml_call import as_json
 from tests.http.fake import INFO
 
@@ -369,6 +370,14 @@ def test_calls_beyond_the_wanted_are_not_told() -> None:
         ("NaN", {"type": "number"}, "NaN"),
         ('{"a": [1]}', {"type": "object"}, {"a": [1]}),
         ("[1", {"type": "array"}, "[1"),
+        (
+            "['it\\'s \"x\"', True, None, {'a': \"b'c\"}]",
+            {"type": "array"},
+            ['it\'s "x"', True, None, {"a": "b'c"}],
+        ),
+        ("['a']", {"type": "string"}, "['a']"),
+        ("{'a': inf}", {"type": "object"}, "{'a': inf}"),
+        ("'a'", {"type": "object"}, "'a'"),
         ("null", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
         ("x", {}, "x"),
         ("3", {}, 3),
@@ -398,17 +407,21 @@ EXCERPTS = {
 
 @pytest.mark.parametrize("name", EXCERPTS)
 def test_formats_are_found_by_the_chat_template(name: str) -> None:
-    found = format_of(replace(INFO, chat_template=EXCERPTS[name]), "auto")
-    assert found.name == name
+    info, seen = replace(INFO, chat_template=EXCERPTS[name]), Renderings({"tools": FIRST})
+    found = format_of(info, "auto", seen)
+    assert found.name == ("generic" if name in ("none", "plain") else name)
     assert bool(found.reasoning) == ("</think>" in EXCERPTS[name])
-    assert format_of(replace(INFO, chat_template=EXCERPTS[name]), "none").name == "none"
-    assert format_of(replace(INFO, chat_template=None), name).name == name
+    assert format_of(info, "auto", Renderings({"tools": ""})).name == "generic", "has no place for tools"
+    assert format_of(info, "none", seen).name == "none"
+    assert format_of(replace(INFO, chat_template=None), name, Renderings()).name == name
+    assert format_of(replace(INFO, chat_template=None), "auto", Renderings()).name == "none"
 
 
 def test_thinking_is_looked_for_where_the_model_knows_its_markers() -> None:
     tokens = {"<think>": False, "</think>": False}
-    assert format_of(replace(INFO, chat_template="x"), "hermes").reasoning is None
-    assert format_of(replace(INFO, chat_template="x", added_tokens=tokens), "hermes").reasoning is not None
+    seen = Renderings()
+    assert format_of(replace(INFO, chat_template="x"), "hermes", seen).reasoning is None
+    assert format_of(replace(INFO, chat_template="x", added_tokens=tokens), "hermes", seen).reasoning
 
 
 @pytest.fixture(scope="module")
@@ -572,7 +585,8 @@ def test_the_demo_template(name: str) -> None:
         Chat(turns[:4], {"tools": []}),
     ):
         assert template.encode(chat) == before.encode(chat)
-    assert format_of(replace(INFO, chat_template=template.source), "auto").name == "hermes"
+    found = format_of(replace(INFO, chat_template=template.source), "auto", Renderings())
+    assert found.name == "hermes"
     # A call in the history is written exactly as one that is forced.
     call = {"type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
     chat = Chat(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.engine import settings
+from slipstream.engine import naming
 from slipstream.engine.errors import LoadError, SettingError
 from slipstream.engine.naming import did_you_mean, model_path
 from slipstream.engine.settings import Settings
@@ -25,14 +25,14 @@ from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS
     ],
 )
 def test_a_name_like_a_known_one_is_suggested(word: str, hint: str) -> None:
-    assert did_you_mean(word, settings.DRAFTERS) == hint
+    assert did_you_mean(word, naming.DRAFTERS) == hint
 
 
 def test_the_settings_know_the_drafters_there_are() -> None:
     offered = {name for name, row in BY_NAME.items() if row.is_offered}
-    assert set(settings.DRAFTERS) == offered
-    assert set(settings.TEST_DRAFTERS) == set(BY_NAME) - offered
-    order = [name for name in settings.DRAFTERS if name in {row.name for row in DRAFTERS}]
+    assert set(naming.DRAFTERS) == offered
+    assert set(naming.TEST_DRAFTERS) == set(BY_NAME) - offered
+    order = [name for name in naming.DRAFTERS if name in {row.name for row in DRAFTERS}]
     assert order == [row.name for row in DRAFTERS if row.is_offered]
 
 

@@ -123,11 +123,11 @@ def test_what_fits_is_made(tokenizer: Tokenizer) -> None:
         " {{ 'a\nb'|indent(2) }} {{ 'aa bb'|wordwrap(2) }} {{ {'a': [1, none]}|tojson(indent=1) }}"
         " {{ [3, 1]|sort }} {{ 'abcd'|batch(3, '-')|list }} {{ 'abc'.translate({97: 'A'}) }} {{ [1] == [1] }}"
         " {{ 'x'.encode() }} {{ 'a' in ['a'] }} {{ namespace(last=10**12).last }} {{ '=' * 3 ~ [1] }}"
-        " {{ messages[0] }}"
+        " {{ messages[0] }}{% for a in 'ab' %}{% set b = a.replace('a', 'x') %}{{ b.replace('b', 'y') }}{% endfor %}"
     )
     expected = (
         "ayya aya a, b 1-[2, 'x'] A,B,C a-   7 a=  2.0% 3 a   b a\n  b aa\nbb {\n \"a\": [\n  1,\n  null\n ]\n}"
         " [1, 3] [['a', 'b', 'c'], ['d', '-', '-']] Abc True b'x' True 1000000000000 ===[1]"
-        " {'role': 'user', 'content': 'x'}"
+        " {'role': 'user', 'content': 'x'}xy"
     )
     assert made(source, tokenizer).render(Chat([{"role": "user", "content": "x"}])) == expected

@@ -20,8 +20,12 @@ def n_chars_of(prompt: Prompt) -> int:
     if isinstance(prompt, Chat):
         return sum(map(len, strings(prompt.messages)))
     if isinstance(prompt, Infill):
-        return len(prompt.prefix) + len(prompt.suffix)
-    return len(prompt) if isinstance(prompt, str) else 0
+        return (
+            len(prompt.prefix) + len(prompt.suffix) + sum(len(text) for one in prompt.extra for text in one)
+        )
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(one) for one in prompt if isinstance(one, str))
 
 
 def check_request(request: Request, info: ModelInfo) -> None:
@@ -35,6 +39,10 @@ def check_request(request: Request, info: ModelInfo) -> None:
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         raise InvalidRequest(
             "min_tokens", f"{request.min_tokens} is more than max_tokens {request.max_tokens}"
+        )
+    if request.slot is not None and not 0 <= request.slot < info.n_slots:
+        raise InvalidRequest(
+            "id_slot", f"{request.slot} is not between 0 and {info.n_slots - 1} (--parallel)"
         )
     if request.logprobs is not None and not 0 <= request.logprobs <= MOST_LOGPROBS:
         raise InvalidRequest("top_logprobs", f"{request.logprobs} is not between 0 and {MOST_LOGPROBS}")

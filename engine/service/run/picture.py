@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from slipstream.engine.api import EngineStats
 from slipstream.engine.core.engine import Engine
+from slipstream.engine.stats import EngineStats
 
 _FRESH_S = 0.02  # a picture costs 5 % of a tiny model's step
 

@@ -125,7 +125,13 @@ class Preparing:
             skip_special=request.skip_special,
             with_places=request.logprobs is not None,
         )
-        prepared = Prepared(token_ids, text, self._prediction_ids(request), admitted_s=admitted_s)
+        prepared = Prepared(
+            token_ids,
+            text,
+            self._prediction_ids(request),
+            text_bias=self._text_bias(request),
+            admitted_s=admitted_s,
+        )
         return prepared, tail, constraint
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -133,15 +139,14 @@ class Preparing:
         if isinstance(prompt, Chat):
             token_ids = self._template().encode(prompt, n_ctx)
         elif isinstance(prompt, Infill):
-            tokenizer.check_size("prompt", prompt.prefix + prompt.suffix, n_ctx)
-            token_ids = tokenizer.infill(prompt.prefix, prompt.suffix)
+            texts = (prompt.prefix, prompt.suffix, *(text for one in prompt.extra for text in one))
+            tokenizer.check_size("prompt", "".join(texts), n_ctx)
+            token_ids = tokenizer.infill(prompt.prefix, prompt.suffix, prompt.extra)
         elif isinstance(prompt, str):
             tokenizer.check_size("prompt", prompt, n_ctx)
             token_ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
         else:
-            if len(prompt) >= n_ctx:
-                raise ContextTooLong(len(prompt), n_ctx)
-            token_ids = list(prompt)
+            token_ids = self._mixed_ids(prompt)
             for token_id in token_ids:
                 if not 0 <= token_id < self._info.vocab_size:
                     raise InvalidRequest(
@@ -152,6 +157,25 @@ class Preparing:
         if len(token_ids) >= n_ctx:
             raise ContextTooLong(len(token_ids), n_ctx)
         return token_ids
+
+    def _mixed_ids(self, parts: Sequence[int | str]) -> list[int]:
+        """Token ids and texts in a row; what the tokenizer puts before a text comes before the first part alone."""
+        tokenizer, n_ctx = self._text.tokenizer, self._info.n_ctx
+        if len(parts) >= n_ctx:
+            raise ContextTooLong(len(parts), n_ctx)
+        texts = [one for one in parts if isinstance(one, str)]
+        tokenizer.check_size("prompt", "".join(texts), n_ctx)
+        token_ids: list[int] = []
+        for i, one in enumerate(parts):
+            token_ids += [one] if isinstance(one, int) else tokenizer.encode(one, add_special=i == 0)
+        return token_ids
+
+    def _text_bias(self, request: Request) -> Sequence[tuple[int, float]]:
+        """`logit_bias` of texts, by their tokens."""
+        asked = [one for one in request.sampling.logit_bias if isinstance(one[0], str)]
+        texts = [str(text) for text, _ in asked]
+        found = self._text.tokenizer.encode_all(texts, add_special=False) if texts else []
+        return [(one, amount) for ids, (_, amount) in zip(found, asked, strict=True) for one in ids]
 
     def _prediction_ids(self, request: Request) -> tuple[int, ...]:
         """The predicted text's tokens. They are never computed, only compared, but a longer reply cannot come."""

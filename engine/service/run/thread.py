@@ -17,19 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TypeVar
 
-from slipstream.engine.api import (
-    Chat,
-    Delta,
-    Echo,
-    EngineStats,
-    Event,
-    Failed,
-    ModelInfo,
-    Prompt,
-    Request,
-    SlotFile,
-    Status,
-)
+from slipstream.engine.api import Chat, Done, Event, Failed, ModelInfo, Prompt, Request, SlotFile, Status
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.slot_factory import SlotFactory
 from slipstream.engine.drafting import Drafting
@@ -44,6 +32,7 @@ from slipstream.engine.service.run.picture import Picture
 from slipstream.engine.service.run.preparing import Preparing, Text
 from slipstream.engine.service.run.slot_files import SlotFiles
 from slipstream.engine.settings import Settings
+from slipstream.engine.stats import EngineStats
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +129,7 @@ class ThreadEngine:
             cancel=lambda: self._cancel(request.id),
         )
         self._streams[request.id] = stream
-        self._inbox.put(lambda: self._engine.add(request.id, new_slot, request.owner))
+        self._inbox.put(lambda: self._engine.add(request.id, new_slot, request.owner, request.slot))
         return stream
 
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -266,7 +255,7 @@ class ThreadEngine:
             if stream is None:
                 continue
             self._push(request_id, stream, event)
-            if not isinstance(event, Delta | Echo):
+            if isinstance(event, Done | Failed):
                 self._streams.pop(request_id, None)
         self._note_idle()
 

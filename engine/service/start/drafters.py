@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.engine.errors import SettingError
-from slipstream.engine.settings import ALL_DRAFTERS, NO_DRAFTER, Settings
+from slipstream.engine.naming import ALL_DRAFTERS, NO_DRAFTER
+from slipstream.engine.settings import Settings
 from slipstream.engine.speculate.acceptance import is_synthetic
 from slipstream.engine.speculate.registry import DRAFTERS, Row, setting_names
 

@@ -28,6 +28,8 @@ from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import checkpoint_files, text_source
 from slipstream.engine.models.registry import load_network, read_model
 from slipstream.engine.models.translated import TranslatedNetwork, shared_tokens, translate
+from slipstream.engine.naming import NO_DRAFTER
+from slipstream.engine.ranges import SAMPLING_RANGES
 from slipstream.engine.service.run.preparing import Text
 from slipstream.engine.service.run.slot_files import SlotFiles, state_fingerprint
 from slipstream.engine.service.run.thread import ThreadEngine
@@ -39,6 +41,7 @@ from slipstream.engine.service.start.draft_network import (
     load_head,
 )
 from slipstream.engine.service.start.drafters import drafter_types
+from slipstream.engine.service.start.given_template import with_given_template
 from slipstream.engine.service.start.sizes import (
     PAGE_SIZE,
     Checkpoint,
@@ -49,7 +52,7 @@ from slipstream.engine.service.start.sizes import (
     pages_each,
     why_shorter,
 )
-from slipstream.engine.settings import NO_DRAFTER, Settings
+from slipstream.engine.settings import Settings
 from slipstream.engine.settings_check import check
 from slipstream.engine.speculate.acceptance import SyntheticAcceptance, coupled, synthetic_rates
 from slipstream.engine.speculate.chain import Chain
@@ -84,6 +87,7 @@ def launch(settings: Settings) -> ThreadEngine:
     rates = synthetic_rates(settings, types)  # refused, if it must be, before anything is loaded
     text_from = text_source(target_from.path)
     tokenizer = Tokenizer(text_from)
+    template = load_chat_template(with_given_template(text_from, settings), tokenizer)
     used = source if source is not None and source.name in types else None
     with _phase("weights loaded"):
         n_ctx, networks = _networks(settings, target_from, tokenizer, used)
@@ -109,7 +113,6 @@ def launch(settings: Settings) -> ThreadEngine:
         _capture(engine, target, settings, n_drafts=settings.draft_max if types else 0)
     with _phase("warm"):
         engine.warm_up(settings.draft_max)
-    template = load_chat_template(text_from, tokenizer)
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size))
     info = _info(settings, target_from, text, engine, types)
     slot_files = None
@@ -282,12 +285,12 @@ def _info(
 ) -> ModelInfo:
     target, tokenizer, stats = engine.target, text.tokenizer, engine.stats()
     defaults = dict(source.config.sampling)
-    for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
-        value = getattr(settings, name)
+    for name in SAMPLING_RANGES:
+        value = getattr(settings, name, None)  # `logit_bias` has no setting
         if value is not None:
             defaults[name] = value
     return ModelInfo(
-        name=settings.alias or model_name(source.path),
+        name=(settings.names or (model_name(source.path),))[0],
         path=str(source.path),
         architecture=source.config.architecture,
         n_params=target.n_params,
@@ -310,6 +313,7 @@ def _info(
         sampling_defaults=defaults,
         added_tokens=tokenizer.added_tokens,
         tool_template=text.template.tool_source if text.template is not None else None,
+        n_embd=source.config.d_model,
     )
 
 

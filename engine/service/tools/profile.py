@@ -25,9 +25,10 @@ from torch.profiler import ProfilerActivity, record_function
 from slipstream.engine.api import Delta, Failed, Prompt, Request, Sampling, Speculate
 from slipstream.engine.core.clock import Clock
 from slipstream.engine.models.reading.documents import text_source
+from slipstream.engine.naming import NO_DRAFTER
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start.launch import launch
-from slipstream.engine.settings import NO_DRAFTER, Settings
+from slipstream.engine.settings import Settings
 from slipstream.engine.text.tokenizer import Tokenizer, by_id
 from slipstream.kernels.dispatch import watched
 

@@ -103,12 +103,14 @@ class Format:
     reasoning: tuple[str, str] | None = None
     calls: Calls | None = None
     between: tuple[str, ...] = ()  # markers around and between calls, which are dropped
+    around: tuple[str, ...] = ()  # markers around content, which are dropped, also where no tools are
     inside: tuple[str, ...] = ()  # markers inside a call, which a reader looks for
     enforced: Enforce | None = None
     channels: bool = False  # every message has a header that says what it is, as in Harmony
+    instructs: bool = False  # tools are told of in a message, and earlier calls shown as text (`generic.py`)
 
     @property
     def markers(self) -> frozenset[str]:
         """All markers that must be in a reply's text for the reply to be understood."""
-        around = (self.calls.open, self.calls.close or "") if self.calls else ()
-        return frozenset({*(self.reasoning or ()), *around, *self.between, *self.inside} - {""})
+        calls = (self.calls.open, self.calls.close or "") if self.calls else ()
+        return frozenset({*(self.reasoning or ()), *calls, *self.between, *self.around, *self.inside} - {""})

@@ -7,14 +7,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from slipstream.server.openai.formats.format import CallArguments, CallEnd, CallStart, Content, Piece, joined
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-ARGUMENTS = frozenset({"arguments", "parameters"})
-KEYS = ARGUMENTS | {"name", "id", "type"}
 MOST_HEAD = 256  # characters before the brace of a call that is named outside its JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of a call's object: of its name, of its arguments, and those that say nothing here."""
+
+    name: frozenset[str] = frozenset({"name"})
+    arguments: frozenset[str] = frozenset({"arguments", "parameters"})
+    others: frozenset[str] = frozenset({"id", "type"})
+
+
+KEYS = Keys()
 
 
 class Value:
@@ -111,12 +122,13 @@ class _Steps:
 class JsonCalls(_Steps):
     """`{"name": …, "arguments": {…}}`, one or several, alone or in a list; `parameters` is as good as `arguments`.
 
-    `known`: only objects with these names are calls; None: any name.
+    `known`: only objects with these names are calls; None: any name. `keys`: of an object that is a call.
     """
 
-    def __init__(self, marker: str, known: frozenset[str] | None = None) -> None:
+    def __init__(self, marker: str, known: frozenset[str] | None = None, keys: Keys = KEYS) -> None:
         super().__init__(marker)
         self._known = known
+        self._keys = keys
         self._step = self._before
         self._reset()
 
@@ -154,8 +166,13 @@ class JsonCalls(_Steps):
         if self._value.done:
             self._key = str(_loaded(self._text))
             self._step = self._colon
-            twice = self._name if self._key == "name" else self._given if self._key in ARGUMENTS else None
-            if self._key not in KEYS or twice is not None:
+            if self._key in self._keys.name:
+                is_wrong = self._name is not None
+            elif self._key in self._keys.arguments:
+                is_wrong = self._given is not None
+            else:
+                is_wrong = self._key not in self._keys.others
+            if is_wrong:
                 self._fail()
 
     def _colon(self, char: str) -> None:
@@ -167,7 +184,7 @@ class JsonCalls(_Steps):
     def _value_start(self, char: str) -> None:
         if char.isspace():
             return
-        if char == "{" and self._key in ARGUMENTS and self._name is not None:
+        if char == "{" and self._key in self._keys.arguments and self._name is not None:
             self._given = ""
             self._start(self._name)
             self._begin(char, self._arguments)
@@ -202,13 +219,13 @@ class JsonCalls(_Steps):
         value = _loaded(self._text)
         if value is _NOTHING:
             self._fail()
-        elif self._key == "name":
+        elif self._key in self._keys.name:
             is_known = isinstance(value, str) and (self._known is None or value in self._known)
             if is_known and NAME.fullmatch(value):
                 self._name = value
             else:
                 self._fail()
-        elif self._key in ARGUMENTS:
+        elif self._key in self._keys.arguments:
             # Some models write the arguments as a string that holds JSON, as in OpenAI's messages.
             text = value if isinstance(value, str) else "{}" if value is None else self._text
             if isinstance(_loaded(text), dict):
@@ -229,15 +246,18 @@ class JsonCalls(_Steps):
 
 
 class HeadedJson(_Steps):
-    """Calls whose name stands before their JSON. `head` has a group `name` and must match all text before the brace.
+    """Calls whose name stands before their JSON. `head` has a group `name` and must match all text before the JSON.
 
-    `silent`: text that may follow a call and is dropped.
+    `silent`: text that may follow a call and is dropped. `n_braces`: opening braces in a head.
     """
 
-    def __init__(self, marker: str, head: re.Pattern[str], silent: re.Pattern[str]) -> None:
+    def __init__(
+        self, marker: str, head: re.Pattern[str], silent: re.Pattern[str], n_braces: int = 0
+    ) -> None:
         super().__init__(marker)
         self._pattern = head
-        self._silent = silent  # text that may follow a call
+        self._silent = silent
+        self._n_braces = n_braces
         self._text = ""
         self._step = self._head
 
@@ -245,7 +265,7 @@ class HeadedJson(_Steps):
         return bool(self._silent.fullmatch(text))
 
     def _head(self, char: str) -> None:
-        if char != "{":
+        if char != "{" or self._text.count("{") < self._n_braces:
             self._text += char
             if len(self._text) > MOST_HEAD:
                 self._fail()

@@ -41,8 +41,9 @@ def _template(format_: Format, *, with_calls: bool) -> Any:
         if format_.calls.close:
             fields[CALL]["close"] = format_.calls.close
             fields[STRAY] = {"open": format_.calls.close, "close_pattern": AT_ONCE}
-        if format_.between:
-            fields[BETWEEN] = {"open": list(format_.between), "close_pattern": AT_ONCE}
+    dropped = [*format_.around, *(format_.between if with_calls and format_.calls else ())]
+    if dropped:
+        fields[BETWEEN] = {"open": dropped, "close_pattern": AT_ONCE}
     return compiled(fields)
 
 

@@ -16,9 +16,10 @@ from slipstream.server.openai.formats import scanner
 from slipstream.server.openai.formats.enforce import quoted
 from slipstream.server.openai.formats.format import Format, Tool, Tools
 from slipstream.server.openai.formats.harmony import HarmonyParser
-from slipstream.server.openai.formats.known import format_of
+from slipstream.server.openai.formats.known import can_call, format_of, has_tools
 from slipstream.server.openai.formats.parser import Parser
 from slipstream.server.openai.formats.plain import NONE
+from slipstream.server.openai.formats.renderings import Renderings, renderings
 
 TAG = re.compile(r"<[^<>\s]+>")
 
@@ -47,6 +48,8 @@ class Known:
     controls: frozenset[str] = frozenset()  # control tokens of the model, by their text
     tokens: frozenset[str] = frozenset()  # all tokens added to the vocabulary, by their text
     ids: Mapping[str, int] = field(default_factory=dict)  # of the format's markers that are tokens
+    has_tools: bool = True  # the template has a place for tools
+    has_system: bool = True  # and for system messages
 
     @property
     def needs_controls(self) -> bool:
@@ -56,7 +59,7 @@ class Known:
     @property
     def can_call(self) -> bool:
         """Whether calls in this format can be read."""
-        return self.format.calls is not None or self.format.channels
+        return can_call(self.format)
 
     @property
     def silent(self) -> frozenset[str]:
@@ -96,9 +99,9 @@ class Knowing:
 async def known(engine: AsyncEngine, settings: Settings) -> Known:
     """What is known of the engine's model; imports what its parser needs, which takes a second."""
     info: ModelInfo = engine.info
-    format_ = format_of(info, settings.chat_format)
-    if format_.markers:
-        await asyncio.to_thread(scanner.load)
+    seen = await renderings(engine) if info.chat_template else Renderings()
+    await asyncio.to_thread(scanner.load)
+    format_ = await asyncio.to_thread(format_of, info, settings.chat_format, seen)
     marks = sorted(format_.markers & info.added_tokens.keys())
     ids = {one: await engine.tokenize(one, add_special=False, parse_special=True) for one in marks}
     return Known(
@@ -106,4 +109,6 @@ async def known(engine: AsyncEngine, settings: Settings) -> Known:
         controls=frozenset(text for text, is_control in info.added_tokens.items() if is_control),
         tokens=frozenset(info.added_tokens),
         ids={text: found[0] for text, found in ids.items()},
+        has_tools=has_tools(info, seen),
+        has_system=seen.has_system,
     )

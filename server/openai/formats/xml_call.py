@@ -14,6 +14,8 @@ from typing import Any
 from slipstream.server.openai.formats.format import CallArguments, CallEnd, CallStart, Content, Piece, Tools
 from slipstream.server.openai.formats.json_call import NAME
 
+PYTHON = re.compile(r"'((?:[^'\\]|\\.)*)'|\"(?:[^\"\\]|\\.)*\"|True|False|None", re.DOTALL)
+IN_QUOTES = re.compile(r'\\.|"', re.DOTALL)
 WORDS = {"True": True, "False": False, "None": None}  # models also write these as Python does
 KINDS: dict[str, type | tuple[type, ...]] = {
     "boolean": bool,
@@ -146,16 +148,37 @@ def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def as_json(text: str, schema: Mapping[str, Any]) -> str:
-    """A parameter's text as JSON: the JSON value that it spells, if the schema allows such a value; else a string."""
+    """A parameter's text as JSON: the value that it spells, if the schema allows such a value; else a string.
+
+    Objects and lists may also be spelt as in Python, where the schema wants such: some templates write them so.
+    """
     types = types_of(schema)
-    value = WORDS.get(text.strip(), text)
+    value: Any = WORDS.get(text.strip(), text)
     if value is text:
-        try:
-            value = json.loads(text, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            return json.dumps(text, ensure_ascii=False)
+        value = _loaded(text)
+        if value is text and types & {"object", "array"} and text.lstrip()[:1] in ("{", "["):
+            spelt = _loaded(PYTHON.sub(_from_python, text))
+            value = spelt if isinstance(spelt, dict | list) else text
     fits = not types or any(_is(value, one) for one in types)
     return json.dumps(value if fits else text, ensure_ascii=False)
+
+
+def _loaded(text: str) -> Any:
+    """The JSON value of a text, or the text itself."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _from_python(found: re.Match[str]) -> str:
+    """A word or a string of Python as JSON."""
+    if found[0] in WORDS:
+        return json.dumps(WORDS[found[0]])
+    if found[1] is None:
+        return found[0]
+    told = {"\\'": "'", '"': '\\"'}
+    return f'"{IN_QUOTES.sub(lambda one: told.get(one[0], one[0]), found[1])}"'
 
 
 def _refuse(name: str) -> Any:

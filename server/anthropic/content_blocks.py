@@ -1,0 +1,201 @@
+"""The turns of a request's `messages`: models of their blocks, and the messages of a chat that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    ValidationInfo,
+)
+
+from slipstream.server.describe.shape import optional
+from slipstream.server.http.body import wrong
+from slipstream.server.openai import sent
+from slipstream.server.openai.readers import Texts, read_content
+from slipstream.server.openai.wire import MAX_MESSAGES, Message
+
+KIND = "which block it is"
+CALL_PREFIX = "toolu_"  # of the ids of calls; templates get the rest, as some have rules for it
+
+
+def read_texts(value: Any) -> Any:
+    """A string, or a list of text blocks; null is no text."""
+    return "" if value is None else read_content(value)
+
+
+def read_arguments(value: Any) -> Any:
+    """A call's arguments as JSON text."""
+    if not isinstance(value, dict):
+        raise wrong("Input should be an object")
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        raise wrong("Input is nested too deeply") from None
+
+
+JoinedTexts = Annotated[str, BeforeValidator(read_texts, Texts | None)]
+
+
+class Block(BaseModel):
+    """A block of content; what it holds beside its fields is ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class TextBlock(Block):
+    type: Literal["text"] = Field(description=KIND)
+    text: str = Field(description="the text")
+
+
+class ThinkingBlock(Block):
+    """An earlier turn's thinking, for templates that show it."""
+
+    type: Literal["thinking"] = Field(description=KIND)
+    thinking: str = Field(description="the text of it")
+    signature: str | None = optional("accepted, without influence")
+
+
+class RedactedThinkingBlock(Block):
+    """Accepted and left out: there is nothing to read in it."""
+
+    type: Literal["redacted_thinking"] = Field(description=KIND)
+
+
+class ToolUseBlock(Block):
+    type: Literal["tool_use"] = Field(description=KIND)
+    id: str = Field(max_length=256, description="what the call's result refers to")
+    name: sent.Name = Field(description="the tool")
+    input: Annotated[str, BeforeValidator(read_arguments, dict[str, Any])] = Field(
+        description="the call's arguments"
+    )
+
+
+class ToolResultBlock(Block):
+    type: Literal["tool_result"] = Field(description=KIND)
+    tool_use_id: str = Field(max_length=256, description="the call that it answers")
+    content: JoinedTexts = Field("", description="a text, or a list of text blocks")
+    is_error: bool | None = optional("accepted: the model is shown the content alone")
+
+
+AnyBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+# The types of blocks that each role may have.
+KINDS = {
+    "system": ("text",),
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+}
+ALL_KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+def read_block(value: Any) -> Any:
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        raise wrong("Input should be an object with a type")
+    if value["type"] not in ALL_KINDS:
+        raise wrong(
+            f"only blocks of the types {', '.join(ALL_KINDS)} are supported", code="unsupported_value"
+        )
+    return value
+
+
+def read_blocks(value: Any) -> Any:
+    """A text, or a list of blocks."""
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        raise wrong("Input should be a string or a list of blocks")
+    return value
+
+
+def check_kinds(blocks: list[AnyBlock], info: ValidationInfo) -> list[AnyBlock]:
+    """Raises an error for a block that the turn's role cannot have."""
+    role = info.data.get("role")
+    allowed = KINDS.get(role or "", ALL_KINDS)
+    found = next((one.type for one in blocks if one.type not in allowed), None)
+    if found is not None:
+        raise wrong(f"a turn of the {role} has no blocks of the type {found}")
+    return blocks
+
+
+OneBlock = Annotated[
+    Annotated[TextBlock, Tag(":text")]
+    | Annotated[ThinkingBlock, Tag(":thinking")]
+    | Annotated[RedactedThinkingBlock, Tag(":redacted_thinking")]
+    | Annotated[ToolUseBlock, Tag(":tool_use")]
+    | Annotated[ToolResultBlock, Tag(":tool_result")],
+    # The colon marks a name in an error's location that is no field (`http/body.py`).
+    Discriminator(lambda value: f":{value['type'] if isinstance(value, dict) else value.type}"),
+    BeforeValidator(read_block, AnyBlock),
+]
+Blocks = Annotated[
+    list[OneBlock],
+    FailFast(),
+    BeforeValidator(read_blocks, str | list[AnyBlock]),
+    AfterValidator(check_kinds),
+]
+
+
+class Turn(BaseModel):
+    """A turn of the conversation. Turns of one role that follow each other are one."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: Literal["user", "assistant", "system"] = Field(description="who speaks")
+    content: Blocks = Field(description="a text, or a list of blocks")
+
+
+Turns = Annotated[list[Turn], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def chat_messages(system: str | None, turns: Iterable[Turn]) -> list[Message]:
+    """The messages of a chat that a system prompt and turns make."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    for turn in turns:
+        for part in _parts(turn):
+            if messages and _goes_on(messages[-1], part):
+                _join(messages[-1], part)
+            else:
+                messages.append(part)
+    return [Message.model_construct(**{"content": None, **one}) for one in messages]
+
+
+def _parts(turn: Turn) -> Iterable[dict[str, Any]]:
+    """A message for each block of a turn; an empty one for a turn without blocks that can be shown."""
+    made = [_part(turn.role, block) for block in turn.content if not isinstance(block, RedactedThinkingBlock)]
+    return made or [{"role": turn.role, "content": ""}]
+
+
+def _part(role: str, block: AnyBlock) -> dict[str, Any]:
+    if isinstance(block, ThinkingBlock):
+        return {"role": role, "reasoning_content": block.thinking}
+    if isinstance(block, ToolUseBlock):
+        function = {"name": block.name, "arguments": block.input}
+        call = {"id": block.id.removeprefix(CALL_PREFIX), "type": "function", "function": function}
+        return {"role": role, "tool_calls": [call]}
+    if isinstance(block, ToolResultBlock):
+        call_id = block.tool_use_id.removeprefix(CALL_PREFIX)
+        return {"role": "tool", "tool_call_id": call_id, "content": block.content}
+    assert isinstance(block, TextBlock)
+    return {"role": role, "content": block.text}
+
+
+def _goes_on(last: dict[str, Any], part: dict[str, Any]) -> bool:
+    return bool(last["role"] == part["role"]) and part["role"] in ("user", "assistant")
+
+
+def _join(last: dict[str, Any], part: dict[str, Any]) -> None:
+    """Add to a message what follows it in the same role."""
+    for name in ("reasoning_content", "content"):
+        if name in part:
+            last[name] = f"{last[name]}\n{part[name]}" if last.get(name) else part[name]
+    if "tool_calls" in part:
+        last["tool_calls"] = [*last.get("tool_calls", ()), *part["tool_calls"]]
