@@ -7,7 +7,7 @@ before the next item is added.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,14 +22,15 @@ from slipstream.server.openai.formats.format import (
 from slipstream.server.openai.message import call_id
 
 Event = dict[str, Any]
+Called = Callable[[str], Mapping[str, str]]  # the fields that name a function, by the model's name of it
 Status = Literal["completed", "incomplete"]
 SEALED = "slipstream.1."  # what `sealed` text begins with
 
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """How text of a kind is shown: the item's type, the prefix of its id and its other fields; which field of it has the
-    part; and the names of the part's type, of its events and of its index.
+    """How text of a kind is shown: the item's type, the prefix of its id and its other fields; which field of it has
+    the part; and the names of the part's type, of its events and of its index.
     """
 
     item_type: str
@@ -78,10 +79,11 @@ def unsealed(value: str) -> str | None:
 class Output:
     """`items` is what is there so far; an item that is still written has no text yet."""
 
-    def __init__(self, key: str, *, summarises: bool = False, seals: bool = False) -> None:
+    def __init__(self, key: str, called: Called, *, summarises: bool = False, seals: bool = False) -> None:
         """`key`: what ids of items begin with, behind a prefix for their type. `summarises`: thinking is shown as its
         own summary. `seals`: it is given as `encrypted_content` too.
         """
+        self._called = called
         self.items: list[dict[str, Any]] = []
         self._key = key
         self._forms = {Content: MESSAGE, Reasoning: SUMMARY if summarises else THINKING}
@@ -146,7 +148,7 @@ class Output:
         return [added, self._event(f"{form.part_event}.added", **{form.index: 0}, part=dict(part))]
 
     def _begin_call(self, name: str) -> list[Event]:
-        fields = {"call_id": f"call_{call_id()}", "name": name, "arguments": ""}
+        fields = {"call_id": f"call_{call_id()}", **self._called(name), "arguments": ""}
         return [self._begin(CallStart, {"id": self._id("fc_"), "type": "function_call", **fields})]
 
     def _begin(self, kind: type[Piece], item: dict[str, Any]) -> Event:

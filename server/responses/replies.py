@@ -57,6 +57,7 @@ class FunctionCallOutput(Shape):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = optional("of a function that was given in one")
     arguments: str = Field(description="JSON text")
     status: ItemStatus
 

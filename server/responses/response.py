@@ -16,6 +16,7 @@ from slipstream.server.openai import figures
 from slipstream.server.openai import wire_logprobs as logprobs
 from slipstream.server.openai.job import Happened, Job, Reply, delta_of
 from slipstream.server.openai.tools import ToolChoice
+from slipstream.server.responses.offered import Offered
 from slipstream.server.responses.output import Event, Output
 from slipstream.server.responses.wire import SEALED_THINKING, ResponsesRequest
 
@@ -50,6 +51,7 @@ class ResponseReply:
         asked = form.wire.reasoning
         self._output = Output(
             job.id.removeprefix(PREFIX),
+            form.wire.offered.called,
             summarises=bool(asked and asked.summarises),
             seals=SEALED_THINKING in (form.wire.include or ()),
         )
@@ -166,8 +168,8 @@ def begun(wire: ResponsesRequest, response_id: str, info: ModelInfo) -> dict[str
         "service_tier": "default",
         "temperature": _number(wire.temperature, defaults.get("temperature")),
         "text": {"format": given or {"type": "text"}, **verbosity},
-        "tool_choice": choice(wire.tool_choice),
-        "tools": wire.kept_tools,
+        "tool_choice": choice(wire.tool_choice, wire.offered),
+        "tools": wire.offered.shown,
         "top_logprobs": wire.top_logprobs or 0,
         "top_p": _number(wire.top_p, defaults.get("top_p")),
         "truncation": wire.truncation or "disabled",
@@ -179,13 +181,13 @@ def _number(given: float | None, default: float | None) -> float:
     return next((float(one) for one in (given, default) if one is not None), 1.0)
 
 
-def choice(asked: ToolChoice | None) -> Any:
+def choice(asked: ToolChoice | None, offered: Offered) -> Any:
     """A `tool_choice` as the response shows it."""
     if asked is None:
         return "auto"
     if asked.names is None:
         return asked.mode
-    named = [{"type": "function", "name": name} for name in asked.names]
+    named = [{"type": "function", **offered.called(name)} for name in asked.names]
     if asked.mode == "required" and len(named) == 1:
         return named[0]
     return {"type": "allowed_tools", "mode": asked.mode, "tools": named}

@@ -156,7 +156,11 @@ REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
         text={"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}, max_output_tokens=40
     ),
     response(
-        tools=[{"type": "function", "name": "look", "parameters": SCHEMA}, {"type": "web_search"}],
+        tools=[
+            {"type": "function", "name": "look", "parameters": SCHEMA},
+            {"type": "web_search"},
+            {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "find"}]},
+        ],
         tool_choice={"type": "function", "name": "look"},
         reasoning={"effort": "low", "summary": "auto"},
         include=["reasoning.encrypted_content"],

@@ -153,47 +153,6 @@ def test_results_of_calls_go_back_to_the_model(client: OpenAI, server: Served) -
 
 
 @pytest.mark.usefixtures("hermes")
-def test_thinking_is_the_summary_where_a_client_asks_for_one(client: OpenAI, server: Served) -> None:
-    server.engine.script = says(THOUGHT + "Yes.")
-    with client.responses.stream(model="m", input="Hi", reasoning={"summary": "auto"}) as stream:
-        seen = list(stream)
-        final = stream.get_final_response()
-    deltas = [one.delta for one in seen if one.type == "response.reasoning_summary_text.delta"]
-    (part,) = final.output[0].summary
-    assert "".join(deltas).strip() == part.text.strip() == "Let me\nthink."
-    assert (final.output[0].content, final.reasoning.summary) == ([], "auto")
-    assert [one.type for one in seen if "reasoning" in one.type and "delta" not in one.type] == [
-        "response.reasoning_summary_part.added",
-        "response.reasoning_summary_text.done",
-        "response.reasoning_summary_part.done",
-    ]
-    client.responses.create(model="m", input="Go on.", previous_response_id=final.id)
-    assert asked(server)[1]["reasoning_content"].strip() == "Let me\nthink."
-    plain = client.responses.create(model="m", input="Hi", reasoning={"summary": "none"})
-    assert (plain.output[0].summary, plain.reasoning.summary) == ([], None)
-
-
-@pytest.mark.usefixtures("hermes")
-def test_thinking_comes_back_from_clients_that_keep_it_themselves(client: OpenAI, server: Served) -> None:
-    server.engine.script = says(THOUGHT + "Yes.")
-    include = ["reasoning.encrypted_content"]
-    made = client.responses.create(model="m", input="Hi", include=include, store=False)
-    value = made.output[0].encrypted_content
-    assert value
-    told = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}]}
-    for sealed, expected in (
-        (value, "Let me\nthink."),
-        (value[:-3], "short"),
-        ("c29tZSB0ZXh0", "short"),
-        (None, "short"),
-    ):
-        item = {**told, "encrypted_content": sealed}
-        client.responses.create(model="m", input=[item, {"role": "user", "content": "Go on."}])
-        assert asked(server)[0]["reasoning_content"].strip() == expected
-    assert "encrypted_content" not in server.post(PATH, {"input": "Hi"}).json()["output"][0]
-
-
-@pytest.mark.usefixtures("hermes")
 def test_an_agents_hosted_tools_are_not_shown(client: OpenAI, server: Served) -> None:
     reply = client.responses.create(model="m", input="Hi", tools=[{"type": "web_search"}, LOOK])
     assert [one.name for one in reply.tools] == ["get_weather"]
