@@ -17,10 +17,22 @@ class Piece(Shape):
 
 class Tokens(Shape):
     tokens: list[int] | list[Piece] = Field(description="token ids; with `with_pieces` objects")
+    count: int | None = optional("for a `prompt`: how many")
+    max_model_len: int | None = optional("for a `prompt`: most tokens of a sequence")
 
 
 class Content(Shape):
     content: str
+    prompt: str = Field(description="the same under vLLM's name")
+
+
+class TokenizerInfo(Shape):
+    """What evaluation harnesses ask vLLM for, to tokenize through the server."""
+
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+    max_model_len: int = Field(description="most tokens of a sequence")
 
 
 class Judged(Shape):

@@ -1,5 +1,5 @@
 """llama-server's own completions, `/completion` and `/infill`; and text to token ids and back, `/tokenize` and
-`/detokenize`; and `/lora-adapters`.
+`/detokenize`, with vLLM's fields too; and `/lora-adapters`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from slipstream.server.native.generation import (
     native_job,
     texts_of,
 )
-from slipstream.server.native.replies import Adapter, Content, Generated, GeneratedPiece, Success, Tokens
+from slipstream.server.native.replies import (
+    Adapter,
+    Content,
+    Generated,
+    GeneratedPiece,
+    Success,
+    TokenizerInfo,
+    Tokens,
+)
 from slipstream.server.native.wire import MAX_PIECES, Detokenize, NoAdapters, Tokenize
 from slipstream.server.openai.serving import Convert, Model, Serving, answer, in_names
 
@@ -47,6 +55,7 @@ def routes(serving: Serving) -> APIRouter:
     router = APIRouter()
     _add_completions(router, serving)
     _add_tokens(router, serving.gate, serving.settings)
+    _add_tokenizer(router, serving.gate)
     _add_adapters(router, serving.gate)
     return router
 
@@ -94,13 +103,15 @@ def _add_tokens(router: APIRouter, gate: Gate, settings: Settings) -> None:
         engine = gate.for_work()
         wire = await read_json(request, partial(checked, Tokenize, strict=settings.strict_api))
         ids = await engine.tokenize(
-            wire.content, add_special=wire.add_special, parse_special=wire.parse_special
+            wire.text, add_special=wire.adds_special, parse_special=wire.parse_special
         )
+        counts = {} if wire.prompt is None else {"count": len(ids), "max_model_len": engine.info.n_ctx}
         if not wire.with_pieces:
-            return answer_json({"tokens": ids})
+            return answer_json({"tokens": ids, **counts})
         if len(ids) > MAX_PIECES:
             raise bad_request(f"with_pieces: at most {MAX_PIECES} tokens at once", param="with_pieces")
-        return answer_json({"tokens": [{"id": one, "piece": await engine.detokenize([one])} for one in ids]})
+        pieces = [{"id": one, "piece": await engine.detokenize([one])} for one in ids]
+        return answer_json({"tokens": pieces, **counts})
 
     @router.post(
         "/detokenize",
@@ -111,7 +122,20 @@ def _add_tokens(router: APIRouter, gate: Gate, settings: Settings) -> None:
     async def detokenize(request: Request) -> Response:
         engine = gate.for_work()
         wire = await read_json(request, partial(checked, Detokenize, strict=settings.strict_api))
-        return answer_json({"content": await engine.detokenize(wire.tokens)})
+        text = await engine.detokenize(wire.tokens)
+        return answer_json({"content": text, "prompt": text})
+
+
+def _add_tokenizer(router: APIRouter, gate: Gate) -> None:
+    @router.get(
+        "/tokenizer_info",
+        summary="The tokenizer's special tokens and the chat template",
+        responses=answers(TokenizerInfo, 503),
+    )
+    async def tokenizer_info() -> Response:
+        info = gate.for_looking().info
+        tokens = {"bos_token": info.bos_token, "eos_token": next(iter(info.eos_tokens), None)}
+        return answer_json({**tokens, "chat_template": info.chat_template, "max_model_len": info.n_ctx})
 
 
 def _add_adapters(router: APIRouter, gate: Gate) -> None:

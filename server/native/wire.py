@@ -22,6 +22,18 @@ class Tokenize(Wire):
     add_special: bool = Field(default=False, description="add the tokens the model expects at a text's start")
     parse_special: bool = Field(default=True, description="read control tokens in the text as such")
     with_pieces: bool = Field(default=False, description="return the text of each token too")
+    prompt: str | None = optional("vLLM's name of `content`; the reply then has vLLM's fields")
+    add_special_tokens: bool | None = optional("vLLM's name of `add_special`, on by default beside `prompt`")
+
+    @property
+    def text(self) -> str:
+        return self.content if self.prompt is None else self.prompt
+
+    @property
+    def adds_special(self) -> bool:
+        if self.add_special_tokens is None:
+            return self.add_special or self.prompt is not None
+        return self.add_special_tokens
 
 
 class Detokenize(Wire):

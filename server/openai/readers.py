@@ -19,7 +19,7 @@ from slipstream.engine.settings import Settings
 from slipstream.server.http.body import shown, wrong
 from slipstream.server.openai.sent import TextPart
 
-MAX_STOPS = 16  # OpenAI allows 4; local clients send more
+MAX_STOPS = 32  # OpenAI allows 4; editors send 17 and more
 MAX_STOP_LENGTH = 256
 MAX_STOP_IDS = 64
 MAX_BIASES = 1024

@@ -78,7 +78,8 @@ REFUSED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 IGNORED = frozenset(
     {
         *("user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_options", "verbosity", "moderation", "priority", "request_id"),
+        *("prompt_cache_options", "prompt_cache_retention", "client_metadata"),
+        *("verbosity", "moderation", "priority", "request_id"),
         *("n_cache_reuse", "sse_ping_interval", "backend_sampling", "n_keep", "t_max_prompt_ms"),
         *("n_discard", "dynatemp_exponent", "xtc_threshold", "dry_base", "dry_allowed_length"),
         *("dry_penalty_last_n", "dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "adaptive_decay"),

@@ -71,8 +71,9 @@ def response_job(wire: ResponsesRequest, items: Sequence[AnyItem], caller: Calle
         "top_logprobs": wire.top_logprobs,
         "reasoning_effort": wire.reasoning and wire.reasoning.effort,
         "response_format": source or wire.response_format,
+        "tools": wire.tools and wire.tools.functions,
     }
-    shared = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
+    shared = ("tool_choice", "parallel_tool_calls", "chat_template_kwargs")
     fields |= {name: getattr(wire, name) for name in shared}
     return chat_job(ChatRequest.model_construct(**fields), caller, form)
 

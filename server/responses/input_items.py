@@ -11,6 +11,8 @@ from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import wrong
 from slipstream.server.openai import sent
 from slipstream.server.openai.wire import MAX_MESSAGES, Message
+from slipstream.server.responses.offered import flat_name
+from slipstream.server.responses.output import unsealed
 
 # An item may have each of these where a text is expected: what users, tools and earlier replies have written.
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
@@ -66,6 +68,7 @@ class FunctionCallItem(Item):
     type: Literal["function_call"] = Field(description="a call an earlier turn of the assistant made")
     call_id: str = Field(max_length=256, description="what the call's output refers to")
     name: sent.Name = Field(description="the function")
+    namespace: sent.Name | None = optional("the namespace of the function, if it has one")
     arguments: str = Field(description="JSON text")
 
 
@@ -80,7 +83,14 @@ class ReasoningItem(Item):
 
     type: Literal["reasoning"] = Field(description="thinking")
     content: SomeTexts = optional("the thinking")
-    summary: SomeTexts = optional("read where there is no content")
+    summary: SomeTexts = optional(
+        "read where there is neither content nor `encrypted_content` of this server"
+    )
+    encrypted_content: str | None = optional("read where there is no content, if this server made it")
+
+    @property
+    def text(self) -> str:
+        return self.content or unsealed(self.encrypted_content or "") or self.summary or ""
 
 
 class ItemReference(Item):
@@ -171,13 +181,13 @@ def _message(item: AnyItem) -> dict[str, Any]:
     if isinstance(item, MessageItem):
         return {"role": item.role, "content": item.content}
     if isinstance(item, FunctionCallItem):
-        function = {"name": item.name, "arguments": item.arguments}
+        function = {"name": flat_name(item.namespace, item.name), "arguments": item.arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         return {"role": "assistant", "tool_calls": [call]}
     if isinstance(item, FunctionOutputItem):
         return {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
     if isinstance(item, ReasoningItem):
-        return {"role": "assistant", "reasoning_content": item.content or item.summary or ""}
+        return {"role": "assistant", "reasoning_content": item.text}
     raise TypeError("a reference is no message")
 
 
@@ -199,7 +209,7 @@ def shown(item: AnyItem, item_id: str) -> dict[str, Any]:
         ]
         return {**head, "role": item.role, "content": content, "status": "completed"}
     if isinstance(item, ReasoningItem):
-        content = [{"type": "reasoning_text", "text": item.content or item.summary or ""}]
+        content = [{"type": "reasoning_text", "text": item.text}]
         return {**head, "summary": [], "content": content}
-    fields = item.model_dump(exclude={"id", "type", "status"})
+    fields = item.model_dump(exclude={"id", "type", "status"}, exclude_none=True)
     return {**head, **fields, "status": "completed"}

@@ -6,7 +6,9 @@ before the next item is added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from slipstream.server.openai.formats.format import (
@@ -20,18 +22,72 @@ from slipstream.server.openai.formats.format import (
 from slipstream.server.openai.message import call_id
 
 Event = dict[str, Any]
+Called = Callable[[str], Mapping[str, str]]  # the fields that name a function, by the model's name of it
 Status = Literal["completed", "incomplete"]
-# Of items with text: the item's type, the prefix of its id, the type of its part.
-TEXT_ITEMS = {Content: ("message", "msg_", "output_text"), Reasoning: ("reasoning", "rs_", "reasoning_text")}
+SEALED = "slipstream.1."  # what `sealed` text begins with
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """How text of a kind is shown: the item's type, the prefix of its id and its other fields; which field of it has
+    the part; and the names of the part's type, of its events and of its index.
+    """
+
+    item_type: str
+    prefix: str
+    fields: Mapping[str, Any]
+    place: str
+    part_type: str
+    text_event: str
+    part_event: str
+    index: str
+
+
+MESSAGE = TextForm(
+    *("message", "msg_", {"role": "assistant"}, "content"),
+    *("output_text", "response.output_text", "response.content_part", "content_index"),
+)
+THINKING = TextForm(
+    *("reasoning", "rs_", {"summary": []}, "content"),
+    *("reasoning_text", "response.reasoning_text", "response.content_part", "content_index"),
+)
+# Where a client asks for summaries, these are all that it reads.
+SUMMARY = TextForm(
+    *("reasoning", "rs_", {"content": []}, "summary"),
+    *("summary_text", "response.reasoning_summary_text", "response.reasoning_summary_part", "summary_index"),
+)
+
+
+def sealed(text: str) -> str:
+    """Thinking as `encrypted_content`, by which clients that keep conversations themselves give it back.
+
+    It is no secret here, and only put into a form that nobody takes for text.
+    """
+    return SEALED + base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def unsealed(value: str) -> str | None:
+    """The text that `sealed` made the value of; None for a value of another server."""
+    if not value.startswith(SEALED):
+        return None
+    try:
+        return base64.b64decode(value.removeprefix(SEALED), b"-_", validate=True).decode()
+    except ValueError:
+        return None
 
 
 class Output:
     """`items` is what is there so far; an item that is still written has no text yet."""
 
-    def __init__(self, key: str) -> None:
-        """`key`: what ids of items begin with, behind a prefix for their type."""
+    def __init__(self, key: str, called: Called, *, summarises: bool = False, seals: bool = False) -> None:
+        """`key`: what ids of items begin with, behind a prefix for their type. `summarises`: thinking is shown as its
+        own summary. `seals`: it is given as `encrypted_content` too.
+        """
+        self._called = called
         self.items: list[dict[str, Any]] = []
         self._key = key
+        self._forms = {Content: MESSAGE, Reasoning: SUMMARY if summarises else THINKING}
+        self._seals = seals
         self._open: type[Piece] | None = None  # what the last item is made of, if it is still written
         self._texts: list[str] = []  # of the open item
         self._logprobs: list[dict[str, Any]] = []
@@ -63,7 +119,10 @@ class Output:
             item["arguments"] = text
             ends = [self._event("response.function_call_arguments.done", name=item["name"], arguments=text)]
         else:
-            ends = self._end_part(item["content"][0], text)
+            form = self._forms[kind]
+            ends = self._end_part(form, item[form.place][0], text)
+            if self._seals and kind is Reasoning:
+                item["encrypted_content"] = sealed(text)
         return [*ends, self._about_item("response.output_item.done")]
 
     def empty(self) -> list[Event]:
@@ -76,20 +135,20 @@ class Output:
         self._texts.append(piece.text)
         self._logprobs += logprobs
         more = {"logprobs": list(logprobs)} if kind is Content else {}
-        name = f"response.{TEXT_ITEMS[kind][2]}.delta"
-        return [*begun, self._event(name, content_index=0, delta=piece.text, **more)]
+        form = self._forms[kind]
+        return [*begun, self._event(f"{form.text_event}.delta", **{form.index: 0}, delta=piece.text, **more)]
 
     def _begin_text(self, kind: type[Content | Reasoning]) -> list[Event]:
-        item_type, prefix, part_type = TEXT_ITEMS[kind]
-        role: dict[str, Any] = {"role": "assistant"} if kind is Content else {"summary": []}
-        added = self._begin(kind, {"id": self._id(prefix), "type": item_type, **role, "content": []})
+        form = self._forms[kind]
+        head = {"id": self._id(form.prefix), "type": form.item_type}
+        added = self._begin(kind, {**head, **form.fields, form.place: []})
         notes: dict[str, Any] = {"annotations": [], "logprobs": []} if kind is Content else {}
-        part = {"type": part_type, "text": "", **notes}
-        self.items[-1]["content"] = [part]
-        return [added, self._event("response.content_part.added", content_index=0, part=dict(part))]
+        part = {"type": form.part_type, "text": "", **notes}
+        self.items[-1][form.place] = [part]
+        return [added, self._event(f"{form.part_event}.added", **{form.index: 0}, part=dict(part))]
 
     def _begin_call(self, name: str) -> list[Event]:
-        fields = {"call_id": f"call_{call_id()}", "name": name, "arguments": ""}
+        fields = {"call_id": f"call_{call_id()}", **self._called(name), "arguments": ""}
         return [self._begin(CallStart, {"id": self._id("fc_"), "type": "function_call", **fields})]
 
     def _begin(self, kind: type[Piece], item: dict[str, Any]) -> Event:
@@ -97,14 +156,14 @@ class Output:
         self.items.append({**item, "status": "in_progress"})
         return self._about_item("response.output_item.added")
 
-    def _end_part(self, part: dict[str, Any], text: str) -> list[Event]:
+    def _end_part(self, form: TextForm, part: dict[str, Any], text: str) -> list[Event]:
         part["text"] = text
         more = {}
         if "logprobs" in part:
             more["logprobs"] = part["logprobs"] = self._logprobs
         return [
-            self._event(f"response.{part['type']}.done", content_index=0, text=text, **more),
-            self._event("response.content_part.done", content_index=0, part=dict(part)),
+            self._event(f"{form.text_event}.done", **{form.index: 0}, text=text, **more),
+            self._event(f"{form.part_event}.done", **{form.index: 0}, part=dict(part)),
         ]
 
     def _id(self, prefix: str) -> str:

@@ -25,6 +25,11 @@ class ReasoningText(Shape):
     text: str
 
 
+class SummaryText(Shape):
+    type: Literal["summary_text"]
+    text: str
+
+
 class InputText(Shape):
     type: Literal["input_text"]
     text: str
@@ -41,8 +46,9 @@ class OutputMessage(Shape):
 class ReasoningOutput(Shape):
     id: str
     type: Literal["reasoning"]
-    summary: list[Any] = Field(description="always empty: thinking is shown whole")
-    content: list[ReasoningText]
+    summary: list[SummaryText] = Field(description="the whole thinking, if `reasoning.summary` asks for it")
+    content: list[ReasoningText] = Field(description="the thinking, if it is not in the summary")
+    encrypted_content: str | None = optional("with `include`: the thinking, to be given back")
     status: ItemStatus | None = None
 
 
@@ -51,6 +57,7 @@ class FunctionCallOutput(Shape):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = optional("of a function that was given in one")
     arguments: str = Field(description="JSON text")
     status: ItemStatus
 
@@ -144,7 +151,8 @@ class ResponseEvent(Shape):
     item: OutputItem | None = optional("of events about an item as a whole")
     item_id: str | None = None
     content_index: int | None = None
-    part: OutputText | ReasoningText | None = None
+    summary_index: int | None = None
+    part: OutputText | ReasoningText | SummaryText | None = None
     delta: str | None = optional("text to be joined to that before")
     text: str | None = None
     name: str | None = None

@@ -16,8 +16,9 @@ from slipstream.server.openai import figures
 from slipstream.server.openai import wire_logprobs as logprobs
 from slipstream.server.openai.job import Happened, Job, Reply, delta_of
 from slipstream.server.openai.tools import ToolChoice
+from slipstream.server.responses.offered import Offered
 from slipstream.server.responses.output import Event, Output
-from slipstream.server.responses.wire import ResponsesRequest
+from slipstream.server.responses.wire import SEALED_THINKING, ResponsesRequest
 
 PREFIX = "resp_"
 # An event may have only these codes; the error's own code is in the log and the metrics.
@@ -47,7 +48,13 @@ class ResponseReply:
         self._form = form
         self._job = job
         self._text = job.wanted.text(stream.prompt_tail)
-        self._output = Output(job.id.removeprefix(PREFIX))
+        asked = form.wire.reasoning
+        self._output = Output(
+            job.id.removeprefix(PREFIX),
+            form.wire.offered.called,
+            summarises=bool(asked and asked.summarises),
+            seals=SEALED_THINKING in (form.wire.include or ()),
+        )
         self._n_events = 0
         self.response = {**begun(form.wire, job.id, info), "store": form.is_kept}
 
@@ -139,7 +146,7 @@ def begun(wire: ResponsesRequest, response_id: str, info: ModelInfo) -> dict[str
     reasoning, text, defaults = wire.reasoning, wire.text, info.sampling_defaults
     given = text and text.format and text.format.shown
     verbosity = {"verbosity": text.verbosity} if text and text.verbosity else {}
-    summary = reasoning and (reasoning.summary or reasoning.generate_summary)
+    summary = reasoning.summarises if reasoning else None
     return {
         "id": response_id,
         "object": "response",
@@ -161,8 +168,8 @@ def begun(wire: ResponsesRequest, response_id: str, info: ModelInfo) -> dict[str
         "service_tier": "default",
         "temperature": _number(wire.temperature, defaults.get("temperature")),
         "text": {"format": given or {"type": "text"}, **verbosity},
-        "tool_choice": choice(wire.tool_choice),
-        "tools": wire.kept_tools,
+        "tool_choice": choice(wire.tool_choice, wire.offered),
+        "tools": wire.offered.shown,
         "top_logprobs": wire.top_logprobs or 0,
         "top_p": _number(wire.top_p, defaults.get("top_p")),
         "truncation": wire.truncation or "disabled",
@@ -174,13 +181,13 @@ def _number(given: float | None, default: float | None) -> float:
     return next((float(one) for one in (given, default) if one is not None), 1.0)
 
 
-def choice(asked: ToolChoice | None) -> Any:
+def choice(asked: ToolChoice | None, offered: Offered) -> Any:
     """A `tool_choice` as the response shows it."""
     if asked is None:
         return "auto"
     if asked.names is None:
         return asked.mode
-    named = [{"type": "function", "name": name} for name in asked.names]
+    named = [{"type": "function", **offered.called(name)} for name in asked.names]
     if asked.mode == "required" and len(named) == 1:
         return named[0]
     return {"type": "allowed_tools", "mode": asked.mode, "tools": named}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -13,19 +13,13 @@ from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import wrong
 from slipstream.server.openai import sent, structured
 from slipstream.server.openai.readers import MaxTokens, TemplateKwargs
-from slipstream.server.openai.tools import MAX_TOOLS, Mode, ToolChoice, read_tool_choice, read_tools
 from slipstream.server.openai.wire import Generate, Wire
 from slipstream.server.responses.input_items import Items
+from slipstream.server.responses.offered import NOTHING, FlatChoice, FlatTools, Offered
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
-# Tools that OpenAI runs itself, or that take other input than JSON. Agents offer them beside their functions whatever
-# the server is; the model is not shown them.
-HOSTED = (
-    *("web_search", "web_search_preview", "file_search", "computer", "computer_use", "computer_use_preview"),
-    *("code_interpreter", "image_generation", "mcp", "local_shell", "shell", "custom", "apply_patch"),
-    *("tool_search", "namespace", "web_search_2025_08_26", "web_search_preview_2025_03_11"),
-)
+SEALED_THINKING = "reasoning.encrypted_content"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +44,6 @@ def read_format(value: Any) -> Any:
     return TextFormat(source, {name: value[name] for name in names if name in value})
 
 
-def read_flat_tools(value: Any) -> Any:
-    """Functions in the form that chat templates read, without the tools that are not functions."""
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) > MAX_TOOLS:
-        raise wrong(f"Input should be a list of at most {MAX_TOOLS} tools")
-    return read_tools([_nested(one) for one in value if not _is_hosted(one)]) or None
-
-
-def _is_hosted(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") in HOSTED
-
-
-def _nested(value: Any) -> Any:
-    """`{"type": "function", "name": …}` as `{"type": "function", "function": {"name": …}}`."""
-    if not isinstance(value, dict) or value.get("type") != "function" or "function" in value:
-        return value
-    return {"type": "function", "function": {name: one for name, one in value.items() if name != "type"}}
-
-
-def read_flat_choice(value: Any) -> Any:
-    """A `tool_choice`, with the names of functions beside their type."""
-    if not isinstance(value, dict):
-        return read_tool_choice(value)
-    if _is_hosted(value):
-        raise wrong("only tools of type 'function' are supported", code="unsupported_value")
-    tools = value.get("tools")
-    if value.get("type") == "allowed_tools" and isinstance(tools, list):
-        return read_tool_choice({**value, "tools": [_nested(one) for one in tools]})
-    return read_tool_choice(_nested(value))
-
-
 def read_metadata(value: Any) -> Any:
     if value is None:
         return None
@@ -97,32 +59,11 @@ def read_absent(value: Any) -> Any:
         raise wrong("this is not supported", code="unsupported_value")
 
 
-class FlatFunction(sent.FunctionDefinition):
-    type: Literal["function"]
-
-
-class HostedTool(sent.Sent):
-    """A tool that is not a function: accepted, and not shown to the model."""
-
-    type: Literal[HOSTED]  # type: ignore[valid-type]
-
-
-class FlatName(sent.FunctionName):
-    type: Literal["function"]
-
-
-class FlatAllowed(sent.Sent):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[FlatName] = Field(min_length=1, description="functions the model may call")
-
-
 class FlatSchemaFormat(sent.NamedSchema):
     type: Literal["json_schema"]
     description: str | None = None
 
 
-FlatTools = Annotated[list[FlatFunction | HostedTool], Field(max_length=MAX_TOOLS)]
 FlatFormat = sent.TextFormat | sent.JsonObjectFormat | FlatSchemaFormat
 
 
@@ -137,8 +78,17 @@ class TextSettings(Wire):
 
 class ReasoningSettings(Wire):
     effort: str | None = optional("passed to the template; `none` also switches thinking off", max_length=32)
-    summary: str | None = optional("accepted: thinking is shown whole", max_length=32)
+    summary: str | None = optional(
+        "`auto`, `concise` or `detailed`: thinking is shown as its summary, whole, in place of content",
+        max_length=32,
+    )
     generate_summary: str | None = optional("the older name of `summary`", max_length=32)
+
+    @property
+    def summarises(self) -> str | None:
+        """The kind of summary that is asked for, None for none."""
+        asked = self.summary or self.generate_summary
+        return None if asked == "none" else asked
 
 
 class ResponsesRequest(Generate):
@@ -153,15 +103,14 @@ class ResponsesRequest(Generate):
     max_tool_calls: int | None = optional("accepted: it counts calls of OpenAI's own tools", ge=1)
     text: TextSettings | None = optional("what the reply must be")
     reasoning: ReasoningSettings | None = optional("how the model should think")
-    tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(read_flat_tools, FlatTools | None)] = (
-        optional("functions the model may call; of the tools that OpenAI runs it sees nothing")
+    tools: FlatTools = optional(
+        "functions the model may call, also in namespaces; of the tools that OpenAI runs it sees nothing"
     )
-    tool_choice: Annotated[
-        ToolChoice | None, BeforeValidator(read_flat_choice, Mode | FlatName | FlatAllowed | None)
-    ] = optional("whether the model may, must or must not call functions, or which")
+    tool_choice: FlatChoice = optional("whether the model may, must or must not call functions, or which")
     parallel_tool_calls: bool | None = optional("false: one call at most")
     include: Annotated[list[str], Field(max_length=32)] | None = optional(
-        f"`{LOGPROBS}`: log-probabilities of the text; other values are accepted"
+        f"`{LOGPROBS}`: log-probabilities of the text; `{SEALED_THINKING}`: thinking in a form that clients give back; "
+        "other values are accepted"
     )
     top_logprobs: int | None = optional("so many of the likeliest tokens per token", ge=0, le=MOST_LOGPROBS)
     truncation: Literal["auto", "disabled"] | None = optional(
@@ -181,6 +130,5 @@ class ResponsesRequest(Generate):
     )
 
     @property
-    def kept_tools(self) -> Sequence[Mapping[str, Any]]:
-        """The tools in force, as the response shows them."""
-        return [{"type": "function", **one["function"]} for one in self.tools or ()]
+    def offered(self) -> Offered:
+        return self.tools or NOTHING

@@ -33,6 +33,15 @@ def url() -> str:
     return os.environ["CLIENT_TEST_URL"] + "/v1"
 
 
+@pytest.fixture(scope="session")
+def thinking_url() -> str:
+    """The address of a server whose model thinks "I need it.", then calls `look` where it is among the tools.
+
+    Once the tool has answered it thinks the same, and says: "You said: " with what it finds of its first thinking.
+    """
+    return os.environ["CLIENT_TEST_THINKING_URL"] + "/v1"
+
+
 @pytest.fixture(autouse=True)
 def loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """No name but loopback's resolves."""

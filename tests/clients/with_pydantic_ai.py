@@ -68,3 +68,26 @@ def test_tools_are_offered(url: str) -> None:
         return f"found {name}"
 
     assert isinstance(one.run_sync(QUESTION).output, str)
+
+
+# The client gives thinking back as it came: as the content of an item, or encrypted, beside the summary it shows.
+SEALED = {"openai_supports_encrypted_reasoning_content": True, "supports_thinking": True}
+
+
+@pytest.mark.parametrize(("settings", "profile"), [({}, {}), ({"openai_reasoning_summary": "auto"}, SEALED)])
+def test_thinking_comes_back_with_a_tools_result(thinking_url: str, settings: Any, profile: Any) -> None:
+    model = MODEL("any", provider=OpenAIProvider(base_url=thinking_url, api_key="none"), profile=profile)
+    one = Agent(model, model_settings=settings, retries=0)
+
+    @one.tool_plain
+    def look(name: str, count: int) -> str:
+        """Looks it up."""
+        return f"{count} of {name}"
+
+    result = one.run_sync(QUESTION)
+    parts = [
+        part for message in result.all_messages() for part in message.parts if part.part_kind == "thinking"
+    ]
+    thoughts = [part.content or part.provider_details["raw_content"][0] for part in parts]
+    assert [thought.strip() for thought in thoughts] == ["I need it."] * 2
+    assert result.output == "You said: I need it."

@@ -56,6 +56,7 @@ ITEMS = [
     {"role": "developer", "content": "Be short."},
     {"role": "user", "content": [{"type": "input_text", "text": "Look."}]},
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "reasoning", "summary": [], "encrypted_content": "slipstream.1.aG0="},
     {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"name": "a", "n": 1}'},
     {"type": "function_call_output", "call_id": "c1", "output": "seen"},
     {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "There."}]},
@@ -155,9 +156,14 @@ REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
         text={"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}, max_output_tokens=40
     ),
     response(
-        tools=[{"type": "function", "name": "look", "parameters": SCHEMA}, {"type": "web_search"}],
+        tools=[
+            {"type": "function", "name": "look", "parameters": SCHEMA},
+            {"type": "web_search"},
+            {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "find"}]},
+        ],
         tool_choice={"type": "function", "name": "look"},
-        reasoning={"effort": "low"},
+        reasoning={"effort": "low", "summary": "auto"},
+        include=["reasoning.encrypted_content"],
         max_output_tokens=40,
         store=False,
     ),
@@ -209,5 +215,6 @@ REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("/v1/chat/completions/input_tokens", {"messages": TURNS}),
     ("/apply-template", {"messages": TURNS}),
     ("/tokenize", {"content": "def add(a, b):", "with_pieces": True, "add_special": True}),
+    ("/tokenize", {"prompt": "def add(a, b):", "add_special_tokens": False}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
 )

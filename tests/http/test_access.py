@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.server.http import web_page as pages
 from tests.http.document import held
-from tests.http.fake import FakeEngine, delta, done
+from tests.http.fake import INFO, FakeEngine, delta, done
 from tests.http.serving import Served, chat, raw, served, until
 
 
@@ -328,9 +328,20 @@ def test_tokens(server: Served) -> None:
     assert server.post("/tokenize", {"content": "a", "with_pieces": True}).json() == {
         "tokens": [{"id": 97, "piece": "a"}]
     }
-    assert server.post("/detokenize", {"tokens": [97, 98]}).json() == {"content": "ab"}
+    for special, ids in ((None, [1, 97]), (True, [1, 97]), (False, [97])):
+        fields = {"prompt": "a", "model": "m", "add_special_tokens": special}
+        answer = {"tokens": ids, "count": len(ids), "max_model_len": 512}
+        assert server.post("/tokenize", fields).json() == answer
+    assert server.post("/detokenize", {"tokens": [97, 98]}).json() == {"content": "ab", "prompt": "ab"}
+    assert server.http.get("/tokenizer_info").json() == {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": INFO.chat_template,
+        "max_model_len": INFO.n_ctx,
+    }
     for path, body in (
         ("/tokenize", {"content": 1}),
+        ("/tokenize", {"prompt": 1}),
         ("/tokenize", {"content": "a", "add_special": 1}),
         ("/tokenize", {"content": "a" * 16385, "with_pieces": True}),
         ("/detokenize", {"tokens": [-1]}),

@@ -242,6 +242,7 @@ ASKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/apply-template", chat()),
     ("/tokenize", {"content": "ab"}),
     ("/tokenize", {"content": "ab", "with_pieces": True}),
+    ("/tokenize", {"prompt": "ab"}),
     ("/detokenize", {"tokens": [65]}),
     ("/v1/messages", {"messages": chat()["messages"], "max_tokens": 3}),
     ("/v1/messages/count_tokens", {"messages": chat()["messages"]}),
@@ -293,7 +294,18 @@ def test_tool_calls_and_reasoning() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/health", "/v1/health", "/live", "/slots", "/speculation", "/props", "/v1/models", "/models"]
+    "path",
+    [
+        "/health",
+        "/v1/health",
+        "/live",
+        "/slots",
+        "/speculation",
+        "/props",
+        "/tokenizer_info",
+        "/v1/models",
+        "/models",
+    ],
 )
 def test_looks(server: Served, path: str) -> None:
     hold(path, 200, server.http.get(path).content)
