@@ -66,6 +66,7 @@ class Settings:
         None, "Jinja text that replaces all chat templates of the model's files; there are no built-in ones"
     )
     chat_template_file: str | None = setting(None, "file of such a text")
+    tags: str | None = setting(None, "comma list of tags that /v1/models shows")
     device: str = setting("auto", "cpu, cuda, cuda:N or auto", "-dev")
     device_draft: str | None = setting(
         None, "device of a draft model; the target's by default", "-devd", "--spec-draft-device"
@@ -281,7 +282,8 @@ class Settings:
     ssl_cert_file: str | None = setting(None, "certificate for https, PEM, with its chain")
     cors_origins: str | None = setting(
         None,
-        "comma list of origins whose pages may use the server, as in https://my.example; none by default",
+        "comma list of origins whose pages may use the server, as in https://my.example; localhost stands for pages of"
+        " this machine at any port; none by default",
     )
     max_body: int = setting(
         8, "MiB a request body may have; a million tokens take 4 to 7", least=1, most=1024

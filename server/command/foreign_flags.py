@@ -191,7 +191,6 @@ FOREIGN: Sequence[Foreign] = (
     _idle("comments are sent every 15 s", "--sse-ping-interval", value="N"),
     _idle("templates see the thinking of earlier turns", "--reasoning-preserve"),
     _idle("continue_final_message is how to ask for it", "--no-prefill-assistant"),
-    _idle("models have no tags here", "--tags", value="LIST"),
     _idle(_ONE_MODEL, "--no-models-autoload"),
     _idle("there are no cookies to allow", "--no-cors-credentials"),
     _idle(_TEXT_ONLY, "--no-mmproj", "--no-mmproj-auto", "--no-mmproj-offload"),

@@ -95,7 +95,7 @@ def _warnings(engine: AsyncEngine) -> dict[str, Any]:
 def _of_another(slot: SlotState) -> SlotState:
     """A slot as those see it whose request it does not serve."""
     return SlotState(
-        slot.id, slot.busy, request_id=None, n_prompt=0, n_past=0, n_cached=0, n_decoded=0, n_remaining=0
+        slot.id, slot.busy, request_id=None, n_prompt=0, n_past=0, n_cached=0, n_decoded=0, n_remaining=-1
     )
 
 
