@@ -136,7 +136,10 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the prompt is, after each pass that computed some of it; the last says that all of it is there."""
+    """How far the prompt is: when the request gets its slot, and after each pass that computed some of it.
+
+    The last says that all of it is there.
+    """
 
     n_prompt: int
     n_cached: int  # tokens taken from the prefix cache

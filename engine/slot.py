@@ -122,7 +122,7 @@ class Slot:
     prompt_logprobs: list[Logprob] | None = None
     judged: dict[int, Logprob] = field(default_factory=dict)  # of the reply's tokens by number, if asked for
     echoes: bool = False  # whether the prompt is still to be sent back
-    n_reported: int = 0  # prompt tokens that the client knows to be computed
+    n_reported: int = -1  # prompt tokens that the client knows to be there; -1: it knows nothing
     _mirror: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
     _n_mirrored: int = 0
 

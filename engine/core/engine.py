@@ -131,6 +131,9 @@ class Engine:
         self.clock.start()
         events: list[tuple[str, Event]] = [(name, Failed(error)) for name, error in self.seats.expired()]
         self.seats.fill()
+        # Of requests that have just got a slot: what is cached of their prompts.
+        begun = ((one.request.id, progress(one, one.n_past)) for one in self.seats.running)
+        events += [(name, far) for name, far in begun if far is not None]
         events += self._failures()
         flight, self._flight = self._running_flight() or self._launch(), None
         if flight is None:

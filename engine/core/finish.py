@@ -122,7 +122,8 @@ def progress(slot: Slot, n_past: int) -> Progress | None:
     if not slot.request.progress or n_processed <= slot.n_reported:
         return None
     slot.n_reported = n_processed
-    seconds = time.perf_counter() - slot.stats.started_s
+    is_begun = n_processed > slot.stats.n_cached
+    seconds = time.perf_counter() - slot.stats.started_s if is_begun else 0.0
     return Progress(slot.n_prompt, slot.stats.n_cached, n_processed, seconds, slot.id)
 
 

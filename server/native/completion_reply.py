@@ -84,10 +84,11 @@ class NativeReply:
         one = self._choices[index]
         if isinstance(happened, Progress):
             one.slot = happened.slot
-            one.timings.prompt(happened)
+            timings = one.timings.prompt(happened)
             if not self._job.progress:
                 return ()
-            return (event(self._chunk(index, "", ()) | {"prompt_progress": prompt_progress(happened)}),)
+            chunk = {**self._chunk(index, "", ()), "prompt_progress": prompt_progress(happened)}
+            return (event(chunk | ({"timings": timings} if self._job.timings else {})),)
         delta = delta_of(happened)
         content = self._add(index, delta)
         chunk = self._chunk(index, content, delta.token_ids)

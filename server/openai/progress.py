@@ -28,9 +28,10 @@ class TimingsSoFar:
         self._n_tokens = 0
         self._since_s = 0.0  # when the first token came
 
-    def prompt(self, far: Progress) -> None:
-        """Note how far the prompt is."""
+    def prompt(self, far: Progress) -> dict[str, Any]:
+        """The timings now that the prompt is so far."""
         self._prompt = figures.prompt_timings(far.n_cached, far.n_processed - far.n_cached, far.seconds)
+        return self._prompt | figures.reply_timings(0, 0, 0.0)
 
     def after(self, delta: Delta) -> dict[str, Any]:
         """The timings with what a step has added."""

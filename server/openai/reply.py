@@ -106,10 +106,13 @@ class ChoicesReply:
         """The chunk of a step, even if none of the step's text can be sent yet."""
         choice, more = self._choices[index], {}
         if isinstance(happened, Progress):
-            self._timings[index].prompt(happened)
+            timings = self._timings[index].prompt(happened)
             if not self.job.progress:
                 return ()
-            return (self._chunk([choice.nothing()], prompt_progress=prompt_progress(happened)),)
+            more["prompt_progress"] = prompt_progress(happened)
+            if self.job.timings:
+                more["timings"] = timings
+            return (self._chunk([choice.nothing()], **more),)
         if isinstance(happened, Delta):
             self._n_completion += len(happened.token_ids)
             if self.job.detail:

@@ -151,6 +151,7 @@ async def a_prompts_progress_is_reported(engine: AsyncEngine) -> None:
         assert events[: len(far)] == far, "nothing is written before the prompt is there"
         counts = [one.n_processed for one in far]
         assert counts == sorted(set(counts))
+        assert far[0].n_processed == far[0].n_cached
         assert far[-1].n_processed == far[-1].n_prompt == len(stream.prompt_ids)
         assert all(one.n_cached <= one.n_processed and one.seconds >= 0 for one in far)
         assert {one.slot for one in far} == {end.slot}

@@ -203,7 +203,7 @@ def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
     if request.progress:
         yield from (
             Progress(n_prompt, 1, n, 0.01 * n, request.slot or 0)
-            for n in sorted({n_prompt // 2 + 1, n_prompt})
+            for n in sorted({1, n_prompt // 2 + 1, n_prompt})
         )
     first = "prediction" if request.prediction else "ngram-simple"
     if request.echo:

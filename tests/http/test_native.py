@@ -116,7 +116,11 @@ def test_a_slot_of_ones_own(server: Served) -> None:
 def test_progress_and_times(server: Served) -> None:
     streamed = chunks(server, prompt="a b c d", return_progress=True, timings_per_token=True, id_slot=2)
     far = [one["prompt_progress"] for one in streamed if "prompt_progress" in one]
-    assert [(one["total"], one["cache"], one["processed"]) for one in far] == [(5, 1, 3), (5, 1, 5)]
+    assert [(one["total"], one["cache"], one["processed"]) for one in far] == [
+        (5, 1, 1),
+        (5, 1, 3),
+        (5, 1, 5),
+    ]
     times = [one["timings"] for one in streamed if one["content"]]
     assert [(one["cache_n"], one["prompt_n"], one["predicted_n"]) for one in times] == [
         (1, 4, 3),
@@ -132,9 +136,11 @@ def test_progress_and_times(server: Served) -> None:
 def test_progress_and_times_of_openais_streams(server: Served, path: str) -> None:
     asked = server.events(path, return_progress=True, timings_per_token=True)
     far = [one["prompt_progress"]["processed"] for one in asked if "prompt_progress" in one]
-    assert far == [2, 3]
+    assert far == [1, 2, 3]
     assert all(one["choices"] for one in asked)
-    assert [one["timings"]["predicted_n"] for one in asked if "timings" in one] == [3, 6, 9, 10, 10]
+    assert [one["timings"]["predicted_n"] for one in asked if "timings" in one] == [0, 0, 0, 3, 6, 9, 10, 10]
+    first = next(one["timings"] for one in asked if "timings" in one)
+    assert (first["cache_n"], first["prompt_n"], first["predicted_ms"]) == (1, 0, 0.0)
     times = server.events(path, timings_per_token=True)
     assert not any("prompt_progress" in one for one in times)
 
