@@ -66,6 +66,7 @@ class Settings:
         None, "Jinja text that replaces all chat templates of the model's files; there are no built-in ones"
     )
     chat_template_file: str | None = setting(None, "file of such a text")
+    tags: str | None = setting(None, "comma list of tags that /v1/models shows")
     device: str = setting("auto", "cpu, cuda, cuda:N or auto", "-dev")
     device_draft: str | None = setting(
         None, "device of a draft model; the target's by default", "-devd", "--spec-draft-device"
@@ -281,7 +282,8 @@ class Settings:
     ssl_cert_file: str | None = setting(None, "certificate for https, PEM, with its chain")
     cors_origins: str | None = setting(
         None,
-        "comma list of origins whose pages may use the server, as in https://my.example; none by default",
+        "comma list of origins whose pages may use the server, as in https://my.example; localhost stands for pages of"
+        " this machine at any port; none by default",
     )
     max_body: int = setting(
         8, "MiB a request body may have; a million tokens take 4 to 7", least=1, most=1024
@@ -333,6 +335,7 @@ class Settings:
         "field of a reply that holds the thinking; none: it stays in the content",
         choices=("reasoning_content", "reasoning", "both", "none"),
     )
+    slots: bool = setting(default=True, meaning="answer GET /slots, where each key sees its own requests")
     webui: bool = setting(default=True, meaning="serve the chat page at /")
     strict_api: bool = setting(default=False, meaning="answer 400 to request fields that are not known")
     log_level: str = setting("info", "how much to log", choices=("debug", "info", "warning", "error"))

@@ -199,7 +199,14 @@ def state_of(slot_id: int, slot: Slot | None) -> SlotState:
     """What `/slots` shows of a slot; None: it is idle."""
     if slot is None:
         return SlotState(
-            slot_id, busy=False, request_id=None, n_prompt=0, n_past=0, n_cached=0, n_decoded=0, n_remaining=0
+            slot_id,
+            busy=False,
+            request_id=None,
+            n_prompt=0,
+            n_past=0,
+            n_cached=0,
+            n_decoded=0,
+            n_remaining=-1,
         )
     return SlotState(
         slot_id,

@@ -26,7 +26,7 @@ from slipstream.server.http.auth import PUBLIC, Auth, keys_of
 from slipstream.server.http.envelope import Envelope
 from slipstream.server.http.error_table import Problem, Refused, not_found, problem_of
 from slipstream.server.http.gate import Gate
-from slipstream.server.http.limits import BodyLimit, HostCheck, Prefix, origins_of
+from slipstream.server.http.limits import LOCAL_ORIGIN, LOCALHOST, BodyLimit, HostCheck, Prefix, origins_of
 from slipstream.server.http.sse import CLIENT_LEFT
 from slipstream.server.native import routes as native
 from slipstream.server.native import slots
@@ -79,6 +79,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings, knowing: Knowing 
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
+            allow_origin_regex=LOCAL_ORIGIN if LOCALHOST in origins else None,
             allow_methods=list(METHODS),
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],

@@ -37,6 +37,10 @@ def unix_path(host: str) -> str | None:
     return host if host.endswith(".sock") else None
 
 
+# `--cors-origins localhost`: pages that this machine serves, at any port.
+LOCALHOST, LOCAL_ORIGIN = "localhost", r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
+
+
 def origins_of(settings: Settings) -> list[str]:
     return [one for part in (settings.cors_origins or "").split(",") if (one := part.strip())]
 
@@ -48,8 +52,8 @@ def check(settings: Settings) -> None:
             "api_prefix", settings.api_prefix, "must begin with / and not end with it, as in /llm"
         )
     for origin in origins_of(settings):
-        if not ORIGIN.fullmatch(origin):
-            reason = "is no exact origin, as in https://my.example:8443; * is not accepted"
+        if origin != LOCALHOST and not ORIGIN.fullmatch(origin):
+            reason = f"is neither {LOCALHOST} nor an exact origin, as in https://my.example:8443; * is not accepted"
             raise SettingError("cors_origins", origin, reason)
     if (settings.ssl_key_file is None) != (settings.ssl_cert_file is None):
         absent, given = ("key", "cert") if settings.ssl_key_file is None else ("cert", "key")

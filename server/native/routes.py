@@ -35,7 +35,7 @@ from slipstream.server.native.replies import (
     Tokens,
 )
 from slipstream.server.native.wire import MAX_PIECES, Detokenize, NoAdapters, Tokenize
-from slipstream.server.openai.serving import Convert, Model, Serving, answer
+from slipstream.server.openai.serving import Convert, Model, Serving, answer, in_names
 
 Chosen = dict[str, Any]  # with `response_fields`
 _GENERATED = answers(
@@ -88,7 +88,7 @@ def _add_completions(router: APIRouter, serving: Serving) -> None:
         ),
     )
     async def infill(request: Request) -> Response:
-        return await _reply(serving, request, InfillRequest, infill_job)
+        return await in_names({"suffix": "input_suffix"}, _reply(serving, request, InfillRequest, infill_job))
 
 
 def _add_tokens(router: APIRouter, gate: Gate, settings: Settings) -> None:

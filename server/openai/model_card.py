@@ -29,7 +29,7 @@ def card(info: ModelInfo, settings: Settings) -> dict[str, Any]:
         "owned_by": "slipstream",
         "max_model_len": info.n_ctx,
         "aliases": names(info, settings),
-        "tags": [],
+        "tags": [one.strip() for one in (settings.tags or "").split(",") if one.strip()],
         "meta": {
             "architecture": info.architecture,
             "n_vocab": info.vocab_size,

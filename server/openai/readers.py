@@ -11,7 +11,7 @@ import re
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 
 from slipstream.engine.api import MOST_LOGPROBS
 from slipstream.engine.ranges import SAMPLING_RANGES
@@ -189,6 +189,7 @@ def read_prompt(value: Any) -> Any:
     A list is a prompt by itself if there is a token id in it, else a list of prompts.
     """
     prompts = value if isinstance(value, list) and not _are_parts(value) else [value]
+    prompts = [_text_of(one) for one in prompts]
     if not prompts or not all(isinstance(one, str) or _are_parts(one) for one in prompts):
         raise wrong("Input should be a string, a list of token ids, or a list of those")
     if not all(prompts):
@@ -202,6 +203,13 @@ def _are_ids(value: Any) -> bool:
         and bool(value)
         and all(type(one) is int and 0 <= one <= INT32 for one in value)
     )
+
+
+def _text_of(value: Any) -> Any:
+    """The text of llama-server's `{"prompt_string": …}` without media; other values as they are."""
+    if isinstance(value, dict) and not value.get("multimodal_data"):
+        return value.get("prompt_string")
+    return value
 
 
 def _are_parts(value: Any) -> bool:
@@ -261,7 +269,18 @@ TokenId = Annotated[int, Field(ge=0, le=INT32)]
 _Count = Annotated[int, Field(ge=0, le=INT32)] | Literal[-1] | None
 _Top = Annotated[int, Field(ge=-1, le=INT32)] | None
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-_Words = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId | str], Field(min_length=1)]
+
+
+class PromptObject(BaseModel):
+    """llama-server's form of a prompt that could have media; here it has none."""
+
+    prompt_string: str = Field(min_length=1)
+    multimodal_data: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+_Words = (
+    Annotated[str, Field(min_length=1)] | Annotated[list[TokenId | str], Field(min_length=1)] | PromptObject
+)
 _Name = Annotated[str, Field(pattern="^[a-z0-9-]{1,32}$")]
 _Names = Annotated[list[_Name], Field(min_length=1, max_length=MAX_TYPES)]
 _Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]

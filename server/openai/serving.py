@@ -4,7 +4,7 @@ response.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,8 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.engine.api import AsyncEngine
+from slipstream.engine.errors import EngineError
 from slipstream.engine.settings import Settings
 from slipstream.server.http.body import answer_json, checked, read_json
+from slipstream.server.http.error_table import Refused, renamed
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.sse import CLIENT_LEFT, Events, close_all, unless_gone
 from slipstream.server.openai.choices import begun, chunks, collect, submit
@@ -68,6 +70,14 @@ async def read(request: Request, model: type[Model], settings: Settings) -> Mode
     return await read_json(
         request, lambda data: checked(model, model.prepared(data), strict=settings.strict_api)
     )
+
+
+async def in_names(names: Mapping[str, str], work: Awaitable[Response]) -> Response:
+    """The response of `work`, whose errors name fields of a chat or completion. `names`: what they are called here."""
+    try:
+        return await work
+    except (Refused, EngineError) as error:
+        raise renamed(error, names) from error
 
 
 async def answer(request: Request, engine: AsyncEngine, job: Job, settings: Settings) -> Response:

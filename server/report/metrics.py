@@ -7,6 +7,7 @@ speculation are labelled per drafter here. A draft that two drafters made counts
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from operator import attrgetter
 
@@ -30,6 +31,7 @@ from slipstream.server.report.tally import seconds_of
 def routes(gate: Gate, meter: Meter) -> APIRouter:
     """The route `/metrics`: open while the engine is loaded, behind the API key like the other status routes."""
     router = APIRouter()
+    started = str(int(time.time()))  # by which llama-server's clients notice a restart
 
     @router.get(
         "/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse, responses=failing(503)
@@ -41,7 +43,8 @@ def routes(gate: Gate, meter: Meter) -> APIRouter:
         except EngineStopped:  # the counters are still worth reading
             drafting = None
         text = generate_latest(Scrape(engine.stats(), engine.info, meter, drafting))
-        return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+        headers = {"content-type": CONTENT_TYPE_PLAIN_0_0_4, "process-start-time-unix": started}
+        return Response(text, headers=headers)
 
     return router
 

@@ -15,7 +15,7 @@ from slipstream.engine.stats import SlotState
 from slipstream.server.describe.openapi import answers, failing
 from slipstream.server.http.auth import is_of
 from slipstream.server.http.body import answer_json
-from slipstream.server.http.error_table import unavailable
+from slipstream.server.http.error_table import not_found, unavailable
 from slipstream.server.http.gate import Gate
 from slipstream.server.openai.formats.reading import Knowing, Known
 from slipstream.server.openai.model_card import caps
@@ -58,9 +58,11 @@ def routes(gate: Gate, settings: Settings, knowing: Knowing) -> APIRouter:
         content = {"status": "failed" if failed else "ok", "step_age_s": round(age_s, 3)}
         return answer_json(content, 503 if failed else 200)
 
-    @router.get("/slots", summary="What each slot is doing", responses=answers(list[Slot], 503))
+    @router.get("/slots", summary="What each slot is doing", responses=answers(list[Slot], 404, 503))
     async def slots(request: Request, fail_on_no_slot: NoSlot = "") -> Response:
         engine = gate.for_looking()
+        if not settings.slots:
+            raise not_found("/slots is switched off (--no-slots)", code="not_supported")
         tenant = getattr(request.state, "tenant", "")  # only set where keys are checked
         _check_idle(fail_on_no_slot, engine)
         stats = engine.stats()
@@ -93,7 +95,7 @@ def _warnings(engine: AsyncEngine) -> dict[str, Any]:
 def _of_another(slot: SlotState) -> SlotState:
     """A slot as those see it whose request it does not serve."""
     return SlotState(
-        slot.id, slot.busy, request_id=None, n_prompt=0, n_past=0, n_cached=0, n_decoded=0, n_remaining=0
+        slot.id, slot.busy, request_id=None, n_prompt=0, n_past=0, n_cached=0, n_decoded=0, n_remaining=-1
     )
 
 
@@ -127,7 +129,7 @@ def _props(engine: AsyncEngine, settings: Settings, known: Known) -> dict[str, A
         "model_alias": info.name,
         "model_path": info.path,
         "modalities": {"vision": False, "video": False, "audio": False},
-        "endpoint_slots": True,
+        "endpoint_slots": settings.slots,
         "endpoint_props": False,
         "endpoint_metrics": True,
         "webui": settings.webui,

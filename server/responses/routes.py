@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
@@ -17,18 +17,16 @@ from slipstream.engine.errors import EngineError
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
 from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import (
-    Refused,
     bad_request,
     not_found,
     problem_of,
-    renamed,
     unsupported,
 )
 from slipstream.server.http.sse import close_all
 from slipstream.server.openai.choices import collect, submit
 from slipstream.server.openai.job import Job
 from slipstream.server.openai.replies import InputTokens
-from slipstream.server.openai.serving import Serving, answer, read
+from slipstream.server.openai.serving import Serving, answer, in_names, read
 from slipstream.server.responses import replies
 from slipstream.server.responses.conversation import before, fitting, resolved, response_job
 from slipstream.server.responses.input_items import shown
@@ -161,14 +159,6 @@ def tenant_of(request: Request) -> str:
     return getattr(request.state, "tenant", "")  # only set where keys are checked
 
 
-async def by_its_names(work: Awaitable[Response]) -> Response:
-    """The result of `work`, whose errors name fields of a chat."""
-    try:
-        return await work
-    except (Refused, EngineError) as error:
-        raise renamed(error, NAMES) from error
-
-
 def routes(serving: Serving, kept: KeptResponses) -> APIRouter:
     router = APIRouter()
     responses = Responses(serving, kept)
@@ -199,12 +189,12 @@ def _add_making(router: APIRouter, responses: Responses) -> None:
     @router.post("/responses", **CREATE)
     @router.post("/v1/responses", **CREATE)
     async def create(request: Request) -> Response:
-        return await by_its_names(made(request))
+        return await in_names(NAMES, made(request))
 
     @router.post("/responses/input_tokens", **COUNT)
     @router.post("/v1/responses/input_tokens", **COUNT)
     async def count(request: Request) -> Response:
-        return await by_its_names(counted(request))
+        return await in_names(NAMES, counted(request))
 
 
 def _check(wire: ResponsesRequest, kept: KeptResponses) -> None:

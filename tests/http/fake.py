@@ -392,7 +392,7 @@ class FakeEngine:
                     SlotState(i, True, one.id, 5, 7, 1, 2, -1, {"ngram-simple": counted(2, 1)}, one.tenant)
                     for i, one in enumerate(busy)
                 ),
-                *(SlotState(i, False, None, 0, 0, 0, 0, 0) for i in idle),
+                *(SlotState(i, False, None, 0, 0, 0, 0, -1) for i in idle),
             ),
             n_waiting=max(0, len(self.running) - INFO.n_slots),
             n_pages_free=60,

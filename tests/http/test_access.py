@@ -243,7 +243,7 @@ def test_slots_of_other_keys_are_busy_and_no_more() -> None:
         others = [slot for slot in shown[key] if slot["is_processing"] and slot not in own]
         idle = next(slot for slot in shown[key] if not slot["is_processing"])
         for slot in others:
-            assert slot["next_token"] == [{"has_next_token": True, "n_remain": 0, "n_decoded": 0}]
+            assert slot["next_token"] == [{"has_next_token": True, "n_remain": -1, "n_decoded": 0}]
             busy = {"id": slot["id"], "is_processing": True, "next_token": slot["next_token"]}
             assert slot == idle | busy
 

@@ -102,7 +102,7 @@ def test_a_command_line_of_llama_server_runs_unchanged(caplog: pytest.LogCapture
     assert ended("-m", "./no/such", *line.split()) == 3
     idle = {one["flag"]: one["reason"] for one in logged(caplog, "flag_without_effect")}
     assert set(idle) == {"-ctk", "-ctv", "-fa", "-dt", "-ub", "--jinja", "--no-mmap"}
-    assert idle["--jinja"] == "templates are always rendered so"
+    assert idle["--jinja"] == "templates are always rendered with jinja"
 
 
 def test_of_a_switch_the_log_names_the_side_that_was_given(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,7 +158,6 @@ def test_flags_that_act(arguments: list[str], changed: dict[str, Any]) -> None:
         (["-lv", "x"], "-lv x: must be a whole number"),
         (["-ngl"], "expected one argument"),
         (["--dry-multiplier", "0.8"], "--dry-multiplier 0.8: this sampler is not supported"),
-        (["--no-jinja"], "--no-jinja templates are always rendered with jinja"),
         (["--rope-scale", "2"], "--rope-scale 2: positions are scaled as the model's files say"),
         (["--reasoning-budget", "100"], "--reasoning-budget 100: thinking is not cut"),
         (["--lora", "a.gguf"], "--lora a.gguf: LoRA adapters are not supported"),

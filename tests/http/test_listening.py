@@ -220,11 +220,33 @@ def test_other_origins_are_told_nothing(origin: str) -> None:
         assert "access-control-allow-origin" not in answer.headers
 
 
+def test_pages_of_this_machine_may_use_the_server_where_allowed() -> None:
+    local = (
+        "http://localhost",
+        "http://localhost:8080",
+        "http://127.0.0.1:3000",
+        "https://[::1]",
+        "http://[::1]:1",
+    )
+    others = (
+        "http://evil.example",
+        "http://notlocalhost",
+        "http://localhost.evil.example",
+        "http://127.0.0.1.evil",
+        "null",
+    )
+    with served(cors_origins="localhost, https://my.example") as server:
+        for origin in (*local, *others, "https://my.example"):
+            answer = server.http.get("/health", headers={"origin": origin})
+            allowed = answer.headers.get("access-control-allow-origin")
+            assert allowed == (None if origin in others else origin), origin
+
+
 @pytest.mark.parametrize(
     "name", ["*", "https://*.example", "my.example", "https://a.example/path", "file://x"]
 )
 def test_origins_are_exact(name: str) -> None:
-    with pytest.raises(SettingError, match="no exact origin"):
+    with pytest.raises(SettingError, match="nor an exact origin"):
         check(Settings(model="x", cors_origins=f"https://ok.example,{name}"))
 
 

@@ -276,7 +276,9 @@ def infill(param: str, reason: str, code: str = "invalid_value", **fields: Any) 
 
 OF_LLAMA = [
     Row({}, "prompt", "required", "missing_field", NATIVE),
-    native("prompt", "a string, a list", prompt={"prompt_string": "a"}),
+    native("prompt", "a string, a list", prompt={"prompt_string": 7}),
+    native("prompt", "a string, a list", prompt={"prompt_string": "a", "multimodal_data": ["b"]}),
+    native("prompt", "a string, a list", prompt=["a", {}]),
     native("prompt", "not be empty", prompt=""),
     native("prompt", "a string, a list", prompt=[]),
     native("prompt", "a string, a list", prompt=["a", -7]),

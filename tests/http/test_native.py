@@ -72,6 +72,7 @@ def test_prompts_in_every_form(server: Served) -> None:
     ):
         assert ask(server, prompt=prompt)["tokens_evaluated"] == len(ids)
         assert server.engine.requests[-1].prompt == tuple(prompt)
+    assert ask(server, prompt={"prompt_string": "a b"})["prompt"] == "a b"
     several = ask(server, prompt=["a", "b c", [7, "d"]])
     assert [one["index"] for one in several] == [0, 1, 2]
     assert [one["prompt"] for one in several[:2]] == ["a", "b c"]

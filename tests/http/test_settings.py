@@ -123,7 +123,7 @@ def test_unknown_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         (["--api-key", " , "], "no key in it"),
         (["--api-key-file", "/no/such"], "--api-key-file /no/such: No such file"),
         (["--api-prefix", "llm"], "--api-prefix llm: must begin with / and not end with it"),
-        (["--cors-origins", "*"], "--cors-origins *: is no exact origin"),
+        (["--cors-origins", "*"], "--cors-origins *: is neither localhost nor an exact origin"),
         (["--ssl-key-file", "k"], "--ssl-key-file k: --ssl-cert-file is needed too"),
         (["--ssl-cert-file", "c"], "--ssl-cert-file c: --ssl-key-file is needed too"),
         (["--host", "unix:"], "a path is needed after unix:"),
