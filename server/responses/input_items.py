@@ -170,12 +170,13 @@ Items = Annotated[
 
 # What a message of the assistant may hold, in the order in which it is written.
 PARTS = ("reasoning_content", "content", "tool_calls")
+SYSTEM = ("system", "developer")
 
 
 def messages_of(items: Iterable[AnyItem], instructions: str | None) -> list[Message]:
     """The conversation that items make: what the assistant thinks, says and calls in a row is one message.
 
-    Instructions and a system message at the beginning are one message, as many templates allow only one.
+    Instructions and system messages at the beginning are one message, as many templates allow only one.
     """
     messages: list[dict[str, Any]] = []
     for item in items:
@@ -185,10 +186,12 @@ def messages_of(items: Iterable[AnyItem], instructions: str | None) -> list[Mess
             messages[-1] |= part | ({"tool_calls": calls} if calls else {})
         else:
             messages.append(part)
-    if instructions and messages and messages[0]["role"] in ("system", "developer"):
-        messages[0]["content"] = f"{instructions}\n\n{messages[0]['content']}"
-    elif instructions:
-        messages.insert(0, {"role": "system", "content": instructions})
+    n_head = next((i for i, one in enumerate(messages) if one["role"] not in SYSTEM), len(messages))
+    head = [text for text in (instructions, *(one["content"] for one in messages[:n_head])) if text]
+    if head:
+        messages[:n_head] = [
+            {"role": messages[0]["role"] if n_head else "system", "content": "\n\n".join(head)}
+        ]
     for one in messages:
         one.setdefault("content", None if "tool_calls" in one else "")
     return [Message.model_construct(**one) for one in messages]

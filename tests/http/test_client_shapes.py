@@ -65,12 +65,13 @@ RESPONSES = (
         | {
             "input": [
                 item("developer", "<permissions>"),
+                item("developer", "<skills>"),
                 item("user", "<environment_context>"),
                 item("user", "Fix it."),
             ]
         },
         told=[
-            ("system", "You are a coding agent.\n\n<permissions>"),
+            ("system", "You are a coding agent.\n\n<permissions>\n\n<skills>"),
             ("user", "<environment_context>"),
             ("user", "Fix it."),
         ],
