@@ -33,32 +33,6 @@ class Usage(Shape):
     completion_tokens_details: CompletionDetails | None = None
 
 
-class Timings(Shape):
-    """llama-server's `timings`; of several choices the slowest one's."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-    draft_n: int | None = None
-    draft_n_accepted: int | None = None
-    drafters: dict[str, DrafterFigures] | None = None
-
-
-class PromptProgress(Shape):
-    """How far a prompt is, in tokens."""
-
-    total: int
-    cache: int = Field(description="taken from the prefix cache")
-    processed: int = Field(description="there, cached tokens included")
-    time_ms: float
-
-
 class TimingsSoFar(Shape):
     """`timings` of a choice that goes on."""
 
@@ -71,6 +45,23 @@ class TimingsSoFar(Shape):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+
+
+class Timings(TimingsSoFar):
+    """llama-server's `timings`; of several choices the slowest one's."""
+
+    draft_n: int | None = None
+    draft_n_accepted: int | None = None
+    drafters: dict[str, DrafterFigures] | None = None
+
+
+class PromptProgress(Shape):
+    """How far a prompt is, in tokens."""
+
+    total: int
+    cache: int = Field(description="taken from the prefix cache")
+    processed: int = Field(description="there, cached tokens included")
+    time_ms: float
 
 
 class SpeculativeDecoding(Shape):
