@@ -62,7 +62,7 @@ class AllowedTools(Sent):
 
 class FunctionCall(Sent):
     name: Name
-    arguments: str = Field(description="JSON text")
+    arguments: str | dict[str, Any] = Field(description="JSON text, or the object")
 
 
 class CallOfMessage(Sent):

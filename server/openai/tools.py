@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BeforeValidator, Field
 
 from slipstream.server.http.body import wrong
@@ -107,12 +108,15 @@ def read_calls(value: Any) -> Any:
 
 def _call(value: Any) -> dict[str, Any]:
     function = _function({"type": "function", **value} if isinstance(value, dict) else value)
-    if not isinstance(function.get("arguments"), str):
-        raise wrong("A call's arguments should be a string of JSON")
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):  # as templates have them, and some clients
+        arguments = orjson.dumps(arguments).decode()
+    if not isinstance(arguments, str):
+        raise wrong("A call's arguments should be a string of JSON, or an object")
     call_id = value.get("id")
     if call_id is not None and not isinstance(call_id, str):
         raise wrong("A call's id should be a string")
-    told = {"name": function["name"], "arguments": function["arguments"]}
+    told = {"name": function["name"], "arguments": arguments}
     return {"id": call_id or "", "type": "function", "function": told}
 
 

@@ -11,7 +11,7 @@ from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import wrong
 from slipstream.server.openai import sent
 from slipstream.server.openai.wire import MAX_MESSAGES, Message
-from slipstream.server.responses.offered import flat_name
+from slipstream.server.responses.offered import as_arguments, flat_name
 from slipstream.server.responses.output import unsealed
 
 # An item may have each of these where a text is expected: what users, tools and earlier replies have written.
@@ -72,10 +72,22 @@ class FunctionCallItem(Item):
     arguments: str = Field(description="JSON text")
 
 
+class CustomCallItem(Item):
+    type: Literal["custom_tool_call"] = Field(description="a call of a tool that takes a text")
+    call_id: str = Field(max_length=256, description="what the call's output refers to")
+    name: sent.Name = Field(description="the tool")
+    namespace: sent.Name | None = optional("the namespace of the tool, if it has one")
+    input: str = Field(description="the text")
+
+
 class FunctionOutputItem(Item):
     type: Literal["function_call_output"] = Field(description="what a call came to")
     call_id: str = Field(max_length=256, description="the call that it answers")
     output: Texts = Field(description="what the function returned")
+
+
+class CustomOutputItem(FunctionOutputItem):
+    type: Literal["custom_tool_call_output"] = Field(description="what a call of a custom tool came to")  # type: ignore[assignment]
 
 
 class ReasoningItem(Item):
@@ -100,8 +112,12 @@ class ItemReference(Item):
     id: str = Field(max_length=128, description="the item's id")
 
 
-AnyItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | ItemReference
-KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+Call = FunctionCallItem | CustomCallItem
+AnyItem = MessageItem | Call | FunctionOutputItem | CustomOutputItem | ReasoningItem | ItemReference
+KINDS = (
+    *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+    *("reasoning", "item_reference"),
+)
 
 
 def _kind(value: Any) -> str:
@@ -139,6 +155,8 @@ Items = Annotated[
             Annotated[MessageItem, Tag(":message")]
             | Annotated[FunctionCallItem, Tag(":function_call")]
             | Annotated[FunctionOutputItem, Tag(":function_call_output")]
+            | Annotated[CustomCallItem, Tag(":custom_tool_call")]
+            | Annotated[CustomOutputItem, Tag(":custom_tool_call_output")]
             | Annotated[ReasoningItem, Tag(":reasoning")]
             | Annotated[ItemReference, Tag(":item_reference")],
             # The colon marks a name in an error's location that is no field (`http/body.py`).
@@ -152,12 +170,13 @@ Items = Annotated[
 
 # What a message of the assistant may hold, in the order in which it is written.
 PARTS = ("reasoning_content", "content", "tool_calls")
+SYSTEM = ("system", "developer")
 
 
 def messages_of(items: Iterable[AnyItem], instructions: str | None) -> list[Message]:
     """The conversation that items make: what the assistant thinks, says and calls in a row is one message.
 
-    Instructions and a system message at the beginning are one message, as many templates allow only one.
+    Instructions and system messages at the beginning are one message, as many templates allow only one.
     """
     messages: list[dict[str, Any]] = []
     for item in items:
@@ -167,10 +186,12 @@ def messages_of(items: Iterable[AnyItem], instructions: str | None) -> list[Mess
             messages[-1] |= part | ({"tool_calls": calls} if calls else {})
         else:
             messages.append(part)
-    if instructions and messages and messages[0]["role"] in ("system", "developer"):
-        messages[0]["content"] = f"{instructions}\n\n{messages[0]['content']}"
-    elif instructions:
-        messages.insert(0, {"role": "system", "content": instructions})
+    n_head = next((i for i, one in enumerate(messages) if one["role"] not in SYSTEM), len(messages))
+    head = [text for text in (instructions, *(one["content"] for one in messages[:n_head])) if text]
+    if head:
+        messages[:n_head] = [
+            {"role": messages[0]["role"] if n_head else "system", "content": "\n\n".join(head)}
+        ]
     for one in messages:
         one.setdefault("content", None if "tool_calls" in one else "")
     return [Message.model_construct(**one) for one in messages]
@@ -180,8 +201,9 @@ def _message(item: AnyItem) -> dict[str, Any]:
     """An item as a message, or as a part of the assistant's. Raises TypeError for a reference."""
     if isinstance(item, MessageItem):
         return {"role": item.role, "content": item.content}
-    if isinstance(item, FunctionCallItem):
-        function = {"name": flat_name(item.namespace, item.name), "arguments": item.arguments}
+    if isinstance(item, Call):
+        arguments = as_arguments(item.input) if isinstance(item, CustomCallItem) else item.arguments
+        function = {"name": flat_name(item.namespace, item.name), "arguments": arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         return {"role": "assistant", "tool_calls": [call]}
     if isinstance(item, FunctionOutputItem):

@@ -20,9 +20,10 @@ from slipstream.server.openai.formats.format import (
     Reasoning,
 )
 from slipstream.server.openai.message import call_id
+from slipstream.server.responses.offered import Callee, text_of
 
 Event = dict[str, Any]
-Called = Callable[[str], Mapping[str, str]]  # the fields that name a function, by the model's name of it
+Called = Callable[[str], Callee]  # what a client knows a function by, by the model's name of it
 Status = Literal["completed", "incomplete"]
 SEALED = "slipstream.1."  # what `sealed` text begins with
 
@@ -103,7 +104,8 @@ class Output:
                 events += [*self.close(), *self._begin_call(piece.name)]
             elif isinstance(piece, CallArguments):
                 self._texts.append(piece.text)
-                events.append(self._event("response.function_call_arguments.delta", delta=piece.text))
+                if "arguments" in self.items[-1]:
+                    events.append(self._event("response.function_call_arguments.delta", delta=piece.text))
             elif isinstance(piece, CallEnd):
                 events += self.close()
         return events
@@ -116,8 +118,7 @@ class Output:
         item, text = self.items[-1], "".join(self._texts)
         item["status"] = status
         if kind is CallStart:
-            item["arguments"] = text
-            ends = [self._event("response.function_call_arguments.done", name=item["name"], arguments=text)]
+            ends = self._end_call(item, text)
         else:
             form = self._forms[kind]
             ends = self._end_part(form, item[form.place][0], text)
@@ -148,8 +149,25 @@ class Output:
         return [added, self._event(f"{form.part_event}.added", **{form.index: 0}, part=dict(part))]
 
     def _begin_call(self, name: str) -> list[Event]:
-        fields = {"call_id": f"call_{call_id()}", **self._called(name), "arguments": ""}
-        return [self._begin(CallStart, {"id": self._id("fc_"), "type": "function_call", **fields})]
+        callee = self._called(name)
+        prefix, kind = ("ctc_", "custom_tool_call") if callee.is_custom else ("fc_", "function_call")
+        fields = {
+            "call_id": f"call_{call_id()}",
+            **callee.fields,
+            "input" if callee.is_custom else "arguments": "",
+        }
+        return [self._begin(CallStart, {"id": self._id(prefix), "type": kind, **fields})]
+
+    def _end_call(self, item: dict[str, Any], arguments: str) -> list[Event]:
+        """The text of a custom tool comes in one piece: what the model writes of it is JSON."""
+        if "arguments" in item:
+            item["arguments"] = arguments
+            return [
+                self._event("response.function_call_arguments.done", name=item["name"], arguments=arguments)
+            ]
+        item["input"] = text = text_of(arguments)
+        name = "response.custom_tool_call_input"
+        return [self._event(f"{name}.delta", delta=text), self._event(f"{name}.done", input=text)]
 
     def _begin(self, kind: type[Piece], item: dict[str, Any]) -> Event:
         self._open, self._texts, self._logprobs = kind, [], []

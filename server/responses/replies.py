@@ -62,15 +62,25 @@ class FunctionCallOutput(Shape):
     status: ItemStatus
 
 
+class CustomCallOutput(Shape):
+    id: str
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = optional("of a tool that was given in one")
+    input: str = Field(description="the text for the tool")
+    status: ItemStatus
+
+
 class FunctionResult(Shape):
     id: str
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str
     status: ItemStatus
 
 
-OutputItem = OutputMessage | ReasoningOutput | FunctionCallOutput
+OutputItem = OutputMessage | ReasoningOutput | FunctionCallOutput | CustomCallOutput
 
 
 class InputDetails(Shape):
@@ -157,6 +167,7 @@ class ResponseEvent(Shape):
     text: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     logprobs: list[TokenLogprob] | None = None
 
 
@@ -168,7 +179,7 @@ class DeletedResponse(Shape):
 
 class ItemList(Shape):
     object: Literal["list"]
-    data: list[OutputMessage | ReasoningOutput | FunctionCallOutput | FunctionResult]
+    data: list[OutputItem | FunctionResult]
     first_id: str | None
     last_id: str | None
     has_more: bool

@@ -187,7 +187,8 @@ def choice(asked: ToolChoice | None, offered: Offered) -> Any:
         return "auto"
     if asked.names is None:
         return asked.mode
-    named = [{"type": "function", **offered.called(name)} for name in asked.names]
+    callees = [offered.called(name) for name in asked.names]
+    named = [{"type": "custom" if one.is_custom else "function", **one.fields} for one in callees]
     if asked.mode == "required" and len(named) == 1:
         return named[0]
     return {"type": "allowed_tools", "mode": asked.mode, "tools": named}

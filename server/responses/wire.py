@@ -104,7 +104,7 @@ class ResponsesRequest(Generate):
     text: TextSettings | None = optional("what the reply must be")
     reasoning: ReasoningSettings | None = optional("how the model should think")
     tools: FlatTools = optional(
-        "functions the model may call, also in namespaces; of the tools that OpenAI runs it sees nothing"
+        "functions and custom tools the model may call, also in namespaces; it sees nothing of those that OpenAI runs"
     )
     tool_choice: FlatChoice = optional("whether the model may, must or must not call functions, or which")
     parallel_tool_calls: bool | None = optional("false: one call at most")

@@ -35,7 +35,8 @@ def url() -> str:
 
 @pytest.fixture(scope="session")
 def thinking_url() -> str:
-    """The address of a server whose model thinks "I need it.", then calls `look` where it is among the tools.
+    """The address of a server whose model thinks "I need it.", then calls `look` where it is among the tools,
+    in a namespace or not.
 
     Once the tool has answered it thinks the same, and says: "You said: " with what it finds of its first thinking.
     """

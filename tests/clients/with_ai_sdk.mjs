@@ -197,3 +197,22 @@ for (const [name, [model, options]] of Object.entries(thinkers)) {
     assert.equal(await stream.text, "You said: I need it.");
   });
 }
+
+test("responses: a tool that takes a text", async () => {
+  const provider = createOpenAI(THINKING);
+  const inputs = [];
+  const execute = async (input) => {
+    inputs.push(input);
+    return "done";
+  };
+  const asked = { prompt: QUESTION, tools: { look: provider.tools.customTool({ name: "look", execute }) } };
+  for (const store of [true, false]) {
+    const options = { ...shown, store };
+    const more = { stopWhen: stepCountIs(2), maxRetries: 0, providerOptions: { openai: options } };
+    const reply = await generateText({ model: provider("any"), ...asked, ...more });
+    assert.equal(reply.text, "You said: I need it.");
+    const stream = streamText({ model: provider("any"), ...asked, ...more });
+    assert.equal(await stream.text, "You said: I need it.");
+  }
+  assert.deepEqual(inputs, Array(4).fill('{"name": "it", "count": 1}'));
+});

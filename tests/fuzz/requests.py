@@ -56,6 +56,8 @@ ITEMS = [
     {"role": "developer", "content": "Be short."},
     {"role": "user", "content": [{"type": "input_text", "text": "Look."}]},
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "custom_tool_call", "call_id": "call_2", "name": "apply", "input": "x"},
+    {"type": "custom_tool_call_output", "call_id": "call_2", "output": "done"},
     {"type": "reasoning", "summary": [], "encrypted_content": "slipstream.1.aG0="},
     {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"name": "a", "n": 1}'},
     {"type": "function_call_output", "call_id": "c1", "output": "seen"},
@@ -159,6 +161,11 @@ REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
         tools=[
             {"type": "function", "name": "look", "parameters": SCHEMA},
             {"type": "web_search"},
+            {
+                "type": "custom",
+                "name": "apply",
+                "format": {"type": "grammar", "syntax": "regex", "definition": "a"},
+            },
             {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "find"}]},
         ],
         tool_choice={"type": "function", "name": "look"},

@@ -247,6 +247,26 @@ CHATS = (
         },
     ),
     Shape(
+        "clients that keep arguments as objects",
+        {
+            "messages": [
+                SYSTEM,
+                ASKED,
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [
+                        {"function": {"name": "read_file", "arguments": {"path": "a.py"}}, "type": "function"}
+                    ],
+                },
+                {"role": "tool", "content": "x = 1", "name": "read_file"},
+            ],
+            "tools": [READ],
+        },
+        told=[*CALLED[:2], ("assistant", 'read_file{"path":"a.py"}'), CALLED[3]],
+        tools=["read_file"],
+    ),
+    Shape(
         "agents whose tools have no arguments",
         {
             "model": "local",

@@ -28,8 +28,10 @@ def thinks(request: Request) -> Iterator[Step]:
     assert isinstance(chat, Chat)
     earlier = [str(one.get("reasoning_content") or "").strip() for one in chat.messages]
     text = THOUGHT + "You said: " + " ".join(one for one in earlier if one)
-    if "tools" in chat.template_kwargs and chat.messages[-1]["role"] == "user":
-        call = '{"name": "look", "arguments": {"name": "it", "count": 1}}'
+    tools = [one["function"]["name"] for one in chat.template_kwargs.get("tools", ())]
+    if chat.messages[-1]["role"] == "user" and any(name.endswith("look") for name in tools):
+        name = next(name for name in tools if name.endswith("look"))
+        call = f'{{"name": "{name}", "arguments": {{"name": "it", "count": 1}}}}'
         text = f"{THOUGHT}<tool_call>\n{call}\n</tool_call>"
     tokens = [text[i : i + 3] for i in range(0, len(text), 3)]
     for one in tokens:
@@ -48,7 +50,7 @@ def load(settings: Settings) -> AsyncEngine:
     engine = FakeEngine(script=lambda request: words(request, delay_s=delay_s))
     if "THINKING" in settings.model:
         engine = FakeEngine(script=thinks)
-        engine.info = replace(INFO, chat_template=TEMPLATE)
+        engine.info = replace(INFO, chat_template=TEMPLATE, n_ctx=1 << 17)  # agents have long prompts
     if "DYING" in settings.model:
         engine.status = "failed"
     return engine

@@ -339,8 +339,8 @@ class FakeEngine:
 
     def _check(self, request: Request) -> None:
         n_prompt = prompt_length(request)
-        if n_prompt >= N_CTX:
-            raise ContextTooLong(n_prompt, N_CTX)
+        if n_prompt >= self.info.n_ctx:
+            raise ContextTooLong(n_prompt, self.info.n_ctx)
         unknown = [one for one in request.speculate.types or () if one not in DRAFTERS]
         if unknown:
             raise Unsupported("speculative.types", f"{unknown[0]} is not loaded")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import orjson
 import pytest
 from openai import OpenAI
 
@@ -80,10 +81,10 @@ def test_functions_in_namespaces(client: OpenAI, server: Served) -> None:
     (call,) = final.output
     assert (call.namespace, call.name, ended.name) == ("mcp__a", "get_weather", "get_weather")
     assert [one.type for one in final.tools] == ["function", "namespace", "namespace"]
-    assert [one.name for one in final.tools[1].tools] == ["get_weather"]
+    assert [one.name for one in final.tools[1].tools] == ["get_weather", "x"]
     shown = [one["function"]["name"] for one in server.engine.requests[-1].prompt.template_kwargs["tools"]]
     assert shown[:2] == ["ping", "mcp__a__get_weather"]
-    assert len(shown[2]) == 64
+    assert (shown[2], len(shown[3])) == ("mcp__a__x", 64)
     choice = {"type": "function", "name": "get_weather", "namespace": "mcp__a"}
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     more = {"previous_response_id": final.id, "tool_choice": choice, "tools": tools}
@@ -94,3 +95,39 @@ def test_functions_in_namespaces(client: OpenAI, server: Served) -> None:
     assert next(iter(client.responses.input_items.list(kept.id, order="asc"))).namespace == "mcp__a"
     error = refused(server, tools=[{**LOOK, "name": "mcp__a__get_weather"}, tools[0]])
     assert (error["param"], "a name of its own" in error["message"]) == ("tools", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"input": "*** \\"é\\" ***"}', '*** "é" ***'),
+        ('{"input": "cut', "cut"),
+        ('{"patch": 1}', '{"patch": 1}'),
+        ("{", "{"),
+    ],
+)
+def test_tools_that_take_a_text(client: OpenAI, server: Served, arguments: str, text: str) -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+    tool = {"type": "custom", "name": "patch", "description": "Patches.", "format": form}
+    end = "}\n</tool_call>" if arguments.endswith("}") else ""
+    server.engine.script = says(f'<tool_call>\n{{"name": "patch", "arguments": {arguments}{end}')
+    with client.responses.stream(model="m", input="Hi", tools=[tool]) as stream:
+        seen = list(stream)
+        final = stream.get_final_response()
+    (shown,) = server.engine.requests[-1].prompt.template_kwargs["tools"]
+    assert shown["function"]["description"].startswith(
+        "Patches.\n\nThe input follows this lark grammar:\nstart"
+    )
+    (call,) = final.output
+    assert (call.type, call.name, call.input) == ("custom_tool_call", "patch", text)
+    (delta,) = [one.delta for one in seen if one.type == "response.custom_tool_call_input.delta"]
+    (ended,) = [one.input for one in seen if one.type == "response.custom_tool_call_input.done"]
+    assert delta == ended == text
+    assert final.tools[0].format.definition == "start: /.+/"
+    output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    choice = {"type": "custom", "name": "patch"}
+    more = {"previous_response_id": final.id, "tools": [tool], "tool_choice": choice}
+    assert server.post(PATH, {"input": [output], **more}).json()["tool_choice"] == choice
+    _, calling, result = asked(server)
+    assert orjson.loads(calling["tool_calls"][0]["function"]["arguments"]) == {"input": text}
+    assert result == {"role": "tool", "content": "done", "tool_call_id": call.call_id}

@@ -42,7 +42,7 @@ CODEX = {
             "type": "custom",
             "name": "apply_patch",
             "description": "d",
-            "format": {"type": "grammar", "syntax": "lark"},
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
         },
         {"type": "namespace", "name": "mcp__docs__", "description": "d", "tools": [{**FLAT, "name": "find"}]},
         {"type": "image_generation", "output_format": "png"},
@@ -65,17 +65,18 @@ RESPONSES = (
         | {
             "input": [
                 item("developer", "<permissions>"),
+                item("developer", "<skills>"),
                 item("user", "<environment_context>"),
                 item("user", "Fix it."),
             ]
         },
         told=[
-            ("system", "You are a coding agent.\n\n<permissions>"),
+            ("system", "You are a coding agent.\n\n<permissions>\n\n<skills>"),
             ("user", "<environment_context>"),
             ("user", "Fix it."),
         ],
         path="/v1/responses",
-        tools=["read_file", "mcp__docs__find"],
+        tools=["read_file", "apply_patch", "mcp__docs__find"],
     ),
     Shape(
         "Codex: after calls",
@@ -100,6 +101,8 @@ RESPONSES = (
                     "call_id": "c2",
                 },
                 {"type": "function_call_output", "call_id": "c2", "output": "none"},
+                {"type": "custom_tool_call", "call_id": "c3", "name": "apply_patch", "input": "***"},
+                {"type": "custom_tool_call_output", "call_id": "c3", "output": "done"},
             ],
         },
         told=[
@@ -109,9 +112,11 @@ RESPONSES = (
             ("tool", "x = 1"),
             ("assistant", f"mcp__docs__find{ARGUMENTS}"),
             ("tool", "none"),
+            ("assistant", 'apply_patch{"input":"***"}'),
+            ("tool", "done"),
         ],
         path="/v1/responses",
-        tools=["read_file", "mcp__docs__find"],
+        tools=["read_file", "apply_patch", "mcp__docs__find"],
     ),
     Shape(
         "OpenAI's Agents SDK",

@@ -316,6 +316,7 @@ OF_RESPONSES = [
     response("input", "string or a list", input={"role": "user", "content": "a"}),
     response("input", "at most", input=[{"role": "user", "content": "a"}] * 5000),
     response("input[0]", "object with a type", input=["a"]),
+    item(".input", "field is required", "missing_field", type="custom_tool_call", call_id="c", name="a"),
     item("", "only items of the types", UNSUPPORTED, type="computer_call", call_id="c"),
     item("", "only items of the types", UNSUPPORTED, type=7),
     item(".role", "Input should be", role="tool", content="a"),
@@ -359,7 +360,7 @@ OF_RESPONSES = [
     response("tools", "name of its own", tools=[LOOK, LOOK]),
     response("tools", "A namespace's name", tools=[{"type": "namespace", "name": "a b", "tools": []}]),
     response("tools", "A namespace's name", tools=[{"type": "namespace", "tools": [LOOK]}]),
-    response("tools", "a list of tools", tools=[{"type": "namespace", "name": "a", "tools": LOOK}]),
+    response("tools", "a list of at most 128", tools=[{"type": "namespace", "name": "a", "tools": LOOK}]),
     response(
         "tools", "its description", tools=[{"type": "namespace", "name": "a", "tools": [], "description": 1}]
     ),
@@ -369,6 +370,16 @@ OF_RESPONSES = [
         tools=[{"type": "namespace", "name": "a", "tools": [{**LOOK, "name": "a b"}]}],
     ),
     response("tools", "at most 128 tools", tools=[{"type": "namespace", "name": "a", "tools": [LOOK] * 129}]),
+    response("tools", "an object with a name", tools=[{"type": "custom"}]),
+    response("tools", "A description should be", tools=[{"type": "custom", "name": "a", "description": 1}]),
+    response("tools", "A format should be", tools=[{"type": "custom", "name": "a", "format": "text"}]),
+    response("tools", "A format should be", tools=[{"type": "custom", "name": "a", "format": {"type": "x"}}]),
+    response(
+        "tools",
+        "A format should be",
+        tools=[{"type": "custom", "name": "a", "format": {"syntax": "lark", "definition": "a"}}],
+    ),
+    response("tool_choice", "not among the tools", tools=[LOOK], tool_choice={"type": "custom", "name": "a"}),
     response(
         "tool_choice",
         "not among the tools",
