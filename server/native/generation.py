@@ -17,6 +17,7 @@ from slipstream.server.native.line_limits import LimitedText
 from slipstream.server.openai import readers
 from slipstream.server.openai.convert import Caller, chat_fields, completion_job, first
 from slipstream.server.openai.job import Job
+from slipstream.server.openai.progress import FIELDS
 from slipstream.server.openai.readers import INT32
 from slipstream.server.openai.wire import CompletionRequest, Generate
 
@@ -83,15 +84,13 @@ def infill_job(wire: InfillRequest, caller: Caller) -> Job:
 
 def _job(wire: NativeRequest, prompts: list[Any], caller: Caller, field: str) -> Job:
     n = first(wire.n, wire.n_cmpl)
-    shared: Mapping[str, Any] = chat_fields(wire.model_copy(update={"n": None, **_SHOWN})) | {"n": n}
+    shared: Mapping[str, Any] = chat_fields(wire.model_copy(update={"n": None}), FIELDS) | {"n": n}
     plain = CompletionRequest.model_construct(**shared, prompt=prompts)
     job = completion_job(plain, caller, NativeForm(wire=wire, prompt_field=field))
     text = partial(_text, wire.n_indent or 0, max(0, wire.t_max_predict_ms or 0) / 1000)
     return replace(
         job,
         wanted=replace(job.wanted, text=text),
-        progress=bool(wire.return_progress),
-        timings=bool(wire.timings_per_token),
         # The first event of a stream says which slot it has.
         requests=tuple(replace(one, progress=job.stream) for one in job.requests),
     )
@@ -99,10 +98,6 @@ def _job(wire: NativeRequest, prompts: list[Any], caller: Caller, field: str) ->
 
 def _text(n_indent: int, seconds: float, prompt_tail: str) -> LimitedText:
     return LimitedText(n_indent, seconds)
-
-
-# These replies have a place for them.
-_SHOWN = {"return_progress": None, "timings_per_token": None}
 
 
 def texts_of(job: Job) -> Sequence[Prompt]:

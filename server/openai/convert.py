@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -133,15 +133,15 @@ _OFF: Mapping[str, Mapping[str, float]] = {
 }
 
 
-def chat_fields(wire: Generate) -> dict[str, Any]:
+def chat_fields(wire: Generate, shown: Collection[str] = ()) -> dict[str, Any]:
     """The fields of `wire` that a `ChatRequest` has too, for a dialect whose replies are one message.
 
-    Raises `Refused` for a field that such replies have no place for.
+    shown: fields that these replies have a place for, of those that shape OpenAI's. Raises `Refused` for the others.
     """
     if (wire.n or 1) > 1:
         raise unsupported("n", "a reply is one message here; /v1/chat/completions has choices")
     for name in _SHAPES:
-        if getattr(wire, name):
+        if getattr(wire, name) and name not in shown:
             raise unsupported(name, "only replies with choices have a place for it")
     return {name: getattr(wire, name) for name in Generate.model_fields}
 

@@ -9,6 +9,9 @@ from slipstream.engine.api import Delta, Progress
 from slipstream.server.openai import figures
 from slipstream.server.report.tally import ms
 
+# Fields of requests.
+FIELDS = ("return_progress", "timings_per_token")
+
 
 def prompt_progress(far: Progress) -> dict[str, Any]:
     """`prompt_progress` of a chunk."""

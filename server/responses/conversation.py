@@ -14,6 +14,7 @@ from slipstream.engine.errors import ContextTooLong, TextTooLong
 from slipstream.server.http.error_table import bad_request, not_found
 from slipstream.server.openai.convert import Caller, chat_fields, chat_job
 from slipstream.server.openai.job import Job
+from slipstream.server.openai.progress import FIELDS
 from slipstream.server.openai.wire import MAX_MESSAGES, ChatRequest
 from slipstream.server.responses.input_items import AnyItem, ItemReference, Items, MessageItem, messages_of
 from slipstream.server.responses.kept import KeptResponses
@@ -64,7 +65,7 @@ def response_job(wire: ResponsesRequest, items: Sequence[AnyItem], caller: Calle
     if source and wire.response_format:
         raise bad_request("text.format: cannot be combined with response_format", param="text.format")
     fields: dict[str, Any] = {
-        **chat_fields(wire),
+        **chat_fields(wire, FIELDS),
         "messages": messages_of(items, wire.instructions),
         "max_completion_tokens": wire.max_output_tokens,
         "logprobs": bool(wire.top_logprobs) or LOGPROBS in (wire.include or ()) or None,

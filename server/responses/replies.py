@@ -7,7 +7,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from slipstream.server.describe.shape import Shape, optional
-from slipstream.server.openai.replies import Metrics, Resolved, Timings, TokenLogprob
+from slipstream.server.openai.replies import (
+    Metrics,
+    PromptProgress,
+    Resolved,
+    Timings,
+    TimingsSoFar,
+    TokenLogprob,
+)
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -163,6 +170,10 @@ class ResponseEvent(Shape):
     content_index: int | None = None
     summary_index: int | None = None
     part: OutputText | ReasoningText | SummaryText | None = None
+    prompt_progress: PromptProgress | None = optional("with `return_progress`, in events of their own")
+    timings: Timings | TimingsSoFar | None = optional(
+        "with `timings_per_token`, beside what is added, and at the end"
+    )
     delta: str | None = optional("text to be joined to that before")
     text: str | None = None
     name: str | None = None

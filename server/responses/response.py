@@ -9,12 +9,13 @@ from typing import Any
 
 import orjson
 
-from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo
+from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress
 from slipstream.server.http.error_table import Problem
 from slipstream.server.http.sse import named_event
 from slipstream.server.openai import figures
 from slipstream.server.openai import wire_logprobs as logprobs
 from slipstream.server.openai.job import Happened, Job, Reply, delta_of
+from slipstream.server.openai.progress import TimingsSoFar, prompt_progress
 from slipstream.server.openai.tools import ToolChoice
 from slipstream.server.responses.offered import Offered
 from slipstream.server.responses.output import Event, Output
@@ -56,6 +57,7 @@ class ResponseReply:
             seals=SEALED_THINKING in (form.wire.include or ()),
         )
         self._n_events = 0
+        self._timings = TimingsSoFar()
         self.response = {**begun(form.wire, job.id, info), "store": form.is_kept}
 
     def is_ended(self, index: int) -> bool:
@@ -66,7 +68,12 @@ class ResponseReply:
             yield self._sent({"type": name, "response": self.response})
 
     def piece(self, index: int, happened: Happened) -> Iterable[bytes]:
-        return [self._sent(one) for one in self._add(happened)]
+        if isinstance(happened, Progress):
+            return self._progress(happened)
+        events, timed = self._add(happened), {}
+        if self._job.timings:
+            timed = {"timings": self._timings.after(delta_of(happened))}
+        return [self._sent(one | timed if "delta" in one else one) for one in events]
 
     def keep(self, index: int, happened: Echo | Delta) -> None:
         self._add(happened)
@@ -74,7 +81,8 @@ class ResponseReply:
     def end(self, index: int, ends: Mapping[int, Done]) -> Iterator[bytes]:
         for one in self._finish([ends[index]]):
             yield self._sent(one)
-        yield self._sent({"type": f"response.{self.response['status']}", "response": self.response})
+        timed = {"timings": self.response["timings"]} if self._job.timings else {}
+        yield self._sent({"type": f"response.{self.response['status']}", "response": self.response, **timed})
 
     def whole(self, ends: Sequence[Done]) -> bytes:
         self._finish(ends)
@@ -94,6 +102,17 @@ class ResponseReply:
         """End the response as its client asked for."""
         self._output.close("incomplete")
         self._end(status="cancelled")
+
+    def _progress(self, far: Progress) -> Iterable[bytes]:
+        timings = self._timings.prompt(far)
+        if not self._job.progress:
+            return ()
+        event = {
+            "type": "response.in_progress",
+            "response": self.response,
+            "prompt_progress": prompt_progress(far),
+        }
+        return (self._sent(event | ({"timings": timings} if self._job.timings else {})),)
 
     def _add(self, happened: Happened) -> list[Event]:
         delta = delta_of(happened)

@@ -350,3 +350,17 @@ def test_extensions_work_as_in_a_chat(server: Served) -> None:
     assert (request.sampling.seed, request.sampling.top_k, request.stop) == (5, 3, ("x",))
     assert (request.speculate.n_max, request.prediction) == (2, "w0")
     assert (response["seed"], response["speculative"]["n_max"]) == (5, 2)
+
+
+def test_progress_and_times(server: Served) -> None:
+    streamed = events(server, return_progress=True, timings_per_token=True)
+    far = [one for one in streamed if "prompt_progress" in one]
+    assert [(one["type"], one["prompt_progress"]["processed"]) for one in far] == [
+        ("response.in_progress", 1),
+        ("response.in_progress", 2),
+        ("response.in_progress", 3),
+    ]
+    deltas = [one for one in streamed if one["type"] == "response.output_text.delta"]
+    assert [one["timings"]["predicted_n"] for one in deltas] == [3, 6, 9, 10]
+    assert streamed[-1]["timings"] == streamed[-1]["response"]["timings"]
+    assert not any("timings" in one or "prompt_progress" in one for one in events(server))
