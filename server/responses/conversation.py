@@ -17,7 +17,7 @@ from slipstream.server.openai.job import Job
 from slipstream.server.openai.progress import FIELDS
 from slipstream.server.openai.wire import MAX_MESSAGES, ChatRequest
 from slipstream.server.responses.input_items import AnyItem, ItemReference, Items, MessageItem, messages_of
-from slipstream.server.responses.kept import KeptResponses
+from slipstream.server.responses.kept import MOST_CHAINED, KeptResponses
 from slipstream.server.responses.response import PREFIX, ResponseForm
 from slipstream.server.responses.wire import LOGPROBS, ResponsesRequest
 
@@ -52,6 +52,9 @@ async def before(wire: ResponsesRequest, kept: KeptResponses, tenant: str) -> li
         which = "it" if error.args[0] == wire.previous_response_id else "one before it"
         message = f"previous_response_id: {which} is not kept, or not any more (see --responses-kept)"
         raise not_found(message, code="previous_response_not_found", param="previous_response_id") from None
+    except OverflowError:
+        message = f"previous_response_id: the conversation before is longer than {MOST_CHAINED >> 20} MiB"
+        raise bad_request(message, param="previous_response_id") from None
     raw = [item for one in chain for item in (*one.input, *one.body["output"])]
     if len(raw) + len(wire.input) > MAX_MESSAGES:
         message = f"previous_response_id: the conversation has more than {MAX_MESSAGES} items"

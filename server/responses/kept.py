@@ -25,10 +25,22 @@ T = TypeVar("T")
 
 IN_MEMORY = "memory"
 MOST_BYTES = 64 << 20  # of an API key's responses
+MOST_CHAINED = (
+    8 << 20
+)  # bytes of a conversation: reading them holds the interpreter, for some milliseconds per MiB
 TABLE = """
 create table if not exists responses (
     tenant text, id text, previous text, size integer, used integer, input blob, body blob, primary key (tenant, id)
 )
+"""
+# The ids and sizes of a response and those before it.
+CHAIN = """
+with recursive chain(id, previous, size, n) as (
+    select id, previous, size, 1 from responses where tenant = ?1 and id = ?2
+    union all
+    select one.id, one.previous, one.size, n + 1 from responses one join chain on one.id = chain.previous
+    where one.tenant = ?1 and n < ?3
+) select id, size from chain
 """
 
 
@@ -66,7 +78,10 @@ class KeptResponses:
         return bool(await self._do(lambda: self._run(statement, tenant, response_id)))
 
     async def chain(self, tenant: str, response_id: str) -> list[Kept]:
-        """A response and those before it, the oldest first. Raises `LookupError` with the id of one that is missing."""
+        """A response and those before it, the oldest first.
+
+        Raises `LookupError` with the id of one that is missing, `OverflowError` if they are longer than `MOST_CHAINED`.
+        """
         return await self._do(lambda: self._chain(tenant, response_id))
 
     async def _do(self, work: Callable[[], T]) -> T:
@@ -114,6 +129,9 @@ class KeptResponses:
         return next((Kept(one[0], orjson.loads(one[1]), orjson.loads(one[2])) for one in rows), None)
 
     def _chain(self, tenant: str, response_id: str) -> list[Kept]:
+        sizes = dict(self._run(CHAIN, tenant, response_id, self.most))
+        if sum(sizes.values()) > MOST_CHAINED:
+            raise OverflowError
         chain: list[Kept] = []
         next_id: str | None = response_id
         while next_id is not None:

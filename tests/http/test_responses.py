@@ -291,6 +291,16 @@ def test_a_file_outlives_the_server(tmp_path: Any) -> None:
         assert [each["content"] for each in asked(one)] == ["one", TEN, "two"]
 
 
+def test_a_conversation_that_is_too_long_to_read_is_refused(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = server.post(PATH, {"input": "a" * 3000}).json()["id"]
+    second = server.post(PATH, {"input": "b", "previous_response_id": first}).json()["id"]
+    monkeypatch.setattr("slipstream.server.responses.kept.MOST_CHAINED", 5000)
+    error = refused(server, previous_response_id=second)
+    assert (error["param"], "longer than" in error["message"]) == ("previous_response_id", True)
+
+
 def slowly(request: Request) -> Iterator[Any]:
     yield delta("slow ")
     yield 30.0
