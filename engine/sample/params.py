@@ -76,7 +76,8 @@ def resolve_sampling(
         value = given if given is not None else defaults.get(name, fallback)
         _check_range(name, value)
         values[name] = type(fallback)(value)
-    bias = {token_id: amount for token_id, amount in sampling.logit_bias if isinstance(token_id, int)}
+    asked = dict(sampling.logit_bias)
+    bias = {token_id: amount for token_id, amount in asked.items() if isinstance(token_id, int)}
     for token_id, amount in bias.items():
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest("logit_bias", f"token {token_id} is not in the vocabulary of {vocab_size}")

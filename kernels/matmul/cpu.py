@@ -4,7 +4,8 @@ oneDNN sums an inner dimension of at most 1024 in one order, whatever the number
 differently. So the inner dimension is cut into fixed chunks and the partial results are added in order.
 
 Where it has no products in bfloat16 the weight is kept in float32, twice as large, and the result is rounded once:
-torch's own bfloat16 takes ten times as long there.
+torch's own bfloat16 takes ten times as long there. The same on CPUs with AMX, whose tiles sum a row in another order
+than the products of few rows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import llvmlite.binding
 import torch
 from torch import Tensor
 
@@ -71,7 +73,8 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the products."""
-    narrow = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    has_tiles = llvmlite.binding.get_host_cpu_features().get("amx-bf16")
+    narrow = torch.ops.mkldnn._is_mkldnn_bf16_supported() and not has_tiles
     return dtype if dtype != torch.bfloat16 or narrow else torch.float32
 
 

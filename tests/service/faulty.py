@@ -32,8 +32,8 @@ def load(settings: Settings) -> AsyncEngine:
     broken: list[Callable[[], BaseException]] = []
     n_since = 0
 
-    def counting(request_id: str, new_slot: Callable[[int], Any], owner: str) -> None:
-        add(request_id, new_slot, owner)
+    def counting(request_id: str, new_slot: Callable[[int], Any], *more: Any) -> None:
+        add(request_id, new_slot, *more)
         prompt = new_slot(0).request.prompt
         broken.extend(CAUSES[name] for name in CAUSES if prompt == f"BREAK {name}")
 
