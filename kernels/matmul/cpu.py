@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import llvmlite.binding
 import torch
 from torch import Tensor
 
@@ -73,8 +72,7 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the products."""
-    has_tiles = llvmlite.binding.get_host_cpu_features().get("amx-bf16")
-    narrow = torch.ops.mkldnn._is_mkldnn_bf16_supported() and not has_tiles
+    narrow = torch.ops.mkldnn._is_mkldnn_bf16_supported() and not torch.cpu._is_amx_tile_supported()
     return dtype if dtype != torch.bfloat16 or narrow else torch.float32
 
 
