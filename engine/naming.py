@@ -41,7 +41,22 @@ CHAT_FORMATS = (
         "mistral-list",
         "deepseek",
     ),
-    *("deepseek-v3.1", "glm", "harmony"),
+    *("deepseek-v3.1", "glm", "gemma4", "harmony"),
+)
+# What `--chat-template` takes beside Jinja text, the table in `text/named_templates.py`.
+CHAT_TEMPLATES = (
+    *(
+        "chatml",
+        "command-r",
+        "deepseek3",
+        "gemma",
+        "granite",
+        "llama2",
+        "llama3",
+        "mistral-v7-tekken",
+        "phi3",
+    ),
+    *("phi4", "vicuna", "zephyr"),
 )
 _ALIKE = 0.7  # least likeness of two names, of 1, to suggest one for the other
 

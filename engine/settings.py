@@ -63,7 +63,8 @@ class Settings:
         "--served-model-name",
     )
     chat_template: str | None = setting(
-        None, "Jinja text that replaces all chat templates of the model's files; there are no built-in ones"
+        None,
+        "Jinja text that replaces all chat templates of the model's files, or a name such as chatml or llama3",
     )
     chat_template_file: str | None = setting(None, "file of such a text")
     tags: str | None = setting(None, "comma list of tags that /v1/models shows")

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import fields
 
 from slipstream.engine.errors import SettingError
-from slipstream.engine.naming import ALL_DRAFTERS, DRAFTERS, NO_DRAFTER, TEST_DRAFTERS, did_you_mean
+from slipstream.engine.naming import (
+    ALL_DRAFTERS,
+    CHAT_TEMPLATES,
+    DRAFTERS,
+    NO_DRAFTER,
+    TEST_DRAFTERS,
+    did_you_mean,
+)
 from slipstream.engine.settings import Settings
 
 
@@ -31,8 +38,9 @@ def check(settings: Settings) -> None:
 
 def _check_template(settings: Settings) -> None:
     text = settings.chat_template
-    if text is not None and "{" not in text:
-        reason = "is no Jinja text, and there are no built-in templates; --chat-template-file reads a file"
+    if text is not None and "{" not in text and text not in CHAT_TEMPLATES:
+        hint = did_you_mean(text, CHAT_TEMPLATES)
+        reason = f"must be Jinja text or one of {', '.join(CHAT_TEMPLATES)}{hint}; --chat-template-file reads a file"
         raise SettingError("chat_template", text[:64] or "''", reason)
     if text is not None and settings.chat_template_file is not None:
         raise SettingError("chat_template_file", settings.chat_template_file, "--chat-template is given too")

@@ -125,6 +125,11 @@ SAMPLES = [
         "</tool_call>",
     ),
     Sample(
+        "gemma4",
+        "<|channel>thought\nI think\nso\n<channel|>Let me see.<|tool_call>call:get_weather{city:"
+        '<|"|>Oslo é 😀<|"|>,days:2}<tool_call|><|tool_call>call:ping{}<tool_call|><|tool_response>',
+    ),
+    Sample(
         "harmony",
         "<|channel|>analysis<|message|>I think\nso<|end|><|start|>assistant<|channel|>commentary<|message|>Let me "
         "see.<|end|><|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>"
@@ -223,6 +228,11 @@ SCRAPS = st.sampled_from(
             "<｜tool▁sep｜>",
             "analysis",
             " to=functions.ping",
+            "<|tool_call>call:ping{",
+            '<|"|>',
+            "a:1,",
+            "[{",
+            "}<tool_call|>",
             "<",
             "</",
             "\n",
@@ -280,6 +290,8 @@ def squeezed(text: str, without: Sequence[str]) -> str:
         ("glm", "<tool_call>ping\n<arg_key>a</arg_key>oops<arg_value>b</arg_value></tool_call>"),
         ("qwen3-coder", "<tool_call>\n<function=ping>\n</tool_call"),
         ("qwen3-coder", "<tool_call>\n<parameter=a>\n1\n</parameter>\n</tool_call>"),
+        ("gemma4", "<|tool_call>ping<tool_call|> tail"),
+        ("gemma4", "<|tool_call>call:two words{}<tool_call|>"),
         ("harmony", "no header at all"),
         ("none", "<think>x</think><tool_call>{}</tool_call>"),
     ],
@@ -399,6 +411,7 @@ EXCERPTS = {
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>\n```json\n </think>",
     "deepseek-v3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜> </think>",
     "glm": "{{ tools }}<tool_call>{name}\n<arg_key>k</arg_key>\n<arg_value>v</arg_value></tool_call></think>",
+    "gemma4": '{{ tools }}<|tool_call>call:{{ name }}{ {{ key }}:<|"|>{{ value }}<|"|> }<tool_call|>',
     "harmony": "# Valid channels: analysis, commentary, final. <|start|>assistant<|channel|>final<|message|>",
     "plain": "{{ '<think>' }}{{ content.split('</think>')[-1] }}",
     "none": "{{ messages }} <seed:tool_call><function=f><parameter=a>",
@@ -503,6 +516,11 @@ ENFORCED = {
         "\n",
         "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>",
     ),
+    "gemma4": (
+        '<|tool_call>call:get_weather{city:<|"|>Oslo é 😀<|"|>,days:2}<tool_call|>',
+        "",
+        '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>}<tool_call|>',
+    ),
 }
 
 
@@ -522,6 +540,62 @@ def test_forced_calls(name: str, with_tokens: bool, vocabulary: Tokenizer) -> No
         assert not accepts(one, call + between + call, used)
         assert accepts(known.forced([WEATHER, PING], many=True), call + between + call, used)
     assert not accepts(known.forced([PING], many=False), call, used)
+
+
+NESTED = Tool(
+    "plan",
+    {
+        "type": "object",
+        "properties": {
+            "stops": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"name": {"type": "string"}, "lat": {"type": "number"}},
+                    "required": ["name"],
+                },
+            },
+            "by": {"type": ["string", "null"]},
+            "fast": {"type": "boolean"},
+            "extra": {},
+        },
+        "required": ["stops"],
+    },
+)
+
+
+@pytest.mark.parametrize("with_tokens", [True, False])
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("{stops:[]}", {"stops": []}),
+        (
+            '{by:null,extra:{a:[1,true,{}],b:"x,y:z}"},fast:false,stops:[{lat:-1.5,name:"Å\n"},{name:"B"}]}',
+            {
+                "by": None,
+                "extra": {"a": [1, True, {}], "b": "x,y:z}"},
+                "fast": False,
+                "stops": [{"lat": -1.5, "name": "Å\n"}, {"name": "B"}],
+            },
+        ),
+        ('{by:"bus",stops:[{name:"<tool_call|>"}]}', {"by": "bus", "stops": [{"name": "<tool_call|>"}]}),
+    ],
+)
+def test_nested_arguments_of_gemma(
+    written: str, arguments: dict[str, Any], with_tokens: bool, vocabulary: Tokenizer
+) -> None:
+    plain = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
+    call = f"<|tool_call>call:plan{written}<tool_call|>".replace('"', '<|"|>')
+    for parts in ([call], list(call)):
+        told = calls_of(pieces("gemma4", parts, tools={"plan": NESTED}))
+        assert [(name, json.loads(text)) for name, text in told] == [("plan", arguments)]
+    forced = known_of(BY_NAME["gemma4"], vocabulary if with_tokens else None).forced([NESTED], many=True)
+    used = vocabulary if with_tokens else plain
+    if not with_tokens or "<tool_call|>" not in written:  # as a token it cannot be text
+        assert accepts(forced, call, used)
+        assert accepts(forced, call + call, used)
+    for wrong in (call.replace("stops", "stop"), call.replace("]}", "],}"), call.replace("{", "{,", 1)):
+        assert not accepts(forced, wrong, used), wrong
 
 
 def test_a_choice_between_calls_and_json(vocabulary: Tokenizer) -> None:

@@ -13,6 +13,7 @@ from slipstream.server.openai.formats.deepseek import DEEPSEEK, DEEPSEEK_V31
 from slipstream.server.openai.formats.derived import NAME as DERIVED
 from slipstream.server.openai.formats.derived import derived, thinking
 from slipstream.server.openai.formats.format import Format
+from slipstream.server.openai.formats.gemma4 import GEMMA4
 from slipstream.server.openai.formats.generic import GENERIC
 from slipstream.server.openai.formats.glm import GLM
 from slipstream.server.openai.formats.harmony import HARMONY
@@ -32,6 +33,7 @@ FORMATS: tuple[Format, ...] = (
     MISTRAL_LIST,
     GLM,
     QWEN3_CODER,
+    GEMMA4,
     HERMES,
     LLAMA3,
     PLAIN,
