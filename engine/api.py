@@ -100,7 +100,9 @@ class Request:
     max_tokens: int | None = None  # None: until the end token or the context's end
     min_tokens: int = 0  # no end token, stop token or stop string ends the reply before
     logprobs: int | None = None  # alternatives per token, 0 … MOST_LOGPROBS; None: no log-probabilities
-    echo: bool = False  # the prompt is sent back first, with its log-probabilities if those are asked for
+    # Alternatives per token of the prompt, 0 … MOST_LOGPROBS; None: no log-probabilities of the prompt.
+    prompt_logprobs: int | None = None
+    echo: bool = False  # the prompt is sent back first, as it is wherever its log-probabilities are asked for
     grammar: Grammar | None = None
     skip_special: bool = True  # leave control tokens out of the text
     prediction: str | None = None  # text the reply is expected to resemble; the draft source of highest prior
@@ -127,7 +129,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt sent back: the first event of a request with `echo`."""
+    """The prompt sent back: the first event of a request with `echo` or `prompt_logprobs`."""
 
     token_ids: tuple[int, ...]
     pieces: tuple[str, ...]  # text of each token; joined they are the prompt's

@@ -173,7 +173,7 @@ def _split(works: Sequence[Work], logits: Tensor) -> tuple[Tensor, list[tuple[Ju
     for one, end in zip(works, ends, strict=True):
         rows = logits[end - one.n_logits : end]  # [n_logits of the work, vocab]
         picked.append(rows[one.n_logits - one.n_picks :])
-        slot, n_top = one.slot, one.slot.request.logprobs
+        slot, n_top = one.slot, one.slot.request.prompt_logprobs
         if slot.prompt_logprobs is None or n_top is None:
             prompts.append(None)
             continue

@@ -73,6 +73,6 @@ class SlotFactory:
             stats=SlotStats(admitted_s=prepared.admitted_s, histogram=histogram),
             prediction=prepared.prediction,
             constraint=prepared.constraint,
-            prompt_logprobs=[] if request.echo and request.logprobs is not None else None,
-            echoes=request.echo,
+            prompt_logprobs=None if request.prompt_logprobs is None else [],
+            echoes=request.echo or request.prompt_logprobs is not None,
         )

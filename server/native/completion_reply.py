@@ -94,7 +94,7 @@ class NativeReply:
         chunk = self._chunk(index, content, delta.token_ids)
         if self._job.timings:
             chunk["timings"] = one.timings.after(delta)
-        if self._job.wanted.logprobs:
+        if self._job.wanted.logprobs is not None:
             chunk["completion_probabilities"] = [_judged(each) for each in delta.logprobs]
         return (event(chunk),)
 
@@ -157,7 +157,7 @@ class NativeReply:
             "tokens_cached": n_total,
             **figures.extras([end], 1),
         }
-        if self._job.wanted.logprobs and not self._job.stream:
+        if self._job.wanted.logprobs is not None and not self._job.stream:
             last["completion_probabilities"] = [_judged(each) for each in one.judged]
         return last
 

@@ -122,7 +122,7 @@ def asked_tools(wire: ChatRequest, known: Known) -> Asked:
 
 
 # Fields that only shape replies with `choices`.
-_SHAPES = ("return_token_ids", "spec_detail", "return_progress", "timings_per_token")
+_SHAPES = ("prompt_logprobs", "return_token_ids", "spec_detail", "return_progress", "timings_per_token")
 # What a sampler is switched off by that a request's `samplers` do not name.
 _OFF: Mapping[str, Mapping[str, float]] = {
     "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -141,7 +141,8 @@ def chat_fields(wire: Generate, shown: Collection[str] = ()) -> dict[str, Any]:
     if (wire.n or 1) > 1:
         raise unsupported("n", "a reply is one message here; /v1/chat/completions has choices")
     for name in _SHAPES:
-        if getattr(wire, name) and name not in shown:
+        value = getattr(wire, name)  # 0 asks for something, false does not
+        if value is not None and value is not False and name not in shown:
             raise unsupported(name, "only replies with choices have a place for it")
     return {name: getattr(wire, name) for name in Generate.model_fields}
 
@@ -155,6 +156,8 @@ def completion_job(wire: CompletionRequest, caller: Caller, form: Form = TEXT) -
         echo=bool(wire.echo),
         grammar=grammar_of(wire, None),
     )
+    if shared.echo and shared.logprobs is not None:
+        shared = replace(shared, prompt_logprobs=max(shared.logprobs, shared.prompt_logprobs or 0))
     for name in ("tools", "tool_choice"):
         if (wire.model_extra or {}).get(name) not in (None, [], "none", "auto"):
             raise unsupported(name, "only /v1/chat/completions has tools")
@@ -221,6 +224,8 @@ def _shared(wire: Generate, caller: Caller) -> Request:
     """The engine request that all choices are made from, with the fields that both endpoints have."""
     if caller.settings.strict_api and wire.stream_options and not wire.stream:
         raise bad_request("stream_options: only allowed with stream", param="stream_options")
+    if wire.stream and wire.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs: not available with stream", param="prompt_logprobs")
     return Request(
         id="",
         prompt="",
@@ -228,6 +233,7 @@ def _shared(wire: Generate, caller: Caller) -> Request:
         stop=tuple(wire.stop or ()),
         stop_token_ids=tuple(wire.stop_token_ids or ()),
         skip_special=wire.skip_special_tokens is not False,
+        prompt_logprobs=wire.prompt_logprobs,
         prediction=(wire.prediction and wire.prediction.content) or None,
         slot=None if wire.id_slot in (None, -1) else wire.id_slot % caller.info.n_slots,
         progress=bool(wire.stream and (wire.return_progress or wire.timings_per_token)),
@@ -279,7 +285,12 @@ def _job(wire: Generate, form: Form, prompts: Sequence[Prompt], shared: Request,
         id=job_id,
         request_id=caller.request_id,
         form=form,
-        wanted=Wanted(logprobs=shared.logprobs is not None, token_ids=bool(wire.return_token_ids)),
+        wanted=Wanted(
+            logprobs=shared.logprobs,
+            prompt_logprobs=wire.prompt_logprobs,
+            echo=shared.echo,
+            token_ids=bool(wire.return_token_ids),
+        ),
         requests=tuple(requests),
         n=n,
         seed=seed,

@@ -7,6 +7,7 @@ reply. `reply.py` has what both forms share.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, TokenLogprob
@@ -35,6 +36,8 @@ class _ChatChoice:
         self.wanted = wanted
         self.text = wanted.text(stream.prompt_tail)
         self.message = Message(wanted.reasoning_fields)
+        # Several choices have one prompt, so that its ids and log-probabilities stand at the root, once.
+        self._root = {"prompt_token_ids": list(stream.prompt_ids)} if wanted.token_ids else {}
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -63,6 +66,9 @@ class _ChatChoice:
         return [_choice(self.index, {"delta": held}, None), last] if held else [last]
 
     def keep(self, happened: Echo | Delta) -> None:
+        if isinstance(happened, Echo):
+            self._root |= _of_prompt(happened, self.wanted)
+            return
         delta = delta_of(happened)
         self.message.add(self.text.feed(delta))
         self._ids += delta.token_ids
@@ -74,11 +80,14 @@ class _ChatChoice:
         table = self._table(self._logprobs)
         return _choice(self.index, body | self._given(self._ids), table, done, self.text.reason(done))
 
+    def root(self) -> dict[str, Any]:
+        return self._root
+
     def _given(self, ids: Sequence[int]) -> dict[str, Any]:
         return {"token_ids": list(ids)} if self.wanted.token_ids else {}
 
     def _table(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if not self.wanted.logprobs:
+        if self.wanted.logprobs is None:
             return None
         return logprobs.of_chat(
             [one for one in tokens if one.data.decode(errors="replace") not in self.wanted.silent]
@@ -115,17 +124,23 @@ class _TextChoice:
     def whole(self, done: Done) -> dict[str, Any]:
         return self._entry(self._kept, done)
 
+    def root(self) -> dict[str, Any]:
+        return {}
+
     def _entry(self, events: Sequence[Echo | Delta], done: Done | None = None) -> dict[str, Any]:
         """The choice's entry for events that follow each other."""
-        text = "".join(_text(one) for one in events)
+        said = [one for one in events if self.wanted.echo or isinstance(one, Delta)]
+        text = "".join(map(_text, said))
         body: dict[str, Any] = {"text": text, **self._first}
         if self.wanted.token_ids:
             body["token_ids"] = [i for one in events if isinstance(one, Delta) for i in one.token_ids]
-        table = self._table(events) if self.wanted.logprobs else None
+        for one in events:
+            body |= _of_prompt(one, self.wanted) if isinstance(one, Echo) else {}
+        table = None if self.wanted.logprobs is None else self._table(said, self.wanted.logprobs)
         self._first = {}
         return _choice(self.index, body, table, done, done.reason if done else None)
 
-    def _table(self, events: Sequence[Echo | Delta]) -> dict[str, Any] | None:
+    def _table(self, events: Sequence[Echo | Delta], n_top: int) -> dict[str, Any] | None:
         tokens: list[tuple[int, TokenLogprob | str]] = []
         for one in events:
             if isinstance(one, Delta):
@@ -133,7 +148,7 @@ class _TextChoice:
                 continue
             self._n_echoed = len(_text(one))
             tokens += [
-                (0, piece) if token is None else (token.offset, token)
+                (0, piece) if token is None else (token.offset, replace(token, top=token.top[:n_top]))
                 for piece, token in zip(one.pieces, one.logprobs, strict=False)
             ]
         return logprobs.of_text(tokens)
@@ -143,8 +158,9 @@ def _text(happened: Echo | Delta) -> str:
     return "".join(happened.pieces) if isinstance(happened, Echo) else happened.text
 
 
-def _prompt_ids(wanted: Wanted, streams: Sequence[EventStream]) -> dict[str, Any]:
-    return {"prompt_token_ids": list(streams[0].prompt_ids)} if wanted.token_ids else {}
+def _of_prompt(echo: Echo, wanted: Wanted) -> dict[str, Any]:
+    n_top = wanted.prompt_logprobs
+    return {} if n_top is None else {"prompt_logprobs": logprobs.of_prompt(echo.logprobs, n_top)}
 
 
 # A stream of `/v1/chat/completions` has the role once per choice, because clients concatenate strings.
@@ -154,7 +170,6 @@ CHAT: Form = ChoicesForm(
     whole_object="chat.completion",
     chunk_object="chat.completion.chunk",
     choice=_ChatChoice,
-    root=_prompt_ids,
 )
 # `/v1/completions`
 TEXT: Form = ChoicesForm(

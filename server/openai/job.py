@@ -18,7 +18,9 @@ from slipstream.server.openai.reply_text import FreeText, ReplyText
 class Wanted:
     """What a request wants of each choice, and how the choice's text is read."""
 
-    logprobs: bool = False
+    logprobs: int | None = None  # so many of the likeliest tokens beside each; None: no log-probabilities
+    prompt_logprobs: int | None = None  # the same of the prompt
+    echo: bool = False  # the text begins with the prompt
     token_ids: bool = False
     text: Callable[[str], ReplyText] = FreeText  # takes the end of the prompt
     silent: frozenset[str] = frozenset()  # tokens that are left out of the text

@@ -18,9 +18,8 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
         {"functions": ([],), "function_call": ("none",)},
     ),
     (
-        "only log-probabilities of the model's own rows are supported (logprobs, and echo for those of a prompt)",
+        "only log-probabilities of the model's own rows are supported",
         {
-            "prompt_logprobs": (),
             "post_sampling_probs": (False,),
         },
     ),

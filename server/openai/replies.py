@@ -181,6 +181,18 @@ class TextLogprobs(Shape):
     text_offset: list[int]
 
 
+class PromptToken(Shape):
+    logprob: float
+    rank: int | None = Field(description="1 of the likeliest; null where it is not among those listed")
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+_OF_PROMPT = (
+    "with `prompt_logprobs`: per token of the prompt, by token id, itself and the likeliest; null first"
+)
+
+
 class Choice(Shape):
     index: int
     stop_reason: str | int | None = optional("the stop string or stop token that ended it")
@@ -204,6 +216,7 @@ class TextChoice(Choice):
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"]
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = optional(_OF_PROMPT)
 
 
 class TextChunkChoice(Choice):
@@ -236,6 +249,7 @@ class Whole(Head):
 
 class ChatCompletion(Whole):
     object: Literal["chat.completion"]
+    prompt_logprobs: PromptLogprobs | None = optional(_OF_PROMPT)
     choices: list[ChatChoice]
 
 

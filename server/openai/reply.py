@@ -50,9 +50,8 @@ class Choice(Protocol):
 
     def whole(self, done: Done) -> dict[str, Any]: ...
 
-
-def _no_root(wanted: Wanted, streams: Sequence[EventStream]) -> dict[str, Any]:
-    return {}
+    def root(self) -> dict[str, Any]:
+        """Fields that this choice, if it is the first, adds to the root of the body, or of the first chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +63,6 @@ class ChoicesForm:
     whole_object: str
     chunk_object: str
     choice: Callable[[int, Wanted, EventStream], Choice]
-    # Fields for the root of the body, or of the first chunk.
-    root: Callable[[Wanted, Sequence[EventStream]], dict[str, Any]] = _no_root
 
     def reply(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply:
         return ChoicesReply(self, job, info, streams)
@@ -91,7 +88,7 @@ class ChoicesReply:
             "system_fingerprint": info.fingerprint,
             **({"service_tier": "default"} if job.service_tier else {}),
         }
-        self._root = form.root(job.wanted, streams)  # emptied once it was sent
+        self._root = self._choices[0].root()  # emptied once it was sent
 
     def is_ended(self, index: int) -> bool:
         """Whether no further text of the choice would be sent."""
@@ -150,7 +147,7 @@ class ChoicesReply:
         body = {**self._head, "object": self.form.whole_object, "choices": choices, "usage": usage}
         if self.job.detail:
             body["spec"] = [[_detail(delta) for delta in deltas] for deltas in self._details]
-        return orjson.dumps({**body, **self._root, **figures.extras(ends, self.job.n)})
+        return orjson.dumps({**body, **self._choices[0].root(), **figures.extras(ends, self.job.n)})
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         body = {**self._head, "object": self.form.chunk_object, "choices": choices}

@@ -174,6 +174,12 @@ class Generate(Wire):
     )
     stop_token_ids: readers.StopIds = optional("tokens that end the reply like the model's own end tokens")
     skip_special_tokens: bool | None = optional("leave control tokens out of the text; on by default")
+    prompt_logprobs: int | None = optional(
+        "log-probabilities of the prompt's tokens, with so many of the likeliest tokens each, computed afresh; not of"
+        " streams",
+        ge=0,
+        le=MOST_LOGPROBS,
+    )
     return_token_ids: bool | None = optional("add the token ids of prompt and reply")
     service_tier: str | None = optional(
         "accepted; the reply then says `default`, the only one there is", max_length=64

@@ -44,6 +44,23 @@ def of_text(tokens: Sequence[tuple[int, TokenLogprob | str]]) -> dict[str, Any] 
     }
 
 
+def of_prompt(tokens: Sequence[TokenLogprob | None], n_top: int) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: per token of the prompt, by their ids, itself and the `n_top` likeliest; None first."""
+    return [None if one is None else _by_id(one, n_top) for one in tokens]
+
+
+def _by_id(one: TokenLogprob, n_top: int) -> dict[str, Any]:
+    ranks = {other.token_id: rank for rank, other in enumerate(one.top, 1)}
+    return {
+        str(each.token_id): {
+            "logprob": _finite(each.logprob),
+            "rank": ranks.get(each.token_id),
+            "decoded_token": each.data.decode(errors="replace"),
+        }
+        for each in (one, *(other for other in one.top[:n_top] if other.token_id != one.token_id))
+    }
+
+
 def _likeliest(one: TokenLogprob) -> dict[str, float]:
     """The likeliest tokens and, as OpenAI has it, the picked token. Of two with the same text the likelier counts."""
     told: dict[str, float] = {}

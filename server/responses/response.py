@@ -116,7 +116,7 @@ class ResponseReply:
 
     def _add(self, happened: Happened) -> list[Event]:
         delta = delta_of(happened)
-        table = logprobs.of_chat(delta.logprobs) if self._job.wanted.logprobs else None
+        table = logprobs.of_chat(delta.logprobs) if self._job.wanted.logprobs is not None else None
         return self._output.add(self._text.feed(delta), table["content"] if table else ())
 
     def _finish(self, ends: Sequence[Done]) -> list[Event]:

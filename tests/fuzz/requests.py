@@ -143,6 +143,8 @@ REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     text(),
     text(prompt=["a", [5, 6, 7]], n=2, stream=True),
     text(echo=True, logprobs=2, max_tokens=1),
+    text(prompt_logprobs=2, max_tokens=1),
+    chat(prompt_logprobs=0, logprobs=True),
     text(prompt=[5, 6, 7], stop="x", cache_salt="s", stream=True, **{"speculative.n_max": 2}),
     response(),
     response(

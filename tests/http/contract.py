@@ -131,14 +131,15 @@ async def logprobs_come_with_their_text(engine: AsyncEngine) -> None:
 
 
 async def an_echo_comes_first(engine: AsyncEngine) -> None:
-    for n_top in (None, 1):
-        stream = await engine.submit(ask(f"echo-{n_top}", echo=True, logprobs=n_top))
+    for n_top, asks_text in ((None, True), (1, True), (2, False)):
+        stream = await engine.submit(ask(f"echo-{n_top}", echo=asks_text, prompt_logprobs=n_top))
         first, *others = await events_of(stream)
         assert isinstance(first, Echo)
         assert list(first.token_ids) == list(stream.prompt_ids)
         assert len(first.pieces) == len(first.token_ids)
         assert len(first.logprobs) == (0 if n_top is None else len(first.token_ids))
         assert all((one is None) == (i == 0) for i, one in enumerate(first.logprobs))
+        assert all(one is None or len(one.top) == n_top for one in first.logprobs)
         assert not any(isinstance(one, Echo) for one in others)
 
 

@@ -186,7 +186,7 @@ def echo(request: Request) -> Echo:
     """The prompt told back, one piece per token."""
     ids = tuple(ids_of(request.prompt))
     pieces = tuple(f"p{i} " for i in range(len(ids)))
-    n_top = request.logprobs
+    n_top = request.prompt_logprobs
     logprobs: tuple[TokenLogprob | None, ...] = ()
     if n_top is not None:
         logprobs = tuple(
@@ -206,7 +206,7 @@ def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
             for n in sorted({1, n_prompt // 2 + 1, n_prompt})
         )
     first = "prediction" if request.prediction else "ngram-simple"
-    if request.echo:
+    if request.echo or request.prompt_logprobs is not None:
         yield echo(request)
     for start in range(0, n_max, 3):
         texts = [f"w{i} " for i in range(start, min(start + 3, n_max))]

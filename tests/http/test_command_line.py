@@ -161,7 +161,7 @@ def test_flags_that_act(arguments: list[str], changed: dict[str, Any]) -> None:
         (["--rope-scale", "2"], "--rope-scale 2: positions are scaled as the model's files say"),
         (["--reasoning-budget", "100"], "--reasoning-budget 100: thinking is not cut"),
         (["--lora", "a.gguf"], "--lora a.gguf: LoRA adapters are not supported"),
-        (["--chat-template", "chatml"], "--chat-template chatml: is no Jinja text"),
+        (["--chat-template", "chat-ml"], "--chat-template chat-ml: must be Jinja text or one of chatml, "),
         (["--chat-template", "{{ a }}", "--chat-template-file", "f"], "--chat-template is given too"),
         (["--chat-template-kwargs", "{"], "--chat-template-kwargs: "),
         (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs: Input should be an object"),

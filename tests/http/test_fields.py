@@ -111,7 +111,6 @@ def test_who_asks_changes_nothing(server: Served) -> None:
     [
         {"return_tokens": True},
         {"lora": [{"id": 0, "scale": 1}]},
-        {"prompt_logprobs": 1},
         {"post_sampling_probs": True},
         {"include_stop_str_in_output": True},
         {"truncate_prompt_tokens": 5},

@@ -175,6 +175,55 @@ def test_the_path_of_evaluation_harnesses(server: Served) -> None:
     assert {one.echo for one in server.engine.requests} == {True}
 
 
+def test_the_prompts_log_probabilities_as_vllm_has_them(server: Served) -> None:
+    body = {"model": "m", "prompt": [[5, 6], [8]], "prompt_logprobs": 1, "max_tokens": 1, "n": 2}
+    choices = server.post("/v1/completions", body).json()["choices"]
+    token = {"logprob": -0.5, "rank": 1, "decoded_token": "p1 "}
+    assert [one["prompt_logprobs"] for one in choices] == [[None, {"6": token}]] * 2 + [[None]] * 2
+    assert [(one["text"], one["logprobs"]) for one in choices] == [("w0 ", None)] * 4, (
+        "no echo, nothing of the reply"
+    )
+    assert {(one.echo, one.logprobs, one.prompt_logprobs) for one in server.engine.requests} == {
+        (False, None, 1)
+    }
+    said = server.chat(prompt_logprobs=2, logprobs=True, max_tokens=1).json()
+    *_, last = said["prompt_logprobs"]
+    assert {one["rank"] for one in last.values()} == {1, 2}
+    assert "prompt_logprobs" not in said["choices"][0]
+    assert len(said["choices"][0]["logprobs"]["content"]) == 1
+    assert "prompt_logprobs" not in server.chat(logprobs=True).json()
+
+
+def test_a_prompt_may_be_judged_by_other_numbers_than_the_reply(server: Served) -> None:
+    """An echo's table has as many of the likeliest tokens as the reply's, whatever `prompt_logprobs` asks for."""
+    asked: dict[str, Any] = {"prompt": [5, 6], "echo": True, "max_tokens": 1}
+    for n_reply, n_prompt in ((1, 3), (3, 1)):
+        body = {**asked, "logprobs": n_reply, "prompt_logprobs": n_prompt}
+        choice = server.post("/v1/completions", body).json()["choices"][0]
+        assert choice["text"] == "p0 p1 w0 "
+        assert len(choice["prompt_logprobs"][1]) == n_prompt
+        assert len(choice["logprobs"]["top_logprobs"][1]) == n_reply + 1, (
+            "by text: the fake's likeliest has another"
+        )
+        assert server.engine.requests[-1].prompt_logprobs == 3
+
+
+def test_a_rank_is_known_of_the_listed_tokens(server: Served) -> None:
+    rare = TokenLogprob(9, b"x", -7.0, (TokenLogprob(2, b"y", -0.1),))
+    server.engine.script = lambda request: [
+        Echo((5, 9), ("a", "x"), (None, rare)),
+        Delta("x", (1,), (None,), ("x",)),
+        done(request, 1),
+    ]
+    reply = server.post("/v1/completions", {"prompt": [5, 9], "prompt_logprobs": 1}).json()
+    first, second = reply["choices"][0]["prompt_logprobs"]
+    assert first is None
+    assert second == {
+        "9": {"logprob": -7.0, "rank": None, "decoded_token": "x"},
+        "2": {"logprob": -0.1, "rank": 1, "decoded_token": "y"},
+    }
+
+
 def test_an_echo_is_streamed_first(server: Served) -> None:
     chunks = server.events("/v1/completions", prompt=[5, 6], echo=True, logprobs=0, max_tokens=2)
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["p0 p1 ", "w0 w1 ", ""]

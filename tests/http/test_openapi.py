@@ -247,9 +247,14 @@ ASKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/messages", {"messages": chat()["messages"], "max_tokens": 3}),
     ("/v1/messages/count_tokens", {"messages": chat()["messages"]}),
 )
+# What streams do not have.
+WHOLE: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", chat(prompt_logprobs=1)),
+    ("/v1/completions", {"prompt": "a b", "prompt_logprobs": 0}),
+)
 
 
-@pytest.mark.parametrize(("path", "body"), ASKS)
+@pytest.mark.parametrize(("path", "body"), (*ASKS, *WHOLE))
 def test_replies(server: Served, path: str, body: dict[str, Any]) -> None:
     answer = server.post(path, body)
     assert answer.status_code == 200, answer.text

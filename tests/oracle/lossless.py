@@ -73,7 +73,7 @@ RULED = (
     replace(
         ASKS, grammar=Grammar("regex", "(def|class) [a-z]{3,12}\\(self(, [a-z]{2,6}){0,3}\\):"), min_tokens=9
     ),
-    replace(ASKS, echo=True, logprobs=1, min_tokens=20, stop_token_ids=(300, 301)),
+    replace(ASKS, echo=True, prompt_logprobs=1, logprobs=1, min_tokens=20, stop_token_ids=(300, 301)),
     replace(ASKS, grammar=Grammar("lark", 'start: ("yes" | "no, because " /[a-z ]{10,60}/) "."'), echo=True),
     replace(ASKS, grammar=Grammar("json_schema", '{"type": "object"}'), logprobs=0),
 )

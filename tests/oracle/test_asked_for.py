@@ -69,7 +69,7 @@ def test_an_echo_tells_what_the_model_says_of_the_prompt(lab: Lab, theirs: torch
     ids = lab.tokenizer.encode(TEXT)
     for bench in (Bench(), Bench(batch_size=16), Bench(("draft-model",), n_slots=3)):
         # A second request for the same prompt must not be spared any of its rows.
-        played = play(lab, bench, [case(lab, replace(ASKS, echo=True, logprobs=1))] * 3)
+        played = play(lab, bench, [case(lab, replace(ASKS, prompt_logprobs=1, logprobs=3))] * 3)
         echo = played.echoes[0]
         assert list(played.echoes.values()) == [echo] * 3
         assert list(echo.token_ids) == ids
@@ -80,6 +80,7 @@ def test_an_echo_tells_what_the_model_says_of_the_prompt(lab: Lab, theirs: torch
             assert one is not None
             assert one.token_id == ids[i + 1]
             assert one.logprob == pytest.approx(theirs[i][one.token_id].item(), abs=1e-3)
+            assert len(one.top) == 1
             assert one.top[0].logprob == pytest.approx(theirs[i].max().item(), abs=1e-3)
         assert played.n_cached == 0
 

@@ -44,8 +44,9 @@ def check_request(request: Request, info: ModelInfo) -> None:
         raise InvalidRequest(
             "id_slot", f"{request.slot} is not between 0 and {info.n_slots - 1} (--parallel)"
         )
-    if request.logprobs is not None and not 0 <= request.logprobs <= MOST_LOGPROBS:
-        raise InvalidRequest("top_logprobs", f"{request.logprobs} is not between 0 and {MOST_LOGPROBS}")
+    for name, n_top in (("top_logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
+        if n_top is not None and not 0 <= n_top <= MOST_LOGPROBS:
+            raise InvalidRequest(name, f"{n_top} is not between 0 and {MOST_LOGPROBS}")
     for token_id in request.stop_token_ids:
         if not 0 <= token_id < info.vocab_size:
             raise InvalidRequest(

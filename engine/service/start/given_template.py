@@ -14,7 +14,7 @@ from slipstream.engine.text.tokenizer_source import TokenizerSource
 def with_given_template(source: TokenizerSource, settings: Settings) -> TokenizerSource:
     """`source` with the given template alone, if one is given. Raises `SettingError` for a file that has none."""
     where, text = "--chat-template", settings.chat_template
-    if text in NAMED:
+    if text is not None and text in NAMED:
         where, text = f"--chat-template {text}", NAMED[text].source
     if settings.chat_template_file is not None:
         where, text = settings.chat_template_file, _read(settings.chat_template_file)
