@@ -1,0 +1,153 @@
+"""Plants each fault of the catalogue in a copy of the tree, and runs the tests that are to find it.
+
+    python -m tests.mutants [NAME …] [--list]
+
+First the tests run on the copy as it is, and have to pass. Ends with 1 if a fault is not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutants.catalogue import ROOT, Fault, faults
+
+LIMIT_S = 300.0  # of one run of tests; a fault by which they hang is found too
+PASSED, FAILED = 0, 1  # pytest's exit codes; all others say that the tests could not be run
+FIRST_RED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a run of tests ended."""
+
+    code: int | None  # pytest's; None: it took too long
+    seconds: float
+    text: str
+
+    @property
+    def is_red(self) -> bool:
+        return self.code in (FAILED, None)
+
+    @property
+    def culprit(self) -> str:
+        """What turned red first."""
+        found = FIRST_RED.search(self.text)
+        return "took too long" if self.code is None else found[1] if found else f"exit code {self.code}"
+
+
+class Copy:
+    """A copy of the tree's files as git knows them, changed or not, and of the links between its folders."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+        for name in filter(None, listed.stdout.decode().split("\0")):
+            if (ROOT / name).exists():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, root / name, follow_symlinks=False)
+
+    def run(self, tests: Sequence[str]) -> Run:
+        """Run tests in the copy up to the first failure."""
+        started = time.perf_counter()
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            *tests,
+        ]
+        # Compiled kernels lie in the copy, so that those of a fault can be found by no one else.
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.root),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "NUMBA_CACHE_DIR": str(self.root / "numba"),
+            "OMP_NUM_THREADS": "1",
+        }
+        try:
+            done = subprocess.run(
+                command, cwd=self.root, env=environment, capture_output=True, timeout=LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return Run(None, time.perf_counter() - started, "")
+        return Run(
+            done.returncode,
+            time.perf_counter() - started,
+            (done.stdout + done.stderr).decode(errors="replace"),
+        )
+
+    def run_with(self, fault: Fault) -> Run:
+        """Run the fault's tests while it is planted."""
+        path = self.root / fault.file
+        before = path.read_bytes()
+        path.write_text(fault.planted(self.root), encoding="utf-8")
+        try:
+            return self.run(fault.tests)
+        finally:
+            path.write_bytes(before)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", help="of the faults to plant; all of them by default")
+    parser.add_argument("--list", action="store_true", help="say which there are, and plant none")
+    asked = parser.parse_args(arguments)
+    known = {one.name: one for one in faults()}
+    if unknown := set(asked.names) - set(known):
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}")
+    chosen = [known[name] for name in asked.names or known]
+    if asked.list:
+        for one in chosen:
+            print(f"{one.name}: {one.file}: {one.why}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        return _plant(Copy(Path(folder)), chosen)
+
+
+def _plant(copy: Copy, chosen: Sequence[Fault]) -> int:
+    """The exit code."""
+    tests = sorted({test for one in chosen for test in one.tests})
+    sound = {test: copy.run([test]) for test in tests}
+    broken = {test: run for test, run in sound.items() if run.code != PASSED}
+    for test, run in broken.items():
+        print(f"{test}: does not pass without any fault ({run.culprit})\n{run.text[-2000:]}")
+    missed = []
+    for one in chosen:
+        if broken.keys() & set(one.tests):
+            missed.append(one.name)
+            continue
+        run = copy.run_with(one)
+        print(
+            f"{'red' if run.is_red else 'NOT FOUND':9} {run.seconds:5.1f} s  {one.name}  {run.culprit}",
+            flush=True,
+        )
+        if not run.is_red:
+            print(run.text[-1000:])
+            missed.append(one.name)
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} planted faults found")
+    if missed:
+        print(f"not found: {', '.join(missed)}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

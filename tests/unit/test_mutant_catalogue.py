@@ -1,0 +1,40 @@
+"""The catalogue of planted faults fits the tree as it is now. `make mutants` plants them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.catalogue import ROOT, Fault, faults
+
+CATALOGUE = list(faults())
+
+
+@pytest.mark.parametrize("fault", CATALOGUE, ids=lambda one: one.name)
+def test_a_fault_can_be_planted(fault: Fault) -> None:
+    planted = fault.planted()
+    assert planted != (ROOT / fault.file).read_text(encoding="utf-8")
+    compile(planted, fault.file, "exec")
+    assert fault.why.endswith(".")
+    assert fault.tests
+    for test in fault.tests:
+        path, _, name = test.partition("::")
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        functions = {one.name for one in tree.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+        assert not name or name in functions, test
+
+
+def test_there_are_faults_of_every_room() -> None:
+    assert len(CATALOGUE) == len({one.name for one in CATALOGUE}) >= 80
+    tops = {Path(one.file).parts[:2] for one in CATALOGUE}
+    assert {("engine", room) for room in ("core", "speculate", "sample", "cache", "layers", "text")} <= tops
+    assert {("kernels", "choose"), ("kernels", "moe"), ("server", "openai"), ("server", "http")} <= tops
+
+
+def test_a_text_that_is_not_there_once_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\nx = 1\n")
+    fault = Fault(name="twice", file="a.py", old="x = 1", new="x = 2", why="", tests=())
+    with pytest.raises(ValueError, match=r"twice: the text to replace stands 2 times in a\.py"):
+        fault.planted(tmp_path)
