@@ -13,7 +13,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 FUZZ_S ?= 600
 SOAK_S ?= 3600
 
-.PHONY: setup run check fix test test-browser test-gpu gpu lossless kernels bench bench-http fuzz attack soak clients wheel docker-check docs clean
+.PHONY: setup run check fix test test-browser test-gpu gpu lossless kernels bench bench-http fuzz attack soak mutants clients wheel docker-check docs clean
 
 setup: $(READY)
 
@@ -87,6 +87,10 @@ attack: setup
 # SOAK_S seconds of everything at once: nothing is lost, no text differs, nothing leaks.
 soak: setup
 	$(ONE_THREAD) $(BIN)/python -m tests.soak --seconds $(SOAK_S) $(ARGS)
+
+# Plants each fault of tests/mutants/faults in a copy of the tree: do the tests turn red? ARGS="NAME …" for some of them.
+mutants: setup
+	$(ONE_THREAD) $(BIN)/python -m tests.mutants $(ARGS)
 
 # Unmodified clients, each in an environment of its own below .venv-clients.
 clients: setup

@@ -6,7 +6,6 @@ stored: it is prefilling while `n_past < len(tokens) - 1` and ready to decode wh
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -82,9 +81,9 @@ class DrafterTally:
 
 @dataclass(slots=True)
 class SlotStats:
-    """What a request did, for its timings and counters. Times are `time.perf_counter` seconds."""
+    """What a request did, for its timings and counters. Times are those of the engine's clock."""
 
-    admitted_s: float = field(default_factory=time.perf_counter)
+    admitted_s: float = 0.0
     started_s: float = 0.0
     first_token_s: float = 0.0
     last_token_s: float = 0.0

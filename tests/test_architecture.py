@@ -151,6 +151,21 @@ def test_every_module_says_what_it_is_for() -> None:
     ]
 
 
+# Where time comes from the engine's clock alone, which tests wind; see docs/architecture.md.
+BY_THE_CLOCK = ("core", "speculate", "sample", "cache", "models", "layers", "service/run", "slot.py", "batch.py")
+
+
+def test_the_step_reads_no_other_clock() -> None:
+    files = [
+        path
+        for place in BY_THE_CLOCK
+        for path in sorted((ROOT / "engine" / place).rglob("*.py")) or [ROOT / "engine" / place]
+    ]
+    assert len(files) > 80
+    told = re.compile(r"\b(import time|from time|import datetime|from datetime)\b")
+    assert not [str(path) for path in files if told.search(path.read_text(encoding="utf-8"))]
+
+
 def test_nothing_is_ever_unpickled() -> None:
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text())):

@@ -7,7 +7,6 @@ the thread.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +19,7 @@ from slipstream.engine.core.clock import Clock
 from slipstream.engine.core.finish import Ending, broken, done, echo, keep, progress
 from slipstream.engine.core.flight import Flight
 from slipstream.engine.core.plan import Place, Work
-from slipstream.engine.core.queue import NewSlot, Waiting
+from slipstream.engine.core.queue import NewSlot, Queued, Waiting
 from slipstream.engine.core.seats import Seats
 from slipstream.engine.core.warm import ENOUGH_S, warm_up
 from slipstream.engine.drafting import Drafting
@@ -59,7 +58,10 @@ class _Totals:
 
 
 class Engine:
-    """Continuous batching over slots; speculation on every step that pays for it."""
+    """Continuous batching over slots; speculation on every step that pays for it.
+
+    Its clock is its planner's (`Chain.now`): what a pass took and what a draft cost are weighed against each other.
+    """
 
     def __init__(
         self,
@@ -74,9 +76,12 @@ class Engine:
         self.target = target
         self._cache = cache
         self._chain = chain
-        self.clock = Clock()
-        self._target = forward.Target(target, acceptance, chain.taps, self.clock, reads=chain.reads_streams)
-        self.seats = Seats(cache, chain, capacity.n_slots, Waiting() if waiting is None else waiting)
+        self.now = chain.now
+        self.clock = Clock(self.now)
+        self._target = forward.Target(target, self.clock, acceptance, chain.taps, reads=chain.reads_streams)
+        self.seats = Seats(
+            cache, chain, capacity.n_slots, Waiting() if waiting is None else waiting, self.now
+        )
         self._totals = _Totals()
         self._flight: Flight | None = None  # launched behind a pass that was unread then
         self._read_s = 0.0  # when the last pass was read; 0: there has been nothing to do since
@@ -91,7 +96,7 @@ class Engine:
 
         slot_id: the only slot that it may have; it waits for that, and holds up no other request.
         """
-        self.seats.waiting.add(request_id, new_slot, owner, slot_id)
+        self.seats.waiting.add(owner, Queued(request_id, new_slot, self.now(), slot_id))
 
     def cancel(self, request_id: str) -> None:
         """Forget a request wherever it is. Unknown ids are requests that have just ended."""
@@ -132,7 +137,7 @@ class Engine:
         events: list[tuple[str, Event]] = [(name, Failed(error)) for name, error in self.seats.expired()]
         self.seats.fill()
         # Of requests that have just got a slot: what is cached of their prompts.
-        begun = ((one.request.id, progress(one, one.n_past)) for one in self.seats.running)
+        begun = ((one.request.id, progress(one, one.n_past, self.now())) for one in self.seats.running)
         events += [(name, far) for name, far in begun if far is not None]
         events += self._failures()
         flight, self._flight = self._running_flight() or self._launch(), None
@@ -161,23 +166,23 @@ class Engine:
             # A slot that the unread pass does not move on has no end there to draft from.
             wants = [want for want in wants if tails is not None and want.slot.id in tails.slot_ids]
         self.clock.lap("plan")
-        asked = time.perf_counter()
+        asked = self.now()
         drafts = self._chain.draft(wants, coming, tails)
-        drafting_s = time.perf_counter() - asked
+        drafting_s = self.now() - asked
         self.clock.lap("draft")
         if drafts is None:
             return None
         self._chain.account.drafted(wants, drafts)
         works = plan.work(places, drafts.by_slot, budget, self._cache.page_size, self._next_border)
         if unread is not None:
-            return self._launch_behind(unread, Flight([*works], coming, drafts, tails))
+            return self._launch_behind(unread, Flight([*works], coming, drafts, tails, self.now()))
         works = self.seats.make_room(works)
         self.clock.lap("plan")
         if not works:
             return None
         if self._read_s:  # networks draft on the device, which does not wait then
-            self._chain.lengths.overlap.waited(time.perf_counter() - self._read_s - drafting_s)
-        return forward.launch(self._target, self._cache, Flight([*works], coming, drafts))
+            self._chain.lengths.overlap.waited(self.now() - self._read_s - drafting_s)
+        return forward.launch(self._target, self._cache, Flight([*works], coming, drafts, started=self.now()))
 
     def _launch_behind(self, unread: Flight, flight: Flight) -> Flight | None:
         """Launch the pass if there are pages for all of it: no slot gives up its pages for a pass that can wait."""
@@ -233,7 +238,7 @@ class Engine:
 
     def _measure(self, flight: Flight) -> None:
         """Learn what the pass cost. A pass that was launched behind another began when that was over."""
-        now = time.perf_counter()
+        now = self.now()
         n_rows, seconds = flight.n_rows, now - max(flight.started, self._read_s)
         self._read_s = now
         if not flight.has_unread_drafts:  # otherwise some of it was drafting
@@ -287,11 +292,11 @@ class Engine:
         self._totals.n_prompt += max(0, min(slot.n_prompt, n_past) - one.start)
         told = echo(slot, one.start, verdict.prompt_logprobs, is_complete=one.n_picks > 0)
         events: list[Event] = [] if told is None else [told]
-        delta, ending = keep(slot, one.draft, verdict, self.capacity.eos_ids)
+        delta, ending = keep(slot, one.draft, verdict, self.capacity.eos_ids, self.now())
         slot.n_past = min(n_past, len(slot.tokens) - 1)
         if ending is not Ending.BROKEN and self._cache.length(slot.id, forward.STORE) < slot.n_past:
             self._cache.commit(slot.id, forward.STORE, slot.n_past)
-        if (far := progress(slot, n_past)) is not None:
+        if (far := progress(slot, n_past, self.now())) is not None:
             events.append(far)
         if one.n_picks:
             self._count(slot, one, delta, coming)

@@ -6,7 +6,6 @@ cuts text, ids and counts at the same place.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence, Set
 from enum import Enum
 from functools import partial
@@ -31,7 +30,9 @@ class Ending(Enum):
     BROKEN = "broken"  # NaN in the row
 
 
-def keep(slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int]) -> tuple[Delta, Ending | None]:
+def keep(
+    slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int], now_s: float
+) -> tuple[Delta, Ending | None]:
     """Append the verdict's tokens to the slot until the request ends; return what the client sees of them."""
     token_ids: list[int] = []
     pieces: list[str] = []
@@ -52,9 +53,8 @@ def keep(slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int]) -> tuple
         if ending is not None:
             break
     if token_ids or ending is Ending.LIMIT:
-        now = time.perf_counter()
-        slot.stats.first_token_s = slot.stats.first_token_s or now
-        slot.stats.last_token_s = now
+        slot.stats.first_token_s = slot.stats.first_token_s or now_s
+        slot.stats.last_token_s = now_s
     if ending not in (None, Ending.BROKEN) and pieces:
         pieces[-1] += slot.text.flush(n_left_out=int(ending is Ending.END_TOKEN))
     n = len(token_ids)
@@ -113,7 +113,7 @@ def echo(slot: Slot, start: int, judged: Sequence[Logprob], *, is_complete: bool
     return Echo(tuple(prompt), tuple(pieces), told)
 
 
-def progress(slot: Slot, n_past: int) -> Progress | None:
+def progress(slot: Slot, n_past: int, now_s: float) -> Progress | None:
     """How far the prompt is now that `n_past` tokens have been through the target, if that is asked for.
 
     A slot that started over computes again what was reported: nothing is said until it is further than before.
@@ -123,7 +123,7 @@ def progress(slot: Slot, n_past: int) -> Progress | None:
         return None
     slot.n_reported = n_processed
     is_begun = n_processed > slot.stats.n_cached
-    seconds = time.perf_counter() - slot.stats.started_s if is_begun else 0.0
+    seconds = now_s - slot.stats.started_s if is_begun else 0.0
     return Progress(slot.n_prompt, slot.stats.n_cached, n_processed, seconds, slot.id)
 
 

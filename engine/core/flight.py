@@ -9,7 +9,6 @@ a request that has ended in between is discarded.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -39,7 +38,7 @@ class Flight:
     coming: Pass = field(default_factory=lambda: Pass(1, 1))  # what it was weighed as when it was drafted for
     drafts: Drafts = NO_DRAFTS
     behind: Tails | None = None  # the ends of the pass before, if it was unread when this pass was launched
-    started: float = field(default_factory=time.perf_counter)
+    started: float = 0.0  # on the engine's clock
     planned: Sequence[Work] = field(init=False)  # the works as launched
     lost: Download | None = field(init=False)  # of `behind`: drafts that its slots did not keep
     picks: Picks | None = field(init=False, default=None)  # None: the pass could not be launched

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -43,9 +43,9 @@ class Target:
     """The model served: its network, the rule that accepts drafts, and the residual streams that drafters read."""
 
     network: Network
+    clock: Clock
     acceptance: Acceptance = coupled
     taps: tuple[int, ...] = ()
-    clock: Clock = field(default_factory=Clock)
     captured: Forward | None = None  # the network's forward where passes are captured
     # Whether a drafter reads the streams of the slot's rows.
     reads: Callable[[Slot], bool] = lambda slot: True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ class Queued:
 
     id: str
     new_slot: NewSlot
-    since_s: float  # `time.perf_counter`
+    since_s: float  # on the engine's clock
     slot_id: int | None = None  # the only slot that it may have
 
 
@@ -33,8 +32,8 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, request_id: str, new_slot: NewSlot, owner: str = "", slot_id: int | None = None) -> None:
-        self._requests.add(owner, Queued(request_id, new_slot, time.perf_counter(), slot_id))
+    def add(self, owner: str, queued: Queued) -> None:
+        self._requests.add(owner, queued)
 
     def pop(self, held: Mapping[str, int], free: Sequence[int]) -> Queued | None:
         """The next request for one of the free slots leaves the queue; None: all wait for other slots.
@@ -50,13 +49,12 @@ class Waiting:
         """Forget a request; unknown ids have left already."""
         self._requests.drop(lambda one: one.id == request_id)
 
-    def expired(self) -> list[tuple[str, EngineError]]:
+    def expired(self, now_s: float) -> list[tuple[str, EngineError]]:
         """Requests that have waited too long leave the queue, each with the error it ends with."""
-        now = time.perf_counter()
         found: list[tuple[str, EngineError]] = []
         for owner in self._requests.owners:
             while first := self._requests.first(owner):
-                error = self._error(now - first.since_s)
+                error = self._error(now_s - first.since_s)
                 if error is None:
                     break
                 found.append((self._requests.drop_first(owner).id, error))

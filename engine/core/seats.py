@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
@@ -28,7 +27,11 @@ log = logging.getLogger(__name__)
 class Seats:
     """The slots of an engine, each with the request it serves."""
 
-    def __init__(self, cache: Cache, chain: Chain, n_slots: int, waiting: Waiting) -> None:
+    def __init__(
+        self, cache: Cache, chain: Chain, n_slots: int, waiting: Waiting, now: Callable[[], float]
+    ) -> None:
+        """now: the engine's clock."""
+        self._now = now
         self._cache = cache
         self._chain = chain
         self.waiting = waiting
@@ -50,8 +53,8 @@ class Seats:
 
     def expired(self) -> list[tuple[str, EngineError]]:
         """Requests whose time is up leave, each with the error it ends with."""
-        now = time.perf_counter()
-        ended = self.waiting.expired()
+        now = self._now()
+        ended = self.waiting.expired(now)
         for slot in (*self.running, *self.preempted):
             if self.waiting.is_late(now - slot.stats.admitted_s):
                 self.free(slot)
@@ -130,7 +133,7 @@ class Seats:
         self.slots[slot.id] = slot
         with self.guard(slot.request.id, slot):
             self.remembered.put(slot.id, slot.tokens, slot.request.tenant)
-            slot.stats.started_s = time.perf_counter()
+            slot.stats.started_s = self._now()
             self._begin(slot)
             slot.stats.n_cached = slot.n_past
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +23,7 @@ class Prepared:
     prediction: tuple[int, ...] = ()  # tokens of the text that the caller expects
     constraint: Constraint | None = None
     text_bias: Sequence[tuple[int, float]] = ()  # `logit_bias` of texts, by their tokens
-    admitted_s: float = field(default_factory=time.perf_counter)
+    admitted_s: float = 0.0  # on the engine's clock
 
 
 @dataclass(frozen=True, slots=True)

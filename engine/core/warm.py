@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -89,9 +88,9 @@ def _measured(target: Target, cache: Cache, n_rows: int) -> float:
     # Different tokens: equal rows ask for the same experts, and a pass would look cheaper than it is.
     span = Span(0, [i % target.network.vocab_size for i in range(n_rows)], 0, 0, n_rows)
     cache.recover(0)
-    started = time.perf_counter()
+    started = target.clock.now()
     target.forward(cache.batch(STORE, [span]), cache.stores[STORE]).sum().item()
-    return time.perf_counter() - started
+    return target.clock.now() - started
 
 
 def _pick(target: Target) -> None:

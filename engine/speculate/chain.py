@@ -5,7 +5,6 @@ For each slot the draft with the greatest expected gain wins, cut to a length th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -51,15 +50,15 @@ class Chain:
         lengths: Lengths,
         *,
         by_value: bool = True,
-        now: Callable[[], float] = time.perf_counter,
+        now: Callable[[], float],
     ) -> None:
-        """now: a clock in seconds; another than the machine's for simulations."""
+        """now: a clock in seconds, which the engine goes by too."""
         self._readers = [one for one in drafters if isinstance(one, TextDrafter)]
         self._networks = [one for one in drafters if isinstance(one, NetworkDrafter)]
         self._all: Sequence[Drafter] = [*self._readers, *self._networks]
         self.lengths = lengths
         self._by_value = by_value
-        self._now = now
+        self.now = now
         # Network and slot id -> tokens of the slot until it is weighed again.
         self._rests: dict[tuple[str, int], int] = {}
         self._survival = Survival()
@@ -189,9 +188,9 @@ class Chain:
             if not served:
                 continue
             asked = [wants[i] for i in served]
-            started = self._now()
+            started = self.now()
             made = self._offers(drafter, asked, partial(drafter.draft, asked))
-            self.lengths.costs.drafted(drafter.name, 0, (self._now() - started) / len(served))
+            self.lengths.costs.drafted(drafter.name, 0, (self.now() - started) / len(served))
             for i, offer in zip(served, made, strict=True):
                 offers[i] = self._better(offers[i], offer, coming)
         return offers
@@ -205,11 +204,11 @@ class Chain:
             return list(offers)
         wanted = list(asked.values())
         n_unfed = sum(drafter.n_unfed(want.slot) for want in wanted)
-        started = self._now()
+        started = self.now()
         made = self._offers(drafter, wanted, lambda: _read(drafter.draft(wanted)))
         deepest = max(len(offer) for offer in made)
         if deepest:
-            self.lengths.costs.drafted(drafter.name, deepest, self._now() - started, n_unfed)
+            self.lengths.costs.drafted(drafter.name, deepest, self.now() - started, n_unfed)
         better = list(offers)
         for i, offer in self._extended(wants, dict(zip(asked, made, strict=True)), coming).items():
             better[i] = self._better(offers[i], offer, coming)

@@ -9,7 +9,6 @@ and accepted, for each request and for all.
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -29,9 +28,7 @@ T = TypeVar("T")
 class Guard:
     """The drafters of a server by name. `suspects`: those whose guesses must often be right (networks)."""
 
-    def __init__(
-        self, names: Sequence[str], suspects: Sequence[str], now: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, names: Sequence[str], suspects: Sequence[str], now: Callable[[], float]) -> None:
         self.totals: Mapping[str, DrafterTally] = {name: DrafterTally() for name in names}
         self._now = now
         self._suspects = frozenset(suspects)

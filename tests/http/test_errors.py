@@ -96,7 +96,7 @@ def test_one_failed_choice_ends_all(server: Served) -> None:
     assert server.chat(n=2).status_code == 500
     server.engine.requests.clear()
     assert "error" in server.events(n=2)[-1]
-    until(lambda: all(stream.closed for stream in server.engine.streams), within_s=1)
+    until(lambda: all(stream.closed for stream in server.engine.streams))
 
 
 def test_a_stream_that_just_stops_is_an_error(server: Served) -> None:

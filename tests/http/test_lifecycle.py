@@ -26,7 +26,7 @@ from slipstream.engine.settings import Settings
 from slipstream.server.command.serve import run
 from slipstream.server.http.address import bind
 from tests.http.entry import load
-from tests.http.serving import chat, logged, served, until
+from tests.http.serving import PATIENCE_S, chat, logged, served, until
 from tests.process import free_port
 
 ENTRY = [sys.executable, "-m", "tests.http.entry"]
@@ -58,17 +58,17 @@ class Process:
 
     def url(self) -> str:
         """The address, once the port is open."""
-        until(lambda: '"url":' in self.log or self.popen.poll() is not None, within_s=15)
+        until(lambda: '"url":' in self.log or self.popen.poll() is not None)
         found = re.search(r'"url":"(.+?)"', self.log)
         assert found, self.log
         return found[1]
 
     def ready(self) -> str:
-        until(lambda: "is ready on" in self.log or self.popen.poll() is not None, within_s=15)
+        until(lambda: "is ready on" in self.log or self.popen.poll() is not None)
         return self.url()
 
-    def exits(self, within_s: float = 10) -> int:
-        status = self.popen.wait(within_s)
+    def exits(self) -> int:
+        status = self.popen.wait(PATIENCE_S)
         self._reader.join(5)
         return status
 
@@ -193,7 +193,7 @@ def test_a_terminal_that_is_closed() -> None:
     os.close(its)
     url = f"http://127.0.0.1:{port}"
     try:
-        until(lambda: b"is ready on" in os.read(terminal, 1 << 16), within_s=15)
+        until(lambda: b"is ready on" in os.read(terminal, 1 << 16))
         request, answered = in_background(lambda: httpx.post(f"{url}/v1/chat/completions", json=chat()))
         until(lambda: any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()))
         os.close(terminal)
@@ -217,7 +217,7 @@ def test_standard_streams_that_are_closed(streams: str, tmp_path: Path) -> None:
     null = subprocess.DEVNULL
     popen = subprocess.Popen(["sh", "-c", shell], env=environ(), stdin=null, stdout=null, stderr=null)
     try:
-        until(lambda: is_up(port) or status.exists(), within_s=15)
+        until(lambda: is_up(port) or status.exists())
         for _ in range(3):
             answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=chat())
             assert answer.status_code == 200

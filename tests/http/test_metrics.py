@@ -213,7 +213,7 @@ def test_a_client_that_leaves_is_counted_as_aborted(server: Served, fields: dict
     def act() -> None:
         with send(server, n=2, **fields):
             until(lambda: len(server.engine.running) == 2)
-            time.sleep(0.05)  # the reply is begun only when both are admitted
+            time.sleep(0.3)  # the reply is begun only when both are admitted
 
     assert growth(server, act, 2) == {("request_success_total", "abort"): 2}
 

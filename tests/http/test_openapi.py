@@ -254,7 +254,7 @@ WHOLE: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("path", "body"), (*ASKS, *WHOLE))
+@pytest.mark.parametrize(("path", "body"), [*ASKS, *WHOLE])
 def test_replies(server: Served, path: str, body: dict[str, Any]) -> None:
     answer = server.post(path, body)
     assert answer.status_code == 200, answer.text

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tests.http.serving import Served, raw, until
+from tests.http.serving import PATIENCE_S, Served, raw, until
 
 CANARY = b"qzCanary"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -18,16 +18,14 @@ GOOD = b'{"prompt": "a", "max_tokens": 1}'
 
 
 def serves(server: Served) -> None:
-    """The next good request is answered, at once."""
-    started = time.monotonic()
+    """The next good request is answered."""
     assert server.post("/v1/completions", {"prompt": "a"}).status_code == 200
-    assert time.monotonic() - started < 2
     until(lambda: not server.engine.running)
 
 
 @contextmanager
 def connected(server: Served, data: bytes) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
         connection.sendall(data)
         yield connection
 

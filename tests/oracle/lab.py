@@ -40,6 +40,7 @@ from slipstream.kernels import select
 from tests.oracle.draft_heads import load_head
 from tests.oracle.scripted import Scripted
 from tests.recording import record
+from tests.wound_clock import WoundClock
 
 EIGHT = Speculate(n_max=8)
 ASKS = Request(id="", prompt="")
@@ -94,6 +95,8 @@ class Bench:
     draft_context: int = 512
     captured: bool = False  # passes are captured and replayed
     overlaps: bool = False  # passes are launched before the one before has been read
+    # All work takes as long, so that what is drafted does not hang on the machine.
+    now: Callable[[], float] = field(default_factory=lambda: WoundClock(tick=1e-4))
 
     @property
     def settings(self) -> Settings:
@@ -183,7 +186,7 @@ class Lab:
         eos_ids, vocab_size = self.tokenizer.eos_ids, self.target.vocab_size
         parts = Parts(bench.settings, networks, cache, bench.batch_size, vocab_size, eos_ids, self.n_ctx)
         drafters = [self._drafter(name, parts, future) for name in bench.types]
-        chain = Chain(drafters, Lengths(adaptive=bench.adaptive), by_value=bench.by_value)
+        chain = Chain(drafters, Lengths(adaptive=bench.adaptive), by_value=bench.by_value, now=bench.now)
         capacity = Capacity(
             n_slots=bench.n_slots,
             n_ctx=self.n_ctx,

@@ -28,6 +28,7 @@ from tests.oracle.head_rounds import CPU, N_CTX, PAGE, VOCAB, text
 from tests.unit.doubles import Ready
 from tests.unit.test_unroll import reads
 from tests.unit.toy import toy_slot
+from tests.wound_clock import WoundClock
 
 pytestmark = pytest.mark.usefixtures("_selected")
 Folders = Callable[[str], Path]
@@ -84,7 +85,7 @@ def test_reads_of_a_draft_do_not_grow_with_it(
     for entry in cache._entries:
         entry.rows[STORE] = range(0)
     capacity = Capacity(n_slots=2, n_ctx=N_CTX, batch_size=64, eos_ids=frozenset())
-    engine = Engine(target, cache, Chain([drafter], Lengths(adaptive=False)), capacity)
+    engine = Engine(target, cache, Chain([drafter], Lengths(adaptive=False), now=WoundClock()), capacity)
     counts: dict[int, list[int]] = {2: [], 16: []}
 
     def draft(wants: list[Want], tails: object = None) -> Guesses:

@@ -137,7 +137,7 @@ def test_metrics_grow_by_what_replies_tell(client: openai.OpenAI, server: Runnin
         "drafted": before["drafted"] + timings["draft_n"],
         "generated": before["generated"] + reply.usage.completion_tokens,
     }
-    give_up = time.monotonic() + 5  # the last step's figures may come a moment after its text
+    give_up = time.monotonic() + 60  # the last step's figures may come a moment after its text
     while totals() != expected:
         assert time.monotonic() < give_up, (before, totals(), expected)
         time.sleep(0.02)
@@ -234,7 +234,7 @@ async def test_a_hundred_cancelled_streams_leave_nothing_behind(server: Running)
 
         for first in range(0, 100, 20):
             await asyncio.gather(*(leave(number) for number in range(first, first + 20)))
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + 60
         while any(slot["is_processing"] for slot in (await http.get("/slots")).json()):
             assert time.monotonic() < give_up
             await asyncio.sleep(0.05)

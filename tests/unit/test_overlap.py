@@ -10,6 +10,7 @@ from slipstream.engine.speculate.decide.overlap import Overlap
 from slipstream.engine.speculate.drafter import NO_GUESS, Guess, TextDrafter, Want
 from tests.unit.doubles import AsNetwork
 from tests.unit.toy import toy_engine, toy_slot
+from tests.wound_clock import WoundClock
 
 TOKEN_S = 0.01
 
@@ -91,40 +92,28 @@ def test_another_text_begins_with_what_is_usual() -> None:
     assert not overlap.reads_first([0], TOKEN_S)
 
 
-class Ticking:
-    """A clock that every look moves on by a second."""
-
-    def __init__(self) -> None:
-        self.now = 1.0
-
-    def perf_counter(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
 class Slow(TextDrafter):
     """Takes a thousand seconds to say nothing."""
 
     name = "slow"
 
-    def __init__(self, clock: Ticking) -> None:
+    def __init__(self, clock: WoundClock) -> None:
         self._clock = clock
 
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        self._clock.now += 1000.0
+        self._clock.wind(1000.0)
         return [NO_GUESS] * len(wants)
 
 
 def test_the_gap_is_the_hosts_time_between_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without that of drafters and that of nothing to do."""
-    clock, gaps = Ticking(), []
-    monkeypatch.setattr("slipstream.engine.core.engine.time", clock)
+    clock, gaps = WoundClock(tick=1.0), []
     monkeypatch.setattr(Overlap, "waited", lambda self, seconds: gaps.append(seconds))
-    toy = toy_engine(lambda cache: [AsNetwork(Slow(clock))], n_slots=1)
+    toy = toy_engine(lambda cache: [AsNetwork(Slow(clock))], n_slots=1, now=clock)
     for name in ("a", "b"):
         toy.engine.add(name, lambda slot_id, name=name: toy_slot(slot_id, name, [1, 2], types=("slow",)))
         while toy.engine.busy:
             toy.engine.step()
-        clock.now += 1e6
+        clock.wind(1e6)
     assert len(gaps) == 2 * 19  # 20 passes each, the first of which nobody waited for
     assert 0 < min(gaps) <= max(gaps) < 100

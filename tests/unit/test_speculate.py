@@ -20,6 +20,7 @@ from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
 from slipstream.engine.speculate.resolve import resolve_speculate
 from tests.unit.doubles import AsNetwork, drafts_of, read
 from tests.unit.toy import Toy, ToyNetwork, toy_engine, toy_slot
+from tests.wound_clock import WoundClock
 
 
 def slot_with(tokens: list[int], *, types: tuple[str, ...] = (), slot_id: int = 0, n_max: int = 8) -> Slot:
@@ -53,7 +54,7 @@ def chain_of(*drafters: Drafter, by_value: bool = True, slope: float | None = No
     lengths = Lengths(adaptive=slope is not None)
     for n_rows in WIDTHS:
         lengths.costs.passed(n_rows, 1.0 + (slope or 0.0) * (n_rows - 1))
-    return Chain(drafters, lengths, by_value=by_value)
+    return Chain(drafters, lengths, by_value=by_value, now=WoundClock(tick=1e-6))
 
 
 def one_draft(chain: Chain, slot: Slot, n_max: int = 8) -> Draft:

@@ -28,6 +28,7 @@ from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.drafter import Drafter
 from slipstream.engine.text.token_places import Place
 from slipstream.kernels import select
+from tests.wound_clock import WoundClock
 
 VOCAB = 32
 CPU = torch.device("cpu")
@@ -122,8 +123,12 @@ def toy_engine(
     acceptance: Acceptance = coupled,
     overlaps: bool = False,
     memory: int = 1 << 20,
+    now: WoundClock | None = None,
 ) -> Toy:
-    """A toy engine with 4-token pages; `eos` past the vocabulary never ends a text."""
+    """A toy engine with 4-token pages; `eos` past the vocabulary never ends a text.
+
+    now: its clock; None: one by which all work takes as long.
+    """
     select(CPU, torch.float32)
     target = ToyNetwork(memory=memory)
     sizes = Sizes(n_slots=n_slots, n_pages=n_pages, page_size=4)
@@ -132,7 +137,7 @@ def toy_engine(
     capacity = Capacity(
         n_slots=n_slots, n_ctx=256, batch_size=batch_size, eos_ids=frozenset({eos}), overlaps=overlaps
     )
-    chain = Chain(make_drafters(cache), Lengths(adaptive=adaptive))
+    chain = Chain(make_drafters(cache), Lengths(adaptive=adaptive), now=now or WoundClock(tick=1e-4))
     engine = Engine(target, cache, chain, capacity, acceptance)  # type: ignore[arg-type]
     return Toy(engine, cache, target)
 

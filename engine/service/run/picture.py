@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.stats import EngineStats
 
@@ -15,12 +13,12 @@ class Picture:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._taken_s, self._n_moves = time.perf_counter(), engine.seats.n_moves
+        self._taken_s, self._n_moves = engine.now(), engine.seats.n_moves
         self.stats: EngineStats = engine.stats()
 
     def renew(self) -> None:
         """Take a new picture; while the same requests run, a picture less than 20 ms old is kept."""
-        now, n_moves = time.perf_counter(), self._engine.seats.n_moves
+        now, n_moves = self._engine.now(), self._engine.seats.n_moves
         if self._engine.busy and n_moves == self._n_moves and now - self._taken_s < _FRESH_S:
             return
         self.stats, self._taken_s, self._n_moves = self._engine.stats(), now, n_moves

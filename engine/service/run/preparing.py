@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -48,9 +47,11 @@ class Preparing:
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
         self._long_workers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-long")
 
-    async def prepared(self, request: Request) -> tuple[Prepared, str]:
-        """What the request's texts are to the engine, and how its prompt ends. Raises `RequestError`, `TimedOut`."""
-        admitted_s = time.perf_counter()
+    async def prepared(self, request: Request, admitted_s: float) -> tuple[Prepared, str]:
+        """What the request's texts are to the engine, and how its prompt ends. Raises `RequestError`, `TimedOut`.
+
+        admitted_s: now, on the engine's clock.
+        """
         n_chars = n_chars_of(request.prompt) + len(request.prediction or "")
         async with self._in_time():
             prepared, tail, constraint = await self._in_worker(

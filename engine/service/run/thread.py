@@ -10,7 +10,6 @@ import asyncio
 import logging
 import queue
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -98,7 +97,7 @@ class ThreadEngine:
     @property
     def step_age_s(self) -> float:
         since_s = self._step_since_s
-        return 0.0 if since_s is None else time.perf_counter() - since_s
+        return 0.0 if since_s is None else self._engine.now() - since_s
 
     def stats(self) -> EngineStats:
         return self._picture.stats
@@ -115,7 +114,7 @@ class ThreadEngine:
         self._loop = asyncio.get_running_loop()
         self._n_preparing[request.owner] += 1
         try:
-            prepared, tail = await self._preparing.prepared(request)
+            prepared, tail = await self._preparing.prepared(request, self._engine.now())
             check_request(request, self._info)
             new_slot = self._slots.resolve(request, prepared)
         finally:
@@ -174,9 +173,9 @@ class ThreadEngine:
     async def _filed(self, work: Callable[[], tuple[int, int]]) -> SlotFile:
         """Run work on a file, which returns (tokens, bytes)."""
         self._check_open()
-        started = time.perf_counter()
+        started = self._engine.now()
         n_tokens, n_bytes = await asyncio.get_running_loop().run_in_executor(self._filing, work)
-        return SlotFile(n_tokens, n_bytes, time.perf_counter() - started)
+        return SlotFile(n_tokens, n_bytes, self._engine.now() - started)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the others finish, fail what is left after `timeout_s`."""
@@ -280,7 +279,7 @@ class ThreadEngine:
     def _run(self) -> None:
         try:
             while self._take_commands():
-                self._step_since_s = time.perf_counter()
+                self._step_since_s = self._engine.now()
                 events = self._engine.step()
                 self._step_since_s = None
                 self._picture.renew()

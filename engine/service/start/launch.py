@@ -105,7 +105,12 @@ def launch(settings: Settings) -> ThreadEngine:
     if rates is not None:
         settings = _always_in_full(settings, drafters)
         rates = synthetic_rates(settings, types)
-    chain = Chain(drafters, Lengths(adaptive=settings.spec_adaptive), by_value=settings.spec_order == "value")
+    chain = Chain(
+        drafters,
+        Lengths(adaptive=settings.spec_adaptive),
+        by_value=settings.spec_order == "value",
+        now=time.perf_counter,
+    )
     acceptance = coupled if rates is None else SyntheticAcceptance(rates, tokenizer.eos_ids)
     waiting = Waiting(settings.max_queue_wait, settings.request_timeout)
     engine = Engine(target, cache, chain, capacity, acceptance, waiting)
