@@ -152,7 +152,17 @@ def test_every_module_says_what_it_is_for() -> None:
 
 
 # Where time comes from the engine's clock alone, which tests wind; see docs/architecture.md.
-BY_THE_CLOCK = ("core", "speculate", "sample", "cache", "models", "layers", "service/run", "slot.py", "batch.py")
+BY_THE_CLOCK = (
+    "core",
+    "speculate",
+    "sample",
+    "cache",
+    "models",
+    "layers",
+    "service/run",
+    "slot.py",
+    "batch.py",
+)
 
 
 def test_the_step_reads_no_other_clock() -> None:

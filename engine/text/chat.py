@@ -47,16 +47,28 @@ class ChatTemplate:
         as_text, as_parts = self._probe(PROBE), self._probe([{"type": "text", "text": PROBE}])
         self._takes_parts = as_parts is not None and (as_parts == as_text or as_text is None)
         self._takes_text = as_text is not None or not self._takes_parts
+        # Of turns without content, such as those that only call tools; some templates look into it all the same.
+        self._nothing = "" if not self._shows_call(None) and self._shows_call("") else None
 
     def _probe(self, content: Any) -> str | None:
         """What the default template makes of a content, or None if the text in it does not come out."""
+        text = self._probed("default", [{"role": "user", "content": content}])
+        return text if text is not None and PROBE in text else None
+
+    def _shows_call(self, content: Any) -> bool:
+        """Whether a turn of the assistant may call a tool and have this content."""
+        call = {"id": PROBE, "type": "function", "function": {"name": PROBE, "arguments": {}}}
+        asked = {"role": "user", "content": self._content(PROBE, "")}
+        called = {"role": "assistant", "content": content, "tool_calls": [call]}
+        name = "tool_use" if "tool_use" in self._templates else "default"
+        return self._probed(name, [asked, called]) is not None
+
+    def _probed(self, name: str, messages: Sequence[Any]) -> str | None:
+        """What a template makes of messages; None if it refuses them."""
         try:
-            text = self._write(
-                self._templates["default"], self._variables([{"role": "user", "content": content}], {})
-            )
+            return self._write(self._templates[name], self._variables(messages, {}))
         except InvalidRequest:
             return None
-        return text if PROBE in text else None
 
     def render(self, chat: Chat, n_ctx: int | None = None) -> str:
         """The conversation as the template writes it.
@@ -125,7 +137,7 @@ class ChatTemplate:
     def _content(self, content: Any, where: str) -> Any:
         """A content as text or as parts, whichever the template takes."""
         if content is None:
-            return None
+            return self._nothing
         if isinstance(content, str):
             return content if self._takes_text else [{"type": "text", "text": content}]
         if not isinstance(content, list | tuple):

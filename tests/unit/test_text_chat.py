@@ -402,6 +402,21 @@ def test_deep_nesting_is_refused(tokenizer: Tokenizer) -> None:
         made(PLAIN, tokenizer).render(Chat([{"role": "user", "content": "x"}], {"tools": deep}))
 
 
+LOOKS_INTO = (
+    "{% for m in messages %}{% if '</think>' in m.content %}thought{% endif %}[{{ m.content }}]"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}"
+)
+ASKS_FOR_NONE = "{% for m in messages %}{{ 'nothing' if m.content is none else m.content }};{% endfor %}"
+
+
+@pytest.mark.parametrize(("source", "shown"), [(LOOKS_INTO, "[x][]look"), (ASKS_FOR_NONE, "x;nothing;")])
+def test_a_turn_that_only_calls_tools(tokenizer: Tokenizer, source: str, shown: str) -> None:
+    """It has no content; for a template that would fail on that it has an empty text."""
+    calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    assert made(source, tokenizer).render(Chat(turns)) == shown
+
+
 def test_where_templates_are_found(tokenizer: Tokenizer, tmp_path: Path) -> None:
     chat = Chat([{"role": "user", "content": "x"}])
     assert load_chat_template(tmp_path, tokenizer) is None
