@@ -13,7 +13,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 FUZZ_S ?= 600
 SOAK_S ?= 3600
 
-.PHONY: setup run check fix test test-browser test-gpu gpu lossless kernels bench bench-http fuzz attack soak mutants clients wheel docker-check docs clean
+.PHONY: setup run check fix test check-all test-browser test-gpu gpu lossless kernels bench bench-http fuzz attack soak mutants clients wheel docker-check docs clean
 
 setup: $(READY)
 
@@ -45,6 +45,11 @@ fix: setup
 
 test: setup
 	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m 'not gpu and not browser and not slow' $(ARGS)
+
+# Every case, also of those tests of which `make test` runs a sample while their sources stay as recorded; some 12 minutes.
+check-all: check
+	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m 'not gpu and not browser and not slow' --whole $(ARGS)
+	$(BIN)/python -m tests.thinning
 
 # Wants Chromium from the system's packages.
 test-browser: setup

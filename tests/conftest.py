@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import thinning
+
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch loads
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -20,6 +22,18 @@ for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_")]:
 BARE_NAMES = ("server", "engine", "kernels", "webui")
 for _name in BARE_NAMES:
     sys.modules[_name] = None  # type: ignore[assignment]  # importing it fails
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--whole", action="store_true", help="every case of the tests of which a sample runs else"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--whole"):
+        items[:], left = thinning.thinned(items, thinning.changed())
+        config.hook.pytest_deselected(items=left)
 
 
 @pytest.fixture(autouse=True, scope="session")

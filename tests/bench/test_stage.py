@@ -27,6 +27,8 @@ from tests.gpu.setting import Setting
 from tests.gpu.tokens import goals
 from tests.oracle.lab import DEMO, Lab
 
+pytestmark = pytest.mark.sampled("bench")
+
 N_MAX = 5
 NETWORKS = ("draft-model", "draft-eagle3", "draft-mtp")
 PROMPT, REPLY = random_tokens(40, 0, 4000), random_tokens(60, 1, 4000)

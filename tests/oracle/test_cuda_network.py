@@ -13,7 +13,7 @@ from slipstream.engine.models.registry import load_network
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.feeding import Runner
 
-pytestmark = [needs_compiler, pytest.mark.usefixtures("_selected")]
+pytestmark = [needs_compiler, pytest.mark.usefixtures("_selected"), pytest.mark.sampled("cuda")]
 FOLDER = Path(__file__).parents[2] / "demo" / "draft"
 IDS = torch.randint(1000, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 

@@ -14,6 +14,8 @@ from slipstream.kernels.verify import cuda, reference
 from slipstream.kernels.verify.op import verify
 from tests.emulator import emulated, needs_compiler
 
+pytestmark = pytest.mark.sampled("cuda")
+
 ORDERS = (0, 1, 7)
 Verify = Callable[..., tuple[Tensor, Tensor]]
 

@@ -37,6 +37,7 @@ def lab(request: pytest.FixtureRequest) -> Lab:
     return Lab(DEMO, request.param)
 
 
+@pytest.mark.sampled("engine", keep=4)
 @pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
 def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
     """A third of the chains with each sampling in each dtype, on other benches every time.
@@ -53,6 +54,7 @@ def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
         assert found.n_wrong == 0, bench
 
 
+@pytest.mark.sampled("engine", keep=1)
 @pytest.mark.parametrize("kind", ["window", "hybrid"])
 def test_text_is_that_of_plain_decoding_with_other_caches(kind: str, tmp_path: Path) -> None:
     lab = Lab(folders_of(kind, tmp_path), torch.bfloat16)

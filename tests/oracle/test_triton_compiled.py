@@ -14,6 +14,8 @@ import torch
 
 from slipstream.kernels import triton_launch
 
+pytestmark = pytest.mark.sampled("triton")
+
 FOLDERS = sorted(path.parent.name for path in Path("kernels").glob("*/triton.py"))
 SHARED_LEAST = 99 * 1024  # of a program, on compute capability 8.9 and 12.0; others have more
 # A kernel takes more only if it says so: fewer programs then fit on a multiprocessor.

@@ -13,6 +13,8 @@ from tests.oracle.interpreted import assert_near
 # isort: split
 from slipstream.kernels.matmul import triton as matmul
 
+pytestmark = pytest.mark.sampled("triton")
+
 
 @pytest.mark.parametrize("seed", range(20))
 def test_products(seed: int) -> None:

@@ -16,6 +16,8 @@ from tests.oracle.interpreted import assert_near
 # isort: split
 from slipstream.kernels.moe import triton as moe
 
+pytestmark = pytest.mark.sampled("triton")
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (1, 2, 3, 5, 8, 16)
 each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype)[6:])

@@ -27,9 +27,12 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (1, 2, 3, 5, 8, 16)
 each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype)[6:])
 each_draw = pytest.mark.parametrize("seed", range(20))
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::RuntimeWarning"
-)  # the interpreter's exp may overflow, as a GPU's does
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore::RuntimeWarning"
+    ),  # the interpreter's exp may overflow, as a GPU's does
+    pytest.mark.sampled("triton"),
+]
 
 
 class Draw:

@@ -69,6 +69,7 @@ def against_a_fresh_one(world: World, machine: str) -> float:
     return rates[0] / rates[1]
 
 
+@pytest.mark.sampled("planner", keep=3)
 @pytest.mark.parametrize("machine", ["laptop-8b", "h100-8b"])
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_disturbance_leaves_nothing_behind(machine: str, trouble: str) -> None:
