@@ -60,7 +60,13 @@ def chat_job(wire: ChatRequest, caller: Caller, form: Form = CHAT) -> Job:
     seen = replace(shared, skip_special=shared.skip_special and not caller.known.needs_controls)
     job = _job(wire, form, [chat], seen, caller)
     fields = FIELDS[caller.settings.reasoning_field]
-    wanted = replace(job.wanted, text=reading, silent=reading.silent, reasoning_fields=fields)
+    wanted = replace(
+        job.wanted,
+        text=reading,
+        silent=reading.silent,
+        has_content=not tools.is_forced,
+        reasoning_fields=fields,
+    )
     return replace(job, wanted=wanted)
 
 

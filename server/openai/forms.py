@@ -50,7 +50,8 @@ class _ChatChoice:
         return self.text.n_reasoning
 
     def opening(self) -> dict[str, Any]:
-        return _choice(self.index, {"delta": {"role": "assistant", "content": ""}}, None)
+        content = "" if self.wanted.has_content else None
+        return _choice(self.index, {"delta": {"role": "assistant", "content": content}}, None)
 
     def nothing(self) -> dict[str, Any]:
         return _choice(self.index, {"delta": {}}, None)

@@ -24,6 +24,7 @@ class Wanted:
     token_ids: bool = False
     text: Callable[[str], ReplyText] = FreeText  # takes the end of the prompt
     silent: frozenset[str] = frozenset()  # tokens that are left out of the text
+    has_content: bool = True  # false: the reply is calls, whatever the model writes
     reasoning_fields: tuple[str, ...] = ()  # of a chat message, which thinking is put into
 
 

@@ -249,6 +249,16 @@ def test_forced_calls_have_a_grammar(server: Served, choice: Any, names: list[st
     assert (")*" in grammar.source) == many
 
 
+@pytest.mark.parametrize(("choice", "content"), [("required", None), ("auto", "")])
+def test_a_stream_of_forced_calls_begins_without_content(
+    server: Served, choice: str, content: str | None
+) -> None:
+    """As OpenAI's does: null, where no text will come to be joined to it."""
+    server.engine.script = says(SECOND)
+    first, *_ = server.events(tools=TOOLS, tool_choice=choice)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": content}
+
+
 def test_a_conversation_with_calls(server: Served) -> None:
     call = {"id": "abc", "type": "function", "function": {"name": "ping", "arguments": "{}"}, "index": 0}
     prompt = prompt_of(
