@@ -112,6 +112,32 @@ def test_a_stop_string_ends_the_request_at_its_token(expected: dict[str, list[in
     assert done.stop_string == word
 
 
+def test_a_stop_string_does_not_end_what_is_too_short(expected: dict[str, list[int]]) -> None:
+    """Within the fewest tokens it is text; the first behind them may end the reply."""
+    tokens = expected["a"]
+    at = 6
+    word = f"w{tokens[at]} "
+    assert tokens[at] not in tokens[:at] + tokens[at + 1 :]
+    for fewest, n in ((at, at + 1), (at + 1, len(tokens))):
+        found, _ = run(toy_engine(), {"a": PROMPTS["a"]}, stop=word, min_tokens=fewest)
+        assert found["a"] == tokens[:n]
+
+
+def test_of_preempted_requests_the_oldest_returns_first() -> None:
+    """Or requests that keep coming would hold it up for ever."""
+    toy = toy_engine(n_slots=3, n_pages=40)
+    for name, prompt in PROMPTS.items():
+        toy.engine.add(name, _maker(name, prompt, (), {}))
+    toy.engine.step()
+    seats = toy.engine.seats
+    oldest, *_ = list(seats.running)
+    for slot in reversed(list(seats.running)):
+        seats._preempt(slot)
+    assert seats.preempted[0] is oldest
+    seats.fill()
+    assert [one.request.id for one in seats.running] == list(PROMPTS)
+
+
 def test_no_draft_goes_past_the_limit() -> None:
     seen: list[int] = []
 

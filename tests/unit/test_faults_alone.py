@@ -107,6 +107,7 @@ def test_pages_of_a_spoiled_pass_serve_no_later_request(caplog: pytest.LogCaptur
         tokens, last = play(toy, {f"later{number}": prompt})
         assert isinstance(last[f"later{number}"], Done)
         assert tokens[f"later{number}"] == expected
+    assert "made anew" not in caplog.text, "not even the first has met them"
 
 
 def test_a_request_behind_pages_that_another_spoiled_starts_over(caplog: pytest.LogCaptureFixture) -> None:

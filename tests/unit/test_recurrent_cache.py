@@ -225,6 +225,17 @@ def test_the_oldest_snapshot_makes_room() -> None:
     assert run(cache, 2, [*range(17), 60]) == 16
 
 
+def test_of_snapshots_those_used_last_stay() -> None:
+    states = [torch.zeros(1, dtype=torch.int64)]
+    kept = Snapshots(2 * states[0].nbytes)
+    first, second, third = (("target", bytes([i])) for i in range(3))
+    kept.put(first, states)
+    kept.put(second, states)
+    assert kept.find(first) is not None
+    kept.put(third, states)
+    assert [key in kept for key in (first, second, third)] == [True, False, True]
+
+
 def test_a_draft_over_a_border_leaves_a_snapshot_there() -> None:
     cache, tokens = make_cache(), [1, 2, 3]
     run(cache, 0, tokens)

@@ -153,6 +153,7 @@ def toy_slot(
     stop: str | None = None,
     temperature: float = 0.8,
     owner: str = "",
+    min_tokens: int = 0,
 ) -> Slot:
     """A slot as the service makes it."""
     request = Request(
@@ -160,6 +161,7 @@ def toy_slot(
         prompt=tuple(prompt),
         sampling=Sampling(temperature=temperature, seed=3),
         max_tokens=max_tokens,
+        min_tokens=min_tokens,
         owner=owner,
     )
     factory = SlotFactory(Settings(draft_max=n_max), types, 10**6, VOCAB, frozenset())
