@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.bench.garbage import Garbage
 from slipstream.engine.speculate.decide.cost import WIDTHS
-from slipstream.engine.speculate.drafter import Drafter, Guess, Kept, TextDrafter, Want
+from slipstream.engine.speculate.drafter import NO_DRAFT, Drafter, Guess, Kept, TextDrafter, Want
 from slipstream.engine.speculate.network.draft_model import DraftModel
 from tests.unit.doubles import AsNetwork
 from tests.unit.toy import VOCAB, Toy, ToyNetwork, toy_engine, toy_slot
@@ -79,6 +80,35 @@ def test_draft_model_that_agrees_saves_passes(expected: dict[str, list[int]]) ->
     assert isinstance(done, Done)
     assert done.speculation.n_accepted == done.speculation.n_drafted > 0
     assert done.speculation.n_steps == sum(done.speculation.histogram) < 20 / 3
+
+
+class Watched(ToyNetwork):
+    """Remembers the sequences that its rows have read from the cache."""
+
+    def _logits(self, tokens: np.ndarray) -> np.ndarray:
+        self.__dict__.setdefault("seen", []).append(tokens.tolist())
+        return super()._logits(tokens)
+
+
+def test_a_draft_model_never_goes_on_from_what_was_rejected() -> None:
+    """Not even where another drafter's longer guess was kept in place of its own."""
+    draft = Watched()
+    toy = toy_engine(n_slots=1)
+    drafter = DraftModel(draft, toy.cache, 16, 64)  # type: ignore[arg-type]
+    slot = toy_slot(0, "a", [*PROMPTS["a"]], types=("draft-model",))
+    toy.cache.begin(0, slot.tokens, "")
+    drafter.begin(slot)
+    for _ in range(5):
+        guesses = drafter.draft([Want(slot, 4)])
+        assert guesses is not None
+        (guess,) = guesses.read()
+        draft.__dict__["seen"].clear()
+        for token_id in [guess.token_ids[0], *[VOCAB - 1 - one for one in guess.token_ids[1:]], 3]:
+            slot.append(token_id)
+        drafter.accept([Kept(slot, NO_DRAFT, 0)])
+        drafter.draft([Want(slot, 4)])
+        assert draft.__dict__["seen"]
+        assert all(one[: len(slot.tokens)] == slot.tokens for one in draft.__dict__["seen"])
 
 
 @pytest.mark.parametrize("n_pages", [12, 14])
