@@ -93,6 +93,7 @@ def test_endless_broken_bytes_do_not_wait_for_ever(tokenizer: Tokenizer) -> None
         (("漢",), "a漢b", "a", "漢"),
         (("",), "ab", "ab", None),
         (("end",), "the en", "the en", None),
+        (("f", "e"), "def", "d", "e"),  # one token has both
     ],
 )
 def test_stop_strings(

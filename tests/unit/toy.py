@@ -18,6 +18,7 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.store import Sizes, Store
 from slipstream.engine.core.engine import Capacity, Engine
+from slipstream.engine.core.queue import Waiting
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.settings import Settings
@@ -124,6 +125,7 @@ def toy_engine(
     overlaps: bool = False,
     memory: int = 1 << 20,
     now: WoundClock | None = None,
+    waiting: Waiting | None = None,
 ) -> Toy:
     """A toy engine with 4-token pages; `eos` past the vocabulary never ends a text.
 
@@ -138,7 +140,7 @@ def toy_engine(
         n_slots=n_slots, n_ctx=256, batch_size=batch_size, eos_ids=frozenset({eos}), overlaps=overlaps
     )
     chain = Chain(make_drafters(cache), Lengths(adaptive=adaptive), now=now or WoundClock(tick=1e-4))
-    engine = Engine(target, cache, chain, capacity, acceptance)  # type: ignore[arg-type]
+    engine = Engine(target, cache, chain, capacity, acceptance, waiting)  # type: ignore[arg-type]
     return Toy(engine, cache, target)
 
 
