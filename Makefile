@@ -44,7 +44,7 @@ fix: setup
 	$(BIN)/ruff check --fix .
 
 test: setup
-	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m 'not gpu and not browser and not slow' $(ARGS)
+	$(ONE_THREAD) $(BIN)/pytest -n 3 --dist loadfile -m 'not gpu and not browser and not slow' $(ARGS)
 
 # Every case, also of those tests of which `make test` runs a sample while their sources stay as recorded; some 12 minutes.
 check-all: check

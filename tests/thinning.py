@@ -26,8 +26,12 @@ GROUPS: Mapping[str, Sequence[str]] = {
         *("engine/speculate/**/*.py", "engine/models/**/*.py", "engine/layers/*.py", "tests/oracle/l*.py"),
     ),
     "planner": ("engine/speculate/decide/*.py", "engine/speculate/chain.py", "tests/simulate/**/*"),
-    "bench": ("tests/bench/*.py",),
+    "bench": ("tests/bench/*.py", "engine/core/engine.py", "engine/service/start/*.py"),
     "disk cache": ("kernels/disk_cache.py",),
+    "kernels": ("kernels/**/*.py", "engine/layers/*.py"),
+    "gpu runs": ("tests/gpu/*.py", "kernels/dispatch.py", "kernels/*/op.py"),
+    "formats": ("server/openai/formats/*.py",),
+    "process": ("server/command/*.py", "server/http/*.py", "engine/service/**/*.py"),
 }
 SKIPPED = ("__pycache__", ".pyc")
 

@@ -37,7 +37,7 @@ def lab(request: pytest.FixtureRequest) -> Lab:
     return Lab(DEMO, request.param)
 
 
-@pytest.mark.sampled("engine", keep=4)
+@pytest.mark.sampled("engine", keep=2)
 @pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
 def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
     """A third of the chains with each sampling in each dtype, on other benches every time.
@@ -82,6 +82,7 @@ def test_preemption_cuts_and_prefix_hits_happen(lab: Lab) -> None:
     assert any(one.speculation.n_accepted > 0 for one in played.done.values())
 
 
+@pytest.mark.sampled("engine", keep=4)
 @pytest.mark.parametrize("lab", [torch.bfloat16], ids=str, indirect=True)
 @pytest.mark.parametrize("name", [name for name in ALL if name != "garbage"])
 def test_every_drafter_has_drafts_accepted(lab: Lab, name: str) -> None:
@@ -136,6 +137,7 @@ def _plant_accept_too_many(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Picks, "verdict", too_many)
 
 
+@pytest.mark.sampled("engine", keep=1)
 @pytest.mark.parametrize("lab", [torch.float32], ids=str, indirect=True)
 @pytest.mark.parametrize(
     "plant", [_plant_blind_penalties, _plant_wrong_position, _plant_commit_too_far, _plant_accept_too_many]
