@@ -12,19 +12,19 @@ _TURNS = """\
 {{- bos_token | default('') -}}
 {%- set held = namespace(text='') -%}
 {%- for message in messages -%}
-  {%- set text = message.content | SHAPE -%}
+  {%- set text = message.content | @SHAPE@ -%}
   {%- if message.role in ['system', 'developer'] -%}
-    SYSTEM
+    @SYSTEM@
   {%- elif message.role == 'assistant' -%}
-    {{- ASSISTANT -}}
+    {{- @ASSISTANT@ -}}
   {%- else -%}
     {%- set text = held.text + text -%}
     {%- set held.text = '' -%}
-    {{- USER -}}
+    {{- @USER@ -}}
   {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
-  {{- OPENING -}}
+  {{- @OPENING@ -}}
 {%- endif -%}"""
 
 
@@ -45,11 +45,11 @@ class Turns:
         system = f"{_literal(before)} + text + {_literal(behind)}"
         shown = f"{{{{- {system} -}}}}" if self.system else f"{{%- set held.text = held.text + {system} -%}}"
         return (
-            _TURNS.replace("SYSTEM", shown)
-            .replace("SHAPE", "trim" if self.is_trimmed else "string")
-            .replace("ASSISTANT", f"{_literal(self.assistant[0])} + text + {_literal(self.assistant[1])}")
-            .replace("USER", f"{_literal(self.user[0])} + text + {_literal(self.user[1])}")
-            .replace("OPENING", _literal(self.opening))
+            _TURNS.replace("@SYSTEM@", shown)
+            .replace("@SHAPE@", "trim" if self.is_trimmed else "string")
+            .replace("@ASSISTANT@", f"{_literal(self.assistant[0])} + text + {_literal(self.assistant[1])}")
+            .replace("@USER@", f"{_literal(self.user[0])} + text + {_literal(self.user[1])}")
+            .replace("@OPENING@", _literal(self.opening))
         )
 
 

@@ -2,8 +2,7 @@
 
     <|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>
 
-Keys may be strings too. Arguments become JSON text by text: each string, word and bracket is put
-out as soon as it is whole.
+Keys may be strings too. Arguments become JSON piece by piece: each string, word and bracket as soon as it is whole.
 """
 
 from __future__ import annotations
