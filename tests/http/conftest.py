@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from openai import OpenAI
 
 from tests.http.fake import FakeEngine, words
 from tests.http.serving import Served, served
@@ -28,3 +29,9 @@ def server(shared: Served) -> Iterator[Served]:
     engine.running.clear()
     engine.last.clear()
     engine.files.clear()
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
+        yield one

@@ -22,12 +22,6 @@ def hermes(server: Served) -> Iterator[None]:
     server.engine.info = INFO
 
 
-@pytest.fixture
-def client(server: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
-        yield one
-
-
 def test_thinking_is_the_summary_where_a_client_asks_for_one(client: OpenAI, server: Served) -> None:
     server.engine.script = says(THOUGHT + "Yes.")
     with client.responses.stream(model="m", input="Hi", reasoning={"summary": "auto"}) as stream:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -14,12 +13,6 @@ from slipstream.engine.errors import Unsupported
 from tests.http.serving import Served
 
 PATH = "/v1/completions"
-
-
-@pytest.fixture
-def client(server: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
-        yield one
 
 
 def refused(server: Served, **fields: Any) -> tuple[str, str]:

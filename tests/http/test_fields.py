@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -16,12 +15,6 @@ from tests.http.serving import Served, chat
 HI = [{"role": "user", "content": "Hi there"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BODIES: dict[str, dict[str, Any]] = {CHAT: chat(), TEXT: {"prompt": "a b"}}
-
-
-@pytest.fixture
-def client(server: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
-        yield one
 
 
 @pytest.mark.parametrize("path", BODIES)

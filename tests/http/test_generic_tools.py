@@ -57,12 +57,6 @@ def _has_no_tools(server: Served) -> Iterator[None]:
     server.engine.info = INFO
 
 
-@pytest.fixture
-def client(server: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
-        yield one
-
-
 def rendered(server: Served, template: str, **fields: Any) -> str:
     """The prompt of a request as the template writes it."""
     server.engine.info = replace(INFO, chat_template=template)

@@ -17,12 +17,6 @@ HI = [{"role": "user", "content": "Hi there"}]
 PATHS = ("/v1/chat/completions", "/v1/completions")
 
 
-@pytest.fixture
-def client(server: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
-        yield one
-
-
 def burst(request: Request) -> list[Any]:
     """A step that writes half a character and holds it back, one without text, one that completes the character."""
     n_top = request.logprobs

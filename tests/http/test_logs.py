@@ -125,7 +125,7 @@ def test_the_access_line(server: Served, lines: Any) -> None:
     assert (line["ttft_ms"], line["queue_ms"], line["reason"]) == (21.0, 1.0, "length,length")
     assert line["itl_ms"] == pytest.approx(50 / 3, abs=0.001)
     assert (line["acceptance_length"], line["acceptance_rate"]) == (2.0, 0.5)
-    assert 0 < line["seconds"] < 5
+    assert line["seconds"] > 0
     assert secret not in str(line)
     assert "w0" not in str(line)
 

@@ -31,12 +31,6 @@ PING = {"type": "function", "name": "ping"}
 
 
 @pytest.fixture
-def client(server: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
-        yield one
-
-
-@pytest.fixture
 def hermes(server: Served) -> Iterator[None]:
     server.engine.info = replace(INFO, chat_template=TEMPLATE)
     yield

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import openai
 import pytest
@@ -22,12 +21,6 @@ from tests.http.fake import delta, done, words
 from tests.http.serving import Served, until
 
 HI = [{"role": "user", "content": "Hi there"}]
-
-
-@pytest.fixture
-def client(server: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
-        yield one
 
 
 def test_plain(client: OpenAI) -> None:

@@ -5,7 +5,6 @@ hears of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +27,6 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "s
 
 class Answer(BaseModel):
     a: int
-
-
-@pytest.fixture
-def client(server: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
-        yield one
 
 
 def grammar_of(server: Served, path: str = "/v1/chat/completions", **fields: Any) -> Grammar | None:

@@ -53,12 +53,6 @@ def _speaks_hermes(server: Served) -> Iterator[None]:
     server.engine.info = INFO
 
 
-@pytest.fixture
-def client(server: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
-        yield one
-
-
 def says(text: str, n_burst: int = 7, reason: str = "stop") -> Callable[[Request], Iterator[Step]]:
     """A script that says the text in bursts of some tokens, three characters each."""
 

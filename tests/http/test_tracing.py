@@ -61,7 +61,7 @@ def test_a_reply_is_a_span(traced: tuple[Served, InMemorySpanExporter]) -> None:
     assert span.status.status_code == StatusCode.UNSET
     assert 0 < span.end_time - span.start_time < 5e9
     told = dict(span.attributes)
-    assert 0 < told.pop("gen_ai.response.time_to_first_chunk") < 1
+    assert told.pop("gen_ai.response.time_to_first_chunk") > 0
     assert told == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "slipstream",
