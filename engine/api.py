@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from slipstream.engine.drafting import Drafting
-from slipstream.engine.errors import EngineError
+from slipstream.engine.errors import DeviceLost, EngineError
 from slipstream.engine.stats import DrafterCount, EngineStats
 
 
@@ -260,6 +260,8 @@ class ModelInfo:
     # The chat template for conversations with tools, if it differs from `chat_template`.
     tool_template: str | None = None
     n_embd: int = 0  # width of a hidden state; 0: not known
+    # Sentences on operators that run in another way than they should, as their best code failed on this machine.
+    replaced_operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,11 @@ class AsyncEngine(Protocol):
 
     @property
     def status(self) -> Status: ...
+
+    @property
+    def device_loss(self) -> DeviceLost | None:
+        """Set once the status is "failed" because the device answers no more."""
+        ...
 
     @property
     def step_age_s(self) -> float:

@@ -20,6 +20,7 @@ The engine deals in no HTTP statuses; `server/http/error_table.py` is the only t
        ├─ SlotNotSaved
        ├─ StepFailed
        └─ EngineStopped
+          └─ DeviceLost
 """
 
 from __future__ import annotations
@@ -154,3 +155,10 @@ class StepFailed(EngineFault):
 
 class EngineStopped(EngineFault):
     """The engine is no longer running; the server is stopping or has failed."""
+
+
+class DeviceLost(EngineStopped):
+    """The device answers this process no more, as after an illegal access. Only another process can use it."""
+
+    def __init__(self) -> None:
+        super().__init__("the server's device has failed, and it computes no more until it is started again")

@@ -302,6 +302,11 @@ class Settings:
         least=0,
         most=86400,
     )
+    exit_on_device_error: bool = setting(
+        default=False,
+        meaning="end the process with 1 once the device has failed, so that what supervises it starts another; without"
+        " it the server stays and answers 503, as /live and /health do. The container image sets it",
+    )
     timeout: float = setting(
         60.0,
         "seconds a client may take to send its request, or leave its reply unread, before it is cut off",

@@ -48,6 +48,9 @@ class Selected(NamedTuple):
     op: str
     implementation: str
     reason: str
+    failed: tuple[
+        str, ...
+    ] = ()  # better implementations that should run here and do not, each with what went wrong
 
 
 class Op(Generic[X, P, R]):
@@ -122,13 +125,16 @@ def select(
     asked: Mapping[str, str] | None = None,
     *,
     exact: Collection[str] = (),
+    failed: Mapping[tuple[str, str], str] | None = None,
+    prepares: bool = True,
 ) -> list[Selected]:
     """Fix the implementation of every op for one device and dtype; call it once per network at start.
 
     asked: op folder -> implementation that must be used. exact: op folders whose results must not depend on the rows
-    computed beside them, in any bit; a definition in plain torch does not promise that unless it says `EXACT`. An
-    implementation that has `prepare(device)` does here what would make its first call slow. Raises CannotRunError if an
-    implementation in `asked` cannot run, an op has none that does what is asked, or the chosen one cannot be prepared.
+    computed beside them, in any bit; a definition in plain torch does not promise that unless it says `EXACT`. failed:
+    (op folder, implementation) -> why it must not run here (`proof`). prepares: an implementation that has
+    `prepare(device)` does here what would make its first call slow; one that cannot is passed over. Raises
+    CannotRunError if an implementation in `asked` cannot run, or an op has none that does what is asked.
     """
     device, wishes = torch.device(device), dict(asked or {})
     if unknown := wishes.keys() - set(kernels.OPS):
@@ -136,14 +142,27 @@ def select(
     table = []
     for folder, ops in _ops().items():
         must = wishes.get(folder)
-        selected = _choose(folder, ops[0].implementations, device, dtype, must, exact=folder in exact)
+        names = made_for(folder, device) if must is None else (must,)
+
+        choice = _Choice(folder, device, dtype, exact=folder in exact, failed=failed or {}, prepares=prepares)
+        selected = choice.of(names, "asked for" if must else f"best for {device.type} {_short(dtype)}")
         for one in ops:
             one.fix(device, dtype, selected.implementation)
-        table.append(selected)
-        prepare = getattr(_module(folder, selected.implementation), "prepare", None)
-        if prepare is not None:
-            prepare(device)
+        note = getattr(_module(folder, selected.implementation), "note", None)
+        remark = None if note is None else note(device, dtype)
+        table.append(selected if remark is None else selected._replace(reason=f"{selected.reason}; {remark}"))
     return table
+
+
+def made_for(folder: str, device: torch.device) -> tuple[str, ...]:
+    """The implementations of an op that are made for such a device, best first."""
+    names = _ops()[folder][0].implementations
+    return tuple(name for name in names if MADE_FOR.get(name, device.type) == device.type)
+
+
+def candidates(folder: str, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+    """Those of them that say that they can run there in this dtype."""
+    return tuple(name for name in made_for(folder, device) if _refusal(folder, name, device, dtype) is None)
 
 
 @contextmanager
@@ -175,29 +194,54 @@ def watched(wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> It
             one.swap_table(table)
 
 
-def _choose(
-    folder: str,
-    implementations: tuple[str, ...],
-    device: torch.device,
-    dtype: torch.dtype,
-    asked: str | None,
-    *,
-    exact: bool,
-) -> Selected:
-    """The best implementation that accepts this device and dtype, and why."""
-    refused: list[str] = []
-    made = [name for name in implementations if MADE_FOR.get(name, device.type) == device.type]
-    for name in (asked,) if asked else made:
-        reason = _refusal(folder, name, device, dtype)
-        if reason is None and exact and not _is_exact(folder, name):
-            reason = "its bits may depend on the rows computed beside"
-        if reason is None:
-            why = "asked for" if asked else "; ".join(refused) or f"best for {device.type} {_short(dtype)}"
-            note = getattr(_module(folder, name), "note", None)
-            remark = None if note is None else note(device, dtype)
-            return Selected(folder, name, why if remark is None else f"{why}; {remark}")
-        refused.append(f"{name} refused: {reason}")
-    raise CannotRunError(f"{folder}: {'; '.join(refused)}")
+class _Choice:
+    """Goes through the implementations of one op."""
+
+    def __init__(
+        self,
+        folder: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        exact: bool,
+        failed: Mapping[tuple[str, str], str],
+        prepares: bool,
+    ) -> None:
+        self.folder, self.device, self.dtype = folder, device, dtype
+        self.exact, self.failed, self.prepares = exact, failed, prepares
+
+    def of(self, names: Collection[str], reason: str) -> Selected:
+        """The first that can run there, after which come what was refused before it, or `reason`."""
+        refused: list[str] = []
+        failed: list[str] = []
+        for name in names:
+            why = self._refusal(name)
+            if why is None and (why := self._failure(name)) is not None:
+                failed.append(f"{name}: {why}")
+            if why is None:
+                return Selected(self.folder, name, "; ".join(refused) or reason, tuple(failed))
+            refused.append(f"{name} refused: {why}")
+        raise CannotRunError(f"{self.folder}: {'; '.join(refused)}")
+
+    def _refusal(self, name: str) -> str | None:
+        """Why it is not made for what is asked; None if it is."""
+        reason = _refusal(self.folder, name, self.device, self.dtype)
+        if reason is None and self.exact and not _is_exact(self.folder, name):
+            return "its bits may depend on the rows computed beside"
+        return reason
+
+    def _failure(self, name: str) -> str | None:
+        """What went wrong with it on this machine; None if it is ready."""
+        if (why := self.failed.get((self.folder, name))) is not None:
+            return why
+        prepare = getattr(_module(self.folder, name), "prepare", None)
+        if prepare is None or not self.prepares:
+            return None
+        try:
+            prepare(self.device)
+        except CannotRunError as error:
+            return str(error)
+        return None
 
 
 def _refusal(folder: str, implementation: str, device: torch.device, dtype: torch.dtype) -> str | None:

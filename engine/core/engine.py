@@ -22,6 +22,7 @@ from slipstream.engine.core.plan import Place, Work
 from slipstream.engine.core.queue import NewSlot, Queued, Waiting
 from slipstream.engine.core.seats import Seats
 from slipstream.engine.core.warm import ENOUGH_S, warm_up
+from slipstream.engine.device_loss import raise_if_lost
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import EngineError, EngineFault
 from slipstream.engine.models.captured import Capturing
@@ -195,7 +196,8 @@ class Engine:
                     self._cache.commit(one.slot.id, forward.STORE, one.end)
         try:
             has_room = all(self.seats.has_room(one) for one in flight.planned)
-        except Exception:
+        except Exception as error:
+            raise_if_lost(error)
             # Planned again in the next step, it raises where its request is known.
             log.exception("no pages for a pass behind another; it waits")
             has_room = False

@@ -22,6 +22,7 @@ from slipstream.engine.cache.store import Store
 from slipstream.engine.core.clock import Clock
 from slipstream.engine.core.flight import Flight
 from slipstream.engine.core.plan import Work
+from slipstream.engine.device_loss import raise_if_lost
 from slipstream.engine.errors import EngineError, StepFailed
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.captured import Forward
@@ -31,6 +32,7 @@ from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.acceptance import Acceptance, coupled
 from slipstream.engine.speculate.drafter import Draft, Streams
 from slipstream.engine.speculate.verify import Picks, Verdict
+from slipstream.kernels.device_fault import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -60,21 +62,26 @@ Outcome = Verdict | EngineError
 
 
 def launch(target: Target, cache: Cache, flight: Flight) -> Flight:
-    """Launch a pass. A pass that fails is tried again when it is read."""
+    """Launch a pass. A pass that fails is tried again when it is read. Raises `DeviceLost`."""
     try:
         _launch(target, cache, flight)
-    except Exception:
+    except Exception as error:
+        raise_if_lost(error)
         log.exception("pass failed spans=%d; trying again without drafts", len(flight.works))
     return flight
 
 
 def read(target: Target, cache: Cache, flight: Flight) -> list[tuple[Work, Outcome]]:
-    """Wait for a pass; per work that still counts, its verdict, or the error that ends its request."""
+    """Wait for a pass; per work that still counts, its verdict, or the error that ends its request.
+
+    Raises `DeviceLost`.
+    """
     drafts = flight.read_drafts()
     if flight.picks is not None:
         try:
             return _verdicts(target, flight, drafts)
-        except Exception:
+        except Exception as error:
+            raise_if_lost(error)
             log.exception("pass failed spans=%d; trying again without drafts", len(flight.works))
     return _again(target, cache, [one.without_draft() for one in flight.works if one is not None])
 
@@ -85,12 +92,13 @@ def _again(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Wo
         for one in works:
             _restore(target, cache, one)
         return _pass(target, cache, works)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        largest = max(works, key=lambda one: one.n_certain)
-        fault = StepFailed("out of memory in a pass; the largest request of the pass was ended")
-        fault.__cause__ = error
-        return [(largest, fault)]
-    except Exception:
+    except Exception as error:
+        raise_if_lost(error)
+        if is_out_of_memory(error):
+            largest = max(works, key=lambda one: one.n_certain)
+            fault = StepFailed("out of memory in a pass; the largest request of the pass was ended")
+            fault.__cause__ = error
+            return [(largest, fault)]
         log.exception("pass failed without drafts too spans=%d; trying each alone", len(works))
     outcomes: list[tuple[Work, Outcome]] = []
     for one in works:
@@ -98,6 +106,7 @@ def _again(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Wo
             _restore(target, cache, one)
             outcomes += _pass(target, cache, [one])
         except Exception as error:  # noqa: BLE001 - the engine logs it with its request
+            raise_if_lost(error)
             fault = StepFailed("the pass failed for this request, also when tried alone")
             fault.__cause__ = error
             outcomes.append((one, fault))

@@ -17,7 +17,8 @@ from slipstream.engine.core.forward import STORE
 from slipstream.engine.core.plan import Work
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.core.remembered import Remembered
-from slipstream.engine.errors import EngineError, EngineFault, StepFailed, TimedOut
+from slipstream.engine.device_loss import raise_if_lost
+from slipstream.engine.errors import DeviceLost, EngineError, EngineFault, StepFailed, TimedOut
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
 
@@ -65,13 +66,16 @@ class Seats:
     def guard(self, request_id: str, slot: Slot | None) -> Iterator[None]:
         """What is done for one request alone. If it raises, this request ends (`failures`), and no other.
 
-        slot: the request's, if it has one.
+        slot: the request's, if it has one. Raises `DeviceLost`.
         """
         try:
             yield
+        except DeviceLost:
+            raise
         except EngineError as error:
             self._failed.append((request_id, slot, error))
         except Exception as error:  # noqa: BLE001 - `failures` logs it
+            raise_if_lost(error)
             fault = StepFailed("the engine failed for this request alone")
             fault.__cause__ = error
             self._failed.append((request_id, slot, fault))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +59,8 @@ class Attention:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """What distinguishes the attention of one family from another's. Its tensors are `self_attn.*`."""
+
+    ops: ClassVar[tuple[str, ...]] = ("attention", "norm_rope_write", "gated")
 
     d_model: int
     n_heads: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -194,6 +194,8 @@ LLAMA_NORMS = NormNames()
 class MixerSpec(Protocol):
     """What distinguishes one mixer from another, the names of its tensors within a block included."""
 
+    ops: ClassVar[tuple[str, ...]]  # folders of `kernels` that it calls, besides products and norms
+
     @property
     def need(self) -> Need:
         """What the layer needs from a `Store`."""
@@ -208,6 +210,8 @@ class MixerSpec(Protocol):
 
 class FeedForwardSpec(Protocol):
     """The same of a feed-forward layer."""
+
+    ops: ClassVar[tuple[str, ...]]
 
     def load(self, weights: TensorSource, name: str) -> FeedForward:
         """The layer whose tensors start with `name`."""
@@ -234,6 +238,11 @@ class DecoderSpec:
     tied: bool | None  # None: the tensors decide
     blocks: Sequence[BlockSpec]
     embedding_scale: float | None = None
+
+    @property
+    def ops(self) -> frozenset[str]:
+        """Folders of `kernels` that its layers call, besides products and norms."""
+        return frozenset(op for block in self.blocks for part in (block.mixer, block.ffn) for op in part.ops)
 
 
 def load_decoder(weights: TensorSource, spec: DecoderSpec) -> Decoder:

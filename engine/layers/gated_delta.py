@@ -6,6 +6,7 @@ Source: Gated DeltaNet (Yang, Kautz, Hatamizadeh, arXiv 2412.06464) as Qwen3-Nex
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +59,7 @@ class GatedDeltaSpec:
     grouped: bool = False  # projections are stored joined, key head by key head (Qwen3-Next)
 
     rope = None
+    ops: ClassVar[tuple[str, ...]] = ("gated_delta", "short_conv", "gated_norm")
 
     @property
     def need(self) -> Recurrent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,6 +30,8 @@ class GatedMLP:
 @dataclass(frozen=True, slots=True)
 class MLPSpec:
     """The shape of a feed-forward layer."""
+
+    ops: ClassVar[tuple[str, ...]] = ("gated",)
 
     d_model: int
     d_ffn: int

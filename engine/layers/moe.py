@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -82,6 +83,8 @@ def load_stack(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoESpec:
     """What distinguishes one mixture of experts from another."""
+
+    ops: ClassVar[tuple[str, ...]] = ("moe", "gated")
 
     d_model: int
     d_ffn: int  # of one expert

@@ -99,6 +99,7 @@ class Outline:
     weight_bytes: int
     position_bytes: int  # of its rotary tables, per position that they cover
     needs: list[Need]  # of each layer, from the cache
+    ops: frozenset[str]  # that its layers call, besides products and norms
 
 
 def draw(config: ModelConfig, dtype: torch.dtype, target: torch.device = CUDA) -> Outline:
@@ -111,6 +112,7 @@ def draw(config: ModelConfig, dtype: torch.dtype, target: torch.device = CUDA) -
         weight_bytes=weights.n_bytes,
         position_bytes=position_bytes(spec),
         needs=[block.mixer.need for block in decoder.blocks],
+        ops=spec.ops,
     )
 
 
@@ -124,7 +126,9 @@ def draw_mtp(config: ModelConfig, dtype: torch.dtype, n_layers: int) -> Outline:
     _select_ops(dtype)
     spec, weights = decoder_spec(config, 1), Blueprint(dtype, config.quantization)
     needs = [_draw_mtp_layer(weights, spec, config) for _ in range(n_layers)]
-    return Outline(n_params=weights.n_params, weight_bytes=weights.n_bytes, position_bytes=0, needs=needs)
+    return Outline(
+        n_params=weights.n_params, weight_bytes=weights.n_bytes, position_bytes=0, needs=needs, ops=spec.ops
+    )
 
 
 def mtp_layers(config: ModelConfig) -> int:

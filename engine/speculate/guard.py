@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from slipstream.engine.device_loss import raise_if_lost
 from slipstream.engine.slot import DrafterTally, Slot
 
 log = logging.getLogger(__name__)
@@ -56,11 +57,15 @@ class Guard:
         return name not in slot.silenced and not self._is_off(name)
 
     def run(self, name: str, verb: str, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
-        """Call a drafter's method `verb`. If it raises, its requests go on without it; the text does not change."""
+        """Call a drafter's method `verb`. If it raises, its requests go on without it; the text does not change.
+
+        Raises `DeviceLost`: then nothing goes on.
+        """
         started = self._now()
         try:
             return call()
-        except Exception:
+        except Exception as error:
+            raise_if_lost(error)
             self._failures[name].append(started)
             for slot in slots:
                 slot.silenced.add(name)

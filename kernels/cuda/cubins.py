@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import tempfile
 from pathlib import Path
 from typing import Protocol
+
+from slipstream.kernels import user_cache
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +29,8 @@ class Entry(Protocol):
 
 
 def user_folder() -> Path | None:
-    """$XDG_CACHE_HOME/slipstream/cubins, or below ~/.cache where that is not set; None for a user without a home."""
-    # Where caches lie is a matter between the user and the system, like the home folder; it is no setting of ours.
-    caches = os.environ.get("XDG_CACHE_HOME")  # noqa: TID251
-    try:
-        return (Path(caches) if caches else Path("~/.cache").expanduser()) / "slipstream" / "cubins"
-    except RuntimeError:
-        return None
+    """Where they are kept; None for a user without a home."""
+    return user_cache.folder("cubins")
 
 
 def load(folder: Path, key: str) -> tuple[bytes, dict[str, str], str] | None:

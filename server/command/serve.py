@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 
 from slipstream.engine.api import AsyncEngine
-from slipstream.engine.errors import LoadError, SettingError
+from slipstream.engine.errors import DeviceLost, LoadError, SettingError
 from slipstream.engine.settings import Settings
 from slipstream.server.command import notify as systemd
 from slipstream.server.command import standard_streams, startup
@@ -44,6 +44,7 @@ EXIT_FAILED, EXIT_CANNOT_LOAD, EXIT_PORT_TAKEN = 1, 3, 4
 FAREWELL_S = 30.0  # that a client may take to end TLS once the server has
 FLUSH_S = 5  # for the last bytes of finished replies
 WATCH_S = 0.5
+LEAVE = "--exit-on-device-error"
 
 
 class Listener(uvicorn.Server):
@@ -151,6 +152,7 @@ class _Life:
         self.gate = Gate()
         self.knowing = Knowing(settings)
         self.asked = asyncio.Event()
+        self.is_stuck = False  # on a device that has failed
 
     async def run(self, load: Load) -> int:
         self._take_signals()
@@ -205,14 +207,16 @@ class _Life:
         except LoadError as error:
             log.error("cannot_load", reason=str(error))
             return EXIT_CANNOT_LOAD
+        except DeviceLost:
+            log.exception("device_failed_while_loading")
+            return EXIT_FAILED
         except Exception:
             log.exception("load_failed")
             return EXIT_FAILED
 
     async def _until_stopped(self, engine: AsyncEngine) -> int:
         while not self.asked.is_set():
-            if engine.status == "failed":
-                log.error("engine_failed")
+            if engine.status == "failed" and self._leaves(engine):
                 return EXIT_FAILED
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.asked.wait(), WATCH_S)
@@ -221,6 +225,16 @@ class _Life:
         await engine.drain(self.settings.shutdown_timeout)
         log.info("drained")
         return 0
+
+    def _leaves(self, engine: AsyncEngine) -> bool:
+        """Whether the failed engine ends the process. Says so, or once why not."""
+        if engine.device_loss is None or self.settings.exit_on_device_error:
+            log.error("engine_failed")
+            return True
+        if not self.is_stuck:
+            self.is_stuck = True
+            log.error("device_failed", answers="503 to every request, until it is started again", see=LEAVE)
+        return False
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()

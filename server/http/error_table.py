@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from slipstream.engine.errors import (
     ContextTooLong,
+    DeviceLost,
     EngineStopped,
     InvalidRequest,
     Overloaded,
@@ -156,6 +157,10 @@ def _not_saved(error: SlotNotSaved) -> Problem:
     return Problem(500, "server_error", "slot_not_saved", str(error), headers=headers)
 
 
+def _device_lost(error: DeviceLost) -> Problem:
+    return unavailable(str(error), "device_failed").problem
+
+
 def _stopped(_error: EngineStopped) -> Problem:
     return unavailable("the server is stopping", "server_stopping").problem
 
@@ -171,6 +176,7 @@ TABLE: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (RequestError, _request("invalid_request")),
     (Overloaded, _overloaded),
     (TimedOut, _timed_out),
+    (DeviceLost, _device_lost),
     (EngineStopped, _stopped),
     (SlotNotSaved, _not_saved),
 )

@@ -1,5 +1,5 @@
-"""The gate gives routes the engine, or refuses: with a 503 while the model is loading or the server is draining, with a
-500 once the engine has failed.
+"""The gate gives routes the engine, or refuses: with a 503 while the model is loading, the server is draining or its
+device has failed, with a 500 once the engine has failed by itself.
 
 The port is open before the engine is loaded and stays open while the server drains, so every route asks here.
 """
@@ -7,7 +7,7 @@ The port is open before the engine is loaded and stays open while the server dra
 from __future__ import annotations
 
 from slipstream.engine.api import AsyncEngine, Status
-from slipstream.server.http.error_table import Refused, internal, unavailable
+from slipstream.server.http.error_table import Refused, internal, problem_of, unavailable
 
 REASONS = {"loading": "the model is loading", "draining": "the server is stopping"}
 
@@ -46,4 +46,6 @@ class Gate:
         status = self.status
         if status in REASONS:
             return unavailable(REASONS[status], status)
+        if self._engine is not None and self._engine.device_loss is not None:
+            return Refused(problem_of(self._engine.device_loss))
         return Refused(internal())

@@ -22,6 +22,7 @@ class Health(Shape):
 class Life(Shape):
     status: Literal["ok", "failed"]
     step_age_s: float = Field(description="seconds since the engine's running step began; 0 between steps")
+    reason: str | None = optional("why the engine failed, where that was its device")
 
 
 class Verbs(Shape):

@@ -55,7 +55,9 @@ def routes(gate: Gate, settings: Settings, knowing: Knowing) -> APIRouter:
     )
     async def live() -> Response:
         failed, age_s = gate.status == "failed", gate.engine.step_age_s if gate.engine else 0.0
-        content = {"status": "failed" if failed else "ok", "step_age_s": round(age_s, 3)}
+        content: dict[str, Any] = {"status": "failed" if failed else "ok", "step_age_s": round(age_s, 3)}
+        if gate.engine and gate.engine.device_loss is not None:
+            content["reason"] = str(gate.engine.device_loss)
         return answer_json(content, 503 if failed else 200)
 
     @router.get("/slots", summary="What each slot is doing", responses=answers(list[Slot], 404, 503))
@@ -89,6 +91,7 @@ def _warnings(engine: AsyncEngine) -> dict[str, Any]:
     stats = engine.stats()
     told = [f"{name} failed repeatedly and is switched off" for name in stats.disabled_drafters]
     told += [f"{name} is hardly ever right: see the log" for name in stats.doubtful_drafters]
+    told += [f"operator {one}" for one in engine.info.replaced_operators]
     return {"warnings": told} if told else {}
 
 

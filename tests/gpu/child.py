@@ -19,7 +19,8 @@ from typing import Any, TextIO
 
 import torch
 
-from tests.gpu.setting import Finding, Setting, spoils
+from slipstream.kernels.device_fault import is_device_fault
+from tests.gpu.setting import Finding, Setting
 
 SPOILT = 3  # exit status: the CUDA context is of no use any more
 
@@ -71,7 +72,7 @@ def _report(error: Exception, part: str, case: str, lines: Lines) -> None:
     where = "".join(traceback.format_exception(error)[-3:]).strip()
     why = {"why": f"{type(error).__name__}: {error}"[:600], "where": where[-1200:]}
     lines.tell(part, case, Finding(case or part, ok=False, figures=why))
-    if spoils(error):
+    if is_device_fault(error):
         lines.write("end", part, case=case)
         sys.exit(SPOILT)
 

@@ -8,7 +8,8 @@ import subprocess
 
 import torch
 
-from tests.gpu.setting import Finding, Findings, Setting, selected
+from slipstream import kernels
+from tests.gpu.setting import Finding, Findings, Setting
 
 PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "cuda-core", "cuda-bindings", "numba")
 
@@ -29,10 +30,9 @@ def run(setting: Setting, case: str) -> Findings:
             yield Finding(name, None, {"is": value})
     else:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            table, problems = selected(setting.device, dtype)
-            for problem in problems:
-                yield Finding(f"a kernel for {str(dtype)[6:]}", ok=False, figures={"why": problem[:600]})
-            for one in table:
+            for one in kernels.select(setting.device, dtype):
+                for why in one.failed:
+                    yield Finding(f"{one.op} for {str(dtype)[6:]}", ok=False, figures={"why": why[:600]})
                 chosen = {"chosen": one.implementation, "reason": one.reason}
                 yield Finding(f"{one.op} {str(dtype)[6:]}", None, chosen)
 

@@ -19,8 +19,8 @@ from slipstream import kernels
 from slipstream.kernels import dispatch
 from tests.gpu.dice import Dice
 from tests.gpu.draws import MAKERS
-from tests.gpu.parity import ONE_DTYPE, implementations
-from tests.gpu.setting import Finding, Findings, Setting, selected
+from tests.gpu.parity import ONE_DTYPE
+from tests.gpu.setting import Finding, Findings, Setting
 
 PLACES = ("/usr/local/cuda/bin",)
 FOUND = 9  # exit status of the tool if it has found something
@@ -87,10 +87,10 @@ def told(output: str, status: int, *, late: bool) -> Findings:
 def main() -> None:
     device = torch.device("cuda")
     for dtype in (torch.bfloat16, torch.float32):
-        selected(device, dtype)
+        kernels.select(device, dtype)
     for folder, make in MAKERS.items():
         dtype = torch.float32 if folder in ONE_DTYPE else torch.bfloat16
-        for name in implementations(folder, device):
+        for name in dispatch.made_for(folder, device):
             if name == "reference" or dispatch._refusal(folder, name, device, dtype) is not None:
                 continue
             sys.stdout.write(f"\n{MARK}{folder}.{name}\n")

@@ -15,15 +15,13 @@ from torch import Tensor
 
 from slipstream import kernels
 from slipstream.kernels import dispatch
+from slipstream.kernels.device_fault import is_device_fault
+from slipstream.kernels.proof.judge import EXACT, difference, limit_of
 from tests.gpu.dice import Dice, Draw
-from tests.gpu.draws import EXACT, MAKERS
-from tests.gpu.setting import Figures, Finding, Findings, Setting, selected, spoils
+from tests.gpu.draws import MAKERS
+from tests.gpu.setting import Figures, Finding, Findings, Setting
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Largest difference allowed, as a share of the largest value: rounding of results and of chains of sums.
-SHARE = {torch.float32: 5e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-# Ops that round more than twice on the way, as their definitions do in the narrow dtype, or sum over a sequence.
-WIDER = {"moe": 2.5, "gated_delta": 2.5, "norm_rope_write": 2.0}
 ONE_DTYPE = ("ngram", "verify")  # no floats at all
 FIRST = ("matmul", "attention", "choose", "verify", "ngram")  # compiled at once; Triton's take longer
 N_DRAWS, N_DRAWS_QUICK = 24, 2
@@ -45,9 +43,9 @@ def run(setting: Setting, case: str) -> Findings:
     if folder not in MAKERS:
         yield Finding(case, ok=False, figures={"why": "tests/gpu/draws.py draws no inputs for it"})
         return
-    selected(setting.device, dtype)  # for what an implementation calls of other ops
+    kernels.select(setting.device, dtype)  # for what an implementation calls of other ops
     trials = []
-    for name in implementations(folder, setting.device):
+    for name in dispatch.made_for(folder, setting.device):
         if reason := dispatch._refusal(folder, name, setting.device, dtype):
             yield Finding(f"{folder}.{name} {short(dtype)}", None, {"why": f"refused: {reason}"})
         else:
@@ -66,12 +64,6 @@ def split(case: str) -> tuple[str, torch.dtype]:
     return folder, getattr(torch, name)
 
 
-def implementations(folder: str, device: torch.device) -> list[str]:
-    """The implementations of an op that are made for such a device, best first."""
-    (first, *_) = dispatch._ops()[folder]
-    return [one for one in first.implementations if dispatch.MADE_FOR.get(one, device.type) == device.type]
-
-
 @dataclass(slots=True)
 class Trial:
     """One implementation of an op in one dtype, on one draw after another."""
@@ -85,7 +77,7 @@ class Trial:
 
     @property
     def limit(self) -> float:
-        return 0.0 if self.folder in EXACT else SHARE[self.dtype] * WIDER.get(self.folder, 1.0)
+        return limit_of(self.folder, self.dtype)
 
     def hold(self, draw: Draw, meant: Sequence[Tensor], device: torch.device, seed: int) -> None:
         """Run the implementation on a draw and compare."""
@@ -97,7 +89,7 @@ class Trial:
                     for one in draw.call({k: v.to(device, copy=True) for k, v in draw.tensors.items()})
                 ]
         except Exception as error:
-            if spoils(error):
+            if is_device_fault(error):
                 raise RuntimeError(f"{label}: {error}") from error
             self.failure = {"seed": seed, "why": f"{type(error).__name__}: {error} at {draw.says}"[:600]}
             return
@@ -138,25 +130,3 @@ def check(trials: Sequence[Trial], setting: Setting) -> None:
 def wide(x: Tensor) -> Tensor:
     """A copy, floats in float64."""
     return x.to(torch.float64, copy=True) if x.is_floating_point() else x.clone()
-
-
-def difference(got: Tensor, meant: Tensor, *, exact: bool) -> float:
-    """0 for equal results; infinite for other shapes, other integers, numbers in another place than NaN."""
-    if got.shape != meant.shape or got.is_floating_point() != meant.is_floating_point():
-        return float("inf")
-    if exact or not got.is_floating_point():
-        return 0.0 if torch.equal(bits(got), bits(meant.to(got.dtype))) else float("inf")
-    one, other = got.double(), meant.double()
-    if not torch.equal(one.isnan(), other.isnan()):
-        return float("inf")
-    one, other = one.nan_to_num(), other.nan_to_num()
-    if one.numel() == 0:
-        return 0.0
-    return float((one - other).abs().max()) / max(1.0, float(other.abs().max()))
-
-
-def bits(x: Tensor) -> Tensor:
-    """The same numbers as integers, so that NaN and the signs of zeros count."""
-    if not x.is_floating_point():
-        return x
-    return x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize])

@@ -9,9 +9,6 @@ from typing import Any
 
 import torch
 
-from slipstream import kernels
-from slipstream.kernels.dispatch import CannotRunError, Selected
-
 Figures = dict[str, Any]  # column -> number or text
 
 
@@ -46,32 +43,3 @@ class Setting:
     def pick(self, full: Any, quick: Any) -> Any:
         """One of two sizes."""
         return quick if self.quick else full
-
-
-def selected(device: torch.device, dtype: torch.dtype) -> tuple[list[Selected], list[str]]:
-    """`kernels.select`, with the reference where an implementation cannot be prepared: (the table, what could not)."""
-    asked: dict[str, str] = {}
-    problems: list[str] = []
-    while True:
-        try:
-            return kernels.select(device, dtype, asked), problems
-        except CannotRunError as error:
-            named = [folder for folder in kernels.OPS if folder not in asked and _names(str(error), folder)]
-            if not named:
-                raise
-            problems.append(str(error))
-            asked[named[0]] = "reference"
-
-
-def _names(message: str, folder: str) -> bool:
-    """Whether a message is about an op: it begins with its folder, or names its module or a source in it."""
-    return (
-        message.startswith((f"{folder}:", f"{folder}."))
-        or f"kernels.{folder}." in message
-        or f"{folder}/" in message
-    )
-
-
-def spoils(error: Exception) -> bool:
-    """Whether nothing runs any more in this process' CUDA context."""
-    return "CUDA error" in str(error) or type(error).__name__ in ("AcceleratorError", "CUDAError")

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream import kernels
 from slipstream.engine.batch import Batch, RecurrentRows, Span
 from slipstream.kernels.attention.op import attention
 from slipstream.kernels.choose.op import RowParams, choose
@@ -31,7 +32,7 @@ from slipstream.kernels.verify.op import verify
 from tests.gpu import quantized
 from tests.gpu.ceilings import copy_rate
 from tests.gpu.clock import Took, measure
-from tests.gpu.setting import Figures, Finding, Findings, Setting, selected
+from tests.gpu.setting import Figures, Finding, Findings, Setting
 
 CYCLED = 1.2e9  # bytes of weights worked through
 DTYPE = torch.bfloat16
@@ -43,7 +44,7 @@ def cases(setting: Setting) -> list[str]:
 
 def run(setting: Setting, case: str) -> Findings:
     for dtype in (DTYPE, torch.float32):
-        selected(setting.device, dtype)
+        kernels.select(setting.device, dtype)
     yield from {
         "matmul": products,
         "quantised": packed_products,

@@ -13,10 +13,11 @@ import torch
 import tests.oracle.interpreted  # noqa: F401 - before anything else loads Triton, and puts its interpreter right
 from slipstream import kernels
 from slipstream.kernels import dispatch
+from slipstream.kernels.proof.judge import EXACT, difference
 from tests.emulator import emulated, needs_compiler
 from tests.gpu.dice import Dice
-from tests.gpu.draws import EXACT, MAKERS
-from tests.gpu.parity import ONE_DTYPE, Trial, difference, wide
+from tests.gpu.draws import MAKERS
+from tests.gpu.parity import ONE_DTYPE, Trial, wide
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,6 @@ from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.kernels.dispatch import CannotRunError
 from tests.gpu import run
 from tests.gpu.memcheck import told
-from tests.gpu.setting import selected
 from tests.gpu.supervise import BOXES, NO_TIME, Progress, Supervisor
 from tests.oracle.lossless import demo_prompt
 
@@ -205,11 +204,11 @@ def test_a_kernel_that_cannot_be_prepared_is_named_and_the_reference_takes_its_p
         raise CannotRunError("kernels/gated/gated.cu: does not compile")
 
     monkeypatch.setattr(gated, "prepare", cannot, raising=False)
-    table, problems = selected(torch.device("cpu"), torch.float32)
-    assert problems == ["kernels/gated/gated.cu: does not compile"]
-    assert {one.op: one.implementation for one in table}["gated"] == "reference"
+    table = {one.op: one for one in kernels.select("cpu", torch.float32)}
+    assert table["gated"].implementation == "reference"
+    assert table["gated"].failed == ("cpu: kernels/gated/gated.cu: does not compile",)
     monkeypatch.delattr(gated, "prepare")
-    assert selected(torch.device("cpu"), torch.float32)[1] == []
+    assert not any(one.failed for one in kernels.select("cpu", torch.float32))
 
 
 def test_demo_prompts_are_what_the_template_makes() -> None:

@@ -32,6 +32,7 @@ from slipstream.engine.api import (
 from slipstream.engine.drafting import DrafterState, Drafting, PlaceBelief, WidthCost
 from slipstream.engine.errors import (
     ContextTooLong,
+    DeviceLost,
     EngineStopped,
     InvalidRequest,
     Overloaded,
@@ -310,6 +311,7 @@ class FakeEngine:
         self.max_running = max_running
         self.info = INFO
         self.status: Status = "ready"
+        self.device_loss: DeviceLost | None = None
         self.step_age_s = 0.0
         self.refusal: Exception | None = None
         self.requests: list[Request] = []
@@ -324,7 +326,7 @@ class FakeEngine:
 
     async def submit(self, request: Request) -> FakeStream:
         if self.status != "ready":
-            raise EngineStopped("not ready")
+            raise self.device_loss or EngineStopped("not ready")
         if self.refusal:
             raise self.refusal
         self._check(request)

@@ -1,7 +1,8 @@
 """The server on the demo pair with an engine that breaks: `python -m tests.service.faulty [options]`.
 
 The prompt `BREAK error` makes the engine's step raise, `BREAK exit` ends its thread by SystemExit, each after the
-requests beside it have had a few steps; `BREAK hang` makes the step last for ever.
+requests beside it have had a few steps; `BREAK hang` makes the step last for ever. `BREAK device` makes every pass
+raise from then on, as a CUDA context does that an illegal access has spoiled.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ CAUSES: dict[str, Callable[[], BaseException]] = {
     "error": lambda: RuntimeError("a fault that was put in"),
     "exit": lambda: SystemExit(3),
     "hang": lambda: TimeoutError(time.sleep(600)),
+    "device": lambda: RuntimeError("CUDA error: an illegal memory access was encountered"),
 }
 
 
 def load(settings: Settings) -> AsyncEngine:
+    from slipstream.engine.core import forward
     from slipstream.engine.service.start.launch import launch
 
     served = launch(settings)
@@ -40,9 +43,18 @@ def load(settings: Settings) -> AsyncEngine:
     def breaking() -> Any:
         nonlocal n_since
         n_since += bool(broken)
-        if n_since > STEPS_BEFORE:
+        if n_since > STEPS_BEFORE and broken[0] is not CAUSES["device"]:
             raise broken[0]()
         return step()
+
+    launch_pass = forward._launch
+
+    def on_a_device(*arguments: Any) -> None:
+        if n_since > STEPS_BEFORE and broken[0] is CAUSES["device"]:
+            raise broken[0]()
+        launch_pass(*arguments)
+
+    forward._launch = on_a_device
 
     engine.step, engine.add = breaking, counting
     return served

@@ -45,6 +45,40 @@ async def test_an_engine_that_dies_ends_everything(tmp_path: Path, cause: str) -
         assert "put in" not in answer.text + "".join(one.text for one in streamed)
 
 
+async def test_a_lost_device_ends_requests_and_probes_and_the_process_if_it_is_asked_to(
+    tmp_path: Path,
+) -> None:
+    for leaves in (True, False):
+        arguments = (*ARGUMENTS, "--exit-on-device-error") if leaves else ARGUMENTS
+        with running(tmp_path / f"log{leaves}", arguments, "tests.service.faulty") as server:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+                streamed = asyncio.create_task(ask(http, 1, 400, stream=True))
+                while (await n_busy(http))[0] < 1:
+                    await asyncio.sleep(0.02)
+                refused = await http.post("/v1/completions", json={"prompt": "BREAK device"})
+                assert refused.status_code == 503
+                assert refused.json()["error"]["code"] == "device_failed"
+                *_, error, _, _ = (await streamed).text.split("\n\n")
+                assert json.loads(error.removeprefix("data: "))["error"]["code"] == "device_failed"
+                if not leaves:
+                    await _stays_and_says_why(http)
+                    server.process.terminate()
+            assert server.process.wait(60) == (1 if leaves else 0)
+            log = server.log.read_text()
+            assert log.count("an illegal memory access") == log.count("the engine has stopped") == 1
+
+
+async def _stays_and_says_why(http: httpx.AsyncClient) -> None:
+    """The server of a lost device answers every probe and request, and never as if it were well."""
+    await asyncio.sleep(1.5)  # three looks at the engine's status
+    live, health = await http.get("/live"), await http.get("/health")
+    assert (live.status_code, health.status_code) == (503, 503)
+    assert live.json()["status"] == health.json()["status"] == "failed"
+    assert live.json()["reason"] == health.json()["error"]["message"]
+    again = await http.post("/v1/completions", json={"prompt": "later"})
+    assert (again.status_code, again.json()["error"]["code"]) == (503, "device_failed")
+
+
 async def test_sigterm_with_running_and_waiting_requests(tmp_path: Path) -> None:
     """Everything admitted is finished with the text it would have had, and nothing new is taken."""
     with running(tmp_path / "log", (*ARGUMENTS, "-np", "8")) as server:

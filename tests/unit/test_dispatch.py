@@ -46,8 +46,8 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_best_that_is_made_for_the_device_and_does_not_refuse(prepared: list[str]) -> None:
-    assert kernels.select(CUDA, torch.bfloat16) == [("double", "triton", "cuda refused: no compiler")]
-    assert kernels.select("cpu", torch.bfloat16) == [("double", "cpu", "best for cpu bfloat16")]
+    assert kernels.select(CUDA, torch.bfloat16) == [("double", "triton", "cuda refused: no compiler", ())]
+    assert kernels.select("cpu", torch.bfloat16) == [("double", "cpu", "best for cpu bfloat16", ())]
     assert prepared == ["triton on cuda", "cpu on cpu"]
 
 
@@ -104,8 +104,8 @@ def test_on_a_machine_without_a_gpu_the_table_says_why() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     refusal.cache_clear()
-    ngram = dispatch._choose("ngram", ("cuda", "reference"), CUDA, torch.int32, None, exact=False)
-    assert ngram == ("ngram", "reference", "cuda refused: torch sees no CUDA device")
+    assert dispatch.candidates("ngram", CUDA, torch.int32) == ("reference",)
+    assert dispatch._refusal("ngram", "cuda", CUDA, torch.int32) == "torch sees no CUDA device"
 
 
 def test_exactness_is_promised_by_an_implementation_or_refused() -> None:

@@ -19,8 +19,10 @@ from typing import TypeVar
 from slipstream.engine.api import Chat, Done, Event, Failed, ModelInfo, Prompt, Request, SlotFile, Status
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.slot_factory import SlotFactory
+from slipstream.engine.device_loss import device_loss, raise_if_lost
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import (
+    DeviceLost,
     EngineStopped,
     StepFailed,
     Unsupported,
@@ -55,6 +57,7 @@ class ThreadEngine:
         self._info = info
         self._settings = settings
         self._status: Status = "ready"
+        self._lost: DeviceLost | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, Stream] = {}
         self._places = Places(info.n_slots + settings.max_queue)
@@ -93,6 +96,10 @@ class ThreadEngine:
             log.error("a step has taken more than %g s; --step-timeout sets the limit", limit_s)
             self._fail(TimeoutError())
         return self._status
+
+    @property
+    def device_loss(self) -> DeviceLost | None:
+        return self._lost
 
     @property
     def step_age_s(self) -> float:
@@ -201,6 +208,8 @@ class ThreadEngine:
         self._filing.shutdown(wait=False)
 
     def _check_open(self) -> None:
+        if self._lost is not None:
+            raise self._lost
         if self._status != "ready":
             raise EngineStopped(
                 "the server is shutting down"
@@ -225,6 +234,7 @@ class ThreadEngine:
                 result.set_result(work())
             except Exception as error:  # noqa: BLE001 - raised where it is awaited
                 result.set_exception(error)
+                raise_if_lost(error)
 
         self._inbox.put(command)
         while not wait([result], timeout=_WATCH_S).done and self._thread.is_alive():
@@ -269,7 +279,7 @@ class ThreadEngine:
 
     def _fail(self, cause: BaseException) -> None:
         self._status = "failed"
-        self._fail_all(EngineStopped(f"the engine has failed: {type(cause).__name__}"))
+        self._fail_all(self._lost or EngineStopped(f"the engine has failed: {type(cause).__name__}"))
 
     # --- the engine's thread ---
 
@@ -287,6 +297,8 @@ class ThreadEngine:
                 self._engine.clock.lap("tell")
         except BaseException as cause:  # must be passed on, or all streams wait for ever
             log.exception("the engine has stopped")
+            # At once, as there may be no loop yet, and a probe must not find a dead engine ready.
+            self._lost, self._status = device_loss(cause), "failed"
             self._post(partial(self._fail, cause))
 
     def _take_commands(self) -> bool:
@@ -298,7 +310,9 @@ class ThreadEngine:
                 return True
             if command is None:
                 return False
+            self._step_since_s = self._engine.now()  # a device may hang here too
             command()
+            self._step_since_s = None
             if not self._engine.busy:
                 self._picture.renew()
 

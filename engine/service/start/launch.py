@@ -21,6 +21,7 @@ from slipstream.engine.api import ModelInfo
 from slipstream.engine.core import forward
 from slipstream.engine.core.engine import Capacity, Engine
 from slipstream.engine.core.queue import Waiting
+from slipstream.engine.device_loss import raise_if_lost
 from slipstream.engine.errors import DraftMismatch, SettingError
 from slipstream.engine.frames import frame_sizes
 from slipstream.engine.models.captured import Capturing, cuda_capture
@@ -42,6 +43,7 @@ from slipstream.engine.service.start.draft_network import (
 )
 from slipstream.engine.service.start.drafters import drafter_types
 from slipstream.engine.service.start.given_template import with_given_template
+from slipstream.engine.service.start.operators import select_operators
 from slipstream.engine.service.start.sizes import (
     PAGE_SIZE,
     Checkpoint,
@@ -63,12 +65,9 @@ from slipstream.engine.speculate.registry import BY_NAME, Parts
 from slipstream.engine.text.chat import load_chat_template
 from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.tokenizer import Tokenizer, by_id, same_vocabulary
-from slipstream.kernels import OPS, select
-from slipstream.kernels.dispatch import CannotRunError
 
 log = logging.getLogger(__name__)
 
-PRODUCTS = ("matmul",)  # ops that layers of a narrower dtype may run in float32
 _LEAST_SHARED = 0.5  # of the target's tokens that a draft model must have
 
 
@@ -90,7 +89,7 @@ def launch(settings: Settings) -> ThreadEngine:
     template = load_chat_template(with_given_template(text_from, settings), tokenizer)
     used = source if source is not None and source.name in types else None
     with _phase("weights loaded"):
-        n_ctx, networks = _networks(settings, target_from, tokenizer, used)
+        n_ctx, networks, replaced = _networks(settings, target_from, tokenizer, used)
     target = networks[forward.STORE]
     capacity = Capacity(
         n_slots=settings.parallel,
@@ -119,7 +118,7 @@ def launch(settings: Settings) -> ThreadEngine:
     with _phase("warm"):
         engine.warm_up(settings.draft_max)
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size))
-    info = _info(settings, target_from, text, engine, types)
+    info = replace(_info(settings, target_from, text, engine, types), replaced_operators=replaced)
     slot_files = None
     if slot_folder is not None:
         folders = [target_from.path] if used is None else [target_from.path, used.path]
@@ -146,7 +145,8 @@ def _capture(engine: Engine, target: Network, settings: Settings, n_drafts: int)
     )
     try:
         engine.capture(capturing)
-    except Exception:
+    except Exception as error:
+        raise_if_lost(error)
         log.exception(
             "passes could not be captured and run slower than they should; --no-cuda-graphs does not try"
         )
@@ -164,8 +164,8 @@ def _slot_folder(settings: Settings) -> Path | None:
 
 def _networks(
     settings: Settings, target_from: Checkpoint, tokenizer: Tokenizer, source: DraftSource | None
-) -> tuple[int, dict[str, Any]]:
-    """(context, networks by the name of their store: the target, then a draft model or a head)."""
+) -> tuple[int, dict[str, Any], tuple[str, ...]]:
+    """(context, networks by the name of their store: the target, then a draft model or a head, operators replaced)."""
     draft_from, head_bytes = None, 0
     if source is not None and source.kind.load is None:
         draft_from = _checkpoint(str(source.path), settings.device_draft or settings.device, settings.dtype)
@@ -173,14 +173,14 @@ def _networks(
         head_bytes = head_token_bytes(source, target_from, settings)
     sources = [one for one in (target_from, draft_from) if one is not None]
     n_ctx = _context(settings, sources, head_bytes)
-    _select_ops(sources, exact=settings.exact)
+    replaced = select_operators(sources, settings)
     target = _load(target_from, tokenizer, n_ctx)
     networks: dict[str, Any] = {forward.STORE: target}
     if draft_from is not None:
         networks[draft_model.STORE] = _load_draft(draft_from, tokenizer, n_ctx)
     elif source is not None:
         networks[source.name] = load_head(source, target, n_ctx, settings.draft_taps)
-    return n_ctx, networks
+    return n_ctx, networks, replaced
 
 
 def _context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int) -> int:
@@ -244,29 +244,6 @@ def _device(name: str) -> torch.device:
 
 def _load(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network:
     return load_network(source.path, source.dtype, source.device, n_ctx, tokenizer.vocab_size)
-
-
-def _select_ops(sources: Sequence[Checkpoint], *, exact: bool) -> None:
-    """Fix each op's implementation for every device and dtype in use, and say which.
-
-    float32 is always among them: some layers, such as the routers of some experts, multiply in it. Raises
-    `SettingError` where exactness is asked for and an op has no implementation that promises it.
-    """
-    asked: dict[tuple[torch.device, torch.dtype], Sequence[str]]
-    asked = {(one.device, torch.float32): PRODUCTS for one in sources}
-    asked |= {(one.device, one.dtype): OPS for one in sources}
-    for (device, dtype), folders in asked.items():
-        try:
-            lines = select(device, dtype, exact=folders if exact else ())
-        except CannotRunError as error:
-            if not exact:
-                raise
-            raise SettingError("exact", exact, f"cannot be kept on {device} in {dtype}: {error}") from None
-        chosen = " ".join(f"{line.op}={line.implementation}" for line in lines)
-        log.info("operators device=%s dtype=%s %s", device, str(dtype).removeprefix("torch."), chosen)
-        for line in lines:
-            level = logging.INFO if "refused" in line.reason else logging.DEBUG
-            log.log(level, "operator %s=%s: %s", line.op, line.implementation, line.reason)
 
 
 def _load_draft(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network | TranslatedNetwork:

@@ -1,0 +1,57 @@
+"""Proof of attention: one sequence of rows, alone and between spans of other sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels.attention.op import attention
+from slipstream.kernels.proof.case import N_ROWS, Make, Rows
+from slipstream.kernels.proof.inputs import PAGE_SIZE, Inputs, Sequences
+
+
+def of_attention(
+    inputs: Inputs,
+    window: int | None = None,
+    *,
+    coded: bool = False,
+    sunk: bool = False,
+    n_past: int = 700,
+    heads: tuple[int, int, int] = (8, 2, 64),
+) -> Rows:
+    """heads: query heads, K/V heads, d_head. coded: keys and values in float8. sunk: with sinks."""
+    n_heads, n_kv, d = heads
+    every = Sequences([n_past + N_ROWS, n_past + 300, 90], inputs.device)
+    shape = every.n_pages, n_kv, PAGE_SIZE, d
+    keys, values = (
+        inputs.put(_stored(torch.randn(shape, generator=inputs.g), coded=coded)) for _ in range(2)
+    )
+    if coded and keys.dtype == inputs.dtype:
+        keys, values = keys.to(torch.float8_e4m3fn), values.to(torch.float8_e4m3fn)
+    q, company = inputs.normal(N_ROWS, n_heads, d), inputs.normal(12, n_heads, d)
+    sinks = torch.randn(n_heads, generator=inputs.g).to(inputs.device) if sunk else None
+
+    def compute(first: int, n: int) -> Sequence[Tensor]:
+        if n in (3, 16):  # beside other spans, which come before and behind
+            spans = every.spans([5, n, 7], [n_past + 200, n_past + first, 40], [1, 0, 2])
+            rows = torch.cat((company[:5], q[first : first + n], company[5:]))
+            return (attention(rows, keys, values, spans, d**-0.5, window, sinks)[5 : 5 + n],)
+        spans = every.spans([n], [n_past + first], [0])
+        return (attention(q[first : first + n], keys, values, spans, d**-0.5, window, sinks),)
+
+    return Rows(compute)
+
+
+def _stored(x: Tensor, *, coded: bool) -> Tensor:
+    """Values that a store holds."""
+    return x.to(torch.float8_e4m3fn).float() if coded else x
+
+
+CASES: Mapping[str, Make] = {
+    "full": of_attention,
+    "window and sinks": partial(of_attention, heads=(4, 4, 128), n_past=130, window=100, sunk=True),
+    "float8": partial(of_attention, coded=True, window=600),
+}

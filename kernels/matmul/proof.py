@@ -1,0 +1,57 @@
+"""Proof of the products: plain weights, weights of few bits, and rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels.matmul.op import linear, pack, take_rows
+from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
+from slipstream.kernels.proof.case import N_ROWS, Make, Rows
+from slipstream.kernels.proof.inputs import Inputs
+
+NARROW = ("int4", "fp8")
+
+
+def of_linear(inputs: Inputs, n_out: int = 192, n_in: int = 1000) -> Rows:
+    """A plain weight with a bias."""
+    weight = inputs.put(torch.randn(n_out, n_in, generator=inputs.g) / n_in**0.5)
+    packed, x = pack(weight.clone(), inputs.normal(n_out)), inputs.normal(N_ROWS, n_in)
+    ids = torch.arange(N_ROWS, device=inputs.device) * 37 % n_out
+
+    def compute(first: int, n: int) -> Sequence[Tensor]:
+        rows = slice(first, first + n)
+        return linear(x[rows], packed), take_rows(weight, ids[rows])
+
+    return Rows(compute)
+
+
+def of_narrow(inputs: Inputs, kind: str, n_out: int = 192, n_in: int = 1024, group: int = 128) -> Rows:
+    """A weight of few bits. In float64 its values are those of the dtype that is tested."""
+    weight = narrow(kind, (n_out, n_in), group, inputs)
+    x = inputs.normal(N_ROWS, n_in)
+    packed = pack(weight if x.dtype == inputs.dtype else weight.dense().to(x.dtype))
+    return Rows(lambda first, n: (linear(x[first : first + n], packed),))
+
+
+def narrow(kind: str, shape: tuple[int, int], group: int, inputs: Inputs) -> Quantized:
+    """A weight [n_out, n_in] of few bits, values of about n_in^-0.5; group: inputs that share a scale."""
+    (n_out, n_in), g = shape, inputs.g
+    of_scales = (n_out, n_in // group) if kind == "int4" else (-(-n_out // group), -(-n_in // group))
+    scales = (0.5 + torch.rand(of_scales, generator=g)) / n_in**0.5
+    if kind == "fp8":
+        codes = torch.randn(shape, generator=g).to(torch.float8_e4m3fn).to(inputs.device)
+        return Fp8Weight(codes, scales.to(inputs.device), (group, group), inputs.dtype)
+    packed = torch.randint(256, (n_out, n_in // 2), generator=g, dtype=torch.uint8).to(inputs.device)
+    zeros = torch.randint(6, 11, of_scales, generator=g, dtype=torch.uint8).to(inputs.device)
+    return Int4Weight(packed, (scales / 5).half().float().to(inputs.device), zeros, None, inputs.dtype)
+
+
+CASES: Mapping[str, Make] = {
+    "wide": of_linear,
+    "deep": partial(of_linear, n_out=96, n_in=2560),
+    **{kind: partial(of_narrow, kind=kind) for kind in NARROW},
+}

@@ -1,0 +1,200 @@
+"""Runs proofs in processes of their own, several at a time, and keeps what was proven for later starts.
+
+An implementation may end the process it runs in, spoil its device or never return. Such a process is given up, what
+it was trying has failed, and another one tries the next. That the processes are several is also how kernels are
+compiled on all cores: what they compile is kept on the disk, where the server finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import slipstream
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 300.0  # for an implementation, its compilation included
+_START_S = 120.0  # for a process to import torch
+_MOST_PROCESSES = 8
+_N_TAIL = 300  # characters of a dead process' last words
+_CHILD = "slipstream.kernels.proof.child"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An op to be proven, and its implementations, best first."""
+
+    device: str
+    dtype: str
+    op: str
+    implementations: tuple[str, ...]
+    leaves_out: tuple[str, ...] = ()  # cases that the server has no use for
+
+    def key(self, implementation: str) -> str:
+        """Of what is proven, within one state of sources and machine."""
+        return " ".join((self.device, self.dtype, f"{self.op}.{implementation}", *self.leaves_out))
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What became of a task."""
+
+    task: Task
+    proven: str | None  # the implementation that proved itself; None: none did, or nothing could be tried
+    failed: tuple[tuple[str, str], ...] = ()  # (implementation, reason) of those before it
+
+
+class NotTriedError(RuntimeError):
+    """No process could be started in which implementations might have proven themselves."""
+
+
+def run(
+    tasks: Sequence[Task],
+    n_threads: int,
+    *,
+    child: Sequence[str] = ("-m", _CHILD),
+    patience_s: float = PATIENCE_S,
+    done: Callable[[Tried], None] = lambda tried: None,
+) -> list[Tried]:
+    """Try every task, several at a time. Raises NotTriedError.
+
+    n_threads: torch's in each process, as in the server. child: what the interpreter runs. done: called as each
+    task ends, in some thread.
+    """
+    waiting = iter(tasks)  # shared: a task goes to the first worker that is free
+
+    def work() -> list[Tried]:
+        found = []
+        with _Worker(child, n_threads, patience_s) as worker:
+            for task in waiting:
+                found.append(worker.try_all(task))
+                done(found[-1])
+        return found
+
+    n_workers = min(len(tasks), os.cpu_count() or 1, _MOST_PROCESSES)
+    with ThreadPoolExecutor(max(1, n_workers), thread_name_prefix="proof") as pool:
+        futures = [pool.submit(work) for _ in range(n_workers)]
+        return [tried for one in futures for tried in one.result()]
+
+
+class _Lost(Exception):
+    """The process ended or was given up."""
+
+
+class _Worker:
+    """One process at a time, replaced when it is lost."""
+
+    def __init__(self, child: Sequence[str], n_threads: int, patience_s: float) -> None:
+        self._child, self._n_threads, self._patience_s = child, n_threads, patience_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._give_up()
+        self._log.close()
+
+    def try_all(self, task: Task) -> Tried:
+        """A task's implementations up to the first that proves itself."""
+        failed: dict[str, str] = {}
+        while left := [name for name in task.implementations if name not in failed]:
+            trying, proven = left[0], None
+            try:
+                for answer in self._answers(task, left):
+                    trying = answer.get("trying", trying)
+                    if "tried" in answer and answer["reason"] is None:
+                        proven = trying
+                    elif "tried" in answer:
+                        failed[trying] = answer["reason"]
+            except _Lost as lost:
+                failed[trying] = str(lost)
+            if proven is not None:
+                return Tried(task, proven, tuple(failed.items()))
+        return Tried(task, None, tuple(failed.items()))
+
+    def _answers(self, task: Task, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """What the process says of the implementations. Raises `_Lost`, with the process' last words."""
+        pipe = self._started()
+        asked = {
+            "device": task.device,
+            "dtype": task.dtype,
+            "op": task.op,
+            "implementations": names,
+            "leaves_out": task.leaves_out,
+        }
+        try:
+            pipe.send_bytes(json.dumps(asked).encode())
+            while answer := self._heard(pipe, self._patience_s):
+                yield answer
+        except TimeoutError as error:
+            self._give_up()
+            raise _Lost(str(error)) from None
+        except (OSError, EOFError):
+            raise _Lost(f"the process that tried it ended: {self._give_up()}") from None
+
+    def _heard(self, pipe: Connection, patience_s: float) -> dict[str, Any]:
+        if not pipe.poll(patience_s):
+            raise TimeoutError(f"it did not end within {patience_s:g} s")
+        answer: dict[str, Any] = json.loads(pipe.recv_bytes())
+        return answer
+
+    def _started(self) -> Connection:
+        """The pipe to the process, which is started unless it runs. Raises NotTriedError."""
+        if self._pipe is not None:
+            return self._pipe
+        ours, its = socket.socketpair()
+        with its:
+            command = [sys.executable, *self._child, str(its.fileno()), str(self._n_threads)]
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=_environment(),
+                start_new_session=True,
+            )
+        self._pipe = Connection(ours.detach())
+        try:
+            self._heard(self._pipe, _START_S)
+        except (OSError, EOFError) as error:
+            raise NotTriedError(self._give_up() or repr(error)) from None
+        return self._pipe
+
+    def _give_up(self) -> str:
+        """End the process and all it started. Returns its last words."""
+        if self._process is None or self._pipe is None:
+            return ""
+        self._pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        status = self._process.wait()
+        self._process = self._pipe = None
+        self._log.seek(0)
+        said = self._log.read().decode(errors="replace").strip()
+        self._log.truncate(0)
+        return said[-_N_TAIL:] or f"status {status}"
+
+
+def _environment() -> dict[str, str]:
+    """The process finds the package where this one found it, installed or not."""
+    place = str(Path(slipstream.__path__[0]).parent)
+    ours = dict(os.environ)  # noqa: TID251 - handed on as it is
+    return ours | {"PYTHONPATH": os.pathsep.join(filter(None, (place, ours.get("PYTHONPATH"))))}

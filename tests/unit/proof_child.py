@@ -1,0 +1,82 @@
+"""A process for proofs in which faults are planted: `-m tests.unit.proof_child FAULT FD THREADS`.
+
+The faults are in the CPU's `silu_mul`, of the operator `gated`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels.dispatch import CannotRunError
+from slipstream.kernels.gated import cpu
+from slipstream.kernels.proof import child
+
+right = cpu.silu_mul
+
+
+def raises(_: Tensor) -> Tensor:
+    raise ValueError("a fault that was put in")
+
+
+def has_no_memory(_: Tensor) -> Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def loses_the_device(_: Tensor) -> Tensor:
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def gives_nan(x: Tensor) -> Tensor:
+    out = right(x)
+    out[-1, 0] = torch.nan
+    return out
+
+
+def is_imprecise(x: Tensor) -> Tensor:
+    return right(x) * 1.02
+
+
+def has_other_bits_at_width_3(x: Tensor) -> Tensor:
+    out = right(x)
+    return torch.nextafter(out, out + 1) if len(x) == 3 else out
+
+
+def ends_the_process(_: Tensor) -> Tensor:
+    os.abort()
+
+
+def hangs(_: Tensor) -> Tensor:
+    time.sleep(600)
+    raise TimeoutError
+
+
+def does_not_compile(_: torch.device) -> NoReturn:
+    raise CannotRunError("kernels/gated/gated.cu: does not compile")
+
+
+FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
+    one.__name__: one
+    for one in (
+        *(raises, has_no_memory, loses_the_device, gives_nan, is_imprecise, has_other_bits_at_width_3),
+        *(ends_the_process, hangs),
+    )
+}
+
+
+def plant(fault: str) -> None:
+    if fault == does_not_compile.__name__:
+        cpu.prepare = does_not_compile  # type: ignore[attr-defined]
+    else:
+        cpu.silu_mul = FAULTS[fault]  # type: ignore[assignment]
+
+
+if __name__ == "__main__":
+    plant(sys.argv[1])
+    child.main(*sys.argv[2:])

@@ -1,0 +1,201 @@
+"""Operators prove themselves: what is right passes, and what is wrong is found, in a process that may be lost."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import kernels
+from slipstream.engine.errors import SettingError
+from slipstream.engine.models.registry import read_model
+from slipstream.engine.service.start import operators
+from slipstream.engine.service.start.operators import select_operators
+from slipstream.engine.service.start.sizes import Checkpoint
+from slipstream.engine.settings import Settings
+from slipstream.kernels import dispatch
+from slipstream.kernels.gated import cpu as gated
+from slipstream.kernels.proof import trials
+from slipstream.kernels.proof.judge import problem
+from slipstream.kernels.proof.kept import Kept, state_of
+from slipstream.kernels.proof.trials import NotTriedError, Task, Tried
+from tests.unit import proof_child
+
+CPU, NARROW = torch.device("cpu"), torch.bfloat16
+GATED = Task("cpu", "bfloat16", "gated", ("cpu",))
+NORM = Task("cpu", "bfloat16", "norm", ("cpu",))
+# What each planted fault is found by.
+FOUND = {
+    "raises": "ValueError: a fault that was put in",
+    "has_no_memory": "OutOfMemoryError",
+    "loses_the_device": "the device was lost: CUDA error: an illegal memory access",
+    "gives_nan": "off by inf",
+    "is_imprecise": "off by 0.0",
+    "has_other_bits_at_width_3": "other bits in 3 rows from row 0",
+    "ends_the_process": "the process that tried it ended",
+    "does_not_compile": "gated.cu: does not compile",
+}
+
+
+@pytest.fixture(autouse=True)
+def _selected() -> None:
+    for dtype in (torch.float32, NARROW):
+        kernels.select(CPU, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, NARROW], ids=str)
+@pytest.mark.parametrize("folder", kernels.OPS)
+def test_what_runs_here_proves_itself(folder: str, dtype: torch.dtype) -> None:
+    names = [name for name in dispatch.candidates(folder, CPU, dtype) if name != "reference"]
+    assert all(problem(folder, name, CPU, dtype) is None for name in names)
+    assert names or folder in ("verify", "ngram")
+
+
+def test_every_operator_has_cases() -> None:
+    for folder in kernels.OPS:
+        assert importlib.import_module(f"slipstream.kernels.{folder}.proof").CASES
+
+
+@pytest.mark.parametrize(
+    "fault", [one for one in FOUND if one not in ("ends_the_process", "does_not_compile")]
+)
+def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gated, "silu_mul", proof_child.FAULTS[fault])
+    if fault == "loses_the_device":
+        with pytest.raises(torch.AcceleratorError):
+            problem("gated", "cpu", CPU, NARROW)
+        return
+    found = problem("gated", "cpu", CPU, NARROW)
+    assert found is not None
+    assert found.split(": ", 1)[-1].startswith("result 0") or FOUND[fault] in found
+    assert FOUND[fault] in found
+
+
+def test_a_state_that_is_folded_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parked row too many becomes part of the state: outputs are right, until it is looked at."""
+    from slipstream.kernels.gated_delta import cpu as delta
+
+    right = delta.gated_delta
+
+    def folds_all(mixed: Any, decay: Any, beta: Any, gate: Any, state: Any, spans: Any) -> Any:
+        counts = spans.span_starts.diff() + spans.history_starts.diff()
+        return right(mixed, decay, beta, gate, state, replace(spans, n_settled=counts.int()))
+
+    monkeypatch.setattr(delta, "gated_delta", folds_all)
+    found = problem("gated_delta", "cpu", CPU, torch.float32)
+    assert found is not None
+    assert "parked and folded" in found
+
+
+def ask(fault: str, *tasks: Task, patience_s: float = 300.0) -> dict[str, Tried]:
+    child = ("-m", "tests.unit.proof_child", fault)
+    return {one.task.op: one for one in trials.run(tasks, 1, child=child, patience_s=patience_s)}
+
+
+@pytest.mark.parametrize("fault", ["loses_the_device", "ends_the_process", "does_not_compile"])
+def test_a_process_that_is_lost_costs_one_implementation(fault: str) -> None:
+    found = ask(fault, GATED, NORM)
+    assert found["norm"] == Tried(NORM, "cpu")
+    assert found["gated"].proven is None
+    ((name, why),) = found["gated"].failed
+    assert name == "cpu"
+    assert FOUND[fault] in why
+
+
+def test_one_that_never_ends_is_given_up_and_the_next_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials.os, "cpu_count", lambda: 1)  # both tasks go to one worker
+    # Whatever follows is no less right for being tried by the next process.
+    task = replace(GATED, implementations=("cpu", "reference"))
+    found = ask("hangs", task, patience_s=10.0)
+    assert found["gated"].failed == (("cpu", "it did not end within 10 s"),)
+    assert found["gated"].proven is None or found["gated"].proven == "reference"
+
+
+def test_where_no_process_starts_nothing_is_called_wrong() -> None:
+    with pytest.raises(NotTriedError, match="No module named"):
+        trials.run([GATED], 1, child=("-m", "tests.unit.no_such_module"))
+
+
+def test_proofs_are_kept_for_one_state_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "not there yet"
+    kept, other = Kept(folder, "a state"), Kept(folder, "another")
+    with kept.alone():
+        kept.add(["one"])
+    with kept.alone():
+        kept.add(["two"])
+    assert (kept.load(), other.load()) == ({"one", "two"}, set())
+    (file,) = folder.glob("*.json")
+    for damage in ('["one", ', "7", ""):
+        file.write_text(damage)
+        assert kept.load() == set()
+    assert "cannot be read" in caplog.text
+    Kept(None, "a state").add(["one"])
+    assert Kept(None, "a state").load() == set()
+    blocked = Kept(file, "a state")  # its folder is a file
+    with blocked.alone():
+        blocked.add(["one"])
+    assert "not kept" in caplog.text
+
+
+def test_the_state_is_that_of_sources_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert state_of(CPU, 1) == state_of(CPU, 1) != state_of(CPU, 2)
+    assert torch.__version__ in state_of(CPU, 1)
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[str, ...]]:
+    """`select_operators` for the demo, with a fault in the processes and an empty folder of proofs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = Path(__file__).parents[2] / "demo/target"
+    source = Checkpoint(path, read_model(path), CPU, NARROW)
+
+    def select(fault: str | None, **settings: Any) -> tuple[str, ...]:
+        child = ("-m", trials._CHILD) if fault is None else ("-m", "tests.unit.proof_child", fault)
+        monkeypatch.setattr(operators.trials, "run", partial(trials_run, child=child))
+        return select_operators([source], Settings(**settings))
+
+    return select
+
+
+trials_run = trials.run
+
+
+@pytest.mark.usefixtures("_selected")
+def test_a_server_goes_on_without_what_failed_and_says_so(
+    demo: Callable[..., tuple[str, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    (sentence,) = demo("gives_nan")
+    assert sentence.startswith("gated runs as reference in bfloat16, not as cpu: it failed its self-check (")
+    assert f"operator {sentence}" in caplog.text
+    assert dispatch._ops()["gated"][0]._table["cpu", NARROW].__module__.endswith("gated.reference")
+    with pytest.raises(SettingError, match=r"^--exact True: .*gated"):
+        demo("gives_nan", exact=True)
+    # A failure is not kept: with the fault mended, all is well, and that is kept.
+    assert demo(None) == ()
+    caplog.clear()
+    assert demo("raises") == ()
+    assert "operators proven" not in caplog.text
+
+
+def test_where_proofs_cannot_run_the_server_starts_and_warns(
+    demo: Callable[..., tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trials.sys, "executable", "/bin/false")
+    assert demo(None) == ()
+    assert "not proven" in caplog.text
+
+
+def test_only_what_a_network_calls_is_proven(demo: Callable[..., tuple[str, ...]], tmp_path: Path) -> None:
+    demo(None)
+    (file,) = (tmp_path / "slipstream/proofs").glob("*.json")
+    ops = {one.split()[2].partition(".")[0] for one in json.loads(file.read_text())}
+    assert ops == {"matmul", "norm", "norm_rope_write", "attention", "gated", "choose"}
