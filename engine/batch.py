@@ -74,6 +74,12 @@ class RecurrentRows:
         return cls(*upload(arrays, device))
 
 
+def use_device(device: torch.device) -> None:
+    """Make a GPU the one that this thread launches on: kernels of our own go to the thread's current device."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def upload(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
     """The arrays on the device, which get there in one copy; the host does not wait for it."""
     if device.type == "cpu":
@@ -86,7 +92,10 @@ def upload(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
 
 
 class Download:
-    """Values on their way from a device. Reading them waits for what was launched before, and for nothing later."""
+    """Values on their way from a device. Reading them waits for what was launched before, and for nothing later.
+
+    A device that never delivers is noticed by the service, which watches how long a step takes (`--step-timeout`).
+    """
 
     def __init__(self, values: Tensor) -> None:
         self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)

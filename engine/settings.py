@@ -70,7 +70,10 @@ class Settings:
     tags: str | None = setting(None, "comma list of tags that /v1/models shows")
     device: str = setting("auto", "cpu, cuda, cuda:N or auto", "-dev")
     device_draft: str | None = setting(
-        None, "device of a draft model; the target's by default", "-devd", "--spec-draft-device"
+        None,
+        "device of a draft model: the target's GPU, which is the default, or cpu",
+        "-devd",
+        "--spec-draft-device",
     )
     dtype: str = setting(
         "auto",

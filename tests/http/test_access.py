@@ -379,6 +379,16 @@ def test_a_drafter_in_trouble_shows_in_health() -> None:
         assert [one.split()[0] for one in health.json()["warnings"]] == ["suffix", "draft-eagle3"]
 
 
+def test_an_operator_that_failed_its_self_check_shows_in_health_and_props() -> None:
+    sentence = (
+        "gated runs as reference in bfloat16, not as cpu: it failed its self-check (other bits at width 3)"
+    )
+    with served() as server:
+        server.engine.info = replace(server.engine.info, replaced_operators=(sentence,))
+        assert server.http.get("/health").json()["warnings"] == [f"operator {sentence}"]
+        assert server.http.get("/props").json()["model"]["replaced_operators"] == [sentence]
+
+
 # --- targets in absolute form: `GET http://host/path`, as sent to a proxy (RFC 9112, 3.2.2) ---
 
 

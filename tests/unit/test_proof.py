@@ -114,9 +114,9 @@ def test_one_that_never_ends_is_given_up_and_the_next_is_tried(monkeypatch: pyte
     monkeypatch.setattr(trials.os, "cpu_count", lambda: 1)  # both tasks go to one worker
     # Whatever follows is no less right for being tried by the next process.
     task = replace(GATED, implementations=("cpu", "reference"))
-    found = ask("hangs", task, patience_s=10.0)
-    assert found["gated"].failed == (("cpu", "it did not end within 10 s"),)
-    assert found["gated"].proven is None or found["gated"].proven == "reference"
+    found = ask("hangs", task, patience_s=4.0)["gated"]
+    assert found.failed[0] == ("cpu", "it did not end within 4 s")
+    assert found.proven == "reference" or len(found.failed) == 2  # a machine so slow that 4 s are too few
 
 
 def test_where_no_process_starts_nothing_is_called_wrong() -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from slipstream.engine.api import Chat, Done, Event, Failed, ModelInfo, Prompt, Request, SlotFile, Status
+from slipstream.engine.batch import use_device
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.slot_factory import SlotFactory
 from slipstream.engine.device_loss import device_loss, raise_if_lost
@@ -288,6 +289,7 @@ class ThreadEngine:
 
     def _run(self) -> None:
         try:
+            use_device(self._engine.target.device)
             while self._take_commands():
                 self._step_since_s = self._engine.now()
                 events = self._engine.step()

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from slipstream.engine.api import ModelInfo
+from slipstream.engine.batch import use_device
 from slipstream.engine.core import forward
 from slipstream.engine.core.engine import Capacity, Engine
 from slipstream.engine.core.queue import Waiting
@@ -80,6 +81,7 @@ def launch(settings: Settings) -> ThreadEngine:
     if not settings.model:
         raise SettingError("model", "''", "a model folder or hub name is needed")
     target_from = _checkpoint(settings.model, settings.device, settings.dtype)
+    use_device(target_from.device)
     draft_path = None if settings.model_draft is None else local_checkpoint(settings.model_draft)
     source = draft_source(draft_path, target_from)
     types = drafter_types(settings, None if source is None else source.name)
@@ -168,7 +170,7 @@ def _networks(
     """(context, networks by the name of their store: the target, then a draft model or a head, operators replaced)."""
     draft_from, head_bytes = None, 0
     if source is not None and source.kind.load is None:
-        draft_from = _checkpoint(str(source.path), settings.device_draft or settings.device, settings.dtype)
+        draft_from = _draft_checkpoint(source, target_from, settings)
     elif source is not None:
         head_bytes = head_token_bytes(source, target_from, settings)
     sources = [one for one in (target_from, draft_from) if one is not None]
@@ -222,23 +224,40 @@ def _log_ready(info: ModelInfo) -> None:
     log.info("loaded %s", " ".join(f"{name}={value}" for name, value in told.items()))
 
 
-def _checkpoint(name: str, device: str, dtype: str) -> Checkpoint:
+def _checkpoint(name: str, device: str, dtype: str, setting: str = "device") -> Checkpoint:
     path = local_checkpoint(name)
     config = read_model(path)
-    return Checkpoint(path, config, _device(device), run_dtype(config, dtype))
+    return Checkpoint(path, config, _device(device, setting), run_dtype(config, dtype))
 
 
-def _device(name: str) -> torch.device:
+def _draft_checkpoint(source: DraftSource, target: Checkpoint, settings: Settings) -> Checkpoint:
+    """A draft model's. Raises `SettingError` for a GPU that is not the target's: launches go to one."""
+    name = settings.device_draft
+    if name is None:
+        return _checkpoint(str(source.path), str(target.device), settings.dtype)
+    draft = _checkpoint(str(source.path), name, settings.dtype, "device_draft")
+    if draft.device.type == target.device.type == "cuda" and _index(draft.device) != _index(target.device):
+        raise SettingError(
+            "device_draft", name, f"another GPU than the target's ({target.device}); leave it out"
+        )
+    return draft
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _device(name: str, setting: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise SettingError("device", name, "is not cpu, cuda or cuda:N") from None
+        raise SettingError(setting, name, "is not cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
-        raise SettingError("device", name, "is not cpu, cuda or cuda:N")
+        raise SettingError(setting, name, "is not cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SettingError("device", name, f"this machine has {torch.cuda.device_count()} CUDA devices")
+        raise SettingError(setting, name, f"this machine has {torch.cuda.device_count()} CUDA devices")
     return device
 
 

@@ -1,0 +1,67 @@
+"""Which device a network runs on, and that a thread launches on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.engine.batch import use_device
+from slipstream.engine.errors import SettingError
+from slipstream.engine.service.start import launch
+from slipstream.engine.settings import Settings
+
+DEMO = Path(__file__).parents[2] / "demo"
+
+
+@pytest.fixture(autouse=True)
+def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+def draft_on(name: str | None, target: str) -> torch.device:
+    source: Any = SimpleNamespace(path=DEMO / "draft")
+    target_from = launch._checkpoint(str(DEMO / "target"), target, "auto")
+    return launch._draft_checkpoint(source, target_from, Settings(device_draft=name)).device
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "device"),
+    [
+        (None, "cuda:1", "cuda:1"),
+        ("cuda:1", "cuda:1", "cuda:1"),
+        ("cuda", "cuda:0", "cuda"),
+        ("cpu", "cuda:1", "cpu"),
+    ],
+)
+def test_a_draft_model_runs_on_the_targets_gpu_or_the_cpu(name: str | None, target: str, device: str) -> None:
+    assert str(draft_on(name, target)) == device
+
+
+@pytest.mark.parametrize(("name", "target"), [("cuda:1", "cuda:0"), ("cuda", "cuda:1"), ("cuda:1", "cuda")])
+def test_another_gpu_is_refused_under_the_flag_that_names_it(name: str, target: str) -> None:
+    with pytest.raises(SettingError, match=f"^--device-draft {name}: another GPU than the target's"):
+        draft_on(name, target)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("foo", "is not cpu, cuda"), ("cuda:7", "this machine has 2"), ("meta", "is not cpu, cuda")],
+)
+def test_a_device_that_there_is_not_is_refused_under_its_own_flag(name: str, reason: str) -> None:
+    with pytest.raises(SettingError, match=f"^--device-draft {name}: {reason}"):
+        draft_on(name, "cpu")
+    with pytest.raises(SettingError, match=f"^--device {name}: {reason}"):
+        launch._checkpoint(str(DEMO / "target"), name, "auto")
+
+
+def test_a_thread_launches_on_its_networks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    for name in ("cuda:1", "cpu"):
+        use_device(torch.device(name))
+    assert used == [torch.device("cuda:1")]
