@@ -48,9 +48,8 @@ class Selected(NamedTuple):
     op: str
     implementation: str
     reason: str
-    failed: tuple[
-        str, ...
-    ] = ()  # better implementations that should run here and do not, each with what went wrong
+    # Better implementations that should run here and do not, each with what went wrong.
+    failed: tuple[str, ...] = ()
 
 
 class Op(Generic[X, P, R]):

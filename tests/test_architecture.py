@@ -35,6 +35,7 @@ CONVENTIONS = {
     "routes": (DIALECT, "the endpoints"),
     "wire": (DIALECT, "what clients may send"),
     "replies": (f"{DIALECT}|server/report", "what the endpoints answer"),
+    "proof": (OPERATOR, "on what the operator proves itself"),
     "registry": ("engine/(models|speculate)", "a row for each family, for each drafter"),
 }
 

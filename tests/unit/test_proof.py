@@ -23,10 +23,10 @@ from slipstream.engine.service.start.sizes import Checkpoint
 from slipstream.engine.settings import Settings
 from slipstream.kernels import dispatch
 from slipstream.kernels.gated import cpu as gated
-from slipstream.kernels.proof import trials
+from slipstream.kernels.proof import proving
 from slipstream.kernels.proof.judge import problem
-from slipstream.kernels.proof.kept import Kept, state_of
-from slipstream.kernels.proof.trials import NotTriedError, Task, Tried
+from slipstream.kernels.proof.kept_proofs import Kept, state_of
+from slipstream.kernels.proof.proving import NotTriedError, Task, Tried
 from tests.unit import proof_child
 
 CPU, NARROW = torch.device("cpu"), torch.bfloat16
@@ -97,7 +97,7 @@ def test_a_state_that_is_folded_wrongly_is_found(monkeypatch: pytest.MonkeyPatch
 
 def ask(fault: str, *tasks: Task, patience_s: float = 300.0) -> dict[str, Tried]:
     child = ("-m", "tests.unit.proof_child", fault)
-    return {one.task.op: one for one in trials.run(tasks, 1, child=child, patience_s=patience_s)}
+    return {one.task.op: one for one in proving.run(tasks, 1, child=child, patience_s=patience_s)}
 
 
 @pytest.mark.parametrize("fault", ["loses_the_device", "ends_the_process", "does_not_compile"])
@@ -111,7 +111,7 @@ def test_a_process_that_is_lost_costs_one_implementation(fault: str) -> None:
 
 
 def test_one_that_never_ends_is_given_up_and_the_next_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials.os, "cpu_count", lambda: 1)  # both tasks go to one worker
+    monkeypatch.setattr(proving.os, "cpu_count", lambda: 1)  # both tasks go to one worker
     # Whatever follows is no less right for being tried by the next process.
     task = replace(GATED, implementations=("cpu", "reference"))
     found = ask("hangs", task, patience_s=4.0)["gated"]
@@ -121,7 +121,27 @@ def test_one_that_never_ends_is_given_up_and_the_next_is_tried(monkeypatch: pyte
 
 def test_where_no_process_starts_nothing_is_called_wrong() -> None:
     with pytest.raises(NotTriedError, match="No module named"):
-        trials.run([GATED], 1, child=("-m", "tests.unit.no_such_module"))
+        proving.run([GATED], 1, child=("-m", "tests.unit.no_such_module"))
+
+
+def test_a_worker_that_cannot_start_leaves_the_rest_to_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = proving._Worker._started
+    n_refused = []
+
+    def refuses_one(worker: Any) -> Any:
+        if not n_refused:
+            n_refused.append(True)
+            raise NotTriedError("no memory")
+        return started(worker)
+
+    monkeypatch.setattr(proving._Worker, "_started", refuses_one)
+    monkeypatch.setattr(proving.os, "cpu_count", lambda: 2)
+    found = proving.run([GATED, NORM], 1)
+    assert sorted(one.proven or "" for one in found) == ["", "cpu"]
+    assert not any(one.failed for one in found)
+    assert "was not proven" in caplog.text
 
 
 def test_proofs_are_kept_for_one_state_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -158,14 +178,14 @@ def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple
     source = Checkpoint(path, read_model(path), CPU, NARROW)
 
     def select(fault: str | None, **settings: Any) -> tuple[str, ...]:
-        child = ("-m", trials._CHILD) if fault is None else ("-m", "tests.unit.proof_child", fault)
-        monkeypatch.setattr(operators.trials, "run", partial(trials_run, child=child))
+        child = ("-m", proving._CHILD) if fault is None else ("-m", "tests.unit.proof_child", fault)
+        monkeypatch.setattr(operators.proving, "run", partial(run_proofs, child=child))
         return select_operators([source], Settings(**settings))
 
     return select
 
 
-trials_run = trials.run
+run_proofs = proving.run
 
 
 @pytest.mark.usefixtures("_selected")
@@ -189,7 +209,7 @@ def test_a_server_goes_on_without_what_failed_and_says_so(
 def test_where_proofs_cannot_run_the_server_starts_and_warns(
     demo: Callable[..., tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trials.sys, "executable", "/bin/false")
+    monkeypatch.setattr(proving.sys, "executable", "/bin/false")
     assert demo(None) == ()
     assert "not proven" in caplog.text
 

@@ -21,9 +21,9 @@ from slipstream.engine.service.start.sizes import Checkpoint
 from slipstream.engine.settings import Settings
 from slipstream.kernels import OPS, select, user_cache
 from slipstream.kernels.dispatch import CannotRunError, Selected, candidates
-from slipstream.kernels.proof import trials
-from slipstream.kernels.proof.kept import Kept, state_of
-from slipstream.kernels.proof.trials import NotTriedError, Task, Tried
+from slipstream.kernels.proof import proving
+from slipstream.kernels.proof.kept_proofs import Kept, state_of
+from slipstream.kernels.proof.proving import NotTriedError, Task, Tried
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def _prove(device: torch.device, tasks: Sequence[Task]) -> list[Tried]:
             log.info("operators proven %d of %d: %s", next(n_done), len(waiting), ran)
 
         try:
-            found = trials.run(waiting, n_threads, done=told)
+            found = proving.run(waiting, n_threads, done=told)
         except NotTriedError as error:
             log.warning("operators were not proven, as no process for it could be started: %s", error)
             return []

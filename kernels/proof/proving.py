@@ -70,25 +70,35 @@ def run(
     patience_s: float = PATIENCE_S,
     done: Callable[[Tried], None] = lambda tried: None,
 ) -> list[Tried]:
-    """Try every task, several at a time. Raises NotTriedError.
+    """Try every task, several at a time. Raises NotTriedError if no process could be started at all.
 
     n_threads: torch's in each process, as in the server. child: what the interpreter runs. done: called as each
     task ends, in some thread.
     """
     waiting = iter(tasks)  # shared: a task goes to the first worker that is free
+    untried: list[tuple[Task, NotTriedError]] = []
 
     def work() -> list[Tried]:
         found = []
         with _Worker(child, n_threads, patience_s) as worker:
             for task in waiting:
-                found.append(worker.try_all(task))
+                try:
+                    found.append(worker.try_all(task))
+                except NotTriedError as error:
+                    untried.append((task, error))
+                    break  # the others go on
                 done(found[-1])
         return found
 
     n_workers = min(len(tasks), os.cpu_count() or 1, _MOST_PROCESSES)
     with ThreadPoolExecutor(max(1, n_workers), thread_name_prefix="proof") as pool:
         futures = [pool.submit(work) for _ in range(n_workers)]
-        return [tried for one in futures for tried in one.result()]
+        found = [tried for one in futures for tried in one.result()]
+    if untried and not found:
+        raise untried[0][1]
+    for task, error in untried:
+        log.warning("operator %s was not proven, as no process for it could be started: %s", task.op, error)
+    return found + [Tried(task, None) for task, _ in untried]
 
 
 class _Lost(Exception):
@@ -161,7 +171,8 @@ class _Worker:
             return self._pipe
         ours, its = socket.socketpair()
         with its:
-            command = [sys.executable, *self._child, str(its.fileno()), str(self._n_threads)]
+            # -P: a file of the user's folder must not pass for a library.
+            command = [sys.executable, "-P", *self._child, str(its.fileno()), str(self._n_threads)]
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[its.fileno()],
