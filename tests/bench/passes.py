@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tests.bench.scene import Scene, alternating, middle
 from tests.bench.stage import Stage, Task, random_tasks, random_tokens
 from tests.gpu import ceilings as device_ceilings
@@ -53,12 +55,15 @@ def context(scene: Scene) -> Findings:
         )
 
 
-def prompt(scene: Scene) -> Findings:
-    """Time to the first token of new prompts, and of prompts of which an earlier one was 90 % the same."""
-    longest = (128, 512, 2048, *((8192, 32_768) if scene.setting.on_gpu else (4096,)))
-    lengths = scene.fitting(scene.setting.pick(longest, (256,)))
+def prompt(scene: Scene, asked: Sequence[int] = ()) -> Findings:
+    """Time to the first token of new prompts, and of prompts of which an earlier one was 90 % the same.
+
+    asked: their tokens; empty: the usual ones.
+    """
+    usual = (128, 512, 2048, *((8192, 32_768) if scene.setting.on_gpu else (4096,)))
+    lengths = scene.fitting(asked or scene.setting.pick(usual, (256,)))
     stage = Stage(scene.lab, n_ctx=lengths[-1] + ROOM)
-    for n in lengths:
+    for n in scene.timely(lengths):
         found = []
         for i in range(3 if n <= 2048 and not scene.setting.quick else 1):
             first, other = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,6 +86,10 @@ class Scene:
     def kv_bytes(self) -> int:
         """Bytes of a token's keys and values."""
         return sum(need.token_bytes(self.lab.target.dtype) for need in self.lab.target.needs)
+
+    def timely(self, sizes: Sequence[int]) -> Iterator[int]:
+        """The sizes in turn, until the time is up."""
+        return itertools.takewhile(lambda _: self.setting.left_s() > 0, sizes)
 
     def fitting(self, sizes: Sequence[int]) -> list[int]:
         """Those numbers of tokens that the lab's context has room for."""

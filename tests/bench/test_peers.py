@@ -12,7 +12,7 @@ import torch
 
 from slipstream.engine.api import Request
 from slipstream.engine.errors import InvalidRequest
-from tests.bench import peers
+from tests.bench import peers, transformers_side
 from tests.bench.peers import OURS, server
 from tests.bench.scene import Scene
 from tests.bench.stage import Task
@@ -102,11 +102,11 @@ def test_transformers_may_not_stop_short() -> None:
     told = [1, 2]
     model = SimpleNamespace(generate=generate, device="cpu", generation_config=SimpleNamespace())
     with pytest.raises(ValueError, match="3 tokens instead of 6"):
-        peers.generated(model, Task("rename", (5, 6), max_tokens=6))
-    assert peers.generated(model, Task("rename", (5, 6), max_tokens=3)) > 0
+        transformers_side.generated(model, Task("rename", (5, 6), max_tokens=6))
+    assert transformers_side.generated(model, Task("rename", (5, 6), max_tokens=3)) > 0
     told[:] = [3]
     with pytest.raises(ValueError, match="all 3 tokens came at once"):
-        peers.generated(model, Task("rename", (5, 6), max_tokens=3))
+        transformers_side.generated(model, Task("rename", (5, 6), max_tokens=3))
 
 
 def test_a_model_without_files_is_built_for_transformers_too(tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_a_model_without_files_is_built_for_transformers_too(tmp_path: Path) -> 
 
     lab = load("small", tmp_path, torch.float32, torch.device("cpu"), 256)
     one = Scene("small", lab, Setting(torch.device("cpu"), True, 1e18))
-    model: Any = peers.loaded_by_transformers(one, "target")
+    model: Any = transformers_side.loaded_by_transformers(one, "target")
     with torch.inference_mode():
         logits = model(torch.tensor([[5, 6, 7]])).logits[0, -1]  # [vocab]
-    small: Any = peers.loaded_by_transformers(scene(), "target")
+    small: Any = transformers_side.loaded_by_transformers(scene(), "target")
     with torch.inference_mode():
         meant = small(torch.tensor([[5, 6, 7]])).logits[0, -1]
     torch.testing.assert_close(logits[: len(meant)], meant, atol=1e-3, rtol=1e-3)

@@ -1,4 +1,4 @@
-"""The process that does the work: runs the cases of a plan and writes a line per finding.
+"""The process that does the work: runs the cases of a plan of parts, and writes a line per finding.
 
 A case that raises is a finding too. After a CUDA error the process leaves, because nothing runs in its context any
 more; whoever started it starts another one for the rest.
@@ -10,17 +10,18 @@ import argparse
 import gc
 import importlib
 import json
+import re
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
 from slipstream.kernels.device_fault import is_device_fault
-from tests.gpu.setting import Finding, Setting
+from tests.gpu.setting import Finding, Setting, not_measured
 
 SPOILT = 3  # exit status: the CUDA context is of no use any more
 
@@ -35,17 +36,18 @@ class Lines:
         self._file.write(json.dumps({"kind": kind, "part": part, **values}) + "\n")
         self._file.flush()
 
-    def tell(self, part: str, case: str, finding: Finding) -> None:
-        told = {"name": finding.name, "ok": finding.ok, "figures": finding.figures}
-        self.write("finding", part, case=case, **told)
+    def finding(self, part: str, case: str, finding: Finding) -> None:
+        self.write("finding", part, case=case, name=finding.name, ok=finding.ok, figures=finding.figures)
 
 
-def run_part(part: str, skip: Sequence[str], setting: Setting, lines: Lines) -> None:
-    """All cases of one part but those that are to be skipped."""
+def run_part(plan: Mapping[str, Any], setting: Setting, lines: Lines) -> None:
+    """The cases of one part but those that are to be skipped."""
+    part = plan["part"]
     lines.write("begin", part, case="")
     try:
-        module = importlib.import_module(f"tests.gpu.{part}")
-        cases = [case for case in module.cases(setting) if case not in skip]
+        module = importlib.import_module(f"tests.gpu.{plan['module']}")
+        found = [case for case in module.cases(setting) if re.match(plan["cases"], case)]
+        cases = [case for case in found if case not in plan["skip"]]
     except Exception as error:  # noqa: BLE001 - whatever it is, it is reported and the next part has its turn
         _report(error, part, "", lines)
         cases = []
@@ -55,10 +57,12 @@ def run_part(part: str, skip: Sequence[str], setting: Setting, lines: Lines) -> 
         lines.write("begin", part, case=case)
         try:
             if setting.left_s() <= 0:
-                lines.tell(part, case, Finding(case, None, {"why": "no time left"}))
+                lines.finding(part, case, not_measured(case, "no time left"))
             else:
                 for finding in module.run(setting, case):
-                    lines.tell(part, case, finding)
+                    lines.finding(part, case, finding)
+                if setting.left_s() <= 0:
+                    lines.finding(part, case, not_measured(f"{case}, its rest", "no time left"))
         except Exception as error:  # noqa: BLE001
             _report(error, part, case, lines)
         lines.write("end", part, case=case)
@@ -71,7 +75,7 @@ def run_part(part: str, skip: Sequence[str], setting: Setting, lines: Lines) -> 
 def _report(error: Exception, part: str, case: str, lines: Lines) -> None:
     where = "".join(traceback.format_exception(error)[-3:]).strip()
     why = {"why": f"{type(error).__name__}: {error}"[:600], "where": where[-1200:]}
-    lines.tell(part, case, Finding(case or part, ok=False, figures=why))
+    lines.finding(part, case, Finding(case or part, ok=False, figures=why))
     if is_device_fault(error):
         lines.write("end", part, case=case)
         sys.exit(SPOILT)
@@ -89,8 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with options.lines.open("a") as file, torch.inference_mode():
         lines = Lines(file)
         for one in options.plan:
-            setting = Setting(device, options.quick, time.monotonic() + one["seconds"])
-            run_part(one["part"], one["skip"], setting, lines)
+            deadline = min(time.monotonic() + one["seconds"], one["until"])
+            run_part(one, Setting(device, options.quick, deadline), lines)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Figures = dict[str, Any]  # column -> number or text
+BAR = "BAR "  # how the name of a goal's finding begins
+NOT_MEASURED = "not measured: "  # how the reason begins where there was no time or no tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,16 @@ class Finding:
 
 
 Findings = Iterator[Finding]
+
+
+def bar(name: str, value: float, meant: str, *, met: bool) -> Finding:
+    """A goal that was set and whether it is met; a missed one fails nothing."""
+    return Finding(f"{BAR}{name}", None, {"value": value, "goal": meant, "met": "yes" if met else "NO"})
+
+
+def not_measured(name: str, why: str) -> Finding:
+    """What there was no time or no tool for, which is no failure."""
+    return Finding(name, None, {"why": f"{NOT_MEASURED}{why}"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from slipstream.kernels.verify.op import verify
 from tests.gpu import quantized
 from tests.gpu.ceilings import copy_rate
 from tests.gpu.clock import Took, measure
-from tests.gpu.setting import Figures, Finding, Findings, Setting
+from tests.gpu.setting import Figures, Finding, Findings, Setting, bar
 
 CYCLED = 1.2e9  # bytes of weights worked through
 DTYPE = torch.bfloat16
@@ -73,11 +73,6 @@ def figures(setting: Setting, took: Took, n_bytes: float = 0.0, other: Took | No
     if not took.in_graph:
         told["launches"] = f"counted{': ' + took.why if took.why else ''}"
     return told
-
-
-def bar(name: str, value: float, meant: str, *, met: bool) -> Finding:
-    """A goal that was set and whether it is met; a missed one fails nothing."""
-    return Finding(f"BAR {name}", None, {"value": value, "goal": meant, "met": "yes" if met else "NO"})
 
 
 def normal(setting: Setting, *shape: int, dtype: torch.dtype = DTYPE) -> Tensor:

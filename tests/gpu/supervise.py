@@ -1,8 +1,8 @@
 """Runs the parts in a process of their own, watches their time, and goes on after a crash.
 
 An illegal memory access spoils a CUDA context for good, and a kernel that hangs cannot be interrupted from within. So
-the process that does the work is expendable: it writes a line per finding, and when it dies or overruns, the case it
-was at has failed and another process goes on with the next one.
+the process that does the work is expendable: it writes a line per finding. When it dies, the case it was at has failed;
+when its part overruns, what is left of the part was not measured. Another process goes on.
 """
 
 from __future__ import annotations
@@ -15,26 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-# Part -> seconds it may take. Together below the limit of the whole run.
-BOXES = {
-    "machine": 20,
-    "parity": 150,
-    "width": 65,
-    "ceilings": 15,
-    "lossless": 92,
-    "speed": 80,
-    "tokens": 78,
-    "memcheck": 30,
-}
-TOTAL_S = 530.0  # of the whole run
-GRACE_S = 12.0  # past its box a part is not asked any more but killed
+from tests.gpu.parts import Part
+from tests.gpu.setting import NOT_MEASURED
+
 POLL_S = 0.05
-NO_TIME = "no time left for the whole run"
+NO_TIME = f"{NOT_MEASURED}no time left for the whole run"
 ROOT = Path(__file__).parents[2]
 N_TAIL = 2000  # characters of a dead process's last words
 
@@ -67,9 +57,13 @@ class Progress:
             self.finished.add(part)
             self.part = None
         else:
-            self.findings.append(record)
-            sys.stdout.write(_told(record) + "\n")
-            sys.stdout.flush()
+            self.note(record)
+
+    def note(self, record: Record) -> None:
+        """Take a finding in, and print it."""
+        self.findings.append(record)
+        sys.stdout.write(line_of(record) + "\n")
+        sys.stdout.flush()
 
     def tick(self) -> None:
         """Charge the part that is running with the time since the last tick."""
@@ -81,9 +75,7 @@ class Progress:
     def lose(self, why: str, *, ok: bool | None = False) -> None:
         """The process is gone: what it was doing is not tried again. ok: None where time alone was short."""
         part, case = self.at or (self.part or "start", "")
-        record = {"part": part, "case": case, "name": case or part, "ok": ok, "figures": {"why": why}}
-        self.findings.append(record)
-        sys.stdout.write(_told(record) + "\n")
+        self.note({"part": part, "case": case, "name": case or part, "ok": ok, "figures": {"why": why}})
         self.done.setdefault(part, []).append(case)
         self.at = self.part = None
 
@@ -92,11 +84,16 @@ class Supervisor:
     """Runs the parts in one process after another until all are finished or the time is up."""
 
     def __init__(
-        self, child: Sequence[str], boxes: Mapping[str, float], total_s: float, grace_s: float
+        self,
+        child: Sequence[str],
+        parts: Mapping[str, Part],
+        total_s: float,
+        grace_s: float,
+        keep: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
-        """child: a command that takes `--plan` (JSON) and `--lines` (a file). boxes: part -> seconds."""
+        """child: a command that takes `--plan` (JSON) and `--lines` (a file). keep: called whenever more is known."""
         self.progress = Progress()
-        self._child, self._boxes, self._grace_s = child, boxes, grace_s
+        self._child, self._parts, self._grace_s, self._keep = child, parts, grace_s, keep
         self._deadline = time.monotonic() + total_s
 
     def run(self) -> Progress:
@@ -122,12 +119,14 @@ class Supervisor:
         progress = self.progress
         return [
             {
-                "part": part,
-                "seconds": box - progress.spent_s.get(part, 0.0),
-                "skip": progress.done.get(part, []),
+                "part": name,
+                **asdict(part),
+                "seconds": part.seconds - progress.spent_s.get(name, 0.0),
+                "until": self._deadline,
+                "skip": progress.done.get(name, []),
             }
-            for part, box in self._boxes.items()
-            if part not in progress.finished
+            for name, part in self._parts.items()
+            if name not in progress.finished
         ]
 
     def _one_process(self, plan: Sequence[Record], lines: Path) -> None:
@@ -149,7 +148,7 @@ class Supervisor:
             if killed:
                 if progress.part is not None and killed != NO_TIME:
                     progress.finished.add(progress.part)  # its time is spent
-                progress.lose(killed, ok=None if killed == NO_TIME else False)
+                progress.lose(killed, ok=None)
             elif process.returncode and (progress.at is not None or not progress.done):
                 log.seek(0)
                 tail = log.read()[-N_TAIL:].strip()
@@ -165,6 +164,8 @@ class Supervisor:
             for line in whole:
                 self.progress.hear(line)
             self.progress.tick()
+            if whole:
+                self._keep(self.progress)
             if ended or killed:
                 return killed
             killed = self._overrun()
@@ -177,12 +178,13 @@ class Supervisor:
             return NO_TIME
         part = self.progress.part
         spent = self.progress.spent_s.get(part or "", 0.0)
-        if part is None or spent <= self._boxes[part] + self._grace_s:
+        if part is None or spent <= self._parts[part].seconds + self._grace_s:
             return ""
-        return f"killed after {spent:.0f} s, {self._boxes[part]:g} s were allowed"
+        return f"{NOT_MEASURED}killed after {spent:.0f} s, {self._parts[part].seconds:g} s were allowed"
 
 
-def _told(record: Record) -> str:
+def line_of(record: Record) -> str:
+    """A finding as it is printed."""
     mark = {True: "ok  ", False: "FAIL", None: "    "}[record["ok"]]
     figures = "  ".join(f"{name} {_short(value)}" for name, value in record["figures"].items())
     return f"{mark} {record['part']:9} {record['name']:44} {figures}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ from slipstream.engine.api import Chat
 from slipstream.engine.text.chat import load_chat_template
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.kernels.dispatch import CannotRunError
-from tests.gpu import run
-from tests.gpu.memcheck import told
-from tests.gpu.supervise import BOXES, NO_TIME, Progress, Supervisor
+from tests.gpu import counters, group, kernel_times, run, sanitizer
+from tests.gpu.group import Ended
+from tests.gpu.parts import PARTS, TOTAL_S, Part
+from tests.gpu.report import Report, unmeasured
+from tests.gpu.setting import NOT_MEASURED, Setting
+from tests.gpu.supervise import NO_TIME, Progress, Supervisor
 from tests.oracle.lossless import demo_prompt
 
 QUICK = ("--device", "cpu", "--quick", "--out")
@@ -41,19 +46,19 @@ def test_every_part_runs_on_a_bare_machine(tmp_path: Path, capsys: pytest.Captur
     assert run.main([*QUICK, str(tmp_path)], child=("-m", "tests.gpu.bare")) == 0, capsys.readouterr().out
     found = report_of(tmp_path)
     assert not found["failed"]
-    assert {one["part"] for one in found["findings"]} == set(BOXES)
+    assert {one["part"] for one in found["findings"]} == set(PARTS)
     by_part = {
         part: [one for one in found["findings"] if one["part"] == part and one["ok"] is not None]
-        for part in BOXES
+        for part in PARTS
     }
     drawn = {one["name"].split(".")[0] for one in by_part["parity"]}
     assert drawn == set(kernels.OPS)  # the references, and what of the rest needs no compiler
     assert any("matmul.tiled" in one["name"] for one in by_part["width"])
-    for part in ("lossless", "tokens"):
+    for part in ("replays", "lossless", "drafts", "chains"):
         counted = [one["figures"]["tokens"] for one in by_part[part] if "tokens" in one["figures"]]
         assert counted, part
         assert min(counted) > 0, part
-    assert any("replays of every size" in one["name"] for one in by_part["lossless"])
+    assert any("replays of every size" in one["name"] for one in by_part["replays"])
     speeds = [
         one for one in found["findings"] if one["part"] in ("speed", "ceilings") and "us" in one["figures"]
     ]
@@ -92,19 +97,19 @@ child.main()
 
 
 def test_what_fails_is_named_and_the_rest_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = ["--parts", "machine", "parity", "width", "ceilings"]
+    parts = ["--only", "machine", "ceilings", "parity-wide", "width-wide"]
     assert run.main([*QUICK, str(tmp_path), *parts], child=("-c", BROKEN)) == 1
     said = capsys.readouterr().out
     found = report_of(tmp_path)
     assert found["failed"] == [
         "machine: device",
-        "parity: matmul.tiled float32",
-        "width: matmul.tiled float32",
         "ceilings: copy",
         "ceilings: read",
         "ceilings: matmul",
+        "parity-wide: matmul.tiled float32",
+        "width-wide: matmul.tiled float32",
     ]
-    assert "FAILED parity: matmul.tiled float32: off by " in said
+    assert "FAILED parity-wide: matmul.tiled float32: off by " in said
     assert "FAILED ceilings: copy: RuntimeError: a part that raises" in said
     assert "the process ended with -11" in said
     named = {one["name"]: one["ok"] for one in found["findings"]}
@@ -114,8 +119,14 @@ def test_what_fails_is_named_and_the_rest_goes_on(tmp_path: Path, capsys: pytest
     assert named["matmul.cpu float32"] is True
 
 
-def supervised(code: str, boxes: dict[str, float], total_s: float = 20.0, grace_s: float = 0.2) -> Progress:
-    """A run whose process is this code, which finds `plan`, and `say` to write a line."""
+def supervised(
+    code: str,
+    seconds: dict[str, float],
+    total_s: float = 20.0,
+    grace_s: float = 0.2,
+    keep: Callable[[Progress], object] = lambda progress: None,
+) -> Progress:
+    """A run of parts whose process is this code, which finds `plan`, and `say` to write a line."""
     head = (
         "import json, sys, time\n"
         "plan = json.loads(sys.argv[sys.argv.index('--plan') + 1])\n"
@@ -124,7 +135,8 @@ def supervised(code: str, boxes: dict[str, float], total_s: float = 20.0, grace_
         "    file.write(json.dumps({'kind': kind, 'part': part, **more}) + '\\n')\n"
         "    file.flush()\n"
     )
-    return Supervisor([sys.executable, "-c", head + code], boxes, total_s, grace_s).run()
+    parts = {name: Part(name, one) for name, one in seconds.items()}
+    return Supervisor([sys.executable, "-c", head + code], parts, total_s, grace_s, keep).run()
 
 
 EACH = """
@@ -145,13 +157,12 @@ def names(progress: Progress) -> dict[str, bool | None]:
     return {f"{one['part']} {one['case']}": one["ok"] for one in progress.findings}
 
 
-def test_a_part_that_hangs_is_killed_and_the_next_one_runs() -> None:
-    started = time.monotonic()
+def test_a_part_that_hangs_is_killed_and_counts_as_not_measured_and_the_next_one_runs() -> None:
     code = EACH.replace("WORK", "if (part, case) == ('a', 'second'): time.sleep(60)")
     progress = supervised(code, {"a": 0.4, "b": 5.0})
-    assert names(progress) == {"a first": True, "a second": False, "b first": True, "b second": True}
-    assert "killed after" in progress.findings[1]["figures"]["why"]
-    assert time.monotonic() - started < 10
+    assert names(progress) == {"a first": True, "a second": None, "b first": True, "b second": True}
+    (missing,) = unmeasured(progress)
+    assert "killed after" in missing["figures"]["why"]
 
 
 def test_a_process_that_leaves_after_a_cuda_error_is_followed_by_another() -> None:
@@ -182,17 +193,92 @@ def test_a_process_that_never_begins_is_a_failure(code: str) -> None:
     assert [one["ok"] for one in progress.findings] == [False]
 
 
-def test_the_boxes_leave_time_for_the_start() -> None:
-    assert sum(BOXES.values()) <= 530 <= 9 * 60
+def test_what_is_wanted_first_fits_into_the_time_of_a_run() -> None:
+    names = list(PARTS)
+    wanted = names[: names.index("lossless")]
+    assert {"selfcheck", "plain", "parity", "prompts", "counters"} < set(wanted)
+    assert sum(PARTS[name].seconds for name in wanted) <= TOTAL_S <= 9 * 60
+    for part in PARTS.values():  # each pattern picks something
+        module = importlib.import_module(f"tests.gpu.{part.module}")
+        cases = module.cases(Setting(torch.device("cpu"), quick=True, deadline=0.0))
+        assert any(re.match(part.cases, case) for case in cases), part
 
 
-def test_memcheck_names_the_kernel() -> None:
+def test_every_case_belongs_to_one_part() -> None:
+    setting = Setting(torch.device("cpu"), quick=False, deadline=0.0)
+    for module in {part.module for part in PARTS.values()}:
+        patterns = [part.cases for part in PARTS.values() if part.module == module]
+        for case in importlib.import_module(f"tests.gpu.{module}").cases(setting):
+            assert sum(bool(re.match(one, case)) for one in patterns) == 1, f"{module}: {case}"
+
+
+def test_results_are_written_as_they_come(tmp_path: Path) -> None:
+    """So a run that is killed from outside leaves what it has found."""
+    report, seen = Report(tmp_path), []
+
+    def keep(progress: Progress) -> None:
+        for file in report.write(progress)[:1]:
+            seen.append([one["name"] for one in json.loads(file.read_text())["findings"]])  # noqa: PERF401
+
+    lines = EACH.replace("name=f'{part} {case}'", "name='device'").replace("WORK", "time.sleep(0.3)")
+    supervised(lines.replace("figures={}", "figures={'is': 'a GPU'}"), {"a": 5.0, "b": 5.0}, keep=keep)
+    assert seen[0] == ["device"]
+    assert len(seen[-1]) == 4
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+def test_a_command_is_killed_with_what_it_started() -> None:
+    """A process that is left behind would keep the pipe open, and this test waiting."""
+    ended = group.run(["bash", "-c", "sleep 1000 & echo started; wait"], seconds=1.0)
+    assert (ended.output, ended.is_late) == ("started\n", True)
+    left = group.run(["bash", "-c", "sleep 1000 & exit 3"], seconds=1.0)
+    assert left.is_late
+    assert not group.run(["true"], seconds=60.0).is_late
+
+
+def test_kernels_are_summed_by_name_and_the_gaps_between_them_are_told() -> None:
+    ran = [
+        kernel_times.Ran("void small_rows<64>(float*)", 0.0, 40.0),
+        kernel_times.Ran("void small_rows<64>(float*)", 20.0, 50.0),
+        kernel_times.Ran("attend(int)", 70.0, 100.0),
+    ]
+    whole, first, second = kernel_times.table(ran, n_steps=2)
+    assert whole.figures == {
+        "a step": 1.5,
+        "us a step": 40.0,
+        "share": 1.0,
+        "of the time none runs": pytest.approx(0.2),
+    }
+    assert (first.name, first.figures["us each"], second.name) == ("small_rows<64>", 35.0, "attend")
+    (none,) = kernel_times.table([], n_steps=2)
+    assert none.ok is None
+
+
+def test_counters_are_read_from_the_table_behind_the_messages() -> None:
+    names = ("Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
+    rows = [
+        ("void linear(int)", counters.SHARE, "%", "81.5"),
+        ("void linear(int)", counters.TIME, "us", "40.1"),
+        ("void linear(int)", counters.SHARE, "%", "90.5"),
+        ("void linear(int)", counters.TIME, "us", "36.1"),
+    ]
+    table = "\n".join(",".join(f'"{cell}"' for cell in row) for row in (names, *rows))
+    (found,) = counters.findings(f"==PROF== Connected\n{table}\n")
+    assert (found.name, found.figures) == ("linear", {"of peak": "90.5 %", "took": "36.1 us", "runs": 2})
+    (missing,) = counters.findings("==ERROR== nothing\n")
+    assert missing.figures["why"].startswith(NOT_MEASURED)
+
+
+def test_the_sanitizer_names_the_kernel() -> None:
     fault = "========= Invalid __global__ write of size 4 bytes\n"
     output = f"\ncase norm.triton\n\ncase choose.cuda\n{fault}\ncase matmul.cuda\n"
-    found = {one.name: one.ok for one in told(output, 9, late=False)}
-    assert found == {"norm.triton": True, "choose.cuda": False, "matmul.cuda": True, "memcheck": False}
-    late = {one.name: one.ok for one in told(output, -9, late=True)}
-    assert late == {"norm.triton": True, "choose.cuda": False, "matmul.cuda": None}
+    found = {one.name: one.ok for one in sanitizer.findings("memcheck", Ended(output, 9, is_late=False))}
+    marks = {"norm.triton, memcheck": True, "choose.cuda, memcheck": False, "matmul.cuda, memcheck": True}
+    assert found == {**marks, "memcheck": False}
+    late = {one.name: one.ok for one in sanitizer.findings("memcheck", Ended(output, -9, is_late=True))}
+    assert late == {**marks, "matmul.cuda, memcheck": None}
+    (none,) = sanitizer.findings("racecheck", Ended("", -9, is_late=True))
+    assert (none.name, none.ok) == ("racecheck", None)
 
 
 def test_a_kernel_that_cannot_be_prepared_is_named_and_the_reference_takes_its_place(

@@ -1,27 +1,26 @@
-"""Tokens a second through the engine on the inflated 8B demo: plain, with drafters, by width, context and streams.
+"""Tokens a second through the engine on the inflated 8B demo: plain, with drafters, by prompt, width and streams.
 
-Passes are launched ahead as a server does it, and plain and with the draft model one by one too.
-
-The parts of `make bench` that matter most, in little time (tests/bench), and the goals that were set for them. Time
-begins with a reply's first token, and stops where the reply begins to loop. The texts must be the same.
+Passes are launched ahead as a server does it, and plain and with the draft model one by one too. Time begins with a
+reply's first token, and stops where the reply begins to loop. The texts must be the same. The goals are those that were
+set for the kernels and for the engine.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from tests.bench import drafting, passes
+from tests.bench import passes
 from tests.bench.models import CACHE, load
 from tests.bench.playing import Reply
 from tests.bench.scene import NO_OVERLAP, Scene
-from tests.bench.stage import Stage, demo_tasks
-from tests.gpu.setting import Figures, Finding, Findings, Setting
-from tests.gpu.speed import bar
+from tests.bench.stage import Stage, Task, demo_tasks
+from tests.gpu import kernel_times
+from tests.gpu.setting import Figures, Finding, Findings, Setting, bar
 
 # Drafters, and whether passes overlap.
 CHAINS: dict[str, tuple[tuple[str, ...], bool]] = {
@@ -31,20 +30,30 @@ CHAINS: dict[str, tuple[tuple[str, ...], bool]] = {
     "draft-model": (("draft-model",), True),
     f"draft-model{NO_OVERLAP}": (("draft-model",), False),
 }
-PARTS: dict[str, Callable[[Scene], Findings]] = {
+PASSES: dict[str, Callable[[Scene], Findings]] = {
     "width": passes.width,
     "context": passes.context,
     "host": passes.host,
-    "concurrency": drafting.concurrency,
 }
 N_CTX = 32_768 + 64
+STREAMS = (1, 16)
+PROMPTS = (512, 2048, 8192)
 WIDTHS = {8: 1.05, 16: 1.10, 32: 1.25}  # rows of a pass at 2,048 tokens -> passes of one row it may take
 HOST = {1: 0.03, 64: 0.10}  # streams -> share of a step without a pass, where passes overlap
 SHARE = 0.85  # of a copy's rate at which plain decoding reads the weights
+PROMPT_SHARE, PROMPT_FROM = 0.7, 2048  # of torch's product's rate, for prompts of so many tokens and more
 
 
 def cases(setting: Setting) -> list[str]:
-    return ["build", *CHAINS, *PARTS]
+    return [
+        "build",
+        "plain",
+        "profile",
+        "prompts",
+        *(f"streams {n}" for n in STREAMS),
+        *[*CHAINS][1:],
+        *PASSES,
+    ]
 
 
 def run(setting: Setting, case: str) -> Findings:
@@ -54,10 +63,16 @@ def run(setting: Setting, case: str) -> Findings:
         draft = one.draft.n_params / 1e6 if one.draft else 0.0
         told = {"target, million": one.target.n_params / 1e6, "draft, million": draft}
         yield Finding("inflated demo", None, {**told, "seconds": time.perf_counter() - started})
+    elif case == "profile":
+        yield from profiled(setting)
+    elif case == "prompts":
+        yield from prompts(setting)
+    elif case.startswith("streams"):
+        yield from streams(setting, int(case.split()[1]))
     elif case in CHAINS:
         yield from decoding(setting, case)
     else:
-        for found in PARTS[case](scene(setting)):
+        for found in PASSES[case](scene(setting)):
             yield found
             yield from goals(case, found.figures)
 
@@ -71,6 +86,51 @@ def goals(case: str, figures: Figures) -> Findings:
     if case == "host" and figures["streams"] in HOST and figures["overlaps"] == "yes":
         most, share = HOST[figures["streams"]], figures["host"]
         yield bar(f"host, {figures['streams']} streams", share, f"at most {most}", met=share <= most)
+
+
+def prompts(setting: Setting) -> Findings:
+    """Time to the first token, against what the products of a prompt take at the rate of torch's own."""
+    for found in passes.prompt(scene(setting), setting.pick(PROMPTS, (256,))):
+        yield found
+        n, share = found.figures["tokens"], found.figures["of matmul"]
+        if n >= PROMPT_FROM:
+            label = f"prompt of {n}, share of torch's product"
+            yield bar(label, share, f"{PROMPT_SHARE}", met=share >= PROMPT_SHARE)
+
+
+def profiled(setting: Setting) -> Findings:
+    """The kernels of plain decoding by the time they take, and the time between them."""
+    stage = plain_stage(setting.device, setting.quick)
+    (task,) = asked(setting, ("continue",), 1, setting.pick(48, 6))
+    stage.play([task])  # its prompt is cached from here on
+    with kernel_times.watched(setting.device) as watched:
+        reply = stage.play([task]).replies[0]
+    _, _, n_steps = summed([reply])
+    yield from kernel_times.table(watched.kernels, n_steps)
+
+
+def streams(setting: Setting, n: int) -> Findings:
+    """Tokens a second of n streams together, plain and with drafters, on one engine."""
+    sides: Mapping[str, tuple[str, ...]] = {
+        "plain": (),
+        "ngram-simple": ("ngram-simple",),
+        "draft-model": ("draft-model",),
+    }
+    stage = Stage(scene(setting).lab, ("ngram-simple", "draft-model"), n_slots=n, n_ctx=512)
+    tasks = asked(setting, ("rename", "continue"), setting.pick(-(-n // 2), 1), setting.pick(96, 6))
+    stage.play(tasks, at_once=n)  # prompts are cached
+    rates, texts = {}, {}
+    for name, types in sides.items():
+        replies = stage.play(tasks, types, at_once=n).replies
+        first, last = min(one.arrivals[0][0] for one in replies), max(one.arrivals[-1][0] for one in replies)
+        n_tokens = sum(len(one.token_ids) for one in replies)
+        rates[name], texts[name] = n_tokens / max(last - first, 1e-9), [one.token_ids for one in replies]
+        told = {"tokens/s": rates[name], "x plain": rates[name] / rates["plain"]}
+        yield Finding(f"{n} streams, {name}", None, told)
+        if name != "plain":
+            wrong = sum(a != b for a, b in zip(texts[name], texts["plain"], strict=True))
+            told = {"tokens": n_tokens, "requests that differ": wrong}
+            yield Finding(f"{n} streams, {name}: the text of plain decoding", wrong == 0, told)
 
 
 def decoding(setting: Setting, case: str) -> Findings:
@@ -95,25 +155,48 @@ def decoding(setting: Setting, case: str) -> Findings:
         )
 
 
-@functools.lru_cache(maxsize=1)
 def scene(setting: Setting) -> Scene:
+    """The 8B demo with the time that this part has."""
+    made = _scene(setting.device, setting.quick)
+    made.setting = setting
+    return made
+
+
+@functools.lru_cache(maxsize=1)
+def _scene(device: torch.device, quick: bool) -> Scene:
+    setting = Setting(device, quick, deadline=float("inf"))
     dtype = setting.pick(torch.bfloat16, torch.float32)
     name, n_ctx = setting.pick(("8B", N_CTX), ("small", 1024))
-    return Scene(name, load(name, CACHE, dtype, setting.device, n_ctx), setting, rounds=1)
+    return Scene(name, load(name, CACHE, dtype, device, n_ctx), setting, rounds=1)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=2)
+def plain_stage(device: torch.device, quick: bool) -> Stage:
+    """One slot, no drafters."""
+    return Stage(_scene(device, quick).lab)
+
+
+def asked(setting: Setting, kinds: Sequence[str], n_each: int, n_tokens: int) -> list[Task]:
+    """Demo tasks that end where the target wants to."""
+    lab = scene(setting).lab
+    found = [task for kind in kinds for task in demo_tasks(lab, kind, n_each, n_tokens)]
+    return [replace(task, may_end=True) for task in found]
+
+
 def played(setting: Setting, case: str) -> Sequence[Reply]:
-    """Replies to demo tasks one after the other, with the clock at every step."""
-    types, overlaps = CHAINS[case]
-    stage = Stage(scene(setting).lab, types, overlaps=overlaps)
-    n_each, n_tokens = setting.pick((3, 96), (1, 6))
-    asked = [
-        replace(task, may_end=True)
-        for kind in ("rename", "continue")
-        for task in demo_tasks(stage.lab, kind, n_each, n_tokens)
-    ]
-    return stage.play(asked, types, at_once=1).replies
+    """Replies to demo tasks one after the other, with the clock at every step; kept for each case."""
+    key = (setting.device, setting.quick, case)
+    if key not in _played:
+        types, overlaps = CHAINS[case]
+        lab = scene(setting).lab
+        stage = plain_stage(*key[:2]) if case == "plain" else Stage(lab, types, overlaps=overlaps)
+        n_each, n_tokens = setting.pick((3, 96), (1, 6))
+        tasks = asked(setting, ("rename", "continue"), n_each, n_tokens)
+        _played[key] = stage.play(tasks, types, at_once=1).replies
+    return _played[key]
+
+
+_played: dict[tuple[torch.device, bool, str], Sequence[Reply]] = {}
 
 
 def summed(replies: Sequence[Reply]) -> tuple[float, int, int]:
