@@ -60,7 +60,7 @@ test-gpu: setup
 	TRITON_INTERPRET=0 $(BIN)/pytest -m gpu tests/gpu $(ARGS)
 
 # Proves and measures the kernels on an NVIDIA GPU, in nine minutes and without setting anything up: $(PYTHON) has to
-# have torch, triton, numpy, safetensors, tokenizers and cuda.core. Leaves two files in OUT.
+# have torch, triton, numpy, safetensors, tokenizers and cuda.core. Renews two files in OUT as results come.
 gpu: export OUT := $(or $(OUT),tests/bench/results)
 gpu:
 	$(PYTHON) -m tests.gpu.run $(ARGS)

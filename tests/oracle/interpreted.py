@@ -67,6 +67,8 @@ def _patch_once(function: Any) -> _Kept:
     """The language is changed for interpretation once per module, not in every call of every function."""
     if id(function.__globals__) not in _patched:
         _patched[id(function.__globals__)] = _their_patch(function)
+        # Up to Triton 3.6 an array of one element is taken for a number, which numpy 2.4 refuses.
+        tl.core.tensor.__index__ = lambda self: int(self.handle.data.item())
     return _Kept()
 
 
