@@ -1,6 +1,7 @@
 """Log-probabilities of tokens: of the model's own rows, before anything is done to them.
 
-Each row is computed alone, so a token's value is the same with speculation on or off.
+Each row is computed alone and begins at the same place of a block of memory, so a token's value is the same with
+speculation on or off.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.engine.batch import Download
 
 LEAST = -9999.0  # JSON has no infinity
+_ALIGNED = (
+    8  # floats: on a GPU torch sums a row in another order where it begins elsewhere in a block of 32 bytes
+)
 
 
 class Logprob(NamedTuple):
@@ -29,10 +34,13 @@ class Judged:
 
     def __init__(self, logits: Tensor, token_ids: Tensor, n_top: int) -> None:
         """logits: [n_rows, vocab] float32; token_ids: [n_rows] int64, where a negative id is not to be read."""
-        values = torch.log_softmax(logits, dim=-1)  # [n_rows, vocab]
+        vocab = logits.shape[1]
+        if vocab % _ALIGNED:
+            logits = F.pad(logits, (0, -vocab % _ALIGNED), value=-torch.inf)  # all rows begin alike
+        values = torch.log_softmax(logits, dim=-1)[:, :vocab]  # [n_rows, vocab]
         values = values.nan_to_num(LEAST, neginf=LEAST).clamp(min=LEAST)
         self._own = Download(values.gather(1, token_ids.clamp_min(0)[:, None])[:, 0])  # [n_rows]
-        top = values.topk(min(n_top, logits.shape[1]), dim=-1)  # [n_rows, n_top]
+        top = values.topk(min(n_top, vocab), dim=-1)  # [n_rows, n_top]
         self._top_ids, self._top = Download(top.indices), Download(top.values)
 
     def read(self, token_ids: Sequence[int]) -> list[Logprob]:

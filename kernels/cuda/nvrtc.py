@@ -63,13 +63,18 @@ def architecture(capability: tuple[int, int]) -> str:
     raise CannotRunError(f"compute capability {major}.{minor} is none of {', '.join(ARCHITECTURES)}")
 
 
+def key_of(source: Source, arch: str) -> str:
+    """What the code is kept under. Raises CannotRunError if cuda.core or NVRTC is missing."""
+    major, minor = version()
+    return f"{source.path.stem}-{arch}-nvrtc{major}.{minor}-{source.digest[:32]}"
+
+
 def compiled(source: Source, arch: str, cache: Path | None) -> Compiled:
     """Machine code of all instances, from the folder `cache` or compiled and put there (None: no cache).
 
     Raises CannotRunError with the compiler's words if it refuses, or if cuda.core or NVRTC is missing.
     """
-    major, minor = version()
-    key = f"{source.path.stem}-{arch}-nvrtc{major}.{minor}-{source.digest[:32]}"
+    key = key_of(source, arch)
     if cache is not None and (kept := cubins.load(cache, key)) is not None:
         log.debug("%r for %s from %s", source, arch, cache)
         return Compiled(*kept)

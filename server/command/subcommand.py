@@ -44,6 +44,7 @@ class Argument:
     default: Any = None
     read: Callable[[str], Any] = str  # raises ValueError
     sets: str | None = None  # a setting that this is another way to give
+    replaces_model: bool = False  # with it the subcommand wants no model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +178,8 @@ def parsed(command: Subcommand, words: Sequence[str], environ: Mapping[str, str]
     found = _translated(parser, command, found)
     given = {name: value for name, value in found.items() if name != "config"}
     settings = _settings(parser, found, environ) if command.settings else Settings()
-    if command.needs_model and command.settings and not settings.model:
+    does_without = any(one.replaces_model and own[one.name] is not None for one in command.arguments)
+    if command.needs_model and command.settings and not (settings.model or does_without):
         parser.error("--model is needed: a GGUF file, a folder with a checkpoint, or a hub name org/name")
     return Call(settings=settings, given=given, own=own, idle=idle, environ=environ, refuse=parser.error)
 

@@ -151,6 +151,8 @@ PROFILE = Subcommand(
 
 def _compile(call: Call) -> int:
     started = time.perf_counter()
+    if call.own["arch"] is not None:
+        return _compile_ahead(call)
     try:
         engine = load(call.settings)
     except LoadError as error:
@@ -161,14 +163,47 @@ def _compile(call: Call) -> int:
     return 0
 
 
+def _compile_ahead(call: Call) -> int:
+    """The CUDA C++ kernels for GPUs that need not be here."""
+    from slipstream.kernels.cuda.ahead import compile_ahead
+    from slipstream.kernels.cuda.nvrtc import ARCHITECTURES
+    from slipstream.kernels.dispatch import CannotRunError
+
+    if "model" in call.given:
+        call.refuse("--arch has no use with --model: what it compiles is the same for all models")
+    names = [name.strip() for name in call.own["arch"].split(",")]
+    if unknown := [name for name in names if name not in ARCHITECTURES]:
+        call.refuse(f"--arch {unknown[0]}: none of {', '.join(ARCHITECTURES)}")
+    started = time.perf_counter()
+    try:
+        for told in compile_ahead(names, os.cpu_count() or 1):
+            sys.stdout.write(f"{told}\n")
+            sys.stdout.flush()
+    except CannotRunError as error:
+        sys.stderr.write(f"slipstream compile: {error}\n")
+        return EXIT_CANNOT_LOAD
+    sys.stdout.write(f"kernels are kept, {time.perf_counter() - started:.1f} s\n")
+    return 0
+
+
 COMPILE = Subcommand(
     name="compile",
-    usage="-m MODEL [options]",
-    summary="compile the kernels a model needs, and end",
+    usage="(-m MODEL | --arch ARCH[,ARCH…]) [options]",
+    summary="compile the kernels a model or a GPU needs, and end",
     about="Loads a model as a server would and ends, so that the kernels it needs are compiled and kept, and the next"
-    " start does not wait for them: for images and after updates.",
+    " start does not wait for them: for images and after updates. With --arch, no model and no GPU: compiles the CUDA"
+    " C++ kernels, which depend on neither; those in Triton are compiled by a model's first start.",
     run=_compile,
     settings=_COMPUTED,
+    arguments=(
+        Argument(
+            name="arch",
+            flag="--arch",
+            metavar="ARCH",
+            meaning="GPU architectures, as in sm_90a,sm_100",
+            replaces_model=True,
+        ),
+    ),
     statuses="Exit status: 0 done, 2 bad usage, 3 cannot load.",
 )
 

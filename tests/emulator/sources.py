@@ -6,13 +6,12 @@ python -m tests.emulator.sources  # a Markdown table of registers, shared memory
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 import tempfile
 from pathlib import Path
 
 from slipstream import kernels
-from slipstream.kernels.cuda import nvrtc
+from slipstream.kernels.cuda import ahead, nvrtc
 from slipstream.kernels.cuda.source import Source
 
 KERNELS = Path(kernels.__file__).parent
@@ -21,13 +20,8 @@ FOLDERS = tuple(path.parent.name for path in sorted(KERNELS.glob("*/cuda.py")))
 
 
 def sources_of(folder: str) -> list[Source]:
-    """Those that the modules of an op's folder launch."""
-    found: dict[Path, Source] = {}
-    for path in sorted((KERNELS / folder).glob("*.py")):
-        if "slipstream.kernels.cuda.source" in path.read_text():
-            module = importlib.import_module(f"slipstream.kernels.{folder}.{path.stem}")
-            found |= {one.path: one for one in vars(module).values() if isinstance(one, Source)}
-    return list(found.values())
+    """Those that an op launches."""
+    return [source for op, source in ahead.sources() if op == folder]
 
 
 @functools.cache

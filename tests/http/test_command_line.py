@@ -69,6 +69,9 @@ def test_every_subcommand_is_listed_and_explains_itself(capsys: pytest.CaptureFi
         (["completion", "tcsh"], "choose from"),
         (["chat", "--max-tokens", "many"], "many: must be a whole number of at least 1"),
         ([], "--model is needed"),
+        (["compile"], "--model is needed"),
+        (["compile", "--arch", "sm_90a,sm_91"], "--arch sm_91: none of sm_80, sm_89, sm_90, sm_90a"),
+        (["compile", "-m", "x", "--arch", "sm_90a"], "--arch has no use with --model"),
     ],
 )
 def test_words_that_mean_nothing(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:

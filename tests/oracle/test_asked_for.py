@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders
 from tokenizers.models import BPE
@@ -244,3 +245,23 @@ def test_a_schema_without_a_finite_instance_is_the_callers_fault(lab: Lab) -> No
     for types in ((), ("forced",)):
         played = play(lab, Bench(types), [case(lab, asks)])
         assert isinstance(played.failed[0].error, InvalidRequest)
+
+
+@pytest.mark.parametrize("vocab", [37, 40, 4099])
+def test_every_row_of_log_probabilities_begins_at_the_same_place_in_memory(
+    vocab: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a GPU's kernels for it, another runs where a row is aligned otherwise, with other last bits."""
+    seen, as_it_is = [], torch.log_softmax
+
+    def noted(rows: Tensor, dim: int) -> Tensor:
+        seen.extend(row.data_ptr() % 32 for row in rows)
+        return as_it_is(rows, dim)
+
+    monkeypatch.setattr(torch, "log_softmax", noted)
+    rows, ids = torch.randn(5, vocab), torch.tensor([0, 3, vocab - 1, 1, 2])
+    found = Judged(rows, ids, vocab).read(ids.tolist())
+    assert seen == [0] * 5
+    for one, row in zip(found, as_it_is(rows.double(), -1), strict=True):
+        assert one.logprob == pytest.approx(float(row[one.token_id]), abs=1e-5)
+        assert len(one.top) == vocab  # nothing beyond the vocabulary

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.kernels.cuda import cubins, nvrtc
+from slipstream.kernels.cuda import ahead, cubins, nvrtc
 from slipstream.kernels.cuda.launcher import launch, launched_by, packed, refusal
 from slipstream.kernels.cuda.source import Source
 from slipstream.kernels.dispatch import CannotRunError
@@ -105,6 +105,39 @@ def test_the_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Path, "expanduser", homeless)
     assert cubins.user_folder() is None
+
+
+def test_code_is_there_ahead_of_the_first_start(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(ahead, "sources", lambda: iter([("times", source(written))]))
+    told = list(ahead.compile_ahead(["sm_80", "sm_90a"], 2))
+    assert [one.removeprefix(f"{source(written)!r} for ") for one in sorted(told)] == ["sm_80", "sm_90a"]
+    folder = cubins.user_folder()
+    assert folder is not None
+    assert sorted(one.name.split("-")[1] for one in folder.iterdir()) == ["sm_80", "sm_90a"]
+    monkeypatch.setattr(nvrtc, "compile_now", lambda *_: pytest.fail("compiled again"))
+    nvrtc.compiled(source(written), "sm_80", folder)
+
+
+def test_code_that_cannot_be_kept_or_made_ahead_is_a_failure(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(ahead, "sources", lambda: iter([("times", source(written))]))
+    with pytest.raises(CannotRunError, match="cannot be written to"):
+        list(ahead.compile_ahead(["sm_80"], 1))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(ahead, "sources", lambda: iter([("times", source(written, instances=("none<1>",)))]))
+    with pytest.raises(CannotRunError, match="does not compile for sm_80"):
+        list(ahead.compile_ahead(["sm_80"], 1))
+
+
+def test_every_cu_has_a_source() -> None:
+    files = {path.relative_to(ahead.KERNELS) for path in ahead.KERNELS.glob("*/*.cu")}
+    assert files == {one.path.relative_to(ahead.KERNELS) for _, one in ahead.sources()}
 
 
 def test_the_compilers_words_reach_the_caller(written: Path) -> None:
