@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders
 from tokenizers.models import BPE
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from slipstream.engine.api import Failed, Grammar, Request, Sampling, Speculate
