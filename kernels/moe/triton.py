@@ -29,7 +29,8 @@ from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
 PAIRS = 64  # rows of a product's tile
-COLUMNS = 32  # outputs of a product's tile
+# (outputs of a product's tile, inputs of a step): in float32, which no tensor core multiplies, more of them spill.
+WIDE, NARROW = (16, 16), (32, 64)
 IDS = 1024  # expert ids looked at together
 SUMS = 512  # elements of a program that adds up
 
@@ -71,18 +72,18 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     sorted_pairs = _sort(routed.expert_ids.contiguous(), packed.n_experts)
     inner = x.new_empty((n_pairs, d_inner))
     said = torch.empty((n_pairs, d_model), dtype=torch.float32, device=x.device)
-    depth = 32 if x.dtype == torch.float32 else 64
+    columns, depth = WIDE if x.dtype == torch.float32 else NARROW
     n_tiles = sorted_pairs.experts.shape[0]
     fixed = {"num_warps": 4, "num_stages": 4, **FUSED}
     clamped = packed.clamped or Clamped(limit=0.0, steepness=0.0)
     biases = packed.biases or ExpertBiases(packed.gate_up, packed.down)  # not read
-    sizes = PAIRS, COLUMNS, depth, packed.biases is not None
-    _gate_up[n_tiles, tiles(d_inner, COLUMNS)](
+    sizes = PAIRS, columns, depth, packed.biases is not None
+    _gate_up[n_tiles, tiles(d_inner, columns)](
         *(x, packed.gate_up, biases.gate_up, inner, *sorted_pairs),
         *(top_k, d_model, d_inner, *sizes, clamped.limit, clamped.steepness),
         **fixed,
     )
-    _down[n_tiles, tiles(d_model, COLUMNS)](
+    _down[n_tiles, tiles(d_model, columns)](
         *(inner, packed.down, biases.down, said, *sorted_pairs, d_inner, d_model, *sizes), **fixed
     )
     weights = routed.weights.contiguous()
