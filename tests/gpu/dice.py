@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipstream.kernels.proof.inputs import PagedRows
+
 Tensors = Mapping[str, Tensor]
 
 
@@ -23,26 +25,15 @@ class Draw:
     says: str = ""  # the sizes, for a report of a failure
 
 
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """A ragged batch as attention and the page write see it."""
-
-    span_starts: Tensor  # [n_spans + 1] int32
-    n_past: Tensor  # [n_spans] int32
-    page_table: Tensor  # [n_spans, n_pages_max] int32
-    positions: Tensor  # [n_rows] int64
-    row_pages: Tensor  # [n_rows] int64
-    row_offsets: Tensor  # [n_rows] int64
-
-    @classmethod
-    def of(cls, tensors: Tensors) -> Pages:
-        return cls(**{name: tensors[name] for name in cls.__slots__})
+def pages_of(tensors: Tensors) -> PagedRows:
+    """The batch among a draw's tensors."""
+    return PagedRows(**{name: tensors[name] for name in PagedRows.__slots__})
 
 
 def page_tensors(
     lengths: list[int], past: list[int], page_size: int, g: torch.Generator
 ) -> dict[str, Tensor]:
-    """The tensors of `Pages`, pages in no order, and `n_pages` [] beside them."""
+    """The tensors of `PagedRows`, pages in no order, and `n_pages` [] beside them."""
     needed = [-(-(p + n) // page_size) for p, n in zip(past, lengths, strict=True)]
     shuffled = torch.randperm(sum(needed) + 2, generator=g).int()
     table = torch.full((len(lengths), max(needed) + 1), 10**6, dtype=torch.int32)

@@ -27,7 +27,7 @@ from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_wri
 from slipstream.kernels.short_conv.op import ConvState, short_conv
 from slipstream.kernels.verify.op import verify
 from tests.gpu import quantized
-from tests.gpu.dice import Dice, Draw, Pages, Tensors, page_tensors
+from tests.gpu.dice import Dice, Draw, Tensors, page_tensors, pages_of
 
 
 def a_matmul(dice: Dice) -> Draw:
@@ -78,8 +78,8 @@ def a_norm_rope_write(dice: Dice) -> Draw:
         rope = Rope(t["cos"], t["sin"])
         stores = [t["keys"], t["values"]]
         coded = [as_float8(store) for store in stores]
-        norm_rope_write(t["qkv"], norms, rope, Pages.of(t), *coded)
-        q = norm_rope_write(t["qkv"], norms, rope, Pages.of(t), *stores)
+        norm_rope_write(t["qkv"], norms, rope, pages_of(t), *coded)
+        q = norm_rope_write(t["qkv"], norms, rope, pages_of(t), *stores)
         as_meant = [a.float() == as_float8(b).float() for a, b in zip(coded, stores, strict=True)]
         return q, *stores, *as_meant
 
@@ -118,7 +118,7 @@ def an_attention(dice: Dice) -> Draw:
     def call(t: Tensors) -> tuple[Tensor, ...]:
         stores = [as_float8(t[name]) if coded else t[name] for name in ("keys", "values")]
         sinks = t["sinks"].float() if sunk else None  # float32 beside any rows
-        return (attention(t["q"], *stores, Pages.of(t), d_head**-0.5, window, sinks),)
+        return (attention(t["q"], *stores, pages_of(t), d_head**-0.5, window, sinks),)
 
     shape = f"{n_heads} / {n_kv} heads of {d_head}, page {page_size}, window {window}, float8 {coded}"
     return Draw(tensors, call, f"rows {lengths} after {past}, {shape}, sinks {sunk}")

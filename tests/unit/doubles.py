@@ -67,3 +67,31 @@ def drafts_of(chain: Chain, wants: Sequence[Want], coming: Pass) -> list[Draft]:
     drafts = chain.draft(wants, coming)
     assert drafts is not None
     return [drafts.by_slot.get(want.slot.id, Draft()) for want in wants]
+
+
+class Faulty(TextDrafter):
+    """Raises in one verb."""
+
+    name = "faulty"
+
+    def __init__(self, verb: str, error: Exception | None = None) -> None:
+        self.verb, self.error = verb, error or RuntimeError(f"{verb} failed")
+        self.n_calls = 0
+
+    def _call(self, verb: str) -> None:
+        if verb == self.verb:
+            self.n_calls += 1
+            raise self.error
+
+    def begin(self, slot: Slot) -> None:
+        self._call("begin")
+
+    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+        self._call("draft")
+        return [Guess()] * len(wants)
+
+    def accept(self, kept: Sequence[Kept]) -> None:
+        self._call("accept")
+
+    def end(self, slot: Slot) -> None:
+        self._call("end")

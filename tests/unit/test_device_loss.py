@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,42 +10,17 @@ import torch
 
 from slipstream.engine.core import forward
 from slipstream.engine.errors import DeviceLost
-from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import Guess, Kept, TextDrafter, Want
-from tests.unit.doubles import AsNetwork
+from tests.unit.doubles import AsNetwork, Faulty
 from tests.unit.toy import Toy, toy_engine, toy_slot
 
 PROMPT = [1, 2, 3, 4]
 
 
+LOST = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
 def gone(*_: Any, **__: Any) -> Any:
-    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-
-class OnDevice(TextDrafter):
-    """Meets the device's error in one verb."""
-
-    name = "on-device"
-
-    def __init__(self, verb: str) -> None:
-        self.verb = verb
-
-    def _call(self, verb: str) -> None:
-        if verb == self.verb:
-            gone()
-
-    def begin(self, slot: Slot) -> None:
-        self._call("begin")
-
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        self._call("draft")
-        return [Guess()] * len(wants)
-
-    def accept(self, kept: Sequence[Kept]) -> None:
-        self._call("accept")
-
-    def end(self, slot: Slot) -> None:
-        self._call("end")
+    raise LOST
 
 
 def play(toy: Toy, *types: str) -> None:
@@ -95,9 +70,9 @@ def test_a_step_ends_the_engine(plant: Callable[[Toy], None]) -> None:
 
 @pytest.mark.parametrize("verb", ["begin", "draft", "accept", "end"])
 def test_a_drafter_that_loses_the_device_ends_the_engine(verb: str) -> None:
-    toy = toy_engine(lambda cache: [AsNetwork(OnDevice(verb))], n_slots=1)
+    toy = toy_engine(lambda cache: [AsNetwork(Faulty(verb, LOST))], n_slots=1)
     with pytest.raises(DeviceLost):
-        play(toy, "on-device")
+        play(toy, "faulty")
 
 
 def test_picks_that_do_not_arrive_end_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from slipstream.engine.speculate.bench.garbage import Garbage
 from slipstream.engine.speculate.decide.cost import WIDTHS
 from slipstream.engine.speculate.drafter import NO_DRAFT, Drafter, Guess, Kept, TextDrafter, Want
 from slipstream.engine.speculate.network.draft_model import DraftModel
-from tests.unit.doubles import AsNetwork
+from tests.unit.doubles import AsNetwork, Faulty
 from tests.unit.toy import VOCAB, Toy, ToyNetwork, toy_engine, toy_slot
 
 PROMPTS = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [9, 8], "c": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}
@@ -211,34 +211,6 @@ def test_cancel_frees_the_slot_and_nobody_else_notices(expected: dict[str, list[
     toy.engine.cancel("queued")
     assert not toy.engine.busy
     assert run(toy)[0] == expected
-
-
-class Faulty(TextDrafter):
-    """Raises in the verb that is told to."""
-
-    name = "faulty"
-
-    def __init__(self, verb: str) -> None:
-        self.verb = verb
-        self.n_calls = 0
-
-    def _call(self, verb: str) -> None:
-        if verb == self.verb:
-            self.n_calls += 1
-            raise RuntimeError(f"{verb} failed")
-
-    def begin(self, slot: Slot) -> None:
-        self._call("begin")
-
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        self._call("draft")
-        return [Guess()] * len(wants)
-
-    def accept(self, kept: Sequence[Kept]) -> None:
-        self._call("accept")
-
-    def end(self, slot: Slot) -> None:
-        self._call("end")
 
 
 @pytest.mark.parametrize("verb", ["begin", "draft", "accept", "end"])
