@@ -16,9 +16,8 @@ from torch import Tensor
 from slipstream.engine.batch import Download
 
 LEAST = -9999.0  # JSON has no infinity
-_ALIGNED = (
-    8  # floats: on a GPU torch sums a row in another order where it begins elsewhere in a block of 32 bytes
-)
+# Floats. On a GPU torch sums a row in another order where it begins elsewhere in a block of 32 bytes.
+_ALIGNED = 8
 
 
 class Logprob(NamedTuple):

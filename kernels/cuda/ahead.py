@@ -15,12 +15,11 @@ from slipstream.kernels.cuda.source import KERNELS, Source
 from slipstream.kernels.dispatch import CannotRunError
 
 
-def sources() -> Iterator[tuple[str, Source]]:
-    """(operator, source) of every .cu that some operator launches."""
+def sources() -> Iterator[Source]:
+    """Every .cu that some operator launches."""
     for path in sorted(KERNELS.glob("*/cuda.py")):
-        op = path.parent.name
-        module = importlib.import_module(f"slipstream.kernels.{op}.cuda")
-        yield from ((op, one) for one in vars(module).values() if isinstance(one, Source))
+        module = importlib.import_module(f"slipstream.kernels.{path.parent.name}.cuda")
+        yield from (one for one in vars(module).values() if isinstance(one, Source))
 
 
 def compile_ahead(architectures: Sequence[str], n_threads: int) -> Iterator[str]:
@@ -37,7 +36,7 @@ def compile_ahead(architectures: Sequence[str], n_threads: int) -> Iterator[str]
         works = {
             pool.submit(_kept, source, arch, folder): f"{source!r} for {arch}"
             for arch in architectures
-            for _, source in sources()
+            for source in sources()
         }
         try:
             for work in as_completed(works):
@@ -49,5 +48,5 @@ def compile_ahead(architectures: Sequence[str], n_threads: int) -> Iterator[str]
 
 def _kept(source: Source, arch: str, folder: Path) -> None:
     nvrtc.compiled(source, arch, folder)
-    if not cubins.holds(folder, nvrtc.key_of(source, arch)):
+    if cubins.load(folder, nvrtc.key_of(source, arch)) is None:
         raise CannotRunError(f"{folder} cannot be written to")

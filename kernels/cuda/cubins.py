@@ -33,11 +33,6 @@ def user_folder() -> Path | None:
     return user_cache.folder("cubins")
 
 
-def holds(folder: Path, key: str) -> bool:
-    """Whether a whole entry is there."""
-    return load(folder, key) is not None
-
-
 def load(folder: Path, key: str) -> tuple[bytes, dict[str, str], str] | None:
     """(cubin, symbols, log) of that key; None if there is none, or one that is damaged."""
     try:

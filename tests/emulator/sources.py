@@ -21,7 +21,7 @@ FOLDERS = tuple(path.parent.name for path in sorted(KERNELS.glob("*/cuda.py")))
 
 def sources_of(folder: str) -> list[Source]:
     """Those that an op launches."""
-    return [source for op, source in ahead.sources() if op == folder]
+    return [source for source in ahead.sources() if source.path.parent.name == folder]
 
 
 @functools.cache

@@ -8,10 +8,8 @@ from tests.bench.transformers_side import theirs
 from tests.gpu.setting import Finding, Findings, Setting, not_measured
 from tests.gpu.tokens import asked, played, scene, summed
 
-WAYS = (
-    "transformers",
-    "transformers, static cache",
-)  # only with a static cache it compiles, which takes a minute
+# Only with a static cache it compiles, which takes a minute.
+WAYS = ("transformers", "transformers, static cache")
 
 
 def cases(setting: Setting) -> list[str]:

@@ -86,4 +86,5 @@ def covered_us(kernels: Sequence[Ran]) -> float:
 
 def short(name: str) -> str:
     """A kernel's name without its arguments and its namespaces."""
-    return re.sub(r"^void |\(.*$|\b(at|native|anonymous namespace)::", "", name)[:N_LETTERS]
+    plain = re.sub(r"^void |\b(at|native)::|\(anonymous namespace\)::|\((int|bool)\)", "", name)
+    return plain.partition("(")[0][:N_LETTERS]

@@ -16,8 +16,9 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
-    "machine": Part("machine", 15),
+    "machine": Part("machine", 5, "versions|device"),
     "selfcheck": Part("selfcheck", 60),  # compiles on all cores
+    "chosen": Part("machine", 10, "implementations"),  # finds them compiled
     "ceilings": Part("ceilings", 12),
     "plain": Part("tokens", 70, "build|plain$|profile"),
     "parity": Part("parity", 60, "(ngram|verify) |.* bfloat16"),

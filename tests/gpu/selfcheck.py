@@ -1,6 +1,6 @@
 """What a server does at its first start: every operator proves itself, in processes that compile on all cores.
 
-Later parts find the kernels compiled. What is chosen afterwards is in part `machine`; what failed here is what a server
+Later parts find the kernels compiled. What is chosen afterwards is in part `chosen`; what failed here is what a server
 would have replaced.
 """
 
@@ -12,9 +12,9 @@ import time
 import torch
 
 from slipstream import kernels
-from slipstream.kernels import dispatch
+from slipstream.engine.service.start.operators import Use
 from slipstream.kernels.proof import proving
-from slipstream.kernels.proof.proving import Task, Tried
+from slipstream.kernels.proof.proving import Tried
 from tests.gpu.setting import Finding, Findings, Setting, not_measured
 
 
@@ -30,10 +30,10 @@ def run(setting: Setting, case: str) -> Findings:
     def done(tried: Tried) -> None:
         ended[tried.task.op] = time.monotonic() - started
 
+    dtype, ops = setting.pick((torch.bfloat16, kernels.OPS), (torch.float32, ("norm", "gated")))
+    tasks = Use(setting.device, dtype, frozenset(ops), is_whole=True).tasks(leaves_out=())
     try:
-        found = proving.run(
-            tasks(setting), torch.get_num_threads(), patience_s=max(1.0, setting.left_s()), done=done
-        )
+        found = proving.run(tasks, torch.get_num_threads(), done=done)
     except proving.NotTriedError as error:
         yield not_measured("operators", str(error))
         return
@@ -44,15 +44,3 @@ def run(setting: Setting, case: str) -> Findings:
         yield Finding(f"{one.task.op} {one.task.dtype}", one.proven is not None and not one.failed, figures)
     cores = os.cpu_count()
     yield Finding("all operators", None, {"s": time.monotonic() - started, "cores": cores})
-
-
-def tasks(setting: Setting) -> list[Task]:
-    """Every op with the implementations before its definition, in the dtype of most checkpoints."""
-    dtype = setting.pick(torch.bfloat16, torch.float32)
-    found = []
-    for op in setting.pick(kernels.OPS, ("norm", "gated")):
-        names = dispatch.candidates(op, setting.device, dtype)
-        names = names[: names.index("reference")] if "reference" in names else names
-        if names:
-            found.append(Task(str(setting.device), str(dtype).removeprefix("torch."), op, tuple(names)))
-    return found

@@ -111,7 +111,7 @@ def test_code_is_there_ahead_of_the_first_start(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(ahead, "sources", lambda: iter([("times", source(written))]))
+    monkeypatch.setattr(ahead, "sources", lambda: iter([source(written)]))
     told = list(ahead.compile_ahead(["sm_80", "sm_90a"], 2))
     assert [one.removeprefix(f"{source(written)!r} for ") for one in sorted(told)] == ["sm_80", "sm_90a"]
     folder = cubins.user_folder()
@@ -126,18 +126,18 @@ def test_code_that_cannot_be_kept_or_made_ahead_is_a_failure(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr(ahead, "sources", lambda: iter([("times", source(written))]))
+    monkeypatch.setattr(ahead, "sources", lambda: iter([source(written)]))
     with pytest.raises(CannotRunError, match="cannot be written to"):
         list(ahead.compile_ahead(["sm_80"], 1))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(ahead, "sources", lambda: iter([("times", source(written, instances=("none<1>",)))]))
+    monkeypatch.setattr(ahead, "sources", lambda: iter([source(written, instances=("none<1>",))]))
     with pytest.raises(CannotRunError, match="does not compile for sm_80"):
         list(ahead.compile_ahead(["sm_80"], 1))
 
 
 def test_every_cu_has_a_source() -> None:
     files = {path.relative_to(ahead.KERNELS) for path in ahead.KERNELS.glob("*/*.cu")}
-    assert files == {one.path.relative_to(ahead.KERNELS) for _, one in ahead.sources()}
+    assert files == {one.path.relative_to(ahead.KERNELS) for one in ahead.sources()}
 
 
 def test_the_compilers_words_reach_the_caller(written: Path) -> None:
