@@ -18,6 +18,7 @@ OPS = (
     "norm",
     "norm_rope_write",
     "attention",
+    "mla",
     "gated",
     "moe",
     "short_conv",

@@ -18,8 +18,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma3TextConfig,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -84,6 +87,21 @@ EXPERTS = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 24,
+    "tie_word_embeddings": False,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
 FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "llama": (
         LlamaConfig,
@@ -141,6 +159,7 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "qwen3_next": (Qwen3NextConfig, {**HYBRID, **EXPERTS, "norm_topk_prob": True}),
     "glm4_moe": (
         Glm4MoeConfig,
+        Glm4MoeLiteConfig,
         {
             "head_dim": 16,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
@@ -153,6 +172,30 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "routed_scaling_factor": 2.5,
         },
     ),
+    "deepseek_v2": (
+        DeepseekV2Config,
+        {**LATENTS, "q_lora_rank": None, "n_shared_experts": 2, "routed_scaling_factor": 1.5},
+    ),
+    "deepseek_v3": (
+        DeepseekV3Config,
+        {
+            **LATENTS,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 40.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, {**LATENTS, "routed_scaling_factor": 1.8}),
     "gpt_oss": (
         GptOssConfig,
         {

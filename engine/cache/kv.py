@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +26,9 @@ class KV(Need):
     def window_bytes(self, dtype: torch.dtype) -> int:
         return 0 if self.window is None else self._row_bytes(dtype)
 
+    def kept_in(self, dtype: torch.dtype | None) -> KV:
+        return replace(self, dtype=dtype)
+
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> KVLayer:
         n_pages = sizes.n_pages if self.window is None else sizes.n_window_pages
         shape = (n_pages, self.n_kv_heads, sizes.page_size, self.d_head)
@@ -34,11 +36,6 @@ class KV(Need):
 
     def _row_bytes(self, dtype: torch.dtype) -> int:
         return 2 * self.n_kv_heads * self.d_head * (self.dtype or dtype).itemsize
-
-
-def keep_keys_in(needs: Sequence[Need], dtype: torch.dtype | None) -> list[Need]:
-    """The same needs with keys and values in a dtype of their own (None: the network's); states stay as they are."""
-    return [replace(need, dtype=dtype) if isinstance(need, KV) else need for need in needs]
 
 
 @dataclass(frozen=True, slots=True)

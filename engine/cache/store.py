@@ -85,6 +85,10 @@ class Need(ABC):
         """Bytes that a position takes while it lies within the window."""
         return 0
 
+    def kept_in(self, dtype: torch.dtype | None) -> Need:
+        """The same with what belongs to positions in a dtype of its own; None: the network's. States stay as they are."""
+        return self
+
     @abstractmethod
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> LayerState:
         """The memory, zeroed."""

@@ -22,12 +22,13 @@ def norm_rope_write(
     q, k, v = torch.split(heads, [n_heads, n_kv_heads, n_kv_heads], dim=1)
     if norms is not None:
         q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
-    keys[rows.row_pages, :, rows.row_offsets] = _as_stored(_rotate(k, rope, rows.positions), keys.dtype)
-    values[rows.row_pages, :, rows.row_offsets] = _as_stored(v, values.dtype)
+    keys[rows.row_pages, :, rows.row_offsets] = as_stored(_rotate(k, rope, rows.positions), keys.dtype)
+    values[rows.row_pages, :, rows.row_offsets] = as_stored(v, values.dtype)
     return _rotate(q, rope, rows.positions)
 
 
-def _as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in a store's dtype: float8_e4m3fn keeps what is beyond ±448 as that."""
     if dtype != torch.float8_e4m3fn:
         return x.to(dtype)
     most = torch.finfo(dtype).max

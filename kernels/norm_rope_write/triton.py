@@ -64,7 +64,7 @@ def _normed(x, inverse, weight_at, i, inside, NORMED: tl.constexpr):
 
 
 @triton.jit
-def _stored(x, target_at):
+def stored(x, target_at):
     """x in the store's dtype. uint8 stands for float8_e4m3fn: to nearest even, beyond 448 to 448, NaN to NaN."""
     if target_at.dtype.element_ty == tl.uint8:
         bits = x.to(tl.float32).to(tl.int32, bitcast=True)
@@ -76,10 +76,10 @@ def _stored(x, target_at):
         small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) & 0xF
         code = tl.where(size < 0x3C800000, small, normal)
         code = tl.where(size > 0x7F800000, NAN, code)
-        stored = (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+        kept = (code | ((bits >> 24) & 0x80)).to(tl.uint8)
     else:
-        stored = x
-    return stored
+        kept = x
+    return kept
 
 
 @triton.jit
@@ -134,5 +134,5 @@ def _heads(
     cell = tl.load(pages_at + row) * (N_KV * PAGE_SIZE) + tl.load(offsets_at + row)
     kv_head = tl.where(is_v, head[:, None] - N_KV, head[:, None]) - N_HEADS
     target = (cell + kv_head * PAGE_SIZE) * D + i[None, :]  # [HEADS, SIZE]
-    tl.store(keys_at + target, _stored(turned, keys_at), mask=exists & ~is_q & ~is_v)
-    tl.store(values_at + target, _stored(own, values_at), mask=exists & is_v)
+    tl.store(keys_at + target, stored(turned, keys_at), mask=exists & ~is_q & ~is_v)
+    tl.store(values_at + target, stored(own, values_at), mask=exists & is_v)

@@ -34,6 +34,8 @@ from slipstream.kernels.gated_delta import triton as gated_delta
 from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 from slipstream.kernels.gated_norm import triton as gated_norm
 from slipstream.kernels.matmul import triton as matmul
+from slipstream.kernels.mla import triton as mla
+from slipstream.kernels.mla.types import LatentNorm, LatentRope
 from slipstream.kernels.moe import triton as moe
 from slipstream.kernels.moe.types import Clamped, ExpertBiases, Routed, Routing
 from slipstream.kernels.norm import triton as norm
@@ -151,6 +153,24 @@ def run_experts(dtype: torch.dtype) -> None:
     moe.experts(none_of(dtype, N_ROWS, 2880), routed, packed)
 
 
+def run_latents(dtype: torch.dtype) -> None:
+    """Attention of DeepSeek-V3, and of GLM-4.7-Flash; latents in the rows' dtype and, beside narrow rows, in float8."""
+    places = {name: none_of(torch.int64, N_ROWS) for name in ("positions", "row_pages", "row_offsets")}
+    batch = {"span_starts": N_SPANS + 1, "n_past": N_SPANS}
+    rows = SimpleNamespace(**places, **{name: none_of(torch.int32, n) for name, n in batch.items()})
+    rows.page_table = none_of(torch.int32, N_SPANS, 70)
+    rope = LatentRope(Rope(none_of(torch.float32, 4096, 32), none_of(torch.float32, 4096, 32)))
+    for n_heads, d_plain, d_value in ((128, 128, 128), (20, 192, 256)):
+        q, kv = none_of(dtype, N_ROWS, n_heads, d_plain + 64), none_of(dtype, N_ROWS, 576)
+        mla.head_linear(q[:, :, :d_plain], mla.pack_heads(none_of(dtype, n_heads, 512, d_plain)))
+        mixed = none_of(dtype, N_ROWS, n_heads, 512)
+        mla.head_linear(mixed, mla.pack_heads(none_of(dtype, n_heads, d_value, 512)))
+        for stored in {dtype, dtype if dtype == torch.float32 else torch.float8_e4m3fn}:
+            latents = none_of(stored, 100, 64, 576)
+            turned = mla.write_latents(q, kv, LatentNorm(none_of(dtype, 512), 1e-6), rope, rows, latents)
+            mla.latent_attention(mixed, turned, latents, rows, 0.1)
+
+
 def run_products(dtype: torch.dtype) -> None:
     """A router of GLM-4.5: float32 whatever the network's dtype."""
     bias = none_of(torch.float32, 160)
@@ -164,6 +184,7 @@ ALL: tuple[Callable[[torch.dtype], None], ...] = (
     run_gates,
     run_recurrent,
     run_experts,
+    run_latents,
     run_products,
 )
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import DraftMismatch, LoadError, UnsupportedModel
 from slipstream.engine.layers.attention import Attention, AttentionSpec
-from slipstream.engine.layers.decoder import AnyHead, Block, FeedForward
+from slipstream.engine.layers.decoder import AnyHead, Block, FeedForward, Mixer
 from slipstream.engine.layers.embed import Embedding, Head, load_embedding
+from slipstream.engine.layers.latent_attention import LatentAttention, LatentAttentionSpec
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.moe import MoE, MoESpec
@@ -36,10 +37,11 @@ EXPERT_PARTS = {
     ".mlp.gate.": "a mixture of experts",
     ".mlp.shared_expert": "a mixture of experts",
 }
+LATENT_PART = ".self_attn.kv_a_proj_with_mqa."  # only heads of a target with latent attention have it
 # Parts that no head here has.
 FOREIGN_PARTS = {
     **EXPERT_PARTS,
-    ".self_attn.kv_a_proj_with_mqa.": "latent attention",
+    LATENT_PART: "latent attention",
     ".linear_attn.": "linear attention",
     ".self_attn.sinks": "attention sinks",
     "attention_sink_bias": "attention sinks",
@@ -57,6 +59,7 @@ class BlockPlan:
     rope: RopeSpec
     table: Rope  # of `rope`
     moe: MoESpec | None = None  # how the target mixes experts, for blocks that do
+    latents: LatentAttentionSpec | None = None  # the target's attention, for blocks that have the same
 
 
 def read_plan(
@@ -151,13 +154,20 @@ def load_any_linear(weights: Weights, name: str, d_in: int, d_out: int) -> Packe
 
 
 def load_draft_block(weights: Weights, name: str, plan: BlockPlan) -> Block:
-    """The ordinary block whose tensors start with `name`, its shape taken from them, except that of experts."""
+    """The block whose tensors start with `name`, its shape taken from them, except that of experts and latents."""
     has_experts = plan.moe is not None and f"{name}.mlp.gate.weight" in weights
-    foreign = FOREIGN_PARTS.keys() - EXPERT_PARTS.keys() if has_experts else FOREIGN_PARTS.keys()
-    refuse_tensors(weights, {piece: FOREIGN_PARTS[piece] for piece in foreign}, f"{name}.")
+    foreign = dict(FOREIGN_PARTS)
+    for piece in (*(EXPERT_PARTS if has_experts else ()), *((LATENT_PART,) if plan.latents else ())):
+        del foreign[piece]
+    refuse_tensors(weights, foreign, f"{name}.")
+    mixer: Mixer
+    if plan.latents is None:
+        mixer = load_draft_attention(weights, name, plan, plan.d_model)
+    else:
+        mixer = plan.latents.load(weights, name, {plan.rope: plan.table})
     return Block(
         mixer_norm=load_norm(weights, f"{name}.input_layernorm", plan.d_model, plan.norm),
-        mixer=load_draft_attention(weights, name, plan, plan.d_model),
+        mixer=mixer,
         ffn_norm=load_norm(weights, f"{name}.post_attention_layernorm", plan.d_model, plan.norm),
         ffn=load_draft_ffn(weights, f"{name}.mlp", plan, plan.moe if has_experts else None),
     )
@@ -176,6 +186,12 @@ def experts_of(target: Network) -> MoESpec | None:
     """How the last of the target's blocks that mixes experts does it; None if there is none."""
     mixed = [block.ffn.spec for block in target.decoder.blocks if isinstance(block.ffn, MoE)]
     return mixed[-1] if mixed else None
+
+
+def latents_of(target: Network) -> LatentAttentionSpec | None:
+    """The latent attention of the last of the target's blocks that has one; None if there is none."""
+    mixers = [block.mixer.spec for block in target.decoder.blocks if isinstance(block.mixer, LatentAttention)]
+    return mixers[-1] if mixers else None
 
 
 @dataclass(frozen=True, slots=True)

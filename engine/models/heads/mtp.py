@@ -26,6 +26,7 @@ from slipstream.engine.layers.norm import Norm, load_norm
 from slipstream.engine.models.heads.draft_parts import (
     BlockPlan,
     experts_of,
+    latents_of,
     load_any_linear,
     load_draft_block,
     load_draft_embedding,
@@ -267,7 +268,7 @@ def plan_of(weights: Weights, names: Names, target: Network, n_ctx: int) -> Bloc
             table=rope_table(config.rope, n_ctx, target),
         )
     norm = replace(plan.norm, one_plus=names.one_plus)
-    return replace(plan, norm=norm, moe=experts_of(target))
+    return replace(plan, norm=norm, moe=experts_of(target), latents=latents_of(target))
 
 
 def load_layer(

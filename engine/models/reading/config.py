@@ -159,7 +159,9 @@ def read_config(
     d_model = fields.count("hidden_size")
     n_heads = fields.count("num_attention_heads")
     n_kv_heads = fields.count("num_key_value_heads", n_heads)
-    d_head = fields.count("head_dim", d_model // n_heads or None)
+    # Of latent attention only a part of a head is rotated; what transformers writes as head_dim is its width.
+    key = "qk_rope_head_dim" if fields.has("qk_rope_head_dim") else "head_dim"
+    d_head = fields.count(key, d_model // n_heads or None)
     if n_heads % n_kv_heads:
         raise fields.refuse("num_key_value_heads", f"must divide num_attention_heads = {n_heads}")
     return ModelConfig(

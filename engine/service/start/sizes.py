@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.kv import keep_keys_in
 from slipstream.engine.cache.snapshots import Snapshots
 from slipstream.engine.cache.store import Need, Sizes, Store
 from slipstream.engine.errors import SettingError
@@ -122,7 +121,7 @@ class Checkpoint:
 
 def kept(settings: Settings, needs: Sequence[Need]) -> list[Need]:
     """What layers need, their keys and values in the dtype that is set."""
-    return keep_keys_in(needs, KV_DTYPES[settings.kv_cache_dtype])
+    return [need.kept_in(KV_DTYPES[settings.kv_cache_dtype]) for need in needs]
 
 
 def context(settings: Settings, sources: Sequence[Checkpoint], memory: Memory, head_bytes: int = 0) -> int:

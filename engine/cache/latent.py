@@ -1,0 +1,43 @@
+"""Latents of a layer with multi-head latent attention, indexed by page id: one row per position for all heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.cache.memory import zeros
+from slipstream.engine.cache.store import LayerState, Need, Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Latent(Need):
+    """What such a layer needs from the cache, as data."""
+
+    d_latent: int
+    d_rope: int  # of the rotated key beside the latent
+    dtype: torch.dtype | None = None  # of the rows; None: the network's
+
+    def token_bytes(self, dtype: torch.dtype) -> int:
+        return (self.d_latent + self.d_rope) * (self.dtype or dtype).itemsize
+
+    def kept_in(self, dtype: torch.dtype | None) -> Latent:
+        return replace(self, dtype=dtype)
+
+    def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> LatentLayer:
+        shape = sizes.n_pages, sizes.page_size, self.d_latent + self.d_rope
+        return LatentLayer(zeros(shape, self.dtype or dtype, device))
+
+
+@dataclass(frozen=True, slots=True)
+class LatentLayer(LayerState):
+    """The rows of one layer: a latent, then the key that its position has rotated."""
+
+    latents: Tensor  # [n_pages, page_size, d_latent + d_rope]
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.latents[target].copy_(self.latents[source])
+
+    def of_pages(self) -> list[Tensor]:
+        return [self.latents]

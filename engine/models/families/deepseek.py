@@ -1,0 +1,34 @@
+"""DeepSeek-V2-Lite, V3, R1 and V3.1, Kimi-K2, GLM-4.7-Flash: latent attention, then experts beside a shared expert.
+
+Sources: DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (arXiv 2412.19437).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
+from slipstream.engine.models.families.latents import read_latent_attention
+from slipstream.engine.models.families.routed_experts import feed_forwards, read_experts
+from slipstream.engine.models.reading.config import ModelConfig
+
+UNDERSTOOD = ("n_routed_experts", "num_local_experts", "num_experts")  # keys that other families must refuse
+# What transformers assumes of keys that are left out.
+V2_DEFAULTS: Mapping[str, Any] = {"first_k_dense_replace": 0, "rope_interleave": True}
+V3_DEFAULTS: Mapping[str, Any] = {"first_k_dense_replace": 3, "rope_interleave": True}
+GLM_DEFAULTS: Mapping[str, Any] = {"first_k_dense_replace": 1, "rope_interleave": True}
+
+
+def deepseek_v3(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+    """What a decoder is made of whose routers score by sigmoid, with a bias for the choice, in groups."""
+    attention = read_latent_attention(config, config.rope)
+    blocks = [BlockSpec(attention, ffn) for ffn in feed_forwards(config, read_experts(config))]
+    return config.decoder(blocks, n_positions, vocab_size)
+
+
+def deepseek_v2(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+    """What a decoder is made of whose routers score by softmax and choose freely."""
+    attention, experts = read_latent_attention(config, config.rope), read_experts(config, "softmax")
+    blocks = [BlockSpec(attention, ffn) for ffn in feed_forwards(config, experts)]
+    return config.decoder(blocks, n_positions, vocab_size)

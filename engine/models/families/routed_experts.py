@@ -1,0 +1,72 @@
+"""What DeepSeek's and GLM's families read of their configs: which layers have experts, and how they are routed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from slipstream.engine.layers.decoder import FeedForwardSpec
+from slipstream.engine.layers.mlp import MLPSpec
+from slipstream.engine.layers.moe import MoESpec, SharedSpec
+from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.engine.models.reading.fields import MOST_PARTS
+from slipstream.kernels.moe.op import Routing
+
+DENSE, SPARSE = "dense", "sparse"  # of `mlp_layer_types`
+
+
+def feed_forwards(config: ModelConfig, experts: MoESpec) -> list[FeedForwardSpec]:
+    """Each layer's feed-forward part: listed, or dense in the first layers.
+
+    Raises `UnsupportedModel` naming key and value.
+    """
+    fields, n, dense = config.fields, config.n_layers, MLPSpec(config.d_model, config.d_ffn)
+    kinds = fields.values.get("mlp_layer_types")
+    if kinds is None:
+        n_dense = fields.count("first_k_dense_replace", 1, least=0)
+        kinds = [DENSE if i < n_dense else SPARSE for i in range(n)]
+    if not isinstance(kinds, list) or len(kinds) != n or not set(kinds) <= {DENSE, SPARSE}:
+        raise fields.refuse("mlp_layer_types", f"must name {DENSE} or {SPARSE} for {n} layers")
+    if fields.count("moe_layer_freq", 1) != 1:
+        raise fields.refuse("moe_layer_freq", "must be 1")
+    return [dense if kind == DENSE else experts for kind in kinds]
+
+
+def read_experts(config: ModelConfig, scores: Literal["softmax", "sigmoid"] = "sigmoid") -> MoESpec:
+    """The mixture of experts. scores: of the router; with sigmoid it has a bias for the choice, and groups.
+
+    Raises `UnsupportedModel` naming key and value.
+    """
+    fields, by_sigmoid = config.fields, scores == "sigmoid"
+    n_experts, top_k = fields.count("n_routed_experts", most=MOST_PARTS), fields.count("num_experts_per_tok")
+    n_groups, n_kept = fields.count("n_group", 1), fields.count("topk_group", 1)
+    if fields.text("scoring_func", scores) != scores:
+        raise fields.refuse("scoring_func", f"must be {scores}")
+    method = "noaux_tc" if by_sigmoid else "greedy"
+    if fields.text("topk_method", method) != method:
+        raise fields.refuse("topk_method", f"must be {method}")
+    if n_experts % n_groups or (n_groups > 1 and n_experts < 2 * n_groups):
+        raise fields.refuse("n_group", f"must divide {n_experts} experts into groups of at least two")
+    if n_kept > n_groups:
+        raise fields.refuse("topk_group", f"must be at most n_group = {n_groups}")
+    if top_k > n_experts // n_groups * n_kept:
+        raise fields.refuse("num_experts_per_tok", f"{n_kept} groups of {n_experts // n_groups} hold fewer")
+    d_ffn, n_shared = fields.count("moe_intermediate_size"), fields.count("n_shared_experts", 1, least=0)
+    normed = fields.flag("norm_topk_prob", default=by_sigmoid)
+    if normed and not by_sigmoid:
+        raise fields.refuse("norm_topk_prob", "implementations disagree about it beside softmax")
+    return MoESpec(
+        d_model=config.d_model,
+        d_ffn=d_ffn,
+        n_experts=n_experts,
+        routing=Routing(
+            top_k=top_k,
+            scores=scores,
+            normed=normed,
+            scale=fields.number("routed_scaling_factor", 1.0),
+            n_groups=n_groups if by_sigmoid else 1,
+            n_groups_kept=n_kept if by_sigmoid else 1,
+        ),
+        biased=by_sigmoid,
+        wide_router=True,
+        shared=SharedSpec(name="shared_experts", d_ffn=d_ffn * n_shared) if n_shared else None,
+    )

@@ -1,0 +1,1 @@
+"""Operator: multi-head latent attention. See `op.py`."""
