@@ -24,6 +24,7 @@ from transformers import (
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GptOssConfig,
+    KimiLinearConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
@@ -159,7 +160,6 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "qwen3_next": (Qwen3NextConfig, {**HYBRID, **EXPERTS, "norm_topk_prob": True}),
     "glm4_moe": (
         Glm4MoeConfig,
-        Glm4MoeLiteConfig,
         {
             "head_dim": 16,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
@@ -196,6 +196,21 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
         },
     ),
     "glm4_moe_lite": (Glm4MoeLiteConfig, {**LATENTS, "routed_scaling_factor": 1.8}),
+    "kimi_linear": (
+        KimiLinearConfig,
+        {
+            **{
+                key: value
+                for key, value in LATENTS.items()
+                if key not in ("n_routed_experts", "rope_parameters")
+            },
+            "q_lora_rank": None,
+            "num_local_experts": 8,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "linear_head_dim": 16,
+            "linear_num_heads": 4,
+        },
+    ),
     "gpt_oss": (
         GptOssConfig,
         {
@@ -239,7 +254,7 @@ def tiny_checkpoint(
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 and not name.endswith("bias"):
+            if parameter.dim() > 1 and not name.endswith(("bias", "A_log")):
                 parameter.mul_(4.0)
             else:
                 parameter.add_(0.2 * torch.randn_like(parameter))

@@ -23,6 +23,7 @@ class Recurrent(Need):
     d_key: int
     d_value: int
     conv_width: int
+    decays_by_key: bool = False  # every key dimension decays on its own (Kimi Delta Attention)
 
     @property
     def is_recurrent(self) -> bool:
@@ -40,7 +41,8 @@ class Recurrent(Need):
 
     def parked_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of one row's record: key, correction and decay in float32, and its convolution input."""
-        record = self.n_key_heads * self.d_key + self.n_value_heads * (self.d_value + 1)
+        n_decays = self.d_key if self.decays_by_key else 1
+        record = self.n_key_heads * self.d_key + self.n_value_heads * (self.d_value + n_decays)
         return record * torch.float32.itemsize + self.n_channels * dtype.itemsize
 
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> RecurrentLayer:
@@ -55,7 +57,7 @@ class Recurrent(Need):
                 state=made(sizes.n_slots, heads, self.d_key, self.d_value),
                 parked_keys=made(n_parked, self.n_key_heads, self.d_key),
                 parked_deltas=made(n_parked, heads, self.d_value),
-                parked_decays=made(n_parked, heads),
+                parked_decays=made(n_parked, heads, *((self.d_key,) if self.decays_by_key else ())),
             ),
             conv=ConvState(
                 window=made(sizes.n_slots, self.conv_width - 1, self.n_channels, dtype=dtype),

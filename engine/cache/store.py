@@ -86,7 +86,7 @@ class Need(ABC):
         return 0
 
     def kept_in(self, dtype: torch.dtype | None) -> Need:
-        """The same with what belongs to positions in a dtype of its own; None: the network's. States stay as they are."""
+        """The same with what belongs to positions in that dtype; None: the network's. States stay as they are."""
         return self
 
     @abstractmethod

@@ -30,7 +30,7 @@ class Pages:
 
     def __init__(self, layers: list[KV], dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
         self.store = Store(layers, Sizes(n_slots=1, n_pages=N_PAGES, page_size=PAGE), dtype, CPU)
-        for tensor in (t for layer in self.store.layers for t in (layer.keys, layer.values)):
+        for tensor in (t for layer in self.store.layers for t in layer.of_pages()):
             tensor.fill_(7.0)  # what nobody wrote must not be read
         pages = list(range(N_PAGES))
         random.Random(seed).shuffle(pages)

@@ -39,6 +39,7 @@ def test_every_family(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
 HEADS = {
     "qwen3": (DEEPSEEK, 3),
     "glm4_moe": (DEEPSEEK, 3),
+    "deepseek_v3": (DEEPSEEK, 3),
     "qwen2": (MIMO, 3),
     "qwen3_5": (QWEN, 2),
     "qwen3_5_moe": (QWEN, 2),

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from slipstream import kernels
-from slipstream.engine.cache.kv import keep_keys_in
 from slipstream.engine.cache.store import Store
 from slipstream.kernels.attention.op import attention
 from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
@@ -163,7 +162,9 @@ def test_text_is_that_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None
     lab = Lab(DEMO, torch.bfloat16)
     cases = demo_cases(lab, "all", 5)
     sixteen = play(lab, Bench(), cases)
-    monkeypatch.setattr(bench_of, "Store", lambda needs, *rest: Store(keep_keys_in(needs, FP8), *rest))
+    monkeypatch.setattr(
+        bench_of, "Store", lambda needs, *rest: Store([one.kept_in(FP8) for one in needs], *rest)
+    )
     expected = play(lab, Bench(), cases)
     assert expected.tokens != sixteen.tokens
     for i, chain in enumerate(

@@ -40,6 +40,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4_moe",
         {"use_qk_norm": False, "attention_bias": False, "n_shared_experts": 2, "first_k_dense_replace": 2},
     ),
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3, plain": (
+        "deepseek_v3",
+        {"q_lora_rank": None, "attention_bias": True, "rope_interleave": False, "v_head_dim": 40},
+    ),
+    "glm4_moe_lite": ("glm4_moe_lite", {"n_shared_experts": 2}),
 }
 Tensors = dict[str, Tensor]
 
@@ -52,7 +59,7 @@ def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracl
 
 
 @pytest.mark.usefixtures("ops")
-@pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe", "deepseek_v3"])
 def test_ragged_spans_with_drafts_of_which_some_are_kept(
     oracle: Callable[[str], Oracle], variant: str
 ) -> None:
@@ -61,7 +68,7 @@ def test_ragged_spans_with_drafts_of_which_some_are_kept(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe, groups"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe, groups", "deepseek_v2", "deepseek_v3"])
 def test_rows_have_the_same_bits_in_every_cut(
     oracle: Callable[[str], Oracle], variant: str, dtype: torch.dtype
 ) -> None:
@@ -78,7 +85,7 @@ def test_rows_have_the_same_bits_in_every_cut(
 
 
 @pytest.mark.usefixtures("ops")
-@pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
 def test_greedy_text(oracle: Callable[[str], Oracle], variant: str) -> None:
     folder, prompt, _ = oracle(variant)
     prompt, n_new = prompt[:30], 64
@@ -258,7 +265,7 @@ def test_the_router_of_qwen_runs_in_the_dtype_of_the_network(oracle: Callable[[s
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe", "deepseek_v3"])
 def test_the_text_is_that_of_plain_decoding(
     oracle: Callable[[str], Oracle], variant: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -280,7 +287,7 @@ def test_the_text_is_that_of_plain_decoding(
     assert 0 < n_accepted < n_drafted
 
 
-def glm_head(model: Any) -> tuple[MtpModel, Tensors]:
+def deepseek_head(model: Any) -> tuple[MtpModel, Tensors]:
     """transformers' head of one layer, random, and its tensors as a checkpoint has them after those of four layers."""
     torch.manual_seed(0)
     head = MtpModel(model, 1).eval()
@@ -297,11 +304,12 @@ def glm_head(model: Any) -> tuple[MtpModel, Tensors]:
 
 
 @pytest.mark.usefixtures("ops")
-def test_the_mtp_layer_of_glm(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["glm4_moe", "deepseek_v3"])
+def test_the_mtp_layer(oracle: Callable[[str], Oracle], variant: str, tmp_path: Path) -> None:
     """The layer after the target's last, with experts of its own, against transformers' MtpModel."""
-    folder, _, _ = oracle("glm4_moe")
+    folder, _, _ = oracle(variant)
     model = theirs(folder)
-    head, tensors = glm_head(model)
+    head, tensors = deepseek_head(model)
     assert "model.layers.4.mlp.gate.e_score_correction_bias" in tensors
     copy = edited(folder, tmp_path / "copy", lambda all: all.update(tensors))
     target = loaded(copy)
@@ -323,9 +331,10 @@ def test_the_mtp_layer_of_glm(oracle: Callable[[str], Oracle], tmp_path: Path) -
         load_mtp(without, target, N_CTX)
 
 
-def test_text_drafted_by_the_mtp_layer_of_glm(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
-    folder, prompt, _ = oracle("glm4_moe")
-    _, tensors = glm_head(theirs(folder))
+@pytest.mark.parametrize("variant", ["glm4_moe", "deepseek_v3"])
+def test_text_drafted_by_the_mtp_layer(oracle: Callable[[str], Oracle], variant: str, tmp_path: Path) -> None:
+    folder, prompt, _ = oracle(variant)
+    _, tensors = deepseek_head(theirs(folder))
     copy = edited(folder, tmp_path / "copy", lambda all: all.update(tensors))
     lab = Lab(Folders(copy, folder, {"draft-mtp": copy}), torch.float32, n_ctx=N_CTX)
     cases = [

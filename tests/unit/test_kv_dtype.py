@@ -12,7 +12,7 @@ import torch
 
 from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.kv import KV, keep_keys_in
+from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.recurrent import Recurrent
 from slipstream.engine.cache.store import Need, Sizes, Store
 from slipstream.engine.errors import SettingError
@@ -32,7 +32,7 @@ NEEDS: list[Need] = [KV(2, 8), KV(2, 8, 6)]
 
 def make_cache(dtype: torch.dtype | None) -> Cache:
     sizes = Sizes(n_slots=2, n_pages=8, page_size=SIZE, n_window_pages=8)
-    store = Store(keep_keys_in(NEEDS, dtype), sizes, torch.bfloat16, torch.device("cpu"))
+    store = Store([need.kept_in(dtype) for need in NEEDS], sizes, torch.bfloat16, torch.device("cpu"))
     return Cache({"target": store}, 2, 8, SIZE)
 
 
@@ -53,11 +53,11 @@ def filled(cache: Cache) -> Cache:
 
 def test_only_keys_and_values_have_it() -> None:
     state = Recurrent(n_key_heads=1, n_value_heads=2, d_key=4, d_value=4, conv_width=4)
-    full, window, recurrent = keep_keys_in([*NEEDS, state], FP8)
+    full, window, recurrent = (need.kept_in(FP8) for need in [*NEEDS, state])
     assert recurrent is state
     assert (full.token_bytes(torch.bfloat16), NEEDS[0].token_bytes(torch.bfloat16)) == (32, 64)
     assert (window.window_bytes(torch.bfloat16), NEEDS[1].window_bytes(torch.bfloat16)) == (32, 64)
-    assert keep_keys_in(NEEDS, None) == NEEDS
+    assert [need.kept_in(None) for need in NEEDS] == NEEDS
     cache = make_cache(FP8)
     store = cache.stores["target"]
     assert {one.dtype for one in (*store.page_tensors, *store.window_tensors)} == {FP8}

@@ -174,7 +174,7 @@ def read_config(
         n_kv_heads=n_kv_heads,
         d_head=d_head,
         vocab_rows=fields.count("vocab_size"),
-        n_ctx_train=fields.count("max_position_embeddings"),
+        n_ctx_train=fields.count("max_position_embeddings", fields.values.get("model_max_length")),
         norm_eps=fields.positive("rms_norm_eps", 1e-6),
         rope=read_rope(fields, d_head, FULL if "layer_types" in heeded else None),
         tied=fields.flag("tie_word_embeddings", default=False) if fields.has("tie_word_embeddings") else None,
