@@ -35,6 +35,7 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3NextConfig,
 )
+from transformers.modeling_layers import MtpModel
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SENTENCES = (
@@ -332,3 +333,19 @@ def with_config(folder: Path, target: Path, **changes: Any) -> Path:
     config = {**json.loads((copy / "config.json").read_text()), **changes}
     (copy / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
     return copy
+
+
+def deepseek_head(model: Any) -> tuple[MtpModel, dict[str, Tensor]]:
+    """transformers' head of one layer, random, and its tensors as a checkpoint has them after those of four layers."""
+    torch.manual_seed(0)
+    head = MtpModel(model, 1).eval()
+    tensors: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for name, one in [*head.layers.named_parameters(), *head.layers.named_buffers()]:
+            if "inv_freq" in name:
+                continue
+            scale, mean = (0.2, float("norm" in name)) if one.dim() == 1 else (1.5 * one.shape[-1] ** -0.5, 0)
+            one.copy_(mean + scale * torch.randn_like(one))
+            rest = name.partition(".")[2].replace("mtp_block.", "").replace("post_norm", "shared_head.norm")
+            tensors[f"model.layers.4.{rest}"] = one.detach().clone()
+    return head, tensors

@@ -144,7 +144,8 @@ class Lab:
 
     def __init__(self, folders: Folders, dtype: torch.dtype, n_ctx: int = 1024, device: str = "cpu") -> None:
         where = torch.device(device)
-        select(where, dtype)
+        for one in dict.fromkeys((torch.float32, dtype)):  # routers of some experts multiply in float32
+            select(where, one)
         self.folders = folders
         self.tokenizer = Tokenizer(text_source(folders.target))
         self.n_ctx = n_ctx

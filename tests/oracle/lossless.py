@@ -86,7 +86,9 @@ ALL = ("forced", "prediction", *TEXT_DRAFTERS, "draft-model", *HEADS, "garbage",
 HYBRID = Folders(
     ROOT / "demo" / "hybrid", ROOT / "demo" / "hybrid-draft", {"draft-mtp": ROOT / "demo" / "hybrid"}
 )
-KINDS = ("full", "window", "hybrid")
+KINDS = ("full", "window", "hybrid", "latent", "latent-hybrid")
+# Networks of other families have random weights; their draft model is the network itself with noise.
+RANDOM = {"latent": "deepseek_v3", "latent-hybrid": "kimi_linear"}
 WINDOW = 128  # tokens; less than most prompts of the suite
 # What requests ask for themselves; `types` is drawn from the chain.
 OVERRIDES: Sequence[Speculate] = (
@@ -102,10 +104,25 @@ OVERRIDES: Sequence[Speculate] = (
 
 
 def folders_of(kind: str, scratch: Path) -> Folders:
-    """The demo with one kind of cache. For windows its target and draft are told to look back less far."""
+    """Networks with one kind of cache: the demo's, for windows told to look back less far, or random ones."""
+    if kind in RANDOM:
+        return _random(RANDOM[kind], scratch)
     if kind == "window":
         return Folders(*(_windowed(folder, scratch) for folder in (DEMO.target, DEMO.draft)))
     return HYBRID if kind == "hybrid" else DEMO
+
+
+def _random(family: str, scratch: Path) -> Folders:
+    # Here because machines that test a GPU have no transformers.
+    from tests.checkpoints import deepseek_head, edited, noised_copy, theirs, tiny_checkpoint
+
+    target = tiny_checkpoint(family, scratch / "plain", changes={"max_position_embeddings": 1024})
+    draft = noised_copy(target, scratch / "draft", 0.02)
+    if family != "deepseek_v3":
+        return Folders(target, draft)
+    _, head = deepseek_head(theirs(target))
+    with_head = edited(target, scratch / "target", lambda tensors: tensors.update(head))
+    return Folders(with_head, draft, {"draft-mtp": with_head})
 
 
 def _windowed(folder: Path, scratch: Path) -> Path:

@@ -25,6 +25,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5, one key head": ("qwen3_5", {"linear_num_key_heads": 1, "linear_value_head_dim": 24}),
     "qwen3_5_moe": ("qwen3_5_moe", {}),
     "qwen3_next": ("qwen3_next", {}),
+    "kimi_linear": ("kimi_linear", {}),
     "qwen3_next, some dense": ("qwen3_next", {"mlp_only_layers": [1], "norm_topk_prob": False}),
 }
 
@@ -45,7 +46,7 @@ def test_ragged_spans_with_drafts_of_which_some_are_kept(
     compare_ragged(Runner(loaded(folder)), prompt, expected, seed=2)
 
 
-@pytest.mark.parametrize("variant", ["qwen3_5", "qwen3_next"])
+@pytest.mark.parametrize("variant", ["qwen3_5", "qwen3_next", "kimi_linear"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_any_cut_gives_the_same_bits(
     oracle: Callable[[str], Oracle], variant: str, dtype: torch.dtype
@@ -59,8 +60,9 @@ def test_any_cut_gives_the_same_bits(
         assert torch.equal(logits[:5], whole[start : start + 5])
 
 
-def test_greedy_text(oracle: Callable[[str], Oracle]) -> None:
-    folder, prompt, _ = oracle("qwen3_5")
+@pytest.mark.parametrize("variant", ["qwen3_5", "kimi_linear"])
+def test_greedy_text(oracle: Callable[[str], Oracle], variant: str) -> None:
+    folder, prompt, _ = oracle(variant)
     prompt, n_new = prompt[:30], 72
     expected = theirs(folder).generate(prompt[None], max_new_tokens=n_new, do_sample=False, eos_token_id=None)
     ids, runner = prompt.tolist(), Runner(loaded(folder))
@@ -72,7 +74,7 @@ def test_greedy_text(oracle: Callable[[str], Oracle]) -> None:
     assert ids == expected[0].tolist()
 
 
-@pytest.mark.parametrize("variant", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+@pytest.mark.parametrize("variant", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "kimi_linear"])
 def test_bfloat16_is_near(oracle: Callable[[str], Oracle], variant: str) -> None:
     folder, prompt, expected = oracle(variant)
     coarse = Runner(loaded(folder, torch.bfloat16)).feed_chunks(0, prompt.tolist(), [N_PROMPT])

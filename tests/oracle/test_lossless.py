@@ -20,6 +20,7 @@ from slipstream.engine.speculate.verify import Picks, Verdict
 from tests.oracle.lab import DEMO, Bench, Lab, Trouble, play
 from tests.oracle.lossless import (
     ALL,
+    KINDS,
     SAMPLINGS,
     TEXT_DRAFTERS,
     benches,
@@ -55,7 +56,7 @@ def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
 
 
 @pytest.mark.sampled("engine", keep=1)
-@pytest.mark.parametrize("kind", ["window", "hybrid"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "full"])
 def test_text_is_that_of_plain_decoding_with_other_caches(kind: str, tmp_path: Path) -> None:
     lab = Lab(folders_of(kind, tmp_path), torch.bfloat16)
     cases = demo_cases(lab, "all", 4)

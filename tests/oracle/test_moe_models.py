@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3NextConfig
-from transformers.modeling_layers import MtpModel
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
 
 from slipstream.engine.api import Sampling
@@ -22,7 +21,16 @@ from slipstream.engine.layers.mlp import GatedMLP
 from slipstream.engine.layers.moe import MoE, MoESpec, SharedSpec
 from slipstream.engine.models.heads.mtp import load_mtp
 from slipstream.kernels.moe.op import Routing, route
-from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, theirs, tiny_checkpoint, with_config
+from tests.checkpoints import (
+    N_PROMPT,
+    Oracle,
+    deepseek_head,
+    edited,
+    noised_copy,
+    theirs,
+    tiny_checkpoint,
+    with_config,
+)
 from tests.head_checkpoints import mtp_deepseek, write
 from tests.oracle.feeding import CPU, N_CTX, Runner, compare_cuts, compare_ragged, difference, loaded, rows
 from tests.oracle.head_rounds import Pages, streams_of, text
@@ -285,22 +293,6 @@ def test_the_text_is_that_of_plain_decoding(
     n_drafted = sum(one.speculation.n_drafted for one in played.done.values())
     n_accepted = sum(one.speculation.n_accepted for one in played.done.values())
     assert 0 < n_accepted < n_drafted
-
-
-def deepseek_head(model: Any) -> tuple[MtpModel, Tensors]:
-    """transformers' head of one layer, random, and its tensors as a checkpoint has them after those of four layers."""
-    torch.manual_seed(0)
-    head = MtpModel(model, 1).eval()
-    tensors: Tensors = {}
-    with torch.no_grad():
-        for name, one in [*head.layers.named_parameters(), *head.layers.named_buffers()]:
-            if "inv_freq" in name:
-                continue
-            scale, mean = (0.2, float("norm" in name)) if one.dim() == 1 else (1.5 * one.shape[-1] ** -0.5, 0)
-            one.copy_(mean + scale * torch.randn_like(one))
-            rest = name.partition(".")[2].replace("mtp_block.", "").replace("post_norm", "shared_head.norm")
-            tensors[f"model.layers.4.{rest}"] = one.detach().clone()
-    return head, tensors
 
 
 @pytest.mark.usefixtures("ops")
