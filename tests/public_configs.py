@@ -50,6 +50,19 @@ GLM: Config = {
     "num_nextn_predict_layers": 1,
     "tie_word_embeddings": False,
 }
+LATENTS: Config = {  # DeepSeek-V3's, and what followed it
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "tie_word_embeddings": False,
+}
+KIMI_FULL = [4, 8, 12, 16, 20, 24, 27]
 DELTA: Config = {
     "head_dim": 256,
     "linear_key_head_dim": 128,
@@ -211,6 +224,79 @@ CONFIGS: Mapping[str, Config] = {
         use_qk_norm=True,
         routed_scaling_factor=2.5,
     ),
+    "DeepSeek-V2-Lite": config(
+        *("DeepseekV2ForCausalLM", "2048 10944 27 16 16 102400 163840"),
+        **{**LATENTS, "q_lora_rank": None, "n_shared_experts": 2},
+        n_routed_experts=64,
+        moe_intermediate_size=1408,
+        num_experts_per_tok=6,
+        topk_method="greedy",
+        scoring_func="softmax",
+        norm_topk_prob=False,
+    ),
+    "DeepSeek-V3": config(
+        *("DeepseekV3ForCausalLM", "7168 18432 61 128 128 129280 163840"),
+        **{**LATENTS, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3},
+        n_routed_experts=256,
+        moe_intermediate_size=2048,
+        num_experts_per_tok=8,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        routed_scaling_factor=2.5,
+        num_nextn_predict_layers=1,
+        rope_theta=10000,
+        rope_scaling={
+            "type": "yarn",
+            "factor": 40,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    ),
+    "Kimi-K2": config(
+        *("DeepseekV3ForCausalLM", "7168 18432 61 64 64 163840 131072"),
+        **LATENTS,
+        n_routed_experts=384,
+        moe_intermediate_size=2048,
+        num_experts_per_tok=8,
+        routed_scaling_factor=2.827,
+    ),
+    "Kimi-Linear-48B-A3B": config(
+        *("KimiLinearForCausalLM", "2304 9216 27 32 32 163840 1048576"),
+        **{key: LATENTS[key] for key in LATENTS if key not in ("n_group", "n_shared_experts")}
+        | {"q_lora_rank": None},
+        num_experts=256,
+        num_experts_per_token=8,
+        num_expert_group=1,
+        num_shared_experts=1,
+        moe_intermediate_size=1024,
+        moe_renormalize=True,
+        moe_router_activation_func="sigmoid",
+        mla_use_nope=True,
+        routed_scaling_factor=2.446,
+        head_dim=72,
+        rms_norm_eps=1e-5,
+        linear_attn_config={
+            "head_dim": 128,
+            "num_heads": 32,
+            "short_conv_kernel_size": 4,
+            "full_attn_layers": KIMI_FULL,
+            "kda_layers": [i for i in range(1, 28) if i not in KIMI_FULL],
+        },
+    ),
+    "GLM-4.7-Flash": config(
+        *("Glm4MoeLiteForCausalLM", "2048 10240 47 20 20 154880 202752"),
+        **{**LATENTS, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256},
+        n_routed_experts=64,
+        moe_intermediate_size=1536,
+        num_experts_per_tok=4,
+        routed_scaling_factor=1.8,
+        num_nextn_predict_layers=1,
+        rms_norm_eps=1e-5,
+        rope_theta=1e6,
+    ),
     "Gemma-3-1B": config(
         *("Gemma3ForCausalLM", "1152 6912 26 4 1 262144 32768"),
         **GEMMA,
@@ -234,9 +320,19 @@ PARAMETERS: Mapping[str, int] = {
     "Qwen3-Next-80B-A3B": 81_324_862_720,
     "GLM-4.5-Air": 110_468_824_832,
     "GLM-4.5": 358_337_791_296,
+    "DeepSeek-V2-Lite": 15_706_484_224,
+    "DeepSeek-V3": 684_489_845_504,  # without scales
+    "Kimi-K2": 1_026_408_232_448,
+    "Kimi-Linear-48B-A3B": 49_122_681_728,
+    "GLM-4.7-Flash": 31_221_488_576,
     "Gemma-3-1B": 999_885_952,
 }
 # Those among them that repeat embedding and head beside an MTP layer, and are shared here.
-COPIES: Mapping[str, int] = {"GLM-4.5-Air": 2 * 151_552 * 4096, "GLM-4.5": 2 * 151_552 * 5120}
+COPIES: Mapping[str, int] = {
+    "GLM-4.5-Air": 2 * 151_552 * 4096,
+    "GLM-4.5": 2 * 151_552 * 5120,
+    "GLM-4.7-Flash": 2 * 154_880 * 2048,
+    "DeepSeek-V3": 2 * 129_280 * 7168,
+}
 # Layers that the files hold without a word of it in the config.
 SILENT_MTP: Mapping[str, int] = {"Qwen3-Next-80B-A3B": 1}

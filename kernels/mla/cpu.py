@@ -57,7 +57,7 @@ def head_linear(x: Tensor, packed: PackedHeads) -> Tensor:
     by_head = x.transpose(0, 1).reshape(n_heads * n_rows, d_in).contiguous()
     heads = torch.arange(n_heads + 1, dtype=torch.int32)  # [n_heads + 1]
     said = multiply_groups(by_head, heads[:-1], heads * n_rows, packed.stack, x.dtype)
-    return said.view(n_heads, n_rows, -1).transpose(0, 1).contiguous()
+    return said.view(n_heads, n_rows, packed.out_features).transpose(0, 1).contiguous()
 
 
 def latent_attention(q: Tensor, q_rope: Tensor, latents: Tensor, spans: Spans, scale: float) -> Tensor:

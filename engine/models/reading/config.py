@@ -24,6 +24,7 @@ from slipstream.engine.models.reading.documents import read_documents
 from slipstream.engine.models.reading.fields import MOST_PARTS, Fields
 from slipstream.engine.models.reading.quantization import KEYS as QUANTIZATION_KEYS
 from slipstream.engine.models.reading.quantization import read_scheme
+from slipstream.engine.models.reading.unsupported import unknown_architecture
 from slipstream.engine.ranges import SAMPLING_RANGES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -147,12 +148,14 @@ def read_config(
     """The config of a checkpoint folder. Raises `UnsupportedModel` naming key and value, or `LoadError`.
 
     path: the folder, a GGUF file, or a config file, whose generation_config.json lies beside it if anywhere.
-    understood: per architecture, keys that change the function computed and that its family heeds. defaults: per
-    architecture, values of keys that its checkpoints leave out.
+    understood: per architecture, keys that change the function computed and that its family heeds; others are not
+    supported. None: any is. defaults: per architecture, values of keys that its checkpoints leave out.
     """
     outer, generation = read_documents(Path(path))
     architecture = read_architecture(outer)
     fields = text_fields(outer).over((defaults or {}).get(architecture, {}))
+    if understood is not None and architecture not in understood:
+        raise unknown_architecture(architecture, fields, understood)
     heeded = (understood or {}).get(architecture, ())
     refuse_unsupported(fields, {*heeded, *QUANTIZATION_KEYS})
     refuse_sliding_window(fields, heeded)
