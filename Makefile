@@ -112,6 +112,7 @@ docker-check: setup
 docs: setup
 	$(BIN)/python -m slipstream.server.describe.flags_table docs/settings.md
 	$(BIN)/python -m tests.bench.drafter_column README.md
+	$(BIN)/python -m tests.bench.model_table docs/models.md
 	$(BIN)/python -m slipstream.server.describe.api_page docs/api.md
 	$(BIN)/python -m tests.emulator.sources kernels/cuda/registers.md
 

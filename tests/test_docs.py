@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.server.describe import flags_table
-from tests.bench import drafter_column
+from tests.bench import drafter_column, model_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -63,6 +63,15 @@ def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     listed = {target.resolve() for target, _ in links(index)}
     assert {*(ROOT / "docs").glob("*.md")} - {index} <= listed
+
+
+def test_the_table_of_families_is_fresh_and_whole() -> None:
+    page = (ROOT / "docs" / "models.md").read_text()
+    assert model_table.updated(page) == page, "`make docs` renews it"
+    assert model_table.listed() == model_table.known()
+    assert all((ROOT / "tests" / "oracle" / f"test_{row.proven}.py").exists() for row in model_table.ROWS)
+    with pytest.raises(ValueError, match="no table"):
+        model_table.updated("nothing here")
 
 
 def test_the_readme_is_short() -> None:

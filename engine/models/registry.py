@@ -16,7 +16,7 @@ from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import LoadError
 from slipstream.engine.layers.decoder import DecoderSpec, load_decoder
 from slipstream.engine.models.families import (
-    deepseek,
+    deepseek_v3,
     gemma3,
     glm4_moe,
     gpt_oss,
@@ -48,14 +48,14 @@ WINDOWS = ("layer_types",)
 NO_WINDOW = {"use_sliding_window": False}
 
 FAMILIES: dict[str, Family] = {
-    "DeepseekV2ForCausalLM": Family(deepseek.deepseek_v2, deepseek.UNDERSTOOD, deepseek.V2_DEFAULTS),
-    "DeepseekV3ForCausalLM": Family(deepseek.deepseek_v3, deepseek.UNDERSTOOD, deepseek.V3_DEFAULTS),
+    "DeepseekV2ForCausalLM": Family(deepseek_v3.v2_parts, deepseek_v3.UNDERSTOOD, deepseek_v3.V2_DEFAULTS),
+    "DeepseekV3ForCausalLM": Family(deepseek_v3.parts, deepseek_v3.UNDERSTOOD, deepseek_v3.V3_DEFAULTS),
     **{
         f"Gemma3For{use}": Family(gemma3.parts, gemma3.UNDERSTOOD, gemma3.DEFAULTS)
         for use in ("CausalLM", "ConditionalGeneration")
     },
     "Glm4MoeForCausalLM": Family(glm4_moe.parts, glm4_moe.UNDERSTOOD),
-    "Glm4MoeLiteForCausalLM": Family(deepseek.deepseek_v3, deepseek.UNDERSTOOD, deepseek.GLM_DEFAULTS),
+    "Glm4MoeLiteForCausalLM": Family(deepseek_v3.parts, deepseek_v3.UNDERSTOOD, deepseek_v3.GLM_DEFAULTS),
     "GptOssForCausalLM": Family(gpt_oss.parts, gpt_oss.UNDERSTOOD, gpt_oss.DEFAULTS),
     "KimiLinearForCausalLM": Family(kimi_linear.parts, kimi_linear.UNDERSTOOD, kimi_linear.DEFAULTS),
     "LlamaForCausalLM": Family(llama.parts),

@@ -26,7 +26,7 @@ from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.matmul.panel_stack import PanelStack, multiply_groups, stack_panels
 from slipstream.kernels.mla import latent_blocks
 from slipstream.kernels.mla.latent_rows import write_latents as write_latents
-from slipstream.kernels.mla.types import PackedHeads, check_latents
+from slipstream.kernels.mla.latent_types import PackedHeads, check_latents
 
 SERIAL_BELOW = 2_000_000  # multiply-adds, as in `attention`
 

@@ -18,7 +18,7 @@ from slipstream.kernels.compiled import (
     pointer,
     shifted,
 )
-from slipstream.kernels.mla.types import LatentNorm, LatentRope
+from slipstream.kernels.mla.latent_types import LatentNorm, LatentRope
 from slipstream.kernels.norm.cpu import inverse_rms
 from slipstream.kernels.norm_rope_write.rows import Rows
 from slipstream.kernels.vector import (

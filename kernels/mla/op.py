@@ -18,9 +18,9 @@ from torch import Tensor
 
 from slipstream.kernels.attention.spans import Spans as Spans
 from slipstream.kernels.dispatch import op
-from slipstream.kernels.mla.types import LatentNorm as LatentNorm
-from slipstream.kernels.mla.types import LatentRope as LatentRope
-from slipstream.kernels.mla.types import PackedHeads as PackedHeads
+from slipstream.kernels.mla.latent_types import LatentNorm as LatentNorm
+from slipstream.kernels.mla.latent_types import LatentRope as LatentRope
+from slipstream.kernels.mla.latent_types import PackedHeads as PackedHeads
 from slipstream.kernels.norm_rope_write.rows import Rows as Rows
 
 

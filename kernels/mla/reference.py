@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.attention.spans import Spans
-from slipstream.kernels.mla.types import LatentNorm, LatentRope, PackedHeads, check_latents
+from slipstream.kernels.mla.latent_types import LatentNorm, LatentRope, PackedHeads, check_latents
 from slipstream.kernels.norm.reference import rms_norm
 from slipstream.kernels.norm_rope_write.reference import as_stored
 from slipstream.kernels.norm_rope_write.rows import Rows

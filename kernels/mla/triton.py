@@ -1,4 +1,4 @@
-"""Multi-head latent attention in Triton: a tile is some heads of one row, over a run of positions of a fixed length.
+"""Multi-head latent attention in Triton: a program is some heads of one row, over a run of positions of a fixed length.
 
 Runs of 512 positions lie at fixed places and are joined in ascending order, so that a row's bits follow from its
 position and the latents alone. Sums of runs are kept in float32 between two launches, of some rows at a time.
@@ -7,7 +7,6 @@ position and the latents alone. Sums of runs are kept in float32 between two lau
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,90 +14,20 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.attention.spans import Spans
-from slipstream.kernels.mla.types import LatentNorm, LatentRope, PackedHeads, check_latents
-from slipstream.kernels.norm.triton import inverse_rms
-from slipstream.kernels.norm_rope_write.rows import Rows
-from slipstream.kernels.norm_rope_write.triton import stored
+from slipstream.kernels.mla.latent_types import check_latents
+from slipstream.kernels.mla.triton_rows import as_codes
+from slipstream.kernels.mla.triton_rows import head_linear as head_linear
+from slipstream.kernels.mla.triton_rows import pack_heads as pack_heads
+from slipstream.kernels.mla.triton_rows import write_latents as write_latents
 from slipstream.kernels.triton_launch import FUSED, ROUNDED, aligned, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
 RUN = 512  # positions of a program
 STEP = 16  # positions of a product
-LANES = 16  # heads of a tile: the least rows of a tensor core's product
+LANES = 16  # heads of a program: the least rows of a tensor core's product
 SPANS = 128  # ends of spans looked at together
 SUMS = 512  # elements of a program that joins runs
 MOST_SUMS = 1 << 26  # floats kept between the two launches
-HEADS = 8  # of a program that rotates
-ROWS, COLUMNS, DEPTH = 16, 64, 32  # of a tile of `head_linear`; inputs of a step
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceHeads:
-    """The matrices as they came, starting on 16 bytes."""
-
-    weight: Tensor  # [n_heads, out_features, in_features]
-
-    @property
-    def n_heads(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[1]
-
-
-def pack_heads(weight: Tensor) -> PackedHeads:
-    return DeviceHeads(aligned(weight))
-
-
-def head_linear(x: Tensor, packed: PackedHeads) -> Tensor:
-    if not isinstance(packed, DeviceHeads):
-        raise TypeError(f"triton head_linear got a {type(packed).__name__}; pack the heads with triton too")
-    (n_rows, n_heads, d_in), d_out = x.shape, packed.out_features
-    out = x.new_empty((n_rows, n_heads, d_out))
-    if x.stride(2) != 1 or x.stride(1) * x.element_size() % 16:
-        x = aligned(x)
-    if n_rows > 0:
-        _head_linear[n_heads, tiles(d_out, COLUMNS), tiles(n_rows, ROWS)](
-            *(x, packed.weight, out, n_rows, x.stride(0), x.stride(1)),
-            *(n_heads, d_in, d_out, ROWS, COLUMNS, DEPTH),
-            num_warps=4,
-            **FUSED,
-        )
-    return out
-
-
-def write_latents(
-    q: Tensor, kv: Tensor, norm: LatentNorm, rope: LatentRope, rows: Rows, latents: Tensor
-) -> Tensor:
-    n_rows, n_heads, d_query = q.shape
-    d_latent = norm.weight.shape[0]
-    d_rope = kv.shape[1] - d_latent
-    if not latents.is_contiguous() or latents.dtype not in (kv.dtype, torch.float8_e4m3fn):
-        raise ValueError(f"latents are contiguous, of {kv.dtype} or float8_e4m3fn, not {latents.dtype}")
-    places = rows.positions, rows.row_pages, rows.row_offsets
-    if not all(x.dtype == torch.int64 for x in places):
-        raise ValueError("positions, row_pages and row_offsets are int64")
-    turned = q.new_empty((n_rows, n_heads, d_rope))
-    if n_rows == 0:
-        return turned
-    tables = (kv, kv) if rope.tables is None else (rope.tables.cos, rope.tables.sin)
-    cos, sin, positions, pages, offsets = (x.contiguous() for x in (*tables, *places))
-    half, is_turned = power_of_two(d_rope // 2), rope.tables is not None
-    how = is_turned, is_turned and rope.interleaved
-    _latents[(n_rows,)](
-        *(aligned(kv), _as_codes(latents), aligned(norm.weight), norm.eps),
-        *(cos, sin, positions, pages, offsets),
-        *(d_latent, d_rope, latents.shape[1], power_of_two(d_latent), half, *how),
-        num_warps=4,
-        **FUSED,
-    )
-    _queries[n_rows, tiles(n_heads, HEADS)](
-        *(aligned(q), turned, cos, sin, positions, n_heads, d_query, d_rope, half, HEADS, *how),
-        num_warps=4,
-        **FUSED,
-    )
-    return turned
 
 
 def latent_attention(q: Tensor, q_rope: Tensor, latents: Tensor, spans: Spans, scale: float) -> Tensor:
@@ -119,7 +48,7 @@ def latent_attention(q: Tensor, q_rope: Tensor, latents: Tensor, spans: Spans, s
     for first in range(0, n_rows, n_at_once):
         n = min(n_at_once, n_rows - first)
         _attend[n * tiles(n_heads, LANES), n_runs](
-            *(q, q_rope, _as_codes(latents), *batch, sums, softmax, first, n_spans, n_pages, n_runs),
+            *(q, q_rope, as_codes(latents), *batch, sums, softmax, first, n_spans, n_pages, n_runs),
             *(scale * math.log2(math.e), *sizes, d_rope, latents.shape[1]),
             *(power_of_two(d_latent), power_of_two(d_rope), LANES, STEP, RUN, SPANS),
             num_warps=8,
@@ -132,130 +61,6 @@ def latent_attention(q: Tensor, q_rope: Tensor, latents: Tensor, spans: Spans, s
             **ROUNDED,
         )
     return out
-
-
-def _as_codes(latents: Tensor) -> Tensor:
-    """float8 as its bits: Triton has no such type on compute capability 8.0."""
-    return latents.view(torch.uint8) if latents.dtype == torch.float8_e4m3fn else latents
-
-
-@triton.jit(do_not_specialize=["n_rows", "row_stride", "head_stride"])
-def _head_linear(
-    x_at,
-    weight_at,
-    out_at,
-    n_rows,
-    row_stride,
-    head_stride,
-    N_HEADS: tl.constexpr,
-    D_IN: tl.constexpr,
-    D_OUT: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
-    head = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.program_id(2).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    k = tl.arange(0, DEPTH)
-    there, exists = (row < n_rows)[:, None], (column < D_OUT)[None, :]
-    rows_at = x_at + row[:, None] * row_stride + head * head_stride + k[None, :]  # [ROWS, DEPTH]
-    weights_at = weight_at + (head * D_OUT + column)[None, :] * D_IN + k[:, None]  # [DEPTH, COLUMNS]
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for at in range(0, D_IN, DEPTH):
-        inside = k < D_IN - at
-        rows = tl.load(rows_at + at, mask=there & inside[None, :], other=0.0)
-        weights = tl.load(weights_at + at, mask=exists & inside[:, None], other=0.0)
-        total = tl.dot(rows, weights, total, input_precision="ieee")
-    target = out_at + (row[:, None] * N_HEADS + head) * D_OUT + column[None, :]
-    tl.store(target, total.to(out_at.dtype.element_ty), mask=there & exists)
-
-
-@triton.jit
-def _turned(at, cos_at, sin_at, i, inside, HALF: tl.constexpr, TURNED: tl.constexpr, PAIRS: tl.constexpr):
-    """Values i and HALF + i of what begins at `at`, rotated. at: a pointer, or a column of them."""
-    if PAIRS:
-        first_at, second_at = at + 2 * i, at + 2 * i + 1
-    else:
-        first_at, second_at = at + i, at + HALF + i
-    first, second = tl.load(first_at, mask=inside, other=0.0), tl.load(second_at, mask=inside, other=0.0)
-    if TURNED:
-        cos, sin = (
-            tl.load(cos_at + i, mask=i < HALF, other=0.0),
-            tl.load(sin_at + i, mask=i < HALF, other=0.0),
-        )
-        a, b = first.to(tl.float32), second.to(tl.float32)
-        kind = first.dtype
-        first, second = (a * cos - b * sin).to(kind), (b * cos + a * sin).to(kind)
-    return first, second
-
-
-@triton.jit
-def _latents(
-    kv_at,
-    latents_at,
-    weight_at,
-    eps,
-    cos_at,
-    sin_at,
-    positions_at,
-    pages_at,
-    offsets_at,
-    D_LATENT: tl.constexpr,
-    D_ROPE: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    SIZE: tl.constexpr,
-    SIZE_HALF: tl.constexpr,
-    TURNED: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
-    """A row's latent and rotated key."""
-    row = tl.program_id(0).to(tl.int64)
-    half: tl.constexpr = D_ROPE // 2
-    angle = tl.load(positions_at + row) * half
-    i, j = tl.arange(0, SIZE), tl.arange(0, SIZE_HALF)
-    source = kv_at + row * (D_LATENT + D_ROPE)
-    cell = tl.load(pages_at + row) * PAGE_SIZE + tl.load(offsets_at + row)
-    target = latents_at + cell * (D_LATENT + D_ROPE)
-    x = tl.load(source + i, mask=i < D_LATENT, other=0.0)
-    wide = x.to(tl.float32)
-    weight = tl.load(weight_at + i, mask=i < D_LATENT, other=0.0)
-    normed = (wide * inverse_rms(wide * wide, D_LATENT, eps, 0)).to(weight.dtype).to(tl.float32)
-    normed = (normed * weight.to(tl.float32)).to(x.dtype)
-    tl.store(target + i, stored(normed, latents_at), mask=i < D_LATENT)
-    key_at, cos_at, sin_at = source + D_LATENT, cos_at + angle, sin_at + angle
-    first, second = _turned(key_at, cos_at, sin_at, j, j < half, half, TURNED, PAIRS)
-    tl.store(target + D_LATENT + j, stored(first, latents_at), mask=j < half)
-    tl.store(target + D_LATENT + half + j, stored(second, latents_at), mask=j < half)
-
-
-@triton.jit
-def _queries(
-    q_at,
-    turned_at,
-    cos_at,
-    sin_at,
-    positions_at,
-    N_HEADS: tl.constexpr,
-    D_QUERY: tl.constexpr,
-    D_ROPE: tl.constexpr,
-    SIZE_HALF: tl.constexpr,
-    HEADS: tl.constexpr,
-    TURNED: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
-    """The rotated part of some heads' queries."""
-    row = tl.program_id(0).to(tl.int64)
-    half: tl.constexpr = D_ROPE // 2
-    angle = tl.load(positions_at + row) * half
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-    j = tl.arange(0, SIZE_HALF)[None, :]
-    inside = (head < N_HEADS) & (j < half)
-    source = q_at + (row * N_HEADS + head) * D_QUERY + (D_QUERY - D_ROPE)
-    first, second = _turned(source, cos_at + angle, sin_at + angle, j, inside, half, TURNED, PAIRS)
-    target = turned_at + (row * N_HEADS + head) * D_ROPE + j
-    tl.store(target, first, mask=inside)
-    tl.store(target + half, second, mask=inside)
 
 
 @triton.jit
@@ -282,6 +87,49 @@ def _values(codes, like: tl.constexpr):
     else:
         values = codes
     return values
+
+
+@triton.jit
+def _sum_run(
+    q,
+    q_rope,
+    latents_at,
+    table_at,
+    first,
+    end,
+    scale,
+    D_LATENT: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    LANES: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_ROPE: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Weighted sum of latents first … end - 1, [LANES, SIZE], the largest score and the sum of weights, [LANES]."""
+    i, j, p = tl.arange(0, SIZE), tl.arange(0, SIZE_ROPE), tl.arange(0, STEP)
+    like = q.dtype
+    largest = tl.full([LANES], float("-inf"), tl.float32)
+    weight = tl.zeros([LANES], tl.float32)
+    total = tl.zeros([LANES, SIZE], tl.float32)
+    for block in range(first, end, STEP):
+        seen = block + p < end
+        page = tl.load(table_at + (block + p) // PAGE_SIZE, mask=seen, other=0)
+        cell = page.to(tl.int64) * PAGE_SIZE + (block + p) % PAGE_SIZE
+        at = latents_at + cell[:, None] * (D_LATENT + D_ROPE)
+        latent = tl.load(at + i[None, :], mask=seen[:, None] & (i < D_LATENT)[None, :], other=0)
+        key = tl.load(at + D_LATENT + j[None, :], mask=seen[:, None] & (j < D_ROPE)[None, :], other=0)
+        latent, key = _values(latent, like), _values(key, like)
+        scores = tl.dot(q, tl.trans(latent), input_precision="ieee")
+        scores = tl.dot(q_rope, tl.trans(key), scores, input_precision="ieee") * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.exp2(scores - larger[:, None])
+        factor = tl.exp2(largest - larger)
+        weight = weight * factor + tl.sum(weights, 1)
+        total = tl.dot(weights.to(like), latent, total * factor[:, None], input_precision="ieee")
+        largest = larger
+    return total, largest, weight
 
 
 @triton.jit(do_not_specialize=["first_row", "n_spans", "n_pages", "n_runs"])
@@ -319,10 +167,9 @@ def _attend(
         position = tl.load(past_at + span) + row - tl.load(starts_at + span)
         if run * RUN <= position:
             head = tl.program_id(0) % n_tiles * LANES + tl.arange(0, LANES)
-            i, j, p = tl.arange(0, SIZE), tl.arange(0, SIZE_ROPE), tl.arange(0, STEP)
+            i, j = tl.arange(0, SIZE), tl.arange(0, SIZE_ROPE)
             lane = row.to(tl.int64) * N_HEADS + head
             there = head < N_HEADS
-            like = q_at.dtype.element_ty
             q = tl.load(
                 q_at + lane[:, None] * D_LATENT + i[None, :],
                 mask=there[:, None] & (i < D_LATENT)[None, :],
@@ -333,28 +180,11 @@ def _attend(
                 mask=there[:, None] & (j < D_ROPE)[None, :],
                 other=0.0,
             )
-            largest = tl.full([LANES], float("-inf"), tl.float32)
-            weight = tl.zeros([LANES], tl.float32)
-            total = tl.zeros([LANES, SIZE], tl.float32)
-            for block in range(run * RUN, tl.minimum((run + 1) * RUN, position + 1), STEP):
-                seen = block + p <= position
-                page = tl.load(
-                    table_at + span.to(tl.int64) * n_pages + (block + p) // PAGE_SIZE, mask=seen, other=0
-                )
-                cell = page.to(tl.int64) * PAGE_SIZE + (block + p) % PAGE_SIZE
-                at = latents_at + cell[:, None] * (D_LATENT + D_ROPE)
-                latent = tl.load(at + i[None, :], mask=seen[:, None] & (i < D_LATENT)[None, :], other=0)
-                key = tl.load(at + D_LATENT + j[None, :], mask=seen[:, None] & (j < D_ROPE)[None, :], other=0)
-                latent, key = _values(latent, like), _values(key, like)
-                scores = tl.dot(q, tl.trans(latent), input_precision="ieee")
-                scores = tl.dot(q_rope, tl.trans(key), scores, input_precision="ieee") * scale
-                scores = tl.where(seen[None, :], scores, float("-inf"))
-                larger = tl.maximum(largest, tl.max(scores, 1))
-                weights = tl.exp2(scores - larger[:, None])
-                factor = tl.exp2(largest - larger)
-                weight = weight * factor + tl.sum(weights, 1)
-                total = tl.dot(weights.to(like), latent, total * factor[:, None], input_precision="ieee")
-                largest = larger
+            run_end = tl.minimum((run + 1) * RUN, position + 1)
+            total, largest, weight = _sum_run(
+                *(q, q_rope, latents_at, table_at + span.to(tl.int64) * n_pages, run * RUN, run_end, scale),
+                *(D_LATENT, D_ROPE, PAGE_SIZE, LANES, SIZE, SIZE_ROPE, STEP),
+            )
             kept = (place.to(tl.int64) * N_HEADS + head) * n_runs + run
             tl.store(
                 sums_at + kept[:, None] * D_LATENT + i[None, :],

@@ -28,6 +28,7 @@ from slipstream.kernels.short_conv.op import ConvState, short_conv
 from slipstream.kernels.verify.op import verify
 from tests.gpu import quantized
 from tests.gpu.dice import Dice, Draw, Tensors, page_tensors, pages_of
+from tests.gpu.latents import an_mla, as_float8
 
 
 def a_matmul(dice: Dice) -> Draw:
@@ -86,10 +87,6 @@ def a_norm_rope_write(dice: Dice) -> Draw:
     return Draw(
         tensors, call, f"rows {lengths} after {past}, head {d_head}, page {page_size}, norms {normed}"
     )
-
-
-def as_float8(x: Tensor) -> Tensor:
-    return x.clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
 def an_attention(dice: Dice) -> Draw:
@@ -397,6 +394,7 @@ MAKERS: dict[str, Callable[[Dice], Draw]] = {
     "norm": a_norm,
     "norm_rope_write": a_norm_rope_write,
     "attention": an_attention,
+    "mla": an_mla,
     "gated": a_gated,
     "gated_norm": a_gated_norm,
     "moe": a_moe,

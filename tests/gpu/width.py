@@ -18,6 +18,7 @@ from slipstream.kernels.gated.proof import of_gated
 from slipstream.kernels.gated_delta.proof import of_gated_delta
 from slipstream.kernels.gated_norm.proof import of_gated_norm
 from slipstream.kernels.matmul.proof import NARROW, of_linear, of_narrow
+from slipstream.kernels.mla.proof import of_latent_attention, of_rows
 from slipstream.kernels.moe.proof import of_moe
 from slipstream.kernels.norm.proof import of_norm
 from slipstream.kernels.norm_rope_write.proof import of_norm_rope_write
@@ -46,6 +47,7 @@ LARGE: Mapping[str, Sequence[Make]] = {
         partial(_of_attention, coded=True),
         partial(_of_attention, window=100, sunk=True),
     ),
+    "mla": (partial(of_latent_attention, widths=(16, 512, 64)), partial(of_rows, widths=(16, 128, 512, 64))),
     "gated": (partial(of_gated, d=14336),),
     "moe": (partial(of_moe, **_EXPERTS), partial(of_moe, biased=True, **_EXPERTS)),
     "gated_norm": (partial(of_gated_norm, n_heads=48),),
@@ -64,6 +66,10 @@ SMALL: Mapping[str, Sequence[Make]] = {
         partial(of_attention, n_past=130, heads=(4, 2, 16)),
         partial(of_attention, n_past=130, heads=(4, 2, 16), window=100, sunk=True),
         partial(of_attention, n_past=130, heads=(4, 2, 16), coded=True),
+    ),
+    "mla": (
+        partial(of_latent_attention, n_past=130, widths=(4, 32, 16)),
+        partial(of_rows, widths=(3, 12, 32, 16)),
     ),
     "gated": (partial(of_gated, d=50),),
     "moe": (of_moe, partial(of_moe, biased=True)),

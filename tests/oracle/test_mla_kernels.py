@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.mla import cpu, reference
-from slipstream.kernels.mla.types import LatentNorm, LatentRope
+from slipstream.kernels.mla.latent_types import LatentNorm, LatentRope
 from slipstream.kernels.norm_rope_write.rows import Rope
 from slipstream.kernels.proof.inputs import PagedRows, Sequences
 from tests.oracle.interpreted import assert_near

@@ -35,7 +35,7 @@ from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 from slipstream.kernels.gated_norm import triton as gated_norm
 from slipstream.kernels.matmul import triton as matmul
 from slipstream.kernels.mla import triton as mla
-from slipstream.kernels.mla.types import LatentNorm, LatentRope
+from slipstream.kernels.mla.latent_types import LatentNorm, LatentRope
 from slipstream.kernels.moe import triton as moe
 from slipstream.kernels.moe.types import Clamped, ExpertBiases, Routed, Routing
 from slipstream.kernels.norm import triton as norm

@@ -20,14 +20,14 @@ V3_DEFAULTS: Mapping[str, Any] = {"first_k_dense_replace": 3, "rope_interleave":
 GLM_DEFAULTS: Mapping[str, Any] = {"first_k_dense_replace": 1, "rope_interleave": True}
 
 
-def deepseek_v3(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
     """What a decoder is made of whose routers score by sigmoid, with a bias for the choice, in groups."""
     attention = read_latent_attention(config, config.rope)
     blocks = [BlockSpec(attention, ffn) for ffn in feed_forwards(config, read_experts(config))]
     return config.decoder(blocks, n_positions, vocab_size)
 
 
-def deepseek_v2(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+def v2_parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
     """What a decoder is made of whose routers score by softmax and choose freely."""
     attention, experts = read_latent_attention(config, config.rope), read_experts(config, "softmax")
     blocks = [BlockSpec(attention, ffn) for ffn in feed_forwards(config, experts)]
