@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer as HFTokenizer
 
 from slipstream.engine.errors import LoadError
+from slipstream.engine.text import tiktoken_file
 from slipstream.engine.text.json_file import check_regular, read_object
 
 
@@ -29,7 +30,7 @@ def folder_source(folder: Path | str) -> TokenizerSource:
     """What a checkpoint folder in Hugging Face's layout has of text. Raises `LoadError`."""
     folder = Path(folder)
     return TokenizerSource(
-        open=lambda: _open(folder / "tokenizer.json"),
+        open=lambda: _open(folder),
         special_tokens=read_special_tokens(folder),
         eos_ids=stop_ids(folder / "config.json", folder / "generation_config.json"),
         read_templates=lambda: read_templates(folder),
@@ -37,8 +38,11 @@ def folder_source(folder: Path | str) -> TokenizerSource:
     )
 
 
-def _open(path: Path) -> HFTokenizer:
+def _open(folder: Path) -> HFTokenizer:
+    path = folder / "tokenizer.json"
     if not path.exists():
+        if (folder / tiktoken_file.FILE).exists():
+            return tiktoken_file.open_tiktoken(folder)
         raise LoadError(
             f"{path}: no such file; transformers' AutoTokenizer.from_pretrained(folder)"
             ".save_pretrained(folder) writes it from older formats"

@@ -71,7 +71,7 @@ def shrunk(name: str, n_layers: int) -> ModelConfig:
 
 
 def seconds_of(decoder: Decoder, cache: Cache, context: int) -> dict[int, float]:
-    """Seconds of a pass by rows, one certain and the rest drafts that are not kept; medians of rounds through all widths.
+    """Seconds of a pass by rows, one certain and the rest drafts that are not kept; medians of all rounds.
 
     context: tokens before the first pass; each pass adds one.
     """
