@@ -21,6 +21,7 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GptOssConfig,
@@ -144,6 +145,23 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "gemma4": (
+        Gemma4TextConfig,
+        {
+            "num_hidden_layers": 6,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_key_value_heads": 1,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 384,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3_moe": (
         Qwen3MoeConfig,
         {
@@ -261,7 +279,11 @@ def tiny_checkpoint(
                 parameter.add_(0.2 * torch.randn_like(parameter))
             if parameter.dim() == 3:  # the kernels of short convolutions, which are small already
                 parameter.add_(0.3 * torch.randn_like(parameter))
+            if family == "gemma4" and name.endswith("q_norm.weight"):
+                parameter.mul_(0.4)  # its scores are not scaled
         for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.mul_(0.9)
             if name.endswith("e_score_correction_bias"):
                 buffer.add_(0.2 * torch.randn_like(buffer))
     model.to(dtype).save_pretrained(folder)

@@ -39,6 +39,20 @@ class KV(Need):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedKV(Need):
+    """What an attention layer needs that reads the keys and values of another."""
+
+    layer: int  # its number, below the reader's own
+
+    @property
+    def source(self) -> int:
+        return self.layer
+
+    def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> LayerState:
+        return LayerState()
+
+
+@dataclass(frozen=True, slots=True)
 class KVLayer(LayerState):
     """Keys and values of one layer; with a window, by page ids of `WindowPages`.
 

@@ -69,6 +69,11 @@ class Need(ABC):
         """Positions that a row sees, its own included; None if it sees them all."""
         return None
 
+    @property
+    def source(self) -> int | None:
+        """The layer whose memory it reads in place of its own; None if it has its own."""
+        return None
+
     def token_bytes(self, dtype: torch.dtype) -> int:
         """Bytes that one more token of a sequence takes."""
         return 0
@@ -102,7 +107,10 @@ class Store:
         # One page more than `sizes` says: rows of no span are written there. `layers` is what each need allocated; only
         # the layer itself depends on the type.
         spare = replace(sizes, n_pages=sizes.n_pages + 1, n_window_pages=sizes.n_window_pages + 1)
-        self.layers: list[Any] = [need.allocate(spare, dtype, device) for need in needs]
+        own = {i: need.allocate(spare, dtype, device) for i, need in enumerate(needs) if need.source is None}
+        self.layers: list[Any] = [
+            own[i if need.source is None else need.source] for i, need in enumerate(needs)
+        ]
         self.frames = Frames([])  # where batches of captured sizes go
         self.device = device
         self.token_bytes = sum(need.token_bytes(dtype) for need in needs)
@@ -113,7 +121,7 @@ class Store:
             self.parking = Parking(sizes.n_slots, sizes.n_parked)
         # The pages of layers with a window, and which slot holds them; None for a network without such layers.
         self.windows: WindowPages | None = None
-        pairs = list(zip(needs, self.layers, strict=True))
+        pairs = [(needs[i], layer) for i, layer in own.items()]
         self._full = [layer for need, layer in pairs if need.window is None]
         self._windowed = [layer for need, layer in pairs if need.window is not None]
         if self._windowed:

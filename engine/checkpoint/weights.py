@@ -80,6 +80,9 @@ class TensorSource(Protocol):
     def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:
         """Count a tensor as used if it only repeats `original`; returns whether it does."""
 
+    def leave(self, names: Iterable[str]) -> None:
+        """Do not account for tensors that nothing reads, if they are there."""
+
 
 def open_tensors(path: Path) -> StoredTensors:
     """The tensors of a folder of safetensors, or of a GGUF file. Raises `LoadError` naming the file."""
@@ -266,7 +269,7 @@ class Weights:
         return False
 
     def leave(self, names: Iterable[str]) -> None:
-        """Do not account for tensors that belong to another network in the same folder."""
+        """Do not account for tensors that nothing reads, or another network in the same folder."""
         self._unused.difference_update(names)
 
     @property

@@ -12,12 +12,14 @@ from torch import Tensor
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.kv import KV, KVLayer
 from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.norm import NormSpec, load_scale
 from slipstream.engine.layers.rope import RopeSpec
-from slipstream.kernels.attention.op import attention
+from slipstream.kernels.attention.op import WIDEST_ON_CUDA, attention
 from slipstream.kernels.gated.op import sigmoid_mul
 from slipstream.kernels.matmul.op import Packed, linear, pack
+from slipstream.kernels.matmul.quantized import widened
 from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 
 Ropes = Mapping[RopeSpec, Rope]  # tables, made once for all layers that share them
@@ -44,9 +46,7 @@ class Attention:
     def __call__(self, x: Tensor, batch: Batch, layer: KVLayer) -> Tensor:
         """x: [n_tokens, d_model]. Writes the rows into the layer's keys and values. Returns x's shape."""
         keys, values, window = layer.keys, layer.values, self.kv.window
-        if window is not None:
-            assert batch.window is not None  # the store that has such layers has their pages
-            batch = batch.window
+        batch = pages_of(batch, window)
         q = norm_rope_write(linear(x, self.qkv), self.norms, self.rope, batch, keys, values)
         mixed = attention(  # [n_tokens, n_heads * d_head]
             q, keys, values, batch, self.scale, window, self.sinks
@@ -54,6 +54,14 @@ class Attention:
         if self.gate is not None:
             mixed = sigmoid_mul(mixed, linear(x, self.gate))
         return linear(mixed, self.out)
+
+
+def pages_of(batch: Batch, window: int | None) -> Batch:
+    """The batch with the pages of layers with a window, if there is one."""
+    if window is None:
+        return batch
+    assert batch.window is not None  # the store that has such layers has their pages
+    return batch.window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,26 +83,41 @@ class AttentionSpec:
     window: int | None = None  # positions a row sees, its own included; None: all before it
     sinks: bool = False  # per query head a score that joins the softmax and brings no value
     d_in: int | None = None  # width of the rows it reads, where that is not d_model
+    norms_values: bool = False  # values are normalised too, without a scale; with head_norm only
+    keys_as_values: bool = False  # there is no v_proj: values are what k_proj gives, before norm and rotation
 
     @property
     def need(self) -> KV:
         """What the layer needs from a `Store`."""
         return KV(self.n_kv_heads, self.d_head, self.window)
 
+    @property
+    def score_scale(self) -> float:
+        """By what scores are multiplied."""
+        return self.d_head**-0.5 if self.scale is None else self.scale
+
     def load(self, weights: TensorSource, block: str, ropes: Ropes) -> Attention:
         """The attention of the block whose tensors start with `block`."""
         name = f"{block}.self_attn"
+        if weights.device.type == "cuda" and self.d_head > WIDEST_ON_CUDA:
+            raise UnsupportedModel(
+                f"{name}: heads of {self.d_head} values: attention on CUDA has at most {WIDEST_ON_CUDA};"
+                " --device cpu runs them"
+            )
         d_q, d_kv = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         norms = None
         if self.head_norm is not None:
             q, k = (
                 load_scale(weights, f"{name}.{part}_norm", self.d_head, self.head_norm) for part in ("q", "k")
             )
-            norms = HeadNorms(q=q, k=k, eps=self.head_norm.eps)
+            norms = HeadNorms(q=q, k=k, eps=self.head_norm.eps, values=self.norms_values)
         inputs = [f"{name}.{part}_proj" for part in ("q", "k", "v")]
         gate = None
         if self.gated:
             qkv, gate = self._split(weights, inputs)
+        elif self.keys_as_values:
+            both = widened(weights.take_linear(inputs[:2], self.d_model, [d_q, d_kv]))
+            qkv = pack(torch.cat((both, both[d_q:])))  # [d_q + 2 * d_kv, d_model]
         else:
             d_in = self.d_model if self.d_in is None else self.d_in
             qkv = load_linear(weights, inputs, d_in, [d_q, d_kv, d_kv], bias=self.qkv_bias)
@@ -103,7 +126,7 @@ class AttentionSpec:
             out=load_linear(weights, [f"{name}.o_proj"], d_q, [self.d_model], bias=self.out_bias),
             norms=norms,
             rope=ropes[self.rope],
-            scale=self.d_head**-0.5 if self.scale is None else self.scale,
+            scale=self.score_scale,
             kv=self.need,
             gate=gate,
             sinks=weights.take(f"{name}.sinks", [self.n_heads], torch.float32) if self.sinks else None,

@@ -17,6 +17,7 @@ from slipstream.engine.batch import Batch
 from slipstream.engine.cache.store import Need, Store
 from slipstream.engine.checkpoint.weights import TensorSource
 from slipstream.engine.layers.attention import Ropes
+from slipstream.engine.layers.block_end import BlockEnd, BlockEndSpec, LayerInputs, LayerInputsSpec
 from slipstream.engine.layers.embed import Embedding, Head, load_embedding, load_head
 from slipstream.engine.layers.norm import Norm, NormNames, NormSpec, load_norm
 from slipstream.engine.layers.rope import RopeSpec, rope_tables
@@ -70,12 +71,13 @@ class NormedFeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """x += mixer(norm(x)); x += ffn(norm(x))."""
+    """x += mixer(norm(x)); x += ffn(norm(x)); x = end(x), if it has an end."""
 
     mixer_norm: Norm
     mixer: Mixer
     ffn_norm: Norm
     ffn: FeedForward
+    end: BlockEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Decoder:
     norm: Norm
     head: Head
     ropes: Ropes  # the tables that its layers read
+    layer_inputs: LayerInputs | None = None
 
     def __call__(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """Logits of the batch's wanted rows, [n_logits, vocab] float32. Writes all rows' keys and values.
@@ -94,18 +97,21 @@ class Decoder:
         taps: streams to keep, of all rows. They are the rows that the logits come from: keeping streams changes
         nothing in the computation.
         """
-        x, added = run_blocks(  # [n_tokens, d_model] each
-            self.blocks, self.embedding(batch.token_ids), None, batch, store.layers, taps
-        )
-        assert added is not None  # a config has at least one layer
+        x = self.embedding(batch.token_ids)  # [n_tokens, d_model]
+        inputs = None if self.layer_inputs is None else self.layer_inputs(batch.token_ids, x)
+        # [n_tokens, d_model] each
+        x, added = run_blocks(self.blocks, (x, None), batch, store.layers, taps, inputs)
         n_layers = len(self.blocks)
         if taps is not None and not taps.ids.isdisjoint((n_layers, n_layers + 1)):
-            normed, x = self.norm.add(added, x)  # [n_tokens, d_model] each
+            normed, x = normed_sum(self.norm, added, x)  # [n_tokens, d_model] each
             taps.put(n_layers, x)
             taps.put(n_layers + 1, normed)
             (normed,) = wanted_rows(batch, normed)  # [n_logits, d_model]
         else:
-            normed, _ = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model]
+            if added is not None:
+                (added,) = wanted_rows(batch, added)  # [n_logits, d_model]
+            (x,) = wanted_rows(batch, x)  # [n_logits, d_model]
+            normed, _ = normed_sum(self.norm, added, x)
         return logits_of(self.head, normed)
 
 
@@ -140,29 +146,38 @@ class Taps:
         return copied
 
 
+# A residual stream [n_tokens, d_model] and what is yet to be added to it, so that the norm that follows can be joined
+# with the addition; None: nothing, as before the first block and behind one with an end.
+Stream = tuple[Tensor, Tensor | None]
+
+
 def run_blocks(
     blocks: Sequence[Block],
-    x: Tensor,
-    added: Tensor | None,
+    stream: Stream,
     batch: Batch,
     layers: Sequence[Any],
     taps: Taps | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """The residual loop. x: [n_tokens, d_model]; added: the same, yet to be added to x, or None for nothing.
+    inputs: Tensor | None = None,
+) -> Stream:
+    """The residual loop. Returns the stream behind the blocks.
 
-    layers: the state of each block. The stream after the blocks is the sum of the two tensors returned,
-    so that the norm that follows can be joined with the addition.
+    layers: the state of each block. inputs: what blocks take besides, [n_tokens, n_blocks, d_input].
     """
+    x, added = stream
     for k, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
-        if added is None:
-            normed = block.mixer_norm(x)  # [n_tokens, d_model]
-        else:
-            normed, x = block.mixer_norm.add(added, x)
+        normed, x = normed_sum(block.mixer_norm, added, x)  # [n_tokens, d_model] each
         if taps is not None:
             taps.put(k, x)
         normed, x = block.ffn_norm.add(block.mixer(normed, batch, layer), x)
         added = block.ffn(normed)
+        if block.end is not None:
+            x, added = block.end(x + added, None if inputs is None else inputs[:, k]), None
     return x, added
+
+
+def normed_sum(norm: Norm, added: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(norm of x + added, x + added), [n_rows, d_model] each. added: None for nothing."""
+    return (norm(x), x) if added is None else norm.add(added, x)
 
 
 def wanted_rows(batch: Batch, *streams: Tensor) -> tuple[Tensor, ...]:
@@ -224,6 +239,7 @@ class BlockSpec:
     mixer: MixerSpec
     ffn: FeedForwardSpec
     norms: NormNames = LLAMA_NORMS
+    end: BlockEndSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +254,8 @@ class DecoderSpec:
     tied: bool | None  # None: the tensors decide
     blocks: Sequence[BlockSpec]
     embedding_scale: float | None = None
+    logit_cap: float | None = None  # logits are softly kept below it
+    layer_inputs: LayerInputsSpec | None = None  # what blocks with an end take besides the stream
 
     @property
     def ops(self) -> frozenset[str]:
@@ -261,8 +279,9 @@ def load_decoder(weights: TensorSource, spec: DecoderSpec) -> Decoder:
             for i, block in enumerate(spec.blocks)
         ],
         norm=load_norm(weights, "model.norm", spec.d_model, spec.norm),
-        head=load_head(weights, "lm_head", embedding, spec.vocab_size, tied=spec.tied),
+        head=load_head(weights, "lm_head", embedding, spec.vocab_size, tied=spec.tied, cap=spec.logit_cap),
         ropes=ropes,
+        layer_inputs=None if spec.layer_inputs is None else spec.layer_inputs.load(weights),
     )
 
 
@@ -279,4 +298,10 @@ def load_block(weights: TensorSource, name: str, block: BlockSpec, spec: Decoder
         mixer = NormedMixer(mixer, norm(names.after_mixer))
     if names.after_ffn is not None:
         ffn = NormedFeedForward(ffn, norm(names.after_ffn))
-    return Block(mixer_norm=norm(names.before_mixer), mixer=mixer, ffn_norm=norm(names.before_ffn), ffn=ffn)
+    return Block(
+        mixer_norm=norm(names.before_mixer),
+        mixer=mixer,
+        ffn_norm=norm(names.before_ffn),
+        ffn=ffn,
+        end=None if block.end is None else block.end.load(weights, name),
+    )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.kernels.gated.op import soft_cap
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.op import Packed, linear, pack, take_rows
 
@@ -35,10 +36,12 @@ class Head:
 
     packed: Packed
     vocab_size: int
+    cap: float | None = None  # logits are softly kept below it
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n_logits, d_model]. Returns [n_logits, vocab] float32."""
-        return linear(x, self.packed, torch.float32)
+        logits = linear(x, self.packed, torch.float32)
+        return logits if self.cap is None else soft_cap(logits, self.cap)
 
 
 def load_embedding(
@@ -51,12 +54,18 @@ def load_embedding(
 
 
 def load_head(
-    weights: TensorSource, name: str, embedding: Embedding, vocab_size: int, *, tied: bool | None
+    weights: TensorSource,
+    name: str,
+    embedding: Embedding,
+    vocab_size: int,
+    *,
+    tied: bool | None,
+    cap: float | None = None,
 ) -> Head:
     """The head whose matrix is `name.weight`, or the embedding's if they are tied.
 
     tied: what the checkpoint says; None leaves it to whether the tensor is there. A tied checkpoint may
-    repeat the embedding as the head, equal in every number.
+    repeat the embedding as the head, equal in every number. cap: of logits, softly; None: none.
     """
     full, tensor = embedding.weight, f"{name}.weight"
     if tied is None:
@@ -65,5 +74,5 @@ def load_head(
         weights.drop_copy(tensor, full)
     matrix = full if tied else weights.take_matrix(tensor, (full.shape[0], full.shape[1]))
     if isinstance(matrix, BlockWeight):
-        return Head(pack(replace(matrix, data=matrix.data[:vocab_size])), vocab_size)
-    return Head(pack(matrix[:vocab_size]), vocab_size)
+        return Head(pack(replace(matrix, data=matrix.data[:vocab_size])), vocab_size, cap)
+    return Head(pack(matrix[:vocab_size]), vocab_size, cap)

@@ -30,6 +30,7 @@ class RopeSpec:
     truncate: bool = True
     attention_factor: float = 1.0  # cos and sin are multiplied by it
     divisors: tuple[float, ...] = ()  # of the frequencies, n_dims / 2
+    share: float = 1.0  # of the frequencies that turn; the slower ones stand still
 
 
 def rope_tables(spec: RopeSpec, n_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -72,6 +73,13 @@ def divided(spec: RopeSpec, frequencies: Tensor) -> Tensor:
     return frequencies / torch.tensor(spec.divisors)
 
 
+def proportional(spec: RopeSpec, frequencies: Tensor) -> Tensor:
+    """A share of the frequencies, the fast ones, turns; dimensions stay paired over the whole head (Gemma 4)."""
+    n_turning = int(spec.share * spec.n_dims // 2)
+    standing = torch.arange(spec.n_dims // 2) >= n_turning  # [n_dims / 2]
+    return (frequencies / spec.factor).masked_fill(standing, 0.0)
+
+
 def yarn(spec: RopeSpec, frequencies: Tensor) -> Tensor:
     """Dimensions that turn often are kept, slow dimensions squeezed, a ramp between (YaRN, section 3)."""
 
@@ -106,5 +114,6 @@ SCALINGS: dict[str, Callable[[RopeSpec, Tensor], Tensor]] = {
     "linear": linear,
     "llama3": llama3,
     "divided": divided,
+    "proportional": proportional,
     "yarn": yarn,
 }

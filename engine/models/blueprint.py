@@ -6,7 +6,7 @@ The loaders themselves run, over tensors of torch's meta device, so nothing here
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,6 +81,9 @@ class Blueprint:
         matrix = layout.outline(shape, self.dtype)
         self._count(matrix)
         return matrix
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Nothing is there that is not asked for."""
 
     def _count(self, taken: Tensor | Quantized) -> None:
         self.n_params += math.prod(taken.shape)

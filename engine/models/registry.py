@@ -18,6 +18,7 @@ from slipstream.engine.layers.decoder import DecoderSpec, load_decoder
 from slipstream.engine.models.families import (
     deepseek_v3,
     gemma3,
+    gemma4,
     glm4_moe,
     gpt_oss,
     kimi_linear,
@@ -52,6 +53,10 @@ FAMILIES: dict[str, Family] = {
     "DeepseekV3ForCausalLM": Family(deepseek_v3.parts, deepseek_v3.UNDERSTOOD, deepseek_v3.V3_DEFAULTS),
     **{
         f"Gemma3For{use}": Family(gemma3.parts, gemma3.UNDERSTOOD, gemma3.DEFAULTS)
+        for use in ("CausalLM", "ConditionalGeneration")
+    },
+    **{
+        f"Gemma4For{use}": Family(gemma4.parts, gemma4.UNDERSTOOD, gemma4.DEFAULTS)
         for use in ("CausalLM", "ConditionalGeneration")
     },
     "Glm4MoeForCausalLM": Family(glm4_moe.parts, glm4_moe.UNDERSTOOD),

@@ -9,13 +9,17 @@ import math
 import torch
 from torch import Tensor
 
-from slipstream.kernels.attention.spans import Spans, check_sinks, check_window
+from slipstream.kernels.attention.spans import WIDEST_ON_CUDA, Spans, check_sinks, check_window
 from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
 from slipstream.kernels.cuda.source import Source
 from slipstream.kernels.torch_op import torch_op
 
 CHUNK, STEP, QUERIES, MOST_WARPS, WARP = 512, 32, 16, 4, 32  # as in attention.cu
-STAGES = {64: 3, 128: 3, 256: 2}  # by d_head; others run in the next wider kernel, what they lack is not read
+STAGES = {
+    64: 3,
+    128: 3,
+    WIDEST_ON_CUDA: 2,
+}  # by d_head; others run in the next wider kernel, what they lack is not read
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float8_e4m3fn: "float8"}
 DTYPES = (torch.bfloat16, torch.float16)  # of queries; keys and values have theirs or float8
 SOURCE = Source(
@@ -141,9 +145,9 @@ def _plan(
 def _check(q: Tensor, keys: Tensor, values: Tensor, batch: list[Tensor]) -> None:
     """Raises ValueError on what the kernel would misread."""
     d_head, unit = q.shape[2], 16 // keys.element_size()  # values of a copy
-    if d_head % unit or d_head > max(STAGES):
+    if d_head % unit or d_head > WIDEST_ON_CUDA:
         raise ValueError(
-            f"cuda attention takes heads of {unit}, {2 * unit}, … {max(STAGES)} values, not {d_head}"
+            f"cuda attention takes heads of {unit}, {2 * unit}, … {WIDEST_ON_CUDA} values, not {d_head}"
         )
     if keys.dtype not in (q.dtype, torch.float8_e4m3fn) or keys.dtype != values.dtype:
         raise ValueError(

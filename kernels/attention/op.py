@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from slipstream.kernels.attention.spans import WIDEST_ON_CUDA as WIDEST_ON_CUDA
 from slipstream.kernels.attention.spans import Spans as Spans
 from slipstream.kernels.dispatch import op
 

@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+WIDEST_ON_CUDA = 256  # values of a head that the kernels there take
+
 
 class Spans(Protocol):
     """The ragged rows of a pass; `engine.batch.Batch` is one. Every span has at least one row."""

@@ -50,6 +50,13 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     return out
 
 
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _capped[x.dtype](x.data_ptr(), out.data_ptr(), x.numel(), cap)
+    return out
+
+
 @inlined
 def _pair(gate_up: Any, out: Any, row: int, d_inner: int) -> Any:
     """Where the gates, the ups and the results of a row begin."""
@@ -119,3 +126,17 @@ def _sigmoid(kind: Any) -> Any:
                 store_part(target, i, over_one_plus_exp(load_part(source, i, n), power), n)
 
     return sigmoid
+
+
+@per_dtype
+def _capped(kind: Any) -> Any:
+    @kernel
+    def capped(x: int, out: int, n: int, cap: float) -> None:
+        """tanh u = 2 / (1 + exp(-2u)) - 1."""
+        source, target = pointer(x, kind), pointer(out, kind)
+        whole, one, two = splat(np.float32(cap)), splat(np.float32(1)), splat(np.float32(2))
+        for i in range(0, n, WIDTH):
+            u = load_part(source, i, n - i) / whole
+            store_part(target, i, whole * (over_one_plus_exp(two, two * u) - one), n - i)
+
+    return capped

@@ -1,4 +1,4 @@
-"""Gates: the activation between the two linear layers of a feed-forward block, and the sigmoid gate of an output."""
+"""Gates: the activation between the two linear layers of a feed-forward block, the sigmoid gate of an output, a cap."""
 
 from __future__ import annotations
 
@@ -41,4 +41,10 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
 
     x: [n_rows, d]. gate: [n_rows, d], or [n_rows, 1] for one gate a row; x's dtype. Returns [n_rows, d].
     """
+    raise NotImplementedError
+
+
+@op("triton", "cpu", "reference")
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap) in float32, rounded once (Gemma's logits). cap: above 0. x: [n_rows, d]. Returns the same."""
     raise NotImplementedError

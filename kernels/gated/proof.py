@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
+from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul, soft_cap
 from slipstream.kernels.proof.case import N_ROWS, Make, Rows
 from slipstream.kernels.proof.inputs import Inputs
 
 
 def of_gated(inputs: Inputs, d: int = 333) -> Rows:
-    """All four of them; one gate for a whole row."""
+    """All of them; one gate for a whole row."""
     gate_up, x, gate = inputs.normal(N_ROWS, 2 * d), inputs.normal(N_ROWS, d), inputs.normal(N_ROWS, 1)
 
     def compute(first: int, n: int) -> Sequence[Tensor]:
@@ -20,6 +20,7 @@ def of_gated(inputs: Inputs, d: int = 333) -> Rows:
         return (
             *(silu_mul(gate_up[rows]), gelu_mul(gate_up[rows]), clamped_mul(gate_up[rows], 1.0, 1.702)),
             sigmoid_mul(x[rows], gate[rows]),
+            soft_cap(8 * x[rows], 5.0),
         )
 
     return Rows(compute)

@@ -32,6 +32,10 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     return (_wide(x) * torch.sigmoid(_wide(gate))).to(x.dtype)
 
 
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    return (cap * torch.tanh(_wide(x) / cap)).to(x.dtype)
+
+
 def check_gate(x: Tensor, gate: Tensor) -> None:
     """Raises ValueError for a gate that is neither one per element nor one per row of x."""
     if gate.dtype != x.dtype or gate.shape not in (x.shape, (x.shape[0], 1)):

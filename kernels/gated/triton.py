@@ -38,6 +38,14 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     return out
 
 
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    x = aligned(x)
+    out = torch.empty_like(x)
+    if x.numel() > 0:
+        _capped[(tiles(x.numel(), TILE),)](x, out, x.numel(), cap, TILE, num_warps=4, **FUSED)
+    return out
+
+
 def _pairs(gate_up: Tensor, form: str, limit: float = 0.0, steepness: float = 0.0) -> Tensor:
     n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((n_rows, d_inner))
@@ -100,3 +108,12 @@ def _opened(x_at, gate_at, out_at, D: tl.constexpr, D_GATE: tl.constexpr, SIZE: 
         gate = tl.load(gate_at + row * D + i, mask=inside, other=0.0)  # [SIZE]
     opened = over_one_plus_exp(x.to(tl.float32), gate.to(tl.float32))
     tl.store(out_at + row * D + i, opened.to(x.dtype), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "cap"])
+def _capped(x_at, out_at, n, cap, SIZE: tl.constexpr):
+    """tanh u = 2 / (1 + exp(-2u)) - 1."""
+    i = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    x = tl.load(x_at + i, mask=i < n, other=0.0)  # [SIZE]
+    tanh = over_one_plus_exp(2.0, 2.0 * (x.to(tl.float32) / cap)) - 1.0
+    tl.store(out_at + i, (cap * tanh).to(x.dtype), mask=i < n)

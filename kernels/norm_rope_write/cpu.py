@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from slipstream.kernels.compiled import (
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.norm.cpu import inverse_rms
 from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
-from slipstream.kernels.vector import WIDTH, load_part, rounded, rounded_before, store_part
+from slipstream.kernels.vector import WIDTH, load_part, rounded, rounded_before, splat, store_part
 
 
 def norm_rope_write(
@@ -39,8 +40,14 @@ def norm_rope_write(
         (rope.cos.data_ptr(), rope.sin.data_ptr()),
         (rows.positions.data_ptr(), rows.row_pages.data_ptr(), rows.row_offsets.data_ptr()),
         (n_rows, n_heads, n_kv_heads, page_size, d_head, rope.cos.shape[1]),
+        norms is not None and norms.values,
     )
     return q
+
+
+def norm_rope(q: Tensor, d_head: int, norms: HeadNorms | None, rope: Rope, rows: Rows) -> Tensor:
+    none = q.new_empty((0, 0, 1, d_head))  # a store without heads: nothing is written
+    return norm_rope_write(q.contiguous(), norms, rope, rows, none, none)
 
 
 @inlined
@@ -75,10 +82,21 @@ def _head(source: Any, target: Any, scale: Any, eps: Any, table: Any, widths: An
         _turn(source, target, (scale, inverse_rms(source, widths[0], eps)), table, widths)
 
 
+@inlined
+def _value(source: Any, target: Any, eps: Any, is_normed: Any, d_head: int) -> None:
+    """Write a value head. eps: None where no head is normed."""
+    scale = splat(np.float32(1))
+    if eps is not None and is_normed:
+        scale = inverse_rms(source, d_head, eps)
+    for i in range(0, d_head, WIDTH):
+        value = load_part(source, i, d_head - i) * scale
+        store_part(target, i, rounded_before(value, source, target), d_head - i)
+
+
 @per_dtype
 def _rows(kind: Any, scale_kind: Any, store_kind: Any) -> Any:
     @kernel
-    def rows(tensors: Any, eps: Any, tables: Any, places: Any, shape: Any) -> None:
+    def rows(tensors: Any, eps: Any, tables: Any, places: Any, shape: Any, norms_values: Any) -> None:
         """tensors: (qkv, q, keys, values, scales of q and of k). The rest: see `norm_rope_write`."""
         qkv, q = pointer(tensors[0], kind), pointer(tensors[1], kind)
         keys, values = pointer(tensors[2], store_kind), pointer(tensors[3], store_kind)
@@ -100,7 +118,6 @@ def _rows(kind: Any, scale_kind: Any, store_kind: Any) -> Any:
             for head in range(n_kv_heads):
                 source = shifted(heads, (n_heads + n_kv_heads + head) * d_head)
                 target = shifted(values, cell + head * page_size * d_head)
-                for i in range(0, d_head, WIDTH):
-                    store_part(target, i, load_part(source, i, d_head - i), d_head - i)
+                _value(source, target, eps, norms_values, d_head)
 
     return rows

@@ -23,3 +23,12 @@ def norm_rope_write(
     Returns q: [n_rows, n_heads, d_head]. Norms round as `rms_norm` does; the rotation is float32, rounded once.
     """
     raise NotImplementedError
+
+
+@op("triton", "cpu", "reference")
+def norm_rope(q: Tensor, d_head: int, norms: HeadNorms | None, rope: Rope, rows: Rows) -> Tensor:
+    """Norm and rotate queries as `norm_rope_write` does, for attention to keys that another layer has written.
+
+    q: [n_rows, n_heads * d_head]. norms: of its fields only `q` and `eps` are read. Returns [n_rows, n_heads, d_head].
+    """
+    raise NotImplementedError

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
+from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope, norm_rope_write
 from slipstream.kernels.proof.case import N_ROWS, Make, Rows
 from slipstream.kernels.proof.inputs import PAGE_SIZE, Inputs, Sequences
 
@@ -20,15 +20,17 @@ def of_norm_rope_write(
     *,
     normed: bool = True,
     coded: bool = False,
+    values: bool = False,
     heads: tuple[int, int, int] = (8, 2, 64),
 ) -> Rows:
-    """What is returned and what is written. heads: as in attention. coded: whether float8 holds the same, rounded."""
+    """What is returned and what is written. heads: as in attention. coded: whether float8 holds the same, rounded.
+    values: whether values are normed."""
     n_heads, n_kv, d = heads
     every = Sequences([_N_PAST + N_ROWS], inputs.device)
     qkv = inputs.normal(N_ROWS, (n_heads + 2 * n_kv) * d)
     angles = torch.arange(_N_PAST + N_ROWS)[:, None] * 0.1 ** (torch.arange(d // 2) / (d // 2))
     rope = Rope(angles.cos().to(inputs.device), angles.sin().to(inputs.device))
-    norms = HeadNorms(inputs.normal(d), inputs.normal(d), 1e-6) if normed else None
+    norms = HeadNorms(inputs.normal(d), inputs.normal(d), 1e-6, values) if normed else None
     shape = every.n_pages, n_kv, PAGE_SIZE, d
 
     def compute(first: int, n: int) -> Sequence[Tensor]:
@@ -36,8 +38,9 @@ def of_norm_rope_write(
         stores = [inputs.zeros(*shape) for _ in range(2)]
         q = norm_rope_write(qkv[first : first + n], norms, rope, spans, stores[0], stores[1])
         written = [store[spans.row_pages, :, spans.row_offsets] for store in stores]
+        alone = norm_rope(qkv[first : first + n, : n_heads * d].contiguous(), d, norms, rope, spans)
         if not coded:
-            return q, *written
+            return q, *written, alone
         codes = [store.to(torch.float8_e4m3fn) for store in stores]
         norm_rope_write(qkv[first : first + n], norms, rope, spans, codes[0], codes[1])
         found = [store.float()[spans.row_pages, :, spans.row_offsets] for store in codes]
@@ -50,5 +53,6 @@ def of_norm_rope_write(
 CASES: Mapping[str, Make] = {
     "with norms": of_norm_rope_write,
     "without norms": partial(of_norm_rope_write, normed=False, heads=(4, 4, 128)),
+    "values too": partial(of_norm_rope_write, values=True, heads=(4, 1, 96)),
     "float8": partial(of_norm_rope_write, coded=True),
 }

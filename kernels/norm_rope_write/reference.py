@@ -22,9 +22,21 @@ def norm_rope_write(
     q, k, v = torch.split(heads, [n_heads, n_kv_heads, n_kv_heads], dim=1)
     if norms is not None:
         q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
+        v = _normed(v, norms.eps) if norms.values else v
     keys[rows.row_pages, :, rows.row_offsets] = as_stored(_rotate(k, rope, rows.positions), keys.dtype)
     values[rows.row_pages, :, rows.row_offsets] = as_stored(v, values.dtype)
     return _rotate(q, rope, rows.positions)
+
+
+def norm_rope(q: Tensor, d_head: int, norms: HeadNorms | None, rope: Rope, rows: Rows) -> Tensor:
+    heads = q.view(q.shape[0], -1, d_head)
+    return _rotate(heads if norms is None else rms_norm(heads, norms.q, norms.eps), rope, rows.positions)
+
+
+def _normed(x: Tensor, eps: float) -> Tensor:
+    """x / rms(x) over the last dimension, rounded once."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -28,6 +28,7 @@ class HeadNorms:
     q: Tensor  # [d_head]
     k: Tensor  # [d_head]
     eps: float
+    values: bool = False  # value heads are normed too, without a scale, and rounded once (Gemma 4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,16 @@ def norm_rope_write(
             *(n_heads, n_kv_heads, page_size, d_head, power_of_two(d_head), rope.cos.shape[1]),
             HEADS,
             norms is not None,
+            norms is not None and norms.values,
             num_warps=4,
             **FUSED,
         )
     return q
+
+
+def norm_rope(q: Tensor, d_head: int, norms: HeadNorms | None, rope: Rope, rows: Rows) -> Tensor:
+    none = q.new_empty((0, 0, 1, d_head))  # a store without heads: nothing is written
+    return norm_rope_write(q, norms, rope, rows, none, none)
 
 
 @triton.jit
@@ -104,6 +110,7 @@ def _heads(
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
     NORMED: tl.constexpr,
+    NORMS_VALUES: tl.constexpr,
 ):
     """Dimension i turns with its partner HALF places on or back; both are read, the partner from the cache."""
     row = tl.program_id(0).to(tl.int64)
@@ -135,4 +142,6 @@ def _heads(
     kv_head = tl.where(is_v, head[:, None] - N_KV, head[:, None]) - N_HEADS
     target = (cell + kv_head * PAGE_SIZE) * D + i[None, :]  # [HEADS, SIZE]
     tl.store(keys_at + target, stored(turned, keys_at), mask=exists & ~is_q & ~is_v)
+    if NORMS_VALUES:
+        own = (wide * inverse[:, None]).to(own.dtype)
     tl.store(values_at + target, stored(own, values_at), mask=exists & is_v)

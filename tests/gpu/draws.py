@@ -16,7 +16,7 @@ from torch import Tensor
 from slipstream.engine.batch import RecurrentRows
 from slipstream.kernels.attention.op import attention
 from slipstream.kernels.choose.op import Edits, Masks, RowParams, choose
-from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
+from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul, soft_cap
 from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
 from slipstream.kernels.gated_norm.op import gated_norm
 from slipstream.kernels.matmul.op import linear, pack
@@ -70,12 +70,13 @@ def a_norm_rope_write(dice: Dice) -> Draw:
     angles = torch.arange(1300)[:, None] * 0.1 ** (torch.arange(half) / half)
     tensors |= {"cos": angles.cos(), "sin": angles.sin()}
     tensors["qkv"] = dice.normal(sum(lengths), (n_heads + 2 * n_kv) * d_head)
+    values = dice.random.random() < 0.3
     if normed := dice.random.random() < 0.7:
         tensors |= {"q_norm": dice.normal(d_head, dtype=scale), "k_norm": dice.normal(d_head, dtype=scale)}
     tensors |= {name: dice.normal(n_pages, n_kv, page_size, d_head) for name in ("keys", "values")}
 
     def call(t: Tensors) -> tuple[Tensor, ...]:
-        norms = HeadNorms(t["q_norm"], t["k_norm"], 1e-6) if normed else None
+        norms = HeadNorms(t["q_norm"], t["k_norm"], 1e-6, values) if normed else None
         rope = Rope(t["cos"], t["sin"])
         stores = [t["keys"], t["values"]]
         coded = [as_float8(store) for store in stores]
@@ -129,7 +130,7 @@ def a_gated(dice: Dice) -> Draw:
     def call(t: Tensors) -> tuple[Tensor, ...]:
         gate_up = t["gate_up"]
         return (
-            *(silu_mul(gate_up), gelu_mul(gate_up), clamped_mul(gate_up, 4.0, 1.702)),
+            *(silu_mul(gate_up), gelu_mul(gate_up), clamped_mul(gate_up, 4.0, 1.702), soft_cap(gate_up, 3.0)),
             sigmoid_mul(t["x"], t["gate"]),
         )
 

@@ -86,9 +86,9 @@ ALL = ("forced", "prediction", *TEXT_DRAFTERS, "draft-model", *HEADS, "garbage",
 HYBRID = Folders(
     ROOT / "demo" / "hybrid", ROOT / "demo" / "hybrid-draft", {"draft-mtp": ROOT / "demo" / "hybrid"}
 )
-KINDS = ("full", "window", "hybrid", "latent", "latent-hybrid")
+KINDS = ("full", "window", "hybrid", "latent", "latent-hybrid", "shared")
 # Networks of other families have random weights; their draft model is the network itself with noise.
-RANDOM = {"latent": "deepseek_v3", "latent-hybrid": "kimi_linear"}
+RANDOM = {"latent": "deepseek_v3", "latent-hybrid": "kimi_linear", "shared": "gemma4"}
 WINDOW = 128  # tokens; less than most prompts of the suite
 # What requests ask for themselves; `types` is drawn from the chain.
 OVERRIDES: Sequence[Speculate] = (

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 def network(kind: str, dtype: torch.dtype, scratch: Path) -> Network:
     folders = {"full": DEMO.target, "hybrid": HYBRID.target}
-    if kind in ("qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"):
+    if kind in ("qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma4"):
         folders[kind] = tiny_checkpoint(kind, scratch / kind)
     elif kind == "window":
         folders[kind] = folders_of("window", scratch).target

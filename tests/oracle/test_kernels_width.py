@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream import kernels
 from slipstream.kernels.attention.op import attention
-from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
+from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul, soft_cap
 from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.norm.op import add_rms_norm, rms_norm
 from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
@@ -96,6 +96,7 @@ def test_norms_and_gates(dtype: torch.dtype, n_threads: int) -> None:
             assert_rows_alone(silu_mul, x)
             assert_rows_alone(gelu_mul, x)
             assert_rows_alone(lambda rows: clamped_mul(rows, 1.0, 1.7), x)
+            assert_rows_alone(lambda rows: soft_cap(rows, 2.0), x)
             assert_rows_alone(lambda rows: sigmoid_mul(rows, rows), x)
             whole = assert_rows_alone(lambda rows: sigmoid_mul(rows, rows[:, :1]), x)
             assert torch.equal(whole, sigmoid_mul(x, x[:, :1].expand(70, d)))

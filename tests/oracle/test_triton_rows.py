@@ -88,6 +88,7 @@ def test_gates(seed: int, dtype: torch.dtype) -> None:
     assert bool(gated.clamped_mul(broken, 1.5, 1.7).isnan().all())
     for gate in (draw.normal(n_rows, d), draw.normal(n_rows, 1)):
         assert_near(gated.sigmoid_mul(x, gate), plain_gated.sigmoid_mul(x, gate))
+    assert_near(gated.soft_cap(3 * x, 4.0), plain_gated.soft_cap(3 * x, 4.0))
 
 
 @each_dtype
@@ -128,7 +129,9 @@ class Heads:
         half = draw.size(d_head // 2)
         angles = draw.normal(50, half, dtype=torch.float32)
         weights = draw.scale(2, d_head)
-        norms = HeadNorms(weights[0].clone(), weights[1].clone(), 1e-6) if draw.size(3) > 1 else None
+        norms = None
+        if draw.size(3) > 1:
+            norms = HeadNorms(weights[0].clone(), weights[1].clone(), 1e-6, values=draw.size(2) > 1)
         return cls(draw.size(3), d_head, draw.size(8), norms, Rope(angles.cos(), angles.sin()))
 
     def run(
@@ -164,6 +167,10 @@ def test_norm_rope_write(seed: int, dtype: torch.dtype) -> None:
     )
     for one, other in zip(got, meant, strict=True):
         assert_near(one, other, steps=2)  # a norm rounds, too
+    queries = qkv[:, : meant[0].shape[1] * heads.d_head]
+    alone = heads.d_head, heads.norms, heads.rope, places
+    assert torch.equal(rope.norm_rope(queries.contiguous(), *alone), got[0])
+    assert_near(plain_rope.norm_rope(queries, *alone), meant[0])
     q, *stores = heads.run(rope.norm_rope_write, qkv, places, slice(0, 0))
     assert q.shape == (0, *meant[0].shape[1:])
     assert all(store.isnan().all() for store in stores)

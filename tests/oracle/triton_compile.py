@@ -94,7 +94,7 @@ def run_norm_rope_write(dtype: torch.dtype) -> None:
     """Attention of Qwen3 (8B) and of Qwen3.5, whose rotation takes a quarter of a head."""
     places = {name: none_of(torch.int64, N_ROWS) for name in ("positions", "row_pages", "row_offsets")}
     for n_heads, n_kv, d_head, half, scale in ((32, 8, 128, 64, dtype), (24, 4, 256, 32, torch.float32)):
-        norms = HeadNorms(none_of(scale, d_head), none_of(scale, d_head), 1e-6)
+        norms = HeadNorms(none_of(scale, d_head), none_of(scale, d_head), 1e-6, values=d_head == 256)
         rope = Rope(none_of(torch.float32, 4096, half), none_of(torch.float32, 4096, half))
         qkv = none_of(dtype, N_ROWS, (n_heads + 2 * n_kv) * d_head)
         for stored in (dtype, torch.float8_e4m3fn):
@@ -107,6 +107,7 @@ def run_gates(dtype: torch.dtype) -> None:
     gated.silu_mul(none_of(dtype, N_ROWS, 2 * 17408))
     gated.gelu_mul(none_of(dtype, N_ROWS, 2 * 10240))
     gated.clamped_mul(none_of(dtype, N_ROWS, 2 * 2880), 7.0, 1.702)
+    gated.soft_cap(none_of(torch.float32, N_ROWS, 262_144), 30.0)
     gated.sigmoid_mul(none_of(dtype, N_ROWS, 6144), none_of(dtype, N_ROWS, 6144))
     gated.sigmoid_mul(none_of(dtype, N_ROWS, 6144), none_of(dtype, N_ROWS, 1))
     heads, gates = none_of(dtype, N_ROWS, 48, 128), none_of(dtype, N_ROWS, 48 * 128)

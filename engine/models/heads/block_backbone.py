@@ -115,7 +115,7 @@ class BlockDraft:
         """
         rows = without_mask(batch)
         start = self.embedding(batch.token_ids)  # [n_tokens, d_model]
-        x, added = run_blocks(self.blocks, start, None, rows, store.layers)  # [n_tokens, d_model] each
+        x, added = run_blocks(self.blocks, (start, None), rows, store.layers)  # [n_tokens, d_model] each
         assert added is not None  # there is at least one layer
         normed, _ = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model]
         return logits_of(self.head, normed), normed

@@ -155,7 +155,7 @@ class Eagle3:
         """
         first, *more = store.layers
         stream = self.first(self.embedding(batch.token_ids), hidden, batch, first)
-        x, added = run_blocks(self.more, *stream, batch, more)  # [n_tokens, d_model] each
+        x, added = run_blocks(self.more, stream, batch, more)  # [n_tokens, d_model] each
         assert added is not None  # the first layer's
         normed, x = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model] each
         return normed, normed if self.norm_output else x

@@ -121,7 +121,7 @@ class MtpLayer:
         """
         joined = self.join(batch.token_ids, hidden)  # [n_tokens, d_model]
         # Both are [n_tokens, d_model].
-        x, added = run_blocks([self.block], joined, None, batch, [store.layers[self.place]])
+        x, added = run_blocks([self.block], (joined, None), batch, [store.layers[self.place]])
         assert added is not None  # there is one block
         normed, x = self.norm.add(*wanted_rows(batch, added, x))  # [n_logits, d_model] each
         return normed, normed if self.recycle_normed else x

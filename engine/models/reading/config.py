@@ -277,13 +277,16 @@ def read_rope(fields: Fields, d_head: int, kind_of_layer: str | None = None) -> 
         raise given.refuse(key, f"must be one of {', '.join(SCALINGS)}")
     theta = (given if given.has("rope_theta") else fields).positive("rope_theta", 10000.0)
     partial = (given if given.has("partial_rotary_factor") else fields).positive("partial_rotary_factor", 1.0)
-    n_dims = int(d_head * partial)
+    # A proportional rotation pairs dimensions over the whole head, and lets only some of the pairs turn.
+    n_dims = d_head if kind == "proportional" else int(d_head * partial)
     if partial > 1 or n_dims % 2 or n_dims == 0:
         raise UnsupportedModel(
             f"{fields.where}: head_dim {d_head} with partial_rotary_factor {partial}: "
             f"{n_dims} rotated dimensions, must be even and at most head_dim"
         )
     plain = RopeSpec(kind=kind, theta=theta, n_dims=n_dims)
+    if kind == "proportional":
+        return replace(plain, share=partial, factor=given.positive("factor", 1.0))
     if kind == "divided":
         return replace(plain, divisors=read_divisors(given, n_dims // 2))
     return plain if kind == "default" else read_scaling(fields, given, plain)

@@ -1,0 +1,149 @@
+"""Gemma 4, dense: heads of two widths, inputs of each layer, layers that read the keys and values of others.
+
+Of the released wrapper checkpoints the text model is read. Norms are multiplied before rounding; scores are not scaled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slipstream.engine.layers.attention import AttentionSpec
+from slipstream.engine.layers.block_end import BlockEndSpec, LayerInputsSpec
+from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec, MixerSpec
+from slipstream.engine.layers.mlp import MLPSpec
+from slipstream.engine.layers.norm import NormNames, NormSpec
+from slipstream.engine.layers.rope import RopeSpec
+from slipstream.engine.layers.shared_attention import SharedAttentionSpec
+from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig, read_rope
+from slipstream.engine.models.reading.fields import Fields
+
+# Config keys that other families must refuse.
+UNDERSTOOD = ("layer_types", "hidden_act", "hidden_activation", "final_logit_softcapping", "num_experts")
+# What transformers assumes of the keys that released wrappers leave out.
+DEFAULTS: dict[str, Any] = {
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 131_072,
+    "vocab_size": 262_144,
+}
+ROPES: dict[str, Any] = {
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
+NAMES = NormNames(
+    before_mixer="input_layernorm",
+    after_mixer="post_attention_layernorm",
+    before_ffn="pre_feedforward_layernorm",
+    after_ffn="post_feedforward_layernorm",
+)
+
+
+def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+    """What a decoder of this family is made of."""
+    fields, norm = config.fields, NormSpec(config.norm_eps, wide=True)
+    refuse(fields)
+    windows, d_input = config.windows, fields.count("hidden_size_per_layer_input", 0, least=0)
+    full, sliding = (
+        read_attention(config, norm, window) for window in (None, fields.count("sliding_window"))
+    )
+    sources = read_sources(config)
+    end = BlockEndSpec(config.d_model, d_input, norm)
+    is_double = fields.flag("use_double_wide_mlp", default=False)
+    blocks = []
+    for window, source in zip(windows, sources, strict=True):
+        own = full if window is None else sliding
+        mixer: MixerSpec = own if source is None else SharedAttentionSpec(own, source)
+        width = config.d_ffn * (2 if is_double and source is not None else 1)
+        blocks.append(BlockSpec(mixer, MLPSpec(config.d_model, width, gelu=True), NAMES, end))
+    inputs = None
+    if d_input:
+        rows = fields.count("vocab_size_per_layer_input", config.vocab_rows)
+        inputs = LayerInputsSpec(config.d_model, d_input, config.n_layers, rows, norm)
+    return replace(
+        config.decoder(blocks, n_positions, vocab_size, norm),
+        embedding_scale=config.d_model**0.5,
+        logit_cap=fields.positive("final_logit_softcapping")
+        if fields.has("final_logit_softcapping")
+        else None,
+        layer_inputs=inputs,
+    )
+
+
+def refuse(fields: Fields) -> None:
+    """Raise `UnsupportedModel` for what changes the function computed and is not here."""
+    key = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
+    if fields.text(key, "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
+        raise fields.refuse(key, "must be gelu_pytorch_tanh")
+    if fields.flag("enable_moe_block", default=False):
+        raise fields.refuse("enable_moe_block", "experts beside a dense part are not supported yet")
+    # Between the tokens of an image only.
+    if fields.text("use_bidirectional_attention", "vision") != "vision":
+        raise fields.refuse("use_bidirectional_attention", "not supported")
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of one kind of layer."""
+
+    d_head: int
+    n_kv_heads: int
+
+
+def read_heads(config: ModelConfig) -> Heads:
+    """The heads of full layers: listed layer by layer, or under keys of their own. Raises `UnsupportedModel`."""
+    fields, listed = config.fields, config.fields.child("per_layer_config")
+    if listed.values:
+        found = set()
+        for i, window in enumerate(config.windows):
+            if window is None:
+                name = next((key for key in listed.values if key.isdecimal() and int(key) == i), None)
+                own = listed.child(name) if name is not None else Fields({}, listed.where)
+                d_head = own.count("head_dim", config.d_head)
+                found.add(Heads(d_head, own.count("num_key_value_heads", config.n_kv_heads)))
+        if len(found) != 1:
+            raise fields.refuse("per_layer_config", "must give all full layers heads of one shape")
+        return found.pop()
+    n_kv_heads = config.n_kv_heads
+    if fields.flag("attention_k_eq_v", default=False):
+        n_kv_heads = fields.count("num_global_key_value_heads", n_kv_heads)
+    return Heads(fields.count("global_head_dim", 512), n_kv_heads)
+
+
+def read_attention(config: ModelConfig, norm: NormSpec, window: int | None) -> AttentionSpec:
+    """The attention of full layers, or of those with that window."""
+    fields, heads = config.fields, Heads(config.d_head, config.n_kv_heads)
+    if window is None:
+        heads = read_heads(config)
+        if config.n_heads % heads.n_kv_heads:
+            raise fields.refuse("num_global_key_value_heads", f"must divide {config.n_heads} heads")
+    return config.attention(
+        n_kv_heads=heads.n_kv_heads,
+        d_head=heads.d_head,
+        rope=read_rotation(fields, heads.d_head, FULL if window is None else SLIDING),
+        qkv_bias=config.attention_bias,
+        out_bias=config.attention_bias,
+        head_norm=norm,
+        norms_values=True,
+        keys_as_values=window is None and fields.flag("attention_k_eq_v", default=False),
+        scale=1.0,
+        window=window,
+    )
+
+
+def read_rotation(fields: Fields, d_head: int, kind: str) -> RopeSpec:
+    """The rotation of one kind of layer; what a config leaves out is as released."""
+    given = fields.values if fields.has("rope_parameters") else {**fields.values, "rope_parameters": ROPES}
+    return read_rope(Fields(given, fields.where), d_head, kind)
+
+
+def read_sources(config: ModelConfig) -> list[int | None]:
+    """Per layer the one whose keys and values it reads; None: its own. The last layers read those of the last of their
+    kind that has its own."""
+    fields, windows, n = config.fields, config.windows, config.n_layers
+    n_own = n - fields.count("num_kv_shared_layers", 0, least=0)
+    last = {window: i for i, window in enumerate(windows[: max(n_own, 0)])}
+    if any(window not in last for window in windows):
+        raise fields.refuse("num_kv_shared_layers", "leaves a kind of layer without keys and values")
+    return [None if i < n_own else last[window] for i, window in enumerate(windows)]
