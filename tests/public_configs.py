@@ -297,6 +297,18 @@ CONFIGS: Mapping[str, Config] = {
         rms_norm_eps=1e-5,
         rope_theta=1e6,
     ),
+    "Gemma-4-31B": config(
+        *("Gemma4ForCausalLM", "5376 21504 60 32 16 262144 262144"),
+        head_dim=256,
+        global_head_dim=512,
+        num_global_key_value_heads=4,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        sliding_window=1024,
+        final_logit_softcapping=30.0,
+        hidden_activation="gelu_pytorch_tanh",
+        tie_word_embeddings=True,
+    ),
     "Gemma-3-1B": config(
         *("Gemma3ForCausalLM", "1152 6912 26 4 1 262144 32768"),
         **GEMMA,

@@ -14,7 +14,7 @@ from torch import Tensor
 from slipstream import kernels
 from slipstream.kernels import dispatch
 from slipstream.kernels.attention.op import attention
-from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul
+from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul, soft_cap
 from slipstream.kernels.matmul import cpu, panels
 from slipstream.kernels.matmul.op import linear, pack
 from slipstream.kernels.norm.op import add_rms_norm, rms_norm
@@ -360,6 +360,17 @@ def test_gelu_mul(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
     if dtype != torch.bfloat16 and d_inner > 1:
         by_erf = gate * torch.special.ndtr(gate) * up  # close, but another function
         assert (by_erf - gelu_mul(gate_up).double()).abs().max() > 1e-4
+
+
+@each_case
+@pytest.mark.parametrize("d", [1, 17, 300])
+def test_soft_cap(chosen: None, dtype: torch.dtype, d: int) -> None:
+    x = random(5, d, dtype=dtype) * 5
+    x[0, 0], x[1, 0], x[2, 0], x[3, 0] = -1e4, 1e4, 0.0, float("nan")
+    assert_near(soft_cap(x[:3], 4.0), 4 * torch.tanh(x[:3].double() / 4), dtype)
+    assert bool(soft_cap(x, 4.0)[3, 0].isnan())
+    ordered = soft_cap(torch.linspace(-40, 40, 801, dtype=dtype).view(1, -1), 30.0)
+    assert bool((ordered.diff() >= 0).all())
 
 
 @each_case
