@@ -18,7 +18,7 @@ from slipstream.engine.layers.decoder import DecoderSpec, load_decoder
 from slipstream.engine.models.families import (
     deepseek_v3,
     gemma3,
-    gemma4,
+    gemma4_text,
     glm4_moe,
     gpt_oss,
     kimi_linear,
@@ -56,7 +56,7 @@ FAMILIES: dict[str, Family] = {
         for use in ("CausalLM", "ConditionalGeneration")
     },
     **{
-        f"Gemma4For{use}": Family(gemma4.parts, gemma4.UNDERSTOOD, gemma4.DEFAULTS)
+        f"Gemma4For{use}": Family(gemma4_text.parts, gemma4_text.UNDERSTOOD, gemma4_text.DEFAULTS)
         for use in ("CausalLM", "ConditionalGeneration")
     },
     "Glm4MoeForCausalLM": Family(glm4_moe.parts, glm4_moe.UNDERSTOOD),

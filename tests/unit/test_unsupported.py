@@ -86,5 +86,5 @@ def test_released_models_are_not_said_to_lack_anything() -> None:
 
 def test_what_others_are_compared_with_is_supported() -> None:
     assert {*LIKE.values(), PLAIN} <= FAMILIES.keys()
-    assert nearest("Gemma4ForConditionalGeneration", Fields({}, ""), FAMILIES).startswith("Gemma3")
+    assert nearest("Gemma3nForConditionalGeneration", Fields({}, ""), FAMILIES).startswith("Gemma3")
     assert all(ASKS_FOR.values())
