@@ -19,7 +19,7 @@ from slipstream.engine.checkpoint.weights import TensorSource
 from slipstream.engine.layers.attention import Ropes
 from slipstream.engine.layers.block_end import BlockEnd, BlockEndSpec, LayerInputs, LayerInputsSpec
 from slipstream.engine.layers.embed import Embedding, Head, load_embedding, load_head
-from slipstream.engine.layers.norm import Norm, NormNames, NormSpec, load_norm
+from slipstream.engine.layers.norm import Norm, NormNames, NormSpec, SumAlone, load_norm
 from slipstream.engine.layers.rope import RopeSpec, rope_tables
 from slipstream.kernels.norm_rope_write.op import Rope
 
@@ -75,7 +75,7 @@ class Block:
 
     mixer_norm: Norm
     mixer: Mixer
-    ffn_norm: Norm
+    ffn_norm: Norm | SumAlone
     ffn: FeedForward
     end: BlockEnd | None = None
 
@@ -301,7 +301,7 @@ def load_block(weights: TensorSource, name: str, block: BlockSpec, spec: Decoder
     return Block(
         mixer_norm=norm(names.before_mixer),
         mixer=mixer,
-        ffn_norm=norm(names.before_ffn),
+        ffn_norm=SumAlone() if names.before_ffn is None else norm(names.before_ffn),
         ffn=ffn,
         end=None if block.end is None else block.end.load(weights, name),
     )

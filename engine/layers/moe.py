@@ -18,6 +18,7 @@ from slipstream.kernels.gated.op import sigmoid_mul
 from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.matmul.quantized import Quantized, joined, widened
 from slipstream.kernels.moe.op import (
+    Activation,
     ExpertMatrices,
     NarrowMatrices,
     PackedExperts,
@@ -48,12 +49,15 @@ def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExper
         return pack_experts(
             weights.take(f"{name}.gate_up_proj", [n, 2 * d_ffn, d_model]),
             weights.take(f"{name}.down_proj", [n, d_model, d_ffn]),
+            activation=spec.activation,
         )
     gate, up, down = MIXTRAL if f"{name}.0.{MIXTRAL[0]}.weight" in weights else PLAIN
     inner = [[f"{name}.{i}.{gate}", f"{name}.{i}.{up}"] for i in range(n)]
     outer = [[f"{name}.{i}.{down}"] for i in range(n)]
     return pack_experts(
-        load_stack(weights, inner, (d_ffn, d_model)), load_stack(weights, outer, (d_model, d_ffn))
+        load_stack(weights, inner, (d_ffn, d_model)),
+        load_stack(weights, outer, (d_model, d_ffn)),
+        activation=spec.activation,
     )
 
 
@@ -95,6 +99,7 @@ class MoESpec:
     biased: bool = False  # the checkpoint has a bias for the choice, `gate.e_score_correction_bias`
     wide_router: bool = False  # the router multiplies in float32 whatever the dtype of the rest
     shared: SharedSpec | None = None
+    activation: Activation | None = None  # of an expert; None: silu
     load_experts: Callable[[TensorSource, str, MoESpec], PackedExperts] = load_experts
 
     def load(self, weights: TensorSource, name: str) -> MoE:

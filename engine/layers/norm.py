@@ -36,12 +36,21 @@ class Norm:
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
+class SumAlone:
+    """In the place of a norm, before a half that norms its input itself."""
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum twice, each [n_rows, d_model]."""
+        total = residual + x  # [n_rows, d_model]
+        return total, total
+
+
 @dataclass(frozen=True, slots=True)
 class NormNames:
     """What a block calls its norms: those before its two halves, and those of what the halves add, if there are any."""
 
     before_mixer: str = "input_layernorm"
-    before_ffn: str = "post_attention_layernorm"
+    before_ffn: str | None = "post_attention_layernorm"  # None: the half norms its input itself
     after_mixer: str | None = None
     after_ffn: str | None = None
 

@@ -62,6 +62,12 @@ def over_one_plus_exp(x, power):
 
 
 @triton.jit
+def gelu_of(x):
+    """gelu in its tanh form, of tiles in float32."""
+    return over_one_plus_exp(x, x * (GELU_LINEAR + GELU_CUBIC * (x * x)))
+
+
+@triton.jit
 def clamped(gate, up, LIMIT: tl.constexpr, STEEPNESS: tl.constexpr):
     """`clamped_mul` of tiles in float32."""
     gate = tl.where(gate > LIMIT, LIMIT, gate)  # unlike `tl.minimum` this leaves a NaN one
@@ -88,11 +94,10 @@ def _gated(
     wide = gate.to(tl.float32)
     if FORM == "clamped":
         gated = clamped(wide, up.to(tl.float32), LIMIT, STEEPNESS)
+    elif FORM == "gelu":
+        gated = gelu_of(wide) * up.to(tl.float32)
     else:
-        power = wide
-        if FORM == "gelu":
-            power = wide * (GELU_LINEAR + GELU_CUBIC * (wide * wide))
-        gated = over_one_plus_exp(wide, power) * up.to(tl.float32)
+        gated = over_one_plus_exp(wide, wide) * up.to(tl.float32)
     tl.store(out_at + row * D + i, gated.to(gate.dtype), mask=inside)
 
 

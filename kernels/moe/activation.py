@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from slipstream.kernels.gated.op import clamped_mul, silu_mul
-from slipstream.kernels.moe.types import Clamped
+from slipstream.kernels.gated.op import clamped_mul, gelu_mul, silu_mul
+from slipstream.kernels.moe.types import Activation, Gelu
 
 
-def activated(gate_up: Tensor, clamped: Clamped | None) -> Tensor:
-    """[n_pairs, 2 * d_inner], gate first -> [n_pairs, d_inner]. clamped: as in `pack_experts`."""
-    if clamped is None:
+def activated(gate_up: Tensor, activation: Activation | None) -> Tensor:
+    """[n_pairs, 2 * d_inner], gate first -> [n_pairs, d_inner]. activation: as in `pack_experts`."""
+    if activation is None:
         return silu_mul(gate_up)
-    return clamped_mul(gate_up, clamped.limit, clamped.steepness)
+    if isinstance(activation, Gelu):
+        return gelu_mul(gate_up)
+    return clamped_mul(gate_up, activation.limit, activation.steepness)

@@ -13,7 +13,7 @@ from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.moe.activation import activated
 from slipstream.kernels.moe.choice import route as route
 from slipstream.kernels.moe.group import add_up, group
-from slipstream.kernels.moe.types import Clamped, ExpertBiases, ExpertMatrices, PackedExperts, Routed
+from slipstream.kernels.moe.types import Activation, ExpertBiases, ExpertMatrices, PackedExperts, Routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ExpertList:
 
     gate_up: Sequence[Packed]
     down: Sequence[Packed]
-    clamped: Clamped | None
+    activation: Activation | None
 
     @property
     def n_experts(self) -> int:
@@ -33,14 +33,14 @@ def pack_experts(
     gate_up: ExpertMatrices,
     down: ExpertMatrices,
     biases: ExpertBiases | None = None,
-    clamped: Clamped | None = None,
+    activation: Activation | None = None,
 ) -> PackedExperts:
     gate_ups, downs = (one if isinstance(one, Tensor) else one.each for one in (gate_up, down))
     gate_up_biases, down_biases = ([None] * len(downs),) * 2 if biases is None else biases
     return ExpertList(
         [pack(one, bias) for one, bias in zip(gate_ups, gate_up_biases, strict=True)],
         [pack(one, bias) for one, bias in zip(downs, down_biases, strict=True)],
-        clamped,
+        activation,
     )
 
 
@@ -53,6 +53,6 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     starts = groups.starts.tolist()
     for i, expert in enumerate(groups.expert_ids.tolist()):
         rows = slice(starts[i], starts[i + 1])
-        inner = activated(linear(gathered[rows], packed.gate_up[expert]), packed.clamped)  # [n, d_inner]
+        inner = activated(linear(gathered[rows], packed.gate_up[expert]), packed.activation)  # [n, d_inner]
         said[rows] = linear(inner, packed.down[expert], torch.float32)  # [n, d_model]
     return add_up(said, groups, routed.weights, x.dtype)

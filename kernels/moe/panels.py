@@ -13,7 +13,7 @@ from slipstream.kernels.moe import cpu
 from slipstream.kernels.moe.activation import activated
 from slipstream.kernels.moe.choice import route as route
 from slipstream.kernels.moe.group import add_up, group
-from slipstream.kernels.moe.types import Clamped, ExpertBiases, ExpertMatrices, PackedExperts, Routed
+from slipstream.kernels.moe.types import Activation, ExpertBiases, ExpertMatrices, PackedExperts, Routed
 
 refuses = panels.refuses
 
@@ -24,7 +24,7 @@ class PanelExperts:
 
     gate_up: PanelStack
     down: PanelStack
-    clamped: Clamped | None
+    activation: Activation | None
 
     @property
     def n_experts(self) -> int:
@@ -46,12 +46,12 @@ def pack_experts(
     gate_up: ExpertMatrices,
     down: ExpertMatrices,
     biases: ExpertBiases | None = None,
-    clamped: Clamped | None = None,
+    activation: Activation | None = None,
 ) -> PackedExperts:
     if not isinstance(gate_up, Tensor) or not isinstance(down, Tensor):
-        return NarrowExperts(cpu.pack_experts(gate_up, down, biases, clamped))
+        return NarrowExperts(cpu.pack_experts(gate_up, down, biases, activation))
     of_gate_up, of_down = (None, None) if biases is None else biases
-    return PanelExperts(stack_panels(gate_up, of_gate_up), stack_panels(down, of_down), clamped)
+    return PanelExperts(stack_panels(gate_up, of_gate_up), stack_panels(down, of_down), activation)
 
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
@@ -63,6 +63,6 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     by_expert = groups.expert_ids, groups.starts
     gathered = x.index_select(0, groups.rows)  # [n_pairs, d_model]
     gate_up = multiply_groups(gathered, *by_expert, packed.gate_up, x.dtype)  # [n_pairs, 2 * d_inner]
-    inner = activated(gate_up, packed.clamped)  # [n_pairs, d_inner]
+    inner = activated(gate_up, packed.activation)  # [n_pairs, d_inner]
     said = multiply_groups(inner, *by_expert, packed.down, torch.float32)  # [n_pairs, d_model]
     return add_up(said, groups, routed.weights, x.dtype)

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.kernels.moe.types import (
-    Clamped,
+    Activation,
     ExpertBiases,
     ExpertMatrices,
+    Gelu,
     PackedExperts,
     Routed,
     Routing,
@@ -26,7 +27,7 @@ class PlainExperts:
     gate_up: Tensor  # [n_experts, 2 * d_inner, d_model]
     down: Tensor  # [n_experts, d_model, d_inner]
     biases: ExpertBiases | None
-    clamped: Clamped | None
+    activation: Activation | None
 
     @property
     def n_experts(self) -> int:
@@ -58,9 +59,9 @@ def pack_experts(
     gate_up: ExpertMatrices,
     down: ExpertMatrices,
     biases: ExpertBiases | None = None,
-    clamped: Clamped | None = None,
+    activation: Activation | None = None,
 ) -> PackedExperts:
-    return PlainExperts(stacked(gate_up), stacked(down), biases, clamped)
+    return PlainExperts(stacked(gate_up), stacked(down), biases, activation)
 
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
@@ -72,18 +73,20 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
         biases = packed.biases
         of_gate_up, of_down = (None, None) if biases is None else (one[expert] for one in biases)
         gate_up = _wide(F.linear(x[rows], packed.gate_up[expert], of_gate_up))  # [n, 2 * d_inner]
-        inner = _activated(gate_up, packed.clamped).to(x.dtype)  # [n, d_inner]
+        inner = _activated(gate_up, packed.activation).to(x.dtype)  # [n, d_inner]
         said = _wide(F.linear(inner, packed.down[expert], of_down))  # [n, d_model]
         total[rows] += said * routed.weights[rows, places, None]
     return total.to(x.dtype)
 
 
-def _activated(gate_up: Tensor, clamped: Clamped | None) -> Tensor:
+def _activated(gate_up: Tensor, activation: Activation | None) -> Tensor:
     gate, up = gate_up.chunk(2, -1)
-    if clamped is None:
+    if activation is None:
         return F.silu(gate) * up
-    gate, up = gate.clamp(max=clamped.limit), up.clamp(-clamped.limit, clamped.limit)
-    return (up + 1) * gate * torch.sigmoid(clamped.steepness * gate)
+    if isinstance(activation, Gelu):
+        return F.gelu(gate, approximate="tanh") * up
+    gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+    return (up + 1) * gate * torch.sigmoid(activation.steepness * gate)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -14,13 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gated.triton import clamped as clamped_gate
-from slipstream.kernels.gated.triton import over_one_plus_exp
+from slipstream.kernels.gated.triton import gelu_of, over_one_plus_exp
 from slipstream.kernels.moe.reference import PlainExperts
 from slipstream.kernels.moe.triton_route import route as route
 from slipstream.kernels.moe.types import (
+    Activation,
     Clamped,
     ExpertBiases,
     ExpertMatrices,
+    Gelu,
     PackedExperts,
     Routed,
     stacked,
@@ -54,11 +56,11 @@ def pack_experts(
     gate_up: ExpertMatrices,
     down: ExpertMatrices,
     biases: ExpertBiases | None = None,
-    clamped: Clamped | None = None,
+    activation: Activation | None = None,
 ) -> PackedExperts:
     if biases is not None:
         biases = ExpertBiases(biases.gate_up.contiguous(), biases.down.contiguous())
-    return DeviceExperts(aligned(stacked(gate_up)), aligned(stacked(down)), biases, clamped)
+    return DeviceExperts(aligned(stacked(gate_up)), aligned(stacked(down)), biases, activation)
 
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
@@ -75,12 +77,12 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     columns, depth = WIDE if x.dtype == torch.float32 else NARROW
     n_tiles = sorted_pairs.experts.shape[0]
     fixed = {"num_warps": 4, "num_stages": 4, **FUSED}
-    clamped = packed.clamped or Clamped(limit=0.0, steepness=0.0)
+    form, limit, steepness = _form(packed.activation)
     biases = packed.biases or ExpertBiases(packed.gate_up, packed.down)  # not read
     sizes = PAIRS, columns, depth, packed.biases is not None
     _gate_up[n_tiles, tiles(d_inner, columns)](
         *(x, packed.gate_up, biases.gate_up, inner, *sorted_pairs),
-        *(top_k, d_model, d_inner, *sizes, clamped.limit, clamped.steepness),
+        *(top_k, d_model, d_inner, *sizes, form, limit, steepness),
         **fixed,
     )
     _down[n_tiles, tiles(d_model, columns)](
@@ -89,6 +91,13 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     weights = routed.weights.contiguous()
     _add_up[n_rows, tiles(d_model, SUMS)](said, weights, out, top_k, d_model, SUMS, num_warps=4, **FUSED)
     return out
+
+
+def _form(activation: Activation | None) -> tuple[str, float, float]:
+    """What kernels know an activation by, and the numbers of the clamped one."""
+    if isinstance(activation, Clamped):
+        return "clamped", activation.limit, activation.steepness
+    return "gelu" if isinstance(activation, Gelu) else "silu", 0.0, 0.0
 
 
 def _sort(expert_ids: Tensor, n_experts: int) -> _Tiles:
@@ -175,10 +184,11 @@ def _gate_up(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     BIASED: tl.constexpr,
+    FORM: tl.constexpr,
     LIMIT: tl.constexpr,
     STEEPNESS: tl.constexpr,
 ):
-    """The activation of a tile of pairs, gate and up rounded to the rows' dtype first. LIMIT: 0 for silu."""
+    """The activation of a tile of pairs, gate and up rounded to the rows' dtype first. FORM: silu, gelu or clamped."""
     tile = tl.program_id(0)
     expert = tl.load(experts_at + tile).to(tl.int64)
     if expert >= 0:
@@ -204,8 +214,10 @@ def _gate_up(
             up += tl.load(these_at + D_INNER, mask=exists, other=0.0).to(tl.float32)[None, :]
         kind = inner_at.dtype.element_ty
         gate, up = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
-        if LIMIT > 0:
+        if FORM == "clamped":
             inner = clamped_gate(gate, up, LIMIT, STEEPNESS)
+        elif FORM == "gelu":
+            inner = gelu_of(gate) * up
         else:
             inner = over_one_plus_exp(gate, gate) * up
         target = inner_at + pairs[:, None] * D_INNER + column[None, :]

@@ -57,6 +57,14 @@ class Clamped:
 
 
 @dataclass(frozen=True, slots=True)
+class Gelu:
+    """The activation `gated.gelu_mul` (Gemma)."""
+
+
+Activation = Clamped | Gelu  # beside silu(gate) * up, for which None stands
+
+
+@dataclass(frozen=True, slots=True)
 class NarrowMatrices:
     """A matrix of few bits for each expert."""
 

@@ -52,7 +52,7 @@ ROWS = (
     Row("Kimi-K2", ("DeepseekV3",), "Kimi-K2", "EAGLE-3", "moe_models"),
     Row("Kimi-Linear", ("KimiLinear",), "Kimi-Linear-48B-A3B", "", "hybrid_models"),
     Row("Gemma 3", ("Gemma3",), "Gemma-3-1B", "", "gemma3"),
-    Row("Gemma 4, dense", ("Gemma4",), "Gemma-4-31B", "", "gemma4"),
+    Row("Gemma 4, dense and with experts", ("Gemma4",), "Gemma-4-31B", "", "gemma4"),
     Row("gpt-oss", ("GptOss",), "gpt-oss-20b", "EAGLE-3", "gpt_oss"),
 )
 

@@ -20,7 +20,17 @@ from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu
 from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
 from slipstream.kernels.gated_norm.op import gated_norm
 from slipstream.kernels.matmul.op import linear, pack
-from slipstream.kernels.moe.op import Clamped, ExpertBiases, Routed, Routing, experts, pack_experts, route
+from slipstream.kernels.moe.op import (
+    Activation,
+    Clamped,
+    ExpertBiases,
+    Gelu,
+    Routed,
+    Routing,
+    experts,
+    pack_experts,
+    route,
+)
 from slipstream.kernels.ngram.op import ngram
 from slipstream.kernels.norm.op import add_rms_norm, rms_norm
 from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
@@ -157,6 +167,7 @@ def a_moe(dice: Dice) -> Draw:
         [(40, 16, 16, 4)] if dice.quick else [(256, 96, 16, 3), (256, 64, 128, 8)]
     )
     n_rows, grouped, biased = dice.n_rows(), dice.random.random() < 0.4, dice.random.random() < 0.4
+    gelu = Gelu() if dice.random.random() < 0.3 else None
     tensors = {
         "logits": dice.normal(n_rows, n_experts),
         "x": dice.normal(n_rows, d_model),
@@ -183,11 +194,12 @@ def a_moe(dice: Dice) -> Draw:
                 n_groups_kept=2,
             )
         found = route(t["logits"], routing)
-        biases, clamped = None, None
+        biases: ExpertBiases | None = None
+        activation: Activation | None = gelu
         if biased:  # as in gpt-oss
             biases = ExpertBiases(t["gate_up_bias"], t["down_bias"])
-            clamped = Clamped(limit=1.0, steepness=1.702)
-        packed = pack_experts(t["gate_up"].clone(), t["down"].clone(), biases, clamped)
+            activation = Clamped(limit=1.0, steepness=1.702)
+        packed = pack_experts(t["gate_up"].clone(), t["down"].clone(), biases, activation)
         said = experts(t["x"], Routed(t["ids"], t["weights"]), packed)
         return found.expert_ids, found.weights, said
 

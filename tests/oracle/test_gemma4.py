@@ -33,6 +33,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**PLAIN, "attention_k_eq_v": True, "num_key_value_heads": 2, "num_global_key_value_heads": 1},
     ),
     "uncapped": ("gemma4", {**PLAIN, "final_logit_softcapping": None, "attention_bias": True}),
+    "sparse": (
+        "gemma4",
+        {
+            **PLAIN,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "one of each is its own": ("gemma4", {"num_kv_shared_layers": 4, "use_double_wide_mlp": False}),
 }
 Get = Callable[[str], Oracle]
@@ -53,7 +63,7 @@ def test_ragged_spans_with_drafts_of_which_some_are_kept(oracle: Get, variant: s
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("variant", ["gemma4", "keys as values"])
+@pytest.mark.parametrize("variant", ["gemma4", "keys as values", "sparse"])
 def test_any_cut_gives_the_same_bits(oracle: Get, variant: str, dtype: torch.dtype) -> None:
     folder, prompt, _ = oracle(variant)
     ids, runner = prompt.tolist(), Windowed(loaded(folder, dtype))
@@ -71,8 +81,9 @@ def test_bfloat16_errs_as_transformers_does(oracle: Get, variant: str) -> None:
     with torch.inference_mode():
         their = theirs(folder).to(torch.bfloat16)(prompt[None]).logits[0].float()
     ours, others = ((one - expected).abs().mean() for one in (coarse, their))
-    assert ours < 1.2 * others
-    assert ours < 0.2 * expected.std()
+    # Near ties between random experts fall either way: over seeds both err alike.
+    assert ours < (2 if variant == "sparse" else 1.2) * others
+    assert ours < (0.3 if variant == "sparse" else 0.1) * expected.std()
 
 
 def test_greedy_text(oracle: Get) -> None:
@@ -141,7 +152,11 @@ def test_wrapper_checkpoint(oracle: Get, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block = true: experts beside a dense part"),
+        ({"enable_moe_block": True}, "num_experts is missing"),
+        (
+            {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 3},
+            "top_k_experts = 3: must be at most",
+        ),
         ({"use_bidirectional_attention": "all"}, 'use_bidirectional_attention = "all"'),
         ({"hidden_activation": "silu"}, "hidden_activation = .*gelu_pytorch_tanh"),
         ({"num_kv_shared_layers": 6}, "num_kv_shared_layers = 6: leaves a kind of layer without"),

@@ -200,8 +200,19 @@ def test_biases_and_a_clamped_activation(
     )
     assert_near(no_clamp, torch.einsum("re,rem->rm", dense(routed), said + biases.down.double()), dtype)
     zeros = ExpertBiases(torch.zeros_like(biases.gate_up), torch.zeros_like(biases.down))
-    unbiased = op.experts(x, routed, op.pack_experts(gate_up, down, clamped=clamped))
+    unbiased = op.experts(x, routed, op.pack_experts(gate_up, down, activation=clamped))
     assert torch.equal(unbiased, op.experts(x, routed, op.pack_experts(gate_up, down, zeros, clamped)))
+
+
+@each_case
+@pytest.mark.parametrize("n_rows", [1, 33])
+def test_experts_with_gelu(chosen: None, dtype: torch.dtype, n_rows: int) -> None:
+    x, (gate_up, down) = random(n_rows, 130, dtype=dtype), matrices(130, 70, dtype)
+    routed = some_routed(n_rows)
+    gates, ups = torch.einsum("rm,eim->rei", x.double(), gate_up.double()).chunk(2, -1)
+    inner = torch.nn.functional.gelu(gates, approximate="tanh") * ups
+    meant = torch.einsum("re,rem->rm", dense(routed), torch.einsum("rei,emi->rem", inner, down.double()))
+    assert_near(op.experts(x, routed, op.pack_experts(gate_up, down, activation=op.Gelu())), meant, dtype)
 
 
 @each_case

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.moe import reference as plain
-from slipstream.kernels.moe.types import Clamped, ExpertBiases, Routed, Routing
+from slipstream.kernels.moe.types import Clamped, ExpertBiases, Gelu, Routed, Routing
 from tests.oracle.interpreted import assert_near
 
 # isort: split
@@ -105,16 +105,15 @@ def test_experts(seed: int, dtype: torch.dtype) -> None:
     down = normal(n_experts, d_model, d_inner, dtype=dtype, seed=2) / d_inner**0.5
     routed = some_routed(n_rows, n_experts, random.randint(1, min(n_experts, 4)), seed)
     x = normal(n_rows, d_model, dtype=dtype, seed=seed)
-    biases, wide_biases, clamped = None, None, None
+    biases, wide_biases = None, None
     if seed % 2:
         biases = ExpertBiases(*(normal(n_experts, n, dtype=dtype, seed=n) for n in (2 * d_inner, d_model)))
         wide_biases = ExpertBiases(*(one.double() for one in biases))
-    if seed % 3:
-        clamped = Clamped(limit=0.7, steepness=1.702)
-    got = moe.experts(x, routed, moe.pack_experts(gate_up, down, biases, clamped))
+    activation = (Clamped(limit=0.7, steepness=1.702), Gelu(), None)[seed % 3]
+    got = moe.experts(x, routed, moe.pack_experts(gate_up, down, biases, activation))
     # The definition in float64 of the same numbers: unlike in the narrow dtype, it rounds nothing in between.
     wide = Routed(routed.expert_ids, routed.weights.double())
-    packed = plain.pack_experts(gate_up.double(), down.double(), wide_biases, clamped)
+    packed = plain.pack_experts(gate_up.double(), down.double(), wide_biases, activation)
     meant = plain.experts(x.double(), wide, packed)
     largest = meant.abs().max().item()
     share = {torch.float32: 3e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}[dtype]

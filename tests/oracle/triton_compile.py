@@ -37,7 +37,7 @@ from slipstream.kernels.matmul import triton as matmul
 from slipstream.kernels.mla import triton as mla
 from slipstream.kernels.mla.latent_types import LatentNorm, LatentRope
 from slipstream.kernels.moe import triton as moe
-from slipstream.kernels.moe.types import Clamped, ExpertBiases, Routed, Routing
+from slipstream.kernels.moe.types import Clamped, ExpertBiases, Gelu, Routed, Routing
 from slipstream.kernels.norm import triton as norm
 from slipstream.kernels.norm_rope_write import triton as norm_rope_write
 from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope
@@ -137,7 +137,7 @@ def run_recurrent(dtype: torch.dtype) -> None:
 
 
 def run_experts(dtype: torch.dtype) -> None:
-    """Qwen3 (30B, 3B active), a router with groups and bias, and gpt-oss (20B)."""
+    """Qwen3 (30B, 3B active), a router with groups and bias, Gemma 4 (26B, 4B active), gpt-oss (20B)."""
     logits = none_of(dtype, N_ROWS, 128)
     moe.route(logits, Routing(top_k=8, scores="softmax", normed=True))
     bias = none_of(torch.float32, 256)
@@ -148,6 +148,10 @@ def run_experts(dtype: torch.dtype) -> None:
     routed = Routed(none_of(torch.int32, N_ROWS, 8), none_of(torch.float32, N_ROWS, 8))
     packed = moe.pack_experts(none_of(dtype, 128, 2 * 768, 2048), none_of(dtype, 128, 2048, 768))
     moe.experts(none_of(dtype, N_ROWS, 2048), routed, packed)
+    packed = moe.pack_experts(
+        none_of(dtype, 128, 2 * 704, 2816), none_of(dtype, 128, 2816, 704), None, Gelu()
+    )
+    moe.experts(none_of(dtype, N_ROWS, 2816), routed, packed)
     matrices = none_of(dtype, 32, 2 * 2880, 2880), none_of(dtype, 32, 2880, 2880)
     biases = ExpertBiases(none_of(dtype, 32, 2 * 2880), none_of(dtype, 32, 2880))
     packed = moe.pack_experts(*matrices, biases, Clamped(limit=7.0, steepness=1.702))

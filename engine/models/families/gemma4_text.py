@@ -1,4 +1,4 @@
-"""Gemma 4, dense: heads of two widths, inputs of each layer, layers that read the keys and values of others.
+"""Gemma 4: heads of two widths, inputs of each layer, layers that read the keys and values of others.
 
 Of the released wrapper checkpoints the text model is read. Norms are multiplied before rounding; scores are not scaled.
 """
@@ -12,11 +12,14 @@ from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.block_end import BlockEndSpec, LayerInputsSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec, MixerSpec
 from slipstream.engine.layers.mlp import MLPSpec
+from slipstream.engine.layers.moe import MoESpec
 from slipstream.engine.layers.norm import NormNames, NormSpec
+from slipstream.engine.layers.parallel_experts import ParallelExpertsSpec
 from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.layers.shared_attention import SharedAttentionSpec
 from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig, read_rope
-from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.reading.fields import MOST_PARTS, Fields
+from slipstream.kernels.moe.op import Gelu, Routing
 
 # Config keys that other families must refuse.
 UNDERSTOOD = ("layer_types", "hidden_act", "hidden_activation", "final_logit_softcapping", "num_experts")
@@ -39,6 +42,8 @@ NAMES = NormNames(
     after_ffn="post_feedforward_layernorm",
 )
 
+BESIDE_EXPERTS = replace(NAMES, before_ffn=None)
+
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
     """What a decoder of this family is made of."""
@@ -51,12 +56,17 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
     sources = read_sources(config)
     end = BlockEndSpec(config.d_model, d_input, norm)
     is_double = fields.flag("use_double_wide_mlp", default=False)
+    moe = read_experts(config) if fields.flag("enable_moe_block", default=False) else None
     blocks = []
     for window, source in zip(windows, sources, strict=True):
         own = full if window is None else sliding
         mixer: MixerSpec = own if source is None else SharedAttentionSpec(own, source)
         width = config.d_ffn * (2 if is_double and source is not None else 1)
-        blocks.append(BlockSpec(mixer, MLPSpec(config.d_model, width, gelu=True), NAMES, end))
+        dense = MLPSpec(config.d_model, width, gelu=True)
+        if moe is None:
+            blocks.append(BlockSpec(mixer, dense, NAMES, end))
+        else:
+            blocks.append(BlockSpec(mixer, ParallelExpertsSpec(dense, moe, norm), BESIDE_EXPERTS, end))
     inputs = None
     if d_input:
         rows = fields.count("vocab_size_per_layer_input", config.vocab_rows)
@@ -71,13 +81,26 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
     )
 
 
+def read_experts(config: ModelConfig) -> MoESpec:
+    """The experts beside each dense part. Raises `UnsupportedModel` naming key and value."""
+    fields = config.fields
+    n_experts, top_k = fields.count("num_experts", most=MOST_PARTS), fields.count("top_k_experts")
+    if top_k > n_experts:
+        raise fields.refuse("top_k_experts", f"must be at most the number of experts, {n_experts}")
+    return MoESpec(
+        d_model=config.d_model,
+        d_ffn=fields.count("moe_intermediate_size"),
+        n_experts=n_experts,
+        routing=Routing(top_k=top_k, scores="softmax", normed=True),
+        activation=Gelu(),
+    )
+
+
 def refuse(fields: Fields) -> None:
     """Raise `UnsupportedModel` for what changes the function computed and is not here."""
     key = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
     if fields.text(key, "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
         raise fields.refuse(key, "must be gelu_pytorch_tanh")
-    if fields.flag("enable_moe_block", default=False):
-        raise fields.refuse("enable_moe_block", "experts beside a dense part are not supported yet")
     # Between the tokens of an image only.
     if fields.text("use_bidirectional_attention", "vision") != "vision":
         raise fields.refuse("use_bidirectional_attention", "not supported")

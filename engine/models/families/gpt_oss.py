@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -52,11 +51,12 @@ def read_experts(config: ModelConfig) -> MoESpec:
         routing=Routing(top_k=top_k, scores="softmax", normed=True),
         router="router",
         router_bias=True,
-        load_experts=partial(load_experts, clamped),
+        activation=clamped,
+        load_experts=load_experts,
     )
 
 
-def load_experts(clamped: Clamped, weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:
+def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:
     """The experts whose tensors start with `name`. In the files the outputs of gate and up alternate."""
     n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
 
@@ -72,7 +72,7 @@ def load_experts(clamped: Clamped, weights: TensorSource, name: str, spec: MoESp
         gate_up=apart(weights.take(f"{name}.gate_up_proj_bias", [n, 2 * d_ffn])),
         down=weights.take(f"{name}.down_proj_bias", [n, d_model]),
     )
-    return pack_experts(gate_up, down, biases, clamped)
+    return pack_experts(gate_up, down, biases, spec.activation)
 
 
 def apart(gate_up: Tensor) -> Tensor:
