@@ -153,3 +153,17 @@ def test_a_planted_fault_is_seen(
     assert disturbed(lab, bench, cases, expected, seed=0).n_wrong == 0
     plant(monkeypatch)
     assert disturbed(lab, bench, cases, expected, seed=0).n_wrong > 0
+
+
+@pytest.mark.sampled("engine", keep=1)
+@pytest.mark.parametrize("kind", ["latent", "shared"])
+def test_a_row_committed_too_far_is_seen_in_other_caches(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(folders_of(kind, tmp_path), torch.float32)
+    cases = [replace(one, sampling=HARSH) for one in demo_cases(lab, "all", 6)]
+    expected = play(lab, Bench(batch_size=512), cases)
+    bench = Bench(("scripted",), n_slots=4, adaptive=False)
+    assert disturbed(lab, bench, cases, expected, seed=0).n_wrong == 0
+    _plant_commit_too_far(monkeypatch)
+    assert disturbed(lab, bench, cases, expected, seed=0).n_wrong > 0
