@@ -24,8 +24,11 @@ NORMAL, CONTROL = 1, 3  # types of tokens
 ARCHITECTURES = {
     "DFlashDraftModel": "dflash",
     "DSparkDraftModel": "dflash",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "DeepseekV3ForCausalLM": "deepseek2",
     "Gemma3ForCausalLM": "gemma3",
     "Glm4MoeForCausalLM": "glm4moe",
+    "Glm4MoeLiteForCausalLM": "deepseek2",
     "GptOssForCausalLM": "gpt-oss",
     "LlamaForCausalLM": "llama",
     "LlamaForCausalLMEagle3": "eagle3",
@@ -245,6 +248,33 @@ def _glm4_moe(config: Config) -> dict[str, Any]:
     }
 
 
+def _deepseek2(config: Config) -> dict[str, Any]:
+    by_softmax = config["architectures"][0] == "DeepseekV2ForCausalLM"
+    kinds = gguf.ExpertGatingFuncType
+    d_latent, d_rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    dense = [kind == "dense" for kind in config.get("mlp_layer_types") or ()]
+    stretch = config["rope_parameters"].get("mscale_all_dim")
+    return {
+        **_experts(config),
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": d_latent,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.key_length": d_latent + d_rope,
+        "attention.value_length": d_latent,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + d_rope,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": d_rope,
+        "rope.scaling.yarn_log_multiplier": None if stretch is None else 0.1 * stretch,
+        "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"),
+        "expert_shared_count": config["n_shared_experts"],
+        "leading_dense_block_count": config.get("first_k_dense_replace", sum(dense)),
+        "expert_gating_func": int(kinds.SOFTMAX if by_softmax else kinds.SIGMOID),
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config.get("norm_topk_prob") or None,
+    }
+
+
 def _gated_delta(config: Config) -> dict[str, Any]:
     n_value_heads = config["linear_num_value_heads"]
     return {
@@ -294,6 +324,7 @@ def _mask_id(config: Config) -> int | None:
 
 
 READERS: Mapping[str, Callable[[Config], dict[str, Any]]] = {
+    "deepseek2": _deepseek2,
     "dflash": _dflash,
     "eagle3": _eagle3,
     "gemma3": _gemma3,

@@ -182,6 +182,20 @@ def stacked(config: Config, tensors: Tensors) -> Tensors:
     return made | {name: torch.stack([each[i] for i in range(len(each))]) for name, each in experts.items()}
 
 
+def heads_apart(config: Config, tensors: Tensors) -> Tensors:
+    """Latent attention: each head's matrices of keys, turned, and of values."""
+    made: Tensors = {}
+    for name, tensor in tensors.items():
+        stem, found, _ = name.partition("kv_b_proj.weight")
+        if not found:
+            made[name] = tensor
+            continue
+        heads = tensor.view(config["num_attention_heads"], -1, config["kv_lora_rank"])
+        keys, values = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], 1)
+        made |= {f"{stem}k_b_proj.weight": keys.transpose(1, 2), f"{stem}v_b_proj.weight": values}
+    return made
+
+
 def target_ids(config: Config, tensors: Tensors) -> Tensors:
     """Draft heads: the table of ids holds the target's ids themselves, and what only training needs is left out."""
     made = {name: tensor for name, tensor in tensors.items() if name != "t2d"}
@@ -212,6 +226,7 @@ def frequency_divisors(config: Config) -> Tensor | None:
 
 GATED_DELTA: tuple[Step, ...] = (nextn_after_layers, norms_multiply, stacked)
 STEPS: Mapping[str, tuple[Step, ...]] = {
+    "deepseek2": (heads_apart, stacked),
     "dflash": (target_ids,),
     "eagle3": (rotated_in_pairs, target_ids),
     "gemma3": (norms_multiply,),

@@ -77,7 +77,7 @@ NUMBERS = {
     "element type",
     "tensor type",
 }
-FAMILIES = ("llama", "gemma3", "gpt_oss", "glm4_moe", "qwen3_next", "qwen3_5_moe")
+FAMILIES = ("llama", "gemma3", "gpt_oss", "glm4_moe", "deepseek_v3", "qwen3_next", "qwen3_5_moe")
 
 
 @dataclass(slots=True)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from slipstream.engine.errors import LoadError
 from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import DecoderSpec
 from slipstream.engine.models.reading.documents import text_source
@@ -31,9 +33,9 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "gpt_oss": {"swiglu_limit": 7.0},
 }
 TEXT = [(7 * i + i * i) % 384 for i in range(80)]  # past the original context of 64 of scaled rotations
-# Those whose products in float32 the kernels' tests compile too; all others are tested there in bfloat16.
 # Families that are read from such files; the others are refused by their architecture.
-IN_GGUF = FAMILIES.keys() - {"deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe_lite", "kimi_linear"}
+IN_GGUF = FAMILIES.keys() - {"gemma4", "kimi_linear"}
+# Those whose products in float32 the kernels' tests compile too; all others are tested there in bfloat16.
 BLOCK_KINDS = ("Q4_1", "Q8_0", "Q4_K", "Q6_K")
 
 
@@ -289,3 +291,55 @@ def test_the_log_says_that_a_file_is_quantised(
     assert [one.getMessage() for one in caplog.records] == [
         f"quantised weights model={path} method=gguf Q4_0=29"
     ]
+
+
+def test_latent_attention_in_older_files(tmp_path: Path) -> None:
+    """Before keys and values of each head were apart, and before the file said how experts are scored."""
+    folder = tiny_checkpoint("glm4_moe_lite", tmp_path / "folder")
+    newer = gguf_of(folder)
+    joined = load_file(folder / "model.safetensors")
+    changes: dict[str, Any] = {}
+    for i in range(4):
+        changes |= {f"blk.{i}.attn_k_b.weight": None, f"blk.{i}.attn_v_b.weight": None}
+        changes[f"blk.{i}.attn_kv_b.weight"] = joined[f"model.layers.{i}.self_attn.kv_b_proj.weight"]
+    keys = {
+        ".expert_gating_func": None,
+        ".attention.key_length_mla": None,
+        ".attention.value_length_mla": None,
+        ".attention.key_length": 48,
+        ".attention.value_length": 24,
+    }
+    older = newer.with_tensors(changes).with_keys(keys)
+    configs = [read_model(one.write(tmp_path / f"{i}.gguf")) for i, one in enumerate((newer, older))]
+    assert configs[0] == configs[1]
+    span = rows(0, list(range(5, 45)), 0, 40)
+    one, other = (Runner(loaded(tmp_path / f"{i}.gguf")).feed(span) for i in range(2))
+    assert torch.equal(one, other)
+    softmax = newer.with_keys({".expert_gating_func": 1}).write(tmp_path / "softmax.gguf")
+    assert read_model(softmax).architecture == "DeepseekV2ForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "message"),
+    [
+        ({".expert_gating_func": 3}, {}, r"deepseek2\.expert_gating_func = 3: only 1, a softmax"),
+        (
+            {},
+            {"blk.1.attn_k_b.weight": torch.ones(4, 32)},
+            r"attn_k_b\.weight.*must be a matrix for each head",
+        ),
+        (
+            {},
+            {"blk.1.attn_v_b.weight": torch.ones(3, 24, 32)},
+            r"attn_v_b\.weight.*must be a matrix for each head",
+        ),
+        ({}, {"blk.1.attn_v_b.weight": torch.ones(4, 24, 31)}, r"attn_v_b\.weight.*must end in 32"),
+        ({}, {"blk.1.attn_k_b.weight": None}, r"missing: .*blk\.1\.attn_k(v)?_b"),
+    ],
+)
+def test_latent_attention_that_does_not_fit_is_refused(
+    keys: dict[str, Any], tensors: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    whole = gguf_of(tiny_checkpoint("glm4_moe_lite", tmp_path / "folder"))
+    with pytest.raises(LoadError, match=message):
+        loaded(whole.with_keys(keys).with_tensors(tensors).write(tmp_path / "changed.gguf"))

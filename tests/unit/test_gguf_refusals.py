@@ -134,7 +134,7 @@ def test_architectures(tmp_path: Path) -> None:
     path = tiny("mamba").write(tmp_path / "model.gguf")
     message = refusal(path, UnsupportedModel)
     assert message.startswith(
-        "model.gguf: general.architecture = 'mamba' is not supported; known: dflash, eagle3,"
+        "model.gguf: general.architecture = 'mamba' is not supported; known: deepseek2, dflash,"
     )
     path = tiny().with_keys({"general.architecture": None}).write(tmp_path / "model.gguf")
     data = path.read_bytes().replace(b"general.architecture", b"general.architectura")

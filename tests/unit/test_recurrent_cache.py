@@ -34,7 +34,7 @@ class Remembering:
     """The need of the toy layer. Its snapshots are due at every page: a slot's state costs as much as many tokens."""
 
     is_recurrent = True
-    window = None
+    window = source = None
 
     def token_bytes(self, dtype: torch.dtype) -> int:
         return 2

@@ -123,6 +123,41 @@ def glm4_moe(keys: Keys) -> Rules:
     }
 
 
+def deepseek2(keys: Keys) -> Rules:
+    """Keys and values of each head are apart, those of keys turned; see `joint_heads`. Older files have them joined."""
+    names = {
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj",
+    }
+    return {**glm4_moe(keys), **renamed(names)}
+
+
+def joint_heads(layer: Mapping[str, Stored]) -> Iterator[tuple[str, Recipe]]:
+    """Keys [n_heads, d_latent, d_plain] and values [n_heads, d_value, d_latent] -> one matrix, head by head."""
+    of_keys, of_values = layer.get("attn_k_b.weight"), layer.get("attn_v_b.weight")
+    if of_keys is None or of_values is None:
+        return
+    for one in (of_keys, of_values):
+        if len(one.shape) != 3 or one.shape[0] != of_keys.shape[0]:
+            raise LoadError(f"{one.where} has shape {list(one.shape)}, must be a matrix for each head")
+    (n, d_latent, d_plain), (_, d_value, d_last) = of_keys.shape, of_values.shape
+    if d_last != d_latent:
+        raise LoadError(f"{of_values.where} has shape {list(of_values.shape)}, must end in {d_latent}")
+
+    def make(keys: Matrix, values: Matrix) -> Tensor:
+        turned = widened(keys).view(n, d_latent, d_plain).transpose(1, 2)
+        return torch.cat((turned, widened(values).view(n, d_value, d_latent)), 1).flatten(0, 1)
+
+    yield (
+        "self_attn.kv_b_proj.weight",
+        Recipe((of_keys, of_values), (n * (d_plain + d_value), d_latent), None, make),
+    )
+
+
 def gpt_oss(keys: Keys) -> Rules:
     """The experts are merged; see `joint_experts`."""
     names = {**NORMS, **MATRICES, "ffn_gate_inp": "mlp.router"}
@@ -285,6 +320,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "eagle3": Dialect(
         rules=eagle3, block="layers.{n}.", ends={**_DRAFT_ENDS, **renamed({"enc.output_norm": "input_norm"})}
     ),
+    "deepseek2": Dialect(rules=deepseek2, ends=_PLAIN_ENDS, nextn=renamed(_GLM_NEXTN), merged=joint_heads),
     "gemma3": Dialect(rules=gemma3, ends={**ENDS, **one_plus(FINAL_NORM)}),
     "glm4moe": Dialect(rules=glm4_moe, ends=_PLAIN_ENDS, nextn=renamed(_GLM_NEXTN)),
     "gpt-oss": Dialect(rules=gpt_oss, ends=_PLAIN_ENDS, merged=joint_experts),

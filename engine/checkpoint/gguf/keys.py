@@ -89,7 +89,9 @@ class Keys:
 
     @property
     def d_head(self) -> int:
-        """Width of a head's queries, keys and values."""
+        """Width of a head's queries, keys and values; of latent attention of what is rotated."""
+        if self.has("attention.kv_lora_rank"):
+            return self.count("rope.dimension_count")
         default = self.count("embedding_length") // max(self.count("attention.head_count"), 1)
         d_head = self.count("attention.key_length", default)
         if self.count("attention.value_length", d_head) != d_head:

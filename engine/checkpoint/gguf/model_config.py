@@ -219,6 +219,43 @@ def glm4_moe(keys: Keys) -> Config:
     }
 
 
+def deepseek2(keys: Keys) -> Config:
+    """DeepSeek-V2-Lite, V3, Kimi-K2 and GLM-4.7-Flash: what scores experts says which of the first two it is like."""
+    gating = keys.count("expert_gating_func", 0)
+    if gating not in (0, 1, 2):
+        raise keys.refuse("expert_gating_func", "only 1, a softmax, and 2, a sigmoid, are supported")
+    # Old files do not say; only a sigmoid comes with a bias for the choice.
+    by_sigmoid = gating == 2 or (gating == 0 and any(".exp_probs_b" in name for name in keys.tensors))
+    d_rope, mla = keys.count("rope.dimension_count"), "attention.key_length_mla"
+    rotation, stretched = rope(keys), keys.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1
+    if (
+        rotation["rope_type"] == "yarn"
+    ):  # the format has one of two numbers, which are equal wherever they are known
+        rotation |= (
+            {"mscale": stretched, "mscale_all_dim": stretched} if stretched else {"attention_factor": 1.0}
+        )
+    given = {key: value for key, value in experts(keys).items() if key != "num_experts"}
+    return {
+        **given,
+        "architectures": ["DeepseekV3ForCausalLM" if by_sigmoid else "DeepseekV2ForCausalLM"],
+        "n_routed_experts": keys.count("expert_count"),
+        "n_shared_experts": keys.count("expert_shared_count", 0),
+        "first_k_dense_replace": keys.count("leading_dense_block_count", 0),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", default=False),
+        "n_group": max(1, keys.count("expert_group_count", 1)),
+        "topk_group": max(1, keys.count("expert_group_used_count", 1)),
+        "num_key_value_heads": keys.count("attention.head_count"),
+        "kv_lora_rank": keys.count("attention.kv_lora_rank"),
+        "q_lora_rank": keys.count("attention.q_lora_rank") if keys.has("attention.q_lora_rank") else None,
+        "qk_rope_head_dim": d_rope,
+        "qk_nope_head_dim": keys.count(mla if keys.has(mla) else "attention.key_length") - d_rope,
+        "v_head_dim": keys.count("attention.value_length_mla" if keys.has(mla) else "attention.value_length"),
+        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in keys.tensors,
+        "rope_parameters": rotation,
+    }
+
+
 def gated_delta(keys: Keys) -> Config:
     """Qwen3-Next and Qwen3.5: most layers have a recurrent state."""
     n_layers = keys.n_layers
@@ -280,6 +317,14 @@ class Architecture(NamedTuple):
 ARCHITECTURES: Mapping[str, Architecture] = {
     "dflash": Architecture("DFlashDraftModel", dflash, ("attention.causal",), has_embedding=False),
     "eagle3": Architecture("LlamaForCausalLMEagle3", eagle3, has_embedding=False),
+    "deepseek2": Architecture(
+        "DeepseekV3ForCausalLM",
+        deepseek2,
+        (
+            *("expert_gating_func", "expert_group_count", "expert_weights_norm", "expert_weights_scale"),
+            "rope.scaling.yarn_log_multiplier",
+        ),
+    ),
     "gemma3": Architecture(
         "Gemma3ForCausalLM",
         gemma3,

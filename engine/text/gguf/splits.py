@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.text.gguf.key_values import KeyValues
+from slipstream.engine.text.tiktoken_file import PIECES as _KIMI
 
 PRE = "tokenizer.ggml.pre"
 
@@ -84,6 +85,7 @@ SPLITS: dict[str, Splits] = {
     **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe"), Splits((_LLAMA3,))),
     **dict.fromkeys(("glm4", "glm5"), Splits((_LLAMA3,), ignore_merges=True)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "hunyuan", "kormo"), Splits((_QWEN2,))),
+    "kimi-k2": Splits((_KIMI,), ignore_merges=True),
     "qwen35": Splits((_QWEN35,)),
     "seed-coder": Splits((_SEED,)),
     "tekken": Splits((_TEKKEN,), ignore_merges=True, adds_bos=True),
