@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.mla.latent_types import LatentNorm, LatentRope, PackedHeads
+from slipstream.kernels.mla.reference import PlainHeads
 from slipstream.kernels.norm.triton import inverse_rms
 from slipstream.kernels.norm_rope_write.rows import Rows
 from slipstream.kernels.norm_rope_write.triton import stored
@@ -19,19 +18,10 @@ HEADS = 8  # of a program that rotates
 ROWS, COLUMNS, DEPTH = 16, 64, 32  # of a tile of `head_linear`; inputs of a step
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceHeads:
-    """The matrices as they came, starting on 16 bytes."""
+class DeviceHeads(PlainHeads):
+    """Plain matrices that start on 16 bytes, as the kernels read them."""
 
-    weight: Tensor  # [n_heads, out_features, in_features]
-
-    @property
-    def n_heads(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[1]
+    __slots__ = ()
 
 
 def pack_heads(weight: Tensor) -> PackedHeads:

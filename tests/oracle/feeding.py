@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.store import Sizes, Store
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network
-from tests.checkpoints import N_PROMPT
+from tests.checkpoints import N_PROMPT, theirs
 
 CPU = torch.device("cpu")
 N_CTX, PAGE, N_PAGES, N_SLOTS = 256, 16, 80, 5
@@ -135,3 +135,14 @@ def compare_ragged(runner: Runner, prompt: Tensor, expected: Tensor, seed: int) 
             n_checked += int((places >= 0).sum())
     assert n_checked == N_SLOTS * N_PROMPT
     assert n_rejected > 50
+
+
+def compare_greedy(make: Callable[[Network], Runner], folder: Path, prompt: Tensor, n_new: int = 72) -> None:
+    """Greedy text of a checkpoint against transformers', token by token. prompt: [n_tokens]."""
+    expected = theirs(folder).generate(prompt[None], max_new_tokens=n_new, do_sample=False, eos_token_id=None)
+    ids, runner, n_past = prompt.tolist(), make(loaded(folder)), 0
+    for _ in range(n_new):
+        logits = runner.feed(Span(0, ids[n_past:], n_past, 0, 1))
+        n_past = len(ids)
+        ids.append(int(logits.argmax()))
+    assert ids == expected[0].tolist()

@@ -358,6 +358,23 @@ def _case(request_id: str) -> int:
     return int(request_id.split("#")[0])
 
 
+def draft_beside_trouble(lab: Lab, prompt: Sequence[int]) -> tuple[int, int]:
+    """Requests over parts of a prompt have the tokens of plain decoding, through cancels, cuts and preemptions.
+
+    The lab's draft network drafts. Returns how many tokens were drafted and accepted.
+    """
+    cases = [
+        Case(tuple(prompt[: 20 + 9 * i]), Sampling(seed=i, temperature=0.7 * (i % 2)), max_tokens=32)
+        for i in range(4)
+    ]
+    expected = play(lab, Bench(), cases).tokens
+    bench = Bench(("draft-model", "suffix"), n_slots=3, n_pages=14, adaptive=False)
+    played = play(lab, bench, cases, known=expected, trouble=Trouble(0.5, 0.05))
+    assert played.tokens == expected
+    told = [one.speculation for one in played.done.values()]
+    return sum(one.n_drafted for one in told), sum(one.n_accepted for one in told)
+
+
 def differences(played: Played, expected: Played) -> tuple[int, int]:
     """(tokens compared, requests that differ anywhere: in tokens, in bits of a log-probability, in the echo)."""
     n_tokens = sum(len(tokens) for tokens in played.tokens.values())

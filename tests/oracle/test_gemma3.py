@@ -18,8 +18,16 @@ from slipstream.engine.batch import Span
 from slipstream.engine.errors import CheckpointMismatch, UnsupportedModel
 from slipstream.engine.text.chat import load_chat_template
 from slipstream.engine.text.tokenizer import Tokenizer
-from tests.checkpoints import N_PROMPT, Oracle, edited, theirs, tiny_checkpoint, with_config
-from tests.oracle.feeding import Windowed, compare_cuts, compare_ragged, difference, loaded, rows
+from tests.checkpoints import N_PROMPT, Oracle, edited, tiny_checkpoint, with_config
+from tests.oracle.feeding import (
+    Windowed,
+    compare_cuts,
+    compare_greedy,
+    compare_ragged,
+    difference,
+    loaded,
+    rows,
+)
 
 WINDOW, PAGE = 16, 8
 SOME = {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 2}
@@ -85,15 +93,7 @@ def test_a_prefix_is_resumed_where_its_window_lives(oracle: Callable[[str], Orac
 
 def test_greedy_text(oracle: Callable[[str], Oracle]) -> None:
     folder, prompt, _ = oracle("gemma3")
-    prompt, n_new = prompt[:30], 72
-    expected = theirs(folder).generate(prompt[None], max_new_tokens=n_new, do_sample=False, eos_token_id=None)
-    ids, runner = prompt.tolist(), Windowed(loaded(folder))
-    n_past = 0
-    for _ in range(n_new):
-        logits = runner.feed(Span(0, ids[n_past:], n_past, 0, 1))
-        n_past = len(ids)
-        ids.append(int(logits.argmax()))
-    assert ids == expected[0].tolist()
+    compare_greedy(Windowed, folder, prompt[:30])
 
 
 def test_bfloat16_is_near(oracle: Callable[[str], Oracle]) -> None:

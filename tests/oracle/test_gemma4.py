@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
-from slipstream.engine.api import Sampling
 from slipstream.engine.batch import Span
 from slipstream.engine.cache.kv import KV, SharedKV
 from slipstream.engine.cache.store import Store
@@ -21,8 +20,18 @@ from slipstream.engine.errors import CheckpointMismatch, UnsupportedModel
 from slipstream.engine.models.blueprint import Blueprint, draw
 from slipstream.engine.models.registry import decoder_spec, read_model
 from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, theirs, with_config, write_tokenizer
-from tests.oracle.feeding import CPU, N_CTX, Windowed, compare_cuts, compare_ragged, difference, loaded, rows
-from tests.oracle.lab import Bench, Case, Folders, Lab, Trouble, play
+from tests.oracle.feeding import (
+    CPU,
+    N_CTX,
+    Windowed,
+    compare_cuts,
+    compare_greedy,
+    compare_ragged,
+    difference,
+    loaded,
+    rows,
+)
+from tests.oracle.lab import Folders, Lab, draft_beside_trouble
 
 pytestmark = pytest.mark.usefixtures("_selected")
 PLAIN = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}
@@ -88,15 +97,7 @@ def test_bfloat16_errs_as_transformers_does(oracle: Get, variant: str) -> None:
 
 def test_greedy_text(oracle: Get) -> None:
     folder, prompt, _ = oracle("gemma4")
-    prompt, n_new = prompt[:30], 72
-    expected = theirs(folder).generate(prompt[None], max_new_tokens=n_new, do_sample=False, eos_token_id=None)
-    ids, runner = prompt.tolist(), Windowed(loaded(folder))
-    n_past = 0
-    for _ in range(n_new):
-        logits = runner.feed(Span(0, ids[n_past:], n_past, 0, 1))
-        n_past = len(ids)
-        ids.append(int(logits.argmax()))
-    assert ids == expected[0].tolist()
+    compare_greedy(Windowed, folder, prompt[:30])
 
 
 def test_shared_layers_have_no_memory_of_their_own(oracle: Get) -> None:
@@ -193,16 +194,7 @@ def test_the_text_is_that_of_plain_decoding(oracle: Get, dtype: torch.dtype, tmp
     """Through the engine, with a draft network that is right in part, cancels, cuts and preemptions."""
     folder, prompt, _ = oracle("gemma4")
     lab = Lab(Folders(folder, noised_copy(folder, tmp_path, 0.02)), dtype, n_ctx=N_CTX)
-    ids = prompt.tolist()
-    cases = [
-        Case(tuple(ids[: 20 + 9 * i]), Sampling(seed=i, temperature=0.7 * (i % 2)), max_tokens=32)
-        for i in range(4)
-    ]
-    expected = play(lab, Bench(), cases).tokens
-    bench = Bench(("draft-model", "suffix"), n_slots=3, n_pages=14, adaptive=False)
-    played = play(lab, bench, cases, known=expected, trouble=Trouble(0.5, 0.05))
-    assert played.tokens == expected
-    assert sum(one.speculation.n_accepted for one in played.done.values()) > 0
+    assert draft_beside_trouble(lab, prompt.tolist())[1] > 0
 
 
 def test_a_shared_layer_that_had_memory_of_its_own_would_be_seen(

@@ -23,7 +23,17 @@ from slipstream.engine.layers.attention import Attention
 from slipstream.engine.models.blueprint import draw
 from slipstream.engine.models.registry import load_network, read_model
 from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, theirs, with_config
-from tests.oracle.feeding import CPU, N_CTX, Windowed, compare_cuts, compare_ragged, difference, loaded, rows
+from tests.oracle.feeding import (
+    CPU,
+    N_CTX,
+    Windowed,
+    compare_cuts,
+    compare_greedy,
+    compare_ragged,
+    difference,
+    loaded,
+    rows,
+)
 from tests.oracle.lab import Bench, Case, Folders, Lab, Trouble, play
 
 pytestmark = pytest.mark.usefixtures("_selected")
@@ -86,14 +96,7 @@ def test_norms_and_sinks_stay_float32(oracle: Callable[[str], Oracle]) -> None:
 
 def test_greedy_text(oracle: Callable[[str], Oracle]) -> None:
     folder, prompt, _ = oracle("gpt_oss")
-    prompt, n_new = prompt[:30], 64
-    expected = theirs(folder).generate(prompt[None], max_new_tokens=n_new, do_sample=False, eos_token_id=None)
-    ids, runner, n_past = prompt.tolist(), Windowed(loaded(folder)), 0
-    for _ in range(n_new):
-        logits = runner.feed(Span(0, ids[n_past:], n_past, 0, 1))
-        n_past = len(ids)
-        ids.append(int(logits.argmax()))
-    assert ids == expected[0].tolist()
+    compare_greedy(Windowed, folder, prompt[:30], 64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

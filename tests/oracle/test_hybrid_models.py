@@ -15,8 +15,16 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from slipstream.engine.batch import Span
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
-from tests.checkpoints import N_PROMPT, Oracle, edited, theirs, write_tokenizer
-from tests.oracle.feeding import Runner, compare_cuts, compare_ragged, difference, loaded, rows
+from tests.checkpoints import N_PROMPT, Oracle, edited, write_tokenizer
+from tests.oracle.feeding import (
+    Runner,
+    compare_cuts,
+    compare_greedy,
+    compare_ragged,
+    difference,
+    loaded,
+    rows,
+)
 
 pytestmark = pytest.mark.usefixtures("_selected")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -63,15 +71,7 @@ def test_any_cut_gives_the_same_bits(
 @pytest.mark.parametrize("variant", ["qwen3_5", "kimi_linear"])
 def test_greedy_text(oracle: Callable[[str], Oracle], variant: str) -> None:
     folder, prompt, _ = oracle(variant)
-    prompt, n_new = prompt[:30], 72
-    expected = theirs(folder).generate(prompt[None], max_new_tokens=n_new, do_sample=False, eos_token_id=None)
-    ids, runner = prompt.tolist(), Runner(loaded(folder))
-    n_past = 0
-    for _ in range(n_new):
-        logits = runner.feed(Span(0, ids[n_past:], n_past, 0, 1))
-        n_past = len(ids)
-        ids.append(int(logits.argmax()))
-    assert ids == expected[0].tolist()
+    compare_greedy(Runner, folder, prompt[:30])
 
 
 @pytest.mark.parametrize("variant", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "kimi_linear"])

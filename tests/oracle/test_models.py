@@ -21,6 +21,7 @@ from tests.oracle.feeding import (
     N_CTX,
     Runner,
     compare_cuts,
+    compare_greedy,
     difference,
     loaded,
     rows,
@@ -90,15 +91,7 @@ def test_rejected_tokens_leave_no_trace(oracle: Callable[[str], Oracle]) -> None
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
 def test_greedy_text(oracle: Callable[[str], Oracle], variant: str) -> None:
     folder, prompt, _ = oracle(variant)
-    prompt, n_new = prompt[:30], 72
-    expected = theirs(folder).generate(prompt[None], max_new_tokens=n_new, do_sample=False, eos_token_id=None)
-    ids, runner = prompt.tolist(), Runner(loaded(folder))
-    n_past = 0
-    for _ in range(n_new):
-        logits = runner.feed(Span(0, ids[n_past:], n_past, 0, 1))
-        n_past = len(ids)
-        ids.append(int(logits.argmax()))
-    assert ids == expected[0].tolist()
+    compare_greedy(Runner, folder, prompt[:30])
 
 
 def test_float64_and_bfloat16(oracle: Callable[[str], Oracle]) -> None:

@@ -32,9 +32,19 @@ from tests.checkpoints import (
     with_config,
 )
 from tests.head_checkpoints import mtp_deepseek, write
-from tests.oracle.feeding import CPU, N_CTX, Runner, compare_cuts, compare_ragged, difference, loaded, rows
+from tests.oracle.feeding import (
+    CPU,
+    N_CTX,
+    Runner,
+    compare_cuts,
+    compare_greedy,
+    compare_ragged,
+    difference,
+    loaded,
+    rows,
+)
 from tests.oracle.head_rounds import Pages, streams_of, text
-from tests.oracle.lab import Bench, Case, Folders, Lab, Trouble, play
+from tests.oracle.lab import Bench, Case, Folders, Lab, draft_beside_trouble, play
 
 pytestmark = pytest.mark.usefixtures("_selected")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -96,14 +106,7 @@ def test_rows_have_the_same_bits_in_every_cut(
 @pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
 def test_greedy_text(oracle: Callable[[str], Oracle], variant: str) -> None:
     folder, prompt, _ = oracle(variant)
-    prompt, n_new = prompt[:30], 64
-    expected = theirs(folder).generate(prompt[None], max_new_tokens=n_new, do_sample=False, eos_token_id=None)
-    ids, runner, n_past = prompt.tolist(), Runner(loaded(folder)), 0
-    for _ in range(n_new):
-        logits = runner.feed(Span(0, ids[n_past:], n_past, 0, 1))
-        n_past = len(ids)
-        ids.append(int(logits.argmax()))
-    assert ids == expected[0].tolist()
+    compare_greedy(Runner, folder, prompt[:30], 64)
 
 
 def fuse(tensors: Tensors) -> None:
@@ -280,18 +283,7 @@ def test_the_text_is_that_of_plain_decoding(
     """Through the engine, with a draft network that is right in part, cancels, cuts and preemptions."""
     folder, prompt, _ = oracle(variant)
     lab = Lab(Folders(folder, noised_copy(folder, tmp_path, 0.05)), dtype, n_ctx=N_CTX)
-    ids = prompt.tolist()
-    cases = [
-        Case(tuple(ids[: 20 + 9 * i]), Sampling(seed=i, temperature=0.7 * (i % 2)), max_tokens=32)
-        for i in range(4)
-    ]
-    expected = play(lab, Bench(), cases).tokens
-    bench = Bench(("draft-model", "suffix"), n_slots=3, n_pages=14, adaptive=False)
-    played = play(lab, bench, cases, known=expected, trouble=Trouble(0.5, 0.05))
-    assert played.tokens == expected
-    assert played.stats is not None
-    n_drafted = sum(one.speculation.n_drafted for one in played.done.values())
-    n_accepted = sum(one.speculation.n_accepted for one in played.done.values())
+    n_drafted, n_accepted = draft_beside_trouble(lab, prompt.tolist())
     assert 0 < n_accepted < n_drafted
 
 
