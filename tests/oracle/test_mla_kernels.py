@@ -215,7 +215,7 @@ def test_what_would_be_misread_is_refused(module: ModuleType) -> None:
     with pytest.raises(TypeError, match="pack the heads with"):
         module.head_linear(case.q, reference.pack_heads(torch.zeros(4, 3, 32)))
     with pytest.raises(TypeError, match="pack the heads with"):
-        reference.head_linear(case.q, module.pack_heads(torch.zeros(4, 3, 32)))
+        reference.head_linear(case.q, cpu.pack_heads(torch.zeros(4, 3, 32)))
     odd = torch.zeros(2, 4, 31), torch.zeros(2, 4, 17)
     with pytest.raises(ValueError, match="even widths"):
         module.latent_attention(*odd, torch.zeros(3, PAGE, 48), case.spans, 0.1)
