@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import shutil
@@ -80,8 +81,13 @@ def test_logits_are_those_of_the_values(plain: Any, tmp_path: Path, name: str) -
     assert not torch.equal(logits(narrow), logits(plain("qwen3")))  # rounding was lossy, so it was read
 
 
-@pytest.mark.parametrize("coding", ["fp8-across", "gptq-zeros"])
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5"])
+@pytest.mark.parametrize(
+    ("family", "coding"),
+    [
+        *itertools.product(["qwen3_moe", "qwen3_5", "deepseek_v3", "gemma4"], ["fp8-across", "gptq-zeros"]),
+        ("kimi_linear", "fp8-across"),  # four betas are no whole word of GPTQ's
+    ],
+)
 def test_families_with_experts_and_with_split_projections(
     plain: Any, tmp_path: Path, family: str, coding: str
 ) -> None:
