@@ -25,6 +25,14 @@ from slipstream.kernels.moe.op import Gelu, Routing
 UNDERSTOOD = ("layer_types", "hidden_act", "hidden_activation", "final_logit_softcapping", "num_experts")
 # What transformers assumes of the keys that released wrappers leave out.
 DEFAULTS: dict[str, Any] = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262_144,
     "sliding_window": 512,
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
