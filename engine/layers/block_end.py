@@ -1,4 +1,4 @@
-"""What Gemma 3n and 4 do at the end of a block: a small input of the layer's own, and a factor of the whole stream.
+"""What Gemma 4 does at the end of a block: a small input of the layer's own, and a factor of the whole stream.
 
 Each token has a vector for each layer (per-layer embeddings): from a table by its id, and from its embedding by a
 product; both are known before the first block.

@@ -70,12 +70,8 @@ class KimiDeltaSpec:
 
     def load(self, weights: TensorSource, block: str, ropes: Ropes) -> KimiDelta:
         """The layer of the block whose tensors start with `block`."""
-        name, need, n_heads, d_head = (
-            f"{block}.self_attn",
-            self.state,
-            self.state.n_value_heads,
-            self.state.d_key,
-        )
+        name, need = f"{block}.self_attn", self.state
+        n_heads, d_head = need.n_value_heads, need.d_key
         d, wide = n_heads * d_head, torch.promote_types(weights.dtype, torch.float32)
 
         def joined(parts: list[str], d_in: int, widths: list[int]) -> Packed:

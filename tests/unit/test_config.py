@@ -12,6 +12,8 @@ import torch
 
 from slipstream.engine.errors import LoadError, UnsupportedModel
 from slipstream.engine.models.reading.config import ModelConfig, read_config
+from slipstream.engine.models.registry import decoder_spec, read_model
+from tests.public_configs import CONFIGS
 
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -113,6 +115,8 @@ REFUSED: list[tuple[str, Any]] = [
     ("sliding_window", 128),
     ("layer_types", ["full_attention", "sliding_attention"]),
     ("layer_types", "full_attention"),
+    ("layer_types", [["full_attention"]] * 2),
+    ("layer_types", []),
     ("rope_scaling", {"rope_type": "longrope", "factor": 2.0}),
     ("rope_scaling", {"type": "dynamic", "factor": 2.0}),
     ("rope_scaling", {"type": "linear"}),
@@ -176,6 +180,24 @@ def test_broken_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(LoadError, match=r"config\.json"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("DeepSeek-V3", "mlp_layer_types"),
+        ("Gemma-3-1B", "layer_types"),
+        ("Kimi-Linear-48B-A3B", "layer_types"),
+        ("Qwen3-Next-80B-A3B", "layer_types"),
+    ],
+)
+def test_kinds_of_layers_are_known_names_for_each(tmp_path: Path, name: str, key: str) -> None:
+    """Also of values that no set can hold."""
+    n = CONFIGS[name]["num_hidden_layers"]
+    for kinds in ("full_attention", [], ["full_attention"] * (n - 1), ["x"] * n, [["full_attention"]] * n):
+        (tmp_path / "config.json").write_text(json.dumps({**CONFIGS[name], key: kinds}))
+        with pytest.raises(UnsupportedModel, match=f"{key} = .*must name .* for {n} layers"):
+            decoder_spec(read_model(tmp_path), 64)
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "max_position_embeddings"])

@@ -228,9 +228,8 @@ def deepseek2(keys: Keys) -> Config:
     by_sigmoid = gating == 2 or (gating == 0 and any(".exp_probs_b" in name for name in keys.tensors))
     d_rope, mla = keys.count("rope.dimension_count"), "attention.key_length_mla"
     rotation, stretched = rope(keys), keys.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1
-    if (
-        rotation["rope_type"] == "yarn"
-    ):  # the format has one of two numbers, which are equal wherever they are known
+    if rotation["rope_type"] == "yarn":
+        # The format has one of two numbers, which are equal wherever they are known.
         rotation |= (
             {"mscale": stretched, "mscale_all_dim": stretched} if stretched else {"attention_factor": 1.0}
         )

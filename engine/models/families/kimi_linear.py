@@ -81,14 +81,12 @@ def read_state(fields: Fields) -> Recurrent:
 def layer_kinds(config: ModelConfig) -> list[str]:
     """`full_attention` or `linear_attention` per layer: listed, or in lists of numbers that begin at 1."""
     fields, n = config.fields, config.n_layers
-    kinds, given = fields.values.get("layer_types"), fields.child("linear_attn_config")
+    kinds, given = fields.names("layer_types", (FULL, LINEAR), n), fields.child("linear_attn_config")
     if kinds is None:
         full = given.values.get("full_attn_layers")
         if not isinstance(full, list) or not all(type(one) is int and 1 <= one <= n for one in full):
             raise given.refuse("full_attn_layers", f"must be a list of layers from 1 to {n}")
         kinds = [FULL if i + 1 in full else LINEAR for i in range(n)]
-    if not isinstance(kinds, list) or len(kinds) != n or not set(kinds) <= {FULL, LINEAR}:
-        raise fields.refuse("layer_types", f"must name {FULL} or {LINEAR} for {n} layers")
     return kinds
 
 

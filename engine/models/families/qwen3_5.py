@@ -47,15 +47,10 @@ qwen3_next = partial(parts, grouped=True)
 def layer_kinds(config: ModelConfig) -> list[str]:
     """`full_attention` or `linear_attention` per layer: listed, or every n-th layer full."""
     fields, n_layers = config.fields, config.n_layers
-    kinds = fields.values.get("layer_types")
+    kinds = fields.names("layer_types", ("full_attention", "linear_attention"), n_layers)
     if kinds is None:
         interval = fields.count("full_attention_interval", 4)
         return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(n_layers)]
-    known = {"full_attention", "linear_attention"}
-    if not isinstance(kinds, list) or len(kinds) != n_layers or not set(kinds) <= known:
-        raise fields.refuse(
-            "layer_types", f"must name one of {', '.join(sorted(known))} for {n_layers} layers"
-        )
     return kinds
 
 

@@ -20,12 +20,10 @@ def feed_forwards(config: ModelConfig, experts: MoESpec) -> list[FeedForwardSpec
     Raises `UnsupportedModel` naming key and value.
     """
     fields, n, dense = config.fields, config.n_layers, MLPSpec(config.d_model, config.d_ffn)
-    kinds = fields.values.get("mlp_layer_types")
+    kinds = fields.names("mlp_layer_types", (DENSE, SPARSE), n)
     if kinds is None:
         n_dense = fields.count("first_k_dense_replace", 1, least=0)
         kinds = [DENSE if i < n_dense else SPARSE for i in range(n)]
-    if not isinstance(kinds, list) or len(kinds) != n or not set(kinds) <= {DENSE, SPARSE}:
-        raise fields.refuse("mlp_layer_types", f"must name {DENSE} or {SPARSE} for {n} layers")
     if fields.count("moe_layer_freq", 1) != 1:
         raise fields.refuse("moe_layer_freq", "must be 1")
     return [dense if kind == DENSE else experts for kind in kinds]

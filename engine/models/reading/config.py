@@ -106,12 +106,10 @@ class ModelConfig:
         window = fields.count("sliding_window") if has_window else None
         if window is None or "layer_types" not in self.heeded:
             return [None] * n  # `refuse_sliding_window` has checked the second
-        kinds = fields.values.get("layer_types")
+        kinds = fields.names("layer_types", (FULL, SLIDING), n)
         if kinds is None:
             first, every = fields.count("max_window_layers", 0, least=0), fields.count(FULL_EVERY, n + 1)
             kinds = [SLIDING if i >= first and (i + 1) % every else FULL for i in range(n)]
-        if not isinstance(kinds, list) or len(kinds) != n or not set(kinds) <= {FULL, SLIDING}:
-            raise fields.refuse("layer_types", f"must name {FULL} or {SLIDING} for {n} layers")
         return [window if kind == SLIDING else None for kind in kinds]
 
     def attention(self, **changes: Any) -> AttentionSpec:
@@ -246,7 +244,7 @@ def refuse_sliding_window(fields: Fields, understood: Collection[str] = ()) -> N
     if "layer_types" in understood:
         return
     if kinds is not None:
-        if not isinstance(kinds, list) or set(kinds) != {"full_attention"}:
+        if not isinstance(kinds, list) or not kinds or any(kind != FULL for kind in kinds):
             raise fields.refuse("layer_types", "only full_attention is supported")
         return
     if not fields.has("sliding_window") or not fields.flag("use_sliding_window", default=True):

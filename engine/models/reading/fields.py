@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,15 @@ class Fields:
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self.refuse(key, "must be a string")
+        return value
+
+    def names(self, key: str, known: Sequence[str], n: int) -> list[str] | None:
+        """A list of n strings, each of them known; None if the key is absent."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != n or any(one not in known for one in value):
+            raise self.refuse(key, f"must name {' or '.join(known)} for {n} layers")
         return value
 
     def child(self, key: str) -> Fields:
