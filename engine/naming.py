@@ -22,7 +22,15 @@ DRAFTERS = (
         "ngram-cache",
         "suffix",
     ),
-    *("draft-model", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dspark", "draft-dflash"),
+    *(
+        "draft-model",
+        "draft-simple",
+        "draft-eagle3",
+        "draft-mtp",
+        "draft-assistant",
+        "draft-dspark",
+        "draft-dflash",
+    ),
 )
 TEST_DRAFTERS = ("garbage", "synthetic")  # not offered
 NO_DRAFTER, ALL_DRAFTERS = "none", "auto"

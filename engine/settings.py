@@ -102,7 +102,8 @@ class Settings:
     spec_type: str = setting(
         "auto",
         "comma list of drafters: forced and prediction (in every list), ngram-simple, ngram-map-k, ngram-map-k4v,"
-        " ngram-mod, ngram-cache, suffix, draft-model, draft-eagle3, draft-mtp, draft-dflash, draft-dspark;"
+        " ngram-mod, ngram-cache, suffix, draft-model, draft-eagle3, draft-mtp, draft-assistant, draft-dflash,"
+        " draft-dspark;"
         " none: plain decoding; auto: suffix, ngram-cache where -lcs or -lcd is given, and the network given or in"
         " the model's own folder",
     )
@@ -133,6 +134,17 @@ class Settings:
         None,
         "comma list of the target's hidden states that a draft head reads (0: before the first layer), where its files"
         " say it wrong; acceptance near zero is the sign",
+    )
+    draft_recycled: str = setting(
+        "auto",
+        "the state that an MTP layer hands on to the next guess: after its own norm, or before; auto: as its family's"
+        " reference does",
+        choices=("auto", "normed", "raw"),
+    )
+    draft_position: str = setting(
+        "newest",
+        "the position by which an assistant's queries turn: the newest token's, or the one before",
+        choices=("newest", "before"),
     )
     draft_p_min: float = setting(
         0.0,

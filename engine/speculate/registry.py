@@ -6,7 +6,7 @@ how both are made: everything follows from `DRAFTERS`. A new drafter is a file a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from typing import Any
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.checkpoint.weights import tensor_names
 from slipstream.engine.errors import UnsupportedModel
+from slipstream.engine.models.heads.assistant import is_assistant, load_assistant
 from slipstream.engine.models.heads.dflash import is_dflash, load_dflash
 from slipstream.engine.models.heads.dspark import is_dspark, load_dspark
 from slipstream.engine.models.heads.eagle3 import is_eagle3, load_eagle3
+from slipstream.engine.models.heads.head_choices import HeadChoices
 from slipstream.engine.models.heads.mtp import is_whole_model, load_mtp, mtp_tensors
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import has_config, read_documents
@@ -25,6 +27,7 @@ from slipstream.engine.settings import Settings
 from slipstream.engine.speculate.bench.garbage import Garbage
 from slipstream.engine.speculate.bench.synthetic import Synthetic
 from slipstream.engine.speculate.drafter import Drafter
+from slipstream.engine.speculate.network.draft_assistant import DraftAssistant
 from slipstream.engine.speculate.network.draft_block import DraftBlock
 from slipstream.engine.speculate.network.draft_hidden import DraftHidden
 from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
@@ -71,9 +74,9 @@ class NetworkKind:
     """A kind of draft network: which folders hold it, and how it is loaded."""
 
     fits: Callable[[TensorNames], bool]  # whether a folder with these tensors holds such a network
-    # (folder, target, most tokens of a sequence, hidden states to read instead of those that the files name) -> head;
-    # None: a model of its own, loaded as the target is.
-    load: Callable[[Path, Network, int, Sequence[int] | None], Any] | None = None
+    # (folder, target, most tokens of a sequence, what the user says of it) -> head; None: a model of its own, loaded as
+    # the target is.
+    load: Callable[[Path, Network, int, HeadChoices], Any] | None = None
     exported_as: str | None = None  # what files of the `speculators` library call it
     # (tensors of a target's folder, its layers) -> those of a head that came with it; None: never there.
     within: Callable[[TensorNames, int], TensorNames] | None = None
@@ -108,8 +111,9 @@ def _head(make: Callable[..., Drafter], name: str) -> Callable[[Parts], Drafter]
     return lambda parts: make(name, parts.networks[name], parts.cache, parts.n_context)
 
 
-# In the order in which `--spec-order fixed` asks them, and in which a folder is tried for the kind of its network: a
-# DSpark folder has all that a DFlash folder has, and a whole model may bring an MTP head.
+# In the order in which `--spec-order fixed` asks them, and in which a folder is tried for the kind of its network: an
+# assistant's layers have a model's names, a DSpark folder has all that a DFlash folder has, and a whole model may bring
+# an MTP head.
 DRAFTERS = (
     Row(name="forced", build=lambda parts: Forced(), brought_by="grammar"),
     Row(name="prediction", build=lambda parts: Prediction(parts.n_slots), brought_by="prediction"),
@@ -147,6 +151,12 @@ DRAFTERS = (
     # The only text drafter that `auto` always loads: it finds what the others find.
     Row(name="suffix", build=_suffix, settings=("spec_shared_history",), is_auto=lambda settings: True),
     Row(
+        name="draft-assistant",
+        build=lambda parts: DraftAssistant(parts.networks["draft-assistant"], parts.cache),
+        network=NetworkKind(fits=is_assistant, load=load_assistant),
+        settings=("draft_p_min", "draft_taps", "draft_position"),
+    ),
+    Row(
         name="draft-model",
         aliases=("draft-simple",),
         build=lambda parts: DraftModel(parts.networks[STORE], parts.cache, parts.batch_size, parts.n_context),
@@ -164,10 +174,10 @@ DRAFTERS = (
         build=_head(DraftHidden, "draft-mtp"),
         network=NetworkKind(
             fits=lambda names: bool(mtp_tensors(names, 0)),
-            load=lambda path, target, n_ctx, taps: load_mtp(path, target, n_ctx),
+            load=load_mtp,
             within=mtp_tensors,
         ),
-        settings=("draft_p_min", "draft_context"),
+        settings=("draft_p_min", "draft_context", "draft_taps", "draft_recycled"),
     ),
     Row(
         name="draft-dspark",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from demo import assemble_dspark
+from slipstream.engine.models.heads.head_choices import NO_CHOICE
 from slipstream.engine.models.network import Network
 from slipstream.engine.speculate.registry import NETWORKS
 
@@ -19,6 +20,6 @@ def load_head(name: str, folder: Path, target: Network, n_ctx: int) -> Any:
     load = NETWORKS[name].load
     assert load is not None
     if folder != assemble_dspark.FOLDER / "dspark":
-        return load(folder, target, n_ctx, None)
+        return load(folder, target, n_ctx, NO_CHOICE)
     with tempfile.TemporaryDirectory(prefix="slipstream-") as scratch:
-        return load(assemble_dspark.assemble(Path(scratch)), target, n_ctx, None)
+        return load(assemble_dspark.assemble(Path(scratch)), target, n_ctx, NO_CHOICE)

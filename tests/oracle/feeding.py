@@ -13,6 +13,7 @@ from torch import Tensor
 from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network
 from tests.checkpoints import N_PROMPT, theirs
@@ -32,13 +33,18 @@ class Runner:
         store = Store(network.needs, sizes, network.dtype, CPU)
         self.cache = Cache({"target": store}, N_SLOTS, N_PAGES, PAGE)
 
-    def feed(self, *spans: Span, n_kept: Sequence[int] = ()) -> Tensor:
-        """Logits of one pass, [n_logits, vocab]. Of each span its certain tokens are kept, and n_kept[i] drafts."""
+    def feed(self, *spans: Span, n_kept: Sequence[int] = (), taps: Taps | None = None) -> Tensor:
+        """Logits of one pass, [n_logits, vocab]. Of each span its certain tokens are kept, and n_kept[i] drafts.
+
+        taps: streams to keep of its rows.
+        """
         for span in spans:
             end = span.n_past + len(span.token_ids)
             assert self.cache.reserve(span.slot, "target", span.n_past, end, span.n_drafts)
         with torch.inference_mode():
-            logits = self.network.forward(self.cache.batch("target", spans), self.cache.stores["target"])
+            logits = self.network.forward(
+                self.cache.batch("target", spans), self.cache.stores["target"], taps
+            )
         for span, n_drafts in zip(spans, n_kept or [0] * len(spans), strict=True):
             end = span.n_past + len(span.token_ids)
             self.cache.commit(span.slot, "target", end - span.n_drafts + n_drafts)
@@ -82,8 +88,8 @@ class Windowed(Runner):
         self.tokens: dict[int, list[int]] = {}
         self.poison()
 
-    def feed(self, *spans: Span, n_kept: Sequence[int] = ()) -> Tensor:
-        logits = super().feed(*spans, n_kept=n_kept)
+    def feed(self, *spans: Span, n_kept: Sequence[int] = (), taps: Taps | None = None) -> Tensor:
+        logits = super().feed(*spans, n_kept=n_kept, taps=taps)
         for span in spans:
             tokens = self.tokens.setdefault(span.slot, [])
             tokens[span.n_past :] = span.token_ids

@@ -82,7 +82,8 @@ TEXT_DRAFTERS = tuple(
     row.name for row in DRAFTERS if row.network is None and row.brought_by is None and row.is_offered
 )
 AUTO = ("forced", "prediction", "suffix", "draft-model")
-ALL = ("forced", "prediction", *TEXT_DRAFTERS, "draft-model", *HEADS, "garbage", "scripted")
+ASSISTANT = "draft-assistant"  # its target is no demo model
+ALL = ("forced", "prediction", *TEXT_DRAFTERS, "draft-model", *HEADS, ASSISTANT, "garbage", "scripted")
 HYBRID = Folders(
     ROOT / "demo" / "hybrid", ROOT / "demo" / "hybrid-draft", {"draft-mtp": ROOT / "demo" / "hybrid"}
 )
@@ -114,10 +115,13 @@ def folders_of(kind: str, scratch: Path) -> Folders:
 
 def _random(family: str, scratch: Path) -> Folders:
     # Here because machines that test a GPU have no transformers.
+    from tests.assistant_checkpoint import assistant_checkpoint
     from tests.checkpoints import deepseek_head, edited, noised_copy, theirs, tiny_checkpoint
 
     target = tiny_checkpoint(family, scratch / "plain", changes={"max_position_embeddings": 1024})
     draft = noised_copy(target, scratch / "draft", 0.02)
+    if family == "gemma4":
+        return Folders(target, draft, {ASSISTANT: assistant_checkpoint(target, scratch / "assistant")})
     if family != "deepseek_v3":
         return Folders(target, draft)
     _, head = deepseek_head(theirs(target))
@@ -136,10 +140,15 @@ def _windowed(folder: Path, scratch: Path) -> Path:
     return copy
 
 
+def drafters(folders: Folders) -> tuple[str, ...]:
+    """All that the folders have a network for."""
+    return tuple(name for name in ALL if name not in (*HEADS, ASSISTANT) or name in folders.heads)
+
+
 def chains(folders: Folders) -> list[tuple[str, ...]]:
-    """Nothing, every drafter that the folders have a network for, the default, and all at once."""
-    held = tuple(name for name in ALL if name not in HEADS or name in folders.heads)
-    return [(), *((name,) for name in held), AUTO, held]
+    """Nothing, every drafter alone, the default, and all at once."""
+    known = drafters(folders)
+    return [(), *((name,) for name in known), AUTO, known]
 
 
 def demo_prompt(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:

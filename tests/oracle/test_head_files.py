@@ -19,6 +19,7 @@ from slipstream.engine.models.heads import block_backbone, eagle3
 from slipstream.engine.models.heads.dflash import load_dflash
 from slipstream.engine.models.heads.dspark import load_dspark
 from slipstream.engine.models.heads.eagle3 import load_eagle3
+from slipstream.engine.models.heads.head_choices import HeadChoices
 from slipstream.engine.models.heads.mtp import load_mtp
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.fields import Fields
@@ -94,14 +95,14 @@ def test_what_block_drafts_read(
 
 def test_the_caller_may_name_other_hidden_states(target: Network, tmp_path: Path) -> None:
     folder = made.write(tmp_path / "eagle", made.eagle3_tensors(SAFEAI), SAFEAI["config"])
-    assert load_eagle3(folder, target, N_CTX, [0, 6, 7]).taps == (0, 6, 7)
+    assert load_eagle3(folder, target, N_CTX, HeadChoices([0, 6, 7])).taps == (0, 6, 7)
     flash = made.write(tmp_path / "flash", made.dflash(1, n_layers=1, n_taps=3), made.DFLASH_CONFIG)
-    assert load_dflash(flash, target, N_CTX, [7, 6, 5]).taps == (7, 6, 5)
+    assert load_dflash(flash, target, N_CTX, HeadChoices([7, 6, 5])).taps == (7, 6, 5)
     for load, one in ((load_eagle3, folder), (load_dflash, flash)):
         with pytest.raises(DraftMismatch, match=r"hidden state 8 is asked for, the target has 0 to 7"):
-            load(one, target, N_CTX, [1, 2, 8])
+            load(one, target, N_CTX, HeadChoices([1, 2, 8]))
         with pytest.raises(DraftMismatch, match=r"fc\.weight reads 192 numbers, 2 hidden states .* have 128"):
-            load(one, target, N_CTX, [1, 2])
+            load(one, target, N_CTX, HeadChoices([1, 2]))
 
 
 def test_a_target_too_small_for_the_usual_hidden_states_is_refused(target: Network, tmp_path: Path) -> None:
@@ -155,10 +156,14 @@ def test_padding_rows_are_no_tokens(tmp_path: Path) -> None:
     tensors = made.eagle3_tensors(SAFEAI)
     ids = torch.arange(100)
     tensors["d2t"] = torch.cat((10 + ids[:90], 400 + ids[90:] - 90)) - ids
-    reduced = load_eagle3(made.write(tmp_path / "1", tensors, SAFEAI["config"]), network, N_CTX, [1, 2, 3])
+    reduced = load_eagle3(
+        made.write(tmp_path / "1", tensors, SAFEAI["config"]), network, N_CTX, HeadChoices([1, 2, 3])
+    )
     del tensors["d2t"], tensors["t2d"]
     tensors["lm_head.weight"] = made.Maker(1).matrix(448, 64)
-    full = load_eagle3(made.write(tmp_path / "2", tensors, SAFEAI["config"]), network, N_CTX, [1, 2, 3])
+    full = load_eagle3(
+        made.write(tmp_path / "2", tensors, SAFEAI["config"]), network, N_CTX, HeadChoices([1, 2, 3])
+    )
     for head, n_known in ((reduced, 90), (full, 384)):
         pages, token_ids = Pages(head.needs), text(1, 11)
         hidden = head.fuse(streams_of(network, token_ids[:10], head.taps))

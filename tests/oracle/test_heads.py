@@ -16,6 +16,7 @@ from transformers.modeling_layers import MtpModel
 
 from slipstream.engine.batch import Span
 from slipstream.engine.models.heads.eagle3 import load_eagle3
+from slipstream.engine.models.heads.head_choices import HeadChoices
 from slipstream.engine.models.heads.mtp import Mtp, load_mtp
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network
@@ -169,7 +170,7 @@ def test_mtp_recycled_before_the_norm(folder_of: Folders, tmp_path: Path) -> Non
     tensors = made.mtp_deepseek("model.layers.6.", 4, head_norms=True, d_head=32)
     target = load_network(folder_of("qwen3"), torch.float32, CPU, N_CTX, VOCAB)
     folder = made.write(tmp_path, tensors, None)
-    normed, raw = (load_mtp(folder, target, N_CTX, recycle_normed=flag) for flag in (True, False))
+    normed, raw = (load_mtp(folder, target, N_CTX, HeadChoices(recycled=how)) for how in ("auto", "raw"))
     span, results = Span(0, text(1, 9), 0, 0, 9), []
     hidden = streams_of(target, text(2, 9), (7,))[0]
     for head in (normed, raw):

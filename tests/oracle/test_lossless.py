@@ -19,7 +19,6 @@ from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.verify import Picks, Verdict
 from tests.oracle.lab import DEMO, Bench, Lab, Trouble, play
 from tests.oracle.lossless import (
-    ALL,
     KINDS,
     SAMPLINGS,
     TEXT_DRAFTERS,
@@ -27,6 +26,7 @@ from tests.oracle.lossless import (
     chains,
     demo_cases,
     disturbed,
+    drafters,
     folders_of,
 )
 
@@ -72,7 +72,7 @@ def test_preemption_cuts_and_prefix_hits_happen(lab: Lab) -> None:
     cases = demo_cases(lab, "warm", 10)
     expected = play(lab, Bench(), cases)
     # Not adaptive: otherwise the number of steps, and so how often disturbances come, hangs on the machine's speed.
-    bench = Bench(ALL, n_slots=4, n_pages=26, adaptive=False)
+    bench = Bench(drafters(DEMO), n_slots=4, n_pages=26, adaptive=False)
     played = play(lab, bench, cases, known=expected.tokens, trouble=Trouble(0.5, 0.15, 0.3))
     assert played.stats is not None
     assert played.stats.n_preempted > 0
@@ -85,7 +85,7 @@ def test_preemption_cuts_and_prefix_hits_happen(lab: Lab) -> None:
 
 @pytest.mark.sampled("engine", keep=4)
 @pytest.mark.parametrize("lab", [torch.bfloat16], ids=str, indirect=True)
-@pytest.mark.parametrize("name", [name for name in ALL if name != "garbage"])
+@pytest.mark.parametrize("name", [name for name in drafters(DEMO) if name != "garbage"])
 def test_every_drafter_has_drafts_accepted(lab: Lab, name: str) -> None:
     """Otherwise its losslessness would be that of plain decoding."""
     cases = demo_cases(lab, "ruled" if name == "forced" else "greedy", 8)

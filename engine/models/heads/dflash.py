@@ -6,11 +6,12 @@ embedding nor head: both are the target's, and the mask token is a row of the ta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.models.heads.block_backbone import BlockDraft, load_block_draft
+from slipstream.engine.models.heads.head_choices import NO_CHOICE, HeadChoices
 from slipstream.engine.models.network import Network
 
 
@@ -20,16 +21,15 @@ def is_dflash(names: Collection[str]) -> bool:
 
 
 def load_dflash(
-    path: Path | str, target: Network, n_ctx: int, taps: Sequence[int] | None = None
+    path: Path | str, target: Network, n_ctx: int, choices: HeadChoices = NO_CHOICE
 ) -> BlockDraft:
     """The draft network of a folder, in the target's dtype on its device.
 
-    n_ctx: positions of a sequence, at which a block may begin. taps: hidden states to read, in our
-    numbers, instead of those that the config asks for. Raises `LoadError` and its subclasses naming file,
-    tensor and value.
+    n_ctx: positions of a sequence, at which a block may begin. choices: its hidden states are read instead of those
+    that the config asks for. Raises `LoadError` and its subclasses naming file, tensor and value.
     """
     weights = Weights(path, target.dtype, target.device)
-    draft = load_block_draft(weights, target, n_ctx, taps)
+    draft = load_block_draft(weights, target, n_ctx, choices.taps)
     weights.leave(["t2d"])  # which ids the draft has: for training
     weights.finish()
     return draft

@@ -25,6 +25,7 @@ from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.moe import MoE, MoESpec
 from slipstream.engine.layers.norm import NormSpec, load_norm
 from slipstream.engine.layers.rope import RopeSpec, rope_tables
+from slipstream.engine.models.heads.head_choices import HeadChoices
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.config import read_rope, refuse_sliding_window, refuse_unsupported
 from slipstream.engine.models.reading.fields import Fields
@@ -323,6 +324,18 @@ def fusion_width(weights: Weights, n_taps: int, target: Network) -> int:
             f" {n_taps} hidden states of the target have {n_taps * d_target}"
         )
     return d_in
+
+
+def final_tap(folder: Path, target: Network, choices: HeadChoices, shift: int = 0) -> tuple[int]:
+    """The only stream that a head reads: as chosen, or the one after the target's final norm, or `shift` from there.
+
+    Raises `DraftMismatch` if another number of them is chosen, or one that the target has not.
+    """
+    (*others, tap) = (target.config.n_layers + 1 + shift,) if choices.taps is None else choices.taps
+    if others:
+        raise DraftMismatch(f"{folder}: reads one hidden state, not {len(others) + 1} (--draft-taps)")
+    check_taps(folder, [tap], target)
+    return (tap,)
 
 
 def check_taps(folder: Path, taps: Sequence[int], target: Network) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from the row and that token how likely the pick is to be accepted (`confidence`)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from slipstream.engine.layers.decoder import AnyHead, logits_of
 from slipstream.engine.layers.embed import Embedding
 from slipstream.engine.models.heads.block_backbone import BlockDraft, load_block_draft
 from slipstream.engine.models.heads.draft_parts import load_draft_head, refuse_tensors
+from slipstream.engine.models.heads.head_choices import NO_CHOICE, HeadChoices
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import read_documents
 from slipstream.kernels.matmul.op import Packed, linear, pack
@@ -77,19 +78,18 @@ def is_dspark(names: Collection[str]) -> bool:
     return MARKOV in names
 
 
-def load_dspark(path: Path | str, target: Network, n_ctx: int, taps: Sequence[int] | None = None) -> DSpark:
+def load_dspark(path: Path | str, target: Network, n_ctx: int, choices: HeadChoices = NO_CHOICE) -> DSpark:
     """The draft network of a folder, in the target's dtype on its device.
 
-    n_ctx: positions of a sequence, at which a block may begin. taps: hidden states to read, in our
-    numbers, instead of those that the config asks for. Raises `LoadError` and its subclasses naming file,
-    tensor and value.
+    n_ctx: positions of a sequence, at which a block may begin. choices: its hidden states are read instead of those
+    that the config asks for. Raises `LoadError` and its subclasses naming file, tensor and value.
     """
     weights = Weights(path, target.dtype, target.device)
     config = read_documents(weights.folder)[0]
     refuse_tensors(weights, VARIANTS)
     if config.text("markov_head_type", "vanilla") != "vanilla":
         raise config.refuse("markov_head_type", "only vanilla is supported")
-    block = load_block_draft(weights, target, n_ctx, taps)
+    block = load_block_draft(weights, target, n_ctx, choices.taps)
     n_rows, rank = weights.shape(MARKOV)
     weights.shape(f"{BIAS}.weight")  # it has to be there: no other head stands in for it
     if n_rows < target.vocab_size:

@@ -40,6 +40,7 @@ from slipstream.engine.models.heads.draft_parts import (
     read_plan,
     refuse_tensors,
 )
+from slipstream.engine.models.heads.head_choices import NO_CHOICE, HeadChoices
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import read_documents
 from slipstream.engine.models.reading.fields import Fields
@@ -166,12 +167,12 @@ def is_eagle3(names: Collection[str]) -> bool:
     return "fc.weight" in names and any(f"{layer}.hidden_norm.weight" in names for layer in FIRST_LAYERS)
 
 
-def load_eagle3(path: Path | str, target: Network, n_ctx: int, taps: Sequence[int] | None = None) -> Eagle3:
+def load_eagle3(path: Path | str, target: Network, n_ctx: int, choices: HeadChoices = NO_CHOICE) -> Eagle3:
     """The head of a folder, in the target's dtype on its device.
 
-    n_ctx: positions the rotary tables cover. taps: hidden states to read, in our numbers, instead of those
-    that the folder's config asks for: some published files do not say how they number theirs.
-    Raises `LoadError` and its subclasses naming file, tensor and value.
+    n_ctx: positions the rotary tables cover. choices: its hidden states are read instead of those that the folder's
+    config asks for: some published files do not say how they number theirs. Raises `LoadError` and its subclasses
+    naming file, tensor and value.
     """
     weights = Weights(path, target.dtype, target.device)
     fields = read_documents(weights.folder)[0]
@@ -185,7 +186,8 @@ def load_eagle3(path: Path | str, target: Network, n_ctx: int, taps: Sequence[in
     prefix = "midlayer" if "midlayer.self_attn.q_proj.weight" in weights else "layers.0"
     d_model = weights.shape("fc.weight")[0]
     plan = read_plan(inner, weights, prefix, d_model, n_ctx, target)
-    resolved = check_taps(weights.folder, resolve_taps(fields, target) if taps is None else taps, target)
+    given = resolve_taps(fields, target) if choices.taps is None else choices.taps
+    resolved = check_taps(weights.folder, given, target)
     log.info("%s: EAGLE-3 in the layout of %s, reads hidden states %s", path, layout, list(resolved))
     embedding, head = load_draft_ends(weights, d_model, target)
     eagle = Eagle3(

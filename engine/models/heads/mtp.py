@@ -26,6 +26,7 @@ from slipstream.engine.layers.norm import Norm, load_norm
 from slipstream.engine.models.heads.draft_parts import (
     BlockPlan,
     experts_of,
+    final_tap,
     latents_of,
     load_any_linear,
     load_draft_block,
@@ -34,6 +35,7 @@ from slipstream.engine.models.heads.draft_parts import (
     read_plan,
     rope_table,
 )
+from slipstream.engine.models.heads.head_choices import NO_CHOICE, HeadChoices
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import has_config, read_documents
 from slipstream.kernels.matmul.op import Packed, linear
@@ -208,13 +210,11 @@ def found_layers(names: Collection[str], n_layers: int) -> list[tuple[Names, int
     return sorted(found, key=lambda one: one[1])
 
 
-def load_mtp(path: Path | str, target: Network, n_ctx: int, *, recycle_normed: bool = True) -> Mtp:
+def load_mtp(path: Path | str, target: Network, n_ctx: int, choices: HeadChoices = NO_CHOICE) -> Mtp:
     """The head in the target's own folder or another folder, in the target's dtype on its device.
 
-    n_ctx: positions the rotary tables cover. recycle_normed: whether the vector for the next step is taken
-    after the head's norm, as all engines do for all families, except that one engine does not for GLM. Tensors of
-    other networks in the folder are left alone. Raises `LoadError` and its subclasses naming file, tensor and
-    value.
+    n_ctx: positions the rotary tables cover. Tensors of other networks in the folder are left alone. Raises `LoadError`
+    and its subclasses naming file, tensor and value.
     """
     weights = Weights(path, target.dtype, target.device, target.config.quantization)
     first = target.config.n_layers if is_whole_model(weights.names) else 0
@@ -223,10 +223,10 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, *, recycle_normed: b
     weights.leave(weights.names - mtp_tensors(weights.names, first))
     plan = plan_of(weights, found[0][0], target, n_ctx)
     mtp = Mtp(
-        taps=(target.config.n_layers + 1,),
+        taps=final_tap(weights.folder, target, choices),
         d_model=plan.d_model,
         layers=[
-            load_layer(weights, names, plan, target, place, recycle_normed=recycle_normed)
+            load_layer(weights, names, plan, target, place, recycle_normed=choices.recycled != "raw")
             for place, (names, _) in enumerate(found)
         ],
         n_params=weights.n_params,  # last: all tensors have been taken

@@ -10,6 +10,7 @@ import torch
 
 from slipstream.engine.checkpoint.weights import Weights, tensor_names
 from slipstream.engine.errors import SettingError
+from slipstream.engine.models.heads.head_choices import HeadChoices
 from slipstream.engine.models.network import Network
 from slipstream.engine.service.start.sizes import KV_DTYPES, Checkpoint
 from slipstream.engine.settings import Settings
@@ -51,10 +52,15 @@ def head_token_bytes(source: DraftSource, target: Checkpoint, settings: Settings
     return 2 * sum(widths) * (KV_DTYPES[settings.kv_cache_dtype] or target.dtype).itemsize
 
 
-def load_head(source: DraftSource, target: Network, n_ctx: int, taps: str | None) -> Any:
-    """The head of a folder. taps: the setting that overrides what its files say. Raises `LoadError`."""
+def load_head(source: DraftSource, target: Network, n_ctx: int, settings: Settings) -> Any:
+    """The head of a folder. settings: what overrides its files. Raises `LoadError`."""
     assert source.kind.load is not None  # a draft model is loaded as its target is
-    chosen = None if taps is None else _read_taps(taps, target.config.n_layers + 1)
+    taps = settings.draft_taps
+    chosen = HeadChoices(
+        None if taps is None else _read_taps(taps, target.config.n_layers + 1),
+        settings.draft_recycled,
+        settings.draft_position,
+    )
     return source.kind.load(source.path, target, n_ctx, chosen)
 
 

@@ -181,7 +181,7 @@ def _networks(
     if draft_from is not None:
         networks[draft_model.STORE] = _load_draft(draft_from, tokenizer, n_ctx)
     elif source is not None:
-        networks[source.name] = load_head(source, target, n_ctx, settings.draft_taps)
+        networks[source.name] = load_head(source, target, n_ctx, settings)
     return n_ctx, networks, replaced
 
 
