@@ -137,9 +137,9 @@ class Settings:
     )
     draft_recycled: str = setting(
         "auto",
-        "the state that an MTP layer hands on to the next guess: after its own norm, or before; auto: as its family's"
-        " reference does",
-        choices=("auto", "normed", "raw"),
+        "what MTP layers read beside tokens for guesses behind the first: the state that the layer before left, after"
+        " that one's norm or before, or the target's; auto: as the family's reference does",
+        choices=("auto", "normed", "raw", "target"),
     )
     draft_position: str = setting(
         "newest",

@@ -6,7 +6,7 @@ between them: nine calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -256,6 +256,8 @@ class DecoderSpec:
     embedding_scale: float | None = None
     logit_cap: float | None = None  # logits are softly kept below it
     layer_inputs: LayerInputsSpec | None = None  # what blocks with an end take besides the stream
+    # The block of an MTP layer, by its number from 0, of families in which its tensors do not say all of it.
+    mtp_block: Callable[[int], BlockSpec] | None = None
 
     @property
     def ops(self) -> frozenset[str]:

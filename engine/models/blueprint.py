@@ -122,13 +122,13 @@ def draw(config: ModelConfig, dtype: torch.dtype, target: torch.device = CUDA) -
 def draw_mtp(config: ModelConfig, dtype: torch.dtype, n_layers: int) -> Outline:
     """The outline of a target's MTP layers. Raises `UnsupportedModel` for a target without attention.
 
-    Such a layer is the last of the target's blocks that has no recurrent state, once more, behind two norms and
-    the matrix that joins token and hidden state, and before a norm of its own (DeepSeek-V3, arXiv 2412.19437, 2.2).
-    Embedding, head and rotary tables are the target's.
+    Such a layer is what the family says, or the last of the target's blocks that has no recurrent state, once more. It
+    lies behind two norms and the matrix that joins token and hidden state, and before a norm of its own (DeepSeek-V3,
+    arXiv 2412.19437, 2.2). Embedding, head and rotary tables are the target's.
     """
     _select_ops(dtype)
     spec, weights = decoder_spec(config, 1), Blueprint(dtype, config.quantization)
-    needs = [_draw_mtp_layer(weights, spec, config) for _ in range(n_layers)]
+    needs = [_draw_mtp_layer(weights, spec, config, place) for place in range(n_layers)]
     return Outline(
         n_params=weights.n_params, weight_bytes=weights.n_bytes, position_bytes=0, needs=needs, ops=spec.ops
     )
@@ -145,9 +145,11 @@ def position_bytes(spec: DecoderSpec) -> int:
     return sum(table.nbytes for kind in kinds if kind is not None for table in rope_tables(kind, 1, META))
 
 
-def _draw_mtp_layer(weights: Blueprint, spec: DecoderSpec, config: ModelConfig) -> Need:
-    """What one layer needs from the cache; its tensors are counted."""
+def _draw_mtp_layer(weights: Blueprint, spec: DecoderSpec, config: ModelConfig, place: int) -> Need:
+    """What one layer needs from the cache; its tensors are counted. place: among the MTP layers."""
     cached = [block for block in spec.blocks if not block.mixer.need.is_recurrent]
+    if spec.mtp_block is not None:
+        cached = [spec.mtp_block(place)]
     if not cached or (kind := cached[-1].mixer.rope) is None:
         raise UnsupportedModel(f"{config.fields.where}: MTP layers beside a target without attention")
     ropes = {kind: Rope(*rope_tables(kind, 1, META))}

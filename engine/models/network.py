@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.store import Need, Store
-from slipstream.engine.layers.decoder import Decoder, Taps
+from slipstream.engine.layers.decoder import Decoder, DecoderSpec, Taps
 from slipstream.engine.models.reading.config import ModelConfig
 
 
@@ -18,6 +18,7 @@ class Network:
     """One network with its weights on one device. It holds no state of any sequence."""
 
     config: ModelConfig
+    spec: DecoderSpec  # what the decoder is made of
     decoder: Decoder
     n_params: int
     weight_bytes: int  # of all parameters, a tied matrix counted once

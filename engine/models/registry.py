@@ -111,11 +111,13 @@ def load_network(
     weights = Weights(path, dtype, device, config.quantization)
     if config.quantization is not None:
         log_scheme(path, config.quantization)
-    decoder = load_decoder(weights, decoder_spec(config, n_ctx, n_vocab))
+    spec = decoder_spec(config, n_ctx, n_vocab)
+    decoder = load_decoder(weights, spec)
     weights.leave(mtp_tensors(weights.names, config.n_layers))
     weights.finish()
     return Network(
         config=config,
+        spec=spec,
         decoder=decoder,
         n_params=weights.n_params,
         weight_bytes=weights.n_bytes,

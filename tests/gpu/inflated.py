@@ -106,11 +106,13 @@ def inflated(
         (Path(scratch) / "config.json").write_text(json.dumps(inflation.new_config()))
         told = read_model(scratch)
     source = InflatedSource(inflation, dtype, device)
-    decoder = load_decoder(source, decoder_spec(told, n_ctx))
+    spec = decoder_spec(told, n_ctx)
+    decoder = load_decoder(source, spec)
     left = [name for name in source.entries if not name.startswith(MTP)]
     assert not left, f"tensors that no layer takes: {', '.join(left)}"
     network = Network(
         config=told,
+        spec=spec,
         decoder=decoder,
         n_params=source.n_params,
         weight_bytes=source.n_params * dtype.itemsize,
@@ -131,6 +133,7 @@ def inflated_mtp(source: Any, target: Network, n_ctx: int) -> Mtp:
     return Mtp(
         taps=(target.config.n_layers + 1,),
         d_model=plan.d_model,
+        is_chained=True,
         layers=[layer],
         n_params=source.n_params - before,
     )

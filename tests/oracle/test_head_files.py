@@ -242,7 +242,7 @@ ONE = {"x": torch.ones(1)}
         (MTP, "model.layers.6.eh_proj.weight", {}, LoadError, "no MTP head here"),
         (MTP, "", {"model.layers.6.x": torch.ones(1)}, CheckpointMismatch, r"unused: model\.layers\.6\.x"),
         (MTP, "", {"model.layers.6.mlp.gate.weight": torch.ones(1)}, UnsupportedModel, "mixture of experts"),
-        (MTP, "", {"model.mtp.layers.0.eh_proj.weight": torch.ones(1)}, UnsupportedModel, "MiMo-V2"),
+        (MTP, "", {"model.mtp.layers.0.eh_proj.weight": torch.ones(1)}, UnsupportedModel, "one kind"),
         (MTP, "", QWEN_MTP[1], UnsupportedModel, "not of one kind"),
         (QWEN_MTP, "", {"mtp.layers.1.x": torch.ones(1)}, CheckpointMismatch, r"unused: mtp\.layers\.1\.x"),
     ],

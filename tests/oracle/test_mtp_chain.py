@@ -1,7 +1,7 @@
-"""Chained MTP modules against the published formula: drafts over rounds of partial acceptance, slots side by side.
+"""Several MTP modules against the published formula: drafts over rounds of partial acceptance, slots side by side.
 
 The formula knows no deferred rows and no caches: a module's rows are those of the whole text, guesses for tokens that
-are not there yet, each row read with the state of the module before at the same position.
+are not there yet, each row read with the state of the module before at the same position, or with the target's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.store import Sizes, Store
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.models.heads.head_choices import HeadChoices
 from slipstream.engine.models.heads.mtp import Mtp, load_mtp
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network
@@ -52,13 +53,14 @@ class Oracle:
     formula: Formula
     n_modules: int
     matrix: Tensor  # [vocab, d_model]: embedding and head of the target
+    is_chained: bool
 
     def logits(self, ids: Sequence[int], guesses: Sequence[int], hidden: Tensor) -> list[Tensor]:
         """Of each guess, [vocab]. ids: x_0 … x_n; hidden: the target's states at 0 … n - 1, [n, d_model]."""
         whole, n, last = [*ids, *guesses], len(hidden), self.n_modules - 1
         states, found = hidden, []
         for k in range(self.n_modules):
-            reads = states
+            reads = states if self.is_chained else hidden
             states = self.module(k, whole, reads)
             found.append(self.matrix @ states[n - 1])
         while len(found) < len(guesses):  # the last module, with its own states in place of the one before
@@ -163,28 +165,33 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage_of(
     folder_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[int], Stage]:
+) -> Callable[..., Stage]:
     target = load_network(folder_of("qwen3"), torch.float32, CPU, N_CTX, VOCAB)
 
-    def make(n_modules: int) -> Stage:
+    def make(n_modules: int, recycled: str = "auto") -> Stage:
         tensors: made.Tensors = {}
         for i in range(n_modules):
             tensors |= made.mtp_deepseek(f"model.layers.{6 + i}.", 4 + i, head_norms=True, d_head=32)
         folder = made.write(tmp_path_factory.mktemp("mtp"), tensors, None)
-        head = load_mtp(folder, target, N_CTX)
+        head = load_mtp(folder, target, N_CTX, HeadChoices(recycled=recycled))
         assert len(head.modules) == n_modules
-        oracle = Oracle(Formula(tensors, 1e6, 1e-6, 32), n_modules, target.decoder.embedding.weight)
+        oracle = Oracle(
+            Formula(tensors, 1e6, 1e-6, 32), n_modules, target.decoder.embedding.weight, recycled == "auto"
+        )
         return Stage(head, target, oracle)
 
     return make
 
 
-@pytest.mark.parametrize("n_modules", [1, 2, 3])
+CASES = [(1, "auto"), (2, "auto"), (3, "auto"), (2, "target"), (3, "target")]
+
+
+@pytest.mark.parametrize(("n_modules", "recycled"), CASES)
 def test_guesses_are_those_of_the_published_formula(
-    stage_of: Callable[[int], Stage], n_modules: int, monkeypatch: pytest.MonkeyPatch
+    stage_of: Callable[..., Stage], n_modules: int, recycled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts in chunks, one of a single token; drafts of other depths, of which any number is kept."""
-    stage, rng = stage_of(n_modules), random.Random(n_modules)
+    stage, rng = stage_of(n_modules, recycled), random.Random(n_modules)
     long, one, short = stage.add(text(1, 24)), stage.add(text(2, 2)), stage.add(text(3, 9))
     stage.accept({long.id: 1, short.id: 3})
     stage.accept({one.id: 1, long.id: 15, short.id: 2})
@@ -203,12 +210,12 @@ def test_guesses_are_those_of_the_published_formula(
     assert stage.worst < TOLERANCE
 
 
-@pytest.mark.parametrize("n_modules", [1, 2, 3])
+@pytest.mark.parametrize(("n_modules", "recycled"), CASES)
 def test_after_an_adopted_prefix_guesses_are_those_of_a_cold_run(
-    stage_of: Callable[[int], Stage], n_modules: int, monkeypatch: pytest.MonkeyPatch
+    stage_of: Callable[..., Stage], n_modules: int, recycled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the text goes on as its maker's did, and all modules have their rows up to where the prefix ends."""
-    stage, ids = stage_of(n_modules), text(5, 40)
+    stage, ids = stage_of(n_modules, recycled), text(5, 40)
     maker, reader = stage.add(ids[: 2 * PAGE + 1]), stage.add(ids[:2])
     for n in (2 * PAGE, 2):
         stage.accept({maker.id: n})
@@ -229,11 +236,11 @@ def test_after_an_adopted_prefix_guesses_are_those_of_a_cold_run(
     assert stage.worst < TOLERANCE
 
 
-@pytest.mark.parametrize("n_modules", [1, 3])
+@pytest.mark.parametrize(("n_modules", "recycled"), [(1, "auto"), (3, "auto"), (3, "target")])
 def test_after_a_missed_row_guesses_are_those_of_the_text_from_the_next_border(
-    stage_of: Callable[[int], Stage], n_modules: int, monkeypatch: pytest.MonkeyPatch
+    stage_of: Callable[..., Stage], n_modules: int, recycled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, ids = stage_of(n_modules), text(6, 40)
+    stage, ids = stage_of(n_modules, recycled), text(6, 40)
     slot = stage.add(ids[:12])
     slot.n_past = 1  # of a pass whose states were lost
     stage.accept({slot.id: 10})

@@ -35,6 +35,7 @@ class ToyHead:
     target: ToyNetwork
     n_modules: int = 1
     taps: tuple[int, ...] = (0,)
+    is_chained: bool = True
     device: torch.device = CPU
     n_rows: int = 0
     n_logits: int = 0

@@ -59,6 +59,7 @@ class BlockPlan:
     norm: NormSpec
     rope: RopeSpec
     table: Rope  # of `rope`
+    n_ctx: int  # positions that rotary tables cover
     moe: MoESpec | None = None  # how the target mixes experts, for blocks that do
     latents: LatentAttentionSpec | None = None  # the target's attention, for blocks that have the same
 
@@ -85,6 +86,7 @@ def read_plan(
         norm=NormSpec(fields.positive("rms_norm_eps", 1e-6)),
         rope=rope,
         table=rope_table(rope, n_ctx, target),
+        n_ctx=n_ctx,
     )
 
 

@@ -130,6 +130,11 @@ class Eagle3:
         return (self,)
 
     @property
+    def is_chained(self) -> bool:
+        """Whether a module reads the states of the module before, of which there is none here."""
+        return True
+
+    @property
     def needs(self) -> list[Need]:
         """What each layer needs from a `Store`."""
         return [self.first.attention.need, *(block.mixer.need for block in self.more)]

@@ -20,7 +20,7 @@ from slipstream.engine.batch import Batch
 from slipstream.engine.cache.store import Need, Store
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import LoadError, UnsupportedModel
-from slipstream.engine.layers.decoder import AnyHead, Block, logits_of, run_blocks, wanted_rows
+from slipstream.engine.layers.decoder import AnyHead, Block, load_block, logits_of, run_blocks, wanted_rows
 from slipstream.engine.layers.embed import Embedding
 from slipstream.engine.layers.norm import Norm, load_norm
 from slipstream.engine.models.heads.draft_parts import (
@@ -55,6 +55,8 @@ class Names:
     head: str | None = None
     hidden_first: bool = False  # order of the two halves that `joint` reads
     one_plus: bool = False
+    reads_raw: bool = False  # the target's stream before its final norm, not behind it
+    recycled: str = "normed"  # as `HeadChoices.recycled`
 
 
 DEEPSEEK = Names(
@@ -85,10 +87,29 @@ QWEN = Names(
     block="mtp.layers.0",
     one_plus=True,
 )
-# Each family of heads has a tensor name of its own: the matrix that joins token and hidden state.
-FAMILIES = (DEEPSEEK, MIMO, QWEN)
+# As SGLang runs it: every module reads the target's stream. vLLM chains the modules.
+MIMO_V2 = Names(
+    layer="model.mtp.layers.{i}.",
+    token_norm="model.mtp.layers.{i}.enorm",
+    hidden_norm="model.mtp.layers.{i}.hnorm",
+    joint="model.mtp.layers.{i}.eh_proj",
+    norm="model.mtp.layers.{i}.final_layernorm",
+    block="model.mtp.layers.{i}",
+    reads_raw=True,
+    recycled="target",
+)
+# As vLLM runs it, to which StepFun gave the code; transformers norms both the target's state and those handed on.
+STEP = replace(
+    DEEPSEEK,
+    norm="model.layers.{i}.transformer.shared_head.norm",
+    head="model.layers.{i}.transformer.shared_head.output",
+    one_plus=True,
+    reads_raw=True,
+    recycled="raw",
+)
+FAMILIES = (DEEPSEEK, STEP, MIMO, MIMO_V2, QWEN)
+NUMBERED = (DEEPSEEK, STEP)  # on from the target's last layer
 EMBEDDING = "model.embed_tokens.weight"
-MIMO_V2 = re.compile(r"model\.mtp\.layers\.(\d+)\.eh_proj\.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +137,10 @@ class MtpLayer:
     def run(self, batch: Batch, hidden: Tensor, store: Store) -> tuple[Tensor, Tensor]:
         """What `logits` reads and the recurrence of the wanted rows, [n_logits, d_model] each.
 
-        batch: token x_{p+1+place} at position p. hidden: [n_tokens, d_model] in the target's dtype: of the first
-        layer the target's state at p after its final norm, of any other the recurrence at p of the layer before it;
-        where a layer is looped, the recurrence of the row that guessed the token. Writes its keys and values of all
-        rows. Runs under `torch.inference_mode`.
+        batch: token x_{p+1+place} at position p. hidden: [n_tokens, d_model] in the target's dtype: of the first layer
+        the target's state at p, of any other the recurrence at p of the layer before it if they are chained; where a
+        layer is looped, the recurrence of the row that guessed the token. Writes its keys and values of all rows. Runs
+        under `torch.inference_mode`.
         """
         joined = self.join(batch.token_ids, hidden)  # [n_tokens, d_model]
         # Both are [n_tokens, d_model].
@@ -142,7 +163,8 @@ class Mtp:
     fed to with tokens shifted by i + 1.
     """
 
-    taps: tuple[int, ...]  # only the stream after the target's final norm
+    taps: tuple[int, ...]  # only the stream after the target's final norm, or before it
+    is_chained: bool  # each layer reads the state of the layer before; else all read the target's
     d_model: int
     n_params: int  # without what it shares with the target
     layers: Sequence[MtpLayer]
@@ -178,10 +200,8 @@ def mtp_tensors(names: Collection[str], n_layers: int) -> frozenset[str]:
 
     Tensors that merely look like it, without the matrix that every head has, are not among them.
     """
-    prefixes = [names_of.layer for names_of, _ in found_layers(names, n_layers)]
-    if any(MIMO_V2.fullmatch(name) for name in names):
-        prefixes.append("model.mtp.layers.")
-    return frozenset(name for name in names if name.startswith(tuple(prefixes)))
+    prefixes = tuple(names_of.layer for names_of, _ in found_layers(names, n_layers))
+    return frozenset(name for name in names if name.startswith(prefixes))
 
 
 def is_whole_model(names: Collection[str]) -> bool:
@@ -194,20 +214,27 @@ def found_layers(names: Collection[str], n_layers: int) -> list[tuple[Names, int
 
     DeepSeek numbers them on from the target's last layer; below n_layers there is none.
     """
-    found: list[tuple[Names, int]] = []
+    found: dict[str, tuple[Names, int]] = {}  # by prefix: of two families the one whose last norm is there
     for family in FAMILIES:
         pattern = re.compile(re.escape(family.joint + ".weight").replace(r"\{i\}", r"(\d+)"))
         for name in names:
             match = pattern.fullmatch(name)
             number = int(match[1]) if match and match.groups() else 0
-            if match and (family is not DEEPSEEK or number >= n_layers):
-                filled: dict[str, Any] = {
-                    key: value.replace("{i}", str(number))
-                    for key in Names.__dataclass_fields__
-                    if isinstance(value := getattr(family, key), str)
-                }
-                found.append((replace(family, **filled), number))
-    return sorted(found, key=lambda one: one[1])
+            if match and (family not in NUMBERED or number >= n_layers):
+                filled = _filled(family, number)
+                if filled.layer not in found or f"{filled.norm}.weight" in names:
+                    found[filled.layer] = filled, number
+    return sorted(found.values(), key=lambda one: one[1])
+
+
+def _filled(family: Names, number: int) -> Names:
+    """The names of one layer."""
+    filled: dict[str, Any] = {
+        key: value.replace("{i}", str(number))
+        for key in Names.__dataclass_fields__
+        if isinstance(value := getattr(family, key), str)
+    }
+    return replace(family, **filled)
 
 
 def load_mtp(path: Path | str, target: Network, n_ctx: int, choices: HeadChoices = NO_CHOICE) -> Mtp:
@@ -221,12 +248,15 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, choices: HeadChoices
     found = found_layers(weights.names, first)
     check_layers(weights, [names for names, _ in found])
     weights.leave(weights.names - mtp_tensors(weights.names, first))
-    plan = plan_of(weights, found[0][0], target, n_ctx)
+    first_names = found[0][0]
+    plan = plan_of(weights, first_names, target, n_ctx)
+    recycled = first_names.recycled if choices.recycled == "auto" else choices.recycled
     mtp = Mtp(
-        taps=final_tap(weights.folder, target, choices),
+        taps=final_tap(weights.folder, target, choices, shift=-1 if first_names.reads_raw else 0),
+        is_chained=recycled != "target",
         d_model=plan.d_model,
         layers=[
-            load_layer(weights, names, plan, target, place, recycle_normed=choices.recycled != "raw")
+            load_layer(weights, names, plan, target, place, recycle_normed=recycled != "raw")
             for place, (names, _) in enumerate(found)
         ],
         n_params=weights.n_params,  # last: all tensors have been taken
@@ -239,14 +269,11 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, choices: HeadChoices
 
 def check_layers(weights: Weights, found: Sequence[Names]) -> None:
     """Raise `LoadError` or `UnsupportedModel` unless the folder holds at least one layer, all of one family."""
-    for name in sorted(weights.names):
-        if MIMO_V2.fullmatch(name):
-            raise UnsupportedModel(f"{weights.folder}: tensor {name}: the head of MiMo-V2 is not supported")
     if not found:
         known = ", ".join(f"{family.joint}.weight" for family in FAMILIES)
         raise LoadError(f"{weights.folder}: no MTP head here; none of its tensors is named {known}")
     shapes = [weights.shape(f"{names.joint}.weight") for names in found]
-    families = {(names.hidden_first, names.one_plus) for names in found}
+    families = {(names.hidden_first, names.one_plus, names.recycled) for names in found}
     if len(set(shapes)) > 1 or len(families) > 1:
         raise UnsupportedModel(
             f"{weights.folder}: {found[0].joint}.weight and {found[-1].joint}.weight are not of one kind"
@@ -254,9 +281,11 @@ def check_layers(weights: Weights, found: Sequence[Names]) -> None:
 
 
 def plan_of(weights: Weights, names: Names, target: Network, n_ctx: int) -> BlockPlan:
-    """The plan of the block: the target's in its own folder or without a config, else from the folder's config."""
+    """The plan of the block: the target's in its own folder, without a config, or where the target's family knows the
+    block; else from the folder's config."""
     config, path = target.config, weights.folder
-    if has_config(path) and not is_whole_model(weights.names):
+    is_apart = has_config(path) and not is_whole_model(weights.names)
+    if is_apart and target.spec.mtp_block is None:
         plan = read_plan(read_documents(path)[0], weights, names.block, config.d_model, n_ctx, target)
     else:
         plan = BlockPlan(
@@ -266,6 +295,7 @@ def plan_of(weights: Weights, names: Names, target: Network, n_ctx: int) -> Bloc
             norm=config.norm,
             rope=config.rope,
             table=rope_table(config.rope, n_ctx, target),
+            n_ctx=n_ctx,
         )
     norm = replace(plan.norm, one_plus=names.one_plus)
     return replace(plan, norm=norm, moe=experts_of(target), latents=latents_of(target))
@@ -288,12 +318,22 @@ def load_layer(
         hidden_norm=load_norm(weights, names.hidden_norm, d_model, plan.norm),
         joint=load_any_linear(weights, names.joint, 2 * d_model, d_model),
         hidden_first=names.hidden_first,
-        block=load_draft_block(weights, names.block, plan),
+        block=load_mtp_block(weights, names.block, plan, target, place),
         norm=load_norm(weights, names.norm, d_model, plan.norm),
         embedding=embedding,
         head=own_head,
         recycle_normed=recycle_normed,
     )
+
+
+def load_mtp_block(weights: Weights, name: str, plan: BlockPlan, target: Network, place: int) -> Block:
+    """The block of the layer in a place of the head: what the target's family says it is, else what its tensors say."""
+    if target.spec.mtp_block is None:
+        return load_draft_block(weights, name, plan)
+    block = target.spec.mtp_block(place)
+    rope = block.mixer.rope
+    ropes = {} if rope is None else {rope: rope_table(rope, plan.n_ctx, target)}
+    return load_block(weights, name, block, target.spec, ropes)
 
 
 def repeats_head(weights: Weights, name: str, target: Network) -> bool:

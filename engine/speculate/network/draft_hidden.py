@@ -6,7 +6,8 @@ module k (counted from 0) has a row per position,
     s^{k+1}_p = module k (s^k_p, x_{p+1+k}; its own rows before p), which predicts x_{p+2+k}
 
 (the pairing rule of EAGLE, Li et al. 2503.01840, and of DeepSeek-V3, arXiv 2412.19437, 2.2). The last module is looped:
-past the position where it makes its guess it takes its own state of the row before for s^k.
+past the position where it makes its guess it takes its own state of the row before for s^k. In heads that are not chained
+(MiMo-V2) all modules read s⁰ where those of a chain read s^k.
 
 **What is known.** When tokens up to x_n are known (the target has computed n of them, `slot.n_past`), module k has its
 tokens for the positions before n - k. So every pass brings each module the same tokens, at positions shifted back by k:
@@ -71,11 +72,16 @@ class Head(Protocol):
     def modules(self) -> Sequence[Module]:
         """At least one: the first makes the first guess, the second the second; the last is looped."""
 
+    @property
+    def is_chained(self) -> bool:
+        """Whether a module reads the states of the module before; else all read those of the target."""
+
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         """[n_rows, d_target] each -> [n_rows, d_model]."""
 
 
-# What feeding leaves of a slot: the states of the modules' last rows, [1, d_model] each, as far as modules have rows.
+# What feeding leaves of a slot, per module as far as modules have rows: what the next module reads at its last row,
+# [1, d_model]; of a head of one module its own state.
 _Ends = Sequence[Tensor]
 
 
@@ -86,11 +92,11 @@ class _Climb:
         self,
         wants: Sequence[Want],
         states: Tensor,
-        last: int,
+        head: Head,
         ends: Sequence[_Ends] = (),
         n_lost: Tensor | None = None,
     ) -> None:
-        """states: [n_able, d_model], of the rows that made the first guesses; last: the last module.
+        """states: [n_able, d_model], of the rows that made the first guesses.
 
         ends: of the slots that are able, where there are several modules; n_lost: as for `Unrolled`.
         """
@@ -100,7 +106,8 @@ class _Climb:
         self.n_lost = n_lost  # [n_going] int64
         self._wants = wants
         self._ends = list(ends)  # of the slots that go on, like all below
-        self._last = last
+        self._last = len(head.modules) - 1
+        self._is_chained = head.is_chained
         self._guesses = self.token_ids.new_empty((len(states), 0))  # [n_going, n_made], while modules change
 
     def rise(self, going: Going) -> int:
@@ -124,11 +131,14 @@ class _Climb:
         k = going.n_made
         self._ends = [self._ends[row] for row in going.rows]
         self._guesses = torch.cat((going.of(self._guesses), going.token_ids[:, None]), 1)
-        # Of the last row that the module before was fed, [1 or 0, d_model] each.
-        states = [ends[k - 1] if k <= len(ends) else ends[0][:0] for ends in self._ends]
-        if k > 1:  # and the rows of the module before, which had no tokens either
-            rows = self.states.split_with_sizes([span.n_logits for span in self.spans])
-            states = [torch.cat((one, rows[row])) for one, row in zip(states, going.rows, strict=True)]
+        if not self._is_chained:  # of the last k rows, or of as many as there are, in their order
+            states = [torch.cat([*reversed(ends[:k])]) for ends in self._ends]
+        else:
+            # Of the last row that the module before was fed, [1 or 0, d_model] each.
+            states = [ends[k - 1] if k <= len(ends) else ends[0][:0] for ends in self._ends]
+            if k > 1:  # and the rows of the module before, which had no tokens either
+                rows = self.states.split_with_sizes([span.n_logits for span in self.spans])
+                states = [torch.cat((one, rows[row])) for one, row in zip(states, going.rows, strict=True)]
         counts = [len(one) for one in states]
         self.spans = [
             Span(slot.id, (UNREAD,) * n, slot.n_past - n, n, n if k < self._last else 1)
@@ -210,14 +220,14 @@ class DraftHidden(NetworkDrafter):
         if not able:
             return Unrolled(wants)
         said, ends = self._feed(fed)
-        climb = _Climb(wants, torch.cat([one[0] for one in ends]), len(self._head.modules) - 1, ends)
+        climb = _Climb(wants, torch.cat([one[0] for one in ends]), self._head, ends)
         return self._unrolled(Unrolled(wants), able, said, climb)
 
     def _feed(self, fed: Sequence[tuple[Slot, range]]) -> tuple[Tensor, Sequence[_Ends]]:
         """Run the modules over these rows of slots, up to each slot's last.
 
-        Returns what module 0 says of each last row, [n_slots, d_model], and what is left of each slot. A module needs
-        the states of all rows of the module before.
+        Returns what module 0 says of each last row, [n_slots, d_model], and what is left of each slot. A module of a
+        chain needs the states of all rows of the module before.
         """
         last, hidden = len(self._head.modules) - 1, self._head.fuse(self._backlog.states(fed))
         first_said, left = hidden, [list[Tensor]() for _ in fed]
@@ -229,6 +239,8 @@ class DraftHidden(NetworkDrafter):
             said, states = self._run(k, spans, hidden)  # [n_logits of all, d_model] each
             if k == last > 0:
                 break
+            if k < last and not self._head.is_chained:
+                states = hidden  # all rows are wanted of a module that is not the last
             ends = np.cumsum([span.n_logits for span in spans])
             (index,) = upload((ends - 1,), states.device)
             first_said = said[index] if k == 0 else first_said
@@ -264,7 +276,7 @@ class DraftHidden(NetworkDrafter):
         self._fed |= {span.slot: span.n_past for span in spans}
         (last,) = upload((np.cumsum([len(own) for own in rows]) - 1,), tails.device)
         last = last - n_lost  # [n_wants]: the row of each slot's last kept token
-        climb = _Climb(wants, states[last], 0, n_lost=n_lost)
+        climb = _Climb(wants, states[last], self._head, n_lost=n_lost)
         return self._unrolled(Unrolled(wants, n_lost), range(len(wants)), said[last], climb)
 
     def _catch_up(self, wants: Sequence[Want]) -> bool:
