@@ -6,8 +6,8 @@ module k (counted from 0) has a row per position,
     s^{k+1}_p = module k (s^k_p, x_{p+1+k}; its own rows before p), which predicts x_{p+2+k}
 
 (the pairing rule of EAGLE, Li et al. 2503.01840, and of DeepSeek-V3, arXiv 2412.19437, 2.2). The last module is looped:
-past the position where it makes its guess it takes its own state of the row before for s^k. In heads that are not chained
-(MiMo-V2) all modules read s⁰ where those of a chain read s^k.
+past the position where it makes its guess it takes its own state of the row before for s^k. In heads that are no chain
+all modules read s⁰ where those of a chain read s^k (MiMo-V2).
 
 **What is known.** When tokens up to x_n are known (the target has computed n of them, `slot.n_past`), module k has its
 tokens for the positions before n - k. So every pass brings each module the same tokens, at positions shifted back by k:
