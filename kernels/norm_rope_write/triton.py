@@ -43,7 +43,15 @@ def norm_rope_write(
             *(qkv, q, keys, values, *scales),
             *(rope.cos.contiguous(), rope.sin.contiguous()),
             *(x.contiguous() for x in places),
-            *(n_heads, n_kv_heads, page_size, d_head, values.shape[3], power_of_two(d_head), rope.cos.shape[1]),
+            *(
+                n_heads,
+                n_kv_heads,
+                page_size,
+                d_head,
+                values.shape[3],
+                power_of_two(d_head),
+                rope.cos.shape[1],
+            ),
             HEADS,
             norms is not None,
             norms is not None and norms.values,
@@ -122,10 +130,14 @@ def _heads(
     is_v = (head >= N_HEADS + N_KV)[:, None]
     width = tl.where(is_v, D_VALUE, D)  # [HEADS, 1]
     exists = (head[:, None] < N_HEADS + 2 * N_KV) & (i[None, :] < width)  # [HEADS, SIZE]
-    first = head * D - tl.maximum(head - (N_HEADS + N_KV), 0) * (D - D_VALUE)  # of the head's values in the row
+    first = head * D - tl.maximum(head - (N_HEADS + N_KV), 0) * (
+        D - D_VALUE
+    )  # of the head's values in the row
     source_at = qkv_at + row * ((N_HEADS + N_KV) * D + N_KV * D_VALUE) + first[:, None]
     own = tl.load(source_at + i[None, :], mask=exists, other=0.0)
-    turning = exists & (i[None, :] < 2 * HALF) & (partner[None, :] < width)  # value heads may be narrower than that
+    turning = (
+        exists & (i[None, :] < 2 * HALF) & (partner[None, :] < width)
+    )  # value heads may be narrower than that
     other = tl.load(source_at + partner[None, :], mask=turning, other=0.0)
     wide = own.to(tl.float32)
     inverse = inverse_rms(wide * wide, D, eps, 1)  # [HEADS]

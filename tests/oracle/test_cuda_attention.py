@@ -232,7 +232,9 @@ def cancelling(n: int, shape: tuple[int, ...]) -> Prompt:
     for position in range(n):
         page = prompt.spans.page_table[0, position // 16]
         values = prompt.stores[1][page, :, position % 16]  # [n_kv, d_value]
-        values[:] = values.new_tensor(1 - position // cuda.CHUNK % 2 * 2) * torch.linspace(1, 2, values.shape[1])
+        values[:] = values.new_tensor(1 - position // cuda.CHUNK % 2 * 2) * torch.linspace(
+            1, 2, values.shape[1]
+        )
     return prompt
 
 

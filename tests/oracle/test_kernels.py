@@ -292,7 +292,13 @@ def test_attention_with_sinks(
 @pytest.mark.parametrize("window", [None, 1, 65])
 @pytest.mark.parametrize(
     ("shape", "d_value"),
-    [((16, 4, 2, 8), 2), ((24, 3, 3, 16), 16), ((80, 6, 2, 16), 64), ((96, 4, 1, 64), 70), ((192, 4, 2, 64), 128)],
+    [
+        ((16, 4, 2, 8), 2),
+        ((24, 3, 3, 16), 16),
+        ((80, 6, 2, 16), 64),
+        ((96, 4, 1, 64), 70),
+        ((192, 4, 2, 64), 128),
+    ],
     ids=str,
 )
 def test_attention_to_values_narrower_than_keys(
@@ -325,9 +331,7 @@ def check_attention(
     meant = torch.empty(sum(lengths), n_heads, widths[1], dtype=torch.float64)
     for i, (start, n) in enumerate(zip(spans.span_starts.tolist(), lengths, strict=False)):
         pages = spans.page_table[i, : -(-(past[i] + n) // page_size)].long()
-        k, v = (
-            store[pages].double().permute(1, 0, 2, 3).flatten(1, 2) for store in (keys, values)
-        )
+        k, v = (store[pages].double().permute(1, 0, 2, 3).flatten(1, 2) for store in (keys, values))
         for row, head in itertools.product(range(n), range(n_heads)):
             end, h = past[i] + row + 1, head // (n_heads // n_kv)
             seen = slice(0 if window is None else max(0, end - window), end)

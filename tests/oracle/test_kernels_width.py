@@ -108,7 +108,10 @@ def test_norms_and_gates(dtype: torch.dtype, n_threads: int) -> None:
 @pytest.mark.parametrize("d_value", [40, 24])
 def test_norm_rope_write(dtype: torch.dtype, wide_norms: bool, d_value: int) -> None:
     spans = make_spans([70], [11], 16)
-    qkv, rope = random(70, 5 * 40 + d_value, dtype=dtype), Rope(random(100, 9).float(), random(100, 9, seed=1).float())
+    qkv, rope = (
+        random(70, 5 * 40 + d_value, dtype=dtype),
+        Rope(random(100, 9).float(), random(100, 9, seed=1).float()),
+    )
     norm_dtype = torch.float32 if wide_norms else dtype
     norms = HeadNorms(random(40, dtype=norm_dtype, seed=2), random(40, dtype=norm_dtype, seed=3), 1e-6)
 

@@ -194,14 +194,25 @@ def test_the_window_of_both_dialects(oracle: Callable[[str], Oracle], tmp_path: 
 
     assert MiMoV2FlashConfig(sliding_window=128, sliding_window_size=128).sliding_window == 129
     assert windows(folder) == {None, 17}
-    assert windows(released(folder, tmp_path / "1", sliding_window=128, sliding_window_size=128)) == {None, 129}
-    assert windows(released(folder, tmp_path / "2", sliding_window=128, sliding_window_size=None)) == {None, 128}
+    assert windows(released(folder, tmp_path / "1", sliding_window=128, sliding_window_size=128)) == {
+        None,
+        129,
+    }
+    assert windows(released(folder, tmp_path / "2", sliding_window=128, sliding_window_size=None)) == {
+        None,
+        128,
+    }
 
 
 def test_sliding_layers_of_another_shape(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
     """Keys that transformers does not read: all the numbers of sliding layers, and sinks in either kind."""
     folder, _, _ = oracle("mimo")
-    heads = {"swa_num_attention_heads": 6, "swa_num_key_value_heads": 3, "swa_head_dim": 36, "swa_v_head_dim": 8}
+    heads = {
+        "swa_num_attention_heads": 6,
+        "swa_num_key_value_heads": 3,
+        "swa_head_dim": 36,
+        "swa_v_head_dim": 8,
+    }
     sinks = {"add_swa_attention_sink_bias": False, "add_full_attention_sink_bias": True}
     blocks = decoder_spec(read_model(released(folder, tmp_path / "1", **heads, **sinks)), N_CTX).blocks
     full, sliding = (block.mixer for block in blocks[:2])
@@ -223,7 +234,10 @@ def test_the_layers_of_a_draft_head_are_left_alone(oracle: Callable[[str], Oracl
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hybrid_layer_pattern": [0, 1, 2, 0, 1, 1]}, r"hybrid_layer_pattern = .*must be 0 \(full_attention\)"),
+        (
+            {"hybrid_layer_pattern": [0, 1, 2, 0, 1, 1]},
+            r"hybrid_layer_pattern = .*must be 0 \(full_attention\)",
+        ),
         ({"hybrid_layer_pattern": None}, "hybrid_layer_pattern = null: must be 0"),
         ({"hybrid_layer_pattern": [0, True, 1, 0, 1, 1]}, "hybrid_layer_pattern = "),
         ({"moe_layer_freq": [0, 1, 1]}, r"moe_layer_freq = \[0, 1, 1\]: must be 0 \(dense\) or 1 \(sparse\)"),
@@ -251,11 +265,14 @@ def test_configs_that_make_no_sense_are_refused(
 
 def test_files_that_do_not_fit_are_refused(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
     folder, _, _ = oracle("mimo")
-    for name in ("self_attn.attention_sink_bias", "mlp.gate.e_score_correction_bias", "self_attn.v_proj.weight"):
+    for name in (
+        "self_attn.attention_sink_bias",
+        "mlp.gate.e_score_correction_bias",
+        "self_attn.v_proj.weight",
+    ):
         copy = edited(folder, tmp_path / name, lambda all, name=name: all.pop(f"model.layers.1.{name}"))
         with pytest.raises(CheckpointMismatch, match=rf"missing: model\.layers\.1\.{name}"):
             loaded(copy)
     surplus = {"model.layers.0.self_attn.attention_sink_bias": torch.ones(4)}
     with pytest.raises(CheckpointMismatch, match=r"unused: model\.layers\.0\.self_attn\.attention_sink_bias"):
         loaded(edited(folder, tmp_path / "more", lambda all: all.update(surplus)))
-
