@@ -61,8 +61,8 @@ def attention(
 ) -> Tensor:
     """As `op.attention`, for any page size.
 
-    Raises ValueError for heads that are no multiple of 8, or of 16 where keys and values are float8, or wider than 256, and
-    for values wider than keys.
+    Raises ValueError for heads that are no multiple of 8, or of 16 where keys and values are float8, or wider than 256,
+    and for values wider than keys.
     """
     check_window(window)
     check_sinks(sinks, q.shape[1])

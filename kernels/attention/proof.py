@@ -23,8 +23,8 @@ def of_attention(
     heads: tuple[int, int, int] = (8, 2, 64),
     d_value: int | None = None,
 ) -> Rows:
-    """heads: query heads, K/V heads, d_head. d_value: None for d_head. coded: keys and values in float8. sunk: with
-    sinks."""
+    """heads: query heads, K/V heads, d_head. d_value: None for d_head. coded: keys and values in float8.
+    sunk: with sinks."""
     n_heads, n_kv, d = heads
     every = Sequences([n_past + N_ROWS, n_past + 300, 90], inputs.device)
     shape = every.n_pages, n_kv, PAGE_SIZE

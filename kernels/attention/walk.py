@@ -40,9 +40,9 @@ def _padded(width: int) -> int:
 def scratch(n_slots: int, d_head: int, d_value: int) -> Any:
     """Memory of one thread for items of up to n_slots slots (a slot holds a lane: a row's query head).
 
-    (floats, longs, pointers into them): keep the arrays alive. Pointers: queries [n_slots, padded d_head] and totals
-    [n_slots, padded d_value] in chunks, states [n_slots, 2] (largest score, sum of weights), sums [2, 64, 16], weights [2, 64], addresses of
-    rows [4, 64] (this block's keys and values, the next one's).
+    (floats, longs, pointers into them): keep the arrays alive. Pointers: queries [n_slots, q_pad] and totals
+    [n_slots, v_pad] in chunks, states [n_slots, 2] (largest score, sum of weights), sums [2, 64, 16],
+    weights [2, 64], addresses of rows [4, 64] (this block's keys and values, the next one's).
     """
     q_pad, v_pad = _padded(d_head), _padded(d_value)
     floats = np.empty(n_slots * (q_pad + v_pad + 2) + 2 * BLOCK * 17 + 32, np.float32)

@@ -24,8 +24,8 @@ def of_norm_rope_write(
     heads: tuple[int, int, int] = (8, 2, 64),
     d_value: int | None = None,
 ) -> Rows:
-    """What is returned and what is written. heads, d_value: as in attention. coded: whether float8 holds the same, rounded.
-    values: whether values are normed."""
+    """What is returned and what is written. heads, d_value: as in attention. coded: whether float8 holds the same,
+    rounded. values: whether values are normed."""
     n_heads, n_kv, d = heads
     every = Sequences([_N_PAST + N_ROWS], inputs.device)
     widths = d, d_value or d

@@ -130,14 +130,10 @@ def _heads(
     is_v = (head >= N_HEADS + N_KV)[:, None]
     width = tl.where(is_v, D_VALUE, D)  # [HEADS, 1]
     exists = (head[:, None] < N_HEADS + 2 * N_KV) & (i[None, :] < width)  # [HEADS, SIZE]
-    first = head * D - tl.maximum(head - (N_HEADS + N_KV), 0) * (
-        D - D_VALUE
-    )  # of the head's values in the row
+    first = head * D - tl.maximum(head - (N_HEADS + N_KV), 0) * (D - D_VALUE)  # of the head in its row
     source_at = qkv_at + row * ((N_HEADS + N_KV) * D + N_KV * D_VALUE) + first[:, None]
     own = tl.load(source_at + i[None, :], mask=exists, other=0.0)
-    turning = (
-        exists & (i[None, :] < 2 * HALF) & (partner[None, :] < width)
-    )  # value heads may be narrower than that
+    turning = exists & (i[None, :] < 2 * HALF) & (partner[None, :] < width)  # values may end before
     other = tl.load(source_at + partner[None, :], mask=turning, other=0.0)
     wide = own.to(tl.float32)
     inverse = inverse_rms(wide * wide, D, eps, 1)  # [HEADS]
@@ -159,7 +155,5 @@ def _heads(
     target = (cell + kv_head * PAGE_SIZE) * width + i[None, :]  # [HEADS, SIZE]
     tl.store(keys_at + target, stored(turned, keys_at), mask=exists & ~is_q & ~is_v)
     if NORMS_VALUES:
-        if D_VALUE != D:
-            inverse = inverse_rms(wide * wide, D_VALUE, eps, 1)
-        own = (wide * inverse[:, None]).to(own.dtype)
+        own = (wide * inverse_rms(wide * wide, D_VALUE, eps, 1)[:, None]).to(own.dtype)
     tl.store(values_at + target, stored(own, values_at), mask=exists & is_v)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slipstream.engine.layers.attention import AttentionSpec
-from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
+from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec, FeedForwardSpec
 from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.models.families.routed_experts import DENSE, SPARSE, read_experts
@@ -30,7 +30,8 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
     kinds = read_kinds(fields, ("layer_types", "hybrid_layer_pattern"), (FULL, SLIDING), n)
     halves = read_kinds(fields, ("mlp_layer_types", "moe_layer_freq"), (DENSE, SPARSE), n)
     mixers = {kind: read_attention(config, kind) for kind in set(kinds)}
-    ffns = {DENSE: MLPSpec(config.d_model, config.d_ffn), SPARSE: read_experts(config)}
+    dense, sparse = MLPSpec(config.d_model, config.d_ffn), read_experts(config)
+    ffns: dict[str, FeedForwardSpec] = {DENSE: dense, SPARSE: sparse}
     blocks = [BlockSpec(mixers[kind], ffns[half]) for kind, half in zip(kinds, halves, strict=True)]
     return config.decoder(blocks, n_positions, vocab_size)
 
@@ -54,9 +55,10 @@ def read_kinds(fields: Fields, keys: tuple[str, str], names: Sequence[str], n: i
 def read_window(fields: Fields) -> int:
     """Positions that a row of a sliding layer sees, its own included.
 
-    Sources disagree about the released files, which say 128 under both keys: the code beside the weights and vLLM let a
-    row see 128 positions, its own included; SGLang and transformers take `sliding_window_size` for those before its own,
-    129 in all. We follow transformers, which writes that sum as `sliding_window`.
+    Sources disagree about the released files, which say 128 under both keys: the code beside the weights and vLLM let
+    a row see 128 positions, its own included; SGLang and transformers take `sliding_window_size` for those before its
+    own, 129 in all. Read as transformers does, which writes that sum as `sliding_window` into its own files. A config
+    without `sliding_window_size` has the window that `sliding_window` says.
     """
     before = "sliding_window_size"
     return fields.count(before) + 1 if fields.has(before) else fields.count("sliding_window")
