@@ -11,15 +11,18 @@ import pytest
 import torch
 from transformers import MiMoV2FlashConfig
 
+from slipstream import kernels
 from slipstream.engine.api import Sampling
 from slipstream.engine.batch import Span
 from slipstream.engine.cache.kv import KV
 from slipstream.engine.errors import CheckpointMismatch, UnsupportedModel
-from slipstream.engine.layers.attention import Attention
+from slipstream.engine.layers.attention import Attention, AttentionSpec
 from slipstream.engine.layers.mlp import GatedMLP
 from slipstream.engine.layers.moe import MoE
+from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.models.registry import decoder_spec, read_model
 from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, with_config
+from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.feeding import (
     N_CTX,
     Windowed,
@@ -220,6 +223,25 @@ def test_sliding_layers_of_another_shape(oracle: Callable[[str], Oracle], tmp_pa
     assert (sliding.n_heads, sliding.need, sliding.sinks) == (6, KV(3, 36, 17, d_value=8), None)
     assert (full.rope.n_dims, full.rope.theta) == (8, 5e6)
     assert (sliding.rope.n_dims, sliding.rope.theta) == (12, 1e4)
+
+
+def test_gates_and_values_that_are_keys_are_as_wide_as_keys() -> None:
+    shape: dict[str, Any] = {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_head": 24, "d_value": 16}
+    rope = RopeSpec(kind="default", theta=1e4, n_dims=8)
+    for more in ({"gated": True}, {"keys_as_values": True}):
+        with pytest.raises(ValueError, match="as wide as keys"):
+            AttentionSpec(**shape, rope=rope, **more)
+
+
+@needs_compiler
+def test_logits_with_cuda_attention(oracle: Callable[[str], Oracle]) -> None:
+    """In the emulator: two widths, windows and sinks in one network, whole and in chunks."""
+    folder, prompt, expected = oracle("mimo")
+    runner, ids = Windowed(loaded(folder, torch.bfloat16)), prompt.tolist()[:60]
+    with kernels.use("cuda", "attention"), emulated():
+        whole = runner.feed(rows(0, ids, 0, 60))
+        assert same(runner.feed_chunks(1, ids, [31, 1, 5, 23]), whole)
+    assert (whole.float() - expected[:60]).abs().mean() < 0.1 * expected.std()
 
 
 def test_the_layers_of_a_draft_head_are_left_alone(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
