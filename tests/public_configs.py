@@ -110,6 +110,7 @@ GPT_OSS: Config = {
     "swiglu_limit": 7.0,
     "tie_word_embeddings": False,
 }
+MIMO_FULL = [0, 5, 11, 17, 23, 29, 35, 41, 47]
 GEMMA: Config = {"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256}
 
 CONFIGS: Mapping[str, Config] = {
@@ -145,6 +146,46 @@ CONFIGS: Mapping[str, Config] = {
         "4096 11008 36 32 8 151680 32768",
         num_nextn_predict_layers=1,
         tie_word_embeddings=False,
+    ),
+    "MiMo-V2-Flash": config(
+        *("MiMoV2FlashForCausalLM", "4096 16384 48 64 4 152576 262144"),
+        head_dim=192,
+        v_head_dim=128,
+        swa_num_attention_heads=64,
+        swa_num_key_value_heads=8,
+        swa_head_dim=192,
+        swa_v_head_dim=128,
+        hybrid_layer_pattern=[int(i not in MIMO_FULL) for i in range(48)],
+        moe_layer_freq=[0, *[1] * 47],
+        sliding_window=128,
+        sliding_window_size=128,
+        attention_chunk_size=128,
+        rope_theta=5e6,
+        swa_rope_theta=1e4,
+        partial_rotary_factor=0.334,
+        attention_bias=False,
+        attention_value_scale=0.707,
+        add_swa_attention_sink_bias=True,
+        add_full_attention_sink_bias=False,
+        layernorm_epsilon=1e-5,
+        n_routed_experts=256,
+        n_shared_experts=None,
+        num_experts_per_tok=8,
+        moe_intermediate_size=2048,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        scoring_func="sigmoid",
+        topk_method="noaux_tc",
+        routed_scaling_factor=None,
+        tie_word_embeddings=False,
+        quantization_config={
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+            "ignored_layers": [f"model.layers.{i}.self_attn.o_proj" for i in range(48)],
+        },
     ),
     "Qwen3-0.6B": config(
         "Qwen3ForCausalLM", "1024 3072 28 16 8 151936 40960", head_dim=128, tie_word_embeddings=True

@@ -19,6 +19,12 @@ class KV(Need):
     d_head: int
     window: int | None = None  # positions a row sees, its own included; None: all before it
     dtype: torch.dtype | None = None  # of keys and values; None: the network's
+    d_value: int | None = None  # of a value head; None: as wide as a key head
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Of a key head and of a value head."""
+        return self.d_head, self.d_head if self.d_value is None else self.d_value
 
     def token_bytes(self, dtype: torch.dtype) -> int:
         return self._row_bytes(dtype) if self.window is None else 0
@@ -31,11 +37,11 @@ class KV(Need):
 
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> KVLayer:
         n_pages = sizes.n_pages if self.window is None else sizes.n_window_pages
-        shape = (n_pages, self.n_kv_heads, sizes.page_size, self.d_head)
-        return KVLayer(*(zeros(shape, self.dtype or dtype, device) for _ in range(2)))
+        shape = (n_pages, self.n_kv_heads, sizes.page_size)
+        return KVLayer(*(zeros((*shape, width), self.dtype or dtype, device) for width in self.widths))
 
     def _row_bytes(self, dtype: torch.dtype) -> int:
-        return 2 * self.n_kv_heads * self.d_head * (self.dtype or dtype).itemsize
+        return self.n_kv_heads * sum(self.widths) * (self.dtype or dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class KVLayer(LayerState):
     """
 
     keys: Tensor  # [n_pages, n_kv_heads, page_size, d_head]
-    values: Tensor  # [n_pages, n_kv_heads, page_size, d_head]
+    values: Tensor  # [n_pages, n_kv_heads, page_size, d_value]
 
     def copy_page(self, source: int, target: int) -> None:
         for tensor in (self.keys, self.values):

@@ -37,6 +37,7 @@ class Attention:
     kv: KV
     gate: Packed | None = None  # of the output, before `out`
     sinks: Tensor | None = None  # [n_heads] float32
+    value_scale: float | None = None
 
     @property
     def need(self) -> KV:
@@ -48,9 +49,11 @@ class Attention:
         keys, values, window = layer.keys, layer.values, self.kv.window
         batch = pages_of(batch, window)
         q = norm_rope_write(linear(x, self.qkv), self.norms, self.rope, batch, keys, values)
-        mixed = attention(  # [n_tokens, n_heads * d_head]
+        mixed = attention(  # [n_tokens, n_heads * d_value]
             q, keys, values, batch, self.scale, window, self.sinks
         )
+        if self.value_scale is not None:
+            mixed = mixed * self.value_scale  # linear in the values, so once here is as good as on each
         if self.gate is not None:
             mixed = sigmoid_mul(mixed, linear(x, self.gate))
         return linear(mixed, self.out)
@@ -81,15 +84,22 @@ class AttentionSpec:
     gated: bool = False  # q_proj holds, per head, a query and a gate of the head's output
     scale: float | None = None  # of the scores; None: d_head ** -0.5
     window: int | None = None  # positions a row sees, its own included; None: all before it
-    sinks: bool = False  # per query head a score that joins the softmax and brings no value
+    sinks: str | None = None  # tensor with a score per query head that joins the softmax and brings no value
     d_in: int | None = None  # width of the rows it reads, where that is not d_model
     norms_values: bool = False  # values are normalised too, without a scale; with head_norm only
     keys_as_values: bool = False  # there is no v_proj: values are what k_proj gives, before norm and rotation
+    d_value: int | None = None  # of a value head; None: d_head, as `gated` and `keys_as_values` have it
+    value_scale: float | None = None  # values count that much; None: as they are
+
+    def __post_init__(self) -> None:
+        d_head, d_value = self.need.widths
+        if d_value != d_head and (self.gated or self.keys_as_values):
+            raise ValueError("gates and values that are keys are as wide as keys")
 
     @property
     def need(self) -> KV:
         """What the layer needs from a `Store`."""
-        return KV(self.n_kv_heads, self.d_head, self.window)
+        return KV(self.n_kv_heads, self.d_head, self.window, d_value=self.d_value)
 
     @property
     def score_scale(self) -> float:
@@ -104,7 +114,8 @@ class AttentionSpec:
                 f"{name}: heads of {self.d_head} values: attention on CUDA has at most {WIDEST_ON_CUDA};"
                 " --device cpu runs them"
             )
-        d_q, d_kv = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
+        _, d_value = self.need.widths
+        d_q, d_k = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         norms = None
         if self.head_norm is not None:
             q, k = (
@@ -116,21 +127,30 @@ class AttentionSpec:
         if self.gated:
             qkv, gate = self._split(weights, inputs)
         elif self.keys_as_values:
-            both = widened(weights.take_linear(inputs[:2], self.d_model, [d_q, d_kv]))
-            qkv = pack(torch.cat((both, both[d_q:])))  # [d_q + 2 * d_kv, d_model]
+            both = widened(weights.take_linear(inputs[:2], self.d_model, [d_q, d_k]))
+            qkv = pack(torch.cat((both, both[d_q:])))  # [d_q + 2 * d_k, d_model]
         else:
             d_in = self.d_model if self.d_in is None else self.d_in
-            qkv = load_linear(weights, inputs, d_in, [d_q, d_kv, d_kv], bias=self.qkv_bias)
+            widths = [d_q, d_k, self.n_kv_heads * d_value]
+            qkv = load_linear(weights, inputs, d_in, widths, bias=self.qkv_bias)
         return Attention(
             qkv=qkv,
-            out=load_linear(weights, [f"{name}.o_proj"], d_q, [self.d_model], bias=self.out_bias),
+            out=load_linear(
+                weights, [f"{name}.o_proj"], self.n_heads * d_value, [self.d_model], bias=self.out_bias
+            ),
             norms=norms,
             rope=ropes[self.rope],
             scale=self.score_scale,
             kv=self.need,
             gate=gate,
-            sinks=weights.take(f"{name}.sinks", [self.n_heads], torch.float32) if self.sinks else None,
+            sinks=self._load_sinks(weights, name),
+            value_scale=self.value_scale,
         )
+
+    def _load_sinks(self, weights: TensorSource, name: str) -> Tensor | None:  # [n_heads] float32
+        if self.sinks is None:
+            return None
+        return weights.take(f"{name}.{self.sinks}", [self.n_heads], torch.float32)
 
     def _split(self, weights: TensorSource, inputs: list[str]) -> tuple[Packed, Packed]:
         """The joined projections and the gate's, whose rows alternate with the query's head by head."""

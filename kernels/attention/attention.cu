@@ -25,7 +25,7 @@ struct Pages {
   const KV* keys;
   const KV* values;
   const int* table;  // of the span
-  int n_kv, head, size, d_head;
+  int n_kv, head, size, d_head, d_value;
 };
 
 // A warp's two query rows of a lane: the one of its group, and the one eight further.
@@ -58,10 +58,12 @@ __device__ inline void fetch(const Pages<KV>& pages, const int* rows, int step, 
 #pragma unroll 4
   for (int row = threadIdx.x / (D / N); row < STEP; row += blockDim.x / (D / N)) {
     const int place = rows[step * STEP + row];
-    const bool wanted = place >= 0 && chunk * N < pages.d_head;
-    const long long from = wanted ? static_cast<long long>(place) * pages.d_head + chunk * N : 0;
-    copy16(stage + arrival<KV, D>(row, chunk), pages.keys + from, wanted);
-    copy16(stage + STEP * D + arrival<KV, D>(row, chunk), pages.values + from, wanted);
+    const auto copy = [&](KV* to, const KV* store, int width) {
+      const bool wanted = place >= 0 && chunk * N < width;
+      copy16(to + arrival<KV, D>(row, chunk), store + (wanted ? static_cast<long long>(place) * width + chunk * N : 0), wanted);
+    };
+    copy(stage, pages.keys, pages.d_head);
+    copy(stage + STEP * D, pages.values, pages.d_value);
   }
 }
 
@@ -264,7 +266,7 @@ __device__ inline void leave(const Queries<D>& mine, int half, int slot, const S
   float* to = memory.at(slot, mine.index[half]);
 #pragma unroll
   for (int n = 0; n < D / 8; ++n)
-    if (n * 8 < memory.d_head)
+    if (n * 8 < memory.d_value)
       *reinterpret_cast<float2*>(to + n * 8 + 2 * pair) = make_float2(mine.sums[n][2 * half], mine.sums[n][2 * half + 1]);
   if (pair == 0) memory.softmax[memory.softmax_at(slot, mine.index[half])] = mine.softmax[half];
 }
@@ -281,11 +283,11 @@ __device__ inline void join_chunk(
   } else {
     shares = join(total, mine.softmax[half]);
   }
-  T* to = out + static_cast<long long>(mine.index[half]) * memory.d_head + 2 * pair;
+  T* to = out + static_cast<long long>(mine.index[half]) * memory.d_value + 2 * pair;
   const float over = sinks.over(total, mine.index[half]);
 #pragma unroll
   for (int n = 0; n < D / 8; ++n) {
-    if (n * 8 >= memory.d_head) continue;
+    if (n * 8 >= memory.d_value) continue;
     float2 two = make_float2(mine.sums[n][2 * half], mine.sums[n][2 * half + 1]);
     if (slot > 0) {
       const float2 before = *reinterpret_cast<const float2*>(between + n * 8);
@@ -325,13 +327,13 @@ __device__ inline void take_queries(
 
 // Grid: chunks (one block: it goes through all and joins them), K/V heads, items. An item is QUERIES queries per warp of
 // one span; spans have their items one after another, and there may be more blocks than items. Blocks along x share the
-// chunks that an item sees. scale: times log2(e). window: at most 2^30, which means none. d_head: a multiple of 8, at most D;
-// of 16 where keys and values are float8.
+// chunks that an item sees. scale: times log2(e). window: at most 2^30, which means none. d_head, d_value: multiples of 8, at
+// most D; of 16 where keys and values are float8.
 template <class T, class KV, int D>
 __global__ void __launch_bounds__(MOST_WARPS * WARP, D == 256 ? 2 : 3)
     attention(const T* q, const KV* keys, const KV* values, const int* span_starts, const int* n_past, const int* page_table,
               const float* sinks, T* out, float* sums, float* softmax, int n_rows, int n_spans, int n_pages_max, int n_heads, int n_kv,
-              int page_size, int d_head, int window, float scale) {
+              int page_size, int d_head, int d_value, int window, float scale) {
   const int share = n_heads / n_kv, size = QUERIES * (blockDim.x / WARP);
   int span = 0, item = blockIdx.z, n = 0;
   for (; span < n_spans; ++span) {
@@ -343,8 +345,8 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, D == 256 ? 2 : 3)
   if (span == n_spans) return;
   const int past = n_past[span];
   const long long table = static_cast<long long>(span) * n_pages_max;
-  const Pages<KV> pages{keys, values, page_table + table, n_kv, static_cast<int>(blockIdx.y), page_size, d_head};
-  const Sums memory{sums, reinterpret_cast<Softmax*>(softmax), n_rows * n_heads, d_head};
+  const Pages<KV> pages{keys, values, page_table + table, n_kv, static_cast<int>(blockIdx.y), page_size, d_head, d_value};
+  const Sums memory{sums, reinterpret_cast<Softmax*>(softmax), n_rows * n_heads, d_value};
   const int first = item * size + threadIdx.x / WARP * QUERIES;
   Queries<D> mine;
   take_queries<T, D>(mine, q, first, n, past, span_starts[span], n_heads, share, d_head);
@@ -372,12 +374,12 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, D == 256 ? 2 : 3)
 template <class T>
 __global__ void __launch_bounds__(MOST_WARPS * WARP, 1)
     merge_chunks(const float* sums, const float* softmax, const int* span_starts, const int* n_past, const float* sinks,
-                 T* out, int n_rows, int n_spans, int n_heads, int n_parts, int d_head, int window) {
+                 T* out, int n_rows, int n_spans, int n_heads, int n_parts, int d_value, int window) {
   const int warp = blockIdx.x * MOST_WARPS + threadIdx.x / WARP, query = warp / n_parts, row = query / n_heads;
   const int column = (warp % n_parts * WARP + threadIdx.x % WARP) * 2;
   int span = 0;
   while (span < n_spans && span_starts[span + 1] <= row) ++span;
-  if (row >= n_rows || span == n_spans || column >= d_head) return;
+  if (row >= n_rows || span == n_spans || column >= d_value) return;
   const Seen seen(n_past[span] + row - span_starts[span], window);
   const int n_queries = n_rows * n_heads, n_chunks = seen.n_chunks();
   Softmax total{};
@@ -390,7 +392,7 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, 1)
       const long long place = static_cast<long long>(min(begin + i, n_chunks - 1)) * n_queries + query;
       const float2 pair = *reinterpret_cast<const float2*>(softmax + 2 * place);
       chunks[i] = {pair.x, pair.y};
-      some[i] = *reinterpret_cast<const float2*>(sums + place * d_head + column);
+      some[i] = *reinterpret_cast<const float2*>(sums + place * d_value + column);
     }
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
@@ -404,5 +406,5 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, 1)
   }
   const float over = Sinks{sinks, n_heads}.over(total, query);
   const unsigned both = packed_pair<T>(__fmul_rn(whole.x, over), __fmul_rn(whole.y, over));
-  *reinterpret_cast<unsigned*>(out + static_cast<long long>(query) * d_head + column) = both;
+  *reinterpret_cast<unsigned*>(out + static_cast<long long>(query) * d_value + column) = both;
 }

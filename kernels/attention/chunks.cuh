@@ -51,13 +51,13 @@ struct Seen {
   __device__ bool has(int at) const { return first <= at && at <= last; }
 };
 
-// Where a query's sums lie between chunks: sums[slot][query][d_head], softmax[slot][query]; slots are counted from the
+// Where a query's sums lie between chunks: sums[slot][query][d_value], softmax[slot][query]; slots are counted from the
 // first chunk that the query sees.
 struct Sums {
   float* sums;
   Softmax* softmax;
-  int n_queries, d_head;
+  int n_queries, d_value;
 
-  __device__ float* at(int slot, int query) const { return sums + softmax_at(slot, query) * d_head; }
+  __device__ float* at(int slot, int query) const { return sums + softmax_at(slot, query) * d_value; }
   __device__ long long softmax_at(int slot, int query) const { return static_cast<long long>(slot) * n_queries + query; }
 };

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slipstream.kernels import threads
 from slipstream.kernels.attention import walk
-from slipstream.kernels.attention.spans import Spans, check_sinks, check_window
+from slipstream.kernels.attention.spans import Spans, check_sinks, check_widths, check_window
 from slipstream.kernels.attention.walk import ITEM_ROWS
 from slipstream.kernels.compiled import (
     fetch_add,
@@ -43,24 +43,25 @@ def attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     check_window(window)
-    n_rows, n_heads, d_head = q.shape
+    (n_rows, n_heads, d_head), d_value = q.shape, values.shape[3]
     check_sinks(sinks, n_heads)
+    check_widths(d_head, d_value)
     if not (q.is_contiguous() and keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("attention takes contiguous tensors")
     if keys.dtype != values.dtype or keys.dtype not in (q.dtype, torch.float8_e4m3fn):
         raise ValueError(f"attention of {q.dtype} over {keys.dtype} and {values.dtype} is not there")
-    if d_head % 2:
-        raise ValueError(f"attention takes an even d_head, not {d_head}")
+    if d_head % 2 or d_value % 2:
+        raise ValueError(f"attention takes even widths of heads, not {d_head} and {d_value}")
     if not spans.span_starts.dtype == spans.n_past.dtype == spans.page_table.dtype == torch.int32:
         raise ValueError("span_starts, n_past and page_table are int32")
-    out = torch.empty((n_rows, n_heads * d_head), dtype=q.dtype)
+    out = torch.empty((n_rows, n_heads * d_value), dtype=q.dtype)
     _run(
         (
             *(q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr()),
             0 if sinks is None else sinks.data_ptr(),
         ),
         (spans.span_starts.data_ptr(), spans.n_past.data_ptr(), spans.page_table.data_ptr()),
-        (*spans.page_table.shape, n_heads, keys.shape[1], keys.shape[2], d_head, window or walk.NO_WINDOW),
+        (*spans.page_table.shape, n_heads, *keys.shape[1:], d_value, window or walk.NO_WINDOW),
         scale,
         _task[q.dtype, keys.dtype],
         threads.available(),
@@ -81,7 +82,7 @@ def _run(tensors: Any, batch: Any, shape: Any, scale: float, task: int, n_thread
     for i in range(shape[0]):
         n_rows = starts[i + 1] - starts[i]
         work += n_rows * min(past[i] + n_rows, a[walk.WINDOW])
-    if work * a[walk.N_HEADS] * a[walk.D_HEAD] * 2 < SERIAL_BELOW:
+    if work * a[walk.N_HEADS] * (a[walk.D_HEAD] + a[walk.D_VALUE]) < SERIAL_BELOW:
         n_threads = 1
     a[walk.N_THREADS] = n_threads
     n_items = 0
@@ -108,7 +109,7 @@ def _take_items(a: Any, stores: Any, out: Any) -> None:
     for i in range(a[walk.N_SPANS]):
         n_rows = starts[i + 1] - starts[i]
         n_slots = max(n_slots, (min(n_rows, ITEM_ROWS) * group + 1) * walk.heads_per_item(a, n_rows))
-    floats, longs, memory = walk.scratch(n_slots, a[walk.D_HEAD])
+    floats, longs, memory = walk.scratch(n_slots, a[walk.D_HEAD], a[walk.D_VALUE])
     item = fetch_add(shifted(a, walk.NEXT), 1)
     before = span = 0  # items of the spans before `span`
     while item < a[walk.N_ITEMS]:

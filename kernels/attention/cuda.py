@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from slipstream.kernels.attention.spans import WIDEST_ON_CUDA, Spans, check_sinks, check_window
+from slipstream.kernels.attention.spans import WIDEST_ON_CUDA, Spans, check_sinks, check_widths, check_window
 from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
 from slipstream.kernels.cuda.source import Source
 from slipstream.kernels.torch_op import torch_op
@@ -19,7 +19,7 @@ STAGES = {
     64: 3,
     128: 3,
     WIDEST_ON_CUDA: 2,
-}  # by d_head; others run in the next wider kernel, what they lack is not read
+}  # by d_head; others run in the next wider kernel, what they or narrower values lack is not read
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float8_e4m3fn: "float8"}
 DTYPES = (torch.bfloat16, torch.float16)  # of queries; keys and values have theirs or float8
 SOURCE = Source(
@@ -61,7 +61,8 @@ def attention(
 ) -> Tensor:
     """As `op.attention`, for any page size.
 
-    Raises ValueError for heads that are no multiple of 8, or of 16 where keys and values are float8, or wider than 256.
+    Raises ValueError for heads that are no multiple of 8, or of 16 where keys and values are float8, or wider than 256,
+    and for values wider than keys.
     """
     check_window(window)
     check_sinks(sinks, q.shape[1])
@@ -70,9 +71,9 @@ def attention(
     return paged_attention(q, keys, values, batch, sinks, scale, min(window or NO_WINDOW, NO_WINDOW))
 
 
-def empty_attention(q: Tensor, *_: object) -> Tensor:
+def empty_attention(q: Tensor, _keys: Tensor, values: Tensor, *_: object) -> Tensor:
     """What `paged_attention` returns, unfilled."""
-    return q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+    return q.new_empty(q.shape[0], q.shape[1] * values.shape[3])
 
 
 @torch_op(empty_attention)
@@ -86,14 +87,14 @@ def paged_attention(
     window: int,
 ) -> Tensor:
     """`attention` with the spans' tensors in a list: starts, past, page table. Rows of no span are not written."""
-    (n_rows, n_heads, d_head), (_, n_kv, page_size, _) = q.shape, keys.shape
+    (n_rows, n_heads, d_head), (_, n_kv, page_size, d_value) = q.shape, values.shape
     n_spans, n_pages = batch[2].shape
-    out = empty_attention(q)
+    out = empty_attention(q, keys, values)
     if n_rows == 0 or n_spans == 0:
         return out
-    n_warps, n_items, n_chunks = _plan(q, n_kv, n_spans, n_pages * page_size, window)
+    n_warps, n_items, n_chunks = _plan(q, values, n_spans, n_pages * page_size, window)
     kept = n_rows * n_heads * (1 if n_chunks[0] == 1 else n_chunks[1])  # of queries, between chunks
-    sums = q.new_empty(kept * d_head, dtype=torch.float32)
+    sums = q.new_empty(kept * d_value, dtype=torch.float32)
     softmax = q.new_empty(kept * 2, dtype=torch.float32)
     d_kernel = next(d for d in STAGES if d_head <= d)
     launch(
@@ -104,31 +105,32 @@ def paged_attention(
         *(q, keys, values),
         *batch,
         *(sinks, out, sums, softmax),
-        *(n_rows, n_spans, n_pages, n_heads, n_kv, page_size, d_head, window, scale * math.log2(math.e)),
+        *(n_rows, n_spans, n_pages, n_heads, n_kv, page_size, d_head, d_value),
+        *(window, scale * math.log2(math.e)),
         shared=(STAGES[d_kernel] * 2 * STEP + n_warps * QUERIES) * d_kernel * q.element_size(),
     )
     if n_chunks[0] > 1:
-        n_parts = -(-d_head // (2 * WARP))
+        n_parts = -(-d_value // (2 * WARP))
         launch(
             SOURCE,
             f"merge_chunks<{NAMES[q.dtype]}>",
             (-(-n_rows * n_heads * n_parts // MOST_WARPS), 1, 1),
             MOST_WARPS * WARP,
             *(sums, softmax, batch[0], batch[1], sinks, out),
-            *(n_rows, n_spans, n_heads, n_parts, d_head, window),
+            *(n_rows, n_spans, n_heads, n_parts, d_value, window),
         )
     return out
 
 
 def _plan(
-    q: Tensor, n_kv: int, n_spans: int, n_positions: int, window: int
+    q: Tensor, values: Tensor, n_spans: int, n_positions: int, window: int
 ) -> tuple[int, int, tuple[int, int]]:
     """How the work is spread; nothing of it changes a result.
 
     n_positions: that the page table has room for. Returns warps of a block, items at most, and per item the blocks
     that share its chunks and the chunks at most.
     """
-    n_rows, n_heads, d_head = q.shape
+    (n_rows, n_heads, _), (_, n_kv, _, d_value) = q.shape, values.shape
     n_queries = n_rows * (n_heads // n_kv)
     per_span = -(-n_queries // n_spans)
     n_warps = next((n for n in (1, 2) if per_span <= QUERIES * n), MOST_WARPS)
@@ -136,7 +138,7 @@ def _plan(
     n_rows_seen = min(n_positions, window + QUERIES * n_warps)
     n_chunks = min(-(-n_positions // CHUNK), -(-n_rows_seen // CHUNK) + 1)
     n_full = n_queries // (QUERIES * n_warps) * n_kv
-    if n_full >= ENOUGH_BLOCKS or n_rows * n_heads * n_chunks * d_head > MOST_SUMS:
+    if n_full >= ENOUGH_BLOCKS or n_rows * n_heads * n_chunks * d_value > MOST_SUMS:
         return n_warps, n_items, (1, n_chunks)
     n_blocks = min(n_chunks, max(1, MOST_BLOCKS // (n_items * n_kv)))
     return n_warps, n_items, (n_blocks, n_chunks)
@@ -144,11 +146,12 @@ def _plan(
 
 def _check(q: Tensor, keys: Tensor, values: Tensor, batch: list[Tensor]) -> None:
     """Raises ValueError on what the kernel would misread."""
-    d_head, unit = q.shape[2], 16 // keys.element_size()  # values of a copy
-    if d_head % unit or d_head > WIDEST_ON_CUDA:
-        raise ValueError(
-            f"cuda attention takes heads of {unit}, {2 * unit}, … {WIDEST_ON_CUDA} values, not {d_head}"
-        )
+    unit = 16 // keys.element_size()  # values of a copy
+    for width in (q.shape[2], values.shape[3]):
+        if width % unit or width > WIDEST_ON_CUDA:
+            raise ValueError(
+                f"cuda attention takes heads of {unit}, {2 * unit}, … {WIDEST_ON_CUDA} values, not {width}"
+            )
     if keys.dtype not in (q.dtype, torch.float8_e4m3fn) or keys.dtype != values.dtype:
         raise ValueError(
             f"keys and values are of q's dtype or float8_e4m3fn, not {q.dtype}, {keys.dtype}, {values.dtype}"
@@ -157,3 +160,4 @@ def _check(q: Tensor, keys: Tensor, values: Tensor, batch: list[Tensor]) -> None
         raise ValueError("attention takes contiguous tensors")
     if any(one.dtype != torch.int32 for one in batch):
         raise ValueError("span_starts, n_past and page_table are int32")
+    check_widths(q.shape[2], values.shape[3])

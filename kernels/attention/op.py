@@ -26,11 +26,12 @@ def attention(
     arXiv 2309.17453, 3.3; learned, gpt-oss).
 
     q: [n_rows, n_heads, d_head]. Query head h reads K/V head h // (n_heads / n_kv_heads).
-    keys, values: one layer's store, [n_pages, n_kv_heads, page_size, d_head]; the pass's own rows are in it. Their
-    dtype is q's, or float8_e4m3fn whatever q's is: then a code stands for its value, and nothing is scaled.
+    keys, values: one layer's store, [n_pages, n_kv_heads, page_size, d_head] and [n_pages, n_kv_heads, page_size,
+    d_value], d_value at most d_head; the pass's own rows are in it. Their dtype is q's, or float8_e4m3fn whatever q's
+    is: then a code stands for its value, and nothing is scaled.
     sinks: [n_heads] float32, finite, not multiplied by scale; None: no head has one.
-    Returns [n_rows, n_heads * d_head], q's dtype; float32 inside. Neither what lies past a span's last position nor
+    Returns [n_rows, n_heads * d_value], q's dtype; float32 inside. Neither what lies past a span's last position nor
     what lies before its first row's window is read, and the page table may hold anything there.
-    Raises ValueError for a window below 1 and for sinks of another shape or dtype.
+    Raises ValueError for a window below 1, for sinks of another shape or dtype and for values wider than keys.
     """
     raise NotImplementedError

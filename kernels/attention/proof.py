@@ -21,13 +21,16 @@ def of_attention(
     sunk: bool = False,
     n_past: int = 700,
     heads: tuple[int, int, int] = (8, 2, 64),
+    d_value: int | None = None,
 ) -> Rows:
-    """heads: query heads, K/V heads, d_head. coded: keys and values in float8. sunk: with sinks."""
+    """heads: query heads, K/V heads, d_head. d_value: None for d_head. coded: keys and values in float8.
+    sunk: with sinks."""
     n_heads, n_kv, d = heads
     every = Sequences([n_past + N_ROWS, n_past + 300, 90], inputs.device)
-    shape = every.n_pages, n_kv, PAGE_SIZE, d
+    shape = every.n_pages, n_kv, PAGE_SIZE
     keys, values = (
-        inputs.put(_stored(torch.randn(shape, generator=inputs.g), coded=coded)) for _ in range(2)
+        inputs.put(_stored(torch.randn((*shape, width), generator=inputs.g), coded=coded))
+        for width in (d, d_value or d)
     )
     if coded and keys.dtype == inputs.dtype:
         keys, values = keys.to(torch.float8_e4m3fn), values.to(torch.float8_e4m3fn)
@@ -54,4 +57,5 @@ CASES: Mapping[str, Make] = {
     "full": of_attention,
     "window and sinks": partial(of_attention, heads=(4, 4, 128), n_past=130, window=100, sunk=True),
     "float8": partial(of_attention, coded=True, window=600),
+    "narrower values": partial(of_attention, heads=(4, 2, 192), d_value=128, n_past=530),
 }

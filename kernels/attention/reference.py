@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipstream.kernels.attention.spans import Spans, check_sinks, check_window
+from slipstream.kernels.attention.spans import Spans, check_sinks, check_widths, check_window
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -23,8 +23,9 @@ def attention(
 ) -> Tensor:
     check_window(window)
     check_sinks(sinks, q.shape[1])
+    check_widths(keys.shape[3], values.shape[3])
     starts, past = spans.span_starts.tolist(), spans.n_past.tolist()
-    out = torch.empty_like(q)
+    out = q.new_empty(*q.shape[:2], values.shape[3])
     for i, n_past in enumerate(past):
         rows = slice(starts[i], starts[i + 1])
         n_seen = n_past + starts[i + 1] - starts[i]
@@ -36,11 +37,11 @@ def attention(
 
 
 def _read(
-    store: Tensor,  # [n_pages, n_kv_heads, page_size, d_head]
+    store: Tensor,  # [n_pages, n_kv_heads, page_size, width]
     table: Tensor,  # [n_pages_max] int32
     first: int,
     n_seen: int,
-) -> Tensor:  # [n_kv_heads, n_seen - first, d_head]
+) -> Tensor:  # [n_kv_heads, n_seen - first, width]
     page_size = store.shape[2]
     first_page = first // page_size
     pages = table[first_page : -(-n_seen // page_size)].long()
@@ -58,11 +59,11 @@ def _hidden(n_before: int, n_rows: int, window: int | None, like: Tensor) -> Ten
 def _dense(
     q: Tensor,  # [n_rows, n_heads, d_head]
     k: Tensor,  # [n_kv_heads, n_seen, d_head]
-    v: Tensor,  # [n_kv_heads, n_seen, d_head]
+    v: Tensor,  # [n_kv_heads, n_seen, d_value]
     hidden: Tensor,  # [n_rows, n_seen] bool
     scale: float,
     sinks: Tensor | None,  # [n_heads]
-) -> Tensor:  # [n_rows, n_heads, d_head]
+) -> Tensor:  # [n_rows, n_heads, d_value]
     wide = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[0]
     k, v = (x.to(wide).repeat_interleave(group, 0) for x in (k, v))

@@ -24,6 +24,12 @@ class Spans(Protocol):
     def page_table(self) -> Tensor: ...  # [n_spans, n_pages_max] int32: page ids of places 0 …
 
 
+def check_widths(d_head: int, d_value: int) -> None:
+    """Raises ValueError for value heads wider than key heads: kernels have room for the width of keys."""
+    if d_value > d_head:
+        raise ValueError(f"value heads are at most as wide as key heads, {d_head}, not {d_value}")
+
+
 def check_window(window: int | None) -> None:
     """Raises ValueError for a window in which a row would not even see itself."""
     if window is not None and window < 1:

@@ -25,27 +25,34 @@ ITEM_ROWS = 64  # rows of a span in one item: more need more scratch memory, few
 # The int64 arguments of a task; SCALE holds the bits of a float64, NEXT is the next item, shared by the threads.
 # SINKS is 0 where there are none.
 Q, KEYS, VALUES, OUT, SINKS, STARTS, PAST, TABLE = range(8)
-N_SPANS, N_TABLE, N_HEADS, N_KV, PAGE, D_HEAD, WINDOW, N_THREADS, N_ITEMS, NEXT, SCALE = range(8, 19)
+N_SPANS, N_TABLE, N_HEADS, N_KV, PAGE, D_HEAD, D_VALUE, WINDOW, N_THREADS, N_ITEMS, NEXT, SCALE = range(8, 20)
 NO_WINDOW = 1 << 40  # wider than any text, and far from overflow in a sum
 
 
 @inlined
-def scratch(n_slots: int, d_head: int) -> Any:
+def _padded(width: int) -> int:
+    """Elements of a head in whole chunks."""
+    padded: int = (width + CHUNK - 1) // CHUNK * CHUNK
+    return padded
+
+
+@inlined
+def scratch(n_slots: int, d_head: int, d_value: int) -> Any:
     """Memory of one thread for items of up to n_slots slots (a slot holds a lane: a row's query head).
 
-    (floats, longs, pointers into them): keep the arrays alive. Pointers: queries and totals [n_slots, d_pad] in
-    chunks, states [n_slots, 2] (largest score, sum of weights), sums [2, 64, 16], weights [2, 64], addresses of
-    rows [4, 64] (this block's keys and values, the next one's).
+    (floats, longs, pointers into them): keep the arrays alive. Pointers: queries [n_slots, q_pad] and totals
+    [n_slots, v_pad] in chunks, states [n_slots, 2] (largest score, sum of weights), sums [2, 64, 16],
+    weights [2, 64], addresses of rows [4, 64] (this block's keys and values, the next one's).
     """
-    d_pad = (d_head + CHUNK - 1) // CHUNK * CHUNK
-    floats = np.empty(2 * n_slots * (d_pad + 1) + 2 * BLOCK * 17 + 32, np.float32)
+    q_pad, v_pad = _padded(d_head), _padded(d_value)
+    floats = np.empty(n_slots * (q_pad + v_pad + 2) + 2 * BLOCK * 17 + 32, np.float32)
     longs = np.empty(4 * BLOCK, np.int64)
     # A vector that straddles two cache lines costs twice.
     sums = float_pointer((floats.ctypes.data + 63) // 64 * 64)
     weights = shifted(sums, 2 * BLOCK * 16)
     queries = shifted(weights, 2 * BLOCK)
-    totals = shifted(queries, n_slots * d_pad)
-    states = shifted(totals, n_slots * d_pad)
+    totals = shifted(queries, n_slots * q_pad)
+    states = shifted(totals, n_slots * v_pad)
     return floats, longs, (queries, totals, states, sums, weights, long_pointer(longs.ctypes.data))
 
 
@@ -112,10 +119,10 @@ def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
     slot, (first, end), (first_next, end_next) = pair
     rows, keys, values = block
     queries, totals, states, sums, weights, _ = memory
-    d_head, d_pad = a[D_HEAD], (a[D_HEAD] + CHUNK - 1) // CHUNK * CHUNK
+    d_value, q_pad, v_pad = a[D_VALUE], _padded(a[D_HEAD]), _padded(a[D_VALUE])
     state, addresses = shifted(states, 2 * slot), shifted(rows, BLOCK)
     following_values = None if following is None else shifted(following, BLOCK)
-    score(shifted(queries, slot * d_pad), d_pad, (rows, keys), d_head, sums, following)
+    score(shifted(queries, slot * q_pad), q_pad, (rows, keys), a[D_HEAD], sums, following)
     factor, factor_next = soften(sums, (first, end), state, weights), splat(np.float32(1))
     if first_next < BLOCK:
         sums_next, weights_next = shifted(sums, BLOCK * 16), shifted(weights, BLOCK)
@@ -123,13 +130,13 @@ def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
     # Where windows begin at different places each lane goes alone: a row must not touch what it does not see.
     end_both = end if first_next == first else first
     both, factors = (first, end_both), (factor, factor_next)
-    wide = d_head - d_head % (2 * CHUNK)
+    wide = d_value - d_value % (2 * CHUNK)
     for column in range(0, wide, 2 * CHUNK):
-        total = shifted(totals, slot * d_pad + column)
-        gather(weights, (addresses, column, values), both, (total, d_pad), factors, following_values)
-    for column in range(wide, d_head, CHUNK):
-        total = shifted(totals, slot * d_pad + column)
-        gather_narrow(weights, (addresses, column, values), both, (total, d_pad), factors, d_head - column)
+        total = shifted(totals, slot * v_pad + column)
+        gather(weights, (addresses, column, values), both, (total, v_pad), factors, following_values)
+    for column in range(wide, d_value, CHUNK):
+        total = shifted(totals, slot * v_pad + column)
+        gather_narrow(weights, (addresses, column, values), both, (total, v_pad), factors, d_value - column)
     if end > end_both:
         _rest(a, (slot, weights), (addresses, values), (end_both, end), totals)
     if end_next > max(end_both, first_next):
@@ -140,11 +147,11 @@ def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
 @inlined
 def _rest(a: Any, lane: Any, rows: Any, positions: Any, totals: Any) -> None:
     """Positions (first, end) of a block for one lane alone. lane: (slot, its weights). rows: (addresses, kind)."""
-    d_head, d_pad = a[D_HEAD], (a[D_HEAD] + CHUNK - 1) // CHUNK * CHUNK
+    d_value, v_pad = a[D_VALUE], _padded(a[D_VALUE])
     slot, weights = lane
-    for column in range(0, d_head, CHUNK):
-        total = shifted(totals, slot * d_pad + column)
-        gather_rest(weights, (rows[0], column, rows[1]), positions, total, d_head - column)
+    for column in range(0, d_value, CHUNK):
+        total = shifted(totals, slot * v_pad + column)
+        gather_rest(weights, (rows[0], column, rows[1]), positions, total, d_value - column)
 
 
 @inlined
@@ -156,7 +163,7 @@ def _start(a: Any, item: Any, stores: Any, memory: Any) -> None:
     _, begin, end, head_begin, head_end = item
     q, keys = stores[0], stores[1]
     queries, totals, states = memory[0], memory[1], memory[2]
-    group, d_head, d_pad = a[N_HEADS] // a[N_KV], a[D_HEAD], (a[D_HEAD] + CHUNK - 1) // CHUNK * CHUNK
+    group, d_head, q_pad, v_pad = a[N_HEADS] // a[N_KV], a[D_HEAD], _padded(a[D_HEAD]), _padded(a[D_VALUE])
     scale, zero = splat(np.float32(double_of(a[SCALE]))), splat(np.float32(0))
     n_lanes = (end - begin) * group
     slot = 0
@@ -165,11 +172,11 @@ def _start(a: Any, item: Any, stores: Any, memory: Any) -> None:
             lane = min(place, n_lanes - 1)
             row = shifted(q, ((begin + lane // group) * a[N_HEADS] + head * group + lane % group) * d_head)
             for d in range(0, d_head, CHUNK):
-                at = slot * d_pad + d
+                at = slot * q_pad + d
                 store(queries, at, scale * load_low_as(row, d, d_head - d, keys))
                 store(queries, at + 16, scale * load_high_as(row, d, d_head - d, keys))
+            for at in range(slot * v_pad, (slot + 1) * v_pad, 16):
                 store(totals, at, zero)
-                store(totals, at + 16, zero)
             states[2 * slot] = LEAST
             states[2 * slot + 1] = np.float32(0)
             slot += 1
@@ -183,23 +190,23 @@ def _locate(a: Any, where: Any, stores: Any, positions: Any, rows: Any) -> None:
     """
     keys, values = stores
     block, (first, last) = positions
-    page_size, d_head = a[PAGE], a[D_HEAD]
-    stride = a[N_KV] * page_size * d_head  # elements from page to page
+    page_size, d_head, d_value = a[PAGE], a[D_HEAD], a[D_VALUE]
+    stride = a[N_KV] * page_size  # rows from page to page
     table = shifted(int_pointer(a[TABLE]), where[0] * a[N_TABLE])
     first = max(first, block)
-    page, offset, element = first // page_size, first % page_size, 0
+    page, offset, row = first // page_size, first % page_size, 0
     if first <= last:
-        element = table[page] * stride + (where[1] * page_size + offset) * d_head
+        row = table[page] * stride + where[1] * page_size + offset
     for i in range(BLOCK):
         if first < block + i <= last:
             offset += 1
-            element += d_head
+            row += 1
             if offset == page_size:
                 page += 1
                 offset = 0
-                element = table[page] * stride + where[1] * page_size * d_head
-        rows[i] = address_of(shifted(keys, element))
-        rows[BLOCK + i] = address_of(shifted(values, element))
+                row = table[page] * stride + where[1] * page_size
+        rows[i] = address_of(shifted(keys, row * d_head))
+        rows[BLOCK + i] = address_of(shifted(values, row * d_value))
 
 
 @inlined
@@ -211,20 +218,20 @@ def _finish(a: Any, item: Any, targets: Any, memory: Any) -> None:
     out, like = targets
     _, begin, end, head_begin, head_end = item
     totals, states = memory[1], memory[2]
-    group, d_head, d_pad = a[N_HEADS] // a[N_KV], a[D_HEAD], (a[D_HEAD] + CHUNK - 1) // CHUNK * CHUNK
+    group, d_value, v_pad = a[N_HEADS] // a[N_KV], a[D_VALUE], _padded(a[D_VALUE])
     n_lanes = (end - begin) * group
     slot = 0
     for head in range(head_begin, head_end):
         for lane in range(n_lanes):
             query_head = head * group + lane % group
-            row = shifted(out, ((begin + lane // group) * a[N_HEADS] + query_head) * d_head)
+            row = shifted(out, ((begin + lane // group) * a[N_HEADS] + query_head) * d_value)
             total = splat(states[2 * slot + 1])
             if a[SINKS] != 0:
                 sink = splat(float_pointer(a[SINKS])[query_head])
                 total = total + exp(sink - splat(states[2 * slot]))
-            for d in range(0, d_head, CHUNK):
-                at = slot * d_pad + d
+            for d in range(0, d_value, CHUNK):
+                at = slot * v_pad + d
                 low, high = load(totals, at) / total, load(totals, at + 16) / total
-                store_chunk(shifted(row, d), (low, high), d_head - d, like)
+                store_chunk(shifted(row, d), (low, high), d_value - d, like)
             slot += 1
         slot += 1

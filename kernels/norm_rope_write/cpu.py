@@ -19,7 +19,7 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.norm.cpu import inverse_rms
-from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
+from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count_query_heads
 from slipstream.kernels.vector import WIDTH, load_part, rounded, rounded_before, splat, store_part
 
 
@@ -31,7 +31,7 @@ def norm_rope_write(
         raise ValueError("norm_rope_write takes contiguous tensors")
     if not rows.positions.dtype == rows.row_pages.dtype == rows.row_offsets.dtype == torch.int64:
         raise ValueError("positions, row_pages and row_offsets are int64")
-    n_heads = qkv.shape[1] // d_head - 2 * n_kv_heads
+    n_heads = count_query_heads(qkv, keys, values)
     q = torch.empty((n_rows, n_heads, d_head), dtype=qkv.dtype)
     scales = (0, 0) if norms is None else (norms.q.data_ptr(), norms.k.data_ptr())
     _rows[qkv.dtype, qkv.dtype if norms is None else norms.q.dtype, keys.dtype](
@@ -39,7 +39,7 @@ def norm_rope_write(
         None if norms is None else norms.eps,
         (rope.cos.data_ptr(), rope.sin.data_ptr()),
         (rows.positions.data_ptr(), rows.row_pages.data_ptr(), rows.row_offsets.data_ptr()),
-        (n_rows, n_heads, n_kv_heads, page_size, d_head, rope.cos.shape[1]),
+        (n_rows, n_heads, n_kv_heads, page_size, d_head, values.shape[3], rope.cos.shape[1]),
         norms is not None and norms.values,
     )
     return q
@@ -83,14 +83,14 @@ def _head(source: Any, target: Any, scale: Any, eps: Any, table: Any, widths: An
 
 
 @inlined
-def _value(source: Any, target: Any, eps: Any, is_normed: Any, d_head: int) -> None:
+def _value(source: Any, target: Any, eps: Any, is_normed: Any, d_value: int) -> None:
     """Write a value head. eps: None where no head is normed."""
     scale = splat(np.float32(1))
     if eps is not None and is_normed:
-        scale = inverse_rms(source, d_head, eps)
-    for i in range(0, d_head, WIDTH):
-        value = load_part(source, i, d_head - i) * scale
-        store_part(target, i, rounded_before(value, source, target), d_head - i)
+        scale = inverse_rms(source, d_value, eps)
+    for i in range(0, d_value, WIDTH):
+        value = load_part(source, i, d_value - i) * scale
+        store_part(target, i, rounded_before(value, source, target), d_value - i)
 
 
 @per_dtype
@@ -101,23 +101,23 @@ def _rows(kind: Any, scale_kind: Any, store_kind: Any) -> Any:
         qkv, q = pointer(tensors[0], kind), pointer(tensors[1], kind)
         keys, values = pointer(tensors[2], store_kind), pointer(tensors[3], store_kind)
         q_scale, k_scale = pointer(tensors[4], scale_kind), pointer(tensors[5], scale_kind)
-        n_rows, n_heads, n_kv_heads, page_size, d_head, half = shape
+        n_rows, n_heads, n_kv_heads, page_size, d_head, d_value, half = shape
         positions, pages, offsets = long_pointer(places[0]), long_pointer(places[1]), long_pointer(places[2])
         for row in range(n_rows):
             turn, widths = positions[row] * half, (d_head, half)
             table = shifted(float_pointer(tables[0]), turn), shifted(float_pointer(tables[1]), turn)
-            cell = (pages[row] * n_kv_heads * page_size + offsets[row]) * d_head
-            heads = shifted(qkv, row * (n_heads + 2 * n_kv_heads) * d_head)
+            cell = pages[row] * n_kv_heads * page_size + offsets[row]
+            heads = shifted(qkv, row * ((n_heads + n_kv_heads) * d_head + n_kv_heads * d_value))
             for head in range(n_heads):
                 target = shifted(q, (row * n_heads + head) * d_head)
                 _head(shifted(heads, head * d_head), target, q_scale, eps, table, widths)
             for head in range(n_kv_heads):
                 source = shifted(heads, (n_heads + head) * d_head)
-                target = shifted(keys, cell + head * page_size * d_head)
+                target = shifted(keys, (cell + head * page_size) * d_head)
                 _head(source, target, k_scale, eps, table, widths)
             for head in range(n_kv_heads):
-                source = shifted(heads, (n_heads + n_kv_heads + head) * d_head)
-                target = shifted(values, cell + head * page_size * d_head)
-                _value(source, target, eps, norms_values, d_head)
+                source = shifted(heads, (n_heads + n_kv_heads) * d_head + head * d_value)
+                target = shifted(values, (cell + head * page_size) * d_value)
+                _value(source, target, eps, norms_values, d_value)
 
     return rows

@@ -16,11 +16,14 @@ def norm_rope_write(
 ) -> Tensor:
     """Split qkv, norm and rotate q and k, write k and v into their pages, return q.
 
-    qkv: [n_rows, (n_heads + 2 * n_kv_heads) * d_head], query heads first, then key heads, then value heads.
-    keys, values: one layer's store, [n_pages, n_kv_heads, page_size, d_head]; written in place at
-    [row_pages[r], :, row_offsets[r]]. n_kv_heads and d_head are read from them. Where their dtype is float8_e4m3fn,
-    what would have been stored in qkv's is cut to ±448 and rounded once more, to the nearest, ties to even.
+    qkv: [n_rows, (n_heads + n_kv_heads) * d_head + n_kv_heads * d_value], query heads first, then key heads, then
+    value heads.
+    keys, values: one layer's store, [n_pages, n_kv_heads, page_size, d_head] and [n_pages, n_kv_heads, page_size,
+    d_value], d_value at most d_head; written in place at [row_pages[r], :, row_offsets[r]]. n_kv_heads and both
+    widths are read from them. Where their dtype is float8_e4m3fn, what would have been stored in qkv's is cut to ±448
+    and rounded once more, to the nearest, ties to even.
     Returns q: [n_rows, n_heads, d_head]. Norms round as `rms_norm` does; the rotation is float32, rounded once.
+    Raises ValueError for values wider than keys and for rows whose width is not one of whole heads.
     """
     raise NotImplementedError
 

@@ -22,20 +22,22 @@ def of_norm_rope_write(
     coded: bool = False,
     values: bool = False,
     heads: tuple[int, int, int] = (8, 2, 64),
+    d_value: int | None = None,
 ) -> Rows:
-    """What is returned and what is written. heads: as in attention. coded: whether float8 holds the same, rounded.
-    values: whether values are normed."""
+    """What is returned and what is written. heads, d_value: as in attention. coded: whether float8 holds the same,
+    rounded. values: whether values are normed."""
     n_heads, n_kv, d = heads
     every = Sequences([_N_PAST + N_ROWS], inputs.device)
-    qkv = inputs.normal(N_ROWS, (n_heads + 2 * n_kv) * d)
+    widths = d, d_value or d
+    qkv = inputs.normal(N_ROWS, n_heads * d + n_kv * sum(widths))
     angles = torch.arange(_N_PAST + N_ROWS)[:, None] * 0.1 ** (torch.arange(d // 2) / (d // 2))
     rope = Rope(angles.cos().to(inputs.device), angles.sin().to(inputs.device))
     norms = HeadNorms(inputs.normal(d), inputs.normal(d), 1e-6, values) if normed else None
-    shape = every.n_pages, n_kv, PAGE_SIZE, d
+    shape = every.n_pages, n_kv, PAGE_SIZE
 
     def compute(first: int, n: int) -> Sequence[Tensor]:
         spans = every.spans([n], [_N_PAST + first], [0])
-        stores = [inputs.zeros(*shape) for _ in range(2)]
+        stores = [inputs.zeros(*shape, width) for width in widths]
         q = norm_rope_write(qkv[first : first + n], norms, rope, spans, stores[0], stores[1])
         written = [store[spans.row_pages, :, spans.row_offsets] for store in stores]
         alone = norm_rope(qkv[first : first + n, : n_heads * d].contiguous(), d, norms, rope, spans)
@@ -55,4 +57,5 @@ CASES: Mapping[str, Make] = {
     "without norms": partial(of_norm_rope_write, normed=False, heads=(4, 4, 128)),
     "values too": partial(of_norm_rope_write, values=True, heads=(4, 1, 96)),
     "float8": partial(of_norm_rope_write, coded=True),
+    "narrower values": partial(of_norm_rope_write, values=True, heads=(4, 2, 192), d_value=128),
 }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.norm.reference import rms_norm
-from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
+from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count_query_heads
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -16,10 +16,11 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
 def norm_rope_write(
     qkv: Tensor, norms: HeadNorms | None, rope: Rope, rows: Rows, keys: Tensor, values: Tensor
 ) -> Tensor:
-    n_kv_heads, d_head = keys.shape[1], keys.shape[3]
-    heads = qkv.view(qkv.shape[0], -1, d_head)
-    n_heads = heads.shape[1] - 2 * n_kv_heads
-    q, k, v = torch.split(heads, [n_heads, n_kv_heads, n_kv_heads], dim=1)
+    n_kv_heads, d_head, d_value = keys.shape[1], keys.shape[3], values.shape[3]
+    d_q = count_query_heads(qkv, keys, values) * d_head
+    parts = torch.split(qkv, [d_q, n_kv_heads * d_head, n_kv_heads * d_value], dim=1)
+    widths = (d_head, d_head, d_value)
+    q, k, v = (part.unflatten(1, (-1, width)) for part, width in zip(parts, widths, strict=True))
     if norms is not None:
         q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
         v = _normed(v, norms.eps) if norms.values else v

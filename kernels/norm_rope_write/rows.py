@@ -21,6 +21,20 @@ class Rows(Protocol):
     def row_offsets(self) -> Tensor: ...  # [n_rows] int64: place of the row within its page
 
 
+def count_query_heads(qkv: Tensor, keys: Tensor, values: Tensor) -> int:
+    """Query heads of rows qkv that also hold the K/V heads of these stores; shapes as in `norm_rope_write`.
+
+    Raises ValueError for values wider than keys and for rows whose width is not one of whole heads.
+    """
+    n_kv_heads, d_head, d_value = keys.shape[1], keys.shape[3], values.shape[3]
+    if d_value > d_head:
+        raise ValueError(f"value heads are at most as wide as key heads, {d_head}, not {d_value}")
+    n_heads, rest = divmod(qkv.shape[1] - n_kv_heads * (d_head + d_value), d_head)
+    if rest or n_heads < 0:
+        raise ValueError(f"rows of {qkv.shape[1]} values hold no whole heads of {d_head} and {d_value}")
+    return n_heads
+
+
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
     """RMS norms over d_head of every query and key head (Qwen3, Gemma 3). Their dtype rounds as in `rms_norm`."""

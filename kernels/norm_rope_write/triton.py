@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.norm.triton import inverse_rms
-from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows
+from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count_query_heads
 from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
@@ -34,7 +34,7 @@ def norm_rope_write(
     places = rows.positions, rows.row_pages, rows.row_offsets
     if not all(x.dtype == torch.int64 for x in places):
         raise ValueError("positions, row_pages and row_offsets are int64")
-    n_heads = qkv.shape[1] // d_head - 2 * n_kv_heads
+    n_heads = count_query_heads(qkv, keys, values)
     qkv = aligned(qkv)
     q = torch.empty((n_rows, n_heads, d_head), dtype=qkv.dtype, device=qkv.device)
     if n_rows > 0:
@@ -43,7 +43,15 @@ def norm_rope_write(
             *(qkv, q, keys, values, *scales),
             *(rope.cos.contiguous(), rope.sin.contiguous()),
             *(x.contiguous() for x in places),
-            *(n_heads, n_kv_heads, page_size, d_head, power_of_two(d_head), rope.cos.shape[1]),
+            *(
+                n_heads,
+                n_kv_heads,
+                page_size,
+                d_head,
+                values.shape[3],
+                power_of_two(d_head),
+                rope.cos.shape[1],
+            ),
             HEADS,
             norms is not None,
             norms is not None and norms.values,
@@ -106,6 +114,7 @@ def _heads(
     N_KV: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     D: tl.constexpr,
+    D_VALUE: tl.constexpr,
     SIZE: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
@@ -119,10 +128,13 @@ def _heads(
     partner = tl.where(i < HALF, i + HALF, tl.where(i < 2 * HALF, i - HALF, i))
     is_q = (head < N_HEADS)[:, None]
     is_v = (head >= N_HEADS + N_KV)[:, None]
-    exists = (head[:, None] < N_HEADS + 2 * N_KV) & (i[None, :] < D)  # [HEADS, SIZE]
-    source_at = qkv_at + row * ((N_HEADS + 2 * N_KV) * D) + head[:, None] * D
+    width = tl.where(is_v, D_VALUE, D)  # [HEADS, 1]
+    exists = (head[:, None] < N_HEADS + 2 * N_KV) & (i[None, :] < width)  # [HEADS, SIZE]
+    first = head * D - tl.maximum(head - (N_HEADS + N_KV), 0) * (D - D_VALUE)  # of the head in its row
+    source_at = qkv_at + row * ((N_HEADS + N_KV) * D + N_KV * D_VALUE) + first[:, None]
     own = tl.load(source_at + i[None, :], mask=exists, other=0.0)
-    other = tl.load(source_at + partner[None, :], mask=exists & (i[None, :] < 2 * HALF), other=0.0)
+    turning = exists & (i[None, :] < 2 * HALF) & (partner[None, :] < width)  # values may end before
+    other = tl.load(source_at + partner[None, :], mask=turning, other=0.0)
     wide = own.to(tl.float32)
     inverse = inverse_rms(wide * wide, D, eps, 1)  # [HEADS]
     weight_at = tl.where(is_q, q_norm_at, k_norm_at)  # [HEADS, 1]
@@ -140,8 +152,8 @@ def _heads(
     tl.store(q_at + row * (N_HEADS * D) + head[:, None] * D + i[None, :], turned, mask=exists & is_q)
     cell = tl.load(pages_at + row) * (N_KV * PAGE_SIZE) + tl.load(offsets_at + row)
     kv_head = tl.where(is_v, head[:, None] - N_KV, head[:, None]) - N_HEADS
-    target = (cell + kv_head * PAGE_SIZE) * D + i[None, :]  # [HEADS, SIZE]
+    target = (cell + kv_head * PAGE_SIZE) * width + i[None, :]  # [HEADS, SIZE]
     tl.store(keys_at + target, stored(turned, keys_at), mask=exists & ~is_q & ~is_v)
     if NORMS_VALUES:
-        own = (wide * inverse[:, None]).to(own.dtype)
+        own = (wide * inverse_rms(wide * wide, D_VALUE, eps, 1)[:, None]).to(own.dtype)
     tl.store(values_at + target, stored(own, values_at), mask=exists & is_v)

@@ -40,6 +40,7 @@ class Row:
 ROWS = (
     Row("Llama 3.x, Mistral", ("Llama", "Mistral"), "Llama-3.1-8B", "EAGLE-3", "models"),
     Row("Qwen2, Qwen2.5, MiMo-7B", ("Qwen2", "MiMo"), "Qwen2.5-7B", "EAGLE-3, MTP (MiMo)", "models"),
+    Row("MiMo-V2-Flash", ("MiMoV2Flash",), "MiMo-V2-Flash", "", "mimo_v2_flash"),
     Row("Qwen3", ("Qwen3",), "Qwen3-8B", "EAGLE-3, DFlash, DSpark", "models"),
     Row("Qwen3 with experts", ("Qwen3Moe",), "Qwen3-30B-A3B", "EAGLE-3, DFlash", "moe_models"),
     Row("Qwen3-Next", ("Qwen3Next",), "Qwen3-Next-80B-A3B", "MTP", "hybrid_models"),

@@ -71,19 +71,22 @@ def a_norm(dice: Dice) -> Draw:
 
 
 def a_norm_rope_write(dice: Dice) -> Draw:
-    d_head, half, n_heads, n_kv, page_size = dice.random.choice(
-        [(8, 4, 4, 2, 16), (20, 3, 3, 3, 64)] if dice.quick else [(128, 64, 32, 8, 64), (256, 32, 4, 1, 16)]
+    d_head, d_value, half, n_heads, n_kv, page_size = dice.random.choice(
+        [(8, 8, 4, 4, 2, 16), (20, 20, 3, 3, 3, 64), (24, 16, 4, 4, 2, 16)]
+        if dice.quick
+        else [(128, 128, 64, 32, 8, 64), (256, 256, 32, 4, 1, 16), (192, 128, 32, 8, 2, 64)]
     )
     lengths, past = dice.lengths()
     tensors = page_tensors(lengths, past, page_size, dice.g)
     n_pages, scale = int(tensors.pop("n_pages")), dice.scale_dtype()
     angles = torch.arange(1300)[:, None] * 0.1 ** (torch.arange(half) / half)
     tensors |= {"cos": angles.cos(), "sin": angles.sin()}
-    tensors["qkv"] = dice.normal(sum(lengths), (n_heads + 2 * n_kv) * d_head)
+    tensors["qkv"] = dice.normal(sum(lengths), (n_heads + n_kv) * d_head + n_kv * d_value)
     values = dice.random.random() < 0.3
     if normed := dice.random.random() < 0.7:
         tensors |= {"q_norm": dice.normal(d_head, dtype=scale), "k_norm": dice.normal(d_head, dtype=scale)}
-    tensors |= {name: dice.normal(n_pages, n_kv, page_size, d_head) for name in ("keys", "values")}
+    for name, width in (("keys", d_head), ("values", d_value)):
+        tensors[name] = dice.normal(n_pages, n_kv, page_size, width)
 
     def call(t: Tensors) -> tuple[Tensor, ...]:
         norms = HeadNorms(t["q_norm"], t["k_norm"], 1e-6, values) if normed else None
@@ -96,13 +99,17 @@ def a_norm_rope_write(dice: Dice) -> Draw:
         return q, *stores, *as_meant
 
     return Draw(
-        tensors, call, f"rows {lengths} after {past}, head {d_head}, page {page_size}, norms {normed}"
+        tensors,
+        call,
+        f"rows {lengths} after {past}, heads {d_head} and {d_value}, page {page_size}, norms {normed}",
     )
 
 
 def an_attention(dice: Dice) -> Draw:
-    d_head, n_heads, n_kv = dice.random.choice(
-        [(16, 4, 2), (24, 3, 3)] if dice.quick else [(128, 8, 2), (64, 4, 4), (256, 8, 1), (96, 6, 2)]
+    d_head, d_value, n_heads, n_kv = dice.random.choice(
+        [(16, 16, 4, 2), (24, 24, 3, 3), (32, 16, 4, 2)]
+        if dice.quick
+        else [(128, 128, 8, 2), (64, 64, 4, 4), (256, 256, 8, 1), (96, 96, 6, 2), (192, 128, 8, 2)]
     )
     lengths, past = dice.lengths()
     page_size = dice.random.choice([16, 64])
@@ -117,8 +124,8 @@ def an_attention(dice: Dice) -> Draw:
     if sunk := dice.random.random() < 0.4:
         tensors["sinks"] = dice.normal(n_heads, dtype=torch.float32) * 3
     coded = d_head % 16 == 0 and dice.random.random() < 0.4
-    for name in ("keys", "values"):
-        store = dice.normal(n_pages, n_kv, page_size, d_head).masked_fill(
+    for name, width in (("keys", d_head), ("values", d_value)):
+        store = dice.normal(n_pages, n_kv, page_size, width).masked_fill(
             spoilt[:, None, :, None], float("nan")
         )
         tensors[name] = as_float8(store).to(dice.dtype) if coded else store
@@ -128,7 +135,7 @@ def an_attention(dice: Dice) -> Draw:
         sinks = t["sinks"].float() if sunk else None  # float32 beside any rows
         return (attention(t["q"], *stores, pages_of(t), d_head**-0.5, window, sinks),)
 
-    shape = f"{n_heads} / {n_kv} heads of {d_head}, page {page_size}, window {window}, float8 {coded}"
+    shape = f"{n_heads} / {n_kv} heads of {d_head} and {d_value}, page {page_size}, window {window}, float8 {coded}"
     return Draw(tensors, call, f"rows {lengths} after {past}, {shape}, sinks {sunk}")
 
 

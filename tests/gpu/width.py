@@ -40,12 +40,16 @@ LARGE: Mapping[str, Sequence[Make]] = {
         *(partial(of_narrow, kind=kind, **_PRODUCT) for kind in NARROW),
     ),
     "norm": (partial(of_norm, d=4096),),
-    "norm_rope_write": (partial(of_norm_rope_write, heads=(32, 8, 128)),),
+    "norm_rope_write": (
+        partial(of_norm_rope_write, heads=(32, 8, 128)),
+        partial(of_norm_rope_write, heads=(32, 4, 192), d_value=128),
+    ),
     "attention": (
         _of_attention,
         partial(_of_attention, window=100),
         partial(_of_attention, coded=True),
         partial(_of_attention, window=100, sunk=True),
+        partial(of_attention, n_past=1000, heads=(16, 2, 192), d_value=128, window=129, sunk=True),
     ),
     "mla": (partial(of_latent_attention, widths=(16, 512, 64)), partial(of_rows, widths=(16, 128, 512, 64))),
     "gated": (partial(of_gated, d=14336),),
@@ -61,11 +65,15 @@ SMALL: Mapping[str, Sequence[Make]] = {
         *(partial(of_narrow, kind=kind, n_out=48, n_in=96, group=32) for kind in NARROW),
     ),
     "norm": (partial(of_norm, d=100),),
-    "norm_rope_write": (partial(of_norm_rope_write, heads=(4, 2, 16)),),
+    "norm_rope_write": (
+        partial(of_norm_rope_write, heads=(4, 2, 16)),
+        partial(of_norm_rope_write, heads=(4, 2, 24), d_value=16),
+    ),
     "attention": (
         partial(of_attention, n_past=130, heads=(4, 2, 16)),
         partial(of_attention, n_past=130, heads=(4, 2, 16), window=100, sunk=True),
         partial(of_attention, n_past=130, heads=(4, 2, 16), coded=True),
+        partial(of_attention, n_past=130, heads=(4, 2, 24), d_value=16),
     ),
     "mla": (
         partial(of_latent_attention, n_past=130, widths=(4, 32, 16)),

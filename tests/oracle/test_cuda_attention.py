@@ -20,10 +20,13 @@ HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # largest relative er
 each_dtype = pytest.mark.parametrize("dtype", HALF, ids=lambda dtype: str(dtype)[6:])
 
 
-def make_stores(spans: Spans, shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys and values; shape: K/V heads, page size, d_head."""
-    keys, values = (random(spans.n_pages, *shape, dtype=dtype, seed=seed) for seed in (1, 2))
-    return keys, values
+def make_stores(
+    spans: Spans, shape: tuple[int, int, int], dtype: torch.dtype, d_value: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Keys and values; shape: K/V heads, page size, d_head. d_value: None for d_head."""
+    *outer, d_head = shape
+    keys = random(spans.n_pages, *outer, d_head, dtype=dtype, seed=1)
+    return keys, random(spans.n_pages, *outer, d_value or d_head, dtype=dtype, seed=2)
 
 
 def poison_unseen(
@@ -96,6 +99,28 @@ def test_is_near_float64(dtype: torch.dtype, seed: int) -> None:
     assert_near(found, q, stores, spans, window, sinks)
 
 
+WIDTHS_OF_TWO = [(8, 8), (24, 16), (64, 40), (96, 64), (136, 128), (192, 128), (256, 16)]
+
+
+@each_dtype
+@pytest.mark.parametrize(("d_head", "d_value"), WIDTHS_OF_TWO)
+@pytest.mark.parametrize("window", [None, 37])
+def test_values_narrower_than_keys_are_near_float64(
+    dtype: torch.dtype, d_head: int, d_value: int, window: int | None
+) -> None:
+    """Also where a window's edge takes values that are not finite out of the products."""
+    lengths, past = [1, 9, 17], [600, 0, 500]
+    spans = make_spans(lengths, past, 16)
+    stores = make_stores(spans, (2, 16, d_head), dtype, d_value)
+    q = random(sum(lengths), 6, d_head, dtype=dtype)
+    poisoned, known = poison_unseen(stores, spans, window)
+    sinks = make_sinks(6) if window else None
+    with emulated(order=3):
+        found = cuda.attention(q, *poisoned, known, 0.3, window, sinks)
+    assert found.shape == (27, 6 * d_value)
+    assert_near(found, q, stores, spans, window, sinks)
+
+
 @each_dtype
 @pytest.mark.parametrize(
     ("heads", "page_size", "lengths", "past", "window"),
@@ -105,21 +130,22 @@ def test_is_near_float64(dtype: torch.dtype, seed: int) -> None:
         ((4, 4, 16), 7, [1, 0, 2], [70, 3, 512], None),
         ((6, 2, 128), 64, [9, 1], [31, 600], 530),
         ((5, 1, 256), 16, [2, 13], [32, 5], None),
+        ((4, 2, 192, 128), 16, [3, 9], [520, 40], 37),
     ],
     ids=str,
 )
 def test_float8_keys_and_values_are_read_as_those_of_the_queries_dtype(
     dtype: torch.dtype,
-    heads: tuple[int, int, int],
+    heads: tuple[int, ...],
     page_size: int,
     lengths: list[int],
     past: list[int],
     window: int | None,
 ) -> None:
-    n_heads, n_kv, d_head = heads
+    n_heads, n_kv, d_head, d_value = (*heads, heads[2])[:4]
     spans = make_spans(lengths, past, page_size)
     q = random(sum(lengths), n_heads, d_head, dtype=dtype)
-    wide = make_stores(spans, (n_kv, page_size, d_head), torch.float32)
+    wide = make_stores(spans, (n_kv, page_size, d_head), torch.float32, d_value)
     poisoned, known = poison_unseen((wide[0] * 3, wide[1] * 100), spans, window)
     keys, values = (store.to(torch.float8_e4m3fn) for store in poisoned)
     sinks = make_sinks(n_heads) if n_kv > 1 else None
@@ -148,10 +174,10 @@ def test_every_float8_value_comes_out_to_the_bit(dtype: torch.dtype) -> None:
 class Prompt:
     """One sequence in pages, and its attention however it is cut into spans."""
 
-    def __init__(self, n: int, shape: tuple[int, int, int], dtype: torch.dtype, page_size: int = 16) -> None:
-        n_heads, n_kv, d_head = shape
+    def __init__(self, n: int, shape: tuple[int, ...], dtype: torch.dtype, page_size: int = 16) -> None:
+        n_heads, n_kv, d_head, d_value = (*shape, shape[2])[:4]
         self.spans = make_spans([n], [0], page_size)
-        self.stores = make_stores(self.spans, (n_kv, page_size, d_head), dtype)
+        self.stores = make_stores(self.spans, (n_kv, page_size, d_head), dtype, d_value)
         self.q = random(n, n_heads, d_head, dtype=dtype)
         self.sinks: Tensor | None = None  # [n_heads]
 
@@ -190,23 +216,25 @@ def test_a_row_has_the_same_bits_at_every_width_and_in_any_batch(
     assert same(beside[45:], prompt.rows([(20, 1)], window))
 
 
-@pytest.mark.parametrize("shape", [(4, 2, 128), (5, 1, 256), (2, 2, 40)], ids=str)
-def test_other_heads_have_the_same_bits_at_every_width(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("shape", [(4, 2, 128), (5, 1, 256), (2, 2, 40), (4, 2, 192, 128)], ids=str)
+def test_other_heads_have_the_same_bits_at_every_width(shape: tuple[int, ...]) -> None:
     prompt = Prompt(550, shape, torch.bfloat16)
     whole = prompt.rows([(530, 20)])
-    for width in (1, 3, 8, 16):
+    for width in (1, 2, 3, 5, 8, 16):
         assert same(prompt.rows([(530, width)]), whole[:width])
         assert same(prompt.rows([(3, 5), (550 - width, width)])[5:], whole[-width:])
 
 
-def cancelling(n: int, shape: tuple[int, int, int]) -> Prompt:
+def cancelling(n: int, shape: tuple[int, ...]) -> Prompt:
     """Chunks whose results nearly cancel, so that float32's last bits are among those that float16 keeps."""
     prompt = Prompt(n, shape, torch.float16)
     prompt.q *= 0.1
     for position in range(n):
         page = prompt.spans.page_table[0, position // 16]
-        values = prompt.stores[1][page, :, position % 16]  # [n_kv, d_head]
-        values[:] = values.new_tensor(1 - position // cuda.CHUNK % 2 * 2) * torch.linspace(1, 2, shape[2])
+        values = prompt.stores[1][page, :, position % 16]  # [n_kv, d_value]
+        values[:] = values.new_tensor(1 - position // cuda.CHUNK % 2 * 2) * torch.linspace(
+            1, 2, values.shape[1]
+        )
     return prompt
 
 
@@ -221,10 +249,11 @@ def test_no_width_shows_where_results_nearly_cancel() -> None:
 
 @pytest.mark.parametrize("window", [None, 1000])
 @pytest.mark.parametrize("sunk", [False, True], ids=["no-sinks", "sinks"])
+@pytest.mark.parametrize("shape", [(4, 2, 64), (4, 2, 40, 24)], ids=str)
 def test_chunks_joined_by_their_block_and_by_a_second_launch_agree(
-    window: int | None, sunk: bool, monkeypatch: pytest.MonkeyPatch
+    window: int | None, sunk: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = cancelling(1700, (4, 2, 64))
+    prompt = cancelling(1700, shape)
     prompt.sinks = torch.tensor([7.0, 1.0, 8.0, 6.5]) if sunk else None  # of about what 1,700 scores are
     pieces = [(1695, 5), (0, 1), (1014, 10)]
     spread = prompt.rows(pieces, window)
@@ -310,6 +339,11 @@ def test_what_does_not_fit_is_refused() -> None:
     eight = (one[..., :40].to(torch.float8_e4m3fn) for one in (keys, values))
     with pytest.raises(ValueError, match="16, 32"):
         cuda.attention(q[..., :40].contiguous(), *eight, spans, 0.2)
+    narrow = values[..., :36].contiguous()
+    with pytest.raises(ValueError, match=r"8, 16, … 256 values, not 36"):
+        cuda.attention(q, keys, narrow, spans, 0.2)
+    with pytest.raises(ValueError, match="at most as wide as key heads, 32, not 64"):
+        cuda.attention(q[..., :32].contiguous(), keys[..., :32].contiguous(), values, spans, 0.2)
     with pytest.raises(ValueError, match="contiguous"):
         cuda.attention(q[..., :32], keys, values, spans, 0.2)
     with pytest.raises(ValueError, match="int32"):
@@ -328,7 +362,10 @@ def test_traced_graphs_know_the_shape() -> None:
         some = torch.empty(2, dtype=torch.int32)
         whole = torch.ops.slipstream.attention_paged_attention
         out = whole(q, store[:, :, None], store[:, :, None], [some, some, some[None]], None, 0.1, 5)
+        narrow = store[:, :, None, :24].contiguous()
+        less = whole(q, store[:, :, None], narrow, [some, some, some[None]], None, 0.1, 5)
     assert (out.shape, out.dtype) == ((3, 256), torch.bfloat16)
+    assert less.shape == (3, 96)
 
 
 def test_signatures_are_those_of_the_op() -> None:

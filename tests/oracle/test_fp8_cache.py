@@ -29,10 +29,13 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8)
 
 
-def stores(spans: Spans, n_kv: int, page_size: int, d_head: int) -> tuple[Tensor, Tensor]:
-    """Random keys and values of all pages, [n_pages, n_kv, page_size, d_head]."""
+def stores(
+    spans: Spans, n_kv: int, page_size: int, d_head: int, d_value: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Random keys and values of all pages, [n_pages, n_kv, page_size, width]. d_value: None for d_head."""
     keys, values = (
-        random(spans.n_pages, n_kv, page_size, d_head, dtype=torch.float32, seed=i) for i in (1, 2)
+        random(spans.n_pages, n_kv, page_size, width, dtype=torch.float32, seed=seed)
+        for seed, width in enumerate((d_head, d_value or d_head), 1)
     )
     return keys.to(FP8), values.to(FP8)
 
@@ -100,15 +103,26 @@ def test_every_code_is_read_as_what_it_means(chosen: None, dtype: torch.dtype) -
 
 @each_dtype
 @pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize("shape", [(16, 4, 2, 8), (24, 3, 3, 16), (80, 6, 2, 16), (256, 2, 2, 128)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (16, 4, 2, 8),
+        (24, 3, 3, 16),
+        (80, 6, 2, 16),
+        (256, 2, 2, 128),
+        (24, 4, 2, 16, 16),
+        (192, 4, 2, 64, 128),
+    ],
+    ids=str,
+)
 def test_attention_over_codes_is_attention_over_their_values(
-    chosen: None, dtype: torch.dtype, shape: tuple[int, int, int, int], window: int | None
+    chosen: None, dtype: torch.dtype, shape: tuple[int, ...], window: int | None
 ) -> None:
-    d_head, n_heads, n_kv, page_size = shape
+    d_head, n_heads, n_kv, page_size, d_value = (*shape, shape[0])[:5]
     lengths, past = [1, 5, 1, 70, 2, 3], [0, 0, 130, 3, 63, 191]
     spans = make_spans(lengths, past, page_size)
     q = random(sum(lengths), n_heads, d_head, dtype=dtype)
-    keys, values = stores(spans, n_kv, page_size, d_head)
+    keys, values = stores(spans, n_kv, page_size, d_head, d_value)
     got = attention(q, keys, values, spans, 0.3, window)
     with kernels.use("reference", "attention"):
         meant = attention(q.double(), keys.double(), values.double(), spans, 0.3, window)

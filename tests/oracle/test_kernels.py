@@ -227,6 +227,37 @@ def test_norm_rope_write(
 
 
 @each_case
+@pytest.mark.parametrize(("d_head", "d_value"), [(8, 2), (24, 16), (64, 40), (192, 128)])
+@pytest.mark.parametrize("norms_values", [None, False, True], ids=["no-norms", "norms", "norms-of-values"])
+def test_norm_rope_write_of_values_narrower_than_keys(
+    chosen: None, dtype: torch.dtype, d_head: int, d_value: int, norms_values: bool | None
+) -> None:
+    """Queries and keys are what values of the same width leave beside them; values are copied, or normed alone."""
+    spans, n_heads, n_kv, page_size = make_spans([3, 1, 20], [0, 61, 5], 16), 6, 2, 16
+    qk, v = random(24, 8 * d_head, dtype=dtype), random(24, n_kv, d_value, dtype=dtype, seed=1)
+    norms = None
+    if norms_values is not None:
+        weights = (random(d_head, dtype=dtype, seed=seed) for seed in (2, 3))
+        norms = HeadNorms(*weights, 1e-3, values=norms_values)
+    angles = torch.arange(80)[:, None] * 0.1 ** torch.arange(d_head // 4)
+    rope = Rope(angles.cos(), angles.sin())
+    keys, wide = (random(spans.n_pages, n_kv, page_size, d_head, dtype=dtype, seed=4) for _ in range(2))
+    plain, values = keys.clone(), random(spans.n_pages, n_kv, page_size, d_value, dtype=dtype, seed=5)
+    before = values.double()
+    got = norm_rope_write(torch.cat((qk, v.flatten(1)), 1), norms, rope, spans, keys, values)
+    meant = norm_rope_write(torch.cat((qk, qk[:, : n_kv * d_head]), 1), norms, rope, spans, plain, wide)
+    assert torch.equal(got, meant)
+    assert torch.equal(keys, plain)
+    written = v.double()
+    if norms_values:
+        written = written / (written.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    for r in range(24):
+        before[spans.row_pages[r], :, spans.row_offsets[r]] = written[r].to(dtype).double()
+    assert_near(values, before, dtype)
+    assert got.shape == (24, n_heads, d_head)
+
+
+@each_case
 @pytest.mark.parametrize(
     ("d_head", "n_heads", "n_kv", "page_size"),
     [(2, 1, 1, 8), (16, 4, 2, 8), (24, 3, 3, 16), (64, 4, 1, 64), (80, 6, 2, 16), (256, 2, 2, 128)],
@@ -257,24 +288,50 @@ def test_attention_with_sinks(
     check_attention(dtype, shape, window, sinks=torch.tensor([-200.0, 12.0, 200.0, 0.0, 3.0, 5.0])[:n_heads])
 
 
+@each_case
+@pytest.mark.parametrize("window", [None, 1, 65])
+@pytest.mark.parametrize(
+    ("shape", "d_value"),
+    [
+        ((16, 4, 2, 8), 2),
+        ((24, 3, 3, 16), 16),
+        ((80, 6, 2, 16), 64),
+        ((96, 4, 1, 64), 70),
+        ((192, 4, 2, 64), 128),
+    ],
+    ids=str,
+)
+def test_attention_to_values_narrower_than_keys(
+    chosen: None, dtype: torch.dtype, shape: tuple[int, int, int, int], d_value: int, window: int | None
+) -> None:
+    sinks = None if window is None else random(shape[1], dtype=torch.float32, seed=8) * 2
+    check_attention(dtype, shape, window, sinks, d_value)
+
+
 def check_attention(
     dtype: torch.dtype,
     shape: tuple[int, int, int, int],
     window: int | None,
     sinks: Tensor | None = None,  # [n_heads]
+    d_value: int | None = None,
 ) -> None:
-    """Against a softmax per row and head, with NaN in whatever no row may see. shape: d_head … page_size."""
+    """Against a softmax per row and head, with NaN in whatever no row may see.
+
+    shape: d_head … page_size. d_value: None for d_head.
+    """
     d_head, n_heads, n_kv, page_size = shape
+    widths = d_head, d_value or d_head
     lengths, past = [1, 5, 1, 70, 2, 3], [0, 0, 130, 3, 63, 191]
     spans = make_spans(lengths, past, page_size)
     q = random(sum(lengths), n_heads, d_head, dtype=dtype)
-    keys, values = (random(spans.n_pages, n_kv, page_size, d_head, dtype=dtype, seed=seed) for seed in (1, 2))
-    meant = torch.empty(sum(lengths), n_heads, d_head, dtype=torch.float64)
+    keys, values = (
+        random(spans.n_pages, n_kv, page_size, width, dtype=dtype, seed=seed)
+        for seed, width in enumerate(widths, 1)
+    )
+    meant = torch.empty(sum(lengths), n_heads, widths[1], dtype=torch.float64)
     for i, (start, n) in enumerate(zip(spans.span_starts.tolist(), lengths, strict=False)):
         pages = spans.page_table[i, : -(-(past[i] + n) // page_size)].long()
-        k, v = (
-            store[pages].double().permute(1, 0, 2, 3).reshape(n_kv, -1, d_head) for store in (keys, values)
-        )
+        k, v = (store[pages].double().permute(1, 0, 2, 3).flatten(1, 2) for store in (keys, values))
         for row, head in itertools.product(range(n), range(n_heads)):
             end, h = past[i] + row + 1, head // (n_heads // n_kv)
             seen = slice(0 if window is None else max(0, end - window), end)
@@ -296,6 +353,19 @@ def test_a_window_has_at_least_one_position(chosen: None) -> None:
     spans, one = make_spans([1], [0], 8), torch.zeros(3, 1, 8, 4)
     with pytest.raises(ValueError, match="at least one position"):
         attention(torch.zeros(1, 1, 4), one, one, spans, 1.0, 0)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+def test_values_are_at_most_as_wide_as_keys(chosen: None) -> None:
+    spans, keys, values = make_spans([1], [0], 8), torch.zeros(3, 1, 8, 4), torch.zeros(3, 1, 8, 6)
+    with pytest.raises(ValueError, match="at most as wide as key heads, 4, not 6"):
+        attention(torch.zeros(1, 1, 4), keys, values, spans, 1.0)
+    rope = Rope(torch.ones(1, 2), torch.zeros(1, 2))
+    with pytest.raises(ValueError, match="at most as wide as key heads, 4, not 6"):
+        norm_rope_write(torch.zeros(1, 14), None, rope, spans, keys, values)
+    for width in (13, 4):  # not of whole heads; fewer than the stores ask for
+        with pytest.raises(ValueError, match=f"rows of {width} values hold no whole heads of 4 and 2"):
+            norm_rope_write(torch.zeros(1, width), None, rope, spans, keys, values[..., :2].contiguous())
 
 
 @pytest.mark.parametrize("implementation", ["reference", "cpu"])

@@ -105,28 +105,32 @@ def test_norms_and_gates(dtype: torch.dtype, n_threads: int) -> None:
 
 @each_fast_dtype
 @pytest.mark.parametrize("wide_norms", [False, True])
-def test_norm_rope_write(dtype: torch.dtype, wide_norms: bool) -> None:
+@pytest.mark.parametrize("d_value", [40, 24])
+def test_norm_rope_write(dtype: torch.dtype, wide_norms: bool, d_value: int) -> None:
     spans = make_spans([70], [11], 16)
-    qkv, rope = random(70, 6 * 40, dtype=dtype), Rope(random(100, 9).float(), random(100, 9, seed=1).float())
+    qkv, rope = (
+        random(70, 5 * 40 + d_value, dtype=dtype),
+        Rope(random(100, 9).float(), random(100, 9, seed=1).float()),
+    )
     norm_dtype = torch.float32 if wide_norms else dtype
     norms = HeadNorms(random(40, dtype=norm_dtype, seed=2), random(40, dtype=norm_dtype, seed=3), 1e-6)
 
-    def run(first: int, last: int) -> tuple[Tensor, Tensor]:
+    def run(first: int, last: int) -> tuple[Tensor, Tensor]:  # q; keys and values that were written
         rows = replace(
             spans,
             **{name: getattr(spans, name)[first:last] for name in ("positions", "row_pages", "row_offsets")},
         )
-        stores = [torch.zeros(spans.n_pages, 1, 16, 40, dtype=dtype) for _ in range(2)]
+        stores = [torch.zeros(spans.n_pages, 1, 16, width, dtype=dtype) for width in (40, d_value)]
         with kernels.use("cpu", "norm_rope_write"):
             q = norm_rope_write(qkv[first:last], norms, rope, rows, *stores)
-        return q, torch.stack(stores)[:, rows.row_pages, 0, rows.row_offsets]
+        return q, torch.cat([store[rows.row_pages, 0, rows.row_offsets] for store in stores], 1)
 
     q, written = run(0, 70)
     for width in WIDTHS:
         for first in (0, 70 - width):
             some, cells = run(first, first + width)
             assert torch.equal(some, q[first : first + width])
-            assert torch.equal(cells, written[:, first : first + width])
+            assert torch.equal(cells, written[first : first + width])
 
 
 def attend(
@@ -153,16 +157,21 @@ def attend(
 
 
 @each_fast_dtype
-@pytest.mark.parametrize("shape", [(4, 2, 64, 16), (3, 3, 40, 8), (5, 1, 16, 64)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(4, 2, 64, 16, 64), (3, 3, 40, 8, 40), (5, 1, 16, 64, 16), (6, 2, 48, 16, 32)], ids=str
+)
 @pytest.mark.parametrize("window", [None, 1, 37, 64, 100])
 @pytest.mark.parametrize("sunk", [False, True], ids=["no-sinks", "sinks"])
 def test_attention(
-    shape: tuple[int, int, int, int], window: int | None, sunk: bool, dtype: torch.dtype, n_threads: int
+    shape: tuple[int, ...], window: int | None, sunk: bool, dtype: torch.dtype, n_threads: int
 ) -> None:
-    n_heads, n_kv, d_head, page_size = shape
+    n_heads, n_kv, d_head, page_size, d_value = shape
     sinks = random(n_heads, dtype=torch.float32, seed=5) * 3 if sunk else None
     n_pages = make_spans([1, 1, 1], [199, 299, 90], page_size).n_pages
-    keys, values = (random(n_pages, n_kv, page_size, d_head, dtype=dtype, seed=seed) for seed in (1, 2))
+    keys, values = (
+        random(n_pages, n_kv, page_size, width, dtype=dtype, seed=seed)
+        for seed, width in enumerate((d_head, d_value), 1)
+    )
     q = random(200, n_heads, d_head, dtype=dtype)
 
     def run(lengths: list[int], past: list[int], first: int, tables: list[int]) -> Tensor:

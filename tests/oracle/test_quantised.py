@@ -85,6 +85,7 @@ def test_logits_are_those_of_the_values(plain: Any, tmp_path: Path, name: str) -
     ("family", "coding"),
     [
         *itertools.product(["qwen3_moe", "qwen3_5", "deepseek_v3", "gemma4"], ["fp8-across", "gptq-zeros"]),
+        ("mimo_v2_flash", "fp8-across"),
         ("kimi_linear", "fp8-across"),  # four betas are no whole word of GPTQ's
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random as randoms
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -122,6 +122,7 @@ class Heads:
     page_size: int
     norms: HeadNorms | None
     rope: Rope
+    d_value: int
 
     @classmethod
     def drawn(cls, draw: Draw) -> Heads:
@@ -132,7 +133,14 @@ class Heads:
         norms = None
         if draw.size(3) > 1:
             norms = HeadNorms(weights[0].clone(), weights[1].clone(), 1e-6, values=draw.size(2) > 1)
-        return cls(draw.size(3), d_head, draw.size(8), norms, Rope(angles.cos(), angles.sin()))
+        rope, d_value = Rope(angles.cos(), angles.sin()), d_head
+        if draw.size(2) > 1:
+            d_value = draw.size(d_head)
+        return cls(draw.size(3), d_head, draw.size(8), norms, rope, d_value)
+
+    def rows(self, n_query_heads: int) -> int:
+        """Width of rows with so many query heads."""
+        return (n_query_heads + self.n_kv) * self.d_head + self.n_kv * self.d_value
 
     def run(
         self,
@@ -143,8 +151,8 @@ class Heads:
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, ...]:
         """q and the stores, which were NaN before. dtype: of the stores, by default that of the rows."""
-        shape = 30, self.n_kv, self.page_size, self.d_head
-        stores = [torch.full(shape, torch.nan, dtype=dtype or qkv.dtype) for _ in range(2)]
+        shape, widths = (30, self.n_kv, self.page_size), (self.d_head, self.d_value)
+        stores = [torch.full((*shape, width), torch.nan, dtype=dtype or qkv.dtype) for width in widths]
         rows = Places(places.positions[part], places.row_pages[part], places.row_offsets[part])
         return each(qkv[part], self.norms, self.rope, rows, *stores), *stores
 
@@ -161,7 +169,7 @@ def test_norm_rope_write(seed: int, dtype: torch.dtype) -> None:
     draw = Draw(seed, dtype)
     heads, n_rows = Heads.drawn(draw), draw.size(5)
     places = drawn_places(draw, n_rows, heads.page_size)
-    qkv = draw.normal(n_rows, (draw.size(6) + 2 * heads.n_kv) * heads.d_head)
+    qkv = draw.normal(n_rows, heads.rows(draw.size(6)))
     got, meant = (
         heads.run(each.norm_rope_write, qkv, places, slice(0, n_rows)) for each in (rope, plain_rope)
     )
@@ -187,9 +195,7 @@ def test_norm_rope_write_to_float8(seed: int, dtype: torch.dtype) -> None:
     draw = Draw(seed, dtype)
     heads, n_rows = Heads.drawn(draw), draw.size(5)
     places = drawn_places(draw, n_rows, heads.page_size)
-    qkv = draw.normal(n_rows, (draw.size(6) + 2 * heads.n_kv) * heads.d_head) * draw.choose.choice(
-        [0.01, 1, 100]
-    )
+    qkv = draw.normal(n_rows, heads.rows(draw.size(6))) * draw.choose.choice([0.01, 1, 100])
     q, *stores = heads.run(rope.norm_rope_write, qkv, places, slice(0, n_rows), torch.float8_e4m3fn)
     meant_q, *meant = heads.run(rope.norm_rope_write, qkv, places, slice(0, n_rows))
     assert torch.equal(q, meant_q)
@@ -202,7 +208,7 @@ def test_every_value_is_rounded_to_float8_as_torch_does(dtype: torch.dtype) -> N
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
     qkv = torch.zeros(16, 3, 4096, dtype=dtype)  # a query head, a key head, a value head
     qkv[:, 2] = every.view(16, 4096)
-    heads = Heads(1, 4096, 16, None, Rope(torch.ones(1, 8), torch.zeros(1, 8)))
+    heads = Heads(1, 4096, 16, None, Rope(torch.ones(1, 8), torch.zeros(1, 8)), 4096)
     row = torch.arange(16)
     places = Places(torch.zeros_like(row), torch.zeros_like(row), row)
     _, _, values = heads.run(rope.norm_rope_write, qkv.flatten(1), places, slice(0, 16), torch.float8_e4m3fn)
@@ -227,16 +233,18 @@ def test_width_is_not_seen(dtype: torch.dtype) -> None:
 
 
 @each_dtype
-def test_width_is_not_seen_by_heads(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("d_value", [None, 10])
+def test_width_is_not_seen_by_heads(dtype: torch.dtype, d_value: int | None) -> None:
     draw, n_rows = Draw(1, dtype), 17
     heads = Heads.drawn(draw)
+    heads = replace(heads, d_value=d_value or heads.d_head)
     places = drawn_places(draw, n_rows, heads.page_size)
-    qkv = draw.normal(n_rows, (3 + 2 * heads.n_kv) * heads.d_head)
+    qkv = draw.normal(n_rows, heads.rows(3))
 
     def run(part: slice) -> Tensor:
         q, keys, values = heads.run(rope.norm_rope_write, qkv, places, part)
         cells = places.row_pages[part], slice(None), places.row_offsets[part]
-        return torch.cat([q, keys[cells], values[cells]], 1)
+        return torch.cat([one.flatten(1) for one in (q, keys[cells], values[cells])], 1)
 
     assert_rows_alone(run, n_rows)
 
@@ -250,7 +258,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="activation"):
         gated_norm.gated_norm(x.view(2, 2, 4), x, torch.zeros(4), 1e-6, "gelu")
     heads, place = (
-        Heads(1, 4, 2, None, Rope(torch.ones(1, 2), torch.zeros(1, 2))),
+        Heads(1, 4, 2, None, Rope(torch.ones(1, 2), torch.zeros(1, 2)), 4),
         torch.zeros(2, dtype=torch.int64),
     )
     with pytest.raises(ValueError, match="float8_e4m3fn, not"):

@@ -91,16 +91,20 @@ def run_norms(dtype: torch.dtype) -> None:
 
 
 def run_norm_rope_write(dtype: torch.dtype) -> None:
-    """Attention of Qwen3 (8B) and of Qwen3.5, whose rotation takes a quarter of a head."""
+    """Attention of Qwen3 (8B), of Qwen3.5, whose rotation takes a quarter of a head, and of narrower values."""
     places = {name: none_of(torch.int64, N_ROWS) for name in ("positions", "row_pages", "row_offsets")}
-    for n_heads, n_kv, d_head, half, scale in ((32, 8, 128, 64, dtype), (24, 4, 256, 32, torch.float32)):
-        norms = HeadNorms(none_of(scale, d_head), none_of(scale, d_head), 1e-6, values=d_head == 256)
+    for n_heads, n_kv, d_head, d_value, half, scale in (
+        (32, 8, 128, 128, 64, dtype),
+        (24, 4, 256, 256, 32, torch.float32),
+        (64, 4, 192, 128, 32, dtype),
+    ):
+        norms = HeadNorms(none_of(scale, d_head), none_of(scale, d_head), 1e-6, values=d_head != 128)
         rope = Rope(none_of(torch.float32, 4096, half), none_of(torch.float32, 4096, half))
-        qkv = none_of(dtype, N_ROWS, (n_heads + 2 * n_kv) * d_head)
+        qkv = none_of(dtype, N_ROWS, (n_heads + n_kv) * d_head + n_kv * d_value)
         for stored in (dtype, torch.float8_e4m3fn):
-            store = none_of(stored, 100, n_kv, 64, d_head)
-            norm_rope_write.norm_rope_write(qkv, norms, rope, SimpleNamespace(**places), store, store)
-            norm_rope_write.norm_rope_write(qkv, None, rope, SimpleNamespace(**places), store, store)
+            stores = [none_of(stored, 100, n_kv, 64, width) for width in (d_head, d_value)]
+            norm_rope_write.norm_rope_write(qkv, norms, rope, SimpleNamespace(**places), *stores)
+            norm_rope_write.norm_rope_write(qkv, None, rope, SimpleNamespace(**places), *stores)
 
 
 def run_gates(dtype: torch.dtype) -> None:

@@ -188,6 +188,8 @@ def test_broken_file_is_refused(tmp_path: Path, text: str) -> None:
         ("DeepSeek-V3", "mlp_layer_types"),
         ("Gemma-3-1B", "layer_types"),
         ("Kimi-Linear-48B-A3B", "layer_types"),
+        ("MiMo-V2-Flash", "layer_types"),
+        ("MiMo-V2-Flash", "mlp_layer_types"),
         ("Qwen3-Next-80B-A3B", "layer_types"),
     ],
 )

@@ -79,6 +79,16 @@ def test_gpt_oss(of: Callable[..., Forecast], name: str, billions: float) -> Non
     assert told.taken.windows > 0
 
 
+def test_mimo_v2_flash(of: Callable[..., Forecast]) -> None:
+    """309 billion parameters, as its makers count them; value heads are narrower than key heads."""
+    told, narrow = (of("MiMo-V2-Flash", kv_cache_dtype=kind) for kind in ("auto", "fp8"))
+    target = told.networks["target"]
+    assert round(target.n_params / 1e9) == 309
+    assert target.token_bytes == 9 * 4 * (192 + 128) * 2  # of full layers; the others are windows
+    assert narrow.networks["target"].token_bytes == target.token_bytes // 2
+    assert told.taken.windows == 2 * narrow.taken.windows > 0
+
+
 @pytest.mark.parametrize(
     ("name", "token_kib", "state_mib", "conv_mb"),
     [

@@ -30,9 +30,12 @@ SIZE, TOKENS = 4, list(range(1, 15))  # three full pages and two tokens
 NEEDS: list[Need] = [KV(2, 8), KV(2, 8, 6)]
 
 
-def make_cache(dtype: torch.dtype | None) -> Cache:
+NARROWER: list[Need] = [KV(2, 8, d_value=6), KV(3, 8, 6, d_value=2)]
+
+
+def make_cache(dtype: torch.dtype | None, needs: list[Need] = NEEDS) -> Cache:
     sizes = Sizes(n_slots=2, n_pages=8, page_size=SIZE, n_window_pages=8)
-    store = Store([need.kept_in(dtype) for need in NEEDS], sizes, torch.bfloat16, torch.device("cpu"))
+    store = Store([need.kept_in(dtype) for need in needs], sizes, torch.bfloat16, torch.device("cpu"))
     return Cache({"target": store}, 2, 8, SIZE)
 
 
@@ -64,11 +67,27 @@ def test_only_keys_and_values_have_it() -> None:
     assert store.token_bytes == 32
 
 
-def test_saved_and_restored_bit_for_bit() -> None:
-    source = filled(make_cache(FP8))
+def test_values_narrower_than_keys_take_their_own_room() -> None:
+    full, window = NARROWER
+    assert (full.token_bytes(torch.bfloat16), full.window_bytes(torch.bfloat16)) == (2 * (8 + 6) * 2, 0)
+    assert (window.token_bytes(torch.bfloat16), window.window_bytes(torch.bfloat16)) == (0, 3 * (8 + 2) * 2)
+    assert full.kept_in(FP8).token_bytes(torch.bfloat16) == 2 * (8 + 6)
+    store = make_cache(None, NARROWER).stores["target"]
+    shapes = [(tuple(one.keys.shape), tuple(one.values.shape)) for one in store.layers]
+    assert shapes == [((9, 2, SIZE, 8), (9, 2, SIZE, 6)), ((9, 3, SIZE, 8), (9, 3, SIZE, 2))]
+
+
+def test_a_prefix_of_other_widths_does_not_fit() -> None:
+    taken = saved.save(filled(make_cache(None, NARROWER)), TOKENS, "")
+    assert not saved.fits(make_cache(None, [KV(2, 8, d_value=2), KV(3, 8, 6, d_value=2)]), taken)
+
+
+@pytest.mark.parametrize("needs", [NEEDS, NARROWER], ids=["as-wide", "narrower"])
+def test_saved_and_restored_bit_for_bit(needs: list[Need]) -> None:
+    source = filled(make_cache(FP8, needs))
     taken = saved.save(source, TOKENS, "")
     assert len(taken.tokens) == 12
-    target = make_cache(FP8)
+    target = make_cache(FP8, needs)
     assert saved.fits(target, taken)
     saved.load(target, taken, "")
     again = saved.save(target, TOKENS, "")

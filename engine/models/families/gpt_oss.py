@@ -27,7 +27,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
 
     def attention(window: int | None) -> AttentionSpec:
         bias = config.attention_bias
-        return config.attention(qkv_bias=bias, out_bias=bias, window=window, sinks=True)
+        return config.attention(qkv_bias=bias, out_bias=bias, window=window, sinks="sinks")
 
     experts = read_experts(config)
     blocks = [BlockSpec(attention(window), experts) for window in config.windows]

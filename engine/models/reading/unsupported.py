@@ -15,9 +15,6 @@ from slipstream.engine.models.reading.fields import Fields
 ASKS_FOR: Mapping[str, str] = {
     "index_topk": "sparse attention with an indexer",
     "compress_ratios": "compressed attention",
-    "swa_head_dim": "heads of several widths",
-    "attention_value_scale": "scaled values",
-    "add_swa_attention_sink_bias": "attention sinks in windows alone",
     "attn_logit_softcapping": "soft-capped scores",
     "zero_expert_num": "experts that compute nothing",
     "swiglu_limits": "clamped activations",
