@@ -13,6 +13,7 @@ from typing import Any
 from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec, FeedForwardSpec
 from slipstream.engine.layers.mlp import MLPSpec
+from slipstream.engine.layers.norm import NormNames
 from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.models.families.routed_experts import DENSE, SPARSE, read_experts
 from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig, read_rope
@@ -33,7 +34,8 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
     dense, sparse = MLPSpec(config.d_model, config.d_ffn), read_experts(config)
     ffns: dict[str, FeedForwardSpec] = {DENSE: dense, SPARSE: sparse}
     blocks = [BlockSpec(mixers[kind], ffns[half]) for kind, half in zip(kinds, halves, strict=True)]
-    return config.decoder(blocks, n_positions, vocab_size)
+    mtp = BlockSpec(read_attention(config, SLIDING), dense, NormNames(before_ffn="pre_mlp_layernorm"))
+    return replace(config.decoder(blocks, n_positions, vocab_size), mtp_block=lambda place: mtp)
 
 
 def read_kinds(fields: Fields, keys: tuple[str, str], names: Sequence[str], n: int) -> list[str]:
