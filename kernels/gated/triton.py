@@ -29,6 +29,10 @@ def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
     return _pairs(gate_up, "clamped", limit, steepness)
 
 
+def limited_mul(gate_up: Tensor, limit: float) -> Tensor:
+    return _pairs(gate_up, "limited", limit)
+
+
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     check_gate(x, gate)
     (n_rows, d), x = x.shape, aligned(x)
@@ -76,6 +80,14 @@ def clamped(gate, up, LIMIT: tl.constexpr, STEEPNESS: tl.constexpr):
 
 
 @triton.jit
+def limited(gate, up, LIMIT: tl.constexpr):
+    """`limited_mul` of tiles in float32."""
+    swish = over_one_plus_exp(gate, gate)
+    up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    return tl.where(swish > LIMIT, LIMIT, swish) * up
+
+
+@triton.jit
 def _gated(
     gate_up_at,
     out_at,
@@ -85,7 +97,7 @@ def _gated(
     LIMIT: tl.constexpr,
     STEEPNESS: tl.constexpr,
 ):
-    """FORM: silu, gelu or clamped; the last two arguments are of that."""
+    """FORM: silu, gelu, clamped or limited; LIMIT is of the last two, STEEPNESS of clamped."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = i < D
@@ -94,6 +106,8 @@ def _gated(
     wide = gate.to(tl.float32)
     if FORM == "clamped":
         gated = clamped(wide, up.to(tl.float32), LIMIT, STEEPNESS)
+    elif FORM == "limited":
+        gated = limited(wide, up.to(tl.float32), LIMIT)
     elif FORM == "gelu":
         gated = gelu_of(wide) * up.to(tl.float32)
     else:
