@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     DeepseekV2Config,
     DeepseekV3Config,
     Gemma3TextConfig,
@@ -35,6 +37,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    Step3p7Config,
 )
 from transformers.modeling_layers import MtpModel
 
@@ -73,6 +76,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+FULL, SLIDING = "full_attention", "sliding_attention"
 HYBRID = {
     "head_dim": 32,
     "tie_word_embeddings": False,
@@ -105,7 +109,21 @@ LATENTS: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
 }
-FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
+VISION = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+def step_config(**text: Any) -> Step3p7Config:
+    """Of the text model's keys, within a wrapper: transformers has no model of the text alone."""
+    return Step3p7Config(text_config=text, vision_config=VISION, tie_word_embeddings=False)
+
+
+FAMILIES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     "llama": (
         LlamaConfig,
         {"head_dim": 16, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False},
@@ -230,6 +248,28 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "linear_num_heads": 4,
         },
     ),
+    "step3p7": (
+        step_config,
+        {
+            "num_hidden_layers": 5,
+            "head_dim": 16,
+            "num_sliding_attention_heads": 6,
+            "layer_types": [FULL, SLIDING, SLIDING, SLIDING, FULL],
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"],
+            "sliding_window": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "share_expert_dim": 48,
+            "moe_router_scaling_factor": 3.0,
+            "swiglu_limits": [0.0, 0.5, None, 0, 0.8],  # often reached
+            "swiglu_limits_shared": [0.0, 0.0, 1.2, 0.7, 1.0],
+            "rope_parameters": {
+                FULL: {**LLAMA3_ROPE, "factor": 2.0, "high_freq_factor": 32.0, "partial_rotary_factor": 0.5},
+                SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "gpt_oss": (
         GptOssConfig,
         {
@@ -267,10 +307,10 @@ def tiny_checkpoint(
 
     vocab: rows of the embedding, at least the tokenizer's 384 tokens. changes: other config fields.
     """
-    config_class, own = FAMILIES[family]
-    config = config_class(**{**SHAPE, **own, "vocab_size": vocab, **(changes or {})})
+    make, own = FAMILIES[family]
+    config = make(**{**SHAPE, **own, "vocab_size": vocab, **(changes or {})})
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = auto_class(config).from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and not name.endswith(("bias", "A_log")):
@@ -289,6 +329,12 @@ def tiny_checkpoint(
     model.to(dtype).save_pretrained(folder)
     write_tokenizer(folder)
     return folder
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """What makes transformers' model of a config."""
+    has_text_alone = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if has_text_alone else AutoModelForImageTextToText
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -335,9 +381,11 @@ Oracle = tuple[Path, Tensor, Tensor]  # folder, prompt [N_PROMPT] int64, its log
 
 def theirs(folder: Path) -> Any:
     """The checkpoint in transformers, float32."""
-    return AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
-    ).eval()
+    return (
+        auto_class(AutoConfig.from_pretrained(folder))
+        .from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+        .eval()
+    )
 
 
 def edited(folder: Path, target: Path, edit: Callable[[dict[str, Tensor]], Any]) -> Path:

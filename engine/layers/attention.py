@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +35,9 @@ class Attention:
     rope: Rope
     scale: float
     kv: KV
-    gate: Packed | None = None  # of the output, before `out`
+    gate: Packed | None = (
+        None  # of the output, before `out`: [n_heads * d_head, d_model], or [n_heads, d_model]
+    )
     sinks: Tensor | None = None  # [n_heads] float32
 
     @property
@@ -52,8 +54,16 @@ class Attention:
             q, keys, values, batch, self.scale, window, self.sinks
         )
         if self.gate is not None:
-            mixed = sigmoid_mul(mixed, linear(x, self.gate))
+            mixed = opened(mixed, linear(x, self.gate), self.kv.d_head)
         return linear(mixed, self.out)
+
+
+def opened(mixed: Tensor, gate: Tensor, d_head: int) -> Tensor:
+    """mixed * sigmoid(gate), [n_tokens, n_heads * d_head]. gate: mixed's shape, or [n_tokens, n_heads]: one a head."""
+    if gate.shape == mixed.shape:
+        return sigmoid_mul(mixed, gate)
+    heads = sigmoid_mul(mixed.reshape(-1, d_head), gate.reshape(-1, 1))  # [n_tokens * n_heads, d_head]
+    return heads.view(mixed.shape)
 
 
 def pages_of(batch: Batch, window: int | None) -> Batch:
@@ -78,7 +88,9 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     head_norm: NormSpec | None = None  # None: queries and keys are not normalised per head
-    gated: bool = False  # q_proj holds, per head, a query and a gate of the head's output
+    # Of the output: a number per element, for which q_proj holds each head's query and its gate; a number per head, of
+    # `g_proj`; None: no gate.
+    gate: Literal["element", "head"] | None = None
     scale: float | None = None  # of the scores; None: d_head ** -0.5
     window: int | None = None  # positions a row sees, its own included; None: all before it
     sinks: bool = False  # per query head a score that joins the softmax and brings no value
@@ -104,23 +116,14 @@ class AttentionSpec:
                 f"{name}: heads of {self.d_head} values: attention on CUDA has at most {WIDEST_ON_CUDA};"
                 " --device cpu runs them"
             )
-        d_q, d_kv = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         norms = None
         if self.head_norm is not None:
             q, k = (
                 load_scale(weights, f"{name}.{part}_norm", self.d_head, self.head_norm) for part in ("q", "k")
             )
             norms = HeadNorms(q=q, k=k, eps=self.head_norm.eps, values=self.norms_values)
-        inputs = [f"{name}.{part}_proj" for part in ("q", "k", "v")]
-        gate = None
-        if self.gated:
-            qkv, gate = self._split(weights, inputs)
-        elif self.keys_as_values:
-            both = widened(weights.take_linear(inputs[:2], self.d_model, [d_q, d_kv]))
-            qkv = pack(torch.cat((both, both[d_q:])))  # [d_q + 2 * d_kv, d_model]
-        else:
-            d_in = self.d_model if self.d_in is None else self.d_in
-            qkv = load_linear(weights, inputs, d_in, [d_q, d_kv, d_kv], bias=self.qkv_bias)
+        qkv, gate = self._projections(weights, name)
+        d_q = self.n_heads * self.d_head
         return Attention(
             qkv=qkv,
             out=load_linear(weights, [f"{name}.o_proj"], d_q, [self.d_model], bias=self.out_bias),
@@ -131,6 +134,21 @@ class AttentionSpec:
             gate=gate,
             sinks=weights.take(f"{name}.sinks", [self.n_heads], torch.float32) if self.sinks else None,
         )
+
+    def _projections(self, weights: TensorSource, name: str) -> tuple[Packed, Packed | None]:
+        """The joined projections, and that of the output's gate, if there is one."""
+        d_q, d_kv = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
+        d_in = self.d_model if self.d_in is None else self.d_in
+        inputs = [f"{name}.{part}_proj" for part in ("q", "k", "v")]
+        if self.gate == "element":
+            return self._split(weights, inputs)
+        gate = None
+        if self.gate == "head":
+            gate = load_linear(weights, [f"{name}.g_proj"], d_in, [self.n_heads], bias=False)
+        if self.keys_as_values:
+            both = widened(weights.take_linear(inputs[:2], self.d_model, [d_q, d_kv]))
+            return pack(torch.cat((both, both[d_q:]))), gate  # [d_q + 2 * d_kv, d_model]
+        return load_linear(weights, inputs, d_in, [d_q, d_kv, d_kv], bias=self.qkv_bias), gate
 
     def _split(self, weights: TensorSource, inputs: list[str]) -> tuple[Packed, Packed]:
         """The joined projections and the gate's, whose rows alternate with the query's head by head."""

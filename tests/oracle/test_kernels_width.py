@@ -105,7 +105,9 @@ def test_norms_and_gates(dtype: torch.dtype, n_threads: int) -> None:
             gates = random(70, 6, dtype=dtype, seed=2)
             joint = torch.cat((x[:, :24], gates), 1)  # [70, 30]
             assert_rows_alone(
-                lambda rows: sigmoid_mul(rows[:, :24].reshape(-1, 4), rows[:, 24:].reshape(-1, 1)).view(-1, 24),
+                lambda rows: sigmoid_mul(rows[:, :24].reshape(-1, 4), rows[:, 24:].reshape(-1, 1)).view(
+                    -1, 24
+                ),
                 joint,
             )
         bits_across_threads(n_threads, f"gates {d} {dtype}", whole)

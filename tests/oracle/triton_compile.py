@@ -139,7 +139,7 @@ def run_recurrent(dtype: torch.dtype) -> None:
 
 
 def run_experts(dtype: torch.dtype) -> None:
-    """Qwen3 (30B, 3B active), a router with groups and bias, Gemma 4 (26B, 4B active), gpt-oss (20B), Step-3.5-Flash."""
+    """Qwen3 (30B, 3B active), a router with groups and bias, Gemma 4 (26B, 4B active), gpt-oss (20B), Step-3.5."""
     logits = none_of(dtype, N_ROWS, 128)
     moe.route(logits, Routing(top_k=8, scores="softmax", normed=True))
     bias = none_of(torch.float32, 256)

@@ -20,7 +20,6 @@ ASKS_FOR: Mapping[str, str] = {
     "add_swa_attention_sink_bias": "attention sinks in windows alone",
     "attn_logit_softcapping": "soft-capped scores",
     "zero_expert_num": "experts that compute nothing",
-    "swiglu_limits": "clamped activations",
     "mamba_d_state": "state-space layers",
     "mamba_num_heads": "state-space layers",
     "state_size": "state-space layers",
