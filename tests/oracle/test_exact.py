@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 def network(kind: str, dtype: torch.dtype, scratch: Path) -> Network:
     folders = {"full": DEMO.target, "hybrid": HYBRID.target}
-    if kind in ("qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma4"):
+    if kind in ("qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma4", "step3p7"):
         folders[kind] = tiny_checkpoint(kind, scratch / kind)
     elif kind == "window":
         folders[kind] = folders_of("window", scratch).target
@@ -74,7 +74,8 @@ class Sequences:
 @pytest.mark.sampled("kernels", keep=6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    "kind", ["full", "window", "hybrid", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"]
+    "kind",
+    ["full", "window", "hybrid", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "step3p7"],
 )
 @torch.inference_mode()
 def test_logits_depend_on_nothing_beside_them(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -386,7 +386,6 @@ def refused_keys() -> list[tuple[dict[str, Any], str]]:
             {"per_layer_config": {"1": {"num_attention_heads": 6}}},
             "per_layer_config = .*layer 2 the heads of num_sl",
         ),
-        ({"architectures": ["Qwen3ForCausalLM"]}, "hidden_act|layer_types|sliding|not supported"),
     ]
 
 
@@ -396,6 +395,12 @@ def test_configs_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         loaded(with_config(released, tmp_path / "copy", **changes))
+
+
+def test_other_families_refuse_its_keys(oracle: Get, tmp_path: Path) -> None:
+    copy = with_config(oracle("step3p7")[0], tmp_path / "copy", architectures=["Qwen3MoeForCausalLM"])
+    with pytest.raises(UnsupportedModel, match="query_pre_attn_scalar = 16: not supported"):
+        loaded(copy)
 
 
 def test_tensors_that_do_not_fit_are_refused(released: Path, tmp_path: Path) -> None:

@@ -153,8 +153,10 @@ class LocatedExperts:
         if f"{block}.moe.gate.weight" not in weights or spec.shared is None:
             return spec.load(weights, name)
         shared = replace(spec.shared, name="share_expert")
-        names = {"router": "moe.gate", "choice_bias": "moe.router_bias", "experts": "moe"}
-        return replace(spec, shared=shared, **names).load(weights, block)
+        released = replace(
+            spec, shared=shared, router="moe.gate", choice_bias="moe.router_bias", experts="moe"
+        )
+        return released.load(weights, block)
 
 
 def refuse(config: ModelConfig) -> None:
