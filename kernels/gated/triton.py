@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gated.reference import check_gate
-from slipstream.kernels.triton_launch import FUSED, aligned, tiles
+from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
 TILE = 1024  # elements of a program
@@ -38,7 +38,8 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     (n_rows, d), x = x.shape, aligned(x)
     out = torch.empty_like(x)
     if x.numel() > 0:
-        _opened[n_rows, tiles(d, TILE)](x, aligned(gate), out, d, gate.shape[1], TILE, num_warps=4, **FUSED)
+        size = min(TILE, power_of_two(d))  # one gate per head: rows are heads, and short
+        _opened[n_rows, tiles(d, size)](x, aligned(gate), out, d, gate.shape[1], size, num_warps=4, **FUSED)
     return out
 
 
