@@ -158,6 +158,9 @@ def run_experts(dtype: torch.dtype) -> None:
     biases = ExpertBiases(none_of(dtype, 32, 2 * 2880), none_of(dtype, 32, 2880))
     packed = moe.pack_experts(*matrices, biases, Clamped(limit=7.0, steepness=1.702))
     moe.experts(none_of(dtype, N_ROWS, 2880), routed, packed)
+    moe.route(
+        none_of(dtype, N_ROWS, 288), Routing(top_k=8, scores="sigmoid", normed=True, scale=3.0, bias=bias)
+    )
     packed = moe.pack_experts(
         none_of(dtype, 288, 2 * 1280, 4096), none_of(dtype, 288, 4096, 1280), None, Limited(limit=7.0)
     )
