@@ -16,28 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV2Config,
-    DeepseekV3Config,
-    Gemma3TextConfig,
-    Gemma4TextConfig,
-    Glm4MoeConfig,
-    Glm4MoeLiteConfig,
-    GptOssConfig,
-    KimiLinearConfig,
-    LlamaConfig,
-    MiMoV2FlashConfig,
-    MistralConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    Qwen3NextConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 from transformers.modeling_layers import MtpModel
+
+from tests.tiny_families import FAMILIES, SHAPE
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SENTENCES = (
@@ -54,222 +36,6 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-SHAPE: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": None,
-    "eos_token_id": [2, 0],
-    "pad_token_id": 0,
-}
-# The original context of 64 makes all three branches of llama3's scaling matter.
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-HYBRID = {
-    "head_dim": 32,
-    "tie_word_embeddings": False,
-    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
-}
-EXPERTS = {
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 48,
-}
-LATENTS: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 32,
-    "q_lora_rank": 48,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 24,
-    "tie_word_embeddings": False,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-}
-FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
-    "llama": (
-        LlamaConfig,
-        {"head_dim": 16, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False},
-    ),
-    "mistral": (
-        MistralConfig,
-        {
-            "head_dim": 16,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-            "sliding_window": None,
-            "tie_word_embeddings": False,
-        },
-    ),
-    "qwen2": (
-        Qwen2Config,
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "tie_word_embeddings": True},
-    ),
-    "qwen3": (
-        Qwen3Config,
-        {
-            "head_dim": 32,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-            "tie_word_embeddings": True,
-        },
-    ),
-    "gemma3": (
-        Gemma3TextConfig,
-        {
-            "num_hidden_layers": 6,
-            "head_dim": 16,
-            "query_pre_attn_scalar": 24,
-            "sliding_window": 16,
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-            },
-            "tie_word_embeddings": True,
-        },
-    ),
-    "gemma4": (
-        Gemma4TextConfig,
-        {
-            "num_hidden_layers": 6,
-            "head_dim": 16,
-            "global_head_dim": 32,
-            "num_key_value_heads": 1,
-            "sliding_window": 16,
-            "layer_types": ["sliding_attention", "full_attention"] * 3,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": 384,
-            "num_kv_shared_layers": 2,
-            "use_double_wide_mlp": True,
-            "final_logit_softcapping": 3.0,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "qwen3_moe": (
-        Qwen3MoeConfig,
-        {
-            "head_dim": 32,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-            "tie_word_embeddings": False,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "norm_topk_prob": True,
-        },
-    ),
-    "qwen3_5": (Qwen3_5TextConfig, HYBRID),
-    "qwen3_5_moe": (Qwen3_5MoeTextConfig, {**HYBRID, **EXPERTS}),
-    "qwen3_next": (Qwen3NextConfig, {**HYBRID, **EXPERTS, "norm_topk_prob": True}),
-    "glm4_moe": (
-        Glm4MoeConfig,
-        {
-            "head_dim": 16,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
-            "tie_word_embeddings": False,
-            "attention_bias": True,
-            "use_qk_norm": True,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "routed_scaling_factor": 2.5,
-        },
-    ),
-    "deepseek_v2": (
-        DeepseekV2Config,
-        {**LATENTS, "q_lora_rank": None, "n_shared_experts": 2, "routed_scaling_factor": 1.5},
-    ),
-    "deepseek_v3": (
-        DeepseekV3Config,
-        {
-            **LATENTS,
-            "n_group": 4,
-            "topk_group": 2,
-            "routed_scaling_factor": 2.5,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "factor": 40.0,
-                "beta_fast": 32,
-                "beta_slow": 1,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "original_max_position_embeddings": 64,
-            },
-        },
-    ),
-    "glm4_moe_lite": (Glm4MoeLiteConfig, {**LATENTS, "routed_scaling_factor": 1.8}),
-    "kimi_linear": (
-        KimiLinearConfig,
-        {
-            **{
-                key: value
-                for key, value in LATENTS.items()
-                if key not in ("n_routed_experts", "rope_parameters")
-            },
-            "q_lora_rank": None,
-            "num_local_experts": 8,
-            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-            "linear_head_dim": 16,
-            "linear_num_heads": 4,
-        },
-    ),
-    "mimo_v2_flash": (
-        MiMoV2FlashConfig,
-        {
-            "num_hidden_layers": 6,
-            "num_key_value_heads": 1,
-            "head_dim": 24,
-            "v_head_dim": 16,
-            "sliding_window": 17,
-            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"] * 2,
-            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse", "dense", "sparse"],
-            "tie_word_embeddings": False,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "attention_value_scale": 0.707,
-        },
-    ),
-    "gpt_oss": (
-        GptOssConfig,
-        {
-            "intermediate_size": 64,
-            "head_dim": 16,
-            "sliding_window": 16,
-            "max_position_embeddings": 2048,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "swiglu_limit": 2.0,  # often reached
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 150000.0,
-                "factor": 32.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "truncate": False,
-                "original_max_position_embeddings": 64,
-            },
-        },
-    ),
-}
 
 
 def tiny_checkpoint(
@@ -285,10 +51,10 @@ def tiny_checkpoint(
 
     vocab: rows of the embedding, at least the tokenizer's 384 tokens. changes: other config fields.
     """
-    config_class, own = FAMILIES[family]
-    config = config_class(**{**SHAPE, **own, "vocab_size": vocab, **(changes or {})})
+    make, own = FAMILIES[family]
+    config = make(**{**SHAPE, **own, "vocab_size": vocab, **(changes or {})})
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = auto_class(config).from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and not name.endswith(("bias", "A_log")):
@@ -307,6 +73,12 @@ def tiny_checkpoint(
     model.to(dtype).save_pretrained(folder)
     write_tokenizer(folder)
     return folder
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """What makes transformers' model of a config."""
+    has_text_alone = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if has_text_alone else AutoModelForImageTextToText
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -353,9 +125,11 @@ Oracle = tuple[Path, Tensor, Tensor]  # folder, prompt [N_PROMPT] int64, its log
 
 def theirs(folder: Path) -> Any:
     """The checkpoint in transformers, float32."""
-    return AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
-    ).eval()
+    return (
+        auto_class(AutoConfig.from_pretrained(folder))
+        .from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+        .eval()
+    )
 
 
 def edited(folder: Path, target: Path, edit: Callable[[dict[str, Tensor]], Any]) -> Path:

@@ -111,6 +111,49 @@ GPT_OSS: Config = {
     "tie_word_embeddings": False,
 }
 MIMO_FULL = [0, 5, 11, 17, 23, 29, 35, 41, 47]
+STEP_KINDS = [
+    "full_attention" if i % 4 == 0 else "sliding_attention" for i in range(48)
+]  # the last 3: MTP layers
+STEP: Config = {
+    "att_impl_type": "GQA",
+    "attention_other_setting": {
+        "attention_type": "sliding_attention",
+        "head_dim": 128,
+        "num_attention_groups": 8,
+        "num_attention_heads": 96,
+    },
+    "head_dim": 128,
+    "layer_types": STEP_KINDS,
+    "moe_intermediate_size": 1280,
+    "moe_layers_enum": ",".join(str(i) for i in range(3, 45)),
+    "moe_num_experts": 288,
+    "moe_router_activation": "sigmoid",
+    "moe_router_scaling_factor": 3.0,
+    "moe_top_k": 8,
+    "need_fp32_gate": True,
+    "norm_expert_weight": True,
+    "num_attention_groups": 8,
+    "num_nextn_predict_layers": 3,
+    "partial_rotary_factors": [0.5 if kind == "full_attention" else 1.0 for kind in STEP_KINDS],
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 2.0,
+        "original_max_position_embeddings": 131072,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 32.0,
+    },
+    "rope_theta": [5e6 if kind == "full_attention" else 1e4 for kind in STEP_KINDS],
+    "share_expert_dim": 1280,
+    "sliding_window": 512,
+    "swiglu_limits": [7.0 if i in (43, 44) else 0.0 for i in range(48)],
+    "swiglu_limits_shared": [16.0 if i in (43, 44) else 0.0 for i in range(48)],
+    "tie_word_embeddings": False,
+    "use_head_wise_attn_gate": True,
+    "use_moe_router_bias": True,
+    "use_rope_layers": [],
+    "yarn_only_types": ["full_attention"],
+}
 GEMMA: Config = {"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256}
 
 CONFIGS: Mapping[str, Config] = {
@@ -338,6 +381,7 @@ CONFIGS: Mapping[str, Config] = {
         rms_norm_eps=1e-5,
         rope_theta=1e6,
     ),
+    "Step-3.5-Flash": config("Step3p5ForCausalLM", "4096 11264 45 64 8 128896 262144", **STEP),
     "Gemma-4-31B": config(
         *("Gemma4ForCausalLM", "5376 21504 60 32 16 262144 262144"),
         head_dim=256,

@@ -27,7 +27,8 @@ INTEGER_DTYPES = ("I64", "I32")
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 # What wrappers hold beside the text model: not read.
 MEDIA = re.compile(
-    r"(model\.)?(visual|vision_tower|audio_tower|vision_model|multi_modal_projector|embed_vision|embed_audio)\."
+    r"(model\.)?(visual|vision_tower|audio_tower|vision_model|multi_modal_projector|vit_large_projector"
+    r"|embed_vision|embed_audio)\."
 )
 # A folder of another model misses every tensor; stop after this many.
 N_MISSING_MAX = 64
@@ -186,6 +187,11 @@ class Weights:
     def _take_narrow(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | Quantized:
         """The same of a matrix that several tensors stand for."""
         pieces = self._pieces(name)
+        if len(shape) != 2:
+            raise UnsupportedModel(
+                f"{pieces.where}: is quantised (it is stored as {', '.join(sorted(pieces.names))}),"
+                f" and of {len(shape)} dimensions; only matrices are read so"
+            )
         n_out, n_in = shape
         matrix = self._layout(pieces).read(pieces, (n_out, n_in), dtype)
         # No code of either kind is larger than 448.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class Attention:
     rope: Rope
     scale: float
     kv: KV
-    gate: Packed | None = None  # of the output, before `out`
+    gate: Packed | None = None  # of the output, before `out`: an output per element, or per head
     sinks: Tensor | None = None  # [n_heads] float32
     value_scale: float | None = None
 
@@ -55,8 +55,16 @@ class Attention:
         if self.value_scale is not None:
             mixed = mixed * self.value_scale  # linear in the values, so once here is as good as on each
         if self.gate is not None:
-            mixed = sigmoid_mul(mixed, linear(x, self.gate))
+            mixed = opened(mixed, linear(x, self.gate), values.shape[-1])
         return linear(mixed, self.out)
+
+
+def opened(mixed: Tensor, gate: Tensor, d_head: int) -> Tensor:
+    """mixed * sigmoid(gate), [n_tokens, n_heads * d_head]. gate: mixed's shape, or [n_tokens, n_heads]: one a head."""
+    if gate.shape == mixed.shape:
+        return sigmoid_mul(mixed, gate)
+    heads = sigmoid_mul(mixed.reshape(-1, d_head), gate.reshape(-1, 1))  # [n_tokens * n_heads, d_head]
+    return heads.view(mixed.shape)
 
 
 def pages_of(batch: Batch, window: int | None) -> Batch:
@@ -81,20 +89,24 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     head_norm: NormSpec | None = None  # None: queries and keys are not normalised per head
-    gated: bool = False  # q_proj holds, per head, a query and a gate of the head's output
+    # Of the output: a number per element, for which q_proj holds each head's query and its gate; a number per head, of
+    # `g_proj`; None: no gate.
+    gate: Literal["element", "head"] | None = None
     scale: float | None = None  # of the scores; None: d_head ** -0.5
     window: int | None = None  # positions a row sees, its own included; None: all before it
     sinks: str | None = None  # tensor with a score per query head that joins the softmax and brings no value
     d_in: int | None = None  # width of the rows it reads, where that is not d_model
     norms_values: bool = False  # values are normalised too, without a scale; with head_norm only
     keys_as_values: bool = False  # there is no v_proj: values are what k_proj gives, before norm and rotation
-    d_value: int | None = None  # of a value head; None: d_head, as `gated` and `keys_as_values` have it
+    d_value: int | None = (
+        None  # of a value head; None: d_head, as a gate per element and `keys_as_values` have it
+    )
     value_scale: float | None = None  # values count that much; None: as they are
 
     def __post_init__(self) -> None:
         d_head, d_value = self.need.widths
-        if d_value != d_head and (self.gated or self.keys_as_values):
-            raise ValueError("gates and values that are keys are as wide as keys")
+        if d_value != d_head and (self.gate == "element" or self.keys_as_values):
+            raise ValueError("gates of elements and values that are keys are as wide as keys")
 
     @property
     def need(self) -> KV:
@@ -114,25 +126,14 @@ class AttentionSpec:
                 f"{name}: heads of {self.d_head} values: attention on CUDA has at most {WIDEST_ON_CUDA};"
                 " --device cpu runs them"
             )
-        _, d_value = self.need.widths
-        d_q, d_k = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         norms = None
         if self.head_norm is not None:
             q, k = (
                 load_scale(weights, f"{name}.{part}_norm", self.d_head, self.head_norm) for part in ("q", "k")
             )
             norms = HeadNorms(q=q, k=k, eps=self.head_norm.eps, values=self.norms_values)
-        inputs = [f"{name}.{part}_proj" for part in ("q", "k", "v")]
-        gate = None
-        if self.gated:
-            qkv, gate = self._split(weights, inputs)
-        elif self.keys_as_values:
-            both = widened(weights.take_linear(inputs[:2], self.d_model, [d_q, d_k]))
-            qkv = pack(torch.cat((both, both[d_q:])))  # [d_q + 2 * d_k, d_model]
-        else:
-            d_in = self.d_model if self.d_in is None else self.d_in
-            widths = [d_q, d_k, self.n_kv_heads * d_value]
-            qkv = load_linear(weights, inputs, d_in, widths, bias=self.qkv_bias)
+        qkv, gate = self._projections(weights, name)
+        _, d_value = self.need.widths
         return Attention(
             qkv=qkv,
             out=load_linear(
@@ -146,6 +147,22 @@ class AttentionSpec:
             sinks=self._load_sinks(weights, name),
             value_scale=self.value_scale,
         )
+
+    def _projections(self, weights: TensorSource, name: str) -> tuple[Packed, Packed | None]:
+        """The joined projections, and that of the output's gate, if there is one."""
+        d_head, d_value = self.need.widths
+        d_q, d_k, d_v = self.n_heads * d_head, self.n_kv_heads * d_head, self.n_kv_heads * d_value
+        d_in = self.d_model if self.d_in is None else self.d_in
+        inputs = [f"{name}.{part}_proj" for part in ("q", "k", "v")]
+        if self.gate == "element":
+            return self._split(weights, inputs)
+        gate = None
+        if self.gate == "head":
+            gate = load_linear(weights, [f"{name}.g_proj"], d_in, [self.n_heads], bias=False)
+        if self.keys_as_values:
+            both = widened(weights.take_linear(inputs[:2], self.d_model, [d_q, d_k]))
+            return pack(torch.cat((both, both[d_q:]))), gate  # [d_q + 2 * d_k, d_model]
+        return load_linear(weights, inputs, d_in, [d_q, d_k, d_v], bias=self.qkv_bias), gate
 
     def _load_sinks(self, weights: TensorSource, name: str) -> Tensor | None:  # [n_heads] float32
         if self.sinks is None:

@@ -7,7 +7,7 @@ between them: nine calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -257,7 +257,7 @@ class DecoderSpec:
     logit_cap: float | None = None  # logits are softly kept below it
     layer_inputs: LayerInputsSpec | None = None  # what blocks with an end take besides the stream
     # The block of an MTP layer, by its number from 0, of families in which its tensors do not say all of it.
-    mtp_block: Callable[[int], BlockSpec] | None = None
+    mtp_block: Callable[[int], BlockSpec] | None = field(default=None, compare=False)
 
     @property
     def ops(self) -> frozenset[str]:

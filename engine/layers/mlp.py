@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from slipstream.engine.checkpoint.weights import TensorSource
 from slipstream.engine.layers.linear import load_linear
-from slipstream.kernels.gated.op import gelu_mul, silu_mul
+from slipstream.kernels.gated.activation import activated
+from slipstream.kernels.gated.kinds import Activation
 from slipstream.kernels.matmul.op import Packed, linear
 
 
@@ -20,11 +20,11 @@ class GatedMLP:
 
     gate_up: Packed
     down: Packed
-    gated: Callable[[Tensor], Tensor] = silu_mul  # [n_rows, 2 * d_ffn] -> [n_rows, d_ffn]
+    activation: Activation | None = None  # None: silu
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n_rows, d_model]. Returns the same shape."""
-        return linear(self.gated(linear(x, self.gate_up)), self.down)
+        return linear(activated(linear(x, self.gate_up), self.activation), self.down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class MLPSpec:
     d_model: int
     d_ffn: int
     bias: bool = False
-    gelu: bool = False  # in its tanh form, in place of silu
+    activation: Activation | None = None  # None: silu
 
     def load(self, weights: TensorSource, name: str) -> GatedMLP:
         """The layer whose tensors start with `name`."""
@@ -44,5 +44,5 @@ class MLPSpec:
         return GatedMLP(
             gate_up=load_linear(weights, inputs, self.d_model, [self.d_ffn, self.d_ffn], bias=self.bias),
             down=load_linear(weights, [f"{name}.down_proj"], self.d_ffn, [self.d_model], bias=self.bias),
-            gated=gelu_mul if self.gelu else silu_mul,
+            activation=self.activation,
         )

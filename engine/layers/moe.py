@@ -31,6 +31,7 @@ from slipstream.kernels.moe.op import (
 # What a checkpoint calls the matrices of one expert: gate, up, down.
 PLAIN = ("gate_proj", "up_proj", "down_proj")
 MIXTRAL = ("w1", "w3", "w2")
+CHOICE_BIAS = "gate.e_score_correction_bias"  # what most checkpoints call the bias for the choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +41,11 @@ class SharedSpec:
     name: str  # of its tensors, below the block's
     d_ffn: int
     gated: bool = False  # its output is multiplied by the sigmoid of one more product of the row
+    activation: Activation | None = None  # None: silu
 
 
 def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:
-    """The experts whose tensors start with `name`: all in two tensors, or three matrices each."""
+    """The experts whose tensors start with `name`: all in two tensors or in three, or three matrices each."""
     n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
     if f"{name}.gate_up_proj" in weights:
         return pack_experts(
@@ -51,6 +53,12 @@ def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExper
             weights.take(f"{name}.down_proj", [n, d_model, d_ffn]),
             activation=spec.activation,
         )
+    if f"{name}.gate_proj.weight" in weights:
+        halves = [weights.take(f"{name}.{part}.weight", [n, d_ffn, d_model]) for part in PLAIN[:2]]
+        stacked = torch.cat(halves, 1)  # [n_experts, 2 * d_ffn, d_model]
+        halves.clear()  # or memory would hold gates and ups twice until all is packed
+        down_proj = weights.take(f"{name}.down_proj.weight", [n, d_model, d_ffn])
+        return pack_experts(stacked, down_proj, activation=spec.activation)
     gate, up, down = MIXTRAL if f"{name}.0.{MIXTRAL[0]}.weight" in weights else PLAIN
     inner = [[f"{name}.{i}.{gate}", f"{name}.{i}.{up}"] for i in range(n)]
     outer = [[f"{name}.{i}.{down}"] for i in range(n)]
@@ -94,9 +102,10 @@ class MoESpec:
     d_ffn: int  # of one expert
     n_experts: int
     routing: Routing
-    router: str = "gate"  # its tensors' name, below the block's
+    router: str = "gate"  # its tensors' name, below the layer's
     router_bias: bool = False
-    biased: bool = False  # the checkpoint has a bias for the choice, `gate.e_score_correction_bias`
+    choice_bias: str | None = None  # the same of a bias for the choice alone; None: there is none
+    experts: str = "experts"  # the same of the experts
     wide_router: bool = False  # the router multiplies in float32 whatever the dtype of the rest
     shared: SharedSpec | None = None
     activation: Activation | None = None  # of an expert; None: silu
@@ -110,13 +119,12 @@ class MoESpec:
         """
         dtype = torch.promote_types(weights.dtype, torch.float32) if self.wide_router else weights.dtype
         routing = self.routing
-        if self.biased:
-            correction = f"{name}.gate.e_score_correction_bias"
-            # The bias is [n_experts].
-            routing = replace(routing, bias=weights.take(correction, [self.n_experts], torch.float32))
+        if self.choice_bias is not None:
+            bias = weights.take(f"{name}.{self.choice_bias}", [self.n_experts], torch.float32)  # [n_experts]
+            routing = replace(routing, bias=bias)
         shared, shared_gate = None, None
         if self.shared is not None:
-            spec = MLPSpec(self.d_model, self.shared.d_ffn)
+            spec = MLPSpec(self.d_model, self.shared.d_ffn, activation=self.shared.activation)
             shared = spec.load(weights, f"{name}.{self.shared.name}")
             if self.shared.gated:
                 shared_gate = pack(weights.take(f"{name}.{self.shared.name}_gate.weight", [1, self.d_model]))
@@ -125,7 +133,7 @@ class MoESpec:
             router=self._load_router(weights, f"{name}.{self.router}", dtype),
             router_dtype=dtype,
             routing=routing,
-            experts=self.load_experts(weights, f"{name}.experts", self),
+            experts=self.load_experts(weights, f"{name}.{self.experts}", self),
             shared=shared,
             shared_gate=shared_gate,
         )

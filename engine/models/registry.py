@@ -28,10 +28,13 @@ from slipstream.engine.models.families import (
     qwen3,
     qwen3_5,
     qwen3_moe,
+    step3p5,
 )
+from slipstream.engine.models.families.step_keys import with_common_keys
 from slipstream.engine.models.heads.mtp import mtp_tensors
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.config import ModelConfig, read_config
+from slipstream.engine.models.reading.fields import Fields
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,9 @@ class Family:
     parts: Callable[[ModelConfig, int, int], DecoderSpec]  # of config, positions, vocabulary
     understood: Collection[str] = ()  # config keys it heeds that others would have to refuse
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of config keys that its checkpoints leave out
+    dialect: Callable[[Fields], Fields] | None = (
+        None  # puts its checkpoints' keys into the words of transformers
+    )
 
 
 # Of layers with windows; where the config does not say so, Qwen has none.
@@ -77,6 +83,10 @@ FAMILIES: dict[str, Family] = {
         for use in ("CausalLM", "ConditionalGeneration")
     },
     "Qwen3MoeForCausalLM": Family(qwen3_moe.parts, qwen3_moe.UNDERSTOOD),
+    **{
+        name: Family(step3p5.parts, step3p5.UNDERSTOOD, step3p5.DEFAULTS, with_common_keys)
+        for name in ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration")
+    },
 }
 
 
@@ -89,6 +99,7 @@ def read_model(path: Path | str) -> ModelConfig:
         path,
         {name: family.understood for name, family in FAMILIES.items()},
         {name: family.defaults for name, family in FAMILIES.items()},
+        {name: family.dialect for name, family in FAMILIES.items() if family.dialect is not None},
     )
 
 

@@ -42,6 +42,14 @@ def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
     return out
 
 
+def limited_mul(gate_up: Tensor, limit: float) -> Tensor:
+    gate_up = gate_up.contiguous()
+    n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
+    _limited[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), n_rows, d_inner, limit)
+    return out
+
+
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     check_gate(x, gate)
     x, gate = x.contiguous(), gate.contiguous()
@@ -108,6 +116,23 @@ def _clamped(kind: Any) -> Any:
                 store_part(target, i, swish * (up + splat(np.float32(1))), n)
 
     return clamped
+
+
+@per_dtype
+def _limited(kind: Any) -> Any:
+    @kernel
+    def limited(gate_up: int, out: int, n_rows: int, d_inner: int, limit: float) -> None:
+        most, least = splat(np.float32(limit)), splat(np.float32(-limit))
+        for row in range(n_rows):
+            gates, ups, target = _pair(pointer(gate_up, kind), pointer(out, kind), row, d_inner)
+            for i in range(0, d_inner, WIDTH):
+                n = d_inner - i
+                gate = load_part(gates, i, n)
+                swish = smaller(most, over_one_plus_exp(gate, gate))  # a NaN stays one, as above
+                up = smaller(most, larger(least, load_part(ups, i, n)))
+                store_part(target, i, swish * up, n)
+
+    return limited
 
 
 @per_dtype

@@ -36,6 +36,15 @@ def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
 
 
 @op("triton", "cpu", "reference")
+def limited_mul(gate_up: Tensor, limit: float) -> Tensor:
+    """min(silu(gate), limit) * up in float32, rounded once; before that up is cut at -limit and at limit (Step).
+
+    gate_up: [n_rows, 2 * d_inner], gate first. limit: above 0. Returns [n_rows, d_inner], the same dtype.
+    """
+    raise NotImplementedError
+
+
+@op("triton", "cpu", "reference")
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     """x * sigmoid(gate) in float32, rounded once: the output gate of attention, the gate of a shared expert.
 

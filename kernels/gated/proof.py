@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul, soft_cap
+from slipstream.kernels.gated.op import clamped_mul, gelu_mul, limited_mul, sigmoid_mul, silu_mul, soft_cap
 from slipstream.kernels.proof.case import N_ROWS, Make, Rows
 from slipstream.kernels.proof.inputs import Inputs
 
@@ -19,6 +19,7 @@ def of_gated(inputs: Inputs, d: int = 333) -> Rows:
         rows = slice(first, first + n)
         return (
             *(silu_mul(gate_up[rows]), gelu_mul(gate_up[rows]), clamped_mul(gate_up[rows], 1.0, 1.702)),
+            limited_mul(gate_up[rows], 0.5),
             sigmoid_mul(x[rows], gate[rows]),
             soft_cap(8 * x[rows], 5.0),
         )

@@ -27,6 +27,11 @@ def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
     return ((up + 1) * gate * torch.sigmoid(steepness * gate)).to(gate_up.dtype)
 
 
+def limited_mul(gate_up: Tensor, limit: float) -> Tensor:
+    gate, up = _wide(gate_up).chunk(2, -1)
+    return (F.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)).to(gate_up.dtype)
+
+
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     check_gate(x, gate)
     return (_wide(x) * torch.sigmoid(_wide(gate))).to(x.dtype)

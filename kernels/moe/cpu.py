@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.compiled import refuses as refuses
+from slipstream.kernels.gated.activation import activated
 from slipstream.kernels.matmul.op import Packed, linear, pack
-from slipstream.kernels.moe.activation import activated
 from slipstream.kernels.moe.choice import route as route
 from slipstream.kernels.moe.group import add_up, group
 from slipstream.kernels.moe.types import Activation, ExpertBiases, ExpertMatrices, PackedExperts, Routed

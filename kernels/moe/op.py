@@ -14,6 +14,7 @@ from slipstream.kernels.moe.types import Clamped as Clamped
 from slipstream.kernels.moe.types import ExpertBiases as ExpertBiases
 from slipstream.kernels.moe.types import ExpertMatrices as ExpertMatrices
 from slipstream.kernels.moe.types import Gelu as Gelu
+from slipstream.kernels.moe.types import Limited as Limited
 from slipstream.kernels.moe.types import NarrowMatrices as NarrowMatrices
 from slipstream.kernels.moe.types import PackedExperts as PackedExperts
 from slipstream.kernels.moe.types import Routed as Routed

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipstream.kernels.gated.activation import activated
 from slipstream.kernels.matmul import panels
 from slipstream.kernels.matmul.panel_stack import PanelStack, multiply_groups, stack_panels
 from slipstream.kernels.moe import cpu
-from slipstream.kernels.moe.activation import activated
 from slipstream.kernels.moe.choice import route as route
 from slipstream.kernels.moe.group import add_up, group
 from slipstream.kernels.moe.types import Activation, ExpertBiases, ExpertMatrices, PackedExperts, Routed

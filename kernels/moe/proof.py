@@ -1,4 +1,4 @@
-"""Proof of routing and experts, plain and as in gpt-oss."""
+"""Proof of routing and experts, plain and as in gpt-oss and Step."""
 
 from __future__ import annotations
 
@@ -8,15 +8,27 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from slipstream.kernels.moe.op import Clamped, ExpertBiases, Routed, Routing, experts, pack_experts, route
+from slipstream.kernels.moe.op import (
+    Activation,
+    Clamped,
+    ExpertBiases,
+    Limited,
+    Routed,
+    Routing,
+    experts,
+    pack_experts,
+    route,
+)
 from slipstream.kernels.proof.case import N_ROWS, Make, Rows
 from slipstream.kernels.proof.inputs import Inputs
+
+CLAMPED, LIMITED = Clamped(limit=1.0, steepness=1.702), Limited(limit=0.5)
 
 
 def of_moe(
     inputs: Inputs,
     *,
-    biased: bool = False,
+    activation: Activation | None = None,
     d_model: int = 256,
     d_inner: int = 96,
     n_experts: int = 16,
@@ -24,16 +36,16 @@ def of_moe(
 ) -> Rows:
     """Scattered rows, then many rows of the same experts.
 
-    What the experts are asked for is drawn, so that rounding in the router sends no row elsewhere.
+    What the experts are asked for is drawn, so that rounding in the router sends no row elsewhere. With the clamped
+    activation come biases, as in gpt-oss.
     """
     g = inputs.g
     gate_up = inputs.put(torch.randn(n_experts, 2 * d_inner, d_model, generator=g) / d_model**0.5)
     down = inputs.put(torch.randn(n_experts, d_model, d_inner, generator=g) / d_inner**0.5)
-    biases, clamped = None, None
-    if biased:
+    biases = None
+    if isinstance(activation, Clamped):
         biases = ExpertBiases(inputs.normal(n_experts, 2 * d_inner), inputs.normal(n_experts, d_model))
-        clamped = Clamped(limit=1.0, steepness=1.702)
-    packed = pack_experts(gate_up, down, biases, clamped)
+    packed = pack_experts(gate_up, down, biases, activation)
     logits, x = inputs.normal(N_ROWS, n_experts), inputs.normal(N_ROWS, d_model)
     order = torch.rand(N_ROWS, n_experts, generator=g).argsort(-1)[:, :top_k].sort(-1).values.int()
     order[40:] = order[40]
@@ -51,5 +63,6 @@ def of_moe(
 
 CASES: Mapping[str, Make] = {
     "plain": of_moe,
-    "with biases": partial(of_moe, biased=True),
+    "with biases": partial(of_moe, activation=CLAMPED),
+    "limited": partial(of_moe, activation=LIMITED),
 }

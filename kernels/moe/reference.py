@@ -13,6 +13,7 @@ from slipstream.kernels.moe.types import (
     ExpertBiases,
     ExpertMatrices,
     Gelu,
+    Limited,
     PackedExperts,
     Routed,
     Routing,
@@ -85,7 +86,10 @@ def _activated(gate_up: Tensor, activation: Activation | None) -> Tensor:
         return F.silu(gate) * up
     if isinstance(activation, Gelu):
         return F.gelu(gate, approximate="tanh") * up
-    gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+    limit = activation.limit
+    if isinstance(activation, Limited):
+        return F.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1) * gate * torch.sigmoid(activation.steepness * gate)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slipstream.kernels.gated.triton import clamped as clamped_gate
 from slipstream.kernels.gated.triton import gelu_of, over_one_plus_exp
+from slipstream.kernels.gated.triton import limited as limited_gate
 from slipstream.kernels.moe.reference import PlainExperts
 from slipstream.kernels.moe.triton_route import route as route
 from slipstream.kernels.moe.types import (
@@ -23,6 +24,7 @@ from slipstream.kernels.moe.types import (
     ExpertBiases,
     ExpertMatrices,
     Gelu,
+    Limited,
     PackedExperts,
     Routed,
     stacked,
@@ -94,9 +96,11 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
 
 
 def _form(activation: Activation | None) -> tuple[str, float, float]:
-    """What kernels know an activation by, and the numbers of the clamped one."""
+    """What kernels know an activation by, and the numbers of the clamped and the limited one."""
     if isinstance(activation, Clamped):
         return "clamped", activation.limit, activation.steepness
+    if isinstance(activation, Limited):
+        return "limited", activation.limit, 0.0
     return "gelu" if isinstance(activation, Gelu) else "silu", 0.0, 0.0
 
 
@@ -188,7 +192,7 @@ def _gate_up(
     LIMIT: tl.constexpr,
     STEEPNESS: tl.constexpr,
 ):
-    """The activation of a tile of pairs, gate and up rounded to the rows' dtype first. FORM: silu, gelu or clamped."""
+    """The activation of a tile of pairs, gate and up rounded to the rows' dtype first. FORM: as in `_form`."""
     tile = tl.program_id(0)
     expert = tl.load(experts_at + tile).to(tl.int64)
     if expert >= 0:
@@ -216,6 +220,8 @@ def _gate_up(
         gate, up = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
         if FORM == "clamped":
             inner = clamped_gate(gate, up, LIMIT, STEEPNESS)
+        elif FORM == "limited":
+            inner = limited_gate(gate, up, LIMIT)
         elif FORM == "gelu":
             inner = gelu_of(gate) * up
         else:

@@ -9,6 +9,10 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from slipstream.kernels.gated.kinds import Activation as Activation
+from slipstream.kernels.gated.kinds import Clamped as Clamped
+from slipstream.kernels.gated.kinds import Gelu as Gelu
+from slipstream.kernels.gated.kinds import Limited as Limited
 from slipstream.kernels.matmul.quantized import Quantized
 
 
@@ -46,22 +50,6 @@ class ExpertBiases(NamedTuple):
 
     gate_up: Tensor  # [n_experts, 2 * d_inner], gate first
     down: Tensor  # [n_experts, d_model]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clamped:
-    """The activation `gated.clamped_mul` with its two numbers."""
-
-    limit: float  # above 0
-    steepness: float
-
-
-@dataclass(frozen=True, slots=True)
-class Gelu:
-    """The activation `gated.gelu_mul` (Gemma)."""
-
-
-Activation = Clamped | Gelu  # beside silu(gate) * up, for which None stands
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ ROWS = (
     Row("DeepSeek-V3, R1, V3.1", ("DeepseekV3",), "DeepSeek-V3", "MTP", "moe_models"),
     Row("Kimi-K2", ("DeepseekV3",), "Kimi-K2", "EAGLE-3", "moe_models"),
     Row("Kimi-Linear", ("KimiLinear",), "Kimi-Linear-48B-A3B", "", "hybrid_models"),
+    Row("Step-3.5-Flash, Step-3.7-Flash", ("Step3p5", "Step3p7"), "Step-3.5-Flash", "", "step3p5"),
     Row("Gemma 3", ("Gemma3",), "Gemma-3-1B", "", "gemma3"),
     Row("Gemma 4, dense and with experts", ("Gemma4",), "Gemma-4-31B", "", "gemma4"),
     Row("gpt-oss", ("GptOss",), "gpt-oss-20b", "EAGLE-3", "gpt_oss"),

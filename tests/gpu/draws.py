@@ -16,7 +16,7 @@ from torch import Tensor
 from slipstream.engine.batch import RecurrentRows
 from slipstream.kernels.attention.op import attention
 from slipstream.kernels.choose.op import Edits, Masks, RowParams, choose
-from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul, soft_cap
+from slipstream.kernels.gated.op import clamped_mul, gelu_mul, limited_mul, sigmoid_mul, silu_mul, soft_cap
 from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
 from slipstream.kernels.gated_norm.op import gated_norm
 from slipstream.kernels.matmul.op import linear, pack
@@ -25,6 +25,7 @@ from slipstream.kernels.moe.op import (
     Clamped,
     ExpertBiases,
     Gelu,
+    Limited,
     Routed,
     Routing,
     experts,
@@ -148,6 +149,7 @@ def a_gated(dice: Dice) -> Draw:
         gate_up = t["gate_up"]
         return (
             *(silu_mul(gate_up), gelu_mul(gate_up), clamped_mul(gate_up, 4.0, 1.702), soft_cap(gate_up, 3.0)),
+            limited_mul(gate_up, 1.0),
             sigmoid_mul(t["x"], t["gate"]),
         )
 
@@ -174,7 +176,7 @@ def a_moe(dice: Dice) -> Draw:
         [(40, 16, 16, 4)] if dice.quick else [(256, 96, 16, 3), (256, 64, 128, 8)]
     )
     n_rows, grouped, biased = dice.n_rows(), dice.random.random() < 0.4, dice.random.random() < 0.4
-    gelu = Gelu() if dice.random.random() < 0.3 else None
+    unbiased = dice.random.choice([Gelu(), Limited(limit=0.5), None, None])
     tensors = {
         "logits": dice.normal(n_rows, n_experts),
         "x": dice.normal(n_rows, d_model),
@@ -202,7 +204,7 @@ def a_moe(dice: Dice) -> Draw:
             )
         found = route(t["logits"], routing)
         biases: ExpertBiases | None = None
-        activation: Activation | None = gelu
+        activation: Activation | None = unbiased
         if biased:  # as in gpt-oss
             biases = ExpertBiases(t["gate_up_bias"], t["down_bias"])
             activation = Clamped(limit=1.0, steepness=1.702)

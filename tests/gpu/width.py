@@ -19,7 +19,7 @@ from slipstream.kernels.gated_delta.proof import of_gated_delta
 from slipstream.kernels.gated_norm.proof import of_gated_norm
 from slipstream.kernels.matmul.proof import NARROW, of_linear, of_narrow
 from slipstream.kernels.mla.proof import of_latent_attention, of_rows
-from slipstream.kernels.moe.proof import of_moe
+from slipstream.kernels.moe.proof import CLAMPED, LIMITED, of_moe
 from slipstream.kernels.norm.proof import of_norm
 from slipstream.kernels.norm_rope_write.proof import of_norm_rope_write
 from slipstream.kernels.proof.case import WIDTHS, Make
@@ -53,7 +53,7 @@ LARGE: Mapping[str, Sequence[Make]] = {
     ),
     "mla": (partial(of_latent_attention, widths=(16, 512, 64)), partial(of_rows, widths=(16, 128, 512, 64))),
     "gated": (partial(of_gated, d=14336),),
-    "moe": (partial(of_moe, **_EXPERTS), partial(of_moe, biased=True, **_EXPERTS)),
+    "moe": tuple(partial(of_moe, activation=one, **_EXPERTS) for one in (None, CLAMPED, LIMITED)),
     "gated_norm": (partial(of_gated_norm, n_heads=48),),
     "choose": (partial(of_choose, vocab=151_936),),
     "short_conv": (partial(of_short_conv, n_channels=10_240),),
@@ -80,7 +80,7 @@ SMALL: Mapping[str, Sequence[Make]] = {
         partial(of_rows, widths=(3, 12, 32, 16)),
     ),
     "gated": (partial(of_gated, d=50),),
-    "moe": (of_moe, partial(of_moe, biased=True)),
+    "moe": tuple(partial(of_moe, activation=one) for one in (None, CLAMPED, LIMITED)),
     "gated_norm": (partial(of_gated_norm, n_heads=3, d=10),),
     "choose": (of_choose,),
     "short_conv": (partial(of_short_conv, n_channels=60),),

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from slipstream.engine.models.blueprint import draw, draw_mtp, mtp_layers
 from slipstream.engine.models.heads.mtp import DEEPSEEK, MIMO, QWEN, Names, load_mtp
 from slipstream.engine.models.registry import load_network, read_model
-from tests.checkpoints import FAMILIES, tiny_checkpoint
+from tests.checkpoints import tiny_checkpoint
 from tests.head_checkpoints import add_tensors
+from tests.tiny_families import FAMILIES
 
 CPU = torch.device("cpu")
 

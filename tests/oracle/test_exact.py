@@ -28,7 +28,10 @@ CPU = torch.device("cpu")
 
 def network(kind: str, dtype: torch.dtype, scratch: Path) -> Network:
     folders = {"full": DEMO.target, "hybrid": HYBRID.target}
-    if kind in ("qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma4", "mimo_v2_flash"):
+    if kind in (
+        *("qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "gemma4", "mimo_v2_flash"),
+        "step3p7",
+    ):
         folders[kind] = tiny_checkpoint(kind, scratch / kind)
     elif kind == "window":
         folders[kind] = folders_of("window", scratch).target
@@ -77,7 +80,7 @@ class Sequences:
     "kind",
     [
         *("full", "window", "hybrid", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"),
-        "mimo_v2_flash",
+        *("mimo_v2_flash", "step3p7"),
     ],
 )
 @torch.inference_mode()

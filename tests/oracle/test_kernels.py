@@ -14,7 +14,7 @@ from torch import Tensor
 from slipstream import kernels
 from slipstream.kernels import dispatch
 from slipstream.kernels.attention.op import attention
-from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul, soft_cap
+from slipstream.kernels.gated.op import clamped_mul, gelu_mul, limited_mul, sigmoid_mul, silu_mul, soft_cap
 from slipstream.kernels.matmul import cpu, panels
 from slipstream.kernels.matmul.op import linear, pack
 from slipstream.kernels.norm.op import add_rms_norm, rms_norm
@@ -455,6 +455,24 @@ def test_clamped_mul(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
         broken = gate_up.clone()
         broken[4, place] = float("nan")
         found = clamped_mul(broken, 6.0, 1.7).isnan()
+        assert bool(found[4, 0])
+        assert int(found.sum()) == 1
+
+
+@each_case
+@pytest.mark.parametrize("d_inner", [1, 17, 64, 300])
+def test_limited_mul(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
+    gate_up = random(5, 2 * d_inner, dtype=dtype) * 5
+    gate_up[0, 0], gate_up[1, 0], gate_up[2, d_inner], gate_up[3, d_inner] = -200.0, 200.0, 200.0, -200.0
+    gate, up = gate_up.double().chunk(2, -1)
+    swish, up = gate / (1 + torch.exp(-gate)), up.where(up.abs() < 3, 3 * up.sign())
+    assert_near(limited_mul(gate_up, 3.0), swish.where(swish < 3, 3) * up, dtype)
+    near = torch.full((1, 2), 3.1, dtype=dtype)  # cut behind silu, which gives 2.966, and not before it
+    assert float(limited_mul(near, 3.0)) == pytest.approx(2.966 * 3, rel=5e-3)
+    for place in (0, d_inner):  # clamping does not hide a NaN
+        broken = gate_up.clone()
+        broken[4, place] = float("nan")
+        found = limited_mul(broken, 3.0).isnan()
         assert bool(found[4, 0])
         assert int(found.sum()) == 1
 

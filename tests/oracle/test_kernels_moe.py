@@ -216,6 +216,20 @@ def test_experts_with_gelu(chosen: None, dtype: torch.dtype, n_rows: int) -> Non
 
 
 @each_case
+@pytest.mark.parametrize("n_rows", [1, 33])
+def test_experts_with_limits(chosen: None, dtype: torch.dtype, n_rows: int) -> None:
+    x, (gate_up, down) = random(n_rows, 130, dtype=dtype), matrices(130, 70, dtype)
+    routed, limit = some_routed(n_rows), 0.4
+    gates, ups = torch.einsum("rm,eim->rei", x.double(), gate_up.double()).chunk(2, -1)
+    swish = torch.nn.functional.silu(gates)
+    assert 0.1 < (swish > limit).double().mean() < 0.5  # often reached
+    inner = swish.clamp(max=limit) * ups.clamp(-limit, limit)
+    meant = torch.einsum("re,rem->rm", dense(routed), torch.einsum("rei,emi->rem", inner, down.double()))
+    packed = op.pack_experts(gate_up, down, activation=op.Limited(limit=limit))
+    assert_near(op.experts(x, routed, packed), meant, dtype)
+
+
+@each_case
 def test_experts_that_nobody_asks_for_are_not_read(chosen: None, dtype: torch.dtype) -> None:
     x, (gate_up, down) = random(9, 40, dtype=dtype), matrices(40, 24, dtype)
     routed = some_routed(9, top_k=2)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream import kernels
 from slipstream.kernels.attention.op import attention
-from slipstream.kernels.gated.op import clamped_mul, gelu_mul, sigmoid_mul, silu_mul, soft_cap
+from slipstream.kernels.gated.op import clamped_mul, gelu_mul, limited_mul, sigmoid_mul, silu_mul, soft_cap
 from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.norm.op import add_rms_norm, rms_norm
 from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
@@ -96,10 +96,20 @@ def test_norms_and_gates(dtype: torch.dtype, n_threads: int) -> None:
             assert_rows_alone(silu_mul, x)
             assert_rows_alone(gelu_mul, x)
             assert_rows_alone(lambda rows: clamped_mul(rows, 1.0, 1.7), x)
+            assert_rows_alone(lambda rows: limited_mul(rows, 0.5), x)
             assert_rows_alone(lambda rows: soft_cap(rows, 2.0), x)
             assert_rows_alone(lambda rows: sigmoid_mul(rows, rows), x)
             whole = assert_rows_alone(lambda rows: sigmoid_mul(rows, rows[:, :1]), x)
             assert torch.equal(whole, sigmoid_mul(x, x[:, :1].expand(70, d)))
+            # One gate a head: rows of heads, of which a pass has n_heads times as many as tokens.
+            gates = random(70, 6, dtype=dtype, seed=2)
+            joint = torch.cat((x[:, :24], gates), 1)  # [70, 30]
+            assert_rows_alone(
+                lambda rows: sigmoid_mul(rows[:, :24].reshape(-1, 4), rows[:, 24:].reshape(-1, 1)).view(
+                    -1, 24
+                ),
+                joint,
+            )
         bits_across_threads(n_threads, f"gates {d} {dtype}", whole)
 
 

@@ -228,7 +228,7 @@ def test_sliding_layers_of_another_shape(oracle: Callable[[str], Oracle], tmp_pa
 def test_gates_and_values_that_are_keys_are_as_wide_as_keys() -> None:
     shape: dict[str, Any] = {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_head": 24, "d_value": 16}
     rope = RopeSpec(kind="default", theta=1e4, n_dims=8)
-    for more in ({"gated": True}, {"keys_as_values": True}):
+    for more in ({"gate": "element"}, {"keys_as_values": True}):
         with pytest.raises(ValueError, match="as wide as keys"):
             AttentionSpec(**shape, rope=rope, **more)
 

@@ -84,7 +84,9 @@ def test_gates(seed: int, dtype: torch.dtype) -> None:
     assert_near(gated.silu_mul(gate_up), plain_gated.silu_mul(gate_up))
     assert_near(gated.gelu_mul(gate_up), plain_gated.gelu_mul(gate_up))
     assert_near(gated.clamped_mul(gate_up, 1.5, 1.7), plain_gated.clamped_mul(gate_up, 1.5, 1.7))
+    assert_near(gated.limited_mul(gate_up, 0.5), plain_gated.limited_mul(gate_up, 0.5))
     broken = torch.full_like(gate_up, torch.nan)  # clamping does not hide it
+    assert bool(gated.limited_mul(broken, 0.5).isnan().all())
     assert bool(gated.clamped_mul(broken, 1.5, 1.7).isnan().all())
     for gate in (draw.normal(n_rows, d), draw.normal(n_rows, 1)):
         assert_near(gated.sigmoid_mul(x, gate), plain_gated.sigmoid_mul(x, gate))
@@ -229,6 +231,7 @@ def test_width_is_not_seen(dtype: torch.dtype) -> None:
     )
     pairs = draw.normal(n_rows, 2 * 45)
     assert_rows_alone(lambda part: gated.silu_mul(pairs[part]), n_rows)
+    assert_rows_alone(lambda part: gated.limited_mul(pairs[part], 0.5), n_rows)
     assert_rows_alone(lambda part: gated.sigmoid_mul(x[part], residual[part, :1]), n_rows)
 
 

@@ -37,7 +37,7 @@ from slipstream.kernels.matmul import triton as matmul
 from slipstream.kernels.mla import triton as mla
 from slipstream.kernels.mla.latent_types import LatentNorm, LatentRope
 from slipstream.kernels.moe import triton as moe
-from slipstream.kernels.moe.types import Clamped, ExpertBiases, Gelu, Routed, Routing
+from slipstream.kernels.moe.types import Clamped, ExpertBiases, Gelu, Limited, Routed, Routing
 from slipstream.kernels.norm import triton as norm
 from slipstream.kernels.norm_rope_write import triton as norm_rope_write
 from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope
@@ -111,9 +111,11 @@ def run_gates(dtype: torch.dtype) -> None:
     gated.silu_mul(none_of(dtype, N_ROWS, 2 * 17408))
     gated.gelu_mul(none_of(dtype, N_ROWS, 2 * 10240))
     gated.clamped_mul(none_of(dtype, N_ROWS, 2 * 2880), 7.0, 1.702)
+    gated.limited_mul(none_of(dtype, N_ROWS, 2 * 1280), 16.0)
     gated.soft_cap(none_of(torch.float32, N_ROWS, 262_144), 30.0)
     gated.sigmoid_mul(none_of(dtype, N_ROWS, 6144), none_of(dtype, N_ROWS, 6144))
     gated.sigmoid_mul(none_of(dtype, N_ROWS, 6144), none_of(dtype, N_ROWS, 1))
+    gated.sigmoid_mul(none_of(dtype, N_ROWS * 96, 128), none_of(dtype, N_ROWS * 96, 1))
     heads, gates = none_of(dtype, N_ROWS, 48, 128), none_of(dtype, N_ROWS, 48 * 128)
     gated_norm.gated_norm(heads, gates, none_of(torch.float32, 128), 1e-6, "silu")
     gated_norm.gated_norm(heads, gates, none_of(dtype, 128), 1e-6, "sigmoid")
@@ -141,7 +143,7 @@ def run_recurrent(dtype: torch.dtype) -> None:
 
 
 def run_experts(dtype: torch.dtype) -> None:
-    """Qwen3 (30B, 3B active), a router with groups and bias, Gemma 4 (26B, 4B active), gpt-oss (20B)."""
+    """Qwen3 (30B, 3B active), a router with groups and bias, Gemma 4 (26B, 4B active), gpt-oss (20B), Step-3.5."""
     logits = none_of(dtype, N_ROWS, 128)
     moe.route(logits, Routing(top_k=8, scores="softmax", normed=True))
     bias = none_of(torch.float32, 256)
@@ -160,6 +162,13 @@ def run_experts(dtype: torch.dtype) -> None:
     biases = ExpertBiases(none_of(dtype, 32, 2 * 2880), none_of(dtype, 32, 2880))
     packed = moe.pack_experts(*matrices, biases, Clamped(limit=7.0, steepness=1.702))
     moe.experts(none_of(dtype, N_ROWS, 2880), routed, packed)
+    moe.route(
+        none_of(dtype, N_ROWS, 288), Routing(top_k=8, scores="sigmoid", normed=True, scale=3.0, bias=bias)
+    )
+    packed = moe.pack_experts(
+        none_of(dtype, 288, 2 * 1280, 4096), none_of(dtype, 288, 4096, 1280), None, Limited(limit=7.0)
+    )
+    moe.experts(none_of(dtype, N_ROWS, 4096), routed, packed)
 
 
 def run_latents(dtype: torch.dtype) -> None:

@@ -74,7 +74,8 @@ def test_keys_of_a_wrapper_are_those_of_its_text_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma3", "qwen3_5_moe", "gpt_oss", "deepseek_v3", "kimi_linear", "mimo_v2_flash"]
+    "family",
+    ["gemma3", "qwen3_5_moe", "gpt_oss", "deepseek_v3", "kimi_linear", "mimo_v2_flash", "step3p7"],
 )
 def test_nothing_that_a_supported_model_asks_for_counts_as_missing(tmp_path: Path, family: str) -> None:
     values = json.loads((tiny_checkpoint(family, tmp_path) / "config.json").read_text())

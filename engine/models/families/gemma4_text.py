@@ -70,7 +70,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
         own = full if window is None else sliding
         mixer: MixerSpec = own if source is None else SharedAttentionSpec(own, source)
         width = config.d_ffn * (2 if is_double and source is not None else 1)
-        dense = MLPSpec(config.d_model, width, gelu=True)
+        dense = MLPSpec(config.d_model, width, activation=Gelu())
         if moe is None:
             blocks.append(BlockSpec(mixer, dense, NAMES, end))
         else:

@@ -29,7 +29,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int, *, grouped: bo
         raise fields.refuse("attn_output_gate", "attention without an output gate is not supported")
     mixers: dict[str, MixerSpec] = {
         "full_attention": config.attention(
-            qkv_bias=config.attention_bias, out_bias=config.attention_bias, head_norm=norm, gated=True
+            qkv_bias=config.attention_bias, out_bias=config.attention_bias, head_norm=norm, gate="element"
         ),
         "linear_attention": GatedDeltaSpec(
             d_model=config.d_model, state=read_state(config), eps=config.norm_eps, grouped=grouped

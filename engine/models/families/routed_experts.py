@@ -6,7 +6,7 @@ from typing import Literal
 
 from slipstream.engine.layers.decoder import FeedForwardSpec
 from slipstream.engine.layers.mlp import MLPSpec
-from slipstream.engine.layers.moe import MoESpec, SharedSpec
+from slipstream.engine.layers.moe import CHOICE_BIAS, MoESpec, SharedSpec
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.reading.fields import MOST_PARTS
 from slipstream.kernels.moe.op import Routing
@@ -64,7 +64,7 @@ def read_experts(config: ModelConfig, scores: Literal["softmax", "sigmoid"] = "s
             n_groups=n_groups if by_sigmoid else 1,
             n_groups_kept=n_kept if by_sigmoid else 1,
         ),
-        biased=by_sigmoid,
+        choice_bias=CHOICE_BIAS if by_sigmoid else None,
         wide_router=True,
         shared=SharedSpec(name="shared_experts", d_ffn=d_ffn * n_shared) if n_shared else None,
     )

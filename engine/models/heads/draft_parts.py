@@ -146,7 +146,7 @@ def load_draft_attention(weights: Weights, block: str, plan: BlockPlan, d_in: in
         qkv_bias=f"{name}.q_proj.bias" in weights,
         out_bias=f"{name}.o_proj.bias" in weights,
         head_norm=plan.norm if has_norms else None,
-        gated=weights.shape(f"{name}.q_proj.weight")[0] == 2 * plan.n_heads * d_head,
+        gate="element" if weights.shape(f"{name}.q_proj.weight")[0] == 2 * plan.n_heads * d_head else None,
     )
     return spec.load(weights, block, {plan.rope: plan.table})
 

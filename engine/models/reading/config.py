@@ -7,7 +7,7 @@ about the function computed are not looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -142,18 +142,22 @@ def read_config(
     path: Path | str,
     understood: Mapping[str, Collection[str]] | None = None,
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    dialects: Mapping[str, Callable[[Fields], Fields]] | None = None,
 ) -> ModelConfig:
     """The config of a checkpoint folder. Raises `UnsupportedModel` naming key and value, or `LoadError`.
 
     path: the folder, a GGUF file, or a config file, whose generation_config.json lies beside it if anywhere.
     understood: per architecture, keys that change the function computed and that its family heeds; others are not
-    supported. None: any is. defaults: per architecture, values of keys that its checkpoints leave out.
+    supported. None: any is. defaults: per architecture, values of keys that its checkpoints leave out. dialects: per
+    architecture, what puts the keys of its checkpoints into the words of transformers; the others have these.
     """
     outer, generation = read_documents(Path(path))
     architecture = read_architecture(outer)
     fields = text_fields(outer).over((defaults or {}).get(architecture, {}))
     if understood is not None and architecture not in understood:
         raise unknown_architecture(architecture, fields, understood)
+    if dialects is not None and architecture in dialects:
+        fields = dialects[architecture](fields)
     heeded = (understood or {}).get(architecture, ())
     refuse_unsupported(fields, {*heeded, *QUANTIZATION_KEYS})
     refuse_sliding_window(fields, heeded)

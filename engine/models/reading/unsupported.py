@@ -17,7 +17,6 @@ ASKS_FOR: Mapping[str, str] = {
     "compress_ratios": "compressed attention",
     "attn_logit_softcapping": "soft-capped scores",
     "zero_expert_num": "experts that compute nothing",
-    "swiglu_limits": "clamped activations",
     "mamba_d_state": "state-space layers",
     "mamba_num_heads": "state-space layers",
     "state_size": "state-space layers",
