@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,7 +29,8 @@ class Pages:
     """A store of one network and page tables of shuffled pages."""
 
     def __init__(self, layers: list[KV], dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
-        self.store = Store(layers, Sizes(n_slots=1, n_pages=N_PAGES, page_size=PAGE), dtype, CPU)
+        sizes = Sizes(n_slots=1, n_pages=N_PAGES, page_size=PAGE, n_window_pages=N_PAGES)
+        self.store = Store(layers, sizes, dtype, CPU)
         for tensor in (t for layer in self.store.layers for t in layer.of_pages()):
             tensor.fill_(7.0)  # what nobody wrote must not be read
         pages = list(range(N_PAGES))
@@ -37,7 +38,11 @@ class Pages:
         self.tables = [pages[i : i + N_CTX // PAGE] for i in range(0, N_SLOTS * N_CTX // PAGE, N_CTX // PAGE)]
 
     def batch(self, *spans: Span) -> Batch:
-        return Batch.build(spans, [self.tables[span.slot] for span in spans], PAGE, CPU)
+        tables = [self.tables[span.slot] for span in spans]
+        batch = Batch.build(spans, tables, PAGE, CPU)
+        if self.store.windows is None:
+            return batch
+        return replace(batch, window=batch.on_pages(tables, PAGE))  # all of a text is kept
 
 
 def text(seed: int, n: int = N_TEXT + 1) -> list[int]:
