@@ -87,9 +87,14 @@ ALL = ("forced", "prediction", *TEXT_DRAFTERS, "draft-model", *HEADS, ASSISTANT,
 HYBRID = Folders(
     ROOT / "demo" / "hybrid", ROOT / "demo" / "hybrid-draft", {"draft-mtp": ROOT / "demo" / "hybrid"}
 )
-KINDS = ("full", "window", "hybrid", "latent", "latent-hybrid", "shared")
+KINDS = ("full", "window", "hybrid", "latent", "latent-hybrid", "shared", "narrow-values")
 # Networks of other families have random weights; their draft model is the network itself with noise.
-RANDOM = {"latent": "deepseek_v3", "latent-hybrid": "kimi_linear", "shared": "gemma4"}
+RANDOM = {
+    "latent": "deepseek_v3",
+    "latent-hybrid": "kimi_linear",
+    "shared": "gemma4",
+    "narrow-values": "mimo_v2_flash",  # in windows with sinks
+}
 WINDOW = 128  # tokens; less than most prompts of the suite
 # What requests ask for themselves; `types` is drawn from the chain.
 OVERRIDES: Sequence[Speculate] = (
@@ -117,11 +122,15 @@ def _random(family: str, scratch: Path) -> Folders:
     # Here because machines that test a GPU have no transformers.
     from tests.assistant_checkpoint import assistant_checkpoint
     from tests.checkpoints import deepseek_head, edited, noised_copy, theirs, tiny_checkpoint
+    from tests.oracle.window_heads import with_window_head
 
     target = tiny_checkpoint(family, scratch / "plain", changes={"max_position_embeddings": 1024})
     draft = noised_copy(target, scratch / "draft", 0.02)
     if family == "gemma4":
         return Folders(target, draft, {ASSISTANT: assistant_checkpoint(target, scratch / "assistant")})
+    if family == "mimo_v2_flash":
+        with_head = with_window_head("mimo", target, scratch / "target")
+        return Folders(with_head, draft, {"draft-mtp": with_head})
     if family != "deepseek_v3":
         return Folders(target, draft)
     _, head = deepseek_head(theirs(target))
