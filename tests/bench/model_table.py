@@ -40,7 +40,7 @@ class Row:
 ROWS = (
     Row("Llama 3.x, Mistral", ("Llama", "Mistral"), "Llama-3.1-8B", "EAGLE-3", "models"),
     Row("Qwen2, Qwen2.5, MiMo-7B", ("Qwen2", "MiMo"), "Qwen2.5-7B", "EAGLE-3, MTP (MiMo)", "models"),
-    Row("MiMo-V2-Flash", ("MiMoV2Flash",), "MiMo-V2-Flash", "", "mimo_v2_flash"),
+    Row("MiMo-V2-Flash", ("MiMoV2Flash",), "MiMo-V2-Flash", "MTP (3 layers)", "mimo_v2_flash"),
     Row("Qwen3", ("Qwen3",), "Qwen3-8B", "EAGLE-3, DFlash, DSpark", "models"),
     Row("Qwen3 with experts", ("Qwen3Moe",), "Qwen3-30B-A3B", "EAGLE-3, DFlash", "moe_models"),
     Row("Qwen3-Next", ("Qwen3Next",), "Qwen3-Next-80B-A3B", "MTP", "hybrid_models"),
@@ -52,9 +52,9 @@ ROWS = (
     Row("DeepSeek-V3, R1, V3.1", ("DeepseekV3",), "DeepSeek-V3", "MTP", "moe_models"),
     Row("Kimi-K2", ("DeepseekV3",), "Kimi-K2", "EAGLE-3", "moe_models"),
     Row("Kimi-Linear", ("KimiLinear",), "Kimi-Linear-48B-A3B", "", "hybrid_models"),
-    Row("Step-3.5-Flash, Step-3.7-Flash", ("Step3p5", "Step3p7"), "Step-3.5-Flash", "", "step3p5"),
+    Row("Step-3.5-Flash, Step-3.7-Flash", ("Step3p5", "Step3p7"), "Step-3.5-Flash", "MTP (3 layers)", "step3p5"),
     Row("Gemma 3", ("Gemma3",), "Gemma-3-1B", "", "gemma3"),
-    Row("Gemma 4, dense and with experts", ("Gemma4",), "Gemma-4-31B", "", "gemma4"),
+    Row("Gemma 4, dense and with experts", ("Gemma4",), "Gemma-4-31B", "assistant", "gemma4"),
     Row("gpt-oss", ("GptOss",), "gpt-oss-20b", "EAGLE-3", "gpt_oss"),
 )
 
