@@ -87,7 +87,7 @@ QWEN = Names(
     block="mtp.layers.0",
     one_plus=True,
 )
-# As SGLang runs it: every module reads the target's stream. vLLM chains the modules.
+# As SGLang runs it: every layer reads the target's stream. llama.cpp chains them, vLLM runs the first alone.
 MIMO_V2 = Names(
     layer="model.mtp.layers.{i}.",
     token_norm="model.mtp.layers.{i}.enorm",
@@ -212,7 +212,7 @@ def is_whole_model(names: Collection[str]) -> bool:
 def found_layers(names: Collection[str], n_layers: int) -> list[tuple[Names, int]]:
     """The layers that a folder holds, in order: their names, filled in, and their numbers.
 
-    DeepSeek numbers them on from the target's last layer; below n_layers there is none.
+    DeepSeek and Step number them on from the target's last layer; below n_layers there is none.
     """
     found: dict[str, tuple[Names, int]] = {}  # by prefix: of two families the one whose last norm is there
     for family in FAMILIES:
