@@ -91,7 +91,7 @@ def run_norms(dtype: torch.dtype) -> None:
 
 
 def run_norm_rope_write(dtype: torch.dtype) -> None:
-    """Attention of Qwen3 (8B), of Qwen3.5, whose rotation takes a quarter of a head, of narrower values, of Gemma 4 (31B)."""
+    """Attention of Qwen3 (8B), of Qwen3.5, which turns a quarter of a head, of narrower values, of Gemma 4 (31B)."""
     places = {name: none_of(torch.int64, N_ROWS) for name in ("positions", "row_pages", "row_offsets")}
     for n_heads, n_kv, d_head, d_value, half, scale in (
         (32, 8, 128, 128, 64, dtype),
