@@ -391,7 +391,7 @@ def test_blocks_fit_every_gpu(width: cuda.Width, coded: bool) -> None:
             cuda.attention(prompt.q, *stores, prompt.spans, 0.2)
     assert max(block for block, _ in blocks) == cuda.MOST_WARPS * cuda.WARP
     assert max(shared for _, shared in blocks) + 4 * cuda.CHUNK <= 99 * 1024
-    assert len(blocks) == (2 if width.slices > 1 else 3)
+    assert len(blocks) == len({shared for _, shared in blocks}) == (2 if width.slices > 1 else 3)
 
 
 def test_traced_graphs_know_the_shape() -> None:
