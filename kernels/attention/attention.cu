@@ -5,103 +5,56 @@
 // softmax moves on STEP positions at a time, and chunks are joined in ascending order, by the block that made them or by
 // merge_chunks. A step of which a query sees nothing leaves its sums as they are, so its neighbours do not matter.
 #include "attention/chunks.cuh"
-#include "copy.cuh"
+#include "attention/stages.cuh"
 #include "mma.cuh"
-#include "pairs.cuh"
 #include "warp.cuh"
 
-constexpr int STEP = 32;
-// Stages of the pipeline of steps. Keys and values of eight bits are made T once a step has arrived, where the first stage
-// would be; the room of the others holds twice as many of them.
-template <class T, class KV, int D>
-constexpr int STAGES = (D == 256 ? 2 : 3) * (sizeof(T) / sizeof(KV)) - 2 * (sizeof(T) / sizeof(KV) - 1);
 constexpr int QUERIES = 16;
 constexpr int MOST_WARPS = 4;
 constexpr int AHEAD = 16;  // chunks whose sums merge_chunks has under way
+// Columns of values that a warp sums: its registers have no room for more. Where heads are wider, SLICES warps have the same
+// queries and scores, and each its columns.
+template <int D>
+constexpr int COLUMNS = D < 256 ? D : 256;
+template <int D>
+constexpr int SLICES = D / COLUMNS<D>;
 
-// The store as a block sees it: one K/V head of one span's pages.
-template <class KV>
-struct Pages {
-  const KV* keys;
-  const KV* values;
-  const int* table;  // of the span
-  int n_kv, head, size, d_head, d_value;
-};
+template <int D>
+__device__ inline int slice() {
+  return threadIdx.x / WARP % SLICES<D>;
+}
+template <int D>
+__device__ inline int first_column() {
+  return slice<D>() * COLUMNS<D>;
+}
 
 // A warp's two query rows of a lane: the one of its group, and the one eight further.
 template <int D>
 struct Queries {
-  float sums[D / 8][4];
+  float sums[COLUMNS<D> / 8][4];  // from first_column on
   Softmax softmax[2];
   int first_position, last_position;  // of the warp's queries; no query: first > last
   int position[2];                    // -1: no query
   int index[2];                       // row * n_heads + head
 };
 
-// Row `row` of a tile [STEP][D], values 8 chunk to 8 chunk + 7; turned so that eight rows fill all banks.
-template <int D>
-__device__ inline int cell(int row, int chunk) {
-  return row * D + (chunk ^ (row & 7)) * 8;
-}
-
-// Where values 16 / sizeof(KV) chunk and on of row `row` lie in a stage: those of T as products want them.
-template <class KV, int D>
-__device__ inline int arrival(int row, int chunk) {
-  if constexpr (sizeof(KV) == 1) return row * D + chunk * 16;
-  return cell<D>(row, chunk);
-}
-
-template <class KV, int D>
-__device__ inline void fetch(const Pages<KV>& pages, const int* rows, int step, KV* stage) {
-  constexpr int N = 16 / sizeof(KV);
-  const int chunk = threadIdx.x % (D / N);
-#pragma unroll 4
-  for (int row = threadIdx.x / (D / N); row < STEP; row += blockDim.x / (D / N)) {
-    const int place = rows[step * STEP + row];
-    const auto copy = [&](KV* to, const KV* store, int width) {
-      const bool wanted = place >= 0 && chunk * N < width;
-      copy16(to + arrival<KV, D>(row, chunk), store + (wanted ? static_cast<long long>(place) * width + chunk * N : 0), wanted);
-    };
-    copy(stage, pages.keys, pages.d_head);
-    copy(stage + STEP * D, pages.values, pages.d_value);
-  }
-}
-
-// The keys and values of a stage as T, for all warps.
-template <class T, int D>
-__device__ inline const T* as_products_want(const T* stage) {
-  return stage;
-}
-template <class T, int D>
-__device__ inline const T* as_products_want(const float8* stage) {
-  T* tile = dynamic_shared<T>();
-  for (int i = threadIdx.x; i < 2 * STEP * (D / 16); i += blockDim.x) {
-    const int row = i / (D / 16), chunk = i % (D / 16);  // values are rows STEP and on: a multiple of 8, as cells repeat
-    Vector16<T> wide[2];
-    widen16<T>(load16(stage + i * 16), wide);
-    store16(tile + cell<D>(row, 2 * chunk), wide[0]);
-    store16(tile + cell<D>(row, 2 * chunk + 1), wide[1]);
-  }
-  __syncthreads();
-  return tile;
-}
-
-// The warp's queries [QUERIES][D], behind the stages: in registers they would leave too few for the sums.
+// The warp's queries [QUERIES][D], behind the stages: in registers they would leave too few for the sums. Warps that have
+// the same ones share them.
 template <class T, int D>
 __device__ inline T* queries_of_warp() {
-  return dynamic_shared<T>() + STAGES<T, T, D> * (2 * STEP * D) + threadIdx.x / WARP * (QUERIES * D);
+  return dynamic_shared<T>() + STAGES<T, T, D> * (2 * STEP<D> * D) + threadIdx.x / (WARP * SLICES<D>) * (QUERIES * D);
 }
 
 template <class T, int D>
-__device__ inline void score(const T* keys, float (&scores)[STEP / 8][4]) {
+__device__ inline void score(const T* keys, float (&scores)[STEP<D> / 8][4]) {
   const int lane = threadIdx.x % WARP;
   const T* queries = queries_of_warp<T, D>();
-#pragma unroll
+#pragma unroll(D == 512 ? 8 : D / 16)  // whole, 512 spilled where stores are float8
   for (int k = 0; k < D / 16; ++k) {
     unsigned q[4];
     load_matrices<4>(q, queries + cell<D>(lane % 16, 2 * k + lane / 16));
 #pragma unroll
-    for (int n = 0; n < STEP / 8; n += 2) {
+    for (int n = 0; n < STEP<D> / 8; n += 2) {
       unsigned some[4];
       load_matrices<4>(some, keys + cell<D>(n * 8 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
       mma_16x8x16<T>(scores[n], q, {some[0], some[1]});
@@ -113,14 +66,14 @@ __device__ inline void score(const T* keys, float (&scores)[STEP / 8][4]) {
 // Scores of positions at … to weights as the left side of the next product, the sums so far scaled to the new largest.
 template <class T, int D>
 __device__ inline void soften(
-    Queries<D>& mine, int at, int window, float scale, float (&scores)[STEP / 8][4], unsigned (&weights)[STEP / 16][4]) {
+    Queries<D>& mine, int at, int window, float scale, float (&scores)[STEP<D> / 8][4], unsigned (&weights)[STEP<D> / 16][4]) {
   const int pair = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const Seen seen(mine.position[half], window);
     float largest = least();
 #pragma unroll
-    for (int i = 0; i < STEP / 4; ++i) {
+    for (int i = 0; i < STEP<D> / 4; ++i) {
       float& one = scores[i / 2][2 * half + i % 2];
       one = seen.has(at + i / 2 * 8 + 2 * pair + i % 2) ? __fmul_rn(one, scale) : least();
       largest = fmaxf(largest, one);
@@ -133,7 +86,7 @@ __device__ inline void soften(
     softmax.largest = largest;
     softmax.sum = __fmul_rn(softmax.sum, before);
 #pragma unroll
-    for (int n = 0; n < STEP / 8; ++n) {
+    for (int n = 0; n < STEP<D> / 8; ++n) {
       const unsigned both =
           packed_pair<T>(exp2f(scores[n][2 * half] - zero), exp2f(scores[n][2 * half + 1] - zero));
       T rounded[2];
@@ -142,7 +95,7 @@ __device__ inline void soften(
       weights[n / 2][n % 2 * 2 + half] = both;
     }
 #pragma unroll
-    for (int n = 0; n < D / 8; ++n) {
+    for (int n = 0; n < COLUMNS<D> / 8; ++n) {
       mine.sums[n][2 * half] = __fmul_rn(mine.sums[n][2 * half], before);
       mine.sums[n][2 * half + 1] = __fmul_rn(mine.sums[n][2 * half + 1], before);
     }
@@ -162,15 +115,15 @@ __device__ inline bool take_out(unsigned& both) {
   return low || high;
 }
 
-// Adds what take_out took to the queries that see it.
+// Adds what take_out took to the queries that see it. values: from first_column on, as for gather.
 template <class T, int D>
 __device__ inline void put_back(Queries<D>& mine, int at, int window, const T* values) {
   const int pair = threadIdx.x % 4;
   const Seen first(mine.position[0], window), second(mine.position[1], window);
-  for (int row = 0; row < STEP; ++row) {
+  for (int row = 0; row < STEP<D>; ++row) {
     const bool by_first = first.has(at + row), by_second = second.has(at + row);
 #pragma unroll
-    for (int i = 0; i < D / 4; ++i) {
+    for (int i = 0; i < COLUMNS<D> / 4; ++i) {
       const float value = widened(values[cell<D>(row, i / 2) + 2 * pair + i % 2]);
       if (value - value == 0.0f) continue;
       if (by_first) mine.sums[i / 2][i % 2] += value;
@@ -183,13 +136,13 @@ __device__ inline void put_back(Queries<D>& mine, int at, int window, const T* v
 // such steps (`partly`) values that are not finite go another way.
 template <class T, int D>
 __device__ inline void gather(
-    Queries<D>& mine, int at, int window, bool partly, const unsigned (&weights)[STEP / 16][4], const T* values) {
+    Queries<D>& mine, int at, int window, bool partly, const unsigned (&weights)[STEP<D> / 16][4], const T* values) {
   const int lane = threadIdx.x % WARP;
   bool any = false;
 #pragma unroll
-  for (int k = 0; k < STEP / 16; ++k) {
+  for (int k = 0; k < STEP<D> / 16; ++k) {
 #pragma unroll
-    for (int n = 0; n < D / 8; n += 2) {
+    for (int n = 0; n < COLUMNS<D> / 8; n += 2) {
       unsigned some[4];
       load_matrices<4, true>(some, values + cell<D>(k * 16 + lane % 16, n + lane / 16));
       if (partly) {
@@ -207,13 +160,13 @@ __device__ inline void gather(
 template <class T, int D>
 __device__ inline void advance(Queries<D>& mine, int at, int window, float scale, const T* stage) {
   const Seen first(mine.first_position, window), last(mine.last_position, window);
-  if (first.first >= at + STEP || last.last < at || mine.first_position > mine.last_position) return;
-  float scores[STEP / 8][4] = {};
-  unsigned weights[STEP / 16][4];
+  if (first.first >= at + STEP<D> || last.last < at || mine.first_position > mine.last_position) return;
+  float scores[STEP<D> / 8][4] = {};
+  unsigned weights[STEP<D> / 16][4];
   score<T, D>(stage, scores);
   soften<T, D>(mine, at, window, scale, scores, weights);
-  const bool partly = last.first > at || first.last < at + STEP - 1;
-  gather<T, D>(mine, at, window, partly, weights, stage + STEP * D);
+  const bool partly = last.first > at || first.last < at + STEP<D> - 1;
+  gather<T, D>(mine, at, window, partly, weights, stage + STEP<D> * D + first_column<D>());
 }
 
 // The softmax and the sums of one chunk, for queries that see positions from `seen.first` to `seen.last` between them.
@@ -221,7 +174,7 @@ template <class T, class KV, int D>
 __device__ inline void run_chunk(
     Queries<D>& mine, const Pages<KV>& pages, const Seen& seen, int chunk, int window, float scale) {
   __shared__ int rows[CHUNK];  // of the store, a head's own; -1: nobody sees it
-  constexpr int N_STAGES = STAGES<T, KV, D>, SIZE = 2 * STEP * D;
+  constexpr int N_STAGES = STAGES<T, KV, D>, SIZE = 2 * STEP<D> * D;
   KV* stages = dynamic_shared<KV>();
   if constexpr (sizeof(KV) < sizeof(T)) stages += SIZE * (sizeof(T) / sizeof(KV));
   for (int i = threadIdx.x; i < CHUNK; i += blockDim.x) {
@@ -230,7 +183,7 @@ __device__ inline void run_chunk(
     if (seen.has(at)) rows[i] = (pages.table[at / pages.size] * pages.n_kv + pages.head) * pages.size + at % pages.size;
   }
   __syncthreads();  // the rows are there, and the last chunk's stages free; its rows were read before its last step
-  const int begin = max(seen.first - chunk * CHUNK, 0) / STEP, end = min(seen.last - chunk * CHUNK, CHUNK - 1) / STEP + 1;
+  const int begin = max(seen.first - chunk * CHUNK, 0) / STEP<D>, end = min(seen.last - chunk * CHUNK, CHUNK - 1) / STEP<D> + 1;
 #pragma unroll
   for (int i = 0; i < N_STAGES - 1; ++i) {
     if (begin + i < end) fetch<KV, D>(pages, rows, begin + i, stages + i * SIZE);
@@ -239,7 +192,7 @@ __device__ inline void run_chunk(
 #pragma unroll
   for (int half = 0; half < 2; ++half) mine.softmax[half] = {least(), 0.0f};
 #pragma unroll
-  for (int i = 0; i < D / 2; ++i) mine.sums[i / 4][i % 4] = 0.0f;
+  for (int i = 0; i < COLUMNS<D> / 2; ++i) mine.sums[i / 4][i % 4] = 0.0f;
   int stage = 0;
   for (int step = begin; step < end; ++step) {
     copies_wait<N_STAGES - 2>();
@@ -247,7 +200,7 @@ __device__ inline void run_chunk(
     const int ahead = step + N_STAGES - 1;
     if (ahead < end) fetch<KV, D>(pages, rows, ahead, stages + (stage + N_STAGES - 1) % N_STAGES * SIZE);
     copies_commit();
-    advance<T, D>(mine, chunk * CHUNK + step * STEP, window, scale, as_products_want<T, D>(stages + stage * SIZE));
+    advance<T, D>(mine, chunk * CHUNK + step * STEP<D>, window, scale, as_products_want<T, D>(stages + stage * SIZE));
     stage = (stage + 1) % N_STAGES;
   }
   copies_wait<0>();
@@ -262,32 +215,32 @@ __device__ inline void run_chunk(
 // Leaves a chunk's sums of one query in memory, for merge_chunks.
 template <int D>
 __device__ inline void leave(const Queries<D>& mine, int half, int slot, const Sums& memory) {
-  const int pair = threadIdx.x % 4;
-  float* to = memory.at(slot, mine.index[half]);
+  const int pair = threadIdx.x % 4, column = first_column<D>();
+  float* to = memory.at(slot, mine.index[half]) + column;
 #pragma unroll
-  for (int n = 0; n < D / 8; ++n)
-    if (n * 8 < memory.d_value)
+  for (int n = 0; n < COLUMNS<D> / 8; ++n)
+    if (column + n * 8 < memory.d_value)
       *reinterpret_cast<float2*>(to + n * 8 + 2 * pair) = make_float2(mine.sums[n][2 * half], mine.sums[n][2 * half + 1]);
-  if (pair == 0) memory.softmax[memory.softmax_at(slot, mine.index[half])] = mine.softmax[half];
+  if (pair == 0 && column == 0) memory.softmax[memory.softmax_at(slot, mine.index[half])] = mine.softmax[half];
 }
 
 // Joins a chunk of one query to those before, which the same lanes left in slot 0; writes the result after the last.
 template <class T, int D>
 __device__ inline void join_chunk(
     const Queries<D>& mine, int half, int slot, int n_chunks, Softmax& total, const Sums& memory, const Sinks& sinks, T* out) {
-  const int pair = threadIdx.x % 4;
-  float* between = n_chunks > 1 ? memory.at(0, mine.index[half]) + 2 * pair : nullptr;
+  const int pair = threadIdx.x % 4, column = first_column<D>();
+  float* between = n_chunks > 1 ? memory.at(0, mine.index[half]) + column + 2 * pair : nullptr;
   Shares shares{0.0f, 1.0f};
   if (slot == 0) {
     total = mine.softmax[half];
   } else {
     shares = join(total, mine.softmax[half]);
   }
-  T* to = out + static_cast<long long>(mine.index[half]) * memory.d_value + 2 * pair;
+  T* to = out + static_cast<long long>(mine.index[half]) * memory.d_value + column + 2 * pair;
   const float over = sinks.over(total, mine.index[half]);
 #pragma unroll
-  for (int n = 0; n < D / 8; ++n) {
-    if (n * 8 >= memory.d_value) continue;
+  for (int n = 0; n < COLUMNS<D> / 8; ++n) {
+    if (column + n * 8 >= memory.d_value) continue;
     float2 two = make_float2(mine.sums[n][2 * half], mine.sums[n][2 * half + 1]);
     if (slot > 0) {
       const float2 before = *reinterpret_cast<const float2*>(between + n * 8);
@@ -316,7 +269,7 @@ __device__ inline void take_queries(
     mine.position[half] = query < end ? n_past + query / share : -1;
     mine.index[half] = index_of(query);
   }
-  for (int i = lane; i < QUERIES * D / 8; i += WARP) {
+  for (int i = lane + slice<D>() * WARP; i < QUERIES * D / 8; i += WARP * SLICES<D>) {
     const int row = i / (D / 8), chunk = i % (D / 8);
     Vector16<T> eight = {};
     if (first + row < end && chunk * 8 < d_head)
@@ -325,16 +278,16 @@ __device__ inline void take_queries(
   }
 }
 
-// Grid: chunks (one block: it goes through all and joins them), K/V heads, items. An item is QUERIES queries per warp of
-// one span; spans have their items one after another, and there may be more blocks than items. Blocks along x share the
+// Grid: chunks (one block: it goes through all and joins them), K/V heads, items. An item is QUERIES queries of one span per
+// SLICES warps; spans have their items one after another, and there may be more blocks than items. Blocks along x share the
 // chunks that an item sees. scale: times log2(e). window: at most 2^30, which means none. d_head, d_value: multiples of 8, at
 // most D; of 16 where keys and values are float8.
 template <class T, class KV, int D>
-__global__ void __launch_bounds__(MOST_WARPS * WARP, D == 256 ? 2 : 3)
+__global__ void __launch_bounds__(MOST_WARPS * WARP, D >= 256 ? 2 : 3)
     attention(const T* q, const KV* keys, const KV* values, const int* span_starts, const int* n_past, const int* page_table,
               const float* sinks, T* out, float* sums, float* softmax, int n_rows, int n_spans, int n_pages_max, int n_heads, int n_kv,
               int page_size, int d_head, int d_value, int window, float scale) {
-  const int share = n_heads / n_kv, size = QUERIES * (blockDim.x / WARP);
+  const int share = n_heads / n_kv, size = QUERIES * (blockDim.x / (WARP * SLICES<D>));
   int span = 0, item = blockIdx.z, n = 0;
   for (; span < n_spans; ++span) {
     n = (span_starts[span + 1] - span_starts[span]) * share;
@@ -347,7 +300,7 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, D == 256 ? 2 : 3)
   const long long table = static_cast<long long>(span) * n_pages_max;
   const Pages<KV> pages{keys, values, page_table + table, n_kv, static_cast<int>(blockIdx.y), page_size, d_head, d_value};
   const Sums memory{sums, reinterpret_cast<Softmax*>(softmax), n_rows * n_heads, d_value};
-  const int first = item * size + threadIdx.x / WARP * QUERIES;
+  const int first = item * size + threadIdx.x / (WARP * SLICES<D>) * QUERIES;
   Queries<D> mine;
   take_queries<T, D>(mine, q, first, n, past, span_starts[span], n_heads, share, d_head);
   Seen seen(past + item * size / share, window);

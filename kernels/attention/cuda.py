@@ -5,6 +5,7 @@ position and the keys and values alone, however many rows, spans and blocks ther
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,12 +15,19 @@ from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
 from slipstream.kernels.cuda.source import Source
 from slipstream.kernels.torch_op import torch_op
 
-CHUNK, STEP, QUERIES, MOST_WARPS, WARP = 512, 32, 16, 4, 32  # as in attention.cu
-STAGES = {
-    64: 3,
-    128: 3,
-    WIDEST_ON_CUDA: 2,
-}  # by d_head; others run in the next wider kernel, what they or narrower values lack is not read
+CHUNK, QUERIES, MOST_WARPS, WARP = 512, 16, 4, 32  # as in attention.cu
+
+
+class Width(NamedTuple):
+    """What the kernel of one width of heads has; as in attention.cu and stages.cuh."""
+
+    most: int  # values of a head; narrower ones run here too, what they lack is not read
+    stages: int
+    step: int = 32  # positions of a stage
+    slices: int = 1  # warps that have the same queries, each with its part of the columns of values
+
+
+WIDTHS = Width(64, 3), Width(128, 3), Width(256, 2), Width(WIDEST_ON_CUDA, 2, step=16, slices=2)
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float8_e4m3fn: "float8"}
 DTYPES = (torch.bfloat16, torch.float16)  # of queries; keys and values have theirs or float8
 SOURCE = Source(
@@ -27,10 +35,10 @@ SOURCE = Source(
     "attention.cu",
     (
         *(
-            f"attention<{NAMES[q]}, {NAMES[kv]}, {d}>"
+            f"attention<{NAMES[q]}, {NAMES[kv]}, {width.most}>"
             for q in DTYPES
             for kv in (q, torch.float8_e4m3fn)
-            for d in STAGES
+            for width in WIDTHS
         ),
         *(f"merge_chunks<{NAMES[q]}>" for q in DTYPES),
     ),
@@ -61,7 +69,7 @@ def attention(
 ) -> Tensor:
     """As `op.attention`, for any page size.
 
-    Raises ValueError for heads that are no multiple of 8, or of 16 where keys and values are float8, or wider than 256,
+    Raises ValueError for heads that are no multiple of 8, or of 16 where keys and values are float8, or wider than 512,
     and for values wider than keys.
     """
     check_window(window)
@@ -92,22 +100,22 @@ def paged_attention(
     out = empty_attention(q, keys, values)
     if n_rows == 0 or n_spans == 0:
         return out
-    n_warps, n_items, n_chunks = _plan(q, values, n_spans, n_pages * page_size, window)
+    width = _width(d_head)
+    n_tiles, n_items, n_chunks = _plan(q, values, n_spans, n_pages * page_size, window)
     kept = n_rows * n_heads * (1 if n_chunks[0] == 1 else n_chunks[1])  # of queries, between chunks
     sums = q.new_empty(kept * d_value, dtype=torch.float32)
     softmax = q.new_empty(kept * 2, dtype=torch.float32)
-    d_kernel = next(d for d in STAGES if d_head <= d)
     launch(
         SOURCE,
-        f"attention<{NAMES[q.dtype]}, {NAMES[keys.dtype]}, {d_kernel}>",
+        f"attention<{NAMES[q.dtype]}, {NAMES[keys.dtype]}, {width.most}>",
         (n_chunks[0], n_kv, n_items),
-        n_warps * WARP,
+        n_tiles * width.slices * WARP,
         *(q, keys, values),
         *batch,
         *(sinks, out, sums, softmax),
         *(n_rows, n_spans, n_pages, n_heads, n_kv, page_size, d_head, d_value),
         *(window, scale * math.log2(math.e)),
-        shared=(STAGES[d_kernel] * 2 * STEP + n_warps * QUERIES) * d_kernel * q.element_size(),
+        shared=(width.stages * 2 * width.step + n_tiles * QUERIES) * width.most * q.element_size(),
     )
     if n_chunks[0] > 1:
         n_parts = -(-d_value // (2 * WARP))
@@ -122,26 +130,31 @@ def paged_attention(
     return out
 
 
+def _width(d_head: int) -> Width:
+    return next(width for width in WIDTHS if d_head <= width.most)
+
+
 def _plan(
     q: Tensor, values: Tensor, n_spans: int, n_positions: int, window: int
 ) -> tuple[int, int, tuple[int, int]]:
     """How the work is spread; nothing of it changes a result.
 
-    n_positions: that the page table has room for. Returns warps of a block, items at most, and per item the blocks
-    that share its chunks and the chunks at most.
+    n_positions: that the page table has room for. Returns tiles of QUERIES queries of a block, items at most, and per
+    item the blocks that share its chunks and the chunks at most.
     """
-    (n_rows, n_heads, _), (_, n_kv, _, d_value) = q.shape, values.shape
+    (n_rows, n_heads, d_head), (_, n_kv, _, d_value) = q.shape, values.shape
     n_queries = n_rows * (n_heads // n_kv)
     per_span = -(-n_queries // n_spans)
-    n_warps = next((n for n in (1, 2) if per_span <= QUERIES * n), MOST_WARPS)
-    n_items = n_queries // (QUERIES * n_warps) + n_spans  # every span's last one may be partly filled
-    n_rows_seen = min(n_positions, window + QUERIES * n_warps)
+    most = MOST_WARPS // _width(d_head).slices
+    n_tiles = next((n for n in (1, 2) if per_span <= QUERIES * n), most)
+    n_items = n_queries // (QUERIES * n_tiles) + n_spans  # every span's last one may be partly filled
+    n_rows_seen = min(n_positions, window + QUERIES * n_tiles)
     n_chunks = min(-(-n_positions // CHUNK), -(-n_rows_seen // CHUNK) + 1)
-    n_full = n_queries // (QUERIES * n_warps) * n_kv
+    n_full = n_queries // (QUERIES * n_tiles) * n_kv
     if n_full >= ENOUGH_BLOCKS or n_rows * n_heads * n_chunks * d_value > MOST_SUMS:
-        return n_warps, n_items, (1, n_chunks)
+        return n_tiles, n_items, (1, n_chunks)
     n_blocks = min(n_chunks, max(1, MOST_BLOCKS // (n_items * n_kv)))
-    return n_warps, n_items, (n_blocks, n_chunks)
+    return n_tiles, n_items, (n_blocks, n_chunks)
 
 
 def _check(q: Tensor, keys: Tensor, values: Tensor, batch: list[Tensor]) -> None:

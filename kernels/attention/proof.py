@@ -58,4 +58,5 @@ CASES: Mapping[str, Make] = {
     "window and sinks": partial(of_attention, heads=(4, 4, 128), n_past=130, window=100, sunk=True),
     "float8": partial(of_attention, coded=True, window=600),
     "narrower values": partial(of_attention, heads=(4, 2, 192), d_value=128, n_past=530),
+    "wide heads": partial(of_attention, heads=(4, 1, 512), n_past=505),
 }

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-WIDEST_ON_CUDA = 256  # values of a head that the kernels there take
+WIDEST_ON_CUDA = 512  # values of a head that the kernels there take
 
 
 class Spans(Protocol):

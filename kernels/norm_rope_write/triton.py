@@ -16,7 +16,7 @@ from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count
 from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
-HEADS = 4  # of a program
+HEADS, VALUES = 4, 1024  # of a program, at most
 # float8_e4m3fn: the bits of 448 as float32; a code
 LARGEST, NAN = tl.constexpr(0x43E00000), tl.constexpr(0x7F)
 
@@ -35,11 +35,13 @@ def norm_rope_write(
     if not all(x.dtype == torch.int64 for x in places):
         raise ValueError("positions, row_pages and row_offsets are int64")
     n_heads = count_query_heads(qkv, keys, values)
+    size = power_of_two(d_head)
+    n_of_program = max(1, min(HEADS, VALUES // size))
     qkv = aligned(qkv)
     q = torch.empty((n_rows, n_heads, d_head), dtype=qkv.dtype, device=qkv.device)
     if n_rows > 0:
         scales = (qkv, qkv, 0.0) if norms is None else (aligned(norms.q), aligned(norms.k), norms.eps)
-        _heads[n_rows, tiles(n_heads + 2 * n_kv_heads, HEADS)](
+        _heads[n_rows, tiles(n_heads + 2 * n_kv_heads, n_of_program)](
             *(qkv, q, keys, values, *scales),
             *(rope.cos.contiguous(), rope.sin.contiguous()),
             *(x.contiguous() for x in places),
@@ -49,10 +51,10 @@ def norm_rope_write(
                 page_size,
                 d_head,
                 values.shape[3],
-                power_of_two(d_head),
+                size,
                 rope.cos.shape[1],
             ),
-            HEADS,
+            n_of_program,
             norms is not None,
             norms is not None and norms.values,
             num_warps=4,

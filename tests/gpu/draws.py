@@ -75,7 +75,12 @@ def a_norm_rope_write(dice: Dice) -> Draw:
     d_head, d_value, half, n_heads, n_kv, page_size = dice.random.choice(
         [(8, 8, 4, 4, 2, 16), (20, 20, 3, 3, 3, 64), (24, 16, 4, 4, 2, 16)]
         if dice.quick
-        else [(128, 128, 64, 32, 8, 64), (256, 256, 32, 4, 1, 16), (192, 128, 32, 8, 2, 64)]
+        else [
+            (128, 128, 64, 32, 8, 64),
+            (256, 256, 32, 4, 1, 16),
+            (192, 128, 32, 8, 2, 64),
+            (512, 512, 256, 4, 1, 16),
+        ]
     )
     lengths, past = dice.lengths()
     tensors = page_tensors(lengths, past, page_size, dice.g)
@@ -110,7 +115,14 @@ def an_attention(dice: Dice) -> Draw:
     d_head, d_value, n_heads, n_kv = dice.random.choice(
         [(16, 16, 4, 2), (24, 24, 3, 3), (32, 16, 4, 2)]
         if dice.quick
-        else [(128, 128, 8, 2), (64, 64, 4, 4), (256, 256, 8, 1), (96, 96, 6, 2), (192, 128, 8, 2)]
+        else [
+            (128, 128, 8, 2),
+            (64, 64, 4, 4),
+            (256, 256, 8, 1),
+            (96, 96, 6, 2),
+            (192, 128, 8, 2),
+            (512, 512, 8, 1),
+        ]
     )
     lengths, past = dice.lengths()
     page_size = dice.random.choice([16, 64])

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slipstream.kernels.attention import cuda, op, reference
+from slipstream.kernels.cuda.launcher import launched_by
+from slipstream.kernels.cuda.source import Grid
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_kernels import Spans, make_spans, random
 
@@ -99,7 +101,19 @@ def test_is_near_float64(dtype: torch.dtype, seed: int) -> None:
     assert_near(found, q, stores, spans, window, sinks)
 
 
-WIDTHS_OF_TWO = [(8, 8), (24, 16), (64, 40), (96, 64), (136, 128), (192, 128), (256, 16)]
+WIDTHS_OF_TWO = [
+    (8, 8),
+    (24, 16),
+    (64, 40),
+    (96, 64),
+    (136, 128),
+    (192, 128),
+    (256, 16),
+    (264, 264),
+    (512, 64),
+    (512, 320),
+    (512, 512),
+]
 
 
 @each_dtype
@@ -131,6 +145,8 @@ def test_values_narrower_than_keys_are_near_float64(
         ((6, 2, 128), 64, [9, 1], [31, 600], 530),
         ((5, 1, 256), 16, [2, 13], [32, 5], None),
         ((4, 2, 192, 128), 16, [3, 9], [520, 40], 37),
+        ((4, 2, 512), 16, [3, 9], [520, 40], None),
+        ((5, 1, 304, 272), 48, [9, 1], [31, 500], 37),
     ],
     ids=str,
 )
@@ -216,7 +232,9 @@ def test_a_row_has_the_same_bits_at_every_width_and_in_any_batch(
     assert same(beside[45:], prompt.rows([(20, 1)], window))
 
 
-@pytest.mark.parametrize("shape", [(4, 2, 128), (5, 1, 256), (2, 2, 40), (4, 2, 192, 128)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(4, 2, 128), (5, 1, 256), (2, 2, 40), (4, 2, 192, 128), (5, 1, 512)], ids=str
+)
 def test_other_heads_have_the_same_bits_at_every_width(shape: tuple[int, ...]) -> None:
     prompt = Prompt(550, shape, torch.bfloat16)
     whole = prompt.rows([(530, 20)])
@@ -249,7 +267,7 @@ def test_no_width_shows_where_results_nearly_cancel() -> None:
 
 @pytest.mark.parametrize("window", [None, 1000])
 @pytest.mark.parametrize("sunk", [False, True], ids=["no-sinks", "sinks"])
-@pytest.mark.parametrize("shape", [(4, 2, 64), (4, 2, 40, 24)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 2, 64), (4, 2, 40, 24), (4, 2, 272)], ids=str)
 def test_chunks_joined_by_their_block_and_by_a_second_launch_agree(
     window: int | None, sunk: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,7 +358,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="16, 32"):
         cuda.attention(q[..., :40].contiguous(), *eight, spans, 0.2)
     narrow = values[..., :36].contiguous()
-    with pytest.raises(ValueError, match=r"8, 16, … 256 values, not 36"):
+    with pytest.raises(ValueError, match=r"8, 16, … 512 values, not 36"):
         cuda.attention(q, keys, narrow, spans, 0.2)
     with pytest.raises(ValueError, match="at most as wide as key heads, 32, not 64"):
         cuda.attention(q[..., :32].contiguous(), keys[..., :32].contiguous(), values, spans, 0.2)
@@ -354,6 +372,26 @@ def test_what_does_not_fit_is_refused() -> None:
         cuda.attention(q, keys, values, spans, 0.2, sinks=torch.zeros(4))
     assert cuda.refuses(torch.device("cuda"), torch.float32) == "bfloat16 and float16 only"
     assert cuda.refuses(torch.device("cpu"), torch.bfloat16) == "the device is cpu"
+
+
+@pytest.mark.parametrize("width", cuda.WIDTHS, ids=lambda width: str(width.most))
+@pytest.mark.parametrize("coded", [False, True], ids=["16 bits", "float8"])
+def test_blocks_fit_every_gpu(width: cuda.Width, coded: bool) -> None:
+    """Threads are those of the kernel's launch bounds; shared memory is what compute capability 8.9 and 12.0 have."""
+    blocks = set()
+
+    def note(_: object, __: str, grid: Grid, block: int, ___: object, shared: int) -> None:
+        if shared:  # not merge_chunks
+            blocks.add((block, shared))
+
+    for n_rows in (1, 9, 17, 40, 65):
+        prompt = Prompt(n_rows, (2, 1, width.most), torch.bfloat16)
+        stores = [one.to(torch.float8_e4m3fn) if coded else one for one in prompt.stores]
+        with launched_by(note):
+            cuda.attention(prompt.q, *stores, prompt.spans, 0.2)
+    assert max(block for block, _ in blocks) == cuda.MOST_WARPS * cuda.WARP
+    assert max(shared for _, shared in blocks) + 4 * cuda.CHUNK <= 99 * 1024
+    assert len(blocks) == len({shared for _, shared in blocks}) == (2 if width.slices > 1 else 3)
 
 
 def test_traced_graphs_know_the_shape() -> None:

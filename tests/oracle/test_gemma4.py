@@ -177,14 +177,14 @@ def test_configs_that_make_no_sense_are_refused(
 def test_heads_that_cuda_has_no_kernel_for_are_refused_there(oracle: Get, tmp_path: Path) -> None:
     folder, _, _ = oracle("gemma4")
     values = json.loads((folder / "config.json").read_text())
-    wide = {name: {**one, "head_dim": 512} for name, one in values["per_layer_config"].items()}
+    wide = {name: {**one, "head_dim": 1024} for name, one in values["per_layer_config"].items()}
     config = read_model(with_config(folder, tmp_path / "copy", per_layer_config=wide))
-    assert draw(config, torch.bfloat16).needs[1] == KV(1, 512)
+    assert draw(config, torch.bfloat16).needs[1] == KV(1, 1024)
     weights = Blueprint(torch.bfloat16)
     weights.device = torch.device("cuda")
     spec = decoder_spec(config, 64).blocks[1].mixer
     with pytest.raises(
-        UnsupportedModel, match=r"heads of 512 values: attention on CUDA has at most 256; --device"
+        UnsupportedModel, match=r"heads of 1024 values: attention on CUDA has at most 512; --device"
     ):
         spec.load(weights, "model.layers.1", {})
 

@@ -91,12 +91,13 @@ def run_norms(dtype: torch.dtype) -> None:
 
 
 def run_norm_rope_write(dtype: torch.dtype) -> None:
-    """Attention of Qwen3 (8B), of Qwen3.5, whose rotation takes a quarter of a head, and of narrower values."""
+    """Attention of Qwen3 (8B), of Qwen3.5, which turns a quarter of a head, of narrower values, of Gemma 4 (31B)."""
     places = {name: none_of(torch.int64, N_ROWS) for name in ("positions", "row_pages", "row_offsets")}
     for n_heads, n_kv, d_head, d_value, half, scale in (
         (32, 8, 128, 128, 64, dtype),
         (24, 4, 256, 256, 32, torch.float32),
         (64, 4, 192, 128, 32, dtype),
+        (32, 4, 512, 512, 256, dtype),
     ):
         norms = HeadNorms(none_of(scale, d_head), none_of(scale, d_head), 1e-6, values=d_head != 128)
         rope = Rope(none_of(torch.float32, 4096, half), none_of(torch.float32, 4096, half))
