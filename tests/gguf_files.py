@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.block_data import block_bytes
-from tests.gguf_tensors import Config, translated
+from tests.gguf_tensors import Config, full_heads, translated
 
 NORMAL, CONTROL = 1, 3  # types of tokens
 ARCHITECTURES = {
@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
     "Glm4MoeForCausalLM": "glm4moe",
     "Glm4MoeLiteForCausalLM": "deepseek2",
     "GptOssForCausalLM": "gpt-oss",
@@ -90,6 +91,7 @@ class Contents:
         made: dict[str, Tensor | Blocks] = {}
         for name, tensor in self.tensors.items():
             fits = isinstance(tensor, Tensor) and tensor.dim() > 1 and tensor.shape[-1] % n_values == 0
+            fits = fits and name.endswith(".weight")
             left = any(one in name for one in KEPT_WIDE) or (not embeddings and name == "token_embd.weight")
             made[name] = quantise(tensor, kind) if fits and not left else tensor  # type: ignore[arg-type]
         return replace(self, tensors=made)
@@ -214,6 +216,32 @@ def _gemma3(config: Config) -> dict[str, Any]:
     }
 
 
+def _gemma4(config: Config) -> dict[str, Any]:
+    n_layers, n_shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    wide, narrow = full_heads(config), config["num_key_value_heads"]
+    n_full, d_full, d_sliding = wide.get("num_key_value_heads"), wide["head_dim"], config["head_dim"]
+    keys = {
+        **_gemma3(config),
+        "attention.sliding_window_pattern": slides,
+        "attention.shared_kv_layers": n_shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), d_full),
+        **dict.fromkeys(
+            ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"), d_sliding
+        ),
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["top_k_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+    }
+    if config["use_double_wide_mlp"]:
+        widths = [config["intermediate_size"] * (1 + (i >= n_layers - n_shared)) for i in range(n_layers)]
+        keys["feed_forward_length"] = widths
+    if n_full is not None:
+        keys["attention.head_count_kv"] = [narrow if one else n_full for one in slides]
+    return keys
+
+
 def _experts(config: Config) -> dict[str, Any]:
     n_experts = [
         config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config
@@ -328,6 +356,7 @@ READERS: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "dflash": _dflash,
     "eagle3": _eagle3,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "glm4moe": _glm4_moe,
     "gpt-oss": _gpt_oss,
     "llama": lambda config: {"rope.dimension_count": config["head_dim"], "vocab_size": config["vocab_size"]},

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from slipstream.engine.checkpoint.gguf.config_parts import EMBEDDING, OUTPUT, ROPE_FACTORS
 from slipstream.engine.checkpoint.gguf.header import Stored
 from slipstream.engine.checkpoint.gguf.keys import Keys
 from slipstream.engine.checkpoint.gguf.matrices import (
@@ -14,6 +15,7 @@ from slipstream.engine.checkpoint.gguf.matrices import (
     as_it_is,
     columns,
     grouped_heads,
+    half_of_rows,
     less_one,
     log_of_negative,
     numbers,
@@ -21,7 +23,6 @@ from slipstream.engine.checkpoint.gguf.matrices import (
     rows,
     runs,
 )
-from slipstream.engine.checkpoint.gguf.model_config import EMBEDDING, OUTPUT, ROPE_FACTORS
 from slipstream.engine.checkpoint.gguf.names import Dialect, Recipe, Rule, Rules
 from slipstream.engine.errors import LoadError
 from slipstream.kernels.matmul.quantized import widened
@@ -37,7 +38,7 @@ def one_plus(names: Mapping[str, str]) -> Rules:
     return {stored: (Rule(name, less_one),) for stored, name in names.items()}
 
 
-def half_of_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+def half_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0] // 2, *shape[1:])
 
 
@@ -72,6 +73,18 @@ EXPERTS = {
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+# Of Gemma 4, beside the dense part.
+EXPERTS_BESIDE = {
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_exps": "experts.{}.gate_proj",
+    "ffn_up_exps": "experts.{}.up_proj",
+    "ffn_down_exps": "experts.{}.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
 }
 
 
@@ -111,6 +124,26 @@ def gemma3(keys: Keys) -> Rules:
         **HEAD_NORMS,
     }
     return {**renamed(MATRICES), **one_plus(norms)}
+
+
+def gemma4(keys: Keys) -> Rules:
+    """Norms are stored as they are. Gates and ups of an expert lie one below the other, in other files apart."""
+    names = {
+        **MATRICES,
+        **HEAD_NORMS,
+        **EXPERTS_BESIDE,
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "layer_output_scale.weight": "layer_scalar",
+    }
+    both = (("gate_proj", half_of_rows(0)), ("up_proj", half_of_rows(1)))
+    apart = tuple(Rule(f"experts.{{}}.{name}", undo, half_shape) for name, undo in both)
+    return {**renamed(names), "ffn_gate_up_exps": apart}
 
 
 def glm4_moe(keys: Keys) -> Rules:
@@ -239,8 +272,8 @@ def qwen3_next(keys: Keys) -> Rules:
         "attn_gate": (Rule("linear_attn.in_proj_z"),),
         "ssm_in": (Rule("linear_attn.in_proj_qkvz"),),
         "ssm_ba": (
-            Rule("linear_attn.in_proj_b", betas, half_of_rows),
-            Rule("linear_attn.in_proj_a", decays, half_of_rows),
+            Rule("linear_attn.in_proj_b", betas, half_shape),
+            Rule("linear_attn.in_proj_a", decays, half_shape),
         ),
         "ssm_conv1d": (Rule("linear_attn.conv1d", unsqueezed, unsqueezed_shape),),
         "ssm_dt.bias": (Rule("linear_attn.dt_bias"),),
@@ -313,6 +346,11 @@ def _gated_delta_dialect(rules: Callable[[Keys], Rules]) -> Dialect:
 
 
 _PLAIN_ENDS = {**ENDS, **renamed(FINAL_NORM)}
+_LAYER_INPUTS = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 DIALECTS: Mapping[str, Dialect] = {
     "dflash": Dialect(
         rules=plain, block="layers.{n}.", ends={**_DRAFT_ENDS, **renamed({"enc.output_norm": "hidden_norm"})}
@@ -322,6 +360,7 @@ DIALECTS: Mapping[str, Dialect] = {
     ),
     "deepseek2": Dialect(rules=deepseek2, ends=_PLAIN_ENDS, nextn=renamed(_GLM_NEXTN), merged=joint_heads),
     "gemma3": Dialect(rules=gemma3, ends={**ENDS, **one_plus(FINAL_NORM)}),
+    "gemma4": Dialect(rules=gemma4, ends={**_PLAIN_ENDS, **renamed(_LAYER_INPUTS)}),
     "glm4moe": Dialect(rules=glm4_moe, ends=_PLAIN_ENDS, nextn=renamed(_GLM_NEXTN)),
     "gpt-oss": Dialect(rules=gpt_oss, ends=_PLAIN_ENDS, merged=joint_experts),
     "llama": Dialect(rules=llama, ends=_PLAIN_ENDS),
