@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "Glm4MoeForCausalLM": "glm4moe",
     "Glm4MoeLiteForCausalLM": "deepseek2",
     "GptOssForCausalLM": "gpt-oss",
+    "KimiLinearForCausalLM": "kimi-linear",
     "LlamaForCausalLM": "llama",
     "LlamaForCausalLMEagle3": "eagle3",
     "MistralForCausalLM": "llama",
@@ -43,7 +44,7 @@ ARCHITECTURES = {
     "Qwen3_5MoeForCausalLM": "qwen35moe",
 }
 # Matrices that converters leave in float32 whatever the type of the file.
-KEPT_WIDE = ("ffn_gate_inp.", "ffn_gate_inp_shexp.", "ssm_conv1d.")
+KEPT_WIDE = ("ffn_gate_inp.", "ffn_gate_inp_shexp.", "ssm_conv1d.", "ssm_conv1d_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ def _random_blocks(tensor: Tensor, kind: str) -> Blocks:
 def _shape(config: Config) -> dict[str, Any]:
     n_heads = config["num_attention_heads"]
     return {
-        "context_length": config["max_position_embeddings"],
+        "context_length": config.get("max_position_embeddings") or config["model_max_length"],
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": n_heads,
@@ -303,6 +304,36 @@ def _deepseek2(config: Config) -> dict[str, Any]:
     }
 
 
+def _kimi_linear(config: Config) -> dict[str, Any]:
+    d_latent, d_rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    kinds = config["mlp_layer_types"]
+    n_dense = kinds.count("dense")
+    assert kinds == ["dense"] * n_dense + ["sparse"] * (len(kinds) - n_dense)
+    return {
+        "attention.head_count_kv": [int(kind == "full_attention") for kind in config["layer_types"]],
+        "attention.kv_lora_rank": d_latent,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.key_length": d_latent + d_rope,
+        "attention.value_length": config["head_dim"],
+        "attention.key_length_mla": config["qk_nope_head_dim"] + d_rope,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": d_rope,
+        "rope.freq_base": None,
+        "kda.head_dim": config["linear_head_dim"],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "vocab_size": config["vocab_size"],
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_token"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_group_count": config.get("n_group"),  # released configs have another key, which is not read
+        "expert_group_used_count": config["topk_group"],
+        "expert_shared_count": config["num_shared_experts"],
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "leading_dense_block_count": n_dense,
+    }
+
+
 def _gated_delta(config: Config) -> dict[str, Any]:
     n_value_heads = config["linear_num_value_heads"]
     return {
@@ -359,6 +390,7 @@ READERS: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "gemma4": _gemma4,
     "glm4moe": _glm4_moe,
     "gpt-oss": _gpt_oss,
+    "kimi-linear": _kimi_linear,
     "llama": lambda config: {"rope.dimension_count": config["head_dim"], "vocab_size": config["vocab_size"]},
     "qwen3moe": _experts,
     "qwen35": _qwen3_5,

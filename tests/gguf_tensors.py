@@ -130,6 +130,24 @@ def decays_and_kernels(config: Config, tensors: Tensors) -> Tensors:
     return made
 
 
+def kimi_delta(config: Config, tensors: Tensors) -> Tensors:
+    """Kimi-Linear: rates of decay themselves, kernels of four dimensions, and released files' names."""
+    mixtral = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    made: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.endswith(".A_log"):
+            made[name] = -torch.exp(tensor.float())
+        elif "_conv1d." in name:
+            made[name] = tensor.reshape(1, len(tensor), 1, -1)
+        elif (match := re.fullmatch(r"(.*\.experts\.\d+)\.(w\d)(\.weight)", name)) is not None:
+            made[f"{match[1]}.{mixtral[match[2]]}{match[3]}".replace("block_sparse_moe", "mlp")] = tensor
+        elif re.search(r"block_sparse_moe\.(gate|up|down)_proj", name):
+            made[name.replace("block_sparse_moe", "mlp")] = tensor  # of dense layers
+        else:
+            made[name.replace(".dt_bias", ".dt_proj.bias")] = tensor
+    return made
+
+
 def nextn_after_layers(config: Config, tensors: Tensors) -> Tensors:
     """Qwen's prediction layers under the names of further layers of the model."""
     n_layers = config["num_hidden_layers"]
@@ -264,6 +282,7 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
     "gemma4": (scales_and_stacks,),
     "glm4moe": (stacked,),
     "gpt-oss": (experts_apart,),
+    "kimi-linear": (kimi_delta, heads_apart, stacked),
     "llama": (rotated_in_pairs,),
     "qwen2": (),
     "qwen3": (),

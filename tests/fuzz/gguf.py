@@ -78,8 +78,18 @@ NUMBERS = {
     "element type",
     "tensor type",
 }
-FAMILIES = ("llama", "gemma3", "gpt_oss", "glm4_moe", "deepseek_v3", "qwen3_next", "qwen3_5_moe", "gemma4")
-OWN_LAYERS = ("qwen3_", "gemma4")  # families whose configs list theirs
+FAMILIES = (
+    "llama",
+    "gemma3",
+    "gpt_oss",
+    "glm4_moe",
+    "deepseek_v3",
+    "qwen3_next",
+    "qwen3_5_moe",
+    "kimi_linear",
+    "gemma4",
+)
+OWN_LAYERS = ("qwen3_", "kimi_", "gemma4")  # families whose configs list theirs
 
 
 @dataclass(slots=True)

@@ -43,6 +43,7 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "rope.freq_base_swa": (),
     "rope.scale_linear": (0, 1),
     "embedding_length_per_layer_input": (0,),
+    "kda.head_dim": (),
     "embedding_scale": (0, 1),
     "logit_scale": (0, 1),
     "residual_scale": (0, 1),
@@ -173,7 +174,6 @@ def deepseek2(keys: Keys) -> Config:
         raise keys.refuse("expert_gating_func", "only 1, a softmax, and 2, a sigmoid, are supported")
     # Old files do not say; only a sigmoid comes with a bias for the choice.
     by_sigmoid = gating == 2 or (gating == 0 and any(".exp_probs_b" in name for name in keys.tensors))
-    d_rope, mla = keys.count("rope.dimension_count"), "attention.key_length_mla"
     rotation, stretched = rope(keys), keys.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1
     if rotation["rope_type"] == "yarn":
         # The format has one of two numbers, which are equal wherever they are known.
@@ -183,6 +183,7 @@ def deepseek2(keys: Keys) -> Config:
     given = {key: value for key, value in experts(keys).items() if key != "num_experts"}
     return {
         **given,
+        **latents(keys),
         "architectures": ["DeepseekV3ForCausalLM" if by_sigmoid else "DeepseekV2ForCausalLM"],
         "n_routed_experts": keys.count("expert_count"),
         "n_shared_experts": keys.count("expert_shared_count", 0),
@@ -191,14 +192,47 @@ def deepseek2(keys: Keys) -> Config:
         "norm_topk_prob": keys.flag("expert_weights_norm", default=False),
         "n_group": max(1, keys.count("expert_group_count", 1)),
         "topk_group": max(1, keys.count("expert_group_used_count", 1)),
-        "num_key_value_heads": keys.count("attention.head_count"),
+        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in keys.tensors,
+        "rope_parameters": rotation,
+    }
+
+
+def latents(keys: Keys) -> Config:
+    """Widths of latent attention."""
+    d_rope, mla = keys.count("rope.dimension_count"), "attention.key_length_mla"
+    return {
         "kv_lora_rank": keys.count("attention.kv_lora_rank"),
         "q_lora_rank": keys.count("attention.q_lora_rank") if keys.has("attention.q_lora_rank") else None,
         "qk_rope_head_dim": d_rope,
         "qk_nope_head_dim": keys.count(mla if keys.has(mla) else "attention.key_length") - d_rope,
         "v_head_dim": keys.count("attention.value_length_mla" if keys.has(mla) else "attention.value_length"),
-        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in keys.tensors,
-        "rope_parameters": rotation,
+        "num_key_value_heads": keys.count("attention.head_count"),
+    }
+
+
+def kimi_linear(keys: Keys) -> Config:
+    """Layers without heads of keys and values are recurrent. No layer has a rotation."""
+    if keys.count("expert_gating_func") != 2:
+        raise keys.refuse("expert_gating_func", "only 2, a sigmoid, is supported")
+    given = experts(keys)
+    return {
+        **latents(keys),
+        "layer_types": [
+            FULL if n else RECURRENT for n in keys.counts("attention.head_count_kv", keys.n_layers)
+        ],
+        "linear_num_heads": keys.count("attention.head_count"),
+        "linear_head_dim": keys.count("kda.head_dim"),
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
+        "num_experts": given["num_experts"],
+        "num_experts_per_token": given["num_experts_per_tok"],
+        "moe_intermediate_size": given["moe_intermediate_size"],
+        "moe_renormalize": given["norm_topk_prob"],
+        "num_shared_experts": keys.count("expert_shared_count"),
+        "first_k_dense_replace": keys.count("leading_dense_block_count", 0),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 0.0) or 1.0,  # 0: not scaled
+        "num_expert_group": max(1, keys.count("expert_group_count", 1)),
+        "topk_group": max(1, keys.count("expert_group_used_count", 1)),
+        "rope_parameters": None,
     }
 
 
@@ -290,6 +324,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ("expert_gating_func", "expert_group_count", "expert_weights_norm", "expert_weights_scale"),
     ),
     "gpt-oss": Architecture("GptOssForCausalLM", gpt_oss, ("attention.sliding_window", "expert_gating_func")),
+    "kimi-linear": Architecture(
+        "KimiLinearForCausalLM",
+        kimi_linear,
+        ("expert_gating_func", "expert_group_count", "expert_weights_scale", "kda.head_dim"),
+    ),
     "llama": Architecture("LlamaForCausalLM", plain),
     "qwen2": Architecture("Qwen2ForCausalLM", plain),
     "qwen3": Architecture("Qwen3ForCausalLM", plain),
