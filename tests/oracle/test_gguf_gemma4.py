@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from slipstream.engine.checkpoint.gguf.files import GgufTensors
+from slipstream.engine.checkpoint.gguf.files import GgufTensors, read_configs
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from slipstream.engine.models.registry import read_model
 from slipstream.kernels.matmul.quantized import widened
 from tests.checkpoints import tiny_checkpoint
-from tests.gguf_files import Contents, gguf_of
+from tests.gguf_files import Blocks, Contents, gguf_of
 from tests.gguf_tiny import refusal, tiny
 from tests.oracle.test_gemma4 import VARIANTS
 from tests.oracle.test_gguf import check_blocks, logits, same_parts
@@ -66,6 +66,15 @@ def test_narrow_types(folder_for: Get, tmp_path: Path, variant: str, kind: str) 
         assert torch.equal(logits(path, torch.bfloat16), logits(wide, torch.bfloat16))
 
 
+def test_inputs_of_layers_in_blocks(tmp_path: Path) -> None:
+    """Wide enough for them: the table of all tokens and layers, and the matrices of each layer."""
+    folder = tiny_checkpoint("gemma4", tmp_path / "folder", changes={"hidden_size_per_layer_input": 32})
+    contents = gguf_of(folder).as_type("Q8_0")
+    names = ("per_layer_token_embd", "per_layer_model_proj", "blk.5.inp_gate", "blk.5.proj")
+    assert all(isinstance(contents.tensors[f"{name}.weight"], Blocks) for name in names)
+    check_blocks(contents, tmp_path)
+
+
 def test_gates_and_ups_in_stacks_of_their_own(folder_for: Get, tmp_path: Path) -> None:
     contents, changes = gguf_of(folder_for("sparse")), dict[str, Tensor | None]()
     for name, stack in contents.tensors.items():
@@ -94,6 +103,21 @@ def test_which_layers_slide_is_heeded(folder_for: Get, tmp_path: Path) -> None:
     contents = contents.with_keys({".attention.sliding_window_pattern": [False, True] * 3})
     message = refusal(contents.write(path), LoadError)
     assert "tensor blk.0.attn_q_norm.weight has shape [16], the config asks for [32]" in message
+
+
+def test_no_frequency_stands_by_rounding(folder_for: Get, tmp_path: Path) -> None:
+    """For some widths the nearest number to a share is a little below it."""
+    for width, n_turning in ((32, 4), (44, 15), (46, 13), (78, 31), (64, 32)):
+        keys = {
+            f".{one}": width
+            for one in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+        }
+        divisors = torch.tensor([1.0] * n_turning + [1e30] * (width // 2 - n_turning))
+        contents = gguf_of(folder_for("gemma4")).with_keys(keys).with_tensors({"rope_freqs.weight": divisors})
+        config = read_configs(contents.write(tmp_path / "model.gguf"))[0]
+        share = config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+        assert int(share * width // 2) == n_turning
+        assert share <= 1.0
 
 
 ROPE_FREQS = "rope_freqs.weight must be 16 numbers, first ones, then 1e+30 for what does not turn"

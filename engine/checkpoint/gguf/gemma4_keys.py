@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from slipstream.engine.checkpoint.gguf.config_parts import FULL, ROPE_FACTORS, SLIDING, Config, read_factors
 from slipstream.engine.checkpoint.gguf.keys import Keys
 from slipstream.engine.errors import UnsupportedModel
@@ -131,4 +133,6 @@ def turning_share(keys: Keys) -> float:
         raise UnsupportedModel(
             f"{stored.where} must be {n} numbers, first ones, then {STANDS:g} for what does not turn"
         )
-    return n_turning / n
+    share = n_turning / n
+    # A network turns the whole part of share * n, which rounding must not make one less.
+    return share if int(share * n) == n_turning else math.nextafter(share, 1.0)
