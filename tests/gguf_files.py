@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.block_data import block_bytes
-from tests.gguf_tensors import Config, translated
+from tests.gguf_tensors import Config, full_heads, translated
 
 NORMAL, CONTROL = 1, 3  # types of tokens
 ARCHITECTURES = {
@@ -27,9 +27,11 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
     "Glm4MoeForCausalLM": "glm4moe",
     "Glm4MoeLiteForCausalLM": "deepseek2",
     "GptOssForCausalLM": "gpt-oss",
+    "KimiLinearForCausalLM": "kimi-linear",
     "LlamaForCausalLM": "llama",
     "LlamaForCausalLMEagle3": "eagle3",
     "MistralForCausalLM": "llama",
@@ -42,7 +44,7 @@ ARCHITECTURES = {
     "Qwen3_5MoeForCausalLM": "qwen35moe",
 }
 # Matrices that converters leave in float32 whatever the type of the file.
-KEPT_WIDE = ("ffn_gate_inp.", "ffn_gate_inp_shexp.", "ssm_conv1d.")
+KEPT_WIDE = ("ffn_gate_inp.", "ffn_gate_inp_shexp.", "ssm_conv1d.", "ssm_conv1d_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class Contents:
         made: dict[str, Tensor | Blocks] = {}
         for name, tensor in self.tensors.items():
             fits = isinstance(tensor, Tensor) and tensor.dim() > 1 and tensor.shape[-1] % n_values == 0
+            fits = fits and name.endswith(".weight")
             left = any(one in name for one in KEPT_WIDE) or (not embeddings and name == "token_embd.weight")
             made[name] = quantise(tensor, kind) if fits and not left else tensor  # type: ignore[arg-type]
         return replace(self, tensors=made)
@@ -166,7 +169,7 @@ def _random_blocks(tensor: Tensor, kind: str) -> Blocks:
 def _shape(config: Config) -> dict[str, Any]:
     n_heads = config["num_attention_heads"]
     return {
-        "context_length": config["max_position_embeddings"],
+        "context_length": config.get("max_position_embeddings") or config["model_max_length"],
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": n_heads,
@@ -212,6 +215,32 @@ def _gemma3(config: Config) -> dict[str, Any]:
         "rope.freq_base_swa": sliding["rope_theta"],
         "final_logit_softcapping": config.get("final_logit_softcapping"),
     }
+
+
+def _gemma4(config: Config) -> dict[str, Any]:
+    n_layers, n_shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    wide, narrow = full_heads(config), config["num_key_value_heads"]
+    n_full, d_full, d_sliding = wide.get("num_key_value_heads"), wide["head_dim"], config["head_dim"]
+    keys = {
+        **_gemma3(config),
+        "attention.sliding_window_pattern": slides,
+        "attention.shared_kv_layers": n_shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), d_full),
+        **dict.fromkeys(
+            ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"), d_sliding
+        ),
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["top_k_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+    }
+    if config["use_double_wide_mlp"]:
+        widths = [config["intermediate_size"] * (1 + (i >= n_layers - n_shared)) for i in range(n_layers)]
+        keys["feed_forward_length"] = widths
+    if n_full is not None:
+        keys["attention.head_count_kv"] = [narrow if one else n_full for one in slides]
+    return keys
 
 
 def _experts(config: Config) -> dict[str, Any]:
@@ -275,6 +304,36 @@ def _deepseek2(config: Config) -> dict[str, Any]:
     }
 
 
+def _kimi_linear(config: Config) -> dict[str, Any]:
+    d_latent, d_rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    kinds = config["mlp_layer_types"]
+    n_dense = kinds.count("dense")
+    assert kinds == ["dense"] * n_dense + ["sparse"] * (len(kinds) - n_dense)
+    return {
+        "attention.head_count_kv": [int(kind == "full_attention") for kind in config["layer_types"]],
+        "attention.kv_lora_rank": d_latent,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.key_length": d_latent + d_rope,
+        "attention.value_length": config["head_dim"],
+        "attention.key_length_mla": config["qk_nope_head_dim"] + d_rope,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": d_rope,
+        "rope.freq_base": None,
+        "kda.head_dim": config["linear_head_dim"],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "vocab_size": config["vocab_size"],
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_token"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_group_count": config.get("n_group"),  # released configs have another key, which is not read
+        "expert_group_used_count": config["topk_group"],
+        "expert_shared_count": config["num_shared_experts"],
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "leading_dense_block_count": n_dense,
+    }
+
+
 def _gated_delta(config: Config) -> dict[str, Any]:
     n_value_heads = config["linear_num_value_heads"]
     return {
@@ -328,8 +387,10 @@ READERS: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "dflash": _dflash,
     "eagle3": _eagle3,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "glm4moe": _glm4_moe,
     "gpt-oss": _gpt_oss,
+    "kimi-linear": _kimi_linear,
     "llama": lambda config: {"rope.dimension_count": config["head_dim"], "vocab_size": config["vocab_size"]},
     "qwen3moe": _experts,
     "qwen35": _qwen3_5,

@@ -130,6 +130,24 @@ def decays_and_kernels(config: Config, tensors: Tensors) -> Tensors:
     return made
 
 
+def kimi_delta(config: Config, tensors: Tensors) -> Tensors:
+    """Kimi-Linear: rates of decay themselves, kernels of four dimensions, and released files' names."""
+    mixtral = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    made: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.endswith(".A_log"):
+            made[name] = -torch.exp(tensor.float())
+        elif "_conv1d." in name:
+            made[name] = tensor.reshape(1, len(tensor), 1, -1)
+        elif (match := re.fullmatch(r"(.*\.experts\.\d+)\.(w\d)(\.weight)", name)) is not None:
+            made[f"{match[1]}.{mixtral[match[2]]}{match[3]}".replace("block_sparse_moe", "mlp")] = tensor
+        elif re.search(r"block_sparse_moe\.(gate|up|down)_proj", name):
+            made[name.replace("block_sparse_moe", "mlp")] = tensor  # of dense layers
+        else:
+            made[name.replace(".dt_bias", ".dt_proj.bias")] = tensor
+    return made
+
+
 def nextn_after_layers(config: Config, tensors: Tensors) -> Tensors:
     """Qwen's prediction layers under the names of further layers of the model."""
     n_layers = config["num_hidden_layers"]
@@ -204,9 +222,40 @@ def target_ids(config: Config, tensors: Tensors) -> Tensors:
     return made
 
 
+def scales_and_stacks(config: Config, tensors: Tensors) -> Tensors:
+    """Gemma 4: factors of a layer and stacks of experts as weights, factors of experts beside their matrices."""
+    scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+
+    def renamed(name: str) -> str:
+        if (match := re.fullmatch(r"model\.layers\.(\d+)\.(router\.\w*scale)", name)) is not None:
+            return f"blk.{match[1]}.{scales[match[2]]}"
+        is_weight = name.endswith(("layer_scalar", "experts.gate_up_proj", "experts.down_proj"))
+        return f"{name}.weight" if is_weight else name
+
+    return {renamed(name): tensor for name, tensor in tensors.items()}
+
+
+def full_heads(config: Config) -> Config:
+    """Gemma 4: the heads of layers without a window."""
+    found: Config = next(iter(config["per_layer_config"].values()))
+    return found
+
+
+def standing_frequencies(config: Config) -> Tensor:
+    """Gemma 4: 1 for frequencies of full layers that turn, and a huge divisor for the others, [d_head / 2] float32."""
+    n = full_heads(config)["head_dim"] // 2
+    n_turning = int(n * config["rope_parameters"]["full_attention"]["partial_rotary_factor"])
+    return torch.tensor([1.0] * n_turning + [1e30] * (n - n_turning))
+
+
 def frequency_divisors(config: Config) -> Tensor | None:
-    """What Llama 3's scaling divides each frequency by, [d_head / 2] float32; None without it."""
+    """What frequencies are divided by beside the plain rotation, [d_head / 2] float32; None for nothing.
+
+    Llama 3's scaling, and Gemma 4's rotation of a part.
+    """
     rope = config.get("rope_parameters") or {}
+    if rope.get("full_attention", {}).get("rope_type") == "proportional":
+        return standing_frequencies(config)
     if rope.get("rope_type") != "llama3":
         return None
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
@@ -230,8 +279,10 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
     "dflash": (target_ids,),
     "eagle3": (rotated_in_pairs, target_ids),
     "gemma3": (norms_multiply,),
+    "gemma4": (scales_and_stacks,),
     "glm4moe": (stacked,),
     "gpt-oss": (experts_apart,),
+    "kimi-linear": (kimi_delta, heads_apart, stacked),
     "llama": (rotated_in_pairs,),
     "qwen2": (),
     "qwen3": (),
@@ -262,7 +313,9 @@ def translated(architecture: str, config: Config, tensors: Tensors) -> Tensors:
 
 
 def model_name(name: str, names: gguf.TensorNameMap) -> str:
-    """A model's tensor by the package's table of names."""
+    """A model's tensor by the package's table of names; those that have ggml's name already keep it."""
+    if name.startswith("blk."):
+        return name
     if (match := NEXTN.fullmatch(name)) is not None:
         return f"blk.{match[1]}.nextn.{match[2].replace('.', '_')}{match[3]}"
     found = names.get_name(name, (".weight", ".bias"))

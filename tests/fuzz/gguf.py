@@ -27,6 +27,7 @@ import torch
 
 from slipstream import kernels
 from slipstream.engine.errors import LoadError
+from slipstream.engine.models.heads.head_choices import NO_CHOICE
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import text_source
 from slipstream.engine.models.registry import load_network
@@ -77,7 +78,18 @@ NUMBERS = {
     "element type",
     "tensor type",
 }
-FAMILIES = ("llama", "gemma3", "gpt_oss", "glm4_moe", "deepseek_v3", "qwen3_next", "qwen3_5_moe")
+FAMILIES = (
+    "llama",
+    "gemma3",
+    "gpt_oss",
+    "glm4_moe",
+    "deepseek_v3",
+    "qwen3_next",
+    "qwen3_5_moe",
+    "kimi_linear",
+    "gemma4",
+)
+OWN_LAYERS = ("qwen3_", "kimi_", "gemma4")  # families whose configs list theirs
 
 
 @dataclass(slots=True)
@@ -185,7 +197,7 @@ def seeds(folder: Path) -> Seeds:
         "max_position_embeddings": 128,
     }
     for i, family in enumerate(FAMILIES):
-        changes = shape if "qwen3_" not in family else {}
+        changes = {} if family.startswith(OWN_LAYERS) else shape
         model = tiny_checkpoint(family, folder / family, changes=changes)
         made.append(gguf_of(model).as_type(("Q8_0", "F32", "Q4_0", "BF16")[i % 4]))
     target = folder / FAMILIES[0]
@@ -208,7 +220,7 @@ def steps(path: Path, target: Network) -> Iterator[Callable[[], object]]:
     def drafts() -> None:
         load = NETWORKS[kind_of(path)].load
         if load is not None:
-            load(path, target, N_CTX, None)
+            load(path, target, N_CTX, NO_CHOICE)
 
     def text() -> None:
         source = text_source(path)

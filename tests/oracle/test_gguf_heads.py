@@ -15,6 +15,7 @@ from torch import Tensor
 from slipstream.engine.batch import Span
 from slipstream.engine.errors import DraftMismatch, LoadError
 from slipstream.engine.models.heads.block_backbone import BlockDraft
+from slipstream.engine.models.heads.head_choices import NO_CHOICE
 from slipstream.engine.models.heads.mtp import load_mtp
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network, read_model
@@ -180,7 +181,7 @@ def test_eagle3(
     folder = made.write(tmp_path / "head", tensors, {**EAGLE, **options})
     path = gguf_of(folder, folder_of("llama")).write(tmp_path / "head.gguf")
     assert kind_of(path) == "draft-eagle3"
-    ours, theirs = (NETWORKS["draft-eagle3"].load(of, target, N_CTX, None) for of in (path, folder))  # type: ignore[misc]
+    ours, theirs = (NETWORKS["draft-eagle3"].load(of, target, N_CTX, NO_CHOICE) for of in (path, folder))  # type: ignore[misc]
     assert ours.taps == theirs.taps == (2, 3, 3)
     assert ours.n_params == theirs.n_params
     assert torch.equal(guesses(ours), guesses(theirs))
@@ -194,10 +195,10 @@ def test_hidden_states_that_a_file_names(
     contents = gguf_of(folder, folder_of("llama"))
     load = NETWORKS["draft-eagle3"].load
     assert load is not None
-    assert load(contents.write(tmp_path / "head.gguf"), target, N_CTX, None).taps == (1, 4, 6)
+    assert load(contents.write(tmp_path / "head.gguf"), target, N_CTX, NO_CHOICE).taps == (1, 4, 6)
     far = contents.with_keys({".target_layers": [1, 4, 9]}).write(tmp_path / "far.gguf")
     with pytest.raises(DraftMismatch, match=r"far\.gguf: hidden state 9 is asked for, the target has 0 to 7"):
-        load(far, target, N_CTX, None)
+        load(far, target, N_CTX, NO_CHOICE)
 
 
 def test_heads_that_the_rows_do_not_make_up(
@@ -209,7 +210,7 @@ def test_heads_that_the_rows_do_not_make_up(
     with pytest.raises(
         LoadError, match=r"tensor blk\.0\.attn_q\.weight has 64 rows, the heads of the file 32"
     ):
-        NETWORKS["draft-eagle3"].load(path, target, N_CTX, None)  # type: ignore[misc]
+        NETWORKS["draft-eagle3"].load(path, target, N_CTX, NO_CHOICE)  # type: ignore[misc]
 
 
 CASES = {
@@ -232,7 +233,7 @@ def test_block_drafts(folder_of: Callable[[str], Path], target: Network, tmp_pat
     folder = made.write(tmp_path / "head", make(), config)
     path = gguf_of(folder, folder_of("llama")).write(tmp_path / "head.gguf")
     assert kind_of(path) == kind_of(folder) == name
-    ours, theirs = (NETWORKS[name].load(of, target, N_CTX, None) for of in (path, folder))  # type: ignore[misc]
+    ours, theirs = (NETWORKS[name].load(of, target, N_CTX, NO_CHOICE) for of in (path, folder))  # type: ignore[misc]
     assert ours.taps == theirs.taps == taps
     for key in ("block_size", "mask_id", "from_anchor", "n_params"):
         assert getattr(ours, key) == getattr(theirs, key), key

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from slipstream.engine.checkpoint.gguf.config_parts import EMBEDDING, OUTPUT
 from slipstream.engine.checkpoint.gguf.header import Stored
 from slipstream.engine.checkpoint.gguf.keys import Keys
 from slipstream.engine.checkpoint.gguf.matrices import (
@@ -14,78 +16,33 @@ from slipstream.engine.checkpoint.gguf.matrices import (
     as_it_is,
     columns,
     grouped_heads,
-    less_one,
+    half_of_rows,
     log_of_negative,
     numbers,
     rotated_halves,
     rows,
     runs,
 )
-from slipstream.engine.checkpoint.gguf.model_config import EMBEDDING, OUTPUT, ROPE_FACTORS
 from slipstream.engine.checkpoint.gguf.names import Dialect, Recipe, Rule, Rules
+from slipstream.engine.checkpoint.gguf.rule_parts import (
+    ENDS,
+    EXPERTS,
+    EXPERTS_BESIDE,
+    FINAL_NORM,
+    HEAD_NORMS,
+    MATRICES,
+    NORMS,
+    half_shape,
+    one_plus,
+    one_row,
+    plain,
+    renamed,
+    shared_expert,
+    unsqueezed,
+    unsqueezed_shape,
+)
 from slipstream.engine.errors import LoadError
 from slipstream.kernels.matmul.quantized import widened
-
-
-def renamed(names: Mapping[str, str]) -> Rules:
-    """Tensors that are the same under another name."""
-    return {stored: (Rule(name),) for stored, name in names.items()}
-
-
-def one_plus(names: Mapping[str, str]) -> Rules:
-    """Norms that transformers stores as what is added to 1."""
-    return {stored: (Rule(name, less_one),) for stored, name in names.items()}
-
-
-def half_of_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (shape[0] // 2, *shape[1:])
-
-
-def unsqueezed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (*shape[:-1], 1, shape[-1])
-
-
-one_row = numbers(lambda stored: stored.view(1, -1))
-unsqueezed = numbers(lambda stored: stored.unsqueeze(-2))
-
-# The factors of rotations are read with the config.
-ENDS = {EMBEDDING: (Rule("model.embed_tokens.weight"),), OUTPUT: (Rule("lm_head.weight"),), ROPE_FACTORS: ()}
-FINAL_NORM = {"output_norm.weight": "model.norm.weight"}
-HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-NORMS = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    **HEAD_NORMS,
-}
-MATRICES = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-
-
-def shared_expert(name: str) -> dict[str, str]:
-    """The expert that every row sees."""
-    return {
-        "ffn_gate_shexp": f"{name}.gate_proj",
-        "ffn_up_shexp": f"{name}.up_proj",
-        "ffn_down_shexp": f"{name}.down_proj",
-    }
-
-
-def plain(keys: Keys) -> Rules:
-    return renamed({**NORMS, **MATRICES, **EXPERTS})
 
 
 def llama(keys: Keys) -> Rules:
@@ -113,6 +70,26 @@ def gemma3(keys: Keys) -> Rules:
     return {**renamed(MATRICES), **one_plus(norms)}
 
 
+def gemma4(keys: Keys) -> Rules:
+    """Norms are stored as they are. Gates and ups of an expert lie one below the other, in other files apart."""
+    names = {
+        **MATRICES,
+        **HEAD_NORMS,
+        **EXPERTS_BESIDE,
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "layer_output_scale.weight": "layer_scalar",
+    }
+    both = (("gate_proj", half_of_rows(0)), ("up_proj", half_of_rows(1)))
+    apart = tuple(Rule(f"experts.{{}}.{name}", undo, half_shape) for name, undo in both)
+    return {**renamed(names), "ffn_gate_up_exps": apart}
+
+
 def glm4_moe(keys: Keys) -> Rules:
     correction = (Rule("mlp.gate.e_score_correction_bias"),)
     return {
@@ -134,6 +111,38 @@ def deepseek2(keys: Keys) -> Rules:
         "attn_kv_b": "self_attn.kv_b_proj",
     }
     return {**glm4_moe(keys), **renamed(names)}
+
+
+def kernel_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (math.prod(shape[:-1]), 1, shape[-1])
+
+
+def rate_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (1, 1, math.prod(shape), 1)
+
+
+as_kernels = numbers(lambda one: one.view(kernel_shape(one.shape)))
+as_rates = numbers(lambda one: one.view(rate_shape(one.shape)))
+
+
+def rates_of_heads(one: Matrix) -> Matrix:
+    """Rates of decay as transformers stores them."""
+    return as_rates(log_of_negative(one))
+
+
+def kimi_linear(keys: Keys) -> Rules:
+    """Recurrent layers, and latent attention as in DeepSeek's. Kernels and rates of decay have more dimensions."""
+    parts = {f"ssm_{one}": f"self_attn.{one}_proj" for one in ("f_a", "f_b", "g_a", "g_b")}
+    return {
+        **deepseek2(keys),
+        **renamed({**parts, "ssm_beta": "self_attn.b_proj", "ssm_norm": "self_attn.o_norm"}),
+        **{
+            f"ssm_conv1d_{one}": (Rule(f"self_attn.{one}_conv1d", as_kernels, kernel_shape),)
+            for one in ("q", "k", "v")
+        },
+        "ssm_dt.bias": (Rule("self_attn.dt_bias"),),
+        "ssm_a": (Rule("self_attn.A_log", rates_of_heads, rate_shape),),
+    }
 
 
 def joint_heads(layer: Mapping[str, Stored]) -> Iterator[tuple[str, Recipe]]:
@@ -239,8 +248,8 @@ def qwen3_next(keys: Keys) -> Rules:
         "attn_gate": (Rule("linear_attn.in_proj_z"),),
         "ssm_in": (Rule("linear_attn.in_proj_qkvz"),),
         "ssm_ba": (
-            Rule("linear_attn.in_proj_b", betas, half_of_rows),
-            Rule("linear_attn.in_proj_a", decays, half_of_rows),
+            Rule("linear_attn.in_proj_b", betas, half_shape),
+            Rule("linear_attn.in_proj_a", decays, half_shape),
         ),
         "ssm_conv1d": (Rule("linear_attn.conv1d", unsqueezed, unsqueezed_shape),),
         "ssm_dt.bias": (Rule("linear_attn.dt_bias"),),
@@ -313,6 +322,11 @@ def _gated_delta_dialect(rules: Callable[[Keys], Rules]) -> Dialect:
 
 
 _PLAIN_ENDS = {**ENDS, **renamed(FINAL_NORM)}
+_LAYER_INPUTS = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 DIALECTS: Mapping[str, Dialect] = {
     "dflash": Dialect(
         rules=plain, block="layers.{n}.", ends={**_DRAFT_ENDS, **renamed({"enc.output_norm": "hidden_norm"})}
@@ -322,8 +336,10 @@ DIALECTS: Mapping[str, Dialect] = {
     ),
     "deepseek2": Dialect(rules=deepseek2, ends=_PLAIN_ENDS, nextn=renamed(_GLM_NEXTN), merged=joint_heads),
     "gemma3": Dialect(rules=gemma3, ends={**ENDS, **one_plus(FINAL_NORM)}),
+    "gemma4": Dialect(rules=gemma4, ends={**_PLAIN_ENDS, **renamed(_LAYER_INPUTS)}),
     "glm4moe": Dialect(rules=glm4_moe, ends=_PLAIN_ENDS, nextn=renamed(_GLM_NEXTN)),
     "gpt-oss": Dialect(rules=gpt_oss, ends=_PLAIN_ENDS, merged=joint_experts),
+    "kimi-linear": Dialect(rules=kimi_linear, ends=_PLAIN_ENDS, merged=joint_heads),
     "llama": Dialect(rules=llama, ends=_PLAIN_ENDS),
     "qwen2": Dialect(rules=plain, ends=_PLAIN_ENDS),
     "qwen3": Dialect(rules=plain, ends=_PLAIN_ENDS),

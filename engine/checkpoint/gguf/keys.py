@@ -31,6 +31,10 @@ class Keys:
         key = self.full(name)
         return UnsupportedModel(f"{self.path}: {key} = {shown(self.metadata.get(key))}: {reason}")
 
+    def missing(self, name: str) -> LoadError:
+        """The error for a key that the file must have."""
+        return LoadError(f"{self.path}: {self.full(name)} is missing")
+
     def full(self, name: str) -> str:
         """The key as the file has it."""
         return f"{self.architecture}.{name}"
@@ -47,6 +51,15 @@ class Keys:
             value = value[0]
         if type(value) is not int or not 0 <= value <= MOST:
             raise self.refuse(name, f"must be a whole number from 0 to {MOST}")
+        return value
+
+    def counts(self, name: str, n: int) -> list[int]:
+        """A whole number for each of n layers; where the file has only one, it is all layers'."""
+        value = self._value(name, None)
+        if not isinstance(value, list):
+            return [self.count(name)] * n
+        if len(value) != n or not all(type(one) is int and 0 <= one <= MOST for one in value):
+            raise self.refuse(name, f"must be a list of {n} whole numbers from 0 to {MOST}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -107,5 +120,5 @@ class Keys:
     def _value(self, name: str, default: Any) -> Any:
         value = self.metadata.get(self.full(name), default)
         if value is None:
-            raise LoadError(f"{self.path}: {self.full(name)} is missing")
+            raise self.missing(name)
         return value

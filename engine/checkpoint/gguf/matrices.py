@@ -138,6 +138,21 @@ def columns(places: Places) -> Undo:
     return undo
 
 
+def half_of_rows(second: int) -> Undo:
+    """The first half of the rows (0), or the second (1)."""
+
+    def undo(matrix: Matrix) -> Matrix:
+        n, odd = divmod(matrix.shape[0], 2)
+        if odd:
+            raise ValueError(f"has {matrix.shape[0]} rows, must be an even number")
+        part = slice(second * n, second * n + n)
+        if isinstance(matrix, BlockWeight):
+            return replace(matrix, data=matrix.data[part])
+        return matrix[part]
+
+    return undo
+
+
 def numbers(change: Callable[[Tensor], Tensor]) -> Undo:
     """The change, in float32 at least."""
 

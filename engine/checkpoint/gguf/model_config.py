@@ -8,18 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from slipstream.engine.checkpoint.gguf.header import Stored, shown
+from slipstream.engine.checkpoint.gguf.config_parts import (
+    EMBEDDING,
+    FULL,
+    OUTPUT,
+    RECURRENT,
+    SLIDING,
+    Config,
+    experts,
+    rope,
+    windows,
+)
+from slipstream.engine.checkpoint.gguf.gemma4_keys import gemma4
+from slipstream.engine.checkpoint.gguf.header import shown
 from slipstream.engine.checkpoint.gguf.keys import Keys
-from slipstream.engine.checkpoint.gguf.matrices import map_file, read_stored
 from slipstream.engine.errors import UnsupportedModel
 
-Config = dict[str, Any]
-FULL, SLIDING, RECURRENT = "full_attention", "sliding_attention", "linear_attention"
-EMBEDDING, OUTPUT, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 GEMMA3_27B = 62  # layers
-SCALINGS = ("none", "linear", "yarn")
 # Keys that change the function computed, with the values under which they do not, for architectures that heed them not.
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
@@ -27,14 +32,18 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "attention.max_alibi_bias": (0,),
     "attn_logit_softcapping": (0,),
     "attention.scale": (0,),
+    "attention.shared_kv_layers": (0,),
     "attention.sliding_window": (0,),
     "final_logit_softcapping": (0,),
     "expert_gating_func": (0, 1),
     "expert_group_count": (0, 1),
     "expert_weights_norm": (True,),
     "expert_weights_scale": (0, 1),
+    "rope.dimension_count_swa": (),
     "rope.freq_base_swa": (),
     "rope.scale_linear": (0, 1),
+    "embedding_length_per_layer_input": (0,),
+    "kda.head_dim": (),
     "embedding_scale": (0, 1),
     "logit_scale": (0, 1),
     "residual_scale": (0, 1),
@@ -69,7 +78,8 @@ def model_config(keys: Keys) -> Config:
     for name, harmless in HARMLESS.items():
         if name not in heeded and keys.has(name) and keys.metadata[keys.full(name)] not in harmless:
             raise keys.refuse(name, "not supported")
-    return {"architectures": [named], **common(keys), **read(keys)}
+    own = {"architectures": [named], **read(keys)}
+    return own | {name: one(keys) for name, one in COMMON.items() if name not in own}
 
 
 def generation_config(metadata: Mapping[str, Any]) -> Config:
@@ -78,69 +88,30 @@ def generation_config(metadata: Mapping[str, Any]) -> Config:
     return {name: value for name, value in stated.items() if value is not None}
 
 
-def common(keys: Keys) -> Config:
-    """What the configs of all architectures have."""
-    return {
-        "hidden_size": keys.count("embedding_length"),
-        "intermediate_size": keys.count("feed_forward_length", keys.count("expert_feed_forward_length", 0)),
-        "num_hidden_layers": keys.n_layers,
-        "num_nextn_predict_layers": keys.count("nextn_predict_layers", 0),
-        "num_attention_heads": keys.count("attention.head_count"),
-        "num_key_value_heads": keys.n_kv_heads,
-        "head_dim": keys.d_head,
-        "vocab_size": keys.tensors[EMBEDDING].shape[0] if EMBEDDING in keys.tensors else None,
-        "max_position_embeddings": keys.count("context_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": rope(keys),
-        "tie_word_embeddings": OUTPUT not in keys.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in keys.tensors,
-        "dtype": run_in(keys),
-    }
-
-
 def run_in(keys: Keys) -> str:
     """The dtype of activations: float32 where all is stored in it, else bfloat16, which most models were trained in."""
     return "float32" if {one.kind for one in keys.tensors.values()} <= {"F32", "I64"} else "bfloat16"
 
 
-def rope(keys: Keys) -> Config:
-    """The rotary embedding of full layers."""
-    n_dims, kind = keys.count("rope.dimension_count", keys.d_head), keys.text("rope.scaling.type", "linear")
-    if kind not in SCALINGS:
-        raise keys.refuse("rope.scaling.type", f"must be one of {', '.join(SCALINGS)}")
-    plain = {
-        "rope_type": "default",
-        "rope_theta": keys.number("rope.freq_base", 10000.0),
-        "partial_rotary_factor": n_dims / max(keys.d_head, 1),
-    }
-    if ROPE_FACTORS in keys.tensors:
-        return {**plain, "rope_type": "divided", "divisors": read_factors(keys.tensor(ROPE_FACTORS))}
-    if kind == "none" or (factor := keys.number("rope.scaling.factor", 1.0)) in (0.0, 1.0):
-        return plain
-    return {**plain, "rope_type": kind, "factor": factor, **(yarn(keys) if kind == "yarn" else {})}
-
-
-def read_factors(stored: Stored) -> list[float]:
-    """What each frequency is divided by."""
-    factors = read_stored(map_file(stored.path), stored)
-    if stored.kind != "F32" or not isinstance(factors, Tensor) or factors.dim() != 1:
-        raise UnsupportedModel(
-            f"{stored.where} is {stored.kind} {list(stored.shape)}, must be a vector of F32"
-        )
-    return [float(one) for one in factors.tolist()]
-
-
-def yarn(keys: Keys) -> Config:
-    """What YaRN adds."""
-    if keys.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
-        raise keys.refuse("rope.scaling.yarn_ext_factor", "only 1 is supported")
-    attention = "rope.scaling.yarn_attn_factor"
-    return {
-        "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
-        "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
-        "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
-        "attention_factor": keys.number(attention) if keys.has(attention) else None,
-    }
+# What the configs of all architectures have, unless one reads it in its own way.
+COMMON: Mapping[str, Callable[[Keys], Any]] = {
+    "hidden_size": lambda keys: keys.count("embedding_length"),
+    "intermediate_size": lambda keys: keys.count(
+        "feed_forward_length", keys.count("expert_feed_forward_length", 0)
+    ),
+    "num_hidden_layers": lambda keys: keys.n_layers,
+    "num_nextn_predict_layers": lambda keys: keys.count("nextn_predict_layers", 0),
+    "num_attention_heads": lambda keys: keys.count("attention.head_count"),
+    "num_key_value_heads": lambda keys: keys.n_kv_heads,
+    "head_dim": lambda keys: keys.d_head,
+    "vocab_size": lambda keys: keys.tensors[EMBEDDING].shape[0] if EMBEDDING in keys.tensors else None,
+    "max_position_embeddings": lambda keys: keys.count("context_length"),
+    "rms_norm_eps": lambda keys: keys.number("attention.layer_norm_rms_epsilon"),
+    "rope_parameters": rope,
+    "tie_word_embeddings": lambda keys: OUTPUT not in keys.tensors,
+    "attention_bias": lambda keys: "blk.0.attn_q.bias" in keys.tensors,
+    "dtype": run_in,
+}
 
 
 def plain(keys: Keys) -> Config:
@@ -148,19 +119,6 @@ def plain(keys: Keys) -> Config:
     if keys.count("expert_count", 0):
         raise keys.refuse("expert_count", "experts are not supported in this architecture")
     return {}
-
-
-def windows(keys: Keys, every: int) -> Config:
-    """Sliding layers, unless the file lists them all but every so many."""
-    n_layers = keys.n_layers
-    if not keys.count("attention.sliding_window", 0):
-        return {"layer_types": [FULL] * n_layers, "sliding_window": None}
-    listed = keys.flags("attention.sliding_window_pattern", n_layers)
-    slides = [bool((i + 1) % every) for i in range(n_layers)] if listed is None else listed
-    return {
-        "layer_types": [SLIDING if one else FULL for one in slides],
-        "sliding_window": keys.count("attention.sliding_window"),
-    }
 
 
 def gemma3(keys: Keys) -> Config:
@@ -174,16 +132,6 @@ def gemma3(keys: Keys) -> Config:
         "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
         "rope_parameters": {FULL: rope(keys), SLIDING: base},
         **windows(keys, 6),
-    }
-
-
-def experts(keys: Keys) -> Config:
-    """Experts chosen by a softmax, their weights summing to 1."""
-    return {
-        "num_experts": keys.count("expert_count"),
-        "num_experts_per_tok": keys.count("expert_used_count"),
-        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
-        "norm_topk_prob": True,
     }
 
 
@@ -226,7 +174,6 @@ def deepseek2(keys: Keys) -> Config:
         raise keys.refuse("expert_gating_func", "only 1, a softmax, and 2, a sigmoid, are supported")
     # Old files do not say; only a sigmoid comes with a bias for the choice.
     by_sigmoid = gating == 2 or (gating == 0 and any(".exp_probs_b" in name for name in keys.tensors))
-    d_rope, mla = keys.count("rope.dimension_count"), "attention.key_length_mla"
     rotation, stretched = rope(keys), keys.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1
     if rotation["rope_type"] == "yarn":
         # The format has one of two numbers, which are equal wherever they are known.
@@ -236,6 +183,7 @@ def deepseek2(keys: Keys) -> Config:
     given = {key: value for key, value in experts(keys).items() if key != "num_experts"}
     return {
         **given,
+        **latents(keys),
         "architectures": ["DeepseekV3ForCausalLM" if by_sigmoid else "DeepseekV2ForCausalLM"],
         "n_routed_experts": keys.count("expert_count"),
         "n_shared_experts": keys.count("expert_shared_count", 0),
@@ -244,14 +192,47 @@ def deepseek2(keys: Keys) -> Config:
         "norm_topk_prob": keys.flag("expert_weights_norm", default=False),
         "n_group": max(1, keys.count("expert_group_count", 1)),
         "topk_group": max(1, keys.count("expert_group_used_count", 1)),
-        "num_key_value_heads": keys.count("attention.head_count"),
+        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in keys.tensors,
+        "rope_parameters": rotation,
+    }
+
+
+def latents(keys: Keys) -> Config:
+    """Widths of latent attention."""
+    d_rope, mla = keys.count("rope.dimension_count"), "attention.key_length_mla"
+    return {
         "kv_lora_rank": keys.count("attention.kv_lora_rank"),
         "q_lora_rank": keys.count("attention.q_lora_rank") if keys.has("attention.q_lora_rank") else None,
         "qk_rope_head_dim": d_rope,
         "qk_nope_head_dim": keys.count(mla if keys.has(mla) else "attention.key_length") - d_rope,
         "v_head_dim": keys.count("attention.value_length_mla" if keys.has(mla) else "attention.value_length"),
-        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in keys.tensors,
-        "rope_parameters": rotation,
+        "num_key_value_heads": keys.count("attention.head_count"),
+    }
+
+
+def kimi_linear(keys: Keys) -> Config:
+    """Layers without heads of keys and values are recurrent. No layer has a rotation."""
+    if keys.count("expert_gating_func") != 2:
+        raise keys.refuse("expert_gating_func", "only 2, a sigmoid, is supported")
+    given = experts(keys)
+    return {
+        **latents(keys),
+        "layer_types": [
+            FULL if n else RECURRENT for n in keys.counts("attention.head_count_kv", keys.n_layers)
+        ],
+        "linear_num_heads": keys.count("attention.head_count"),
+        "linear_head_dim": keys.count("kda.head_dim"),
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
+        "num_experts": given["num_experts"],
+        "num_experts_per_token": given["num_experts_per_tok"],
+        "moe_intermediate_size": given["moe_intermediate_size"],
+        "moe_renormalize": given["norm_topk_prob"],
+        "num_shared_experts": keys.count("expert_shared_count"),
+        "first_k_dense_replace": keys.count("leading_dense_block_count", 0),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 0.0) or 1.0,  # 0: not scaled
+        "num_expert_group": max(1, keys.count("expert_group_count", 1)),
+        "topk_group": max(1, keys.count("expert_group_used_count", 1)),
+        "rope_parameters": None,
     }
 
 
@@ -308,7 +289,7 @@ class Architecture(NamedTuple):
     """How a GGUF architecture reads as a config."""
 
     name: str  # transformers'
-    read: Callable[[Keys], Config]  # what the config has beyond `common`
+    read: Callable[[Keys], Config]  # what the config has beyond `COMMON`, or in its place
     heeded: Collection[str] = ()  # of the keys that others must refuse
     has_embedding: bool = True  # draft heads may use their target's
 
@@ -329,12 +310,25 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         gemma3,
         ("attention.sliding_window", "final_logit_softcapping", "rope.freq_base_swa"),
     ),
+    "gemma4": Architecture(
+        "Gemma4ForCausalLM",
+        gemma4,
+        (
+            *("attention.shared_kv_layers", "attention.sliding_window", "embedding_length_per_layer_input"),
+            *("final_logit_softcapping", "rope.dimension_count_swa", "rope.freq_base_swa"),
+        ),
+    ),
     "glm4moe": Architecture(
         "Glm4MoeForCausalLM",
         glm4_moe,
         ("expert_gating_func", "expert_group_count", "expert_weights_norm", "expert_weights_scale"),
     ),
     "gpt-oss": Architecture("GptOssForCausalLM", gpt_oss, ("attention.sliding_window", "expert_gating_func")),
+    "kimi-linear": Architecture(
+        "KimiLinearForCausalLM",
+        kimi_linear,
+        ("expert_gating_func", "expert_group_count", "expert_weights_scale", "kda.head_dim"),
+    ),
     "llama": Architecture("LlamaForCausalLM", plain),
     "qwen2": Architecture("Qwen2ForCausalLM", plain),
     "qwen3": Architecture("Qwen3ForCausalLM", plain),

@@ -1,0 +1,80 @@
+"""What the configs of several architectures are made of, as read from a GGUF file: rotations, windows, experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from slipstream.engine.checkpoint.gguf.header import Stored
+from slipstream.engine.checkpoint.gguf.keys import Keys
+from slipstream.engine.checkpoint.gguf.matrices import map_file, read_stored
+from slipstream.engine.errors import UnsupportedModel
+
+Config = dict[str, Any]
+FULL, SLIDING, RECURRENT = "full_attention", "sliding_attention", "linear_attention"
+EMBEDDING, OUTPUT, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+SCALINGS = ("none", "linear", "yarn")
+
+
+def rope(keys: Keys) -> Config:
+    """The rotary embedding of full layers."""
+    n_dims, kind = keys.count("rope.dimension_count", keys.d_head), keys.text("rope.scaling.type", "linear")
+    if kind not in SCALINGS:
+        raise keys.refuse("rope.scaling.type", f"must be one of {', '.join(SCALINGS)}")
+    plain = {
+        "rope_type": "default",
+        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "partial_rotary_factor": n_dims / max(keys.d_head, 1),
+    }
+    if ROPE_FACTORS in keys.tensors:
+        return {**plain, "rope_type": "divided", "divisors": read_factors(keys.tensor(ROPE_FACTORS))}
+    if kind == "none" or (factor := keys.number("rope.scaling.factor", 1.0)) in (0.0, 1.0):
+        return plain
+    return {**plain, "rope_type": kind, "factor": factor, **(yarn(keys) if kind == "yarn" else {})}
+
+
+def read_factors(stored: Stored) -> list[float]:
+    """What each frequency is divided by."""
+    factors = read_stored(map_file(stored.path), stored)
+    if stored.kind != "F32" or not isinstance(factors, Tensor) or factors.dim() != 1:
+        raise UnsupportedModel(
+            f"{stored.where} is {stored.kind} {list(stored.shape)}, must be a vector of F32"
+        )
+    return [float(one) for one in factors.tolist()]
+
+
+def yarn(keys: Keys) -> Config:
+    """What YaRN adds."""
+    if keys.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
+        raise keys.refuse("rope.scaling.yarn_ext_factor", "only 1 is supported")
+    attention = "rope.scaling.yarn_attn_factor"
+    return {
+        "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
+        "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        "attention_factor": keys.number(attention) if keys.has(attention) else None,
+    }
+
+
+def windows(keys: Keys, every: int) -> Config:
+    """Sliding layers, unless the file lists them all but every so many."""
+    n_layers = keys.n_layers
+    if not keys.count("attention.sliding_window", 0):
+        return {"layer_types": [FULL] * n_layers, "sliding_window": None}
+    listed = keys.flags("attention.sliding_window_pattern", n_layers)
+    slides = [bool((i + 1) % every) for i in range(n_layers)] if listed is None else listed
+    return {
+        "layer_types": [SLIDING if one else FULL for one in slides],
+        "sliding_window": keys.count("attention.sliding_window"),
+    }
+
+
+def experts(keys: Keys) -> Config:
+    """Experts chosen by a softmax, their weights summing to 1."""
+    return {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }

@@ -1,0 +1,138 @@
+"""The metadata of Gemma 4: two kinds of layers with heads of their own, and layers without keys and values."""
+
+from __future__ import annotations
+
+import math
+
+from slipstream.engine.checkpoint.gguf.config_parts import FULL, ROPE_FACTORS, SLIDING, Config, read_factors
+from slipstream.engine.checkpoint.gguf.keys import Keys
+from slipstream.engine.errors import UnsupportedModel
+
+LAYER_INPUTS = "per_layer_token_embd.weight"
+STANDS = 1e30  # what the frequencies that do not turn are divided by
+
+
+def gemma4(keys: Keys) -> Config:
+    """Raises `UnsupportedModel` naming key and value, or `LoadError` for what is missing."""
+    slides = sliding_layers(keys)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": [SLIDING if one else FULL for one in slides],
+        "sliding_window": keys.count("attention.sliding_window"),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
+        "rope_parameters": rotations(keys),
+        **heads(keys, slides),
+        **shared_layers(keys, slides),
+        **layer_inputs(keys),
+        **experts_beside(keys),
+    }
+
+
+def sliding_layers(keys: Keys) -> list[bool]:
+    """Whether each layer has a window."""
+    name = "attention.sliding_window_pattern"
+    slides = keys.flags(name, keys.n_layers)
+    if slides is None:
+        raise keys.missing(name)
+    return slides
+
+
+def heads(keys: Keys, slides: list[bool]) -> Config:
+    """Their widths and numbers, one of each for every kind of layer."""
+    counts = keys.counts("attention.head_count_kv", len(slides))
+    by_kind = [{n for n, one in zip(counts, slides, strict=True) if one is kind} for kind in (True, False)]
+    if any(len(found) > 1 for found in by_kind):
+        raise keys.refuse("attention.head_count_kv", "layers of one kind must have the same number")
+    sliding, full = (min(found, default=counts[0] if counts else 0) for found in by_kind)
+    wide = {"head_dim": keys.d_head, "num_key_value_heads": full}
+    return {
+        "head_dim": sliding_width(keys),
+        "global_head_dim": keys.d_head,
+        "num_key_value_heads": sliding,
+        "per_layer_config": {str(i): wide for i, one in enumerate(slides) if not one},
+    }
+
+
+def sliding_width(keys: Keys) -> int:
+    """Width of a head in layers with a window."""
+    d_head = keys.count("attention.key_length_swa")
+    if keys.count("attention.value_length_swa", d_head) != d_head:
+        raise keys.refuse("attention.value_length_swa", f"must be attention.key_length_swa = {d_head}")
+    return d_head
+
+
+def shared_layers(keys: Keys, slides: list[bool]) -> Config:
+    """The last layers, which read the keys and values of others, and how wide all layers' dense parts are."""
+    n_layers, n_shared = len(slides), keys.count("attention.shared_kv_layers", 0)
+    if n_shared >= n_layers:
+        raise keys.refuse("attention.shared_kv_layers", f"must be fewer than all {n_layers} layers")
+    n_own = n_layers - n_shared
+    widths = keys.counts("feed_forward_length", n_layers)
+    own, shared = set(widths[:n_own]), set(widths[n_own:])
+    doubled = {2 * one for one in own}
+    if len(own) > 1 or (shared and shared not in (own, doubled)):
+        raise keys.refuse(
+            "feed_forward_length",
+            f"must be one number in the first {n_own} layers, and it or twice it behind",
+        )
+    full = [i for i in range(n_own) if not slides[i]]
+    return {
+        "num_kv_shared_layers": n_shared,
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": bool(shared) and shared == doubled,
+        "attention_k_eq_v": bool(full) and not any(f"blk.{i}.attn_v.weight" in keys.tensors for i in full),
+    }
+
+
+def layer_inputs(keys: Keys) -> Config:
+    """The small input that each layer has of its own."""
+    d_input = keys.count("embedding_length_per_layer_input")
+    n_rows = keys.tensor(LAYER_INPUTS).shape[0] if d_input else None
+    return {"hidden_size_per_layer_input": d_input, "vocab_size_per_layer_input": n_rows}
+
+
+def experts_beside(keys: Keys) -> Config:
+    """The experts beside each dense part: chosen by a softmax, their weights summing to 1."""
+    n_experts = keys.count("expert_count", 0)
+    if not n_experts:
+        return {"enable_moe_block": False}
+    return {
+        "enable_moe_block": True,
+        "num_experts": n_experts,
+        "top_k_experts": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+    }
+
+
+def rotations(keys: Keys) -> Config:
+    """Of each kind of layer. Raises `UnsupportedModel` for those of a part of a head, and for stretched ones."""
+    for name, width in (
+        ("rope.dimension_count", keys.d_head),
+        ("rope.dimension_count_swa", sliding_width(keys)),
+    ):
+        if keys.count(name, width) != width:
+            raise keys.refuse(name, f"must be the width of a head, {width}")
+    if keys.text("rope.scaling.type", "none") not in ("none", "linear"):
+        raise keys.refuse("rope.scaling.type", "not supported")
+    if keys.number("rope.scaling.factor", 1.0) not in (0.0, 1.0):
+        raise keys.refuse("rope.scaling.factor", "not supported")
+    full, sliding = (keys.number(f"rope.freq_base{one}", 10000.0) for one in ("", "_swa"))
+    return {
+        FULL: {"rope_type": "proportional", "rope_theta": full, "partial_rotary_factor": turning_share(keys)},
+        SLIDING: {"rope_type": "default", "rope_theta": sliding},
+    }
+
+
+def turning_share(keys: Keys) -> float:
+    """How much of a full layer's head turns: frequencies that stand still are divided by a huge number."""
+    stored, n = keys.tensor(ROPE_FACTORS), keys.d_head // 2
+    divisors = read_factors(stored)
+    n_turning = sum(one == 1.0 for one in divisors)
+    rest = divisors[n_turning:]
+    if len(divisors) != n or not n_turning or not all(one >= STANDS for one in rest):
+        raise UnsupportedModel(
+            f"{stored.where} must be {n} numbers, first ones, then {STANDS:g} for what does not turn"
+        )
+    share = n_turning / n
+    # A network turns the whole part of share * n, which rounding must not make one less.
+    return share if int(share * n) == n_turning else math.nextafter(share, 1.0)
