@@ -23,11 +23,11 @@ DRAFTERS = (
         "suffix",
     ),
     *(
+        "draft-assistant",
         "draft-model",
         "draft-simple",
         "draft-eagle3",
         "draft-mtp",
-        "draft-assistant",
         "draft-dspark",
         "draft-dflash",
     ),
