@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -120,3 +121,16 @@ class Stage:
                 row[j] += 1
                 self.n_compared += 1
         return {i: guess.token_ids for i, guess in zip(depths, made_now, strict=True)}
+
+    def go_on(self, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Rounds of three slots: drafts of other depths, not of all slots, of which any number is kept."""
+        for step in range(7):
+            order = rng.sample([0, 1, 2], 3)
+            drafts = self.draft({i: rng.randint(1, 5) for i in order[: 3 - step % 2]}, monkeypatch)
+            gains = {}
+            for slot in (self.slots[i] for i in rng.sample(order, 3 - (step == 3))):
+                draft = drafts.get(slot.id, ())
+                n_accepted = rng.randint(0, len(draft))
+                slot.tokens += [*draft[:n_accepted], rng.randrange(VOCAB)]
+                gains[slot.id] = 1 + n_accepted
+            self.accept(gains)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
 from slipstream.engine.batch import Span
+from slipstream.engine.errors import DraftMismatch
 from slipstream.engine.models.heads.eagle3 import load_eagle3
 from slipstream.engine.models.heads.head_choices import HeadChoices
 from slipstream.engine.models.heads.mtp import Mtp, load_mtp
@@ -171,6 +172,8 @@ def test_mtp_recycled_before_the_norm(folder_of: Folders, tmp_path: Path) -> Non
     target = load_network(folder_of("qwen3"), torch.float32, CPU, N_CTX, VOCAB)
     folder = made.write(tmp_path, tensors, None)
     normed, raw = (load_mtp(folder, target, N_CTX, HeadChoices(recycled=how)) for how in ("auto", "raw"))
+    with pytest.raises(DraftMismatch, match="has one layer"):
+        load_mtp(folder, target, N_CTX, HeadChoices(recycled="target"))
     span, results = Span(0, text(1, 9), 0, 0, 9), []
     hidden = streams_of(target, text(2, 9), (7,))[0]
     for head in (normed, raw):

@@ -19,7 +19,7 @@ from torch import Tensor
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.store import Need, Store
 from slipstream.engine.checkpoint.weights import Weights
-from slipstream.engine.errors import LoadError, UnsupportedModel
+from slipstream.engine.errors import DraftMismatch, LoadError, UnsupportedModel
 from slipstream.engine.layers.decoder import AnyHead, Block, load_block, logits_of, run_blocks, wanted_rows
 from slipstream.engine.layers.embed import Embedding
 from slipstream.engine.layers.norm import Norm, load_norm
@@ -251,6 +251,10 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, choices: HeadChoices
     first_names = found[0][0]
     plan = plan_of(weights, first_names, target, n_ctx)
     recycled = first_names.recycled if choices.recycled == "auto" else choices.recycled
+    if choices.recycled == "target" and len(found) == 1:
+        raise DraftMismatch(
+            f"{path}: has one layer, which reads the target as it is (--draft-recycled target)"
+        )
     mtp = Mtp(
         taps=final_tap(weights.folder, target, choices, shift=-1 if first_names.reads_raw else 0),
         is_chained=recycled != "target",
