@@ -123,7 +123,7 @@ def test_the_command() -> None:
 def supervisor(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
         one.bind(str(tmp_path / "notify"))
-        one.settimeout(5)
+        one.settimeout(60)
         yield one
 
 
@@ -148,7 +148,7 @@ def test_a_server_that_does_not_load_is_never_ready(supervisor: socket.socket) -
 def test_sockets_without_a_name_and_without_anybody(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
         one.bind("\0slipstream-test")
-        one.settimeout(5)
+        one.settimeout(60)
         notify.over("@slipstream-test")("READY=1")
         assert one.recv(100) == b"READY=1"
     notify.over(str(tmp_path / "nobody"))("READY=1")
