@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tests.block_data import block_bytes
 from tests.gguf_tensors import Config, full_heads, translated
+from tests.gguf_windows import mimo2_keys
 
 NORMAL, CONTROL = 1, 3  # types of tokens
 ARCHITECTURES = {
@@ -34,6 +35,7 @@ ARCHITECTURES = {
     "KimiLinearForCausalLM": "kimi-linear",
     "LlamaForCausalLM": "llama",
     "LlamaForCausalLMEagle3": "eagle3",
+    "MiMoV2FlashForCausalLM": "mimo2",
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3DSparkModel": "dflash",
@@ -129,10 +131,11 @@ def gguf_of(folder: Path, target: Path | None = None) -> Contents:
         config["target"] = json.loads((target / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
     tensors = translated(architecture, config, load_file(folder / "model.safetensors"))
+    config["n_nextn"] = n_nextn = len({name.split(".")[1] for name in tensors if ".nextn." in name})
     keys = {**_shape(config), **_rope(config), **READERS.get(architecture, _plain)(config)}
     n_blocks = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blk."))
     keys["block_count"] = n_blocks
-    if n_nextn := len({name.split(".")[1] for name in tensors if ".nextn." in name}):
+    if n_nextn:
         keys["nextn_predict_layers"] = n_nextn
     if "attention.recurrent_layers" in keys:
         keys["attention.recurrent_layers"] += [False] * n_nextn
@@ -173,8 +176,8 @@ def _shape(config: Config) -> dict[str, Any]:
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": n_heads,
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.head_count_kv": config.get("num_key_value_heads"),
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
     }
@@ -391,6 +394,7 @@ READERS: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "glm4moe": _glm4_moe,
     "gpt-oss": _gpt_oss,
     "kimi-linear": _kimi_linear,
+    "mimo2": mimo2_keys,
     "llama": lambda config: {"rope.dimension_count": config["head_dim"], "vocab_size": config["vocab_size"]},
     "qwen3moe": _experts,
     "qwen35": _qwen3_5,

@@ -214,6 +214,20 @@ def heads_apart(config: Config, tensors: Tensors) -> Tensors:
     return made
 
 
+def mimo2_layers(config: Config, tensors: Tensors) -> Tensors:
+    """MiMo-V2-Flash: layers of prediction behind the model's, sinks as weights."""
+    n_layers = config["num_hidden_layers"]
+
+    def renamed(name: str) -> str:
+        if (match := re.fullmatch(r"model\.mtp\.layers\.(\d+)\.(.*)", name)) is not None:
+            name = f"model.layers.{n_layers + int(match[1])}.{match[2]}"
+        if (match := re.fullmatch(r"model\.layers\.(\d+)\.final_layernorm(\..*)", name)) is not None:
+            return f"blk.{match[1]}.layer_output_norm{match[2]}"
+        return f"{name}.weight" if name.endswith("attention_sink_bias") else name
+
+    return {renamed(name): tensor for name, tensor in tensors.items()}
+
+
 def target_ids(config: Config, tensors: Tensors) -> Tensors:
     """Draft heads: the table of ids holds the target's ids themselves, and what only training needs is left out."""
     made = {name: tensor for name, tensor in tensors.items() if name != "t2d"}
@@ -284,6 +298,7 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
     "gpt-oss": (experts_apart,),
     "kimi-linear": (kimi_delta, heads_apart, stacked),
     "llama": (rotated_in_pairs,),
+    "mimo2": (mimo2_layers, stacked),
     "qwen2": (),
     "qwen3": (),
     "qwen3moe": (stacked,),

@@ -38,6 +38,7 @@ from tests import head_checkpoints as heads
 from tests.checkpoints import tiny_checkpoint
 from tests.gguf_bytes import Place, places
 from tests.gguf_files import gguf_of
+from tests.oracle.window_heads import released_checkpoint
 
 CPU = torch.device("cpu")
 N_CTX = 64
@@ -89,6 +90,7 @@ FAMILIES = (
     "kimi_linear",
     "gemma4",
 )
+WINDOWS = ("mimo",)  # families with layers of prediction in the same file
 OWN_LAYERS = ("qwen3_", "kimi_", "gemma4")  # families whose configs list theirs
 
 
@@ -200,6 +202,7 @@ def seeds(folder: Path) -> Seeds:
         changes = {} if family.startswith(OWN_LAYERS) else shape
         model = tiny_checkpoint(family, folder / family, changes=changes)
         made.append(gguf_of(model).as_type(("Q8_0", "F32", "Q4_0", "BF16")[i % 4]))
+    made += [gguf_of(released_checkpoint(one, folder / one)).as_type("Q8_0") for one in WINDOWS]
     target = folder / FAMILIES[0]
     shape = {"head_dim": heads.D_HEAD}
     eagle = {**heads.EAGLE3["SafeAILab"]["config"], "architectures": ["LlamaForCausalLMEagle3"], **shape}

@@ -41,6 +41,7 @@ from slipstream.engine.checkpoint.gguf.rule_parts import (
     unsqueezed,
     unsqueezed_shape,
 )
+from slipstream.engine.checkpoint.gguf.window_dialects import WINDOW_DIALECTS
 from slipstream.engine.errors import LoadError
 from slipstream.kernels.matmul.quantized import widened
 
@@ -341,6 +342,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "gpt-oss": Dialect(rules=gpt_oss, ends=_PLAIN_ENDS, merged=joint_experts),
     "kimi-linear": Dialect(rules=kimi_linear, ends=_PLAIN_ENDS, merged=joint_heads),
     "llama": Dialect(rules=llama, ends=_PLAIN_ENDS),
+    **WINDOW_DIALECTS,
     "qwen2": Dialect(rules=plain, ends=_PLAIN_ENDS),
     "qwen3": Dialect(rules=plain, ends=_PLAIN_ENDS),
     "qwen35": _gated_delta_dialect(qwen3_5),

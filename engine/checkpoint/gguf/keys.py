@@ -105,17 +105,32 @@ class Keys:
         """Width of a head's queries, keys and values; of latent attention of what is rotated."""
         if self.has("attention.kv_lora_rank"):
             return self.count("rope.dimension_count")
-        default = self.count("embedding_length") // max(self.count("attention.head_count"), 1)
-        d_head = self.count("attention.key_length", default)
+        d_head = self.d_key
         if self.count("attention.value_length", d_head) != d_head:
             raise self.refuse("attention.value_length", f"must be attention.key_length = {d_head}")
         return d_head
+
+    @property
+    def d_key(self) -> int:
+        """Width of a head's queries and keys."""
+        return self._head_width("attention.key_length")
+
+    @property
+    def d_value(self) -> int:
+        """Width of a head's values."""
+        return self._head_width("attention.value_length")
 
     def tensor(self, name: str) -> Stored:
         """A tensor that the config is read from. Raises `LoadError` if it is not there."""
         if name not in self.tensors:
             raise LoadError(f"{self.path}: tensor {name} is missing")
         return self.tensors[name]
+
+    def _head_width(self, name: str) -> int:
+        """Under a key, or as it follows from the number of heads."""
+        if self.has(name):
+            return self.count(name)
+        return self.count("embedding_length") // max(self.count("attention.head_count"), 1)
 
     def _value(self, name: str, default: Any) -> Any:
         value = self.metadata.get(self.full(name), default)
