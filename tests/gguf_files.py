@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tests.block_data import block_bytes
 from tests.gguf_tensors import Config, full_heads, translated
-from tests.gguf_windows import mimo2_keys
+from tests.gguf_windows import mimo2_keys, step35_keys
 
 NORMAL, CONTROL = 1, 3  # types of tokens
 ARCHITECTURES = {
@@ -44,6 +44,7 @@ ARCHITECTURES = {
     "Qwen3NextForCausalLM": "qwen3next",
     "Qwen3_5ForCausalLM": "qwen35",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
+    "Step3p5ForCausalLM": "step35",
 }
 # Matrices that converters leave in float32 whatever the type of the file.
 KEPT_WIDE = ("ffn_gate_inp.", "ffn_gate_inp_shexp.", "ssm_conv1d.", "ssm_conv1d_")
@@ -187,7 +188,7 @@ def _rope(config: Config) -> dict[str, Any]:
     stated: Config = config.get("rope_parameters") or {}
     given: Config = stated.get("full_attention", stated)
     keys: dict[str, Any] = {
-        "rope.freq_base": float(given.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        "rope.freq_base": float(first(given.get("rope_theta") or config.get("rope_theta") or 10000.0))
     }
     kind = given.get("rope_type", "default")
     if kind in ("linear", "yarn"):
@@ -199,6 +200,11 @@ def _rope(config: Config) -> dict[str, Any]:
             "rope.scaling.yarn_beta_slow": given.get("beta_slow"),
         }
     return keys
+
+
+def first(value: Any) -> Any:
+    """Of a list the first."""
+    return value[0] if isinstance(value, list) else value
 
 
 def _rotated(config: Config) -> dict[str, Any]:
@@ -396,6 +402,7 @@ READERS: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "kimi-linear": _kimi_linear,
     "mimo2": mimo2_keys,
     "llama": lambda config: {"rope.dimension_count": config["head_dim"], "vocab_size": config["vocab_size"]},
+    "step35": step35_keys,
     "qwen3moe": _experts,
     "qwen35": _qwen3_5,
     "qwen35moe": lambda config: {**_qwen3_5(config), **_experts(config)},

@@ -228,6 +228,21 @@ def mimo2_layers(config: Config, tensors: Tensors) -> Tensors:
     return {renamed(name): tensor for name, tensor in tensors.items()}
 
 
+def step35_layers(config: Config, tensors: Tensors) -> Tensors:
+    """Step-3.5-Flash: norms as what a row is multiplied by, the bias for the choice under its own name."""
+    ours = {
+        "transformer.": "",
+        "shared_head.output": "shared_head.head",
+        "moe.router_bias": "moe.router_bias.bias",
+    }
+    made: Tensors = {}
+    for name, tensor in tensors.items():
+        for one, other in ours.items():
+            name = name.replace(f".{one}", f".{other}")
+        made[name] = 1 + tensor.float() if name.endswith("norm.weight") else tensor
+    return made
+
+
 def target_ids(config: Config, tensors: Tensors) -> Tensors:
     """Draft heads: the table of ids holds the target's ids themselves, and what only training needs is left out."""
     made = {name: tensor for name, tensor in tensors.items() if name != "t2d"}
@@ -267,19 +282,28 @@ def frequency_divisors(config: Config) -> Tensor | None:
 
     Llama 3's scaling, and Gemma 4's rotation of a part.
     """
-    rope = config.get("rope_parameters") or {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("full_attention", {}).get("rope_type") == "proportional":
         return standing_frequencies(config)
     if rope.get("rope_type") != "llama3":
         return None
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    theta, d_head = rope.get("rope_theta") or config["rope_theta"][0], config["head_dim"]
+    kinds = zip(config.get("layer_types", ()), config.get("partial_rotary_factors", ()), strict=False)
+    share = next((share for kind, share in kinds if kind == "full_attention"), 1.0)
+    divisors = llama3_divisors(rope, theta, int(d_head * share))
+    return torch.cat((divisors, torch.ones(d_head // 2 - len(divisors))))
+
+
+def llama3_divisors(rope: Config, theta: float, n_dims: int) -> Tensor:
+    """Of n_dims that turn, [n_dims / 2] float32."""
+    low, high, n_ctx = (
+        rope["low_freq_factor"],
+        rope["high_freq_factor"],
+        rope["original_max_position_embeddings"],
+    )
     divisors = []
-    for i in range(0, config["head_dim"], 2):
-        turns = (
-            rope["original_max_position_embeddings"]
-            * rope["rope_theta"] ** (-i / config["head_dim"])
-            / math.tau
-        )
+    for i in range(0, n_dims, 2):
+        turns = n_ctx * theta ** (-i / n_dims) / math.tau
         kept = min(
             1.0, max(0.0, (turns - low) / (high - low))
         )  # share of the frequency that is left as it is
@@ -298,6 +322,7 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
     "gpt-oss": (experts_apart,),
     "kimi-linear": (kimi_delta, heads_apart, stacked),
     "llama": (rotated_in_pairs,),
+    "step35": (step35_layers,),
     "mimo2": (mimo2_layers, stacked),
     "qwen2": (),
     "qwen3": (),

@@ -90,7 +90,7 @@ FAMILIES = (
     "kimi_linear",
     "gemma4",
 )
-WINDOWS = ("mimo",)  # families with layers of prediction in the same file
+WINDOWS = ("mimo", "step")  # families with layers of prediction in the same file
 OWN_LAYERS = ("qwen3_", "kimi_", "gemma4")  # families whose configs list theirs
 
 

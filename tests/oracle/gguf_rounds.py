@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.engine.api import Sampling
 from slipstream.engine.batch import Span
 from slipstream.engine.models.heads.mtp import Mtp
-from tests.gguf_files import Contents
+from tests.gguf_files import Blocks, Contents
 from tests.oracle.head_rounds import N_CTX, Pages, text
 from tests.oracle.lab import Bench, Case, Folders, Lab, play
 
@@ -38,6 +39,21 @@ def model_alone(contents: Contents) -> Contents:
     tensors = {k: v for k, v in contents.tensors.items() if not k.startswith(behind)}
     found = replace(contents, metadata=left, tensors=tensors)
     return found.with_keys({".block_count": n_all - n, ".nextn_predict_layers": None})
+
+
+def joined(contents: Contents) -> Contents:
+    """With queries, keys and values of each layer one below the other."""
+    changes: dict[str, Tensor | Blocks | None] = {}
+    for i in range(int(contents.metadata[f"{contents.architecture}.block_count"])):
+        names = [f"blk.{i}.attn_{one}.weight" for one in "qkv"]
+        parts = [contents.tensors[name] for name in names]
+        changes |= dict.fromkeys(names)
+        if isinstance(parts[0], Blocks):
+            data = np.concatenate([one.data for one in parts])  # type: ignore[union-attr]
+            changes[f"blk.{i}.attn_qkv.weight"] = Blocks(parts[0].kind, data)
+        else:
+            changes[f"blk.{i}.attn_qkv.weight"] = torch.cat(parts)  # type: ignore[arg-type]
+    return contents.with_tensors(changes)
 
 
 def said(head: Mtp) -> Tensor:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,9 +21,9 @@ from slipstream.engine.service.start.draft_network import draft_source
 from slipstream.engine.service.start.sizes import Checkpoint
 from slipstream.engine.speculate.registry import kind_of
 from slipstream.kernels.matmul.quantized import widened
-from tests.gguf_files import Blocks, Contents, gguf_of
+from tests.gguf_files import Contents, gguf_of
 from tests.gguf_tiny import refusal, tiny
-from tests.oracle.gguf_rounds import drafted, model_alone, nextn_alone, said
+from tests.oracle.gguf_rounds import drafted, joined, model_alone, nextn_alone, said
 from tests.oracle.head_rounds import CPU, N_CTX, VOCAB
 from tests.oracle.test_gguf import check_blocks, logits, same_parts
 from tests.oracle.window_heads import released_checkpoint
@@ -98,21 +97,6 @@ def test_joint_projections(mimo: Made, tmp_path: Path, kind: str) -> None:
     assert torch.equal(logits(path), logits(apart))
     heads = [said(load_mtp(of, loaded(apart), N_CTX)) for of in (path, apart)]
     assert torch.equal(*heads)
-
-
-def joined(contents: Contents) -> Contents:
-    """With queries, keys and values of each layer one below the other."""
-    changes: dict[str, Tensor | Blocks | None] = {}
-    for i in range(9):
-        names = [f"blk.{i}.attn_{one}.weight" for one in "qkv"]
-        parts = [contents.tensors[name] for name in names]
-        changes |= dict.fromkeys(names)
-        if isinstance(parts[0], Blocks):
-            data = np.concatenate([one.data for one in parts])  # type: ignore[union-attr]
-            changes[f"blk.{i}.attn_qkv.weight"] = Blocks(parts[0].kind, data)
-        else:
-            changes[f"blk.{i}.attn_qkv.weight"] = torch.cat(parts)  # type: ignore[arg-type]
-    return contents.with_tensors(changes)
 
 
 def test_blocks(mimo: Made, tmp_path: Path) -> None:

@@ -65,9 +65,18 @@ class Keys:
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number: the shortest decimal that is stored so, as 1e-6 of the float32 next to it."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not _is_finite(value):
             raise self.refuse(name, "must be a finite number")
         return float(str(np.float32(value)))
+
+    def numbers(self, name: str, n: int) -> list[float]:
+        """A finite number for each of n layers, as `number`; where the file has only one, it is all layers'."""
+        value = self._value(name, None)
+        if not isinstance(value, list):
+            return [self.number(name)] * n
+        if len(value) != n or not all(_is_finite(one) for one in value):
+            raise self.refuse(name, f"must be a list of {n} finite numbers")
+        return [float(str(np.float32(one))) for one in value]
 
     def flag(self, name: str, *, default: bool) -> bool:
         value = self._value(name, default)
@@ -137,3 +146,7 @@ class Keys:
         if value is None:
             raise self.missing(name)
         return value
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

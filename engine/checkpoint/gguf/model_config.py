@@ -23,6 +23,7 @@ from slipstream.engine.checkpoint.gguf.gemma4_keys import gemma4
 from slipstream.engine.checkpoint.gguf.header import shown
 from slipstream.engine.checkpoint.gguf.keys import Keys
 from slipstream.engine.checkpoint.gguf.mimo2_keys import mimo2
+from slipstream.engine.checkpoint.gguf.step35_keys import step35
 from slipstream.engine.errors import UnsupportedModel
 
 GEMMA3_27B = 62  # layers
@@ -345,4 +346,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", gated_delta_experts),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", experts),
     "qwen3next": Architecture("Qwen3NextForCausalLM", gated_delta_experts),
+    "step35": Architecture(
+        "Step3p5ForCausalLM",
+        step35,
+        (
+            *(
+                "attention.sliding_window",
+                "expert_gating_func",
+                "expert_weights_norm",
+                "expert_weights_scale",
+            ),
+            *("rope.dimension_count_swa", "rope.freq_base_swa", "swiglu_clamp_exp", "swiglu_clamp_shexp"),
+        ),
+    ),
 }

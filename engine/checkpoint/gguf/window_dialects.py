@@ -8,32 +8,64 @@ from slipstream.engine.checkpoint.gguf.config_parts import ROPE_FACTORS
 from slipstream.engine.checkpoint.gguf.keys import Keys
 from slipstream.engine.checkpoint.gguf.matrices import some_rows
 from slipstream.engine.checkpoint.gguf.names import Dialect, Rule, Rules
-from slipstream.engine.checkpoint.gguf.rule_parts import ENDS, FINAL_NORM, plain, renamed
+from slipstream.engine.checkpoint.gguf.rule_parts import (
+    ENDS,
+    EXPERTS,
+    FINAL_NORM,
+    MATRICES,
+    NORMS,
+    one_plus,
+    plain,
+    renamed,
+    shared_expert,
+)
+
+Split = Callable[[int], tuple[int, int]]  # of so many rows: those of queries, those of keys
 
 
 def mimo2(keys: Keys) -> Rules:
     """Queries, keys and values may lie one below the other, which llama.cpp wants of MTP layers."""
+    n_queries, d_key, d_value = keys.count("attention.head_count") * keys.d_key, keys.d_key, keys.d_value
+
+    def split(n_rows: int) -> tuple[int, int]:
+        n_heads, rest = divmod(n_rows - n_queries, max(d_key + d_value, 1))
+        if rest or n_heads < 1:
+            raise ValueError(f"has {n_rows} rows, of which {n_queries} are queries: the rest are no heads")
+        return n_queries, n_heads * d_key
+
     return {
         **plain(keys),
-        "attn_qkv": joint_projections(
-            keys.count("attention.head_count") * keys.d_key, keys.d_key, keys.d_value
-        ),
+        "attn_qkv": joint_projections(split),
         "attn_sinks.weight": (Rule("self_attn.attention_sink_bias"),),
         "exp_probs_b.bias": (Rule("mlp.gate.e_score_correction_bias"),),
     }
 
 
-def joint_projections(n_queries: int, d_key: int, d_value: int) -> tuple[Rule, ...]:
-    """The parts of what holds n_queries rows of queries, then heads of keys, then as many of values."""
+def step35(keys: Keys) -> Rules:
+    """Norms are stored as what a row is multiplied by. Kinds of layers differ in their queries alone."""
+    n_keys = keys.count("attention.head_count_kv") * keys.d_head
+
+    def split(n_rows: int) -> tuple[int, int]:
+        if n_rows <= 2 * n_keys:
+            raise ValueError(f"has {n_rows} rows, of which {2 * n_keys} are keys and values")
+        return n_rows - 2 * n_keys, n_keys
+
+    names = {**MATRICES, **EXPERTS, **shared_expert("mlp.shared_experts"), "attn_gate": "self_attn.g_proj"}
+    return {
+        **renamed(names),
+        **one_plus(NORMS),
+        "attn_qkv": joint_projections(split),
+        "exp_probs_b.bias": (Rule("mlp.gate.e_score_correction_bias"),),
+    }
+
+
+def joint_projections(split: Split) -> tuple[Rule, ...]:
+    """Queries, keys and values that lie one below the other. split: raises ValueError for rows that are no heads."""
 
     def part(which: int) -> Callable[[int], slice]:
         def rows(n_rows: int) -> slice:
-            n_heads, rest = divmod(n_rows - n_queries, max(d_key + d_value, 1))
-            if rest or n_heads < 1:
-                raise ValueError(
-                    f"has {n_rows} rows, of which {n_queries} are queries: the rest are no heads"
-                )
-            ends = (0, n_queries, n_queries + n_heads * d_key, n_rows)
+            n_queries, n_keys = split(n_rows)
+            ends = (0, n_queries, n_queries + n_keys, n_rows)
             return slice(ends[which], ends[which + 1])
 
         return rows
@@ -67,6 +99,22 @@ _MIMO2_NEXTN = renamed(
         "layer_output_norm": "final_layernorm",
     }
 )
+_STEP35_NEXTN = {
+    **renamed(
+        {
+            "nextn.eh_proj": "eh_proj",
+            "nextn.embed_tokens": "embed_tokens",
+            "nextn.shared_head_head": "transformer.shared_head.output",
+        }
+    ),
+    **one_plus(
+        {
+            "nextn.enorm": "enorm",
+            "nextn.hnorm": "hnorm",
+            "nextn.shared_head_norm": "transformer.shared_head.norm",
+        }
+    ),
+}
 # No frequency is divided.
 _ENDS = {name: rule for name, rule in {**ENDS, **renamed(FINAL_NORM)}.items() if name != ROPE_FACTORS}
 WINDOW_DIALECTS: Mapping[str, Dialect] = {
@@ -77,4 +125,5 @@ WINDOW_DIALECTS: Mapping[str, Dialect] = {
         nextn_beside="model.mtp.layers.{k}.",
         nextn=_MIMO2_NEXTN,
     ),
+    "step35": Dialect(rules=step35, ends={**ENDS, **one_plus(FINAL_NORM)}, nextn=_STEP35_NEXTN),
 }
