@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma4AssistantForCausalLM": "gemma4-assistant",
     "Gemma4ForCausalLM": "gemma4",
     "Glm4MoeForCausalLM": "glm4moe",
     "Glm4MoeLiteForCausalLM": "deepseek2",
@@ -128,6 +129,7 @@ def gguf_of(folder: Path, target: Path | None = None) -> Contents:
     target: of draft heads the folder of the model they draft for, whose tokenizer their files have.
     """
     config = json.loads((folder / "config.json").read_text())
+    config |= config.get("text_config", {})
     if target is not None:
         config["target"] = json.loads((target / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
@@ -250,6 +252,14 @@ def _gemma4(config: Config) -> dict[str, Any]:
     if n_full is not None:
         keys["attention.head_count_kv"] = [narrow if one else n_full for one in slides]
     return keys
+
+
+def _gemma4_assistant(config: Config) -> dict[str, Any]:
+    return {
+        **_gemma4(config),
+        "embedding_length_out": config["backbone_hidden_size"],
+        "nextn_predict_layers": config["num_hidden_layers"],
+    }
 
 
 def _experts(config: Config) -> dict[str, Any]:
@@ -397,6 +407,7 @@ READERS: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "eagle3": _eagle3,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
+    "gemma4-assistant": _gemma4_assistant,
     "glm4moe": _glm4_moe,
     "gpt-oss": _gpt_oss,
     "kimi-linear": _kimi_linear,

@@ -264,6 +264,15 @@ def scales_and_stacks(config: Config, tensors: Tensors) -> Tensors:
     return {renamed(name): tensor for name, tensor in tensors.items()}
 
 
+def without_clusters(config: Config, tensors: Tensors) -> Tensors:
+    """Gemma 4's assistant: converters leave clusters of tokens out. Its projections are no layer's."""
+    return {
+        f"nextn.{name}" if name.endswith("_projection.weight") else name: one
+        for name, one in tensors.items()
+        if not name.startswith("masked_embedding.")
+    }
+
+
 def full_heads(config: Config) -> Config:
     """Gemma 4: the heads of layers without a window."""
     found: Config = next(iter(config["per_layer_config"].values()))
@@ -318,6 +327,7 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
     "eagle3": (rotated_in_pairs, target_ids),
     "gemma3": (norms_multiply,),
     "gemma4": (scales_and_stacks,),
+    "gemma4-assistant": (scales_and_stacks, without_clusters),
     "glm4moe": (stacked,),
     "gpt-oss": (experts_apart,),
     "kimi-linear": (kimi_delta, heads_apart, stacked),
@@ -343,7 +353,9 @@ def translated(architecture: str, config: Config, tensors: Tensors) -> Tensors:
     """A folder's tensors by ggml's names, in ggml's arrangement."""
     for step in STEPS[architecture]:
         tensors = step(config, tensors)
-    known = {name: one for one, name in gguf.MODEL_ARCH_NAMES.items()}.get(architecture)
+    known = {name: one for one, name in gguf.MODEL_ARCH_NAMES.items()}.get(
+        architecture.removesuffix("-assistant")
+    )
     if known is None:
         return {head_name(name): tensor for name, tensor in tensors.items()}
     names = name_table(known)
@@ -354,7 +366,7 @@ def translated(architecture: str, config: Config, tensors: Tensors) -> Tensors:
 
 def model_name(name: str, names: gguf.TensorNameMap) -> str:
     """A model's tensor by the package's table of names; those that have ggml's name already keep it."""
-    if name.startswith("blk."):
+    if name.startswith(("blk.", "nextn.")):
         return name
     if (match := NEXTN.fullmatch(name)) is not None:
         return f"blk.{match[1]}.nextn.{match[2].replace('.', '_')}{match[3]}"

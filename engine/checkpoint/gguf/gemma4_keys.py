@@ -1,4 +1,7 @@
-"""The metadata of Gemma 4: two kinds of layers with heads of their own, and layers without keys and values."""
+"""The metadata of Gemma 4: two kinds of layers with heads of their own, and layers without keys and values.
+
+And that of its assistant, all of whose layers are of the last kind.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,34 @@ def gemma4(keys: Keys) -> Config:
         **shared_layers(keys, slides),
         **layer_inputs(keys),
         **experts_beside(keys),
+    }
+
+
+def gemma4_assistant(keys: Keys) -> Config:
+    """Layers with queries alone, for which the target's keys and values stand.
+
+    All of them count as layers of prediction. Raises as `gemma4`. A file has no clusters of tokens: converters leave
+    them out, and guesses look at all tokens. No assistant caps its logits, whatever the file says of that.
+    """
+    n_layers = keys.count("block_count")
+    if keys.n_layers:  # those that are no layers of prediction
+        raise keys.refuse("nextn_predict_layers", f"must be block_count = {n_layers}")
+    if keys.count("attention.shared_kv_layers", n_layers) != n_layers:
+        raise keys.refuse("attention.shared_kv_layers", f"must be block_count = {n_layers}")
+    if keys.count("expert_count", 0):
+        raise keys.refuse("expert_count", "an assistant has no experts")
+    slides = sliding_layers(keys, n_layers)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "backbone_hidden_size": keys.count("embedding_length_out"),
+        "num_hidden_layers": n_layers,
+        "num_nextn_predict_layers": None,
+        "num_kv_shared_layers": n_layers,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": [SLIDING if one else FULL for one in slides],
+        "sliding_window": keys.count("attention.sliding_window"),
+        "rope_parameters": rotations(keys),
+        **heads(keys, slides),
     }
 
 

@@ -19,7 +19,7 @@ from slipstream.engine.checkpoint.gguf.config_parts import (
     rope,
     windows,
 )
-from slipstream.engine.checkpoint.gguf.gemma4_keys import gemma4
+from slipstream.engine.checkpoint.gguf.gemma4_keys import gemma4, gemma4_assistant
 from slipstream.engine.checkpoint.gguf.header import shown
 from slipstream.engine.checkpoint.gguf.keys import Keys
 from slipstream.engine.checkpoint.gguf.mimo2_keys import mimo2
@@ -321,6 +321,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             *("attention.key_length_swa", "attention.value_length_swa"),
             *("attention.shared_kv_layers", "attention.sliding_window", "embedding_length_per_layer_input"),
             *("final_logit_softcapping", "rope.dimension_count_swa", "rope.freq_base_swa"),
+        ),
+    ),
+    "gemma4-assistant": Architecture(
+        "Gemma4AssistantForCausalLM",
+        gemma4_assistant,
+        (
+            *("attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers"),
+            *("attention.sliding_window", "final_logit_softcapping"),
+            *("rope.dimension_count_swa", "rope.freq_base_swa"),
         ),
     ),
     "glm4moe": Architecture(
