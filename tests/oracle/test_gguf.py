@@ -35,7 +35,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "gpt_oss": {"swiglu_limit": 7.0},
 }
 TEXT = [(7 * i + i * i) % 384 for i in range(80)]  # past the original context of 64 of scaled rotations
-# Families that are read from such files; the others are refused by their architecture.
+# Those whose converters read the configs that transformers writes; the others' have tests of their own.
 IN_GGUF = FAMILIES.keys() - {"mimo_v2_flash", "step3p7"}
 # Those whose products in float32 the kernels' tests compile too; all others are tested there in bfloat16.
 BLOCK_KINDS = ("Q4_1", "Q8_0", "Q4_K", "Q6_K")
