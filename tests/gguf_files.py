@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tests.block_data import block_bytes
 from tests.gguf_tensors import Config, full_heads, translated
+from tests.gguf_windows import mimo2_keys, step35_keys
 
 NORMAL, CONTROL = 1, 3  # types of tokens
 ARCHITECTURES = {
@@ -27,6 +28,7 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma4AssistantForCausalLM": "gemma4-assistant",
     "Gemma4ForCausalLM": "gemma4",
     "Glm4MoeForCausalLM": "glm4moe",
     "Glm4MoeLiteForCausalLM": "deepseek2",
@@ -34,6 +36,7 @@ ARCHITECTURES = {
     "KimiLinearForCausalLM": "kimi-linear",
     "LlamaForCausalLM": "llama",
     "LlamaForCausalLMEagle3": "eagle3",
+    "MiMoV2FlashForCausalLM": "mimo2",
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3DSparkModel": "dflash",
@@ -42,6 +45,7 @@ ARCHITECTURES = {
     "Qwen3NextForCausalLM": "qwen3next",
     "Qwen3_5ForCausalLM": "qwen35",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
+    "Step3p5ForCausalLM": "step35",
 }
 # Matrices that converters leave in float32 whatever the type of the file.
 KEPT_WIDE = ("ffn_gate_inp.", "ffn_gate_inp_shexp.", "ssm_conv1d.", "ssm_conv1d_")
@@ -125,14 +129,16 @@ def gguf_of(folder: Path, target: Path | None = None) -> Contents:
     target: of draft heads the folder of the model they draft for, whose tokenizer their files have.
     """
     config = json.loads((folder / "config.json").read_text())
+    config |= config.get("text_config", {})
     if target is not None:
         config["target"] = json.loads((target / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
     tensors = translated(architecture, config, load_file(folder / "model.safetensors"))
+    config["n_nextn"] = n_nextn = len({name.split(".")[1] for name in tensors if ".nextn." in name})
     keys = {**_shape(config), **_rope(config), **READERS.get(architecture, _plain)(config)}
     n_blocks = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blk."))
     keys["block_count"] = n_blocks
-    if n_nextn := len({name.split(".")[1] for name in tensors if ".nextn." in name}):
+    if n_nextn:
         keys["nextn_predict_layers"] = n_nextn
     if "attention.recurrent_layers" in keys:
         keys["attention.recurrent_layers"] += [False] * n_nextn
@@ -173,8 +179,8 @@ def _shape(config: Config) -> dict[str, Any]:
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": n_heads,
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.head_count_kv": config.get("num_key_value_heads"),
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
     }
@@ -184,7 +190,7 @@ def _rope(config: Config) -> dict[str, Any]:
     stated: Config = config.get("rope_parameters") or {}
     given: Config = stated.get("full_attention", stated)
     keys: dict[str, Any] = {
-        "rope.freq_base": float(given.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        "rope.freq_base": float(first(given.get("rope_theta") or config.get("rope_theta") or 10000.0))
     }
     kind = given.get("rope_type", "default")
     if kind in ("linear", "yarn"):
@@ -196,6 +202,11 @@ def _rope(config: Config) -> dict[str, Any]:
             "rope.scaling.yarn_beta_slow": given.get("beta_slow"),
         }
     return keys
+
+
+def first(value: Any) -> Any:
+    """Of a list the first."""
+    return value[0] if isinstance(value, list) else value
 
 
 def _rotated(config: Config) -> dict[str, Any]:
@@ -241,6 +252,14 @@ def _gemma4(config: Config) -> dict[str, Any]:
     if n_full is not None:
         keys["attention.head_count_kv"] = [narrow if one else n_full for one in slides]
     return keys
+
+
+def _gemma4_assistant(config: Config) -> dict[str, Any]:
+    return {
+        **_gemma4(config),
+        "embedding_length_out": config["backbone_hidden_size"],
+        "nextn_predict_layers": config["num_hidden_layers"],
+    }
 
 
 def _experts(config: Config) -> dict[str, Any]:
@@ -388,10 +407,13 @@ READERS: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "eagle3": _eagle3,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
+    "gemma4-assistant": _gemma4_assistant,
     "glm4moe": _glm4_moe,
     "gpt-oss": _gpt_oss,
     "kimi-linear": _kimi_linear,
+    "mimo2": mimo2_keys,
     "llama": lambda config: {"rope.dimension_count": config["head_dim"], "vocab_size": config["vocab_size"]},
+    "step35": step35_keys,
     "qwen3moe": _experts,
     "qwen35": _qwen3_5,
     "qwen35moe": lambda config: {**_qwen3_5(config), **_experts(config)},

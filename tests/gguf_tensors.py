@@ -214,6 +214,35 @@ def heads_apart(config: Config, tensors: Tensors) -> Tensors:
     return made
 
 
+def mimo2_layers(config: Config, tensors: Tensors) -> Tensors:
+    """MiMo-V2-Flash: layers of prediction behind the model's, sinks as weights."""
+    n_layers = config["num_hidden_layers"]
+
+    def renamed(name: str) -> str:
+        if (match := re.fullmatch(r"model\.mtp\.layers\.(\d+)\.(.*)", name)) is not None:
+            name = f"model.layers.{n_layers + int(match[1])}.{match[2]}"
+        if (match := re.fullmatch(r"model\.layers\.(\d+)\.final_layernorm(\..*)", name)) is not None:
+            return f"blk.{match[1]}.layer_output_norm{match[2]}"
+        return f"{name}.weight" if name.endswith("attention_sink_bias") else name
+
+    return {renamed(name): tensor for name, tensor in tensors.items()}
+
+
+def step35_layers(config: Config, tensors: Tensors) -> Tensors:
+    """Step-3.5-Flash: norms as what a row is multiplied by, the bias for the choice under its own name."""
+    ours = {
+        "transformer.": "",
+        "shared_head.output": "shared_head.head",
+        "moe.router_bias": "moe.router_bias.bias",
+    }
+    made: Tensors = {}
+    for name, tensor in tensors.items():
+        for one, other in ours.items():
+            name = name.replace(f".{one}", f".{other}")
+        made[name] = 1 + tensor.float() if name.endswith("norm.weight") else tensor
+    return made
+
+
 def target_ids(config: Config, tensors: Tensors) -> Tensors:
     """Draft heads: the table of ids holds the target's ids themselves, and what only training needs is left out."""
     made = {name: tensor for name, tensor in tensors.items() if name != "t2d"}
@@ -235,6 +264,15 @@ def scales_and_stacks(config: Config, tensors: Tensors) -> Tensors:
     return {renamed(name): tensor for name, tensor in tensors.items()}
 
 
+def without_clusters(config: Config, tensors: Tensors) -> Tensors:
+    """Gemma 4's assistant: converters leave clusters of tokens out. Its projections are no layer's."""
+    return {
+        f"nextn.{name}" if name.endswith("_projection.weight") else name: one
+        for name, one in tensors.items()
+        if not name.startswith("masked_embedding.")
+    }
+
+
 def full_heads(config: Config) -> Config:
     """Gemma 4: the heads of layers without a window."""
     found: Config = next(iter(config["per_layer_config"].values()))
@@ -253,19 +291,28 @@ def frequency_divisors(config: Config) -> Tensor | None:
 
     Llama 3's scaling, and Gemma 4's rotation of a part.
     """
-    rope = config.get("rope_parameters") or {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("full_attention", {}).get("rope_type") == "proportional":
         return standing_frequencies(config)
     if rope.get("rope_type") != "llama3":
         return None
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    theta, d_head = rope.get("rope_theta") or config["rope_theta"][0], config["head_dim"]
+    kinds = zip(config.get("layer_types", ()), config.get("partial_rotary_factors", ()), strict=False)
+    share = next((share for kind, share in kinds if kind == "full_attention"), 1.0)
+    divisors = llama3_divisors(rope, theta, int(d_head * share))
+    return torch.cat((divisors, torch.ones(d_head // 2 - len(divisors))))
+
+
+def llama3_divisors(rope: Config, theta: float, n_dims: int) -> Tensor:
+    """Of n_dims that turn, [n_dims / 2] float32."""
+    low, high, n_ctx = (
+        rope["low_freq_factor"],
+        rope["high_freq_factor"],
+        rope["original_max_position_embeddings"],
+    )
     divisors = []
-    for i in range(0, config["head_dim"], 2):
-        turns = (
-            rope["original_max_position_embeddings"]
-            * rope["rope_theta"] ** (-i / config["head_dim"])
-            / math.tau
-        )
+    for i in range(0, n_dims, 2):
+        turns = n_ctx * theta ** (-i / n_dims) / math.tau
         kept = min(
             1.0, max(0.0, (turns - low) / (high - low))
         )  # share of the frequency that is left as it is
@@ -280,10 +327,13 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
     "eagle3": (rotated_in_pairs, target_ids),
     "gemma3": (norms_multiply,),
     "gemma4": (scales_and_stacks,),
+    "gemma4-assistant": (scales_and_stacks, without_clusters),
     "glm4moe": (stacked,),
     "gpt-oss": (experts_apart,),
     "kimi-linear": (kimi_delta, heads_apart, stacked),
     "llama": (rotated_in_pairs,),
+    "step35": (step35_layers,),
+    "mimo2": (mimo2_layers, stacked),
     "qwen2": (),
     "qwen3": (),
     "qwen3moe": (stacked,),
@@ -303,7 +353,9 @@ def translated(architecture: str, config: Config, tensors: Tensors) -> Tensors:
     """A folder's tensors by ggml's names, in ggml's arrangement."""
     for step in STEPS[architecture]:
         tensors = step(config, tensors)
-    known = {name: one for one, name in gguf.MODEL_ARCH_NAMES.items()}.get(architecture)
+    known = {name: one for one, name in gguf.MODEL_ARCH_NAMES.items()}.get(
+        architecture.removesuffix("-assistant")
+    )
     if known is None:
         return {head_name(name): tensor for name, tensor in tensors.items()}
     names = name_table(known)
@@ -314,7 +366,7 @@ def translated(architecture: str, config: Config, tensors: Tensors) -> Tensors:
 
 def model_name(name: str, names: gguf.TensorNameMap) -> str:
     """A model's tensor by the package's table of names; those that have ggml's name already keep it."""
-    if name.startswith("blk."):
+    if name.startswith(("blk.", "nextn.")):
         return name
     if (match := NEXTN.fullmatch(name)) is not None:
         return f"blk.{match[1]}.nextn.{match[2].replace('.', '_')}{match[3]}"

@@ -18,7 +18,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -26,8 +26,10 @@ from typing import NamedTuple
 import torch
 
 from slipstream import kernels
+from slipstream.engine.checkpoint.weights import tensor_names
 from slipstream.engine.errors import LoadError
 from slipstream.engine.models.heads.head_choices import NO_CHOICE
+from slipstream.engine.models.heads.mtp import load_mtp, mtp_tensors
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import text_source
 from slipstream.engine.models.registry import load_network
@@ -35,9 +37,11 @@ from slipstream.engine.speculate.registry import NETWORKS, kind_of
 from slipstream.engine.text.chat import load_chat_template
 from slipstream.engine.text.tokenizer import Tokenizer
 from tests import head_checkpoints as heads
+from tests.assistant_checkpoint import assistant_checkpoint
 from tests.checkpoints import tiny_checkpoint
 from tests.gguf_bytes import Place, places
 from tests.gguf_files import gguf_of
+from tests.oracle.window_heads import released_checkpoint
 
 CPU = torch.device("cpu")
 N_CTX = 64
@@ -89,6 +93,7 @@ FAMILIES = (
     "kimi_linear",
     "gemma4",
 )
+WINDOWS = ("mimo", "step")  # families with layers of prediction in the same file
 OWN_LAYERS = ("qwen3_", "kimi_", "gemma4")  # families whose configs list theirs
 
 
@@ -182,7 +187,7 @@ class Seeds(NamedTuple):
     """What a run begins with."""
 
     files: list[bytes]  # valid ones, of models and of draft heads
-    target: Network  # that the heads are for
+    targets: Mapping[str, Network]  # that heads are for, by drafter; "": of the others
 
 
 def seeds(folder: Path) -> Seeds:
@@ -200,6 +205,7 @@ def seeds(folder: Path) -> Seeds:
         changes = {} if family.startswith(OWN_LAYERS) else shape
         model = tiny_checkpoint(family, folder / family, changes=changes)
         made.append(gguf_of(model).as_type(("Q8_0", "F32", "Q4_0", "BF16")[i % 4]))
+    made += [gguf_of(released_checkpoint(one, folder / one)).as_type("Q8_0") for one in WINDOWS]
     target = folder / FAMILIES[0]
     shape = {"head_dim": heads.D_HEAD}
     eagle = {**heads.EAGLE3["SafeAILab"]["config"], "architectures": ["LlamaForCausalLMEagle3"], **shape}
@@ -210,17 +216,26 @@ def seeds(folder: Path) -> Seeds:
         ("dspark", heads.dspark(31, n_layers=1, n_taps=2, rank=12), dspark),
     ):
         made.append(gguf_of(heads.write(folder / name, tensors, config), target))
+    assisted = folder / "gemma4"
+    made.append(gguf_of(assistant_checkpoint(assisted, folder / "assistant"), assisted).as_type("Q8_0"))
     files = [one.write(folder / "seed.gguf").read_bytes() for one in made]
-    return Seeds(files, load_network(target, torch.float32, CPU, N_CTX))
+    of = {"": target, "draft-assistant": assisted}
+    return Seeds(files, {name: load_network(one, torch.float32, CPU, N_CTX) for name, one in of.items()})
 
 
-def steps(path: Path, target: Network) -> Iterator[Callable[[], object]]:
+def steps(path: Path, targets: Mapping[str, Network]) -> Iterator[Callable[[], object]]:
     """All that a start does with a file, each of which may refuse it."""
 
+    def model() -> None:
+        network = load_network(path, torch.float32, CPU, N_CTX)
+        if mtp_tensors(tensor_names(path), network.config.n_layers):
+            load_mtp(path, network, N_CTX)
+
     def drafts() -> None:
-        load = NETWORKS[kind_of(path)].load
+        name = kind_of(path)
+        load = NETWORKS[name].load
         if load is not None:
-            load(path, target, N_CTX, NO_CHOICE)
+            load(path, targets.get(name, targets[""]), N_CTX, NO_CHOICE)
 
     def text() -> None:
         source = text_source(path)
@@ -228,7 +243,7 @@ def steps(path: Path, target: Network) -> Iterator[Callable[[], object]]:
         load_chat_template(source, tokenizer)
         tokenizer.decode(tokenizer.encode("The quick brown fox, 漢字"))
 
-    yield lambda: load_network(path, torch.float32, CPU, N_CTX)
+    yield model
     yield drafts
     yield text
 
@@ -257,18 +272,18 @@ def end_of(step: Callable[[], object], path: Path) -> tuple[str, str | None]:
 
 def run(begin: Seeds, folder: Path, *, seed: int, n_cases: int) -> Findings:
     """Write mutants into a folder, one after another, and load them."""
-    files, target = begin
+    files, targets = begin
     findings, mutator, path = Findings(), Mutator(files, seed), folder / "mutant.gguf"
     for data in files:  # what the first call of a library takes is no mutant's
         path.write_bytes(data)
-        ends = [end_of(step, path) for step in steps(path, target)]
+        ends = [end_of(step, path) for step in steps(path, targets)]
         assert ends[1:] == [("loaded", None)] * 2, ends
     with warnings.catch_warnings(), little_room():
         warnings.simplefilter("error")
         for number in range(n_cases):
             path.write_bytes(mutator.next())
             before = _peak_mib(reset=True)
-            for step in steps(path, target):
+            for step in steps(path, targets):
                 started = time.perf_counter()
                 end, wrong = end_of(step, path)
                 took = time.perf_counter() - started

@@ -34,9 +34,10 @@ from tests.oracle.feeding import (
     rows,
 )
 from tests.oracle.lab import Bench, Case, Folders, Lab, Trouble, play
+from tests.released import released_mimo
+from tests.tiny_families import FULL, SLIDING
 
 pytestmark = pytest.mark.usefixtures("_selected")
-FULL, SLIDING = "full_attention", "sliding_attention"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo": ("mimo_v2_flash", {}),
     "mimo, other numbers": (
@@ -131,40 +132,6 @@ def test_the_text_is_that_of_plain_decoding(
     assert 0 < n_accepted < n_drafted
 
 
-def released(folder: Path, target: Path, **changes: Any) -> Path:
-    """A copy whose config says the same as the released files would; a change of None takes a key away."""
-    given = json.loads((folder / "config.json").read_text())
-    ropes = given["rope_parameters"]
-    keys: dict[str, Any] = {
-        **dict.fromkeys(("layer_types", "mlp_layer_types", "rope_parameters", "rms_norm_eps", "dtype")),
-        "torch_dtype": "float32",
-        "hybrid_layer_pattern": [int(kind == SLIDING) for kind in given["layer_types"]],
-        "moe_layer_freq": [int(kind == "sparse") for kind in given["mlp_layer_types"]],
-        "sliding_window": given["sliding_window"] - 1,
-        "sliding_window_size": given["sliding_window"] - 1,
-        "swa_num_attention_heads": given["num_attention_heads"],
-        "swa_num_key_value_heads": 2 * given["num_key_value_heads"],
-        "swa_head_dim": given["head_dim"],
-        "swa_v_head_dim": given["v_head_dim"],
-        "swa_rope_theta": ropes[SLIDING]["rope_theta"],
-        "rope_theta": ropes[FULL]["rope_theta"],
-        "partial_rotary_factor": ropes[FULL]["partial_rotary_factor"],
-        "layernorm_epsilon": given["rms_norm_eps"],
-        "add_swa_attention_sink_bias": True,
-        "add_full_attention_sink_bias": False,
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
-        "attention_chunk_size": 128,
-    }
-    if given["routed_scaling_factor"] == 1:
-        keys["routed_scaling_factor"] = None
-    copy = with_config(folder, target, **{**keys, **changes})
-    written = json.loads((copy / "config.json").read_text())
-    nulls = {"hybrid_block_size": None, "n_shared_experts": None, "routed_scaling_factor": None}
-    (copy / "config.json").write_text(json.dumps({**nulls, **written}))
-    return copy
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_dialect_of_the_released_files(
     oracle: Callable[[str], Oracle], variant: str, tmp_path: Path
@@ -172,9 +139,11 @@ def test_the_dialect_of_the_released_files(
     folder, prompt, expected = oracle(variant)
     # None of these is what would be assumed.
     given = edited_ropes(folder, tmp_path / "1", {FULL: 2e5, SLIDING: 3e3}, rms_norm_eps=3e-2)
-    copy = released(given, tmp_path / "2")
+    copy = released_mimo(given, tmp_path / "2")
     assert decoder_spec(read_model(copy), N_CTX) == decoder_spec(read_model(given), N_CTX)
-    found = Windowed(loaded(released(folder, tmp_path / "3"))).feed(rows(0, prompt.tolist(), 0, N_PROMPT))
+    found = Windowed(loaded(released_mimo(folder, tmp_path / "3"))).feed(
+        rows(0, prompt.tolist(), 0, N_PROMPT)
+    )
     plain = Windowed(loaded(folder)).feed(rows(0, prompt.tolist(), 0, N_PROMPT))
     assert torch.equal(found, plain)
     assert difference(found, expected) < 1e-5 * expected.abs().max()
@@ -197,11 +166,11 @@ def test_the_window_of_both_dialects(oracle: Callable[[str], Oracle], tmp_path: 
 
     assert MiMoV2FlashConfig(sliding_window=128, sliding_window_size=128).sliding_window == 129
     assert windows(folder) == {None, 17}
-    assert windows(released(folder, tmp_path / "1", sliding_window=128, sliding_window_size=128)) == {
+    assert windows(released_mimo(folder, tmp_path / "1", sliding_window=128, sliding_window_size=128)) == {
         None,
         129,
     }
-    assert windows(released(folder, tmp_path / "2", sliding_window=128, sliding_window_size=None)) == {
+    assert windows(released_mimo(folder, tmp_path / "2", sliding_window=128, sliding_window_size=None)) == {
         None,
         128,
     }
@@ -217,7 +186,7 @@ def test_sliding_layers_of_another_shape(oracle: Callable[[str], Oracle], tmp_pa
         "swa_v_head_dim": 8,
     }
     sinks = {"add_swa_attention_sink_bias": False, "add_full_attention_sink_bias": True}
-    blocks = decoder_spec(read_model(released(folder, tmp_path / "1", **heads, **sinks)), N_CTX).blocks
+    blocks = decoder_spec(read_model(released_mimo(folder, tmp_path / "1", **heads, **sinks)), N_CTX).blocks
     full, sliding = (block.mixer for block in blocks[:2])
     assert (full.n_heads, full.need, full.sinks) == (4, KV(1, 24, d_value=16), "attention_sink_bias")
     assert (sliding.n_heads, sliding.need, sliding.sinks) == (6, KV(3, 36, 17, d_value=8), None)
@@ -282,7 +251,7 @@ def test_configs_that_make_no_sense_are_refused(
     oracle: Callable[[str], Oracle], changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedModel, match=message):
-        decoder_spec(read_model(released(oracle("mimo")[0], tmp_path / "copy", **changes)), N_CTX)
+        decoder_spec(read_model(released_mimo(oracle("mimo")[0], tmp_path / "copy", **changes)), N_CTX)
 
 
 def test_files_that_do_not_fit_are_refused(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from slipstream.engine.batch import Span
@@ -35,9 +35,10 @@ from tests.oracle.feeding import (
     rows,
 )
 from tests.oracle.lab import Folders, Lab, draft_beside_trouble
+from tests.released import release_step
+from tests.tiny_families import FULL, SLIDING
 
 pytestmark = pytest.mark.usefixtures("_selected")
-FULL, SLIDING = "full_attention", "sliding_attention"
 OTHER: dict[str, Any] = {
     "attention_bias": True,
     "layer_types": [SLIDING, FULL, FULL, SLIDING, SLIDING],
@@ -112,51 +113,6 @@ def logits(folder: Path, prompt: Tensor) -> Tensor:
     return Windowed(loaded(folder)).feed(rows(0, prompt.tolist(), 0, N_PROMPT))
 
 
-def released_config(text: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The keys of the released Step-3.5-Flash, with lists that go on with three layers of multi-token prediction."""
-    kinds = [*text["layer_types"], SLIDING, SLIDING, FULL]
-    full = text["rope_parameters"][FULL]
-    kept = (
-        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
-        *("head_dim", "max_position_embeddings", "moe_intermediate_size", "rms_norm_eps", "sliding_window"),
-        *("share_expert_dim", "moe_router_scaling_factor"),
-    )
-    config = {key: text[key] for key in kept} | {
-        "architectures": ["Step3p5ForCausalLM"],
-        "torch_dtype": "float32",
-        "num_attention_groups": 2,
-        "moe_num_experts": 8,
-        "moe_top_k": 2,
-        "share_expert_dims": 48,
-        "att_impl_type": "GQA",
-        "norm_expert_weight": True,
-        "moe_router_activation": "sigmoid",
-        "moe_layers_enum": "1,3,4",
-        "use_moe_router_bias": True,
-        "need_fp32_gate": True,
-        "use_head_wise_attn_gate": True,
-        "use_rope_layers": [],
-        "yarn_only_types": [FULL],
-        "sink": False,
-        "num_nextn_predict_layers": 3,
-        "layer_types": kinds,
-        "attention_other_setting": {
-            "attention_type": SLIDING,
-            "num_attention_heads": 6,
-            "num_attention_groups": 2,
-            "head_dim": 16,
-        },
-        "rope_theta": [full["rope_theta"] if kind == FULL else 1e4 for kind in kinds],
-        "partial_rotary_factors": [0.5 if kind == FULL else 1.0 for kind in kinds],
-        "rope_scaling": {
-            key: value for key, value in full.items() if key not in ("rope_theta", "partial_rotary_factor")
-        },
-        "swiglu_limits": [*(one or 0.0 for one in text["swiglu_limits"]), 0.0, 2.0, 0.0],
-        "swiglu_limits_shared": [*text["swiglu_limits_shared"], 0.0, 3.0, 0.0],
-    }
-    return {key: value for key, value in {**config, **changes}.items() if value is not None}
-
-
 def mtp_tensors() -> Tensors:
     """Some of what the files hold of the layers behind the last."""
     return {
@@ -178,10 +134,7 @@ def released(oracle: Get, tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = edited(folder, target, lambda all: all.update(mtp_tensors()))
     tensors = load_file(copy / "model.safetensors")
     assert {"model.layers.1.moe.router_bias", "model.layers.1.moe.up_proj.weight"} <= tensors.keys()
-    beside = ("vision_model.", "vit_large_projector.")
-    save_file({k: v for k, v in tensors.items() if not k.startswith(beside)}, copy / "model.safetensors")
-    text = json.loads((copy / "config.json").read_text())["text_config"]
-    (copy / "config.json").write_text(json.dumps(released_config(text)))
+    release_step(copy)
     return copy
 
 

@@ -22,6 +22,7 @@ from slipstream.kernels import select
 from tests import head_checkpoints as made
 from tests.checkpoints import edited, tiny_checkpoint
 from tests.oracle.head_rounds import CPU, VOCAB
+from tests.released import release_step, released_mimo
 from tests.tiny_families import FULL, SLIDING
 
 N_LAYERS = 3
@@ -171,3 +172,12 @@ def with_window_head(family: str, target: Path, folder: Path) -> Path:
     select(CPU, torch.float32)
     network = load_network(target, torch.float32, CPU, 64)
     return with_head(family, target, released(family, blocks_of(family, target), network, "auto")[0], folder)
+
+
+def released_checkpoint(family: str, scratch: Path) -> Path:
+    """A tiny checkpoint as its model was released, with a head in it."""
+    folder = with_window_head(family, checkpoint(family, scratch / "target"), scratch / "both")
+    if family == "mimo":
+        return released_mimo(folder, scratch / "released")
+    release_step(folder, [SLIDING] * N_LAYERS)
+    return folder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +15,7 @@ from slipstream.engine.errors import UnsupportedModel
 
 Config = dict[str, Any]
 FULL, SLIDING, RECURRENT = "full_attention", "sliding_attention", "linear_attention"
+DENSE, SPARSE = "dense", "sparse"
 EMBEDDING, OUTPUT, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 SCALINGS = ("none", "linear", "yarn")
 
@@ -25,13 +28,36 @@ def rope(keys: Keys) -> Config:
     plain = {
         "rope_type": "default",
         "rope_theta": keys.number("rope.freq_base", 10000.0),
-        "partial_rotary_factor": n_dims / max(keys.d_head, 1),
+        "partial_rotary_factor": share(n_dims, keys.d_head),
     }
     if ROPE_FACTORS in keys.tensors:
         return {**plain, "rope_type": "divided", "divisors": read_factors(keys.tensor(ROPE_FACTORS))}
     if kind == "none" or (factor := keys.number("rope.scaling.factor", 1.0)) in (0.0, 1.0):
         return plain
     return {**plain, "rope_type": kind, "factor": factor, **(yarn(keys) if kind == "yarn" else {})}
+
+
+def share(part: int, whole: int) -> float:
+    """Of a whole number; what a network makes of the share is the part again, which rounding must not make one less."""
+    near = part / max(whole, 1)
+    return near if int(near * whole) == part else math.nextafter(near, math.inf)
+
+
+def unscaled_rope(keys: Keys, kind: str, width: int, n_dims: int) -> Config:
+    """The rotation of n_dims of a head in layers of one kind, where it is not stretched.
+
+    Raises `UnsupportedModel` naming the key that stretches it.
+    """
+    if keys.text("rope.scaling.type", "none") not in ("none", "linear"):
+        raise keys.refuse("rope.scaling.type", "not supported")
+    if keys.number("rope.scaling.factor", 1.0) not in (0.0, 1.0):
+        raise keys.refuse("rope.scaling.factor", "not supported")
+    base = "rope.freq_base_swa" if kind == SLIDING else "rope.freq_base"
+    return {
+        "rope_type": "default",
+        "rope_theta": keys.number(base, 10000.0),
+        "partial_rotary_factor": share(n_dims, width),
+    }
 
 
 def read_factors(stored: Stored) -> list[float]:
@@ -68,6 +94,35 @@ def windows(keys: Keys, every: int) -> Config:
         "layer_types": [SLIDING if one else FULL for one in slides],
         "sliding_window": keys.count("attention.sliding_window"),
     }
+
+
+def sliding_layers(keys: Keys, n: int) -> list[bool]:
+    """Whether each of n layers has a window, which the file must say."""
+    name = "attention.sliding_window_pattern"
+    slides = keys.flags(name, n)
+    if slides is None:
+        raise keys.missing(name)
+    return slides
+
+
+def by_kind(keys: Keys, name: str, slides: Sequence[bool]) -> tuple[int, int]:
+    """What layers with a window have under a key, and those without; where all are of one kind, twice the same.
+
+    Raises `UnsupportedModel` if layers of one kind differ.
+    """
+    counts = keys.counts(name, len(slides))
+    sliding, full = (
+        {n for n, one in zip(counts, slides, strict=True) if one is kind} for kind in (True, False)
+    )
+    if max(len(sliding), len(full)) > 1:
+        raise keys.refuse(name, "layers of one kind must have the same number")
+    default = counts[0] if counts else 0
+    return min(sliding, default=default), min(full, default=default)
+
+
+def sparse_layers(keys: Keys, numbers: Sequence[int]) -> list[str]:
+    """Whether each layer has experts: those that do have a router."""
+    return [SPARSE if f"blk.{i}.ffn_gate_inp.weight" in keys.tensors else DENSE for i in numbers]
 
 
 def experts(keys: Keys) -> Config:

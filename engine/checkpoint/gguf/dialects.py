@@ -41,6 +41,7 @@ from slipstream.engine.checkpoint.gguf.rule_parts import (
     unsqueezed,
     unsqueezed_shape,
 )
+from slipstream.engine.checkpoint.gguf.window_dialects import WINDOW_DIALECTS
 from slipstream.engine.errors import LoadError
 from slipstream.kernels.matmul.quantized import widened
 
@@ -327,6 +328,7 @@ _LAYER_INPUTS = {
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
+_PROJECTIONS = {f"nextn.{one}_projection": f"{one}_projection" for one in ("pre", "post")}
 DIALECTS: Mapping[str, Dialect] = {
     "dflash": Dialect(
         rules=plain, block="layers.{n}.", ends={**_DRAFT_ENDS, **renamed({"enc.output_norm": "hidden_norm"})}
@@ -337,10 +339,12 @@ DIALECTS: Mapping[str, Dialect] = {
     "deepseek2": Dialect(rules=deepseek2, ends=_PLAIN_ENDS, nextn=renamed(_GLM_NEXTN), merged=joint_heads),
     "gemma3": Dialect(rules=gemma3, ends={**ENDS, **one_plus(FINAL_NORM)}),
     "gemma4": Dialect(rules=gemma4, ends={**_PLAIN_ENDS, **renamed(_LAYER_INPUTS)}),
+    "gemma4-assistant": Dialect(rules=gemma4, ends={**_PLAIN_ENDS, **renamed(_PROJECTIONS)}),
     "glm4moe": Dialect(rules=glm4_moe, ends=_PLAIN_ENDS, nextn=renamed(_GLM_NEXTN)),
     "gpt-oss": Dialect(rules=gpt_oss, ends=_PLAIN_ENDS, merged=joint_experts),
     "kimi-linear": Dialect(rules=kimi_linear, ends=_PLAIN_ENDS, merged=joint_heads),
     "llama": Dialect(rules=llama, ends=_PLAIN_ENDS),
+    **WINDOW_DIALECTS,
     "qwen2": Dialect(rules=plain, ends=_PLAIN_ENDS),
     "qwen3": Dialect(rules=plain, ends=_PLAIN_ENDS),
     "qwen35": _gated_delta_dialect(qwen3_5),

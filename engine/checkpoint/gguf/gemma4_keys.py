@@ -1,10 +1,21 @@
-"""The metadata of Gemma 4: two kinds of layers with heads of their own, and layers without keys and values."""
+"""The metadata of Gemma 4: two kinds of layers with heads of their own, and layers without keys and values.
+
+And that of its assistant, all of whose layers are of the last kind.
+"""
 
 from __future__ import annotations
 
-import math
-
-from slipstream.engine.checkpoint.gguf.config_parts import FULL, ROPE_FACTORS, SLIDING, Config, read_factors
+from slipstream.engine.checkpoint.gguf.config_parts import (
+    FULL,
+    ROPE_FACTORS,
+    SLIDING,
+    Config,
+    by_kind,
+    read_factors,
+    share,
+    sliding_layers,
+    unscaled_rope,
+)
 from slipstream.engine.checkpoint.gguf.keys import Keys
 from slipstream.engine.errors import UnsupportedModel
 
@@ -14,7 +25,7 @@ STANDS = 1e30  # what the frequencies that do not turn are divided by
 
 def gemma4(keys: Keys) -> Config:
     """Raises `UnsupportedModel` naming key and value, or `LoadError` for what is missing."""
-    slides = sliding_layers(keys)
+    slides = sliding_layers(keys, keys.n_layers)
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "layer_types": [SLIDING if one else FULL for one in slides],
@@ -28,22 +39,37 @@ def gemma4(keys: Keys) -> Config:
     }
 
 
-def sliding_layers(keys: Keys) -> list[bool]:
-    """Whether each layer has a window."""
-    name = "attention.sliding_window_pattern"
-    slides = keys.flags(name, keys.n_layers)
-    if slides is None:
-        raise keys.missing(name)
-    return slides
+def gemma4_assistant(keys: Keys) -> Config:
+    """Layers with queries alone, for which the target's keys and values stand.
+
+    All of them count as layers of prediction. Raises as `gemma4`. A file has no clusters of tokens: converters leave
+    them out, and guesses look at all tokens. No assistant caps its logits, whatever the file says of that.
+    """
+    n_layers = keys.count("block_count")
+    if keys.n_layers:  # those that are no layers of prediction
+        raise keys.refuse("nextn_predict_layers", f"must be block_count = {n_layers}")
+    if keys.count("attention.shared_kv_layers", n_layers) != n_layers:
+        raise keys.refuse("attention.shared_kv_layers", f"must be block_count = {n_layers}")
+    if keys.count("expert_count", 0):
+        raise keys.refuse("expert_count", "an assistant has no experts")
+    slides = sliding_layers(keys, n_layers)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "backbone_hidden_size": keys.count("embedding_length_out"),
+        "num_hidden_layers": n_layers,
+        "num_nextn_predict_layers": None,
+        "num_kv_shared_layers": n_layers,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": [SLIDING if one else FULL for one in slides],
+        "sliding_window": keys.count("attention.sliding_window"),
+        "rope_parameters": rotations(keys),
+        **heads(keys, slides),
+    }
 
 
 def heads(keys: Keys, slides: list[bool]) -> Config:
     """Their widths and numbers, one of each for every kind of layer."""
-    counts = keys.counts("attention.head_count_kv", len(slides))
-    by_kind = [{n for n, one in zip(counts, slides, strict=True) if one is kind} for kind in (True, False)]
-    if any(len(found) > 1 for found in by_kind):
-        raise keys.refuse("attention.head_count_kv", "layers of one kind must have the same number")
-    sliding, full = (min(found, default=counts[0] if counts else 0) for found in by_kind)
+    sliding, full = by_kind(keys, "attention.head_count_kv", slides)
     wide = {"head_dim": keys.d_head, "num_key_value_heads": full}
     return {
         "head_dim": sliding_width(keys),
@@ -106,21 +132,15 @@ def experts_beside(keys: Keys) -> Config:
 
 def rotations(keys: Keys) -> Config:
     """Of each kind of layer. Raises `UnsupportedModel` for those of a part of a head, and for stretched ones."""
-    for name, width in (
-        ("rope.dimension_count", keys.d_head),
-        ("rope.dimension_count_swa", sliding_width(keys)),
+    widths = {FULL: keys.d_head, SLIDING: sliding_width(keys)}
+    for name, width in zip(
+        ("rope.dimension_count", "rope.dimension_count_swa"), widths.values(), strict=True
     ):
         if keys.count(name, width) != width:
             raise keys.refuse(name, f"must be the width of a head, {width}")
-    if keys.text("rope.scaling.type", "none") not in ("none", "linear"):
-        raise keys.refuse("rope.scaling.type", "not supported")
-    if keys.number("rope.scaling.factor", 1.0) not in (0.0, 1.0):
-        raise keys.refuse("rope.scaling.factor", "not supported")
-    full, sliding = (keys.number(f"rope.freq_base{one}", 10000.0) for one in ("", "_swa"))
-    return {
-        FULL: {"rope_type": "proportional", "rope_theta": full, "partial_rotary_factor": turning_share(keys)},
-        SLIDING: {"rope_type": "default", "rope_theta": sliding},
-    }
+    found = {kind: unscaled_rope(keys, kind, width, width) for kind, width in widths.items()}
+    partial = {"rope_type": "proportional", "partial_rotary_factor": turning_share(keys)}
+    return {**found, FULL: found[FULL] | partial}
 
 
 def turning_share(keys: Keys) -> float:
@@ -133,6 +153,4 @@ def turning_share(keys: Keys) -> float:
         raise UnsupportedModel(
             f"{stored.where} must be {n} numbers, first ones, then {STANDS:g} for what does not turn"
         )
-    share = n_turning / n
-    # A network turns the whole part of share * n, which rounding must not make one less.
-    return share if int(share * n) == n_turning else math.nextafter(share, 1.0)
+    return share(n_turning, n)

@@ -65,9 +65,18 @@ class Keys:
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number: the shortest decimal that is stored so, as 1e-6 of the float32 next to it."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not _is_finite(value):
             raise self.refuse(name, "must be a finite number")
         return float(str(np.float32(value)))
+
+    def numbers(self, name: str, n: int) -> list[float]:
+        """A finite number for each of n layers, as `number`; where the file has only one, it is all layers'."""
+        value = self._value(name, None)
+        if not isinstance(value, list):
+            return [self.number(name)] * n
+        if len(value) != n or not all(_is_finite(one) for one in value):
+            raise self.refuse(name, f"must be a list of {n} finite numbers")
+        return [float(str(np.float32(one))) for one in value]
 
     def flag(self, name: str, *, default: bool) -> bool:
         value = self._value(name, default)
@@ -105,11 +114,20 @@ class Keys:
         """Width of a head's queries, keys and values; of latent attention of what is rotated."""
         if self.has("attention.kv_lora_rank"):
             return self.count("rope.dimension_count")
-        default = self.count("embedding_length") // max(self.count("attention.head_count"), 1)
-        d_head = self.count("attention.key_length", default)
+        d_head = self.d_key
         if self.count("attention.value_length", d_head) != d_head:
             raise self.refuse("attention.value_length", f"must be attention.key_length = {d_head}")
         return d_head
+
+    @property
+    def d_key(self) -> int:
+        """Width of a head's queries and keys."""
+        return self._head_width("attention.key_length")
+
+    @property
+    def d_value(self) -> int:
+        """Width of a head's values."""
+        return self._head_width("attention.value_length")
 
     def tensor(self, name: str) -> Stored:
         """A tensor that the config is read from. Raises `LoadError` if it is not there."""
@@ -117,8 +135,18 @@ class Keys:
             raise LoadError(f"{self.path}: tensor {name} is missing")
         return self.tensors[name]
 
+    def _head_width(self, name: str) -> int:
+        """Under a key, or as it follows from the number of heads."""
+        if self.has(name):
+            return self.count(name)
+        return self.count("embedding_length") // max(self.count("attention.head_count"), 1)
+
     def _value(self, name: str, default: Any) -> Any:
         value = self.metadata.get(self.full(name), default)
         if value is None:
             raise self.missing(name)
         return value
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -138,19 +138,28 @@ def columns(places: Places) -> Undo:
     return undo
 
 
+def some_rows(part: Callable[[int], slice]) -> Undo:
+    """Some of the rows. part: which of so many; raises ValueError for a number of rows that it cannot be."""
+
+    def undo(matrix: Matrix) -> Matrix:
+        kept = part(matrix.shape[0])
+        if isinstance(matrix, BlockWeight):
+            return replace(matrix, data=matrix.data[kept])
+        return matrix[kept]
+
+    return undo
+
+
 def half_of_rows(second: int) -> Undo:
     """The first half of the rows (0), or the second (1)."""
 
-    def undo(matrix: Matrix) -> Matrix:
-        n, odd = divmod(matrix.shape[0], 2)
+    def part(n_rows: int) -> slice:
+        n, odd = divmod(n_rows, 2)
         if odd:
-            raise ValueError(f"has {matrix.shape[0]} rows, must be an even number")
-        part = slice(second * n, second * n + n)
-        if isinstance(matrix, BlockWeight):
-            return replace(matrix, data=matrix.data[part])
-        return matrix[part]
+            raise ValueError(f"has {n_rows} rows, must be an even number")
+        return slice(second * n, second * n + n)
 
-    return undo
+    return some_rows(part)
 
 
 def numbers(change: Callable[[Tensor], Tensor]) -> Undo:

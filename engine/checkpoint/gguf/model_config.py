@@ -19,15 +19,18 @@ from slipstream.engine.checkpoint.gguf.config_parts import (
     rope,
     windows,
 )
-from slipstream.engine.checkpoint.gguf.gemma4_keys import gemma4
+from slipstream.engine.checkpoint.gguf.gemma4_keys import gemma4, gemma4_assistant
 from slipstream.engine.checkpoint.gguf.header import shown
 from slipstream.engine.checkpoint.gguf.keys import Keys
+from slipstream.engine.checkpoint.gguf.mimo2_keys import mimo2
+from slipstream.engine.checkpoint.gguf.step35_keys import step35
 from slipstream.engine.errors import UnsupportedModel
 
 GEMMA3_27B = 62  # layers
 # Keys that change the function computed, with the values under which they do not, for architectures that heed them not.
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
+    **dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa"), ()),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
     "attn_logit_softcapping": (0,),
@@ -39,6 +42,7 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "expert_group_count": (0, 1),
     "expert_weights_norm": (True,),
     "expert_weights_scale": (0, 1),
+    **dict.fromkeys(("swiglu_clamp_exp", "swiglu_clamp_shexp"), (0,)),
     "rope.dimension_count_swa": (),
     "rope.freq_base_swa": (),
     "rope.scale_linear": (0, 1),
@@ -49,8 +53,8 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "residual_scale": (0, 1),
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_log_multiplier": (0,),
-    # Of draft heads.
     "attention.value_scale": (0, 1),
+    # Of draft heads.
     "conv_kernel_size": (),
     "selector_rank": (),
     "use_parallel_residual": (False,),
@@ -314,8 +318,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "Gemma4ForCausalLM",
         gemma4,
         (
+            *("attention.key_length_swa", "attention.value_length_swa"),
             *("attention.shared_kv_layers", "attention.sliding_window", "embedding_length_per_layer_input"),
             *("final_logit_softcapping", "rope.dimension_count_swa", "rope.freq_base_swa"),
+        ),
+    ),
+    "gemma4-assistant": Architecture(
+        "Gemma4AssistantForCausalLM",
+        gemma4_assistant,
+        (
+            *("attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers"),
+            *("attention.sliding_window", "final_logit_softcapping"),
+            *("rope.dimension_count_swa", "rope.freq_base_swa"),
         ),
     ),
     "glm4moe": Architecture(
@@ -330,10 +344,28 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ("expert_gating_func", "expert_group_count", "expert_weights_scale", "kda.head_dim"),
     ),
     "llama": Architecture("LlamaForCausalLM", plain),
+    "mimo2": Architecture(
+        "MiMoV2FlashForCausalLM",
+        mimo2,
+        ("attention.sliding_window", "attention.value_scale", "expert_gating_func", "rope.freq_base_swa"),
+    ),
     "qwen2": Architecture("Qwen2ForCausalLM", plain),
     "qwen3": Architecture("Qwen3ForCausalLM", plain),
     "qwen35": Architecture("Qwen3_5ForCausalLM", gated_delta),
     "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", gated_delta_experts),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", experts),
     "qwen3next": Architecture("Qwen3NextForCausalLM", gated_delta_experts),
+    "step35": Architecture(
+        "Step3p5ForCausalLM",
+        step35,
+        (
+            *(
+                "attention.sliding_window",
+                "expert_gating_func",
+                "expert_weights_norm",
+                "expert_weights_scale",
+            ),
+            *("rope.dimension_count_swa", "rope.freq_base_swa", "swiglu_clamp_exp", "swiglu_clamp_shexp"),
+        ),
+    ),
 }

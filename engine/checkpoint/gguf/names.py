@@ -69,9 +69,11 @@ def recipes(keys: Keys, dialect: Dialect) -> dict[str, Recipe]:
             number, rest = int(match[1]), match[2]
             layers.setdefault(number, {})[rest] = stored
             block, beside = _prefixes(dialect, number, n_layers)
-            made = _named(rest, stored, rules, block)
-            if made is None:
-                made = _named(rest, stored, dialect.nextn, beside)
+            known = [(rules, block), (dialect.nextn, beside)]
+            # An MTP layer may have other names for what the model's layers have too.
+            for some, prefix in known if number < n_layers else known[::-1]:
+                if (made := _named(rest, stored, some, prefix)) is not None:
+                    break
         found |= {name: Recipe((stored,), stored.shape)} if made is None else made
     for number, layer in layers.items():
         for name, recipe in dialect.merged(layer):

@@ -1,0 +1,80 @@
+"""What MTP layers read from a GGUF file say, and how they draft, to be held against those of a checkpoint folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.engine.api import Sampling
+from slipstream.engine.batch import Span
+from slipstream.engine.models.heads.mtp import Mtp
+from tests.gguf_files import Blocks, Contents
+from tests.oracle.head_rounds import N_CTX, Pages, text
+from tests.oracle.lab import Bench, Case, Folders, Lab, play
+
+N = 40
+
+
+def nextn_alone(contents: Contents) -> Contents:
+    """What a converter writes if it is asked for the layers of prediction alone: the same metadata, fewer tensors."""
+    a = contents.architecture
+    n_all, n = (int(contents.metadata[f"{a}.{key}"]) for key in ("block_count", "nextn_predict_layers"))
+    kept = ("token_embd.", "output.", "output_norm.", *(f"blk.{i}." for i in range(n_all - n, n_all)))
+    return replace(contents, tensors={k: v for k, v in contents.tensors.items() if k.startswith(kept)})
+
+
+def model_alone(contents: Contents) -> Contents:
+    """What it writes without them, in whose metadata there are none."""
+    a = contents.architecture
+    n_all, n = (int(contents.metadata[f"{a}.{key}"]) for key in ("block_count", "nextn_predict_layers"))
+    left = {
+        key: one[:-n] if isinstance(one, list) and len(one) == n_all else one
+        for key, one in contents.metadata.items()
+    }
+    behind = tuple(f"blk.{i}." for i in range(n_all - n, n_all))
+    tensors = {k: v for k, v in contents.tensors.items() if not k.startswith(behind)}
+    found = replace(contents, metadata=left, tensors=tensors)
+    return found.with_keys({".block_count": n_all - n, ".nextn_predict_layers": None})
+
+
+def joined(contents: Contents) -> Contents:
+    """With queries, keys and values of each layer one below the other."""
+    changes: dict[str, Tensor | Blocks | None] = {}
+    for i in range(int(contents.metadata[f"{contents.architecture}.block_count"])):
+        names = [f"blk.{i}.attn_{one}.weight" for one in "qkv"]
+        parts = [contents.tensors[name] for name in names]
+        changes |= dict.fromkeys(names)
+        if isinstance(parts[0], Blocks):
+            data = np.concatenate([one.data for one in parts])  # type: ignore[union-attr]
+            changes[f"blk.{i}.attn_qkv.weight"] = Blocks(parts[0].kind, data)
+        else:
+            changes[f"blk.{i}.attn_qkv.weight"] = torch.cat(parts)  # type: ignore[arg-type]
+    return contents.with_tensors(changes)
+
+
+def said(head: Mtp) -> Tensor:
+    """Logits and recurrence of every layer over a text, [n_layers, N, vocab + d_model]."""
+    pages, generator = Pages(head.needs), torch.Generator().manual_seed(1)
+    found = []
+    with torch.inference_mode():
+        for i in range(head.n_layers):
+            hidden = torch.randn(N, head.d_model, generator=generator)
+            span = Span(0, text(7 + i, N), 0, 0, N)
+            found.append(torch.cat(head.forward(pages.batch(span), hidden, pages.store, i), -1))
+    assert all(one.std() > 0.3 for one in found), "what is said must be large enough to show a difference"
+    return torch.stack(found)
+
+
+def drafted(target: Path, head: Path) -> list[tuple[list[int], int, int]]:
+    """Of each text: its tokens, and how many guesses the head made and how many of them were kept."""
+    lab = Lab(Folders(target, None, {"draft-mtp": head}), torch.float32, n_ctx=N_CTX)
+    cases = [
+        Case(tuple(text(i, 12 + 5 * i)), Sampling(seed=i, temperature=1.0), max_tokens=30) for i in range(3)
+    ]
+    played = play(lab, Bench(("draft-mtp",), adaptive=False), cases)
+    done = {int(key): one.speculation for key, one in played.done.items()}
+    return [(played.tokens[i], done[i].n_drafted, done[i].n_accepted) for i in sorted(done)]
