@@ -22,12 +22,12 @@ Treatment = Literal["asked", "tried", "left_out", "switched_off"]
 class Step:
     """What one step drafted for a reply, and what was kept of it."""
 
-    index: int  # of the reply's steps, from 0: the pass that ends the prompt, which drafts nothing
+    index: int  # of the reply's steps, from 0: the pass that ends the prompt
     drafter: str | None = None  # who made most of the draft; None: nothing was drafted
     token_ids: tuple[int, ...] = ()  # drafted, at most n_max of them
     pieces: tuple[str, ...] = ()  # what each would write, control tokens by their names
     n_accepted: int = 0  # of them kept
-    # Why nothing was drafted; None also where nothing could be: in a prompt, at the limit, in a pass run again.
+    # Why nothing was drafted; None also where nothing could be: with prompt tokens, at the limit, in a pass run again.
     why_not: WhyNot | None = None
 
 

@@ -130,7 +130,7 @@ class DraftedStep(Shape):
     n_accepted: int = Field(description="how many of them are in the reply, from the first on")
     why_not: WhyNot | None = Field(
         description="why nothing was drafted, in the words of `GET /speculation`; null if something was, and where"
-        " nothing could be: in the prompt, right before the limit, in a pass that had to be run again"
+        " nothing could be: with tokens of the prompt, right before the limit, in a pass that had to be run again"
     )
 
 

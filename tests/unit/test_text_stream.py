@@ -48,7 +48,7 @@ def test_random_ids_join_to_the_decoded_text(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_guessed_pieces_are_what_the_tokens_write(tokenizer: Tokenizer, text: str) -> None:
-    """Wherever the guess begins, inside a character too; a reply may show some of it later. The stream does not notice."""
+    """Wherever the guess begins, inside a character too. A reply may show some of it later."""
     ids = tokenizer.encode(text, add_special=False)
     stream, shown = TextStream(tokenizer, [], ()), ""
     for i, token_id in enumerate(ids):
