@@ -188,8 +188,10 @@ class Fails(TextDrafter):
         raise RuntimeError("broken")
 
 
-def reason(drafters: Sequence[Drafter], *, slope: float = 0.02, n: int = 1, dear: float = 0.0) -> str | None:
-    """Why nothing is drafted for a slot in the last of n passes beside another that does not ask.
+def reasons(
+    drafters: Sequence[Drafter], *, slope: float = 0.02, n: int = 1, dear: float = 0.0
+) -> list[str | None]:
+    """Why nothing was drafted in n passes for a slot beside another that does not ask, of those without a draft.
 
     dear: seconds that each draft is believed to cost.
     """
@@ -198,14 +200,17 @@ def reason(drafters: Sequence[Drafter], *, slope: float = 0.02, n: int = 1, dear
         chain.lengths.costs.draft_s = lambda *given: dear  # type: ignore[method-assign]
     types = tuple(one.name for one in drafters)
     slots = [toy_slot(i, "r", [1], types=types, n_max=8, steps=i == 0) for i in range(2)]
+    told = []
     for _ in range(n):
         asking, silent = drafts_of(chain, [Want(slot, 8) for slot in slots], Pass(2, 2))
         assert silent.why_not is None
+        assert asking.why_not is None or not asking
+        if not asking:
+            told.append(asking.why_not)
         for slot in slots:
             slot.append(1)
         chain.accept([Kept(slot, Draft(), 0) for slot in slots])
-    assert not asking
-    return asking.why_not
+    return told
 
 
 def wrong_network() -> AsNetwork:
@@ -213,12 +218,14 @@ def wrong_network() -> AsNetwork:
 
 
 def test_why_nothing_is_drafted_for_a_slot() -> None:
-    assert reason([Says("text", [])]) == "no_guess"
-    assert reason([Says("text", [5, 5], [0.3] * 2)], slope=1.0) == "rows_too_dear"
-    assert reason([Fails()], n=2) == "switched_off"
-    assert reason([Says("text", [])], n=300, dear=0.5) == "not_worth_asking"
-    assert reason([wrong_network()], n=300, dear=0.1) == "network_too_slow"
-    assert reason([Says("text", []), wrong_network()], n=300, dear=0.1) == "network_too_slow"
+    assert reasons([Says("text", [])]) == ["no_guess"]
+    assert reasons([Says("text", [5, 5], [0.3] * 2)], slope=1.0) == ["rows_too_dear"]
+    assert reasons([Fails()], n=3) == ["no_guess", "switched_off", "switched_off"]
+    assert {*reasons([Says("text", [])], n=300, dear=0.5)} == {"no_guess", "not_worth_asking"}
+    for others in ([], [Says("text", [])]):  # weighed and refused, tried, or resting
+        told = reasons([*others, wrong_network()], n=300, dear=0.1)
+        assert {*told} == {"network_too_slow"}
+        assert len(told) > 200
 
 
 class ForOne(TextDrafter):
