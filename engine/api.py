@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from slipstream.engine.drafting import Drafting
+from slipstream.engine.drafting import Drafting, Step
 from slipstream.engine.errors import DeviceLost, EngineError
 from slipstream.engine.stats import DrafterCount, EngineStats
 
@@ -108,6 +108,7 @@ class Request:
     prediction: str | None = None  # text the reply is expected to resemble; the draft source of highest prior
     slot: int | None = None  # the only slot that it may have; None: any
     progress: bool = False  # whether `Progress` is sent while the prompt is computed
+    steps: bool = False  # whether every `Delta` says what its steps drafted
     owner: str = ""  # the API key it came with, or what stands for it; owners take turns
     tenant: str = ""  # salts prefix keys, so that one API key never hits another's cached prompt
 
@@ -161,6 +162,7 @@ class Delta:
     # If asked for, of the tokens that begin in `text`, among them those of earlier steps whose text was held back; with
     # `echo` also of tokens that have no text.
     logprobs: tuple[TokenLogprob, ...] = ()
+    steps: tuple[Step, ...] = ()  # if asked for: this step; of joined deltas all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,9 @@ class Timings:
     queue_s: float  # admitted → slot
     prompt_s: float  # slot → first token
     generation_s: float  # first token → last token
+    # Of `generation_s`, what the engine's steps took to draft, and to run and read the target, for all slots.
+    draft_s: float = 0.0
+    verify_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

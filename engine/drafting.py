@@ -1,4 +1,4 @@
-"""What `AsyncEngine.speculation` answers: plain frozen data about what drafting costs, promises and does.
+"""What drafting costs, promises and does: plain frozen data, of the server (`AsyncEngine.speculation`) and of a step.
 
 "Lately" is a fading count: what happened 256 passes ago counts half.
 """
@@ -16,6 +16,19 @@ Outcome = Literal["drafted"] | _Undrafted
 WhyNot = Literal["no_drafter", "not_asked_for"] | _Undrafted
 # Asked: in most passes. Tried: now and then.
 Treatment = Literal["asked", "tried", "left_out", "switched_off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step drafted for a reply, and what was kept of it."""
+
+    index: int  # of the reply's steps, from 0: the pass that ends the prompt
+    drafter: str | None = None  # who made most of the draft; None: nothing was drafted
+    token_ids: tuple[int, ...] = ()  # drafted, at most n_max of them
+    pieces: tuple[str, ...] = ()  # what each would write, control tokens by their names
+    n_accepted: int = 0  # of them kept
+    # Why nothing was drafted; None also where nothing could be: with prompt tokens, at the limit, in a pass run again.
+    why_not: WhyNot | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ stored: it is prefilling while `n_past < len(tokens) - 1` and ready to decode wh
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.engine.api import Request
+from slipstream.engine.drafting import WhyNot
 from slipstream.engine.sample.logprobs import Logprob
 from slipstream.engine.sample.params import SamplingParams
 from slipstream.engine.sample.pick import Row
 from slipstream.engine.stats import DrafterCount, SlotState
 from slipstream.engine.text.grammar.constraint import Constraint
 from slipstream.engine.text.text_stream import TextStream
+
+N_RECENT = 64  # steps of a slot that `/slots` shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,7 @@ class SpeculateParams:
     ngram_size_n: int | None = None  # None: each drafter's own setting
     ngram_size_m: int | None = None
     ngram_min_hits: int | None = None
+    why_not: WhyNot | None = None  # why nothing is ever drafted for the request; None: it may be
 
 
 @dataclass(slots=True)
@@ -42,6 +46,7 @@ class DrafterTally:
     n_drafts: int = 0
     n_drafts_accepted: int = 0
     n_drafted: int = 0
+    drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
     n_calls: Counter[str] = field(default_factory=Counter)  # by method
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -57,10 +62,8 @@ class DrafterTally:
         self.n_drafts += 1
         self.n_drafts_accepted += bool(accepted)
         self.n_drafted += len(positions)
-        for position in accepted:
-            while len(self.accepted_by_position) <= position:
-                self.accepted_by_position.append(0)
-            self.accepted_by_position[position] += 1
+        _count(self.drafted_by_position, positions)
+        _count(self.accepted_by_position, accepted)
 
     def count(self) -> DrafterCount:
         """The tally as the caller gets it."""
@@ -69,6 +72,7 @@ class DrafterTally:
             n_drafts_accepted=self.n_drafts_accepted,
             n_drafted=self.n_drafted,
             n_accepted=sum(self.accepted_by_position),
+            drafted_by_position=tuple(self.drafted_by_position),
             accepted_by_position=tuple(self.accepted_by_position),
             n_begin_calls=self.n_calls["begin"],
             n_draft_calls=self.n_calls["draft"],
@@ -77,6 +81,14 @@ class DrafterTally:
             draft_s=self.seconds["draft"],
             accept_s=self.seconds["accept"],
         )
+
+
+def _count(counts: list[int], positions: Sequence[int]) -> None:
+    """One more at each of the positions."""
+    for position in positions:
+        while len(counts) <= position:
+            counts.append(0)
+        counts[position] += 1
 
 
 @dataclass(slots=True)
@@ -88,8 +100,21 @@ class SlotStats:
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     n_cached: int = 0
+    rounds_s: tuple[float, float] = (
+        0.0,
+        0.0,
+    )  # the engine's seconds of drafting and verifying at the first token
+    n_steps: int = 0  # that gave tokens
     histogram: list[int] = field(default_factory=list)  # steps by number of accepted drafts
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=N_RECENT))
+    drafter: str | None = None  # who made most of the last draft
     drafters: dict[str, DrafterTally] = field(default_factory=dict)
+
+    def step(self, n_drafted: int, n_accepted: int, drafter: str | None) -> None:
+        """A step that gave tokens."""
+        self.n_steps += 1
+        self.recent.append((n_drafted, n_accepted))
+        self.drafter = drafter or self.drafter
 
     def tally(self, name: str) -> DrafterTally:
         """The drafter's figures for this request."""
@@ -218,4 +243,7 @@ def state_of(slot_id: int, slot: Slot | None) -> SlotState:
         n_remaining=slot.n_limit - len(slot.tokens),
         drafters={name: tally.count() for name, tally in slot.stats.drafters.items()},
         tenant=slot.request.tenant,
+        n_max=0 if slot.speculate.why_not else slot.speculate.n_max,
+        drafter=slot.stats.drafter,
+        recent=tuple(slot.stats.recent),
     )

@@ -14,7 +14,8 @@ class DrafterCount:
     n_drafts_accepted: int = 0  # … of which at least one was accepted
     n_drafted: int = 0  # tokens
     n_accepted: int = 0
-    accepted_by_position: tuple[int, ...] = ()  # [i]: accepted tokens at place i of their draft
+    drafted_by_position: tuple[int, ...] = ()  # [i]: tokens at place i of their draft
+    accepted_by_position: tuple[int, ...] = ()  # … that were accepted, up to the last place where any was
     n_begin_calls: int = 0
     n_draft_calls: int = 0
     n_accept_calls: int = 0
@@ -37,6 +38,10 @@ class SlotState:
     n_remaining: int  # -1: no limit but the context
     drafters: Mapping[str, DrafterCount] = field(default_factory=dict)  # of the running request
     tenant: str = ""  # whose request it is
+    n_max: int = 0  # most tokens of a draft; 0: the request does not draft
+    drafter: str | None = None  # who made most of the last draft
+    # Of the last steps, oldest first: tokens drafted, and how many of them were kept.
+    recent: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ PARTS: Mapping[str, str] = {
     "tell": "the engine's state and the clients' events handed over",
 }
 
+_VERIFYING = ("batch", "forward", "pick", "wait")
 _WEIGHT = 1 / 64  # of a step in the moving averages
 
 
@@ -71,6 +72,11 @@ class Clock:
             average = self._average[part]
             self._average[part] = average + weight * (seconds - self._before[part] - average)
             self._before[part] = seconds
+
+    @property
+    def rounds_s(self) -> tuple[float, float]:
+        """Seconds since the start in which drafts were made, and in which the target ran and was read."""
+        return self._total["draft"], sum(self._total[part] for part in _VERIFYING)
 
     def totals(self) -> dict[str, float]:
         """Seconds of each part since the start."""

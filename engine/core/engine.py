@@ -320,7 +320,8 @@ class Engine:
         return ended
 
     def _done(self, slot: Slot, ending: Ending) -> Done:
-        return done(slot, ending, synthetic=self._target.acceptance is not coupled)
+        synthetic = self._target.acceptance is not coupled
+        return done(slot, ending, self.clock.rounds_s, synthetic=synthetic)
 
     def _count(self, slot: Slot, work: Work, delta: Delta, coming: Pass) -> None:
         """Credit a round. Accepted drafts behind an end token or stop string are not in the text and not counted.
@@ -330,6 +331,9 @@ class Engine:
         n_accepted = sum(source is not None for source in delta.sources)
         if self._target.acceptance is coupled or len(work.draft) == slot.speculate.n_max:
             slot.stats.histogram[n_accepted] += 1
+        if not slot.stats.n_steps:
+            slot.stats.rounds_s = self.clock.rounds_s
+        slot.stats.step(len(work.draft), n_accepted, work.draft.author)
         self._totals.n_completion += len(delta.token_ids)
         self._chain.credit(slot, work.draft, n_accepted, coming)
 

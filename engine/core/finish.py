@@ -12,11 +12,13 @@ from functools import partial
 from itertools import accumulate
 
 from slipstream.engine.api import Delta, Done, Echo, Progress, Speculation, Timings, TokenLogprob, Usage
+from slipstream.engine.drafting import Step
 from slipstream.engine.errors import EngineError, InvalidRequest, StepFailed
 from slipstream.engine.sample.logprobs import Logprob
-from slipstream.engine.slot import Slot
+from slipstream.engine.slot import Slot, SlotStats
 from slipstream.engine.speculate.drafter import Draft
 from slipstream.engine.speculate.verify import Verdict
+from slipstream.engine.text.text_stream import N_CHARACTER
 
 
 class Ending(Enum):
@@ -60,7 +62,22 @@ def keep(
     n = len(token_ids)
     sources = tuple(draft.sources[i] if i < verdict.n_accepted else None for i in range(n))
     told = _told(slot, verdict.logprobs[:n])
-    return Delta("".join(pieces), tuple(token_ids), sources, tuple(pieces), told), ending
+    steps = (_step(slot, draft, n, min(n, verdict.n_accepted)),) if slot.request.steps else ()
+    return Delta("".join(pieces), tuple(token_ids), sources, tuple(pieces), told, steps), ending
+
+
+def _step(slot: Slot, draft: Draft, n_kept: int, n_accepted: int) -> Step:
+    """What the step has drafted, now that the slot has kept so many tokens of it."""
+    n_before = len(slot.tokens) - n_kept
+    before = slot.tokens[max(0, n_before - N_CHARACTER) : n_before]
+    return Step(
+        index=slot.stats.n_steps,
+        drafter=draft.author,
+        token_ids=draft.token_ids,
+        pieces=slot.text.guessed(before, draft.token_ids),
+        n_accepted=n_accepted,
+        why_not=None if draft else slot.speculate.why_not or draft.why_not,
+    )
 
 
 def _ending(slot: Slot) -> Ending | None:
@@ -127,8 +144,8 @@ def progress(slot: Slot, n_past: int, now_s: float) -> Progress | None:
     return Progress(slot.n_prompt, slot.stats.n_cached, n_processed, seconds, slot.id)
 
 
-def done(slot: Slot, ending: Ending, *, synthetic: bool = False) -> Done:
-    """The last event of a finished request."""
+def done(slot: Slot, ending: Ending, rounds_s: tuple[float, float], *, synthetic: bool = False) -> Done:
+    """The last event of a finished request. rounds_s: as `Clock.rounds_s`."""
     stats, speculate = slot.stats, slot.speculate
     return Done(
         reason="length" if ending is Ending.LIMIT else "stop",
@@ -137,11 +154,7 @@ def done(slot: Slot, ending: Ending, *, synthetic: bool = False) -> Done:
         if slot.n_decoded and slot.tokens[-1] in slot.request.stop_token_ids
         else None,
         usage=Usage(slot.n_prompt, stats.n_cached, slot.n_decoded),
-        timings=Timings(
-            queue_s=stats.started_s - stats.admitted_s,
-            prompt_s=stats.first_token_s - stats.started_s,
-            generation_s=stats.last_token_s - stats.first_token_s,
-        ),
+        timings=_timings(stats, rounds_s),
         speculation=Speculation(
             types=speculate.types,
             n_max=speculate.n_max,
@@ -157,6 +170,19 @@ def done(slot: Slot, ending: Ending, *, synthetic: bool = False) -> Done:
         ),
         seed=slot.sampling.seed,
         slot=slot.id,
+    )
+
+
+def _timings(stats: SlotStats, rounds_s: tuple[float, float]) -> Timings:
+    """Seconds of the request's phases; a step's parts and its tokens' times are not taken at the same moment."""
+    generation_s = stats.last_token_s - stats.first_token_s
+    draft_s = min(rounds_s[0] - stats.rounds_s[0], generation_s)
+    return Timings(
+        queue_s=stats.started_s - stats.admitted_s,
+        prompt_s=stats.first_token_s - stats.started_s,
+        generation_s=generation_s,
+        draft_s=draft_s,
+        verify_s=min(rounds_s[1] - stats.rounds_s[1], generation_s - draft_s),
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from slipstream.engine.models.captured import Capturing
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.decide.account import Account
+from slipstream.engine.speculate.decide.reasons import Reasons
 from slipstream.engine.speculate.decide.survival import Shadows, Survival, grades
 from slipstream.engine.speculate.decide.value import Lengths, Pass, worth
 from slipstream.engine.speculate.drafter import (
@@ -66,6 +67,7 @@ class Chain:
         networks = [one.name for one in self._networks]
         self.guard = Guard([one.name for one in drafters], networks, now)
         self.account = Account(self.guard, networks, lengths, self._survival)
+        self._reasons = Reasons(self.guard)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -120,6 +122,7 @@ class Chain:
         """
         if not wants:
             return NO_DRAFTS
+        self._reasons.clear()
         known = wants
         if tails is None:
             self.lengths.overlap.ask(self._read_by_text_drafters(wants))
@@ -137,9 +140,13 @@ class Chain:
             offers = self._with_network(drafter, wants, offers, coming)
         limits = self.lengths.trim([one.survival for one in offers], coming)
         drafts = zip(wants, offers, limits, strict=True)
-        return Drafts(
-            {want.slot.id: _cut(one, limit, want.slot.speculate.n_min) for want, one, limit in drafts}
-        )
+        made = {want.slot.id: _cut(one, limit, want.slot.speculate.n_min) for want, one, limit in drafts}
+        return Drafts(self._explained(wants, made))
+
+    def _explained(self, wants: Sequence[Want], drafts: Mapping[int, Draft]) -> dict[int, Draft]:
+        """The drafts by slot id, and for requests that ask the reason where there is none."""
+        silent = [want.slot for want in wants if want.slot.request.steps and not drafts.get(want.slot.id)]
+        return {**drafts, **{slot.id: Draft(why_not=self._reasons.of(slot)) for slot in silent}}
 
     def _unread_drafts(self, wants: Sequence[Want], coming: Pass, tails: Tails) -> Drafts | None:
         """The drafts of the first network that promises enough, as deep as can be chosen before they are known."""
@@ -148,8 +155,9 @@ class Chain:
             if any(want.slot.speculate.p_min > 0 for want in asked.values()):
                 return None  # unsure guesses are not to be verified, and only the host cuts a draft
             if asked:
-                return self._launched(drafter, list(asked.values()), tails)
-        return NO_DRAFTS
+                drafts = self._launched(drafter, list(asked.values()), tails)
+                return drafts and replace(drafts, by_slot=self._explained(wants, drafts.by_slot))
+        return Drafts(self._explained(wants, {}))
 
     def _launched(self, drafter: NetworkDrafter, wants: Sequence[Want], tails: Tails) -> Drafts | None:
         slots = [want.slot for want in wants]
@@ -222,13 +230,7 @@ class Chain:
         Where it promises too little it is now and then asked for a few tokens all the same, as a trial: whether they
         are verified or not, the text will judge them. Without adaptive lengths there are no trials.
         """
-        able = {
-            i: want
-            for i, want in enumerate(wants)
-            if self._serves(drafter, want.slot)
-            and (self._by_value or not offers[i])
-            and len(want.slot.tokens) >= self._rests.get((drafter.name, want.slot.id), 0)
-        }
+        able = self._able(drafter, wants, offers)
         if not able:
             if any(self._serves(drafter, want.slot) for want in wants):
                 self.account.consider(drafter.name, ())
@@ -245,6 +247,7 @@ class Chain:
         for (i, want), taken in zip(able.items(), takes, strict=True):
             n, n_min = depth, want.slot.speculate.n_min
             if not taken:
+                self._reasons.note((want.slot,), "network_too_slow")
                 trial_s = self.lengths.costs.draft_s(drafter.name, _TRIAL, n_unfed[i])
                 allowance = self.lengths.allowance
                 if not self.lengths.adaptive:
@@ -259,6 +262,23 @@ class Chain:
             if n >= max(1, n_min):
                 asked[i] = replace(want, n_max=n)
         return asked
+
+    def _able(
+        self, drafter: NetworkDrafter, wants: Sequence[Want], offers: Sequence[Draft]
+    ) -> dict[int, Want]:
+        """The wants that a network is weighed for, by index: it rests where it promised too little a moment ago."""
+        served = {
+            i: want
+            for i, want in enumerate(wants)
+            if self._serves(drafter, want.slot) and (self._by_value or not offers[i])
+        }
+        able = {
+            i: want
+            for i, want in served.items()
+            if len(want.slot.tokens) >= self._rests.get((drafter.name, want.slot.id), 0)
+        }
+        self._reasons.note((served[i].slot for i in served.keys() - able), "network_too_slow")
+        return able
 
     def _extended(self, wants: Sequence[Want], made: Mapping[int, Draft], coming: Pass) -> dict[int, Draft]:
         """Networks' drafts, each extended by what a text drafter expects to follow it. Keys index `wants`."""
@@ -285,7 +305,9 @@ class Chain:
             return [self._offer(drafter.name, want, one) for want, one in zip(wants, guess(), strict=True)]
 
         # Guesses are read inside the guard: those of a wrong shape are a failure of their drafter, not of the engine.
-        made = self.guard.run(drafter.name, "draft", [want.slot for want in wants], make)
+        slots = [want.slot for want in wants]
+        self._reasons.note(slots, "no_guess")
+        made = self.guard.run(drafter.name, "draft", slots, make)
         return [NO_DRAFT] * len(wants) if made is None else made
 
     def _offer(self, name: str, want: Want, guess: Guess) -> Draft:
@@ -296,6 +318,7 @@ class Chain:
         if not token_ids:
             return NO_DRAFT
         self.account.has_offers = True
+        self._reasons.note((want.slot,), "rows_too_dear")
         grade = grades(guess.survival, len(token_ids))
         if not want.after:
             self._shadows.watch(want.slot, name, token_ids, grade)

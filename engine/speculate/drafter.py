@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from slipstream.engine.drafting import WhyNot
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.captured import Capturing
 from slipstream.engine.slot import Slot
@@ -86,9 +87,15 @@ class Draft:
     sources: tuple[str, ...] = ()
     # Probability that a token is accepted together with all before it; never increasing. Empty: unknown.
     survival: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), compare=False)  # [n_tokens]
+    why_not: WhyNot | None = field(default=None, compare=False)  # of no tokens, if the request asks
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def author(self) -> str | None:
+        """The drafter of most of its tokens, of equal shares the first; None: it has no tokens."""
+        return max(dict.fromkeys(self.sources), key=self.sources.count, default=None)
 
     def first(self, n: int) -> Draft:
         """Its first n tokens."""

@@ -50,6 +50,7 @@ def resolve_speculate(
         ngram_size_n=asked.ngram_size_n,
         ngram_size_m=asked.ngram_size_m,
         ngram_min_hits=asked.ngram_min_hits,
+        why_not=None if types and n_max else "not_asked_for" if loaded else "no_drafter",
     )
 
 

@@ -6,6 +6,7 @@ text that could still become a stop string is held back until it cannot.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 
 from tokenizers.decoders import DecodeStream
@@ -19,6 +20,8 @@ N_CONTEXT = 8
 # Tokens that may wait for their character to be complete. A character has at most 4 bytes; beyond this the
 # bytes are no text, and each further token would cost a decode of all that wait.
 N_PENDING_MAX = 32
+# Tokens in which a character may have begun that the next token completes.
+N_CHARACTER = 3
 
 
 class TextStream:
@@ -71,6 +74,17 @@ class TextStream:
         if found:
             found[-1] += stream.flush()
         return found
+
+    def guessed(self, before: Sequence[int], token_ids: Sequence[int]) -> tuple[str, ...]:
+        """The text that each token would add behind others, control tokens as their names; the stream stays as it is.
+
+        before: the last `N_CHARACTER` of the others. A character that is spread over tokens goes to the last of them.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        written = self._tokenizer.token_bytes
+        for one in before:
+            decoder.decode(written(one))
+        return tuple(decoder.decode(written(one)) for one in token_ids)
 
     @property
     def token_bytes(self) -> Callable[[int], bytes]:

@@ -243,6 +243,7 @@ def _shared(wire: Generate, caller: Caller) -> Request:
         prediction=(wire.prediction and wire.prediction.content) or None,
         slot=None if wire.id_slot in (None, -1) else wire.id_slot % caller.info.n_slots,
         progress=bool(wire.stream and (wire.return_progress or wire.timings_per_token)),
+        steps=bool(wire.spec_detail),
         owner=caller.tenant,
         tenant=_tenant(wire, caller.tenant),
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from slipstream.engine.api import Done, Speculation
+from slipstream.engine.api import Done, Speculation, Timings
 from slipstream.engine.stats import DrafterCount
 from slipstream.server.report import tally
 from slipstream.server.report.tally import ms, ratio
@@ -61,12 +61,20 @@ def timings(ends: Sequence[Done], n: int) -> dict[str, Any]:
         **reply_timings(n_predicted, n_later, max(end.timings.generation_s for end in ends)),
     }
     n_drafted = sum(end.speculation.n_drafted for end in ends)
+    slowest = max((end.timings for end in ends), key=lambda one: one.generation_s)
+    told["predicted_parts_ms"] = _parts(slowest)
     if n_drafted:
         told["draft_n"] = n_drafted
         told["draft_n_accepted"] = sum(end.speculation.n_accepted for end in ends)
     if counts := drafters(ends):
         told["drafters"] = tally.shown(counts)
     return told
+
+
+def _parts(times: Timings) -> dict[str, float]:
+    """What the engine did in the time of a reply."""
+    host_s = times.generation_s - times.draft_s - times.verify_s
+    return {"draft": ms(times.draft_s), "verify": ms(times.verify_s), "host": ms(host_s)}
 
 
 def prompt_timings(n_cached: int, n_computed: int, seconds: float) -> dict[str, Any]:
@@ -117,6 +125,7 @@ def _speculative_decoding(runs: Sequence[Speculation]) -> dict[str, Any]:
     n_steps = sum(run.n_steps for run in runs)
     n_drafted = sum(run.n_drafted for run in runs)
     n_accepted = sum(run.n_accepted for run in runs)
+    drafted_at, accepted_at = tally.by_position(one for run in runs for one in run.drafters.values())
     return {
         "mean_acceptance_length": 1.0 + ratio(sum(i * n for i, n in enumerate(histogram)), n_steps),
         "draft_acceptance_rate": ratio(n_accepted, n_drafted),
@@ -124,6 +133,8 @@ def _speculative_decoding(runs: Sequence[Speculation]) -> dict[str, Any]:
         "num_spec_steps": n_steps,
         "num_accepted_draft_tokens": n_accepted,
         "num_draft_tokens": n_drafted,
+        "num_accepted_tokens_per_pos": accepted_at,
+        "num_draft_tokens_per_pos": drafted_at,
         "num_spec_tokens": max(run.n_max for run in runs),
     }
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from slipstream.engine.drafting import WhyNot
 from slipstream.server.describe.shape import Shape, optional
 from slipstream.server.report.replies import DrafterFigures
 
@@ -47,8 +48,20 @@ class TimingsSoFar(Shape):
     predicted_per_second: float
 
 
+class RoundParts(Shape):
+    """Milliseconds of a reply's generation by what the engine did, for all requests that moved on with it."""
+
+    draft: float = Field(description="drafts were made")
+    verify: float = Field(
+        description="the model ran and was read; on a GPU also what draft networks take while the host waits"
+    )
+    host: float = Field(description="all else")
+
+
 class Timings(TimingsSoFar):
     """llama-server's `timings`; of several choices the slowest one's."""
+
+    predicted_parts_ms: RoundParts | None = optional("of `predicted_ms`; in the last chunk")
 
     draft_n: int | None = None
     draft_n_accepted: int | None = None
@@ -73,6 +86,8 @@ class SpeculativeDecoding(Shape):
     num_spec_steps: int
     num_accepted_draft_tokens: int
     num_draft_tokens: int
+    num_accepted_tokens_per_pos: list[int] = Field(description="[i]: at place i of their draft")
+    num_draft_tokens_per_pos: list[int]
     num_spec_tokens: int
 
 
@@ -99,12 +114,35 @@ class Resolved(Shape):
     ngram_min_hits: int | None = None
 
 
+class DraftedStep(Shape):
+    """A step of a reply: what it drafted, and how much of that was kept. Behind the kept draft tokens comes one of the
+    model's own, unless the reply ends before."""
+
+    index: int = Field(description="of the reply's steps, from 0: the pass that ends the prompt")
+    drafter: str | None = Field(
+        description="who drafted most of the tokens (`sources` tells of each kept token); null: nothing was drafted"
+    )
+    drafted: list[int] = Field(description="token ids, at most `n_max`")
+    drafted_pieces: list[str] = Field(
+        description="what each would have written: control tokens their names, and a character that is spread over"
+        " tokens with the last of them"
+    )
+    n_accepted: int = Field(description="how many of them are in the reply, from the first on")
+    why_not: WhyNot | None = Field(
+        description="why nothing was drafted, in the words of `GET /speculation`; null if something was, and where"
+        " nothing could be: with tokens of the prompt, right before the limit, in a pass that had to be run again"
+    )
+
+
 class Detail(Shape):
-    """`spec_detail`: which drafter guessed each token, and each token's share of the text."""
+    """`spec_detail`: which drafter guessed each token, each token's share of the text, and what was drafted besides."""
 
     sources: list[str | None]
     token_ids: list[int]
     pieces: list[str] | None = None
+    steps: list[DraftedStep] = Field(
+        description="those that brought the tokens, oldest first; where a client reads slowly, several at once"
+    )
 
 
 class Function(Shape):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import orjson
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress
+from slipstream.engine.drafting import Step
 from slipstream.server.http.error_table import Problem
 from slipstream.server.http.sse import event
 from slipstream.server.openai import figures
@@ -169,4 +170,15 @@ def _detail(delta: Delta) -> dict[str, Any]:
     told: dict[str, Any] = {"sources": delta.sources, "token_ids": delta.token_ids}
     if delta.pieces:
         told["pieces"] = delta.pieces
-    return told
+    return told | {"steps": [_step(one) for one in delta.steps]}
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "index": step.index,
+        "drafter": step.drafter,
+        "drafted": step.token_ids,
+        "drafted_pieces": step.pieces,
+        "n_accepted": step.n_accepted,
+        "why_not": step.why_not,
+    }

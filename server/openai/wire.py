@@ -156,7 +156,9 @@ class Generate(Wire):
     prediction: Prediction | None = optional(
         "text the reply is expected to resemble: what comes true of it is faster, the text stays the same"
     )
-    spec_detail: bool | None = optional("add to the reply which drafter guessed each token")
+    spec_detail: bool | None = optional(
+        "add to the reply which drafter guessed each token, and what each step drafted"
+    )
     id_slot: int | None = optional(
         "the slot to run in, counted round; the request waits for it; -1: any", ge=-1, le=INT32
     )

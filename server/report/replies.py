@@ -38,7 +38,9 @@ class DrafterFigures(Shape):
     draft_n_accepted: int
     n_drafts: int = Field(description="verified drafts")
     n_drafts_accepted: int = Field(description="… of which at least one token was accepted")
-    acceptance_rate_per_position: list[float]
+    draft_n_per_position: list[int] = Field(description="[i]: tokens drafted at place i of their draft")
+    draft_n_accepted_per_position: list[int]
+    acceptance_rate_per_position: list[float] = Field(description="of all its drafts, however long")
     calls: Verbs
     ms: Verbs
 
@@ -65,6 +67,14 @@ class Slot(Shape):
     n_past: int
     next_token: list[NextToken]
     drafters: dict[str, DrafterFigures] = Field(description="of the running request")
+    n_max: int = Field(description="most tokens of a draft; 0: the request does not draft")
+    drafter: str | None = Field(
+        description="who made most of the last draft; null: nothing was drafted so far"
+    )
+    recent: list[list[int]] = Field(
+        description="of the request's last 64 steps, oldest first: tokens drafted, and how many of them were kept;"
+        " empty if it is another API key's, for how well a text can be guessed tells of the text"
+    )
     step_ms: dict[str, float] = Field(
         description="parts of a step of the engine, in which all busy slots move on: moving averages. On a GPU"
         " `forward` and `pick` are launches, and `wait` is for the device"

@@ -117,6 +117,9 @@ def _slot(slot: SlotState, engine: AsyncEngine) -> dict[str, Any]:
             {"has_next_token": slot.busy, "n_remain": slot.n_remaining, "n_decoded": slot.n_decoded}
         ],
         "drafters": shown(slot.drafters),
+        "n_max": slot.n_max,
+        "drafter": slot.drafter,
+        "recent": slot.recent,
     }
 
 

@@ -52,15 +52,26 @@ def shown(counts: Mapping[str, DrafterCount]) -> dict[str, dict[str, Any]]:
 
 def _shown(count: DrafterCount) -> dict[str, Any]:
     """Rates by position are relative to all drafts, however long, as llama-server and vLLM print them."""
+    drafted, accepted = by_position([count])
     return {
         "draft_n": count.n_drafted,
         "draft_n_accepted": count.n_accepted,
         "n_drafts": count.n_drafts,
         "n_drafts_accepted": count.n_drafts_accepted,
+        "draft_n_per_position": drafted,
+        "draft_n_accepted_per_position": accepted,
         "acceptance_rate_per_position": [ratio(n, count.n_drafts) for n in count.accepted_by_position],
         "calls": {verb: getattr(count, f"n_{verb}_calls") for verb in VERBS},
         "ms": {verb: ms(seconds) for verb, seconds in seconds_of(count).items()},
     }
+
+
+def by_position(counts: Iterable[DrafterCount]) -> tuple[list[int], list[int]]:
+    """(tokens drafted, of them accepted) at each place of their drafts, up to the last place where any was drafted."""
+    several = list(counts)
+    drafted = [sum(at) for at in zip_longest(*(one.drafted_by_position for one in several), fillvalue=0)]
+    accepted = [sum(at) for at in zip_longest(*(one.accepted_by_position for one in several), fillvalue=0)]
+    return drafted, accepted + [0] * (len(drafted) - len(accepted))
 
 
 def seconds_of(count: DrafterCount) -> dict[str, float]:

@@ -203,6 +203,7 @@ async def prompt_ids_are_those_of_a_request(engine: AsyncEngine) -> None:
 async def figures_are_sound(engine: AsyncEngine) -> None:
     _, end = await outcome(engine, ask("figures"))
     times = end.timings
+    assert 0.0 <= times.draft_s <= times.draft_s + times.verify_s <= times.generation_s + 1e-9
     assert all(math.isfinite(one) and one >= 0 for one in (times.queue_s, times.prompt_s, times.generation_s))
     run = end.speculation
     assert len(run.histogram) == run.n_max + 1
@@ -216,7 +217,8 @@ async def figures_are_sound(engine: AsyncEngine) -> None:
         assert 0 <= count.n_drafts_accepted <= count.n_drafts <= run.n_steps
         assert count.n_drafts_accepted <= count.n_accepted <= count.n_drafted >= count.n_drafts
         assert sum(count.accepted_by_position) == count.n_accepted
-        assert len(count.accepted_by_position) <= run.n_max
+        assert sum(count.drafted_by_position) == count.n_drafted
+        assert len(count.accepted_by_position) <= len(count.drafted_by_position) <= run.n_max
         assert min(count.n_begin_calls, count.n_draft_calls, count.n_accept_calls) >= 0
         assert all(math.isfinite(one) and one >= 0 for one in (count.begin_s, count.draft_s, count.accept_s))
 
@@ -227,8 +229,10 @@ async def slots_tell_drafters(engine: AsyncEngine) -> None:
     busy = [slot for slot in engine.stats().slots if slot.busy]
     assert [(slot.request_id, slot.tenant) for slot in busy] == [("contract-slots", "mine:salt")]
     assert set(busy[0].drafters) <= set(engine.info.drafters)
+    assert busy[0].recent
+    assert all(0 <= n_accepted <= n_drafted <= busy[0].n_max for n_drafted, n_accepted in busy[0].recent)
     await stream.aclose()
-    assert not any(slot.drafters or slot.tenant for slot in (await idle(engine)).slots)
+    assert not any(slot.drafters or slot.tenant or slot.recent for slot in (await idle(engine)).slots)
     assert set(engine.stats().drafters) <= set(engine.info.drafters)
 
 
@@ -246,6 +250,20 @@ async def sources_name_drafters(engine: AsyncEngine) -> None:
     deltas, end = await outcome(engine, ask("sources"))
     named = {source for one in deltas for source in one.sources if source is not None}
     assert named <= set(end.speculation.types) <= set(engine.info.drafters)
+
+
+async def steps_are_told(engine: AsyncEngine) -> None:
+    deltas, end = await outcome(engine, ask("steps", max_tokens=32, steps=True))
+    told = [step for one in deltas for step in one.steps]
+    assert [step.index for step in told] == list(range(len(deltas)))
+    for delta, step in zip(deltas, told, strict=True):
+        accepted = [i for i, name in zip(delta.token_ids, delta.sources, strict=True) if name is not None]
+        assert list(step.token_ids[: step.n_accepted]) == accepted
+        assert len(step.pieces) == len(step.token_ids) <= end.speculation.n_max
+        assert (step.drafter in end.speculation.types) == bool(step.token_ids)
+        assert step.why_not is None or not step.token_ids
+    deltas, _ = await outcome(engine, ask("no-steps"))
+    assert not any(one.steps for one in deltas)
 
 
 async def seed_is_told(engine: AsyncEngine) -> None:
@@ -488,6 +506,7 @@ CHECKS: tuple[Check, ...] = (
     figures_are_sound,
     drafting_is_reported,
     sources_name_drafters,
+    steps_are_told,
     seed_is_told,
     same_seed_same_text,
     speculation_only_narrows,

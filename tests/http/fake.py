@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 
 from slipstream.engine.api import (
@@ -30,6 +31,7 @@ from slipstream.engine.api import (
     Usage,
 )
 from slipstream.engine.drafting import DrafterState, Drafting, PlaceBelief, WidthCost
+from slipstream.engine.drafting import Step as Drafted
 from slipstream.engine.errors import (
     ContextTooLong,
     DeviceLost,
@@ -94,6 +96,10 @@ DRAFTING = Drafting(
 )
 
 
+# Of every slot that works: most tokens of a draft, who drafted last, the last steps.
+LANE = (N_MAX, "ngram-simple", ((0, 0), (4, 3)))
+
+
 def delta(text: str, *sources: str | None, first_id: int = 10) -> Delta:
     """One token per source; the text goes to the tokens in equal shares."""
     sources = sources or (None,)
@@ -109,6 +115,7 @@ def counted(n_drafts: int, n_accepted: int) -> DrafterCount:
         n_drafts_accepted=n_accepted,
         n_drafted=2 * n_drafts,
         n_accepted=n_accepted,
+        drafted_by_position=(n_drafts, n_drafts),
         accepted_by_position=(n_accepted,) if n_accepted else (),
         n_begin_calls=1,
         n_draft_calls=n_drafts + 1,
@@ -197,6 +204,34 @@ def echo(request: Request) -> Echo:
     return Echo(ids, pieces, logprobs)
 
 
+def stepped(index: int, text: str, drafted: str = "", n_accepted: int = 0, **changes: object) -> Delta:
+    """The delta of a step that keeps the words of the text, so many of them drafted; token ids are words' lengths.
+
+    drafted: the words of the draft.
+    """
+    kept, guessed = ([f"{word} " for word in words.split()] for words in (text, drafted))
+    step = Drafted(
+        index=index,
+        drafter="ngram-simple" if guessed else None,
+        token_ids=tuple(map(len, guessed)),
+        pieces=tuple(guessed),
+        n_accepted=n_accepted,
+        why_not=None if guessed else "no_guess",
+    )
+    sources = ("ngram-simple",) * n_accepted + (None,) * (len(kept) - n_accepted)
+    told = Delta("".join(kept), tuple(map(len, kept)), sources, tuple(kept))
+    return replace(told, steps=(replace(step, **changes),))
+
+
+def _step_of(index: int, ids: range, sources: Sequence[str | None]) -> Drafted:
+    """What a step of `words` drafted: the tokens after its first, and one more that was rejected."""
+    drafter = next((one for one in sources if one is not None), None)
+    if drafter is None:
+        return Drafted(index, why_not="no_guess")
+    drafted = (*ids[1:], 99)
+    return Drafted(index, drafter, drafted, tuple(f"w{i} " for i in drafted), len(drafted) - 1)
+
+
 def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
     """`w0 w1 … w9`, three tokens a step, cut at max_tokens; the second and third token of a step were drafted."""
     n_max = 10 if request.max_tokens is None else min(10, request.max_tokens)
@@ -210,19 +245,21 @@ def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
     if request.echo or request.prompt_logprobs is not None:
         yield echo(request)
     for start in range(0, n_max, 3):
-        texts = [f"w{i} " for i in range(start, min(start + 3, n_max))]
+        ids = range(start, min(start + 3, n_max))
+        texts, sources = [f"w{i} " for i in ids], (None, first, "draft-model")[: len(ids)]
         if delay_s:
             yield delay_s
         yield Delta(
             "".join(texts),
-            tuple(range(start, start + len(texts))),
-            (None, first, "draft-model")[: len(texts)],
+            tuple(ids),
+            sources,
             tuple(texts),
             ()
             if request.logprobs is None
             else tuple(
                 told(start + i, text, request.logprobs, 3 * (start + i)) for i, text in enumerate(texts)
             ),
+            (_step_of(start // 3, ids, sources),) if request.steps else (),
         )
     yield done(request, n_max, "stop" if n_max == 10 else "length", slot=request.slot or 0)
 
@@ -391,7 +428,9 @@ class FakeEngine:
         return EngineStats(
             slots=(
                 *(
-                    SlotState(i, True, one.id, 5, 7, 1, 2, -1, {"ngram-simple": counted(2, 1)}, one.tenant)
+                    SlotState(
+                        i, True, one.id, 5, 7, 1, 2, -1, {"ngram-simple": counted(2, 1)}, one.tenant, *LANE
+                    )
                     for i, one in enumerate(busy)
                 ),
                 *(SlotState(i, False, None, 0, 0, 0, 0, -1) for i in idle),

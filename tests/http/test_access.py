@@ -211,11 +211,15 @@ def test_slots(server: Served) -> None:
         assert (slots[0]["n_prompt_tokens"], slots[0]["n_prompt_tokens_cache"]) == (5, 1)
         assert list(slots[0]["drafters"]) == ["ngram-simple"]
         assert slots[0]["drafters"]["ngram-simple"]["draft_n"] == 4
+        assert [slot["recent"] for slot in slots] == [[[0, 0], [4, 3]]] * 4
+        assert [(slot["n_max"], slot["drafter"]) for slot in slots] == [(4, "ngram-simple")] * 4
         assert [slot["step_ms"] for slot in slots] == [{"forward": 1.5, "keep": 0.125}] * 4
         none = server.http.get("/slots?fail_on_no_slot=1")
         assert (none.status_code, none.json()["error"]["code"]) == (503, "no_idle_slot")
     until(lambda: not server.engine.running)
-    assert [slot["drafters"] for slot in server.http.get("/slots").json()] == [{}] * 4
+    idle = server.http.get("/slots").json()
+    shown = [(slot["drafters"], slot["n_max"], slot["drafter"], slot["recent"]) for slot in idle]
+    assert shown == [({}, 0, None, [])] * 4
     assert server.http.get("/slots?fail_on_no_slot=1").status_code == 200
 
 
@@ -240,6 +244,7 @@ def test_slots_of_other_keys_are_busy_and_no_more() -> None:
         own = [slot for slot in shown[key] if slot["id_task"]]
         assert len(own) == n_own
         assert all((slot["n_prompt_tokens"], slot["n_past"]) == (5, 7) and slot["drafters"] for slot in own)
+        assert all(slot["recent"] and slot["drafter"] and slot["n_max"] for slot in own)
         others = [slot for slot in shown[key] if slot["is_processing"] and slot not in own]
         idle = next(slot for slot in shown[key] if not slot["is_processing"])
         for slot in others:

@@ -77,7 +77,8 @@ def test_the_bytes_of_a_stream(server: Served) -> None:
 
 def ends(server: Served, *speculations: Speculation | None, **timing: float) -> dict[str, Any]:
     """The body of a chat whose choices end with the given figures."""
-    times = Timings(**{"queue_s": 0.5, "prompt_s": 2.0, "generation_s": 4.0, **timing})
+    spent = {"queue_s": 0.5, "prompt_s": 2.0, "generation_s": 4.0, "draft_s": 0.5, "verify_s": 3.0}
+    times = Timings(**{**spent, **timing})
     runs = iter(speculations)
 
     def script(request: Any) -> list[Any]:
@@ -94,6 +95,7 @@ COUNT = DrafterCount(
     n_drafts_accepted=2,
     n_drafted=8,
     n_accepted=4,
+    drafted_by_position=(4, 2, 1, 1),
     accepted_by_position=(2, 1, 1),
     n_begin_calls=1,
     n_draft_calls=5,
@@ -116,6 +118,7 @@ def test_timings_are_those_of_llama_server(server: Served) -> None:
         "predicted_ms": 4000.0,
         "predicted_per_token_ms": 500.0,
         "predicted_per_second": 2.0,
+        "predicted_parts_ms": {"draft": 500.0, "verify": 3000.0, "host": 500.0},
         "draft_n": 8,
         "draft_n_accepted": 4,
         "drafters": {
@@ -124,6 +127,8 @@ def test_timings_are_those_of_llama_server(server: Served) -> None:
                 "draft_n_accepted": 4,
                 "n_drafts": 4,
                 "n_drafts_accepted": 2,
+                "draft_n_per_position": [4, 2, 1, 1],
+                "draft_n_accepted_per_position": [2, 1, 1, 0],
                 "acceptance_rate_per_position": [0.5, 0.25, 0.25],
                 "calls": {"begin": 1, "draft": 5, "accept": 6},
                 "ms": {"begin": 250.0, "draft": 5.0, "accept": 0.013},
@@ -146,7 +151,10 @@ def test_timings_are_always_finite(server: Served) -> None:
         replace(RUN, n_steps=0, histogram=(0,), n_max=0, types=(), drafters={}),
         prompt_s=0.0,
         generation_s=0.0,
+        draft_s=0.0,
+        verify_s=0.0,
     )
+    assert body["timings"]["predicted_parts_ms"] == {"draft": 0.0, "verify": 0.0, "host": 0.0}
     assert body["timings"]["predicted_per_second"] == body["timings"]["prompt_per_second"] == 0.0
     assert "draft_n" not in body["timings"]
     assert "speculative_decoding" not in body["metrics"]
@@ -166,13 +174,15 @@ def test_speculation_metrics_are_those_of_vllm(server: Served) -> None:
             "num_spec_steps": 5,
             "num_accepted_draft_tokens": 4,
             "num_draft_tokens": 8,
+            "num_accepted_tokens_per_pos": [2, 1, 1, 0],
+            "num_draft_tokens_per_pos": [4, 2, 1, 1],
             "num_spec_tokens": 3,
         },
     }
 
 
 def test_choices_add_up(server: Served) -> None:
-    more = replace(COUNT, accepted_by_position=(1, 1, 1, 1))
+    more = replace(COUNT, drafted_by_position=(4, 2, 2), accepted_by_position=(1, 1, 1))
     other = Speculation(
         *(("draft-model", "ngram-simple"), 1, 0, 0.5, 6, (4, 2)),
         {"draft-model": counted(3, 2), "ngram-simple": more},
@@ -189,7 +199,11 @@ def test_choices_add_up(server: Served) -> None:
     assert (drafters["draft-model"]["draft_n"], drafters["draft-model"]["draft_n_accepted"]) == (6, 2)
     both = drafters["ngram-simple"]
     assert (both["draft_n"], both["n_drafts"], both["n_drafts_accepted"]) == (16, 8, 4)
-    assert both["acceptance_rate_per_position"] == [3 / 8, 2 / 8, 2 / 8, 1 / 8]
+    assert both["acceptance_rate_per_position"] == [3 / 8, 2 / 8, 2 / 8]
+    assert both["draft_n_per_position"] == [8, 4, 3, 1]
+    assert both["draft_n_accepted_per_position"] == [3, 2, 2, 0]
+    assert figures["num_draft_tokens_per_pos"] == [8 + 3, 4 + 3, 3, 1]
+    assert figures["num_accepted_tokens_per_pos"] == [3 + 2, 2, 2, 0]
     assert both["calls"] == {"begin": 2, "draft": 10, "accept": 12}
     assert both["ms"] == {"begin": 500.0, "draft": 10.0, "accept": 0.025}
 
@@ -215,10 +229,22 @@ def test_detail_only_when_asked(server: Served) -> None:
         "sources": [None, "ngram-simple", "draft-model"],
         "token_ids": [0, 1, 2],
         "pieces": ["w0 ", "w1 ", "w2 "],
+        "steps": [
+            {
+                "index": 0,
+                "drafter": "ngram-simple",
+                "drafted": [1, 2, 99],
+                "drafted_pieces": ["w1 ", "w2 ", "w99 "],
+                "n_accepted": 2,
+                "why_not": None,
+            }
+        ],
     }
     assert "spec" not in detailed[0]
     whole = server.chat(spec_detail=True).json()["spec"]
     assert [one["token_ids"] for one in whole[0]] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert [one["steps"][0]["n_accepted"] for one in whole[0]] == [2, 2, 2, 0]
+    assert [one.steps for one in server.engine.requests] == [False, True, True]
     server.engine.script = lambda request: [Delta("ab", (1, 2), (None, None)), done(request, 2)]
     assert "pieces" not in server.events(spec_detail=True)[1]["spec"]
 

@@ -9,7 +9,7 @@ from tokenizers import Regex, decoders, models
 from tokenizers import Tokenizer as HFTokenizer
 
 from slipstream.engine.text.panics import LibraryPanicked
-from slipstream.engine.text.text_stream import N_PENDING_MAX, TextStream
+from slipstream.engine.text.text_stream import N_CHARACTER, N_PENDING_MAX, TextStream
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.engine.text.tokenizer_source import TokenizerSource
 from tests.checkpoints import write_tokenizer
@@ -44,6 +44,27 @@ def test_random_ids_join_to_the_decoded_text(tokenizer: Tokenizer) -> None:
         ids = [rng.randrange(3, 384) for _ in range(rng.randrange(1, 30))]
         if len(ids) < N_PENDING_MAX:
             assert "".join(pieces(TextStream(tokenizer, [], ()), ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_guessed_pieces_are_what_the_tokens_write(tokenizer: Tokenizer, text: str) -> None:
+    """Wherever the guess begins, inside a character too. A reply may show some of it later."""
+    ids = tokenizer.encode(text, add_special=False)
+    stream, shown = TextStream(tokenizer, [], ()), ""
+    for i, token_id in enumerate(ids):
+        told = stream.guessed(ids[max(0, i - N_CHARACTER) : i], ids[i:])
+        before = b"".join(map(tokenizer.token_bytes, ids[:i])).decode(errors="ignore")
+        assert (before + "".join(told), len(told)) == (text, len(ids) - i)
+        assert before.startswith(shown)
+        shown += stream.push(token_id)
+    assert shown + stream.flush() == text
+
+
+def test_a_guess_of_no_text(tokenizer: Tokenizer) -> None:
+    end, half = tokenizer.encode("</s>")[-1], tokenizer.encode("漢", add_special=False)[0]
+    stream = TextStream(tokenizer, [], ())
+    assert stream.guessed((), (end, half, tokenizer.vocab_size + 5)) == (tokenizer.token(end), "", "")
+    assert stream.guessed((half,), tokenizer.encode("a", add_special=False)) == ("\ufffda",)
 
 
 def test_prompt_is_context_and_not_text(tokenizer: Tokenizer) -> None:

@@ -51,6 +51,9 @@ class Words:
     def pieces(self, token_ids: list[int]) -> list[str]:
         return [f"w{token_id} " for token_id in token_ids]
 
+    def guessed(self, before: list[int], token_ids: list[int]) -> tuple[str, ...]:
+        return tuple(f"w{token_id} " for token_id in token_ids)
+
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
         word = f"w{token_id} "
         if may_stop and self._stop == word:
@@ -156,6 +159,7 @@ def toy_slot(
     temperature: float = 0.8,
     owner: str = "",
     min_tokens: int = 0,
+    steps: bool = False,
 ) -> Slot:
     """A slot as the service makes it."""
     request = Request(
@@ -165,6 +169,7 @@ def toy_slot(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         owner=owner,
+        steps=steps,
     )
     factory = SlotFactory(Settings(draft_max=n_max), types, 10**6, VOCAB, frozenset())
     return factory.resolve(request, Prepared(prompt, Words(stop)))(slot_id)  # type: ignore[arg-type]

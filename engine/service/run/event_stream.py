@@ -73,4 +73,5 @@ def _join(first: Delta, second: Delta) -> Delta:
         first.sources + second.sources,
         first.pieces + second.pieces,
         first.logprobs + second.logprobs,
+        first.steps + second.steps,
     )
