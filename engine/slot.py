@@ -100,10 +100,8 @@ class SlotStats:
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     n_cached: int = 0
-    rounds_s: tuple[float, float] = (
-        0.0,
-        0.0,
-    )  # the engine's seconds of drafting and verifying at the first token
+    # The engine's seconds of drafting and of verifying at the first token.
+    rounds_s: tuple[float, float] = (0.0, 0.0)
     n_steps: int = 0  # that gave tokens
     histogram: list[int] = field(default_factory=list)  # steps by number of accepted drafts
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=N_RECENT))
