@@ -72,9 +72,15 @@ def prompts(server: Served) -> list[list[tuple[str, str]]]:
 
 
 def painted(page: Any, name: str) -> str:
-    """The text that lies in a custom highlight."""
+    """The text that lies in a custom highlight, once the browser has said what is in sight."""
+    page.evaluate("new Promise(then => requestAnimationFrame(() => requestAnimationFrame(then)))")
     return page.evaluate(
         """name => [...(CSS.highlights.get(name) ?? [])].map(
             one => one.startContainer.data.slice(one.startOffset, one.endOffset)).join('|')""",
         name,
     )
+
+
+def as_tokens(page: Any) -> None:
+    """Show the last answer token by token."""
+    page.locator(".views button:text-is('Tokens')").last.click()

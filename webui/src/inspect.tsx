@@ -123,7 +123,7 @@ export function Inspector() {
   if (!now) return <div class="inspector" role="status" />;
   const { trail, token, box } = now;
   const { who, step } = facts(trail, token);
-  const left = Math.max(8, Math.min(box.left, window.innerWidth - WIDTH - 8));
+  const left = Math.max(8, Math.min(box.left, document.documentElement.clientWidth - WIDTH - 8));
   const isLow = box.bottom > window.innerHeight - 170;
   const style = isLow
     ? { left: `${left}px`, bottom: `${window.innerHeight - box.top + 6}px` }

@@ -22,6 +22,7 @@ export interface SavedReply {
   reason: string | null;
   state: State;
   asked: Record<string, unknown>;
+  system: string;
   continued: boolean;
 }
 
@@ -46,8 +47,11 @@ export class Reply {
   private thinksAloud: "unknown" | "yes" | "no" = "unknown";
   private frame = 0;
 
-  // `asked`: the request's fields beside its messages.
-  constructor(readonly asked: Record<string, unknown> = {}) {}
+  // `asked`: the request's fields beside its messages; `system`: the system prompt, which is none of the conversation's.
+  constructor(
+    readonly asked: Record<string, unknown> = {},
+    readonly system = "",
+  ) {}
 
   get isEmpty(): boolean {
     return !this.text && !this.thinking && !this.calls.length;
@@ -171,13 +175,13 @@ export class Reply {
   }
 
   saved(): SavedReply {
-    const { text, thinking, calls, end, reason, asked, continued } = this;
+    const { text, thinking, calls, end, reason, asked, system, continued } = this;
     const state = this.state.peek();
-    return { text, thinking, calls, trail: this.trail.saved(), end, reason, state, asked, continued };
+    return { text, thinking, calls, trail: this.trail.saved(), end, reason, state, asked, system, continued };
   }
 
   static from(saved: SavedReply): Reply {
-    const reply = new Reply(saved.asked);
+    const reply = new Reply(saved.asked, saved.system);
     const { text, thinking, calls, end, reason, continued } = saved;
     Object.assign(reply, { text, thinking, calls, end, reason, continued });
     reply.trail = Trail.from(saved.trail);

@@ -62,7 +62,7 @@ type Begun = Pick<Attempt, "question" | "parent" | "again"> & { continues?: Answ
 async function begin({ question, parent, again, continues }: Begun): Promise<void> {
   if (isWriting() || !isReady.value) return;
   const fields = asked();
-  const reply = continues?.reply ?? new Reply(fields);
+  const reply = continues?.reply ?? new Reply(fields, system.value);
   const messages = promptOf(question, continues?.id ?? parent);
   const body = { ...fields, messages, ...(continues ? { continue_final_message: true, add_generation_prompt: false } : {}) };
   const before = continues && structuredClone(continues.reply.saved());

@@ -26,6 +26,10 @@ export function added(first: End, second: End): End {
   timings.predicted_n += first.timings.predicted_n;
   timings.predicted_ms += first.timings.predicted_ms;
   timings.predicted_per_second = rate(timings.predicted_n, timings.predicted_ms);
+  if (first.timings.predicted_parts_ms && timings.predicted_parts_ms) {
+    const [a, b] = [first.timings.predicted_parts_ms, timings.predicted_parts_ms];
+    timings.predicted_parts_ms = { draft: a.draft + b.draft, verify: a.verify + b.verify, host: a.host + b.host };
+  }
   timings.draft_n = (first.timings.draft_n ?? 0) + (timings.draft_n ?? 0);
   timings.draft_n_accepted = (first.timings.draft_n_accepted ?? 0) + (timings.draft_n_accepted ?? 0);
   timings.drafters = sums(first.timings.drafters ?? {}, timings.drafters ?? {});
@@ -56,7 +60,11 @@ function sum(a: DrafterFigures, b: DrafterFigures): DrafterFigures {
     draft: x.draft + y.draft,
     accept: x.accept + y.accept,
   });
+  const eachPlace = (x: number[] = [], y: number[] = []) =>
+    Array.from({ length: Math.max(x.length, y.length) }, (_, i) => (x[i] ?? 0) + (y[i] ?? 0));
   return {
+    draft_n_per_position: eachPlace(a.draft_n_per_position, b.draft_n_per_position),
+    draft_n_accepted_per_position: eachPlace(a.draft_n_accepted_per_position, b.draft_n_accepted_per_position),
     draft_n: a.draft_n + b.draft_n,
     draft_n_accepted: a.draft_n_accepted + b.draft_n_accepted,
     n_drafts: n,
@@ -97,4 +105,12 @@ export function seconds(ms: number): string {
 
 export function grouped(n: number): string {
   return n.toLocaleString("en-US");
+}
+
+// Of the tokens drafted at each place of a draft, the share that was accepted. Where a server does not count places, of
+// all drafts.
+export function acceptance(of: DrafterFigures): number[] {
+  const drafted = of.draft_n_per_position;
+  if (!drafted?.length) return of.acceptance_rate_per_position;
+  return drafted.map((n, i) => (n ? (of.draft_n_accepted_per_position?.[i] ?? 0) / n : 0));
 }

@@ -1,14 +1,16 @@
 // A question and an answer as they stand in the conversation.
 
-import { useSignal } from "@preact/signals";
+import { type Signal, useSignal } from "@preact/signals";
 import { Body } from "./body";
 import { copied } from "./clipboard";
 import { type Answer, contentOf, type Node, type Question } from "./conversation";
 import { Bar, Figures } from "./figures";
+import { Pay } from "./pay";
 import type { Reply } from "./reply";
 import { chooseBranch, conversation, goOn, isWriting, regenerate, send } from "./sending";
 import { tinted } from "./settings";
 import { grouped } from "./tally";
+import { Tokens } from "./tokens";
 
 function Branches({ node }: { node: Node }) {
   const siblings = conversation.value.siblings(node);
@@ -148,29 +150,60 @@ function laidOut(json: string): string {
 export function AnswerTurn({ reply, answer }: { reply: Reply; answer: Answer | null }) {
   const state = reply.state.value;
   const isOver = state !== "writing";
+  const asTokens = useSignal(false);
+  const hasPay = useSignal(false);
   return (
     <article
       class={`answer ${state}${tinted.value === "yes" ? "" : " untinted"}`}
       aria-label="Answer"
       aria-busy={!isOver}
     >
-      <Thinking reply={reply} />
-      <Body key={reply.nParts} reply={reply} part="text" markdown />
-      <Calls reply={reply} />
+      {asTokens.value ? (
+        <Tokens reply={reply} />
+      ) : (
+        <>
+          <Thinking reply={reply} />
+          <Body key={reply.nParts} reply={reply} part="text" markdown />
+          <Calls reply={reply} />
+        </>
+      )}
       {isOver && reply.trail.n > 0 && <Bar reply={reply} />}
       <Figures reply={reply} />
       {state === "failed" && <p class="note">This reply failed and is not part of the conversation.</p>}
-      {answer && isOver && <Actions answer={answer} />}
+      <div class="actions">
+        <Views asTokens={asTokens} />
+        {answer && isOver && <Actions answer={answer} hasPay={hasPay} />}
+      </div>
+      {answer && isOver && hasPay.value && <Pay answer={answer} />}
     </article>
   );
 }
 
-function Actions({ answer }: { answer: Answer }) {
+function Views({ asTokens }: { asTokens: Signal<boolean> }) {
+  const choice = (tokens: boolean, label: string) => (
+    <button
+      type="button"
+      class="plain"
+      aria-pressed={asTokens.value === tokens}
+      onClick={() => (asTokens.value = tokens)}
+    >
+      {label}
+    </button>
+  );
+  return (
+    <span class="views" role="group" aria-label="Shown as">
+      {choice(false, "Text")}
+      {choice(true, "Tokens")}
+    </span>
+  );
+}
+
+function Actions({ answer, hasPay }: { answer: Answer; hasPay: Signal<boolean> }) {
   const { reply } = answer;
   const busy = isWriting();
   const canGoOn = reply.reason === "length" || reply.state.value === "stopped";
   return (
-    <div class="actions">
+    <>
       <Branches node={answer} />
       <button type="button" class="plain copy" onClick={(event) => copied(reply.text, event.currentTarget)}>
         Copy
@@ -183,6 +216,14 @@ function Actions({ answer }: { answer: Answer }) {
           Continue
         </button>
       )}
-    </div>
+      <button
+        type="button"
+        class="plain"
+        aria-expanded={hasPay.value}
+        onClick={() => (hasPay.value = !hasPay.value)}
+      >
+        Did it pay?
+      </button>
+    </>
   );
 }

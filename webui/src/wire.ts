@@ -35,6 +35,8 @@ export interface DrafterFigures {
   draft_n_accepted: number;
   n_drafts: number;
   n_drafts_accepted: number;
+  draft_n_per_position?: number[];
+  draft_n_accepted_per_position?: number[];
   acceptance_rate_per_position: number[];
   calls: { begin: number; draft: number; accept: number };
   ms: { begin: number; draft: number; accept: number };
@@ -48,6 +50,7 @@ export interface Timings {
   predicted_n: number;
   predicted_ms: number;
   predicted_per_second: number;
+  predicted_parts_ms?: { draft: number; verify: number; host: number };
   draft_n?: number;
   draft_n_accepted?: number;
   drafters?: Record<string, DrafterFigures>;
@@ -114,7 +117,9 @@ export interface Slot {
   n_past: number;
   next_token: { n_remain: number; n_decoded: number }[];
   drafters: Record<string, DrafterFigures>;
-  recent?: [number, number][];
+  n_max?: number;
+  drafter?: string | null;
+  recent?: [number, number][]; // drafted and kept, of the last 64 steps
 }
 
 export interface SpeculationReport {
