@@ -3,13 +3,16 @@
 import { effect, signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { Chat } from "./chat";
+import { Costs } from "./costs";
 import { HistoryPanel } from "./history_panel";
 import { Inspector, lookAway } from "./inspect";
+import { Lanes } from "./lanes";
+import { Race } from "./race_view";
 import { announced, conversation, openConversation, stop } from "./sending";
 import { inWords, props, state, trouble } from "./server";
 import { SettingsPanel } from "./settings_panel";
 
-const VIEWS = { chat: "Chat" } as const;
+const VIEWS = { chat: "Chat", race: "Race", lanes: "Lanes", costs: "Costs" } as const;
 type View = keyof typeof VIEWS;
 
 const view = signal<View>("chat");
@@ -18,6 +21,7 @@ const opened = signal<"history" | "settings" | null>(null); // of the two panels
 // `#/chat/ID`, `#/race` …
 function route(): void {
   const [, name, id] = location.hash.split("/");
+  opened.value = null;
   view.value = name && name in VIEWS ? (name as View) : "chat";
   if (view.value === "chat" && id) void openConversation(id);
   lookAway();
@@ -75,11 +79,12 @@ export function App() {
       document.removeEventListener("keydown", keys);
     };
   }, []);
+  const isChat = view.value === "chat";
   const status = trouble.value ? "failed" : state.value;
   return (
     <>
       <header>
-        <Toggle panel="history" label="Chats" sign="☰" />
+        {isChat && <Toggle panel="history" label="Chats" sign="☰" />}
         <h1>
           <img src="favicon.svg" alt="" width="24" height="24" />
           <span>Slipstream</span>
@@ -89,16 +94,23 @@ export function App() {
         <p id="status" data-state={status} role="status">
           {inWords()}
         </p>
-        <Toggle panel="settings" label="Settings" sign="⚙" />
+        {isChat && <Toggle panel="settings" label="Settings" sign="⚙" />}
       </header>
       <div id="columns" class={view.value}>
-        <aside id="history" class={opened.value === "history" ? "open" : ""} aria-label="Chats">
-          <HistoryPanel chosen={close} />
-        </aside>
-        {view.value === "chat" && <Chat />}
-        <aside id="settings" class={opened.value === "settings" ? "open" : ""} aria-label="Settings">
-          <SettingsPanel />
-        </aside>
+        {isChat && (
+          <aside id="history" class={opened.value === "history" ? "open" : ""} aria-label="Chats">
+            <HistoryPanel chosen={close} />
+          </aside>
+        )}
+        {isChat && <Chat />}
+        {view.value === "race" && <Race />}
+        {view.value === "lanes" && <Lanes />}
+        {view.value === "costs" && <Costs />}
+        {isChat && (
+          <aside id="settings" class={opened.value === "settings" ? "open" : ""} aria-label="Settings">
+            <SettingsPanel />
+          </aside>
+        )}
         {opened.value && <div class="veil" onClick={close} />}
       </div>
       <Inspector />

@@ -13,18 +13,20 @@ export function Chat() {
   // What is made again, or sent again from an earlier place, hides what stood there.
   const path = now.path(trying && !trying.continues ? trying.parent : now.leaf);
   const isEmpty = !path.length && !trying;
+  // One list with the keys that the nodes will have, so that what was written stays on the page when it is finished.
+  const shown = path.map((node) =>
+    node.kind === "question" ? (
+      <QuestionTurn key={node.id} node={node} isSent />
+    ) : (
+      <AnswerTurn key={node.id} reply={node.reply} answer={node} />
+    ),
+  );
+  if (trying?.question) shown.push(<QuestionTurn key={trying.question.id} node={trying.question} isSent={false} />);
+  if (trying && !trying.continues) shown.push(<AnswerTurn key={trying.id} reply={trying.reply} answer={null} />);
   return (
     <main id="chat" class={isEmpty ? "empty" : ""}>
       <section id="conversation" aria-label="Conversation">
-        {path.map((node) =>
-          node.kind === "question" ? (
-            <QuestionTurn key={node.id} node={node} isSent />
-          ) : (
-            <AnswerTurn key={node.id} reply={node.reply} answer={node} />
-          ),
-        )}
-        {trying?.question && <QuestionTurn key={trying.question.id} node={trying.question} isSent={false} />}
-        {trying && !trying.continues && <AnswerTurn key="attempt" reply={trying.reply} answer={null} />}
+        {shown}
       </section>
       {isEmpty && <Welcome />}
       <Composer />

@@ -1,7 +1,7 @@
 // Asking the server for replies. What is being written is an attempt, and becomes part of the conversation only when
 // it has ended well: a failed reply never enters a later prompt, and its message goes back to the composer.
 
-import { effect, signal } from "@preact/signals";
+import { batch, effect, signal } from "@preact/signals";
 import { type Answer, Conversation, type File, freshId, type Node, type Question } from "./conversation";
 import type { Failure } from "./failure";
 import { keep, open } from "./history";
@@ -12,6 +12,7 @@ import { chat } from "./transport";
 import type { Turn } from "./wire";
 
 export interface Attempt {
+  id: string; // of the answer that it becomes
   conversation: Conversation;
   question: Question | null; // null: one that is in the conversation is answered again, or a reply goes on
   parent: string | null; // what the prompt ends with, but for the question
@@ -68,6 +69,7 @@ async function begin({ question, parent, again, continues }: Begun): Promise<voi
   const before = continues && structuredClone(continues.reply.saved());
   if (continues) reply.reopen();
   const mine: Attempt = {
+    id: freshId(),
     conversation: conversation.value,
     question,
     parent,
@@ -102,20 +104,22 @@ function promptOf(question: Question | null, leaf: string | null): Turn[] {
 
 function settle(mine: Attempt, state: "done" | "stopped"): void {
   const { reply, question, continues } = mine;
-  reply.finish(state);
-  attempt.value = null;
-  if (reply.isEmpty && question && state === "stopped") giveBack(question);
-  else if (!continues) enter(mine);
-  else mine.conversation.touch();
+  batch(() => {
+    reply.finish(state);
+    attempt.value = null;
+    if (reply.isEmpty && question && state === "stopped") giveBack(question);
+    else if (!continues) enter(mine);
+    else mine.conversation.touch();
+  });
   announced.value = `Answer ${state === "done" ? "finished" : "stopped"}: ${reply.text.slice(0, 1000)}`;
   void keep(mine.conversation).then(() => {
     if (!isWriting()) sessionStorage.setItem("draft", draft.value);
   });
 }
 
-function enter({ conversation: into, question, parent, reply }: Attempt): void {
+function enter({ id, conversation: into, question, parent, reply }: Attempt): void {
   if (question) into.add(question);
-  const answer: Answer = { id: freshId(), parent: question?.id ?? (parent as string), kind: "answer", reply };
+  const answer: Answer = { id, parent: question?.id ?? (parent as string), kind: "answer", reply };
   into.add(answer);
 }
 

@@ -35,10 +35,15 @@ export class TokenList {
 
   // Brings the tokens that have come since.
   update(): void {
+    const known = this.groups.length;
     for (; this.taken < this.trail.n; this.taken++) {
       const last = this.groups.at(-1);
       if (!last || this.isFull(last)) this.open();
       (this.groups.at(-1) as Group).to = this.taken + 1;
+    }
+    for (const group of this.groups.slice(Math.max(0, known - 1))) {
+      // A box without a height would be in sight, and with it all that come behind.
+      if (!group.made) group.element.style.minHeight = `${this.height(group)}px`;
     }
     for (const group of this.groups.slice(-3)) if (group.isNear) this.fill(group);
   }

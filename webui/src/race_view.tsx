@@ -1,0 +1,301 @@
+// The view *Race*.
+
+import { useSignal } from "@preact/signals";
+import { Body } from "./body";
+import { copied } from "./clipboard";
+import { Figures } from "./figures";
+import { Swatch } from "./legend";
+import { Plot } from "./plot";
+import * as race from "./race";
+import { defaultOf, isReady, props } from "./server";
+import { acceptance, grouped, percent, seconds } from "./tally";
+
+export function Race() {
+  const { runs } = race;
+  return (
+    <main id="race" class="wide">
+      <h2 class="title">Race</h2>
+      <p class="muted">
+        One prompt and one seed in several lanes. The texts have to be equal; the times say what drafting does to this prompt
+        on this machine.
+      </p>
+      <Setup />
+      {runs.value.length > 0 && (
+        <>
+          <Results />
+          <div class="sides">
+            {runs.value.map((run) => (
+              <LaneText key={run.lane.id} run={run} />
+            ))}
+          </div>
+        </>
+      )}
+      <Export />
+    </main>
+  );
+}
+
+function Setup() {
+  const { lanes, prompt, together, isRacing } = race;
+  const busy = isRacing.value;
+  const start = (event: Event) => {
+    event.preventDefault();
+    if (busy) race.stopRace();
+    else void race.race();
+  };
+  return (
+    <form onSubmit={start} class="setup">
+      <textarea
+        id="race-prompt"
+        rows={6}
+        aria-label="Prompt of the race"
+        value={prompt.value}
+        disabled={busy}
+        onInput={(event) => (prompt.value = event.currentTarget.value)}
+      />
+      <ol class="entries">
+        {lanes.value.map((lane, i) => (
+          <Entry key={lane.id} lane={lane} number={i + 1} />
+        ))}
+      </ol>
+      <div class="actions">
+        <button
+          type="button"
+          class="quiet"
+          disabled={busy || lanes.value.length >= race.MOST_LANES}
+          onClick={race.addLane}
+        >
+          Add a lane
+        </button>
+        <Small label="Seed" of={race.seed} placeholder="random" id="race-seed" />
+        <Small label="Most tokens" of={race.maxTokens} placeholder={defaultOf("max_tokens")} id="race-most" />
+        <label class="row">
+          <input
+            type="checkbox"
+            checked={together.value}
+            disabled={busy}
+            onChange={(event) => (together.value = event.currentTarget.checked)}
+          />{" "}
+          All at once
+        </label>
+        <button id="start" type="submit" class={busy ? "stop" : ""} disabled={!busy && (!isReady.value || !prompt.value.trim())}>
+          {busy ? "Stop" : "Start"}
+        </button>
+      </div>
+      <p class="note">
+        {together.value
+          ? "For show: lanes that run at once slow each other down."
+          : "In turn, so that times are fair. Sampling is that of the chat’s settings."}
+      </p>
+    </form>
+  );
+}
+
+interface SmallProps {
+  label: string;
+  of: { value: string };
+  placeholder: string;
+  id: string;
+}
+
+function Small({ label, of, placeholder, id }: SmallProps) {
+  return (
+    <label class="small">
+      {label}
+      <input
+        id={id}
+        type="number"
+        min={0}
+        placeholder={placeholder}
+        value={of.value}
+        disabled={race.isRacing.value}
+        onInput={(event) => (of.value = event.currentTarget.value)}
+      />
+    </label>
+  );
+}
+
+function Entry({ lane, number }: { lane: race.Lane; number: number }) {
+  const drafters = props.value?.speculation.drafters ?? [];
+  const busy = race.isRacing.value;
+  const toggle = (name: string) =>
+    race.changeLane(lane.id, {
+      types: lane.types.includes(name) ? lane.types.filter((one) => one !== name) : [...lane.types, name],
+    });
+  const field = (name: "nMax" | "pMin", label: string, step: number, fallback: string) => (
+    <label class="small">
+      {label}
+      <input
+        type="number"
+        min={0}
+        max={name === "pMin" ? 1 : undefined}
+        step={step}
+        placeholder={fallback}
+        value={lane[name]}
+        disabled={busy}
+        onInput={(event) => race.changeLane(lane.id, { [name]: event.currentTarget.value })}
+      />
+    </label>
+  );
+  return (
+    <li>
+      <strong>{number}</strong>
+      <fieldset disabled={busy || lane.nMax === "0"}>
+        <legend class="hidden">Drafters of lane {number}; none chosen: all</legend>
+        {drafters.map((name) => (
+          <label class="chip" key={name}>
+            <input type="checkbox" checked={lane.types.includes(name)} onChange={() => toggle(name)} />
+            <Swatch source={name} /> {name}
+          </label>
+        ))}
+      </fieldset>
+      {field("nMax", "Most drafted", 1, defaultOf("n_max"))}
+      {field("pMin", "Least p", 0.05, defaultOf("p_min"))}
+      <span class="muted named">{race.nameOf(lane)}</span>
+      <button
+        type="button"
+        class="plain"
+        disabled={busy || race.lanes.value.length <= 2}
+        onClick={() => race.removeLane(lane.id)}
+        aria-label={`Remove lane ${number}`}
+      >
+        ×
+      </button>
+    </li>
+  );
+}
+
+function LaneText({ run }: { run: race.Run }) {
+  const number = race.runs.value.indexOf(run) + 1;
+  return (
+    <section aria-label={`Lane ${number}`}>
+      <h3>
+        {number} <span class="muted">{race.nameOf(run.lane)}</span>
+      </h3>
+      {run.failure && <p class="error">{run.failure.sentence}</p>}
+      {run.reply && (
+        <div class={`answer ${run.reply.state.value}`}>
+          <Body reply={run.reply} part="text" markdown />
+          <Figures reply={run.reply} />
+        </div>
+      )}
+    </section>
+  );
+}
+
+function Results() {
+  const { runs, raced } = race;
+  const over = runs.value.filter((run) => run.reply?.state.value === "done" && run.reply.end);
+  if (!over.length) return null;
+  const times = over.map((run) => run.reply?.end?.timings.predicted_ms ?? 0);
+  const slowest = Math.max(...times);
+  const texts = new Set(over.map((run) => `${run.reply?.thinking}\n${run.reply?.text}`));
+  return (
+    <section class="results" aria-label="Results" aria-live="polite">
+      <div class="table" tabIndex={0} role="region" aria-label="Times of the lanes">
+        <table class="figures-table">
+          <thead>
+            <tr>
+              {["lane", "tokens", "time", "tokens/s", "ratio", "accepted", "a pass"].map((one) => (
+                <th key={one} scope="col">
+                  {one}
+                </th>
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {over.map((run) => (
+              <Result key={run.lane.id} run={run} slowest={slowest} />
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {over.length > 1 && (
+        <p class={texts.size === 1 ? "equal" : "error"} role="status">
+          {texts.size === 1
+            ? `The texts are equal (seed ${raced.value?.seed}).`
+            : "The texts differ. This should not happen: please report it."}
+        </p>
+      )}
+      <Curves runs={over} />
+    </section>
+  );
+}
+
+function Result({ run, slowest }: { run: race.Run; slowest: number }) {
+  const end = run.reply?.end;
+  if (!end) return null;
+  const { timings, speculation } = end;
+  return (
+    <tr>
+      <th scope="row">
+        {race.runs.value.indexOf(run) + 1} <span class="muted">{race.nameOf(run.lane)}</span>
+      </th>
+      <td>{grouped(timings.predicted_n)}</td>
+      <td>{seconds(timings.predicted_ms)}</td>
+      <td>{timings.predicted_per_second.toFixed(1)}</td>
+      <td>{timings.predicted_ms ? `${(slowest / timings.predicted_ms).toFixed(2)} ×` : "–"}</td>
+      <td>{timings.draft_n ? `${percent((timings.draft_n_accepted ?? 0) / timings.draft_n)} of ${timings.draft_n}` : "–"}</td>
+      <td>{speculation ? speculation.mean_acceptance_length.toFixed(2) : "1.00"}</td>
+    </tr>
+  );
+}
+
+// The share accepted at each place of a lane's drafts, whoever made them.
+function Curves({ runs }: { runs: race.Run[] }) {
+  const lines = runs.flatMap((run) => {
+    const drafters = Object.values(run.reply?.end?.timings.drafters ?? {}).filter((one) => one.draft_n);
+    if (!drafters.length) return [];
+    const length = Math.max(...drafters.map((one) => acceptance(one).length));
+    const share = (i: number) => {
+      const told = drafters.filter((one) => acceptance(one).length > i);
+      const weight = (one: (typeof told)[number]) => one.draft_n_per_position?.[i] ?? one.n_drafts;
+      const all = told.reduce((sum, one) => sum + weight(one), 0);
+      return told.reduce((sum, one) => sum + weight(one) * (acceptance(one)[i] ?? 0), 0) / Math.max(1, all);
+    };
+    const number = `${race.runs.value.indexOf(run) + 1}`;
+    const points = Array.from({ length }, (_, i): [number, number] => [i + 1, share(i)]);
+    return [{ name: number, label: number, points }];
+  });
+  if (!lines.length) return null;
+  return (
+    <figure>
+      <figcaption>Accepted, by place in the draft; lines bear the lanes’ numbers</figcaption>
+      <Plot
+        label={lines.map((one) => `lane ${one.name}: ${one.points.map(([, y]) => percent(y)).join(", ")}`).join("; ")}
+        lines={lines}
+        x="place in the draft"
+        y="accepted"
+        top={1}
+        format={percent}
+      />
+    </figure>
+  );
+}
+
+function Export() {
+  const isOpen = useSignal(false);
+  const kinds: [string, () => string][] = [
+    ["curl", race.asCurl],
+    ["Python", race.asPython],
+  ];
+  return (
+    <details class="export" onToggle={(event) => (isOpen.value = event.currentTarget.open)}>
+      <summary>As curl and Python</summary>
+      {isOpen.value &&
+        kinds.map(([name, text]) => (
+          <figure class="code" key={name} id={`as-${name.toLowerCase()}`}>
+            <figcaption>
+              <span>{name}</span>
+              <button type="button" class="plain" onClick={(event) => copied(text(), event.currentTarget)}>
+                Copy
+              </button>
+            </figcaption>
+            <pre tabIndex={0}>
+              <code>{text()}</code>
+            </pre>
+          </figure>
+        ))}
+    </details>
+  );
+}
