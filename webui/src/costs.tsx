@@ -78,7 +78,7 @@ function Report({ told }: { told: SpeculationReport }) {
       </p>
       <div class="plots">
         <figure>
-          <figcaption>A pass, by its rows</figcaption>
+          <figcaption>A pass, by its rows: as reckoned with, and, dashed, as measured last</figcaption>
           <Plot label={passesInWords(told)} lines={passLines(told)} x="rows" y="ms" />
         </figure>
         <figure>

@@ -38,6 +38,15 @@ function caretAt(x: number, y: number): Caret | null {
   return range ? { node: range.startContainer, offset: range.startOffset } : null;
 }
 
+let pointer = { x: -1, y: -1 };
+
+// Whether it is the page that moved below the pointer.
+export function isStill(event: PointerEvent): boolean {
+  const was = pointer;
+  pointer = { x: event.screenX, y: event.screenY };
+  return event.type === "pointermove" && was.x === pointer.x && was.y === pointer.y;
+}
+
 // Lets the pointer and the arrow keys go through the tokens of shown text.
 export function heard(host: HTMLElement, reply: Reply, written: Written): () => void {
   const { trail } = reply;
@@ -50,7 +59,7 @@ export function heard(host: HTMLElement, reply: Reply, written: Written): () => 
     return true;
   };
   const point = (event: PointerEvent) => {
-    if (event.buttons) return; // text is being selected
+    if (isStill(event) || event.buttons) return; // text is being selected, or scrolled by keys
     const token = tokenAt(event, trail);
     if (token < 0 || !show(token)) lookAway();
   };

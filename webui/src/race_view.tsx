@@ -139,7 +139,18 @@ function Entry({ lane, number }: { lane: race.Lane; number: number }) {
   );
   return (
     <li>
-      <strong>{number}</strong>
+      <p class="head">
+        <strong>{number}</strong> <span class="muted">{race.nameOf(lane)}</span>
+        <button
+          type="button"
+          class="plain"
+          disabled={busy || race.lanes.value.length <= 2}
+          onClick={() => race.removeLane(lane.id)}
+          aria-label={`Remove lane ${number}`}
+        >
+          ×
+        </button>
+      </p>
       <fieldset disabled={busy || lane.nMax === "0"}>
         <legend class="hidden">Drafters of lane {number}; none chosen: all</legend>
         {drafters.map((name) => (
@@ -151,16 +162,6 @@ function Entry({ lane, number }: { lane: race.Lane; number: number }) {
       </fieldset>
       {field("nMax", "Most drafted", 1, defaultOf("n_max"))}
       {field("pMin", "Least p", 0.05, defaultOf("p_min"))}
-      <span class="muted named">{race.nameOf(lane)}</span>
-      <button
-        type="button"
-        class="plain"
-        disabled={busy || race.lanes.value.length <= 2}
-        onClick={() => race.removeLane(lane.id)}
-        aria-label={`Remove lane ${number}`}
-      >
-        ×
-      </button>
     </li>
   );
 }

@@ -3,7 +3,7 @@
 import { effect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { followed } from "./follow";
-import { inspected, look, lookAway } from "./inspect";
+import { inspected, isStill, look, lookAway } from "./inspect";
 import type { Reply } from "./reply";
 import { TokenList } from "./token_list";
 
@@ -42,6 +42,7 @@ function heard(host: HTMLElement, reply: Reply, list: TokenList): () => void {
     if (element) look(trail, token, element.getBoundingClientRect());
   };
   const point = (event: PointerEvent) => {
+    if (isStill(event)) return;
     const found = (event.target as Element).closest<HTMLElement>(".token");
     if (found) show(Number(found.dataset.token));
     else leave();
@@ -61,7 +62,7 @@ function heard(host: HTMLElement, reply: Reply, list: TokenList): () => void {
   };
   const listening = new AbortController();
   const { signal: until } = listening;
-  host.addEventListener("pointerover", point, { signal: until });
+  host.addEventListener("pointermove", point, { signal: until });
   host.addEventListener("pointerup", point, { signal: until });
   host.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && leave(), { signal: until });
   host.addEventListener("keydown", press, { signal: until });
