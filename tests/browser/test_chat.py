@@ -62,15 +62,22 @@ def test_markdown_is_rendered_and_harmless(page: Any) -> None:
         assert {"code-keyword", "code-comment"} <= set(names)
 
 
+def whole(page: Any) -> None:
+    """Wait until the last frame has brought the end of three times the text."""
+    expect(page.locator(f"{BODY} h3")).to_have_count(3)
+    expect(page.locator(f"{BODY} > :last-child")).to_contain_text("so on")
+
+
 def test_a_growing_reply_looks_as_a_finished_one(page: Any) -> None:
     """The blocks that were made while it came are those that a reload makes of the whole text."""
     with served(FakeEngine(script=says(MARKDOWN * 3))) as server:
         opened(page, server)
         ask(page, "hello")
+        whole(page)
         written = page.locator(BODY).inner_html()
         expect(page.locator("#chats a")).to_have_count(1)
         page.reload()
-        expect(page.locator(BODY)).to_contain_text("Title")
+        whole(page)
         assert page.locator(BODY).inner_html() == written
 
 
@@ -119,6 +126,24 @@ def test_json_is_shown_as_code(page: Any) -> None:
         opened(page, server)
         ask(page, "hello")
         assert page.locator(".answer .code pre").inner_text() == '{"city": "Oslo", "n": [1, 2]}'
+
+
+BARE = """def f(x):
+
+    return x
+"""
+
+
+def test_code_without_a_fence_keeps_its_lines(page: Any) -> None:
+    with served(FakeEngine(script=says(BARE))) as server:
+        opened(page, server)
+        ask(page, "hello")
+        assert page.locator(".answer .code pre").inner_text() == BARE
+        server.engine.script = says(f"{BARE}```\nmore\n```\n\nand **words**\nin lines")
+        ask(page, "again")
+        assert page.locator(".answer .code pre").all_inner_texts()[1:] == [BARE, "more\n"]
+        assert page.locator(BODY).last.locator("p").inner_text() == "and words\nin lines"
+        assert page.locator(BODY).last.locator("p strong").inner_text() == "words"
 
 
 def test_edit_and_regenerate_branch(page: Any) -> None:

@@ -34,7 +34,7 @@ def test_a_message_streams_with_tinted_tokens(page: Any, tmp_path: Path) -> None
         expect(figures).to_contain_text("tokens per pass")
         expect(figures).to_contain_text("42 tokens")
         assert page.locator(".question > pre").inner_text() == "Rename x to y"
-        assert page.locator(".answer .body").inner_text().startswith("def group_by(entries, key):")
+        assert page.locator(".answer .body code").inner_text().startswith("def group_by(entries, key):")
         assert painted(page, "ink-draft-model").startswith("def group_by(entries, ke|")
         assert "Collect entries" in painted(page, "ink-ngram-simple")
         assert "groups = {}" not in painted(page, "ink-draft-model") + painted(page, "ink-ngram-simple")

@@ -168,7 +168,8 @@ function Gauge() {
     <label class="gauge" title="tokens of the model’s context that the conversation fills">
       <meter min={0} max={size} high={0.85 * size} value={filled} />
       <span>
-        {grouped(filled)} of {grouped(size)} tokens
+        {grouped(filled)} of {grouped(size)}
+        <span class="roomy"> tokens</span>
       </span>
     </label>
   );

@@ -58,7 +58,8 @@ export function passMs(passes: { rows: number; ms: number }[], rows: number): nu
 
 function Report({ told }: { told: SpeculationReport }) {
   const longest = Math.min(MOST_LENGTH, Math.max(4, (told.n_lengths.length || 9) - 1));
-  const names = Object.keys(told.drafters);
+  // Of a drafter that has not guessed yet only a prior is told.
+  const names = Object.keys(told.drafters).filter((name) => told.drafters[name]?.places.some((one) => one.n_judged));
   const gains = names.map((name) => {
     const state = told.drafters[name] as SpeculationReport["drafters"][string];
     return { name, tokens: expected(believed(state.places, longest)), guessMs: state.guess_ms };

@@ -11,7 +11,9 @@ const SHORT = 1500; // characters of an open block that are rendered with every 
 const LONG = 6000; // characters after which a block ends with its line
 const PIECE = 3000; // characters of one element of plain text, which is laid out as a whole
 const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
-const JSON_TEXT = /^\s*(?:\{\s*(?:"|\}\s*$)|\[\s*[[{"])/;
+const JSON_TEXT = /^\s*(?:\{\s*(?:"|\}?\s*$)|\[\s*(?:[[{"]|\]?\s*$))/;
+// Code without a fence, as the demo writes it: that begins like code, or is indented.
+const BARE_CODE = /^(?:(?:async def|def|class|fn|func|function) \w+\s*[(:{<]|""")|^(?: {4}|\t)\S/;
 const LIST = /^ {0,3}(?:[-*+]|\d{1,9}[.)])\s/;
 
 export class Written {
@@ -34,7 +36,6 @@ export class Written {
   // Brings what the text has more. False if a frame's time was not enough: call again in the next one.
   update(text: string, isWhole: boolean): boolean {
     const started = performance.now();
-    if (this.taken === 0 && this.isMarkdown && JSON_TEXT.test(text)) this.openCode("", "json");
     while (this.taken < text.length) {
       if (performance.now() - started > BUDGET_MS) {
         this.show();
@@ -47,6 +48,18 @@ export class Written {
     }
     if (isWhole) this.end();
     else this.show();
+    return true;
+  }
+
+  // A first line may show that the whole text is code.
+  private isBareCode(line: string): boolean {
+    if (this.blockAt || this.block.trim() !== line.trim()) return false;
+    const kind = JSON_TEXT.test(line) ? "json" : BARE_CODE.test(line) ? "python" : null;
+    if (!kind) return false;
+    const text = this.block;
+    this.discard();
+    this.openCode("", kind);
+    this.append(text);
     return true;
   }
 
@@ -67,12 +80,24 @@ export class Written {
   private codeLine(line: string, isEnded: boolean): void {
     const { marker } = this.code as { marker: string };
     const closing = /^ {0,3}(`{3,}|~{3,})\s*$/.exec(line)?.[1];
+    if (!marker && isEnded && FENCE.test(line)) this.leaveBareCode(line);
     if (!marker || !closing?.startsWith(marker)) return;
     this.removeLast(line.length + (isEnded ? 1 : 0));
     this.closeCode();
   }
 
+  // A fence ends code that had none.
+  private leaveBareCode(line: string): void {
+    const length = line.length + 1;
+    this.removeLast(length);
+    this.closeCode();
+    this.blockAt -= length;
+    this.block = `${line}\n`;
+    this.textLine(line);
+  }
+
   private textLine(line: string): void {
+    if (this.isBareCode(line)) return;
     const length = line.length + 1;
     const before = this.block.length - length;
     const fence = FENCE.exec(line);
@@ -217,7 +242,10 @@ export class Written {
     if (this.code) {
       if (line) this.codeLine(line, false);
       if (this.code) this.closeCode();
-    } else if (this.isMarkdown && this.block) this.closeBlock(this.block.length);
+    } else if (this.isMarkdown && this.block) {
+      if (!line || !this.isBareCode(line)) this.closeBlock(this.block.length);
+      else this.closeCode();
+    }
     this.line = "";
   }
 
