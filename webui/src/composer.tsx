@@ -79,7 +79,7 @@ export function Composer() {
         id="prompt"
         ref={field}
         rows={Math.min(12, Math.max(2, draft.value.split("\n").length))}
-        placeholder="Write a message"
+        placeholder="Write a message; Shift+Enter breaks the line"
         aria-label="Message"
         disabled={!isReady.value}
         value={draft.value}
@@ -102,7 +102,7 @@ export function Composer() {
           Attach
         </button>
         <Gauge />
-        <span id="hint">Enter sends, Shift+Enter breaks the line</span>
+        <span id="hint">Enter sends</span>
         <button id="send" type="submit" class={writing ? "stop" : ""} disabled={!isReady.value && !writing}>
           {writing ? "Stop" : "Send"}
         </button>
