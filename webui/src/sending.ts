@@ -4,6 +4,7 @@
 import { batch, effect, signal } from "@preact/signals";
 import { type Answer, Conversation, type File, freshId, type Node, type Question } from "./conversation";
 import type { Failure } from "./failure";
+import { followFigures } from "./follow";
 import { keep, open } from "./history";
 import { Reply } from "./reply";
 import { isReady } from "./server";
@@ -111,6 +112,7 @@ function settle(mine: Attempt, state: "done" | "stopped"): void {
     else if (!continues) enter(mine);
     else mine.conversation.touch();
   });
+  followFigures();
   announced.value = `Answer ${state === "done" ? "finished" : "stopped"}: ${reply.text.slice(0, 1000)}`;
   void keep(mine.conversation).then(() => {
     if (!isWriting()) sessionStorage.setItem("draft", draft.value);
