@@ -84,3 +84,4 @@ def painted(page: Any, name: str) -> str:
 def as_tokens(page: Any) -> None:
     """Show the last answer token by token."""
     page.locator(".views button:text-is('Tokens')").last.click()
+    page.wait_for_selector(".tokens .token")
