@@ -126,8 +126,9 @@ def _measured(browser: Any, n: int, rate: float | None, kind: str, *, tokens: bo
         }
         told |= {"stop_ms": round(stopped(page))}
         page.wait_for_timeout(1000)
+        told |= _work(tracing.tasks_ms(page))
         page.context.new_cdp_session(page).send("HeapProfiler.collectGarbage")
-        told |= page.evaluate(WEIGHED) | _work(tracing.tasks_ms(page))
+        told |= page.evaluate(WEIGHED)
         page.close()
         return told
 
