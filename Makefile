@@ -13,7 +13,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 FUZZ_S ?= 600
 SOAK_S ?= 3600
 
-.PHONY: setup run check fix test check-all test-browser test-gpu gpu lossless kernels bench bench-http fuzz attack soak mutants clients wheel docker-check docs clean
+.PHONY: setup run page check fix test check-all test-browser test-gpu gpu lossless kernels bench bench-http fuzz attack soak mutants clients wheel docker-check docs clean
 
 setup: $(READY)
 
@@ -38,6 +38,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/hadolint docker/Dockerfile
+	webui/check.sh
+
+# Builds what the server serves from webui/src; wants Node.js. The result is committed, so that nobody else needs that.
+page:
+	cd webui && npm ci --no-audit --no-fund && npx --no-install tsc --noEmit && node build.mjs
 
 fix: setup
 	$(BIN)/ruff format .
@@ -51,8 +56,10 @@ check-all: check
 	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m 'not gpu and not browser and not slow' --whole $(ARGS)
 	$(BIN)/python -m tests.thinning
 
-# Wants Chromium from the system's packages.
+# Wants Chromium from the system's packages, and installs it where it may. Accessibility is checked where npm is at hand.
 test-browser: setup
+	test -x /usr/bin/chromium || test "$$(id -u)" != 0 || { apt-get update && apt-get install -y --no-install-recommends chromium; }
+	test -d webui/node_modules/axe-core || ! command -v npm >/dev/null || (cd webui && npm ci --no-audit --no-fund)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	$(ONE_THREAD) $(BIN)/pytest -m browser tests/browser $(ARGS)
 

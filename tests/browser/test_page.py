@@ -1,100 +1,67 @@
-"""The web page in a real browser, over a fake engine. Needs Chromium and playwright's Python package; the browser
-that playwright would download is not used.
-"""
+"""The frame of the page: status, settings, key, tints, and that nothing of a model runs in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slipstream.engine.api import Request
+from tests.browser.driving import ANSWER, ask, code, opened, painted, say, says
 from tests.http.fake import FakeEngine, delta, done, words
 from tests.http.serving import served
 
-CHROMIUM = Path("/usr/bin/chromium")
 playwright = pytest.importorskip("playwright.sync_api")
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="Chromium is not installed"),
-]
+expect = playwright.expect
 
 NGRAMS = ("simple", "map-k", "map-k4v", "mod", "cache")
+HEADS = ("eagle3", "mtp", "assistant", "dflash", "dspark")
 HOSTILE = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>&amp;"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as running:
-        launched = running.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield launched
-        launched.close()
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """A page that fails the test on errors and on anything its policy blocks."""
-    opened = browser.new_page(viewport={"width": 1280, "height": 860})
-    opened.set_default_timeout(5000)
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("console", lambda line: problems.append(line.text) if "Content Security" in line.text else None)
-    yield opened
-    opened.close()
-    assert problems == []
-
-
-def code(request: Request) -> Any:
-    """A few lines of code, as a target with an n-gram drafter and a draft model would write them."""
-    lines = [
-        "def group_by(entries, key):\n",
-        '    """Collect entries in lists."""\n',
-        "    groups = {}\n",
-        "    for item in entries:\n",
-        "        groups.setdefault(key(item), []).append(item)\n",
-        "    return groups\n",
-    ]
-    for i, line in enumerate(lines):
-        source = ("draft-model", "ngram-simple", None)[i % 3]
-        yield 0.02
-        yield delta(line, *[source] * 6, None)
-    yield done(request, 7 * len(lines))
 
 
 def test_a_message_streams_with_tinted_tokens(page: Any, tmp_path: Path) -> None:
     with served(FakeEngine(script=code)) as server:
         page.goto(server.url)
-        playwright.expect(page.locator("#status")).to_have_text("ready")
-        playwright.expect(page.locator("#model")).to_have_text("fake/model")
-        playwright.expect(page.locator("#legend li")).to_have_text(
+        expect(page.locator("#status")).to_have_text("ready")
+        expect(page.locator("#model")).to_have_text("fake/model")
+        expect(page.locator("#legend li span")).to_have_text(
             ["target", "prediction", "draft-model", "ngram-simple"]
         )
         page.screenshot(path=tmp_path / "welcome.png")
-        page.fill("#prompt", "Rename x to y")
-        page.press("#prompt", "Enter")
-        figures = page.locator(".answer:not(.writing) .figures")
-        playwright.expect(figures).to_contain_text("tokens per pass")
-        playwright.expect(figures).to_contain_text("42 tokens")
-        assert page.locator(".question").inner_text() == "Rename x to y"
-        assert (
-            page.locator(".answer pre").inner_text().startswith('def group_by(entries, key):\n    """Collect')
-        )
-        for source in ("draft-model", "ngram-simple", "target"):
-            assert page.locator(f".token[data-source='{source}']").count() >= 6
-        tints = page.evaluate("""() => ['draft-model', 'ngram-simple', 'target'].map(
-            source => getComputedStyle(document.querySelector(`.token[data-source='${source}']`)).backgroundColor)""")
-        assert len(set(tints)) == 3
+        say(page, "Rename x to y")
+        figures = page.locator(f"{ANSWER} .figures")
+        expect(figures).to_contain_text("tokens per pass")
+        expect(figures).to_contain_text("42 tokens")
+        assert page.locator(".question > pre").inner_text() == "Rename x to y"
+        assert page.locator(".answer .body code").inner_text().startswith("def group_by(entries, key):")
+        assert painted(page, "ink-draft-model").startswith("def group_by(entries, ke|")
+        assert "Collect entries" in painted(page, "ink-ngram-simple")
+        assert "groups = {}" not in painted(page, "ink-draft-model") + painted(page, "ink-ngram-simple")
         page.screenshot(path=tmp_path / "answer.png")
         asked = server.engine.requests[0]
-        assert (asked.sampling.temperature, asked.max_tokens, asked.speculate.n_max) == (0.0, 512, 16)
+        # Nothing was set, so everything is the server's.
+        assert (asked.sampling.temperature, asked.max_tokens, asked.speculate.n_max) == (None, None, None)
 
 
-def test_every_drafter_has_a_tint_of_its_own_and_a_legend_entry(page: Any) -> None:
-    drafters = ["suffix", "prediction", "draft-model", *(f"ngram-{one}" for one in NGRAMS), "not-known-yet"]
+def test_tinting_can_be_switched_off(page: Any) -> None:
+    with served(FakeEngine(script=code)) as server:
+        opened(page, server)
+        ask(page, "hello")
+        assert painted(page, "ink-draft-model")
+        page.uncheck("#ink")
+        assert not painted(page, "ink-draft-model")
+        page.check("#ink")
+        assert painted(page, "ink-draft-model")
+
+
+def test_every_drafter_has_a_tint_and_a_letter_of_its_own(page: Any) -> None:
+    drafters = [
+        *("forced", "suffix", "prediction", "draft-model"),
+        *(f"ngram-{one}" for one in NGRAMS),
+        *(f"draft-{one}" for one in HEADS),
+        "not-known-yet",
+    ]
     engine = FakeEngine(
         script=lambda request: [*(delta(f"{one} ", one) for one in drafters), done(request, len(drafters))]
     )
@@ -102,78 +69,98 @@ def test_every_drafter_has_a_tint_of_its_own_and_a_legend_entry(page: Any) -> No
     with served(engine) as server:
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
-            page.goto(server.url)
-            playwright.expect(page.locator("#legend li")).to_have_text(["target", *drafters])
-            page.fill("#prompt", "hello")
-            page.press("#prompt", "Enter")
-            playwright.expect(page.locator(".figures")).to_contain_text("tokens per pass")
-            for part in ("#legend i", ".token", ".bar i"):
+            opened(page, server)
+            expect(page.locator("#legend li span")).to_have_text(["target", *drafters])
+            letters = page.locator("#legend li i").all_inner_texts()
+            assert len(set(letters)) == len(drafters) + 1
+            ask(page, "hello")
+            for part in ("#legend li:not(:first-child) i", ".bar i"):
                 tints = page.evaluate(
-                    """([part, sources]) => sources.map(source => getComputedStyle(
-                        document.querySelector(`${part}[data-source='${source}']`)).backgroundColor)""",
-                    [part, drafters],
+                    """part => [...document.querySelectorAll(part)].map(
+                        one => getComputedStyle(one).backgroundColor)""",
+                    part,
                 )
                 assert len(set(tints)) == len(drafters), (scheme, part, tints)
+            names = page.evaluate(
+                "[...CSS.highlights].filter(([name, one]) => one.size).map(([name]) => name)"
+            )
+            assert len([one for one in names if one.startswith("ink-")]) == len(drafters)
 
 
 def test_settings_reach_the_request_and_are_kept(page: Any) -> None:
     with served() as server:
-        page.goto(server.url)
-        page.wait_for_selector("#send:not([disabled])")
+        opened(page, server)
         for name, value in (("temperature", "0.7"), ("seed", "5"), ("max_tokens", "9"), ("n_max", "3")):
             page.locator(f"#{name}").fill(value)
+        page.fill("#system", "Be brief.")
         page.reload()
         page.locator("#examples button").first.click()
-        playwright.expect(page.locator(".answer .figures")).to_contain_text("cut at the limit")
-        playwright.expect(page.locator(".answer .figures")).to_contain_text("seed 5")
+        expect(page.locator(f"{ANSWER} .figures")).to_contain_text("cut at the limit")
+        expect(page.locator(".answer .figures")).to_contain_text("seed 5")
         request = server.engine.requests[0]
         assert (request.sampling.temperature, request.sampling.seed) == (0.7, 5)
         assert (request.max_tokens, request.speculate.n_max) == (9, 3)
+        assert request.prompt.messages[0] == {"role": "system", "content": "Be brief."}
+
+
+def test_empty_fields_show_the_servers_defaults(page: Any) -> None:
+    with served(n_predict=77, draft_max=5) as server:
+        opened(page, server)
+        for name, value in (("temperature", "1"), ("max_tokens", "77"), ("n_max", "5"), ("seed", "random")):
+            expect(page.locator(f"#{name}")).to_have_attribute("placeholder", value)
+            assert page.locator(f"#{name}").input_value() == ""
 
 
 def test_stop_cancels(page: Any) -> None:
     with served(FakeEngine(script=lambda request: words(request, delay_s=0.3))) as server:
-        page.goto(server.url)
-        page.wait_for_selector("#send:not([disabled])")
-        page.fill("#prompt", "hello")
-        page.press("#prompt", "Enter")
-        page.wait_for_selector(".token")
+        opened(page, server)
+        say(page, "hello")
+        expect(page.locator(".answer .body")).to_contain_text("w0")
         page.click("#send")
-        playwright.expect(page.locator(".figures")).to_contain_text("stopped")
+        expect(page.locator(".figures")).to_contain_text("stopped")
         page.wait_for_timeout(100)
         assert server.engine.streams[0].closed
-        playwright.expect(page.locator("#send")).to_have_text("Send")
+        expect(page.locator("#send")).to_have_text("Send")
 
 
 def test_markup_of_the_model_stays_text(page: Any) -> None:
-    with served(FakeEngine(script=lambda request: [delta(HOSTILE), done(request, 1)])) as server:
-        page.goto(server.url)
-        page.wait_for_selector("#send:not([disabled])")
-        page.fill("#prompt", HOSTILE)
-        page.press("#prompt", "Enter")
-        playwright.expect(page.locator(".answer pre")).to_have_text(HOSTILE)
+    with served(FakeEngine(script=says(HOSTILE))) as server:
+        opened(page, server)
+        ask(page, HOSTILE)
         assert page.locator(".question pre").inner_text() == HOSTILE
-        assert page.title() == "Slipstream"
+        assert page.locator(".answer .body").inner_text().startswith("<img src=x onerror=")
+        assert page.title() != "broken"
         assert page.locator("article img, article script").count() == 0
 
 
 def test_the_page_waits_for_the_model(page: Any) -> None:
     with served(loaded=False) as server:
         page.goto(server.url)
-        playwright.expect(page.locator("#status")).to_have_text("loading the model…")
+        expect(page.locator("#status")).to_have_text("loading the model…")
         assert page.locator("#send").is_disabled()
         server.gate.open(FakeEngine())
-        playwright.expect(page.locator("#status")).to_have_text("ready")
+        expect(page.locator("#status")).to_have_text("ready")
         assert page.locator("#send").is_enabled()
 
 
-def test_a_key_is_asked_for(page: Any) -> None:
+def test_a_key_is_asked_for_and_forgotten_with_the_tab(page: Any) -> None:
     with served(api_key="letmein") as server:
         page.goto(server.url)
-        playwright.expect(page.locator("#status")).to_have_text("needs an API key")
+        expect(page.locator("#status")).to_have_text("needs an API key")
         page.fill("#key", "letmein")
         page.press("#key", "Tab")
-        playwright.expect(page.locator("#model")).to_have_text("fake/model")
-        page.fill("#prompt", "hello")
-        page.press("#prompt", "Enter")
-        playwright.expect(page.locator(".figures")).to_contain_text("tokens")
+        expect(page.locator("#model")).to_have_text("fake/model")
+        ask(page, "hello")
+        page.reload()
+        expect(page.locator("#model")).to_have_text("fake/model")
+        assert page.evaluate("Object.values(localStorage).includes('letmein')") is False
+        other = page.context.new_page()
+        other.goto(server.url)
+        expect(other.locator("#status")).to_have_text("needs an API key")
+
+
+def test_it_works_below_a_prefix(page: Any) -> None:
+    with served(api_prefix="/llm") as server:
+        opened(page, server, "/llm/")
+        ask(page, "hello")
+        expect(page.locator(".answer .body")).to_contain_text("w0 w1")

@@ -116,7 +116,7 @@ class Replay:
                 into.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(found, into)
                 continue
-            ignored = shutil.ignore_patterns("__pycache__") if source_root == ROOT else None
+            ignored = shutil.ignore_patterns("__pycache__", "node_modules") if source_root == ROOT else None
             shutil.copytree(found, goal, symlinks=True, ignore=ignored, dirs_exist_ok=True)
 
     def _run(self, step: Step) -> None:

@@ -69,7 +69,7 @@ def test_wrong_keys(locked: Served, headers: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/health", "/v1/health", "/live", "/", "/app.js", "/style.css", "/sources.css"]
+    "path", ["/health", "/v1/health", "/live", "/", "/app.js", "/style.css", "/LICENSES.txt"]
 )
 def test_public_paths(locked: Served, path: str) -> None:
     assert locked.http.get(path).status_code == 200
@@ -371,6 +371,29 @@ def test_the_page(server: Served) -> None:
         assert answer.headers["content-security-policy"].startswith("default-src 'self';")
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.text == (pages.FOLDER / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_packed"),
+    [("gzip, br", True), ("br;q=1, GZIP;q=0.5", True), ("gzip;q=0", False), ("br", False), ("", False)],
+)
+def test_the_page_comes_packed_to_those_who_take_that(
+    server: Served, accepted: str, *, is_packed: bool
+) -> None:
+    for path, (name, _) in pages.FILES.items():
+        answer = server.http.get(path, headers={"accept-encoding": accepted})
+        assert ("content-encoding" in answer.headers) == is_packed
+        assert answer.headers["vary"] == "accept-encoding"
+        assert answer.content == (pages.FOLDER / name).read_bytes()
+
+
+def test_the_page_is_small(server: Served) -> None:
+    """On its way, that is: packed."""
+    sizes = [
+        int(server.http.head(path, headers={"accept-encoding": "gzip"}).headers["content-length"])
+        for path in pages.FILES
+    ]
+    assert sum(sizes) <= 200_000
 
 
 def test_a_drafter_in_trouble_shows_in_health() -> None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from slipstream.server.http.web_page import FILES
 from tests.process import DEMO, ROOT, Running, running
 from tests.wheel.contents import build, faults
 
@@ -119,9 +120,10 @@ def _chat(server: Running) -> None:
 
 def _page(server: Running) -> None:
     """The files that were installed are the repository's."""
-    for path in sorted((ROOT / "webui").iterdir()):
-        address = "/" if path.name == "index.html" else f"/{path.name}"
-        assert _ask(server.url + address) == path.read_bytes(), f"{address} is not webui/{path.name}"
+    for address, (name, _) in FILES.items():
+        assert _ask(server.url + address) == (ROOT / "webui" / name).read_bytes(), (
+            f"{address} is not webui/{name}"
+        )
 
 
 def _ask(address: str, body: bytes | None = None) -> bytes:

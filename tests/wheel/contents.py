@@ -1,7 +1,7 @@
 """Builds the wheel from a copy of the repository and compares its files with the repository's.
 
-The four folders server, engine, kernels and webui have to be in it below `slipstream/`, whole, and nothing else: a
-second top-level name could be another project's, as `kernels` is Hugging Face's.
+The folders server, engine and kernels have to be in it below `slipstream/`, whole, with the files of the page that are
+served, and nothing else: a second top-level name could be another project's, as `kernels` is Hugging Face's.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from slipstream.server.http.web_page import FILES
 from tests.process import ROOT
 
 PACKAGE = "slipstream"
-FOLDERS = ("server", "engine", "kernels", "webui")
+FOLDERS = ("server", "engine", "kernels")
+PAGE = [f"webui/{name}" for name, _ in FILES.values()]  # without what these are built from
 STAYS = (".md",)  # notes and measurements are for readers of the repository
 # Weights are large, and a folder left over from an earlier build would be packed again.
-NOT_COPIED = (".*", "__pycache__", "build", "dist", "*.egg-info", "*.safetensors")
+NOT_COPIED = (".*", "__pycache__", "node_modules", "build", "dist", "*.egg-info", "*.safetensors")
 BUILD_S = 300
 
 
@@ -46,7 +48,7 @@ def faults(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
     found = {name for name in names if not name.partition("/")[0].endswith(".dist-info")}
-    wanted = {f"{PACKAGE}/__init__.py", *_files()}
+    wanted = {f"{PACKAGE}/__init__.py", *_files(), *(f"{PACKAGE}/{name}" for name in PAGE)}
     return sorted(
         [f"lacks {name}" for name in wanted - found] + [f"should not have {name}" for name in found - wanted]
     )

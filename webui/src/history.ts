@@ -1,0 +1,120 @@
+// Conversations in this browser's IndexedDB: kept, listed, searched, deleted, exported and imported.
+
+import { signal } from "@preact/signals";
+import type { Conversation, SavedConversation } from "./conversation";
+
+export interface Entry {
+  id: string;
+  title: string;
+  changed: number;
+}
+
+const STORE = "conversations";
+const FORMAT = "slipstream-conversations";
+export const entries = signal<Entry[]>([]);
+export const isKept = signal(true); // false where the browser refuses its database, as some private windows do
+let opening: Promise<IDBDatabase> | null = null;
+
+function database(): Promise<IDBDatabase> {
+  opening ??= new Promise((resolve, reject) => {
+    const request = indexedDB.open("slipstream", 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+  return opening;
+}
+
+async function asked<T>(mode: IDBTransactionMode, ask: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
+  const store = (await database()).transaction(STORE, mode).objectStore(STORE);
+  return new Promise((resolve, reject) => {
+    const request = ask(store);
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+export async function keep(conversation: Conversation): Promise<void> {
+  if (!conversation.nodes.size) return;
+  try {
+    await asked("readwrite", (store) => store.put(conversation.saved()));
+  } catch {
+    isKept.value = false;
+    return;
+  }
+  const { id, title, changed } = conversation;
+  list([{ id, title, changed }, ...entries.value.filter((one) => one.id !== id)]);
+}
+
+function list(found: Entry[]): void {
+  entries.value = found.sort((a, b) => b.changed - a.changed);
+}
+
+export function open(id: string): Promise<SavedConversation | undefined> {
+  return asked("readonly", (store) => store.get(id));
+}
+
+function all(): Promise<SavedConversation[]> {
+  return asked("readonly", (store) => store.getAll());
+}
+
+export async function readEntries(): Promise<void> {
+  try {
+    list((await all()).map(({ id, title, changed }) => ({ id, title, changed })));
+  } catch {
+    isKept.value = false;
+  }
+}
+
+export async function remove(id: string): Promise<void> {
+  await asked("readwrite", (store) => store.delete(id));
+  list(entries.value.filter((one) => one.id !== id));
+}
+
+export async function removeAll(): Promise<void> {
+  await asked("readwrite", (store) => store.clear());
+  list([]);
+}
+
+// The ids of conversations in which all the words occur.
+export async function search(words: string): Promise<Set<string>> {
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = (await all()).filter((one) => {
+    const texts = one.nodes.map((node) => (node.kind === "question" ? node.text : node.reply.text));
+    const text = `${one.title}\n${texts.join("\n")}`.toLowerCase();
+    return wanted.every((word) => text.includes(word));
+  });
+  return new Set(found.map(({ id }) => id));
+}
+
+export async function exported(): Promise<string> {
+  return JSON.stringify({ format: FORMAT, version: 1, conversations: await all() });
+}
+
+// Adds what a file of `exported` holds; of two with one id the later stays. Throws an Error in words.
+export async function imported(text: string): Promise<number> {
+  let file: { format?: string; version?: number; conversations?: SavedConversation[] };
+  try {
+    file = JSON.parse(text);
+  } catch {
+    throw new Error("This file is not JSON.");
+  }
+  if (file?.format !== FORMAT || file.version !== 1 || !Array.isArray(file.conversations)) {
+    throw new Error("This file holds no exported conversations.");
+  }
+  const mine = new Map((await all()).map((one) => [one.id, one.changed]));
+  const taken = file.conversations.filter((one) => isWhole(one) && (mine.get(one.id) ?? 0) <= one.changed);
+  for (const one of taken) await asked("readwrite", (store) => store.put(one));
+  await readEntries();
+  return taken.length;
+}
+
+function isWhole(one: SavedConversation): boolean {
+  return (
+    typeof one?.id === "string" &&
+    typeof one.title === "string" &&
+    typeof one.changed === "number" &&
+    Array.isArray(one.nodes) &&
+    one.nodes.every((node) => typeof node?.id === "string" && (node.kind === "question" || !!node.reply?.trail?.pieces))
+  );
+}
