@@ -30,7 +30,7 @@ def settings(page: Any, server: Served) -> None:
 
 
 def text(page: Any, server: Served) -> None:
-    told(page)
+    server.engine.script = told()
     opened(page, server)
     ask(page, "hello")
     page.click("text=Did it pay?")
@@ -39,7 +39,7 @@ def text(page: Any, server: Served) -> None:
 
 
 def tokens(page: Any, server: Served) -> None:
-    told(page)
+    server.engine.script = told()
     opened(page, server)
     ask(page, "hello")
     as_tokens(page)

@@ -21,7 +21,7 @@ PIECES = [piece for step in STEPS for piece in step.kept]
 def asked(page: Any, request: pytest.FixtureRequest) -> Any:
     """The page with a reply whose every step is known."""
     with served() as server:
-        told(page, n_merged=getattr(request, "param", 1))
+        server.engine.script = told(n_merged=getattr(request, "param", 1))
         opened(page, server)
         ask(page, "hello")
         yield page

@@ -29,7 +29,7 @@ def rows(page: Any) -> dict[str, list[str]]:
 
 def test_figures_are_those_of_the_reply(page: Any) -> None:
     with served() as server:
-        told(page, generation_ms=100.0)
+        server.engine.script = told()
         opened(page, server)
         ask(page, "hello")
         opened_figures(page)
@@ -50,7 +50,7 @@ def test_figures_are_those_of_the_reply(page: Any) -> None:
 
 def test_it_says_why_nothing_was_drafted(page: Any) -> None:
     with served() as server:
-        told(page, [Told(None, (), 0, one, "rows_too_dear") for one in ("a", " b", " c")])
+        server.engine.script = told([Told(None, (), 0, one, "rows_too_dear") for one in ("a", " b", " c")])
         opened(page, server)
         ask(page, "hello")
         expect(page.locator(".figures")).to_contain_text("nothing drafted")
@@ -106,11 +106,12 @@ def test_texts_that_differ_are_named(page: Any) -> None:
 
 def test_a_loss_is_told_as_one(page: Any) -> None:
     with served() as server:
-        told(page, generation_ms=100.0)
+        server.engine.script = told()
         opened(page, server)
         ask(page, "hello")
-        page.unroute("**/v1/chat/completions")
-        told(page, [Told(None, (), 0, piece) for step in STEPS for piece in step.kept], generation_ms=80.0)
+        server.engine.script = told(
+            [Told(None, (), 0, piece) for step in STEPS for piece in step.kept], generation_s=0.08
+        )
         opened_figures(page)
         page.click("text=Run plainly")
         expect(page.locator(".ratio")).to_have_text("0.80 × drafting cost more than it brought")
