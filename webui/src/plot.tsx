@@ -21,8 +21,9 @@ interface PlotProps {
 }
 
 const WIDTH = 560;
-const HEIGHT = 250;
-const [LEFT, RIGHT, ABOVE, BELOW] = [52, 40, 14, 40];
+const HEIGHT = 280;
+// Wide enough for labels of 19 px, which is 12 px where a plot is shown small.
+const [LEFT, RIGHT, ABOVE, BELOW] = [64, 40, 34, 54];
 const DASHES = ["", "7 3", "2 3", "9 3 2 3", "4 2"];
 
 // A round step that divides a range into at most `n` parts.
@@ -59,14 +60,14 @@ export function Plot({ label, lines, x, y, top, mark, format = short }: PlotProp
         </g>
       ))}
       {ticks(low, high, 8, 1).map((at) => (
-        <text key={at} x={px(at)} y={HEIGHT - BELOW + 18} text-anchor="middle">
+        <text key={at} x={px(at)} y={HEIGHT - BELOW + 22} text-anchor="middle">
           {short(at)}
         </text>
       ))}
-      <text x={(LEFT + WIDTH - RIGHT) / 2} y={HEIGHT - 4} text-anchor="middle">
+      <text x={(LEFT + WIDTH - RIGHT) / 2} y={HEIGHT - 6} text-anchor="middle">
         {x}
       </text>
-      <text class="y" transform={`translate(13 ${(HEIGHT - BELOW + ABOVE) / 2}) rotate(-90)`} text-anchor="middle">
+      <text x={0} y={16}>
         {y}
       </text>
       {mark && mark.x >= low && mark.x <= high && (
