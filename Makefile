@@ -58,8 +58,8 @@ check-all: check
 
 # Wants Chromium from the system's packages, and installs it where it may. Accessibility is checked where npm is at hand.
 test-browser: setup
-	test -x /usr/bin/chromium || test "$$(id -u)" != 0 || { apt-get update && apt-get install -y --no-install-recommends chromium; }
-	test -d webui/node_modules/axe-core || ! command -v npm >/dev/null || (cd webui && npm ci --no-audit --no-fund)
+	test -x /usr/bin/chromium || test "$$(id -u)" != 0 || { apt-get update && apt-get install -y --no-install-recommends chromium; } || echo "no Chromium: the page's tests are skipped"
+	test -d webui/node_modules/axe-core || ! command -v npm >/dev/null || (cd webui && npm ci --no-audit --no-fund) || echo "no axe-core: accessibility is not checked"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	$(ONE_THREAD) $(BIN)/pytest -m browser tests/browser $(ARGS)
 

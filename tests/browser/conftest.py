@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+PATIENCE_MS = 30_000  # a busy machine's
 CHROMIUM = Path("/usr/bin/chromium")
 # Chromium tells of every answer with an error status; the page tells of it too, which tests look at.
 TOLD_BY_CHROMIUM = "Failed to load resource"
@@ -27,6 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
+    playwright.expect.set_options(timeout=PATIENCE_MS)
     with playwright.sync_playwright() as running:
         launched = running.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         yield launched
@@ -42,7 +44,7 @@ def page(browser: Any) -> Iterator[Any]:
         viewport={"width": 1280, "height": 860}, permissions=["clipboard-read", "clipboard-write"]
     )
     opened = context.new_page()
-    opened.set_default_timeout(8000)
+    opened.set_default_timeout(PATIENCE_MS)
     problems: list[str] = []
     hosts: set[str] = set()
     opened.on("pageerror", lambda error: problems.append(str(error)))

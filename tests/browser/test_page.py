@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.driving import ANSWER, ask, code, opened, painted, say, says
 from tests.http.fake import FakeEngine, delta, done, words
-from tests.http.serving import served
+from tests.http.serving import served, until
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -118,8 +118,7 @@ def test_stop_cancels(page: Any) -> None:
         expect(page.locator(".answer .body")).to_contain_text("w0")
         page.click("#send")
         expect(page.locator(".figures")).to_contain_text("stopped")
-        page.wait_for_timeout(100)
-        assert server.engine.streams[0].closed
+        until(lambda: server.engine.streams[0].closed)
         expect(page.locator("#send")).to_have_text("Send")
 
 
