@@ -61,7 +61,7 @@ test-browser: setup
 	test -x /usr/bin/chromium || test "$$(id -u)" != 0 || { apt-get update && apt-get install -y --no-install-recommends chromium; } || echo "no Chromium: the page's tests are skipped"
 	test -d webui/node_modules/axe-core || ! command -v npm >/dev/null || (cd webui && npm ci --no-audit --no-fund) || echo "no axe-core: accessibility is not checked"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
-	$(ONE_THREAD) $(BIN)/pytest -m browser tests/browser $(ARGS)
+	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m browser tests/browser $(ARGS)
 
 test-gpu: setup
 	TRITON_INTERPRET=0 $(BIN)/pytest -m gpu tests/gpu $(ARGS)
