@@ -1,8 +1,8 @@
-"""What MTP layers read from a GGUF file say, and how they draft, to be held against those of a checkpoint folder."""
+"""Released checkpoints with MTP layers and their GGUF files: what the layers say and draft, read from either."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,32 @@ from torch import Tensor
 from slipstream.engine.api import Sampling
 from slipstream.engine.batch import Span
 from slipstream.engine.models.heads.mtp import Mtp
-from tests.gguf_files import Blocks, Contents
-from tests.oracle.head_rounds import N_CTX, Pages, text
+from slipstream.engine.models.network import Network
+from slipstream.engine.models.registry import load_network
+from tests.gguf_files import Blocks, Contents, gguf_of
+from tests.oracle.head_rounds import CPU, N_CTX, VOCAB, Pages, text
 from tests.oracle.lab import Bench, Case, Folders, Lab, play
+from tests.oracle.window_heads import released_checkpoint
 
 N = 40
+
+
+@dataclass
+class Made:
+    """A released checkpoint with layers of prediction, and its file."""
+
+    folder: Path
+    contents: Contents
+
+
+def made(family: str, folder: Path) -> Made:
+    """family: as `released_checkpoint` names it."""
+    released = released_checkpoint(family, folder)
+    return Made(released, gguf_of(released))
+
+
+def loaded(path: Path) -> Network:
+    return load_network(path, torch.float32, CPU, N_CTX, VOCAB)
 
 
 def nextn_alone(contents: Contents) -> Contents:

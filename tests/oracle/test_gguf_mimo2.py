@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +15,21 @@ from slipstream.engine.checkpoint.gguf.files import GgufTensors
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.models.heads.mtp import load_mtp
-from slipstream.engine.models.network import Network
-from slipstream.engine.models.registry import decoder_spec, load_network, read_model
+from slipstream.engine.models.registry import decoder_spec, read_model
 from slipstream.engine.service.start.draft_network import draft_source
 from slipstream.engine.service.start.sizes import Checkpoint
-from slipstream.engine.speculate.registry import kind_of
 from slipstream.kernels.matmul.quantized import widened
-from tests.gguf_files import Contents, gguf_of
 from tests.gguf_tiny import refusal, tiny
-from tests.oracle.gguf_rounds import drafted, joined, model_alone, nextn_alone, said
+from tests.oracle.gguf_rounds import Made, joined, loaded, made, model_alone, nextn_alone
 from tests.oracle.head_rounds import CPU, N_CTX, VOCAB
-from tests.oracle.test_gguf import check_blocks, logits, same_parts
-from tests.oracle.window_heads import released_checkpoint
+from tests.oracle.test_gguf import logits, same_parts
 
 pytestmark = pytest.mark.usefixtures("_selected")
 
 
-@dataclass
-class Made:
-    """A released checkpoint with layers of prediction, and its file."""
-
-    folder: Path
-    contents: Contents
-
-
 @pytest.fixture(scope="module")
 def mimo(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = released_checkpoint("mimo", tmp_path_factory.mktemp("mimo"))
-    return Made(folder, gguf_of(folder))
-
-
-def loaded(path: Path) -> Network:
-    return load_network(path, torch.float32, CPU, N_CTX, VOCAB)
+    return made("mimo", tmp_path_factory.mktemp("mimo"))
 
 
 def test_every_tensor_comes_back(mimo: Made, tmp_path: Path) -> None:
@@ -59,22 +42,6 @@ def test_every_tensor_comes_back(mimo: Made, tmp_path: Path) -> None:
     assert torch.equal(logits(path), logits(mimo.folder))
 
 
-def test_layers_of_prediction(mimo: Made, tmp_path: Path) -> None:
-    """In the model's file, and in one of their own: the head of the folder, which drafts the same tokens."""
-    path = mimo.contents.write(tmp_path / "both.gguf")
-    alone = nextn_alone(mimo.contents).write(tmp_path / "mtp.gguf")
-    assert [kind_of(of) for of in (path, alone)] == ["draft-model", "draft-mtp"]
-    expected = said(load_mtp(mimo.folder, loaded(mimo.folder), N_CTX))
-    for of in (path, alone):
-        head = load_mtp(of, loaded(path), N_CTX)
-        assert not head.is_chained
-        assert torch.equal(said(head), expected), of.name
-    made = drafted(mimo.folder, mimo.folder)
-    assert all(n_drafted > 20 for _, n_drafted, _ in made)
-    assert sum(n_kept for _, _, n_kept in made) > 0
-    assert drafted(path, path) == drafted(path, alone) == made
-
-
 def test_a_model_without_them(mimo: Made, tmp_path: Path) -> None:
     """Also where the metadata says that there are some, in another file."""
     alone = model_alone(mimo.contents)
@@ -84,27 +51,6 @@ def test_a_model_without_them(mimo: Made, tmp_path: Path) -> None:
         assert same_parts(path, mimo.folder)
         assert torch.equal(logits(path), logits(mimo.folder))
         assert draft_source(None, Checkpoint(path, read_model(path), CPU, torch.float32)) is None
-
-
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-def test_joint_projections(mimo: Made, tmp_path: Path, kind: str) -> None:
-    """As the converter's `--fuse-qkv` writes them, and llama.cpp wants them in layers of prediction."""
-    parts = mimo.contents.as_type(kind) if kind != "F32" else mimo.contents
-    joint = joined(parts)
-    assert len(joint.tensors) == len(parts.tensors) - 2 * 9
-    path, apart = joint.write(tmp_path / "joint.gguf"), parts.write(tmp_path / "apart.gguf")
-    assert set(GgufTensors(path).names) == set(GgufTensors(apart).names)
-    assert torch.equal(logits(path), logits(apart))
-    heads = [said(load_mtp(of, loaded(apart), N_CTX)) for of in (path, apart)]
-    assert torch.equal(*heads)
-
-
-def test_blocks(mimo: Made, tmp_path: Path) -> None:
-    contents = mimo.contents.as_type("Q8_0")
-    check_blocks(contents, tmp_path)
-    target = loaded(tmp_path / "wide.gguf")
-    ours, wide = (said(load_mtp(tmp_path / f"{one}.gguf", target, N_CTX)) for one in ("blocks", "wide"))
-    assert (ours - wide).abs().max() < 1e-4 * wide.abs().max()
 
 
 def specs(path: Path) -> list[AttentionSpec]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +16,24 @@ from slipstream.engine.checkpoint.gguf.files import GgufTensors
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from slipstream.engine.models.families.step3p5 import block
 from slipstream.engine.models.heads.mtp import load_mtp
-from slipstream.engine.models.network import Network
-from slipstream.engine.models.registry import load_network, read_model
+from slipstream.engine.models.registry import read_model
 from slipstream.engine.service.start.draft_network import draft_source
 from slipstream.engine.service.start.sizes import Checkpoint
-from slipstream.engine.speculate.registry import kind_of
 from slipstream.kernels.matmul.quantized import widened
 from tests.checkpoints import with_config
-from tests.gguf_files import Blocks, Contents, gguf_of
+from tests.gguf_files import gguf_of
 from tests.gguf_tiny import refusal, tiny
-from tests.oracle.gguf_rounds import drafted, joined, model_alone, nextn_alone, said
-from tests.oracle.head_rounds import CPU, N_CTX, VOCAB
-from tests.oracle.test_gguf import check_blocks, logits, same_parts
-from tests.oracle.window_heads import released_checkpoint
+from tests.oracle.gguf_rounds import Made, joined, loaded, made, model_alone, nextn_alone, said
+from tests.oracle.head_rounds import CPU, N_CTX
+from tests.oracle.test_gguf import logits, same_parts
 
 pytestmark = pytest.mark.usefixtures("_selected")
 N_LAYERS, N_ALL = 5, 8
 
 
-@dataclass
-class Made:
-    """A released checkpoint with layers of prediction, and its file."""
-
-    folder: Path
-    contents: Contents
-
-
 @pytest.fixture(scope="module")
 def step(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = released_checkpoint("step", tmp_path_factory.mktemp("step"))
-    return Made(folder, gguf_of(folder))
-
-
-def loaded(path: Path) -> Network:
-    return load_network(path, torch.float32, CPU, N_CTX, VOCAB)
+    return made("step", tmp_path_factory.mktemp("step"))
 
 
 def plain_tensors(stored: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -109,22 +93,6 @@ def test_full_layers_alone_are_stretched(step: Made, tmp_path: Path) -> None:
     assert 1.0 < divisors[-1] <= 2.0
 
 
-def test_layers_of_prediction(step: Made, tmp_path: Path) -> None:
-    """In the model's file, and in one of their own: the head of the folder, which drafts the same tokens."""
-    path = step.contents.write(tmp_path / "both.gguf")
-    alone = nextn_alone(step.contents).write(tmp_path / "mtp.gguf")
-    assert [kind_of(of) for of in (path, alone)] == ["draft-model", "draft-mtp"]
-    expected = said(load_mtp(step.folder, loaded(step.folder), N_CTX))
-    for of in (path, alone):
-        head = load_mtp(of, loaded(path), N_CTX)
-        assert head.is_chained
-        assert torch.equal(said(head), expected), of.name
-    made = drafted(step.folder, step.folder)
-    assert all(n_drafted > 20 for _, n_drafted, _ in made)
-    assert sum(n_kept for _, _, n_kept in made) > 0
-    assert drafted(path, path) == drafted(path, alone) == made
-
-
 def test_a_model_without_them(step: Made, tmp_path: Path) -> None:
     """Also where the metadata says that there are some, in another file, which then drafts for it."""
     alone = model_alone(step.contents)
@@ -146,27 +114,6 @@ def test_a_head_for_a_model_that_says_nothing_of_it_is_refused(step: Made, tmp_p
         UnsupportedModel, match=r"model\.gguf: mtp_layer_types .* does not say what layer 5 is"
     ):
         load_mtp(head, loaded(path), N_CTX)
-
-
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-def test_joint_projections(step: Made, tmp_path: Path, kind: str) -> None:
-    parts = step.contents.as_type(kind) if kind != "F32" else step.contents
-    joint = joined(parts)
-    assert len(joint.tensors) == len(parts.tensors) - 2 * N_ALL
-    path, apart = joint.write(tmp_path / "joint.gguf"), parts.write(tmp_path / "apart.gguf")
-    assert set(GgufTensors(path).names) == set(GgufTensors(apart).names)
-    assert torch.equal(logits(path), logits(apart))
-    heads = [said(load_mtp(of, loaded(apart), N_CTX)) for of in (path, apart)]
-    assert torch.equal(*heads)
-
-
-def test_blocks(step: Made, tmp_path: Path) -> None:
-    contents = step.contents.as_type("Q8_0")
-    assert isinstance(contents.tensors["blk.1.attn_gate.weight"], Blocks)
-    check_blocks(contents, tmp_path)
-    target = loaded(tmp_path / "wide.gguf")
-    ours, wide = (said(load_mtp(tmp_path / f"{one}.gguf", target, N_CTX)) for one in ("blocks", "wide"))
-    assert (ours - wide).abs().max() < 1e-4 * wide.abs().max()
 
 
 def values(path: Path) -> dict[str, Any]:
