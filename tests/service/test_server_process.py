@@ -345,7 +345,8 @@ def test_a_conversation_brings_its_own_server() -> None:
         text=True,
     )
     assert (found.returncode, found.stderr) == (0, "")
-    assert " tokens/s · " in found.stdout
+    # Whether anything was drafted, which the line may go on to say, depends on the machine.
+    assert re.search(r"^\d+ tokens · [\d.]+ tokens/s", found.stdout, re.MULTILINE)
     assert "return" in found.stdout
     missing = subprocess.run([*command[:4], "-m", "./no/such"], input="", capture_output=True, text=True)
     assert missing.returncode == 1
