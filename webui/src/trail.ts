@@ -4,14 +4,14 @@
 import { TARGET } from "./sources";
 import type { Detail, Step } from "./wire";
 
-export type Part = "text" | "thinking" | "call";
+const PARTS = ["text", "thinking"] as const;
+export type Part = (typeof PARTS)[number];
 
 export interface StepRecord {
   first: number; // its first token
   drafter: string | null;
   drafted: string[];
   nAccepted: number;
-  nForced: number;
   whyNot: string | null;
   known: boolean; // false: the server said only which tokens came together
 }
@@ -42,10 +42,10 @@ export class Trail {
   sources: string[] = [];
   stepOf: number[] = [];
   steps: StepRecord[] = [];
-  stretches: Record<Part, Stretch[]> = { text: [], thinking: [], call: [] };
+  stretches: Record<Part, Stretch[]> = { text: [], thinking: [] };
   private length = 0;
   private pending = ""; // raw text that no part has taken yet
-  private placed: Record<Part, number> = { text: 0, thinking: 0, call: 0 };
+  private placed: Record<Part, number> = { text: 0, thinking: 0 };
 
   get n(): number {
     return this.pieces.length;
@@ -154,7 +154,7 @@ export class Trail {
   placeOf(token: number): { part: Part; from: number; to: number } | null {
     const raw = this.starts[token] as number;
     const end = raw + (this.pieces[token] as string).length;
-    for (const part of ["text", "thinking"] as Part[]) {
+    for (const part of PARTS) {
       const list = this.stretches[part];
       const stretch = list.find((one) => one.raw < end && raw < one.raw + one.length);
       if (stretch) {
@@ -188,7 +188,7 @@ export class Trail {
       trail.stepOf.push(step);
       trail.length += piece.length;
     }
-    for (const part of ["text", "thinking", "call"] as Part[]) {
+    for (const part of PARTS) {
       const last = stretches[part].at(-1);
       trail.placed[part] = last ? last.at + last.length : 0;
     }
@@ -199,7 +199,7 @@ export class Trail {
 // The steps of a chunk with the tokens at which they begin: a step keeps its accepted tokens and one of the target's own.
 function marked(steps: Step[], first: number, nTokens: number): StepRecord[] {
   if (!steps.length) {
-    const nothing = { drafter: null, drafted: [], nAccepted: 0, nForced: 0, whyNot: null, known: false };
+    const nothing = { drafter: null, drafted: [], nAccepted: 0, whyNot: null, known: false };
     return nTokens ? [{ first, ...nothing }] : [];
   }
   let at = first;
@@ -209,7 +209,6 @@ function marked(steps: Step[], first: number, nTokens: number): StepRecord[] {
       drafter: step.drafter,
       drafted: step.drafted_pieces ?? [],
       nAccepted: step.n_accepted,
-      nForced: step.n_forced ?? 0,
       whyNot: step.why_not,
       known: true,
     };

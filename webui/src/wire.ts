@@ -6,7 +6,6 @@ export interface Step {
   drafted: number[];
   drafted_pieces: string[];
   n_accepted: number;
-  n_forced?: number;
   why_not: string | null;
 }
 
