@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from slipstream.engine.batch import RecurrentRows
 from slipstream.engine.cache.memory import zeros
 from slipstream.engine.cache.store import LayerState, Need, Sizes
+from slipstream.engine.ranks import share
 from slipstream.kernels.gated_delta.op import DeltaState, settle
 from slipstream.kernels.short_conv.op import ConvState, settle_window
 
@@ -29,10 +30,24 @@ class Recurrent(Need):
     def is_recurrent(self) -> bool:
         return True
 
+    def split(self, n: int) -> Recurrent:
+        """What each of n ranks needs. Raises `SettingError`."""
+        return replace(
+            self,
+            n_key_heads=share(self.n_key_heads, "key heads of recurrent layers", n),
+            n_value_heads=share(self.n_value_heads, "value heads of recurrent layers", n),
+        )
+
+    @property
+    def channels(self) -> tuple[int, int, int]:
+        """Channels of the convolution: of all queries, of all keys, of all values."""
+        d_keys = self.n_key_heads * self.d_key
+        return d_keys, d_keys, self.n_value_heads * self.d_value
+
     @property
     def n_channels(self) -> int:
-        """Channels of the convolution: all queries, all keys, all values."""
-        return 2 * self.n_key_heads * self.d_key + self.n_value_heads * self.d_value
+        """All of them."""
+        return sum(self.channels)
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of a slot's state, which is float32, and of its window."""

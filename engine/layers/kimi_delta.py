@@ -5,7 +5,7 @@ Decay and output gate are products of two thin matrices; queries, keys and value
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -62,6 +62,10 @@ class KimiDeltaSpec:
 
     rope = None
     ops: ClassVar[tuple[str, ...]] = ("gated_delta", "short_conv", "gated_norm")
+
+    def split(self, n: int) -> KimiDeltaSpec:
+        """What each of n ranks computes. Raises `SettingError`."""
+        return replace(self, state=self.state.split(n))
 
     @property
     def need(self) -> Recurrent:

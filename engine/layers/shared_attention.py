@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -51,6 +51,10 @@ class SharedAttentionSpec:
 
     like: AttentionSpec  # what the other layer computes
     source: int  # its number
+
+    def split(self, n: int) -> SharedAttentionSpec:
+        """What each of n ranks computes. Raises `SettingError`."""
+        return replace(self, like=self.like.split(n))
 
     @property
     def need(self) -> SharedKV:
