@@ -170,5 +170,6 @@ class RankLost(DeviceLost):
 
     def __init__(self, why: str) -> None:
         EngineStopped.__init__(
-            self, f"a process of --tensor-parallel-size is lost ({why}), and nothing is computed until a new start"
+            self,
+            f"a process of --tensor-parallel-size is lost ({why}), and nothing is computed until a new start",
         )

@@ -7,6 +7,7 @@ Source of the division: Megatron-LM (Shoeybi et al., arXiv 1909.08053), section 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,12 +44,18 @@ class Ranks:
             return part
         return self._gather(part).transpose(0, 1).flatten(1)
 
+    def gathered(self, parts: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """What all ranks have of each tensor, in order of rank. All have to call it. Raises `RankLost`."""
+        return [self._gather(part).unbind(0) for part in parts]
+
     def _gather(self, part: Tensor) -> Tensor:  # [n, ...] of [...] each
         """As bytes: what they mean is nothing to the transport, and it does not know all dtypes."""
         parts = part.new_empty((self.n, *part.shape))
         sent = part.contiguous()
         try:
-            self.group._allgather_base(parts.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)).wait()
+            self.group._allgather_base(
+                parts.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
+            ).wait()
         except RuntimeError as error:
             raise RankLost(f"the ranks could not be reached from rank {self.rank}") from error
         return parts
@@ -67,3 +74,54 @@ def share(count: int, what: str, n: int) -> int:
 def share_or_repeat(count: int, what: str, n: int) -> int:
     """The same of parts that several ranks may hold, where there are fewer of them than ranks."""
     return 1 if n % count == 0 else share(count, what, n)
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A dimension in which several matrices lie one behind the other, each of which is divided for itself."""
+
+    dim: int
+    sizes: Sequence[int]  # of the rank's own parts
+
+
+def cut_of(
+    ranks: Ranks, stored: Sequence[int], asked: Sequence[int], joint: Joint | None
+) -> list[list[slice]] | None:
+    """Per dimension the runs that a rank reads of a tensor; None if the asked shape is no part of the stored shape."""
+    if len(stored) != len(asked):
+        return None
+    runs = []
+    for dim, (have, want) in enumerate(zip(stored, asked, strict=True)):
+        times, rest = divmod(have, want) if want else (0, have)
+        if rest or not times or ranks.n % times:
+            return None
+        sizes = [want]
+        if joint is not None and joint.dim == dim:
+            # The codes of a narrow matrix may be fewer than its rows, in proportion.
+            sizes = [one * want // sum(joint.sizes) for one in joint.sizes]
+            if sum(sizes) != want:
+                return None
+        place, start, own = ranks.rank * times // ranks.n, 0, []
+        for size in sizes:
+            own.append(slice(start + place * size, start + (place + 1) * size))
+            start += times * size
+        runs.append(own)
+    return runs
+
+
+def cut(tensor: Tensor, runs: Sequence[Sequence[slice]]) -> Tensor:
+    """These runs of each dimension. A view where each dimension has one, so that nothing else is read of a file."""
+    for dim, own in enumerate(runs):
+        parts = [tensor.narrow(dim, one.start, one.stop - one.start) for one in own]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    return tensor
+
+
+def joined(parts: Sequence[Tensor], whole: Sequence[int], joint: Joint | None) -> Tensor:
+    """The opposite of `cut`: a tensor of the shape `whole` of what each rank has of it, in order of rank."""
+    if joint is None:
+        return parts[0]
+    times = whole[joint.dim] // parts[0].shape[joint.dim]
+    holders = [parts[i * len(parts) // times] for i in range(times)]  # the others repeat them
+    pieces = [one.split_with_sizes(list(joint.sizes), joint.dim) for one in holders]
+    return torch.cat([piece for same in zip(*pieces, strict=True) for piece in same], joint.dim)

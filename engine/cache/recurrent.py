@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from slipstream.engine.batch import RecurrentRows
 from slipstream.engine.cache.memory import zeros
-from slipstream.engine.cache.store import LayerState, Need, Sizes
-from slipstream.engine.ranks import share
+from slipstream.engine.cache.need import LayerState, Need, Sizes
+from slipstream.engine.ranks import Joint, share
 from slipstream.kernels.gated_delta.op import DeltaState, settle
 from slipstream.kernels.short_conv.op import ConvState, settle_window
 
@@ -59,6 +60,10 @@ class Recurrent(Need):
         n_decays = self.d_key if self.decays_by_key else 1
         record = self.n_key_heads * self.d_key + self.n_value_heads * (self.d_value + n_decays)
         return record * torch.float32.itemsize + self.n_channels * dtype.itemsize
+
+    @property
+    def slot_joints(self) -> Sequence[Joint]:
+        return Joint(0, (self.n_value_heads,)), Joint(1, self.channels)
 
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> RecurrentLayer:
         wide = torch.promote_types(dtype, torch.float32)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.checkpoint.layouts import META
-from slipstream.engine.checkpoint.parts import Joint
 from slipstream.engine.checkpoint.weights import STORED_DTYPES, Weights
 from slipstream.engine.errors import LoadError
+from slipstream.engine.ranks import Joint
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import Quantized
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from slipstream.engine.checkpoint.gguf.files import GgufTensors
 from slipstream.engine.checkpoint.gguf.matrices import is_finite
 from slipstream.engine.checkpoint.layouts import MARKS, PIECES, Layout, Pieces, Scheme, packed_bytes
-from slipstream.engine.checkpoint.parts import Joint, cut, cut_blocks, cut_of
+from slipstream.engine.checkpoint.parts import cut_blocks
 from slipstream.engine.checkpoint.safetensors_folder import SafetensorsFolder
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from slipstream.engine.naming import is_gguf
-from slipstream.engine.ranks import ALONE, Ranks
+from slipstream.engine.ranks import ALONE, Joint, Ranks, cut, cut_of
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import Quantized, joined, widened
 
@@ -390,7 +390,9 @@ class Weights:
         if tuple(shape) == stored:
             return tensor
         self._divided.add(name)
-        part = cut(tensor, runs) if isinstance(tensor, Tensor) else cut_blocks(tensor, runs)
+        if isinstance(tensor, Tensor):
+            return cut(tensor, runs)
+        part = cut_blocks(tensor, runs)
         if part is None:
             raise UnsupportedModel(
                 f"{files.where(name)}: blocks of {tensor.kind} cannot be cut to {list(shape)}{self._of_part}"

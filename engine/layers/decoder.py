@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.batch import Batch
-from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.cache.need import Need
+from slipstream.engine.cache.store import Store
 from slipstream.engine.checkpoint.weights import TensorSource
 from slipstream.engine.layers.attention import Ropes
 from slipstream.engine.layers.block_end import BlockEnd, BlockEndSpec, LayerInputs, LayerInputsSpec

@@ -86,7 +86,7 @@ def load_head(
 
 
 def _rows_of(matrix: Tensor | BlockWeight, ranks: Ranks, vocab_size: int) -> Tensor | BlockWeight:
-    """The rows that a rank multiplies with, as many on each: of a matrix [vocab_rows, d_model], padded where it ends."""
+    """A rank's rows of a matrix [vocab_rows, d_model], as many on each: padded where the matrix ends."""
     n_each = vocab_size if ranks.n == 1 else -(-matrix.shape[0] // ranks.n)
     rows = matrix.data if isinstance(matrix, BlockWeight) else matrix  # [vocab_rows, ...]
     own = rows[ranks.rank * n_each :][:n_each]

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.recurrent import Recurrent, RecurrentLayer
-from slipstream.engine.checkpoint.parts import Joint
 from slipstream.engine.checkpoint.weights import TensorSource
 from slipstream.engine.layers.attention import Ropes
 from slipstream.engine.layers.linear import load_linear
+from slipstream.engine.ranks import Joint
 from slipstream.kernels.gated_delta.op import DeltaGate, gated_delta
 from slipstream.kernels.gated_norm.op import gated_norm
 from slipstream.kernels.matmul.op import Packed, linear, pack

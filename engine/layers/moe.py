@@ -12,10 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.parts import Joint
 from slipstream.engine.checkpoint.weights import TensorSource
 from slipstream.engine.layers.mlp import GatedMLP, MLPSpec
-from slipstream.engine.ranks import share
+from slipstream.engine.ranks import Joint, share
 from slipstream.kernels.gated.op import sigmoid_mul
 from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.matmul.quantized import Quantized, joined, widened
@@ -115,7 +114,10 @@ class MoESpec:
     load_experts: Callable[[TensorSource, str, MoESpec], PackedExperts] = load_experts
 
     def split(self, n: int) -> MoESpec:
-        """What each of n ranks computes: a part of every expert, so that all have as much to do. Raises `SettingError`."""
+        """What each of n ranks computes: a part of every expert, so that all have as much to do.
+
+        Raises `SettingError`.
+        """
         shared = self.shared
         if shared is not None:
             shared = replace(shared, d_ffn=share(shared.d_ffn, "inner features of a shared expert", n))

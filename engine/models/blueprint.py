@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.engine.cache.store import Need
+from slipstream.engine.cache.need import Need
 from slipstream.engine.checkpoint.layouts import Scheme, packed_bytes
-from slipstream.engine.checkpoint.parts import Joint
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.layers.decoder import DecoderSpec, load_block, load_decoder
 from slipstream.engine.layers.linear import load_linear
@@ -23,7 +22,7 @@ from slipstream.engine.layers.rope import rope_tables
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.reading.fields import MOST_PARTS
 from slipstream.engine.models.registry import decoder_spec
-from slipstream.engine.ranks import ALONE, Ranks
+from slipstream.engine.ranks import ALONE, Joint, Ranks
 from slipstream.kernels import select
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import Quantized, joined
@@ -48,7 +47,7 @@ class Blueprint:
         target: torch.device = CUDA,
         ranks: Ranks = ALONE,
     ) -> None:
-        """scheme: how matrices of few bits are stored. target: where they are to run. ranks: whose part is asked for."""
+        """scheme: how matrices of few bits are stored. target: where they are to run. ranks: whose part it is."""
         self.dtype = dtype
         self.device = META
         self.ranks = ranks

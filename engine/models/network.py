@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.batch import Batch
-from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.cache.need import Need
+from slipstream.engine.cache.store import Store
 from slipstream.engine.layers.decoder import Decoder, DecoderSpec, Taps
 from slipstream.engine.models.reading.config import ModelConfig
 
@@ -42,4 +43,9 @@ class Network:
         The caller runs it under `torch.inference_mode`; positions must be below `n_ctx`. taps: residual
         streams to keep of all rows, for draft networks that read them.
         """
+        with store.held.together():
+            return self.run(batch, store, taps)
+
+    def run(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
+        """The same of this rank alone, for callers that have the other ranks run it too."""
         return self.decoder(batch, store, taps)

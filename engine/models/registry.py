@@ -121,10 +121,10 @@ def load_network(
 ) -> Network:
     """The network of a checkpoint folder, its weights cast to `dtype`.
 
-    n_ctx: positions the rotary tables cover. n_vocab: real token ids; logits past them do not exist. None
-    keeps all rows. ranks: of which part; every pass is then one of all ranks. The tensors of an MTP head in the folder are left to `load_mtp`. `kernels.select(device,
-    dtype)` must have run, and for float32 too where a router computes in it. Raises `LoadError` and its
-    subclasses.
+    n_ctx: positions the rotary tables cover. n_vocab: real token ids; logits past them do not exist. None keeps all
+    rows. ranks: whose part of it; a pass is then one of all ranks. The tensors of an MTP head in the folder are left to
+    `load_mtp`. `kernels.select(device, dtype)` must have run, and for float32 too where a router computes in it.
+    Raises `LoadError` and its subclasses, `SettingError` where the parts do not come out even.
     """
     config = read_model(path)
     if n_vocab is not None and n_vocab > config.vocab_rows:

@@ -23,12 +23,13 @@ from torch import Tensor
 
 from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.store import Sizes, Store
-from slipstream.engine.checkpoint.parts import Joint
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.layers.decoder import Decoder, load_decoder
 from slipstream.engine.models.blueprint import Blueprint, draw
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.registry import decoder_spec, read_model
+from slipstream.engine.ranks import Joint
 from slipstream.kernels import select
 from tests.public_configs import CONFIGS
 

@@ -14,12 +14,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from slipstream.engine.checkpoint.parts import Joint
 from slipstream.engine.layers.decoder import load_decoder
 from slipstream.engine.models.heads.mtp import Mtp, found_layers, load_layer, plan_of
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import decoder_spec, read_model
-from slipstream.engine.ranks import ALONE, Ranks
+from slipstream.engine.ranks import ALONE, Joint, Ranks
 from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.kernels.matmul.blocks import BlockWeight

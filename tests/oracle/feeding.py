@@ -12,7 +12,8 @@ from torch import Tensor
 
 from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network

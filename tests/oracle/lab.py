@@ -17,8 +17,9 @@ import torch
 
 from slipstream.engine.api import Delta, Done, Echo, Event, Failed, Request, Sampling, Speculate, TokenLogprob
 from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.snapshots import Snapshots
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.store import Store
 from slipstream.engine.core.engine import Capacity, Engine
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.errors import InvalidRequest

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.errors import LoadError, SettingError, UnsupportedModel
 from slipstream.engine.models.blueprint import META, draw, draw_mtp
 from slipstream.engine.models.registry import read_model

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.batch import Batch
-from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.cache.need import Need
+from slipstream.engine.cache.store import Store
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import DraftMismatch, LoadError, UnsupportedModel
 from slipstream.engine.layers.decoder import AnyHead, Block, load_block, logits_of, run_blocks, wanted_rows

@@ -13,8 +13,9 @@ from typing import Protocol
 import torch
 
 from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.need import Need, Sizes
 from slipstream.engine.cache.snapshots import Snapshots
-from slipstream.engine.cache.store import Need, Sizes, Store
+from slipstream.engine.cache.store import Store
 from slipstream.engine.errors import SettingError
 from slipstream.engine.models.blueprint import Outline, draw
 from slipstream.engine.models.network import Network
