@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from slipstream.engine.checkpoint.layouts import Scheme
 from slipstream.engine.checkpoint.outlined import OutlinedWeights
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import LoadError
-from slipstream.engine.layers.decoder import DecoderSpec, load_decoder
+from slipstream.engine.layers.decoder import Decoder, DecoderSpec, load_decoder
+from slipstream.engine.layers.embed import Head, load_head
 from slipstream.engine.models.families import (
     deepseek_v3,
     gemma3,
@@ -131,8 +133,9 @@ def load_network(
         raise LoadError(f"{path}: the tokenizer has {n_vocab} tokens, the embedding {config.vocab_rows} rows")
     spec = decoder_spec(config, n_ctx, n_vocab)
     weights = Weights(path, dtype, device, config.quantization, ranks)
+    n_params = None
     if ranks.n > 1:
-        _check_whole(path, dtype, spec, config)
+        n_params = _check_whole(path, dtype, spec, config)
     elif config.quantization is not None:
         log_scheme(path, config.quantization)
     decoder = load_decoder(weights, spec.split(ranks.n))
@@ -142,22 +145,38 @@ def load_network(
         config=config,
         spec=spec,
         decoder=decoder,
-        n_params=weights.n_params,
-        weight_bytes=weights.n_bytes,
+        n_params=n_params or weights.n_params,
+        weight_bytes=weights.n_bytes * ranks.n,
         dtype=dtype,
         device=device,
         n_ctx=n_ctx,
+        ranks=ranks,
+        read_head=partial(_whole_head, path, decoder, spec, config) if ranks.n > 1 else None,
     )
 
 
-def _check_whole(path: Path | str, dtype: torch.dtype, spec: DecoderSpec, config: ModelConfig) -> None:
-    """Raise `LoadError` unless the files' tensors are as large as the config says; parts could be cut out of any."""
+def _whole_head(path: Path | str, decoder: Decoder, spec: DecoderSpec, config: ModelConfig) -> Head:
+    """The output matrix, where the decoder has one rank's part of it."""
+    embedded = decoder.embedding
+    weights = Weights(path, embedded.weight.dtype, embedded.weight.device, config.quantization)
+    head = load_head(weights, "lm_head", embedded, spec.vocab_size, tied=spec.tied, cap=spec.logit_cap)
+    weights.leave(weights.names)
+    weights.finish()
+    return head
+
+
+def _check_whole(path: Path | str, dtype: torch.dtype, spec: DecoderSpec, config: ModelConfig) -> int:
+    """The parameters of the network undivided.
+
+    Raises `LoadError` unless the files' tensors are as large as the config says; parts could be cut out of any.
+    """
     meta = torch.device("meta")
     for one in dict.fromkeys((dtype, torch.float32)):  # some layers compute in float32
         select(meta, one)
     outlined = OutlinedWeights(path, dtype, meta, config.quantization)
     load_decoder(outlined, spec)
     outlined.finish()
+    return outlined.n_params
 
 
 def log_scheme(path: Path | str, scheme: Scheme) -> None:

@@ -240,7 +240,7 @@ def load_draft_head(weights: Weights, name: str, d_model: int, target: Network) 
                 f"{weights.folder}: has no {name}, and the target's has width {target.config.d_model}"
                 f" where the draft's has {d_model}"
             )
-        return target.decoder.head
+        return target.whole_head()
     n_rows = weights.shape(name)[0]
     token_ids = read_draft_ids(weights, name, n_rows, target)  # [n_rows] int64 on the CPU
     matrix = weights.take(name, [n_rows, d_model])

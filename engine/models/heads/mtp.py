@@ -311,7 +311,7 @@ def load_layer(
 ) -> MtpLayer:
     """The layer in a place of the head. Its embedding and head are the target's unless it has others of its own."""
     d_model = plan.d_model
-    embedding, head = target.decoder.embedding, target.decoder.head
+    embedding, head = target.decoder.embedding, target.whole_head()
     own_head: AnyHead = head
     if names.embedding is not None:
         embedding = load_draft_embedding(weights, names.embedding, d_model, target)
