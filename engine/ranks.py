@@ -51,17 +51,20 @@ class Ranks:
     def _gather(self, part: Tensor) -> Tensor:  # [n, ...] of [...] each
         """As bytes: what they mean is nothing to the transport, and it does not know all dtypes."""
         parts = part.new_empty((self.n, *part.shape))
-        sent = part.contiguous()
         try:
-            self.group._allgather_base(
-                parts.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
-            ).wait()
+            self.group._allgather_base(as_bytes(parts), as_bytes(part)).wait()
         except RuntimeError as error:
             raise RankLost(f"the ranks could not be reached from rank {self.rank}") from error
         return parts
 
 
 ALONE = Ranks()
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A tensor's bytes in order, [n_bytes] uint8; a view where it is contiguous."""
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))  # one number may have a stride of 0
+    return flat.view(torch.uint8)
 
 
 def share(count: int, what: str, n: int) -> int:
@@ -92,7 +95,7 @@ def cut_of(
         return None
     runs = []
     for dim, (have, want) in enumerate(zip(stored, asked, strict=True)):
-        times, rest = divmod(have, want) if want else (0, have)
+        times, rest = (1, 0) if have == want else divmod(have, max(1, want))
         if rest or not times or ranks.n % times:
             return None
         sizes = [want]

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.engine.ranks import as_bytes
+
 _STEP = 16  # bytes; enough for any dtype
 _LENGTH = 8  # bytes of the header's length
 
@@ -32,9 +34,7 @@ class Message:
         listed = [(name, _name(one.dtype), list(one.shape)) for name, one in self.tensors.items()]
         header = json.dumps((self.verb, self.arguments, listed)).encode()
         parts = [len(header).to_bytes(_LENGTH, "little") + header]
-        parts += [
-            one.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for one in self.tensors.values()
-        ]
+        parts += [as_bytes(one).numpy().tobytes() for one in self.tensors.values()]
         return b"".join(part.ljust(_whole(len(part)), b"\0") for part in parts)
 
     @classmethod

@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from slipstream.engine.checkpoint.gguf.matrices import is_finite
 from slipstream.engine.checkpoint.layouts import MARKS, PIECES, Layout, Pieces, Scheme, packed_bytes
 from slipstream.engine.checkpoint.parts import cut_blocks
 from slipstream.engine.checkpoint.safetensors_folder import SafetensorsFolder
+from slipstream.engine.checkpoint.source import StoredTensors
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from slipstream.engine.naming import is_gguf
 from slipstream.engine.ranks import ALONE, Joint, Ranks, cut, cut_of
@@ -35,67 +35,6 @@ MEDIA = re.compile(
 # A folder of another model misses every tensor; stop after this many.
 N_MISSING_MAX = 64
 MOST_MISSING = 1 << 28  # numbers of a missing tensor that zeros are made for
-
-
-class StoredTensors(Protocol):
-    """The tensors of a checkpoint's files, as they are stored, by the names of the text model alone."""
-
-    @property
-    def names(self) -> Collection[str]: ...
-
-    def where(self, name: str) -> str:
-        """File and tensor, for messages."""
-
-    def in_file(self, name: str) -> str:
-        """What the files call a tensor, or would if they had it."""
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def dtype(self, name: str) -> str | None:
-        """As safetensors calls it, as "BF16"; None for matrices in block types."""
-
-    def read(self, name: str) -> Tensor | BlockWeight:
-        """In host memory, perhaps mapped from the file."""
-
-    def close(self) -> None: ...
-
-
-class TensorSource(Protocol):
-    """What layers are built from: tensors by name, be they a checkpoint's or only their shapes."""
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes over which the network is divided. Shapes asked for are those of one rank's part."""
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def take(
-        self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, joint: Joint | None = None
-    ) -> Tensor:
-        """The tensor of that name and shape, in `dtype` or the source's. joint: a dimension that is several."""
-
-    def take_linear(
-        self, names: Sequence[str], d_in: int, d_outs: Sequence[int], joint: Sequence[int] = ()
-    ) -> Tensor | Quantized:
-        """The matrices `name.weight` [d_out, d_in] one below the other, as narrow as they are stored.
-
-        joint: sizes of the matrices that the first of them consists of, if these are several.
-        """
-
-    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
-        """A matrix of that name and shape, in blocks if it is stored so, else widened."""
-
-    def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:
-        """Count a tensor as used if it only repeats `original`; returns whether it does."""
-
-    def leave(self, names: Iterable[str]) -> None:
-        """Do not account for tensors that nothing reads, if they are there."""
 
 
 def open_tensors(path: Path) -> StoredTensors:

@@ -27,6 +27,7 @@ import torch
 from slipstream.engine.cache.spread import Others
 from slipstream.engine.errors import LoadError, RankLost
 from slipstream.engine.ranks import Ranks
+from slipstream.kernels.proof import proving
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,11 @@ def _start(its: socket.socket) -> subprocess.Popen[bytes]:
     # which lets its requests finish.
     command = [sys.executable, "-P", "-m", _CHILD, str(its.fileno())]
     return subprocess.Popen(
-        command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+        command,
+        pass_fds=[its.fileno()],
+        stdin=subprocess.DEVNULL,
+        env=proving.environment(),
+        start_new_session=True,
     )
 
 
