@@ -259,6 +259,8 @@ class Fp8:
     def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Fp8Weight:
         n_out, n_in = shape
         piece = "weight_scale_inv" if "weight_scale_inv" in pieces else "weight_scale"
+        if self.block is not None:
+            _refuse_cut_blocks(pieces, shape, self.block)
         expected = self._scales_shape(pieces.shape(piece), n_out, n_in)
         scales = pieces.take(piece, expected, SCALES).to(torch.float32)
         block = self.block
@@ -287,6 +289,15 @@ class Fp8:
         block = self.block or (1, n_in)  # per output, which is not less than what is stored
         scales = torch.empty(-(-n_out // block[0]), -(-n_in // block[1]), device=META)
         return Fp8Weight(torch.empty(shape, dtype=torch.float8_e4m3fn, device=META), scales, block, dtype)
+
+
+def _refuse_cut_blocks(pieces: Pieces, shape: tuple[int, int], block: tuple[int, int]) -> None:
+    """Raise `UnsupportedModel` if a part of that shape has scales of blocks that other parts begin or end within."""
+    for stored, n, size in zip(pieces.shape("weight"), shape, block, strict=True):
+        if stored != n and n % size and size % n:
+            raise UnsupportedModel(
+                f"{pieces.where}: parts of {n} (--tensor-parallel-size) do not begin where blocks of {size} do"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,8 @@ class AttentionSpec:
 
     def split(self, n: int) -> AttentionSpec:
         """What each of n ranks computes; a head of keys may be on several. Raises `SettingError`."""
-        n_kv_heads = share_or_repeat(self.n_kv_heads, "key heads", n)
-        return replace(self, n_heads=share(self.n_heads, "attention heads", n), n_kv_heads=n_kv_heads)
+        n_heads = share(self.n_heads, "attention heads", n)
+        return replace(self, n_heads=n_heads, n_kv_heads=share_or_repeat(self.n_kv_heads, "key heads", n))
 
     @property
     def need(self) -> KV:

@@ -117,6 +117,13 @@ class Checkpoint:
         """What one rank's part of it will take of memory."""
         return draw(self.config, self.dtype, self.device, self.n_ranks)
 
+    @cached_property
+    def n_params(self) -> int:
+        """Of all ranks' parts together, what several have counted once."""
+        if self.n_ranks == 1:
+            return self.outline.n_params
+        return draw(self.config, self.dtype, self.device).n_params
+
     def demand(self, settings: Settings) -> Demand:
         """What its layers ask of the cache."""
         return Demand(kept(settings, self.outline.needs), self.dtype, _ROWS[self.device.type])

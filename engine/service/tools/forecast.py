@@ -221,7 +221,7 @@ def _summary(network: Checkpoint, demand: Demand) -> NetworkForecast:
     return NetworkForecast(
         architecture=network.config.architecture,
         dtype=str(network.dtype).removeprefix("torch."),
-        n_params=network.outline.n_params,
+        n_params=network.n_params,
         weight_bytes=network.outline.weight_bytes,
         token_bytes=demand.token_bytes,
         slot_bytes=demand.slot_bytes,
