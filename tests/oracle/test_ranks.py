@@ -256,12 +256,11 @@ def test_a_shared_page_is_copied_on_every_rank(checkpoint: Callable[..., Path]) 
         for one in (ranks, whole):
             one.feed(rows(0, ids, 0, len(ids)))
             one.cache.publish(0, ids, len(ids))
-            n_past = one.cache.begin(1, ids[:32], "")
-            one.cache.rollback(1, n_past - 3)  # within a page that slot 0 holds too
-            one.feed(rows(1, [*ids[: n_past - 3], 7, 8, 9, 10], n_past - 3, 4))
+            start = one.cache.begin(1, ids[:32], "") - 3  # within a page that slot 0 holds too
+            one.cache.rollback(1, start)
+            other = [*ids[:start], 7, 8, 9, 10, 5]
+            one.feed(rows(1, other, start, 4))
             said.append(
-                torch.cat(
-                    (one.feed(rows(0, [*ids, 5], 40, 1)), one.feed(rows(1, [*ids[:14], 5], n_past + 1, 1)))
-                )
+                torch.cat((one.feed(rows(0, [*ids, 5], 40, 1)), one.feed(rows(1, other, start + 4, 1))))
             )
     assert difference(*said) < NEAR_WHOLE
