@@ -45,6 +45,11 @@ class RecurrentRows:
     n_settled: Tensor  # [n_spans] int32
     park_rows: Tensor  # [n_tokens] int32: where a row's record is kept; -1 for rows that are certain
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them, in order."""
+        return [getattr(self, one.name) for one in fields(self)]
+
     @classmethod
     def build(
         cls,
@@ -238,6 +243,19 @@ class Batch:
         sent = upload([one.numpy() for one in parts.values()], device)
         return self.with_parts(dict(zip(parts, sent, strict=True)))
 
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, Tensor]) -> Batch:
+        """A batch that is computed as it is, whosever spans it has. parts: as `parts` names them."""
+        own: dict[str, Any] = {name: parts[name] for name in _OWN}
+        plain = cls(spans=(), **own)
+        recurrent = window = None
+        if any(name.startswith("recurrent.") for name in parts):
+            recurrent = RecurrentRows(*(parts[f"recurrent.{name}"] for name in _RECURRENT))
+        if any(name.startswith("window.") for name in parts):
+            paged: dict[str, Any] = {name: parts[f"window.{name}"] for name in _WINDOW}
+            window = replace(plain, **paged)
+        return replace(plain, recurrent=recurrent, window=window)
+
     @property
     def parts(self) -> dict[str, Tensor]:
         """All that changes from pass to pass, by name; what recurrent layers and windows have is named after them."""
@@ -250,15 +268,8 @@ class Batch:
 
     def with_parts(self, parts: Mapping[str, Tensor]) -> Batch:
         """The same spans with other tensors, named as `parts` names them."""
-        own: dict[str, Any] = {name: parts[name] for name in _OWN}
-        batch = replace(self, **own, recurrent=None, window=None)
-        recurrent = window = None
-        if self.recurrent is not None:
-            recurrent = RecurrentRows(*(parts[f"recurrent.{name}"] for name in _RECURRENT))
-        if self.window is not None:
-            paged: dict[str, Any] = {name: parts[f"window.{name}"] for name in _WINDOW}
-            window = replace(batch, **paged)
-        return replace(batch, recurrent=recurrent, window=window)
+        made = Batch.of_parts(parts)
+        return replace(made, spans=self.spans, frame=self.frame)
 
 
 _OWN = tuple(one.name for one in fields(Batch) if one.name not in ("spans", "recurrent", "window", "frame"))

@@ -21,6 +21,7 @@ The engine deals in no HTTP statuses; `server/http/error_table.py` is the only t
        ├─ StepFailed
        └─ EngineStopped
           └─ DeviceLost
+             └─ RankLost
 """
 
 from __future__ import annotations
@@ -162,3 +163,13 @@ class DeviceLost(EngineStopped):
 
     def __init__(self) -> None:
         super().__init__("the server's device has failed, and it computes no more until it is started again")
+
+
+class RankLost(DeviceLost):
+    """A process that computes a part of the network has ended, or its part of a pass has failed."""
+
+    def __init__(self, why: str) -> None:
+        EngineStopped.__init__(
+            self,
+            f"a process of --tensor-parallel-size is lost ({why}), and nothing is computed until a new start",
+        )

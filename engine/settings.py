@@ -8,32 +8,11 @@ metadata below. A default is written nowhere else.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, fields
 
 from slipstream.engine.naming import CHAT_FORMATS
-from slipstream.engine.ranges import INT32, SAMPLING_RANGES
-
-
-def setting(
-    default: Any,
-    meaning: str,
-    *flags: str,
-    least: float | None = None,
-    most: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    """A dataclass field whose first long flag is its name; further `flags` are aliases (llama.cpp's names)."""
-    return field(
-        default=default,
-        metadata={"meaning": meaning, "flags": flags, "least": least, "most": most, "choices": choices},
-    )
-
-
-def sampled(name: str, meaning: str, *flags: str) -> Any:
-    """A setting that is the default of a request's field of this name."""
-    least, most = SAMPLING_RANGES[name]
-    return setting(None, meaning, *flags, least=least, most=most)
+from slipstream.engine.ranges import INT32
+from slipstream.engine.setting import sampled, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +72,14 @@ class Settings:
         default=True,
         meaning="launch a pass while the pass before is unread, where it does not depend on what only the host knows,"
         " on CUDA; so the device does not wait for the host",
+    )
+    tensor_parallel_size: int = setting(
+        1,
+        "processes that compute the model together, each a part of every layer: on as many GPUs, or on the CPU with a"
+        " share of its threads each",
+        "-tp",
+        least=1,
+        most=64,
     )
     threads: int | None = setting(
         None, "CPU threads of the engine; all cores by default", "-t", least=1, most=1024

@@ -143,7 +143,7 @@ class Cache:
                 where.windows.table(span.slot)[first:] for span, first in zip(spans, firsts, strict=True)
             ]
             batch = replace(batch, window=batch.on_pages(tables, self.page_size))
-        batch = where.frames.place(batch, where.device)
+        batch = where.place(batch)
         if token_ids is not None:
             batch.token_ids[: len(token_ids)].copy_(token_ids)
         return batch

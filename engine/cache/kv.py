@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from slipstream.engine.cache.memory import zeros
-from slipstream.engine.cache.store import LayerState, Need, Sizes
+from slipstream.engine.cache.need import LayerState, Need, Sizes
+from slipstream.engine.ranks import Joint
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,10 @@ class KV(Need):
 
     def kept_in(self, dtype: torch.dtype | None) -> KV:
         return replace(self, dtype=dtype)
+
+    @property
+    def page_joints(self) -> Sequence[Joint]:
+        return (Joint(1, (self.n_kv_heads,)),) * 2
 
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> KVLayer:
         n_pages = sizes.n_pages if self.window is None else sizes.n_window_pages

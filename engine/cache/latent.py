@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from slipstream.engine.cache.memory import zeros
-from slipstream.engine.cache.store import LayerState, Need, Sizes
+from slipstream.engine.cache.need import LayerState, Need, Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,10 @@ class Latent(Need):
 
     def kept_in(self, dtype: torch.dtype | None) -> Latent:
         return replace(self, dtype=dtype)
+
+    @property
+    def page_joints(self) -> Sequence[None]:
+        return (None,)
 
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> LatentLayer:
         shape = sizes.n_pages, sizes.page_size, self.d_latent + self.d_rope

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from slipstream.engine.batch import RecurrentRows
 from slipstream.engine.cache.memory import zeros
-from slipstream.engine.cache.store import LayerState, Need, Sizes
+from slipstream.engine.cache.need import LayerState, Need, Sizes
+from slipstream.engine.ranks import Joint, share
 from slipstream.kernels.gated_delta.op import DeltaState, settle
 from slipstream.kernels.short_conv.op import ConvState, settle_window
 
@@ -29,10 +31,24 @@ class Recurrent(Need):
     def is_recurrent(self) -> bool:
         return True
 
+    def split(self, n: int) -> Recurrent:
+        """What each of n ranks needs. Raises `SettingError`."""
+        return replace(
+            self,
+            n_key_heads=share(self.n_key_heads, "key heads of recurrent layers", n),
+            n_value_heads=share(self.n_value_heads, "value heads of recurrent layers", n),
+        )
+
+    @property
+    def channels(self) -> tuple[int, int, int]:
+        """Channels of the convolution: of all queries, of all keys, of all values."""
+        d_keys = self.n_key_heads * self.d_key
+        return d_keys, d_keys, self.n_value_heads * self.d_value
+
     @property
     def n_channels(self) -> int:
-        """Channels of the convolution: all queries, all keys, all values."""
-        return 2 * self.n_key_heads * self.d_key + self.n_value_heads * self.d_value
+        """All of them."""
+        return sum(self.channels)
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of a slot's state, which is float32, and of its window."""
@@ -44,6 +60,10 @@ class Recurrent(Need):
         n_decays = self.d_key if self.decays_by_key else 1
         record = self.n_key_heads * self.d_key + self.n_value_heads * (self.d_value + n_decays)
         return record * torch.float32.itemsize + self.n_channels * dtype.itemsize
+
+    @property
+    def slot_joints(self) -> Sequence[Joint]:
+        return Joint(0, (self.n_value_heads,)), Joint(1, self.channels)
 
     def allocate(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> RecurrentLayer:
         wide = torch.promote_types(dtype, torch.float32)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.held import PageKind, Shape
 from slipstream.engine.cache.pages import PagePool, prefix_keys
 from slipstream.engine.cache.store import Store
 from slipstream.engine.cache.window import OFFERED
@@ -25,7 +25,7 @@ class SavedWindow:
     """Pages of layers with a window, those that live: page numbers[i] of the prefix is row i of each tensor."""
 
     numbers: Sequence[int]
-    rows: Sequence[Tensor]  # as `Store.window_tensors`, [len(numbers), ...] each
+    rows: Sequence[Tensor]  # as `Held.pages`, [len(numbers), ...] each
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Saved:
 
     tokens: Sequence[int]  # of whole pages
     complete: Mapping[str, range]  # per store: the pages that are valid for it
-    rows: Mapping[str, Sequence[Tensor]]  # per store, as `Store.page_tensors`: [len(complete), ...] each
+    rows: Mapping[str, Sequence[Tensor]]  # per store, as `Held.pages`: [len(complete), ...] each
     windows: Mapping[str, SavedWindow]  # per store that has windows
     states: Mapping[Place, Sequence[Tensor]]  # snapshots, as `Store.snapshot` gives them
 
@@ -62,7 +62,7 @@ def save(cache: Cache, tokens: Sequence[int], salt: str) -> Saved:
         tokens=list(tokens[: complete[cache.primary].stop * cache.page_size]),
         complete=complete,
         rows={
-            name: _read(store.page_tensors, [page_ids[number] for number in complete[name]])
+            name: store.held.pages("full", [page_ids[number] for number in complete[name]])
             for name, store in cache.stores.items()
         },
         windows=windows,
@@ -73,7 +73,7 @@ def save(cache: Cache, tokens: Sequence[int], salt: str) -> Saved:
 def _save_window(store: Store, pool: PagePool, keys: Sequence[bytes]) -> SavedWindow:
     """All pages that live, not only the last window's: from the others a prompt that ends earlier is resumed."""
     live = {number: page_id for number, key in enumerate(keys) if (page_id := pool.find(key)) is not None}
-    return SavedWindow(list(live), _read(store.window_tensors, list(live.values())))
+    return SavedWindow(list(live), store.held.pages("window", list(live.values())))
 
 
 def fits(cache: Cache, saved: Saved) -> bool:
@@ -86,11 +86,14 @@ def fits(cache: Cache, saved: Saved) -> bool:
     if any(not 0 <= pages.start <= pages.stop <= n_pages for pages in saved.complete.values()):
         return False
     stores = cache.stores.items()
-    if not all(_alike(saved.rows[name], one.page_tensors, len(saved.complete[name])) for name, one in stores):
+    if not all(
+        _alike(saved.rows[name], one.held.page_shapes("full"), len(saved.complete[name]))
+        for name, one in stores
+    ):
         return False
     for name, window in saved.windows.items():
         n = saved.complete[name].stop
-        if not _alike(window.rows, cache.stores[name].window_tensors, len(window.numbers)):
+        if not _alike(window.rows, cache.stores[name].held.page_shapes("window"), len(window.numbers)):
             return False
         if list(window.numbers) != sorted({one for one in window.numbers if 0 <= one < n}):
             return False
@@ -98,17 +101,17 @@ def fits(cache: Cache, saved: Saved) -> bool:
         on_border = 0 < n <= len(saved.tokens) and n % cache.page_size == 0
         if name not in names or not on_border:
             return False
-        if _kinds(states) != _kinds(cache.stores[name].slot_tensors):
+        if _kinds(states) != cache.stores[name].held.slot_shapes:
             return False
     return True
 
 
-def _alike(rows: Sequence[Tensor], tensors: Sequence[Tensor], n_pages: int) -> bool:
-    """Whether these are the rows of so many pages of the cache's tensors."""
-    return _kinds(rows) == [((n_pages, *one.shape[1:]), one.dtype) for one in tensors]
+def _alike(rows: Sequence[Tensor], kinds: Sequence[Shape], n_pages: int) -> bool:
+    """Whether these are the rows of so many pages of the cache."""
+    return _kinds(rows) == [((n_pages, *shape), dtype) for shape, dtype in kinds]
 
 
-def _kinds(tensors: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+def _kinds(tensors: Sequence[Tensor]) -> list[Shape]:
     return [(tuple(one.shape), one.dtype) for one in tensors]
 
 
@@ -128,7 +131,7 @@ def load(cache: Cache, saved: Saved, salt: str) -> None:
         for name, store in cache.stores.items():
             pages = saved.complete[name]
             mine = {number - pages.start: one for number, one in fresh.items() if number in pages}
-            _write(store.page_tensors, mine, saved.rows[name])
+            _write(store, "full", mine, saved.rows[name])
 
     n_pages = _publish(cache.pool, offers, write)
     for name, window in saved.windows.items():
@@ -146,7 +149,8 @@ def _load_window(store: Store, window: SavedWindow, keys: Sequence[bytes]) -> No
     rows_of = rows_of[max(0, len(rows_of) - pool.n_available) :]
 
     def write(fresh: Mapping[int, int]) -> None:
-        _write(store.window_tensors, {rows_of[i]: page_id for i, page_id in fresh.items()}, window.rows)
+        mine = {rows_of[i]: page_id for i, page_id in fresh.items()}
+        _write(store, "window", mine, window.rows)
 
     _publish(pool, [(keys[window.numbers[row]], OFFERED) for row in rows_of], write)
 
@@ -181,18 +185,9 @@ def _publish(
     return len(held)
 
 
-def _read(tensors: Sequence[Tensor], page_ids: Sequence[int]) -> list[Tensor]:
-    """Copies of some pages in host memory, [len(page_ids), ...] each."""
-    return [
-        one.index_select(0, torch.tensor(page_ids, device=one.device).long()).to("cpu") for one in tensors
-    ]
-
-
-def _write(tensors: Sequence[Tensor], page_of: Mapping[int, int], rows: Sequence[Tensor]) -> None:
+def _write(store: Store, kind: PageKind, page_of: Mapping[int, int], rows: Sequence[Tensor]) -> None:
     """Fill pages: page page_of[i] with row i of each stored tensor."""
-    for tensor, stored in zip(tensors, rows, strict=True):
-        index = torch.tensor(list(page_of.values()), device=tensor.device).long()
-        tensor[index] = stored[list(page_of)].to(tensor.device)  # index_copy_ takes no float8
+    store.held.set_pages(kind, list(page_of.values()), [one[list(page_of)] for one in rows])
 
 
 def erase(cache: Cache, tokens: Sequence[int], salt: str, *, held: bool = False) -> int:

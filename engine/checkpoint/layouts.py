@@ -51,6 +51,8 @@ class Pieces:
     names: Mapping[str, str]  # what follows the matrix's name -> stored name
     # (stored name, shape, dtypes) -> on the device
     read: Callable[[str, Sequence[int] | None, Sequence[str]], Tensor]
+    stored: Callable[[str], Sequence[int]]  # stored name -> its shape in the files
+    is_part: bool = False  # what is read may be one rank's part of it
 
     def __contains__(self, piece: str) -> bool:
         return piece in self.names
@@ -60,6 +62,10 @@ class Pieces:
         if piece not in self.names:
             raise LoadError(f"{self.where}: has no {piece}")
         return self.read(self.names[piece], shape, dtypes)
+
+    def shape(self, piece: str) -> tuple[int, ...]:
+        """A piece's shape in the files; () if it is missing, which `take` says."""
+        return tuple(self.stored(self.names[piece])) if piece in self.names else ()
 
 
 class Outlined(Protocol):
@@ -75,6 +81,10 @@ class Layout(Outlined, Protocol):
     @property
     def codes(self) -> str:
         """The piece with the codes."""
+
+    @property
+    def output_dim(self) -> int:
+        """The dimension of codes and scales in which outputs follow each other."""
 
     def shape(self, stored: Sequence[int]) -> tuple[int, int]:
         """(out_features, in_features) of a matrix whose codes have that shape."""
@@ -162,7 +172,7 @@ class Int4:
 class Awq(Int4):
     """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]. A word has eight outputs."""
 
-    codes = "qweight"
+    codes, output_dim = "qweight", 1
 
     def shape(self, stored: Sequence[int]) -> tuple[int, int]:
         return 8 * stored[1], stored[0]
@@ -182,7 +192,7 @@ class Gptq(Int4):
 
     shuffled: bool  # groups are not runs of neighbours, so `g_idx` must be there
     zero_shift: int  # what is to be added to a stored zero: 1 in the first version of the format
-    codes = "qweight"
+    codes, output_dim = "qweight", 1
 
     def shape(self, stored: Sequence[int]) -> tuple[int, int]:
         return stored[1], 8 * stored[0]
@@ -209,7 +219,7 @@ class PackedInt4(Int4):
     """
 
     symmetric: bool  # every zero is 8
-    codes = "weight_packed"
+    codes, output_dim = "weight_packed", 0
 
     def shape(self, stored: Sequence[int]) -> tuple[int, int]:
         return stored[0], 8 * stored[1]
@@ -217,7 +227,8 @@ class PackedInt4(Int4):
     def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
         n_out, n_in = shape
         n_groups = count_groups(pieces, n_in, self.n_group)
-        if (told := pieces.take("weight_shape", [2], WHOLE).tolist()) != list(shape):
+        whole = shape if not pieces.is_part else self.shape(pieces.shape("weight_packed"))
+        if (told := pieces.take("weight_shape", [2], WHOLE).tolist()) != list(whole):
             raise LoadError(f"{pieces.where}: weight_shape says {told}, the config asks for {list(shape)}")
         codes = pieces.take("weight_packed", [n_out, count_words(pieces, n_in)], WORDS).view(torch.uint8)
         scales = pieces.take("weight_scale", [n_out, n_groups], SCALES).to(torch.float32)
@@ -240,7 +251,7 @@ class Fp8:
 
     # Outputs and inputs that share a scale; None: all inputs, of all outputs or of a single output.
     block: tuple[int, int] | None
-    codes = "weight"
+    codes, output_dim = "weight", 0
 
     def shape(self, stored: Sequence[int]) -> tuple[int, int]:
         return stored[0], stored[1]
@@ -248,7 +259,9 @@ class Fp8:
     def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Fp8Weight:
         n_out, n_in = shape
         piece = "weight_scale_inv" if "weight_scale_inv" in pieces else "weight_scale"
-        expected = None if self.block is None else [-(-n_out // self.block[0]), -(-n_in // self.block[1])]
+        if self.block is not None:
+            _refuse_cut_blocks(pieces, shape, self.block)
+        expected = self._scales_shape(pieces.shape(piece), n_out, n_in)
         scales = pieces.take(piece, expected, SCALES).to(torch.float32)
         block = self.block
         if block is None:
@@ -265,11 +278,26 @@ class Fp8:
             raise LoadError(f"{pieces.where}: holds values that are not finite; the file is damaged")
         return Fp8Weight(codes, scales, block, dtype)
 
+    def _scales_shape(self, stored: Sequence[int], n_out: int, n_in: int) -> list[int] | None:
+        """Of the scales; None: as they are stored. stored: their shape in the files."""
+        if self.block is not None:
+            return [-(-n_out // self.block[0]), -(-n_in // self.block[1])]
+        return [n_out, *stored[1:]] if stored and stored[0] % n_out == 0 else None
+
     def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Fp8Weight:
         n_out, n_in = shape
         block = self.block or (1, n_in)  # per output, which is not less than what is stored
         scales = torch.empty(-(-n_out // block[0]), -(-n_in // block[1]), device=META)
         return Fp8Weight(torch.empty(shape, dtype=torch.float8_e4m3fn, device=META), scales, block, dtype)
+
+
+def _refuse_cut_blocks(pieces: Pieces, shape: tuple[int, int], block: tuple[int, int]) -> None:
+    """Raise `UnsupportedModel` if a part of that shape has scales of blocks that other parts begin or end within."""
+    for stored, n, size in zip(pieces.shape("weight"), shape, block, strict=True):
+        if stored != n and n % size and size % n:
+            raise UnsupportedModel(
+                f"{pieces.where}: parts of {n} (--tensor-parallel-size) do not begin where blocks of {size} do"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,14 +307,17 @@ class Mxfp4:
     Several matrices, as those of experts, come one below the other. No product reads these codes, so they are widened.
     """
 
-    codes = "blocks"
+    codes, output_dim = "blocks", -2
 
     def shape(self, stored: Sequence[int]) -> tuple[int, int]:
         return math.prod(stored[:-2]), 32 * stored[-2]
 
     def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
         n_out, n_in = shape
-        blocks, scales = (pieces.take(piece, None, BYTES) for piece in ("blocks", "scales"))
+        within = math.prod(pieces.shape("blocks")[:-3])  # matrices below each other, in whole
+        sizes = [*pieces.shape("blocks")[:-3], n_out // within, n_in // 32]
+        wanted = {"blocks": [*sizes, 16], "scales": sizes} if pieces.is_part else {}
+        blocks, scales = (pieces.take(piece, wanted.get(piece), BYTES) for piece in ("blocks", "scales"))
         if blocks.shape != (*scales.shape, 16) or (scales[..., 0].numel(), 32 * scales.shape[-1]) != shape:
             raise LoadError(
                 f"{pieces.where}: blocks {list(blocks.shape)} with scales {list(scales.shape)},"
@@ -352,9 +383,16 @@ def read_order(pieces: Pieces, piece: str, n_in: int, n_groups: int) -> Tensor |
     Raises `LoadError` unless all groups have one size.
     """
     groups = pieces.take(piece, [n_in], WHOLE).to(torch.int64)  # [n_in]
+    is_cut = len(groups) != math.prod(pieces.shape(piece))
+    if is_cut:
+        groups = groups - groups.min()
     runs = torch.arange(n_in, device=groups.device) // (n_in // n_groups)  # [n_in]
     if torch.equal(groups, runs):
         return None
+    if is_cut:
+        raise UnsupportedModel(
+            f"{pieces.where}: {piece} shuffles the inputs of groups, which cannot be divided over ranks"
+        )
     order = torch.argsort(groups, stable=True)
     if not torch.equal(groups[order], runs):
         raise LoadError(

@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,9 +14,12 @@ from torch import Tensor
 from slipstream.engine.checkpoint.gguf.files import GgufTensors
 from slipstream.engine.checkpoint.gguf.matrices import is_finite
 from slipstream.engine.checkpoint.layouts import MARKS, PIECES, Layout, Pieces, Scheme, packed_bytes
+from slipstream.engine.checkpoint.parts import cut_blocks
 from slipstream.engine.checkpoint.safetensors_folder import SafetensorsFolder
+from slipstream.engine.checkpoint.source import StoredTensors
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from slipstream.engine.naming import is_gguf
+from slipstream.engine.ranks import ALONE, Joint, Ranks, cut, cut_of
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import Quantized, joined, widened
 
@@ -35,56 +37,6 @@ N_MISSING_MAX = 64
 MOST_MISSING = 1 << 28  # numbers of a missing tensor that zeros are made for
 
 
-class StoredTensors(Protocol):
-    """The tensors of a checkpoint's files, as they are stored, by the names of the text model alone."""
-
-    @property
-    def names(self) -> Collection[str]: ...
-
-    def where(self, name: str) -> str:
-        """File and tensor, for messages."""
-
-    def in_file(self, name: str) -> str:
-        """What the files call a tensor, or would if they had it."""
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def dtype(self, name: str) -> str | None:
-        """As safetensors calls it, as "BF16"; None for matrices in block types."""
-
-    def read(self, name: str) -> Tensor | BlockWeight:
-        """In host memory, perhaps mapped from the file."""
-
-    def close(self) -> None: ...
-
-
-class TensorSource(Protocol):
-    """What layers are built from: tensors by name, be they a checkpoint's or only their shapes."""
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor of that name and shape, in `dtype` or the source's."""
-
-    def take_linear(self, names: Sequence[str], d_in: int, d_outs: Sequence[int]) -> Tensor | Quantized:
-        """The matrices `name.weight` [d_out, d_in] one below the other, as narrow as they are stored."""
-
-    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
-        """A matrix of that name and shape, in blocks if it is stored so, else widened."""
-
-    def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:
-        """Count a tensor as used if it only repeats `original`; returns whether it does."""
-
-    def leave(self, names: Iterable[str]) -> None:
-        """Do not account for tensors that nothing reads, if they are there."""
-
-
 def open_tensors(path: Path) -> StoredTensors:
     """The tensors of a folder of safetensors, or of a GGUF file. Raises `LoadError` naming the file."""
     return GgufTensors(path) if is_gguf(path) else SafetensorsFolder(path)
@@ -99,16 +51,22 @@ class Weights:
     """The tensors of one checkpoint, handed out by name; then `finish` settles the account."""
 
     def __init__(
-        self, folder: Path | str, dtype: torch.dtype, device: torch.device, scheme: Scheme | None = None
+        self,
+        folder: Path | str,
+        dtype: torch.dtype,
+        device: torch.device,
+        scheme: Scheme | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Open the folder's files. Raises `LoadError` naming the file that is not there or not readable.
 
-        scheme: how matrices of few bits are stored; without a scheme they are refused.
+        scheme: how matrices of few bits are stored; without a scheme they are refused. ranks: whose part is handed out.
         """
         self.folder = Path(folder)
         self.dtype = dtype
         self.device = device
         self.scheme = scheme
+        self.ranks = ranks
         self.n_params = 0  # of the tensors handed out
         self.n_bytes = 0  # that they take on the device once they are packed
         self._files = open_tensors(self.folder)
@@ -116,32 +74,40 @@ class Weights:
         ignored = [name for name in names if name.endswith(IGNORED_SUFFIXES) or MEDIA.match(name)]
         self._unused = set(names).difference(ignored)
         self._missing: list[str] = []
+        self._divided: set[str] = set()  # tensors of which only a part was read
         # Matrix -> {what follows its layer's name: stored name}, of those that several tensors stand for.
         self._narrow = find_narrow(names)
 
     def __contains__(self, name: str) -> bool:
         return name in self._narrow or name in self._files.names
 
-    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    def take(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, joint: Joint | None = None
+    ) -> Tensor:
         """A fresh copy of a tensor on the run's device, in `dtype` or the run's; each name may be taken once.
 
         A missing tensor comes as zeros, so that `finish` can name all that are missing. Raises `LoadError` for
         another shape and `UnsupportedModel` for a dtype that is not read.
         """
-        tensor = widened(self._take(name, shape, dtype or self.dtype))
+        tensor = widened(self._take(name, shape, dtype or self.dtype, joint))
+        if self._is_added_once(name):
+            tensor.zero_()
         self._count(tensor)
         return tensor
 
-    def take_linear(self, names: Sequence[str], d_in: int, d_outs: Sequence[int]) -> Tensor | Quantized:
+    def take_linear(
+        self, names: Sequence[str], d_in: int, d_outs: Sequence[int], joint: Sequence[int] = ()
+    ) -> Tensor | Quantized:
         """The matrices `name.weight` [d_out, d_in], one below the other, in the run's dtype on its device.
 
-        Those that are stored in one narrow layout stay narrow. Raises as `take` does.
+        Those that are stored in one narrow layout stay narrow. joint: sizes of the matrices that the first of them
+        consists of. Raises as `take` does.
         """
-        shapes = [(d_out, d_in) for d_out in d_outs]
+        joints = [Joint(0, joint) if joint and not i else None for i in range(len(names))]
         matrix = joined(
             [
-                self._take(f"{name}.weight", shape, self.dtype)
-                for name, shape in zip(names, shapes, strict=True)
+                self._take(f"{name}.weight", (d_out, d_in), self.dtype, one)
+                for name, d_out, one in zip(names, d_outs, joints, strict=True)
             ]
         )
         self._count(matrix)
@@ -158,17 +124,29 @@ class Weights:
         self.n_params += math.prod(taken.shape)
         self.n_bytes += packed_bytes(taken, self.device)
 
-    def _take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | Quantized:
+    def _is_added_once(self, name: str) -> bool:
+        """Whether a bias belongs to products of which the ranks compute parts, so that only the first may add it.
+
+        If the outputs had been divided, so would the bias.
+        """
+        if not self.ranks.rank or not name.endswith("bias") or name in self._divided:
+            return False
+        matrix = name.removesuffix("bias").rstrip("._")
+        return any(one == matrix or one.startswith((f"{matrix}.", f"{matrix}_")) for one in self._divided)
+
+    def _take(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, joint: Joint | None = None
+    ) -> Tensor | Quantized:
         """A fresh copy of a tensor, narrow if it is stored so."""
         if name in self._narrow:
-            return self._take_narrow(name, shape, dtype)
+            return self._take_narrow(name, shape, dtype, joint)
         if name not in self._files.names:
             self._missing.append(name)
             if len(self._missing) >= N_MISSING_MAX or math.prod(shape) > MOST_MISSING:
                 self.finish()
             return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
         self._unused.remove(name)
-        if isinstance(stored := self._stored(name, shape), BlockWeight):
+        if isinstance(stored := self._stored(name, shape, joint=joint), BlockWeight):
             return self._take_blocks(stored, name, dtype)
         # A copy: the file may change under a mapping.
         tensor = stored.to(device=self.device, dtype=dtype, copy=True)
@@ -184,9 +162,11 @@ class Weights:
         matrix = replace(stored, dtype=dtype)
         return matrix if self.device.type == "cpu" else matrix.dense().to(self.device)
 
-    def _take_narrow(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | Quantized:
+    def _take_narrow(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, joint: Joint | None
+    ) -> Tensor | Quantized:
         """The same of a matrix that several tensors stand for."""
-        pieces = self._pieces(name)
+        pieces = self._pieces(name, joint)
         if len(shape) != 2:
             raise UnsupportedModel(
                 f"{pieces.where}: is quantised (it is stored as {', '.join(sorted(pieces.names))}),"
@@ -202,16 +182,23 @@ class Weights:
             )
         return matrix
 
-    def _pieces(self, name: str) -> Pieces:
+    def _pieces(self, name: str, joint: Joint | None = None) -> Pieces:
+        """joint: of its outputs, wherever the layout has them."""
+
         def read(piece: str, wanted: Sequence[int] | None, dtypes: Sequence[str]) -> Tensor:
             self._unused.remove(piece)
             shape = self._files.shape(piece) if wanted is None else wanted
-            tensor = self._read(piece, shape, dtypes).to(device=self.device, copy=True)
+            tensor = self._read(piece, shape, dtypes, outputs).to(device=self.device, copy=True)
             if tensor.dtype.itemsize > 1 and tensor.is_floating_point():
                 self._refuse_broken(piece, tensor)
             return tensor
 
-        return Pieces(f"{self.folder}: matrix {name}", self._narrow[name], read)
+        def stored(piece: str) -> Sequence[int]:
+            return self._files.shape(piece)
+
+        found = Pieces(f"{self.folder}: matrix {name}", self._narrow[name], read, stored, self.ranks.n > 1)
+        outputs = None if joint is None else replace(joint, dim=self._layout(found).output_dim)
+        return found
 
     def _layout(self, pieces: Pieces) -> Layout:
         if self.scheme is None:
@@ -313,21 +300,47 @@ class Weights:
             if name in self._unused and not bool(self._read(name, self._files.shape(name)).any()):
                 self._unused.remove(name)
 
-    def _read(self, name: str, shape: Sequence[int], dtypes: Sequence[str] = STORED_DTYPES) -> Tensor:
+    def _read(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtypes: Sequence[str] = STORED_DTYPES,
+        joint: Joint | None = None,
+    ) -> Tensor:
         """A tensor of plain numbers as stored, mapped from its file; of a matrix in a block type its values."""
-        return widened(self._stored(name, shape, dtypes))
+        return widened(self._stored(name, shape, dtypes, joint))
 
     def _stored(
-        self, name: str, shape: Sequence[int], dtypes: Sequence[str] = STORED_DTYPES
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtypes: Sequence[str] = STORED_DTYPES,
+        joint: Joint | None = None,
     ) -> Tensor | BlockWeight:
-        files = self._files
-        if files.shape(name) != tuple(shape):
+        files, stored = self._files, self._files.shape(name)
+        runs = cut_of(self.ranks, stored, shape, joint)
+        if runs is None:
             raise LoadError(
-                f"{files.where(name)} has shape {list(files.shape(name))}, the config asks for {list(shape)}"
+                f"{files.where(name)} has shape {list(stored)}, the config asks for {list(shape)}{self._of_part}"
             )
         if (dtype := files.dtype(name)) not in (None, *dtypes):
             raise UnsupportedModel(f"{files.where(name)} has dtype {dtype}; only {', '.join(dtypes)}")
-        return files.read(name)
+        tensor = files.read(name)
+        if tuple(shape) == stored:
+            return tensor
+        self._divided.add(name)
+        if isinstance(tensor, Tensor):
+            return cut(tensor, runs)
+        part = cut_blocks(tensor, runs)
+        if part is None:
+            raise UnsupportedModel(
+                f"{files.where(name)}: blocks of {tensor.kind} cannot be cut to {list(shape)}{self._of_part}"
+            )
+        return part
+
+    @property
+    def _of_part(self) -> str:
+        return f" (--tensor-parallel-size {self.ranks.n})" if self.ranks.n > 1 else ""
 
 
 def _same_blocks(one: Tensor | BlockWeight, other: Tensor | BlockWeight) -> bool:

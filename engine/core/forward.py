@@ -54,8 +54,8 @@ class Target:
 
     def forward(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """As `Network.forward`."""
-        run = self.captured or self.network.forward
-        return run(batch, store, taps)
+        with store.held.together():
+            return (self.captured or self.network.run)(batch, store, taps)
 
 
 Outcome = Verdict | EngineError

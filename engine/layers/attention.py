@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.kv import KV, KVLayer
-from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.checkpoint.source import TensorSource
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.norm import NormSpec, load_scale
 from slipstream.engine.layers.rope import RopeSpec
+from slipstream.engine.ranks import share, share_or_repeat
 from slipstream.kernels.attention.op import WIDEST_ON_CUDA, attention
 from slipstream.kernels.gated.op import sigmoid_mul
 from slipstream.kernels.matmul.op import Packed, linear, pack
@@ -107,6 +108,11 @@ class AttentionSpec:
         d_head, d_value = self.need.widths
         if d_value != d_head and (self.gate == "element" or self.keys_as_values):
             raise ValueError("gates of elements and values that are keys are as wide as keys")
+
+    def split(self, n: int) -> AttentionSpec:
+        """What each of n ranks computes; a head of keys may be on several. Raises `SettingError`."""
+        n_heads = share(self.n_heads, "attention heads", n)
+        return replace(self, n_heads=n_heads, n_kv_heads=share_or_repeat(self.n_kv_heads, "key heads", n))
 
     @property
     def need(self) -> KV:

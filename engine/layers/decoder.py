@@ -7,20 +7,22 @@ between them: nine calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from slipstream.engine.batch import Batch
-from slipstream.engine.cache.store import Need, Store
-from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.cache.need import Need
+from slipstream.engine.cache.store import Store
+from slipstream.engine.checkpoint.source import TensorSource
 from slipstream.engine.layers.attention import Ropes
 from slipstream.engine.layers.block_end import BlockEnd, BlockEndSpec, LayerInputs, LayerInputsSpec
 from slipstream.engine.layers.embed import Embedding, Head, load_embedding, load_head
 from slipstream.engine.layers.norm import Norm, NormNames, NormSpec, SumAlone, load_norm
 from slipstream.engine.layers.rope import RopeSpec, rope_tables
+from slipstream.engine.ranks import Ranks
 from slipstream.kernels.norm_rope_write.op import Rope
 
 
@@ -41,6 +43,32 @@ class FeedForward(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n_tokens, d_model]. Returns the same shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummedMixer:
+    """A mixer of which each rank computes a part of the heads."""
+
+    mixer: Mixer
+    ranks: Ranks
+
+    @property
+    def need(self) -> Need:
+        return self.mixer.need
+
+    def __call__(self, x: Tensor, batch: Batch, layer: Any) -> Tensor:
+        return self.ranks.add(self.mixer(x, batch, layer))
+
+
+@dataclass(frozen=True, slots=True)
+class SummedFeedForward:
+    """The same of the inner features of a feed-forward layer."""
+
+    ffn: FeedForward
+    ranks: Ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ranks.add(self.ffn(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +247,9 @@ class MixerSpec(Protocol):
     def rope(self) -> RopeSpec | None:
         """The rotary embedding it reads, if any."""
 
+    def split(self, n: int) -> MixerSpec:
+        """What each of n ranks computes. Raises `SettingError` naming what does not come out even."""
+
     def load(self, weights: TensorSource, block: str, ropes: Ropes) -> Mixer:
         """The layer of the block whose tensors start with `block`."""
 
@@ -227,6 +258,10 @@ class FeedForwardSpec(Protocol):
     """The same of a feed-forward layer."""
 
     ops: ClassVar[tuple[str, ...]]
+    adds_itself: ClassVar[bool]  # what the ranks compute; else it is added behind the layer
+
+    def split(self, n: int) -> FeedForwardSpec:
+        """What each of n ranks computes. Raises `SettingError` naming what does not come out even."""
 
     def load(self, weights: TensorSource, name: str) -> FeedForward:
         """The layer whose tensors start with `name`."""
@@ -240,6 +275,10 @@ class BlockSpec:
     ffn: FeedForwardSpec
     norms: NormNames = LLAMA_NORMS
     end: BlockEndSpec | None = None
+
+    def split(self, n: int) -> BlockSpec:
+        """What each of n ranks computes. Raises `SettingError`."""
+        return replace(self, mixer=self.mixer.split(n), ffn=self.ffn.split(n))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +298,10 @@ class DecoderSpec:
     # The block of an MTP layer, by its number from 0, of families in which its tensors do not say all of it.
     mtp_block: Callable[[int], BlockSpec] | None = field(default=None, compare=False)
 
+    def split(self, n: int) -> DecoderSpec:
+        """What each of n ranks computes. Raises `SettingError`."""
+        return self if n == 1 else replace(self, blocks=[block.split(n) for block in self.blocks])
+
     @property
     def ops(self) -> frozenset[str]:
         """Folders of `kernels` that its layers call, besides products and norms."""
@@ -266,7 +309,10 @@ class DecoderSpec:
 
 
 def load_decoder(weights: TensorSource, spec: DecoderSpec) -> Decoder:
-    """Build the decoder from tensors named as Llama names them. `weights.finish` is the caller's."""
+    """Build the decoder from tensors named as Llama names them. `weights.finish` is the caller's.
+
+    spec: of the part that `weights` hand out.
+    """
     kinds = dict.fromkeys(block.mixer.rope for block in spec.blocks)
     ropes = {
         one: Rope(*rope_tables(one, spec.n_positions, weights.device)) for one in kinds if one is not None
@@ -296,6 +342,9 @@ def load_block(weights: TensorSource, name: str, block: BlockSpec, spec: Decoder
 
     mixer: Mixer = block.mixer.load(weights, name, ropes)
     ffn: FeedForward = block.ffn.load(weights, f"{name}.mlp")
+    if weights.ranks.n > 1:
+        mixer = SummedMixer(mixer, weights.ranks)
+        ffn = ffn if block.ffn.adds_itself else SummedFeedForward(ffn, weights.ranks)
     if names.after_mixer is not None:
         mixer = NormedMixer(mixer, norm(names.after_mixer))
     if names.after_ffn is not None:

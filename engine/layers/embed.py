@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.ranks import ALONE, Ranks
 from slipstream.kernels.gated.op import soft_cap
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.op import Packed, linear, pack, take_rows
@@ -37,10 +38,13 @@ class Head:
     packed: Packed
     vocab_size: int
     cap: float | None = None  # logits are softly kept below it
+    ranks: Ranks = ALONE  # each has as many rows of the matrix, the last with rows past the vocabulary
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n_logits, d_model]. Returns [n_logits, vocab] float32."""
         logits = linear(x, self.packed, torch.float32)
+        if self.ranks.n > 1:
+            logits = self.ranks.join(logits)[:, : self.vocab_size]
         return logits if self.cap is None else soft_cap(logits, self.cap)
 
 
@@ -67,12 +71,25 @@ def load_head(
     tied: what the checkpoint says; None leaves it to whether the tensor is there. A tied checkpoint may
     repeat the embedding as the head, equal in every number. cap: of logits, softly; None: none.
     """
-    full, tensor = embedding.weight, f"{name}.weight"
+    full, tensor, ranks = embedding.weight, f"{name}.weight", weights.ranks
+    n_rows, d_model = full.shape
     if tied is None:
         tied = tensor not in weights
     if tied:
         weights.drop_copy(tensor, full)
-    matrix = full if tied else weights.take_matrix(tensor, (full.shape[0], full.shape[1]))
-    if isinstance(matrix, BlockWeight):
-        return Head(pack(replace(matrix, data=matrix.data[:vocab_size])), vocab_size, cap)
-    return Head(pack(matrix[:vocab_size]), vocab_size, cap)
+        return Head(pack(_rows_of(full, ranks, vocab_size)), vocab_size, cap, ranks)
+    if n_rows % ranks.n:  # read in whole
+        matrix = weights.take_matrix(tensor, (n_rows, d_model))
+        return Head(pack(_rows_of(matrix, ranks, vocab_size)), vocab_size, cap, ranks)
+    part = weights.take_matrix(tensor, (n_rows // ranks.n, d_model))
+    return Head(pack(_rows_of(part, ALONE, vocab_size)), vocab_size, cap, ranks)
+
+
+def _rows_of(matrix: Tensor | BlockWeight, ranks: Ranks, vocab_size: int) -> Tensor | BlockWeight:
+    """A rank's rows of a matrix [vocab_rows, d_model], as many on each: padded where the matrix ends."""
+    n_each = vocab_size if ranks.n == 1 else -(-matrix.shape[0] // ranks.n)
+    rows = matrix.data if isinstance(matrix, BlockWeight) else matrix  # [vocab_rows, ...]
+    own = rows[ranks.rank * n_each :][:n_each]
+    if ranks.n > 1 and len(own) < n_each:
+        own = torch.cat((own, own.new_zeros(n_each - len(own), own.shape[1])))
+    return replace(matrix, data=own) if isinstance(matrix, BlockWeight) else own

@@ -5,7 +5,8 @@ Source: Gated DeltaNet (Yang, Kautz, Hatamizadeh, arXiv 2412.06464) as Qwen3-Nex
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.recurrent import Recurrent, RecurrentLayer
-from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.checkpoint.source import TensorSource
 from slipstream.engine.layers.attention import Ropes
 from slipstream.engine.layers.linear import load_linear
+from slipstream.engine.ranks import Joint
 from slipstream.kernels.gated_delta.op import DeltaGate, gated_delta
 from slipstream.kernels.gated_norm.op import gated_norm
 from slipstream.kernels.matmul.op import Packed, linear, pack
@@ -61,6 +63,10 @@ class GatedDeltaSpec:
     rope = None
     ops: ClassVar[tuple[str, ...]] = ("gated_delta", "short_conv", "gated_norm")
 
+    def split(self, n: int) -> GatedDeltaSpec:
+        """What each of n ranks computes. Raises `SettingError`."""
+        return replace(self, state=self.state.split(n))
+
     @property
     def need(self) -> Recurrent:
         """What the layer needs from a `Store`."""
@@ -72,7 +78,8 @@ class GatedDeltaSpec:
         n_heads, wide = need.n_value_heads, torch.promote_types(weights.dtype, torch.float32)
         grouped = self.grouped and f"{name}.in_proj_qkvz.weight" in weights  # GGUF files have them apart
         qkvz, ba = (self._ungrouped if grouped else self._joined)(weights, name)
-        conv = weights.take(f"{name}.conv1d.weight", [need.n_channels, 1, need.conv_width])[:, 0]
+        joint = Joint(0, need.channels)
+        conv = weights.take(f"{name}.conv1d.weight", [need.n_channels, 1, need.conv_width], joint=joint)[:, 0]
         return GatedDelta(
             need=need,
             qkvz=qkvz,
@@ -93,14 +100,12 @@ class GatedDeltaSpec:
         """(qkvz, ba) of projections that are stored one by one."""
         need, n_heads = self.state, self.state.n_value_heads
 
-        def joined(parts: tuple[str, str], widths: list[int]) -> Packed:
-            return load_linear(
-                weights, [f"{name}.in_proj_{one}" for one in parts], self.d_model, widths, bias=False
-            )
+        def joined(parts: tuple[str, str], widths: list[int], joint: Sequence[int] = ()) -> Packed:
+            names = [f"{name}.in_proj_{one}" for one in parts]
+            return load_linear(weights, names, self.d_model, widths, bias=False, joint=joint)
 
-        return joined(("qkv", "z"), [need.n_channels, n_heads * need.d_value]), joined(
-            ("b", "a"), [n_heads, n_heads]
-        )
+        qkvz = joined(("qkv", "z"), [need.n_channels, n_heads * need.d_value], need.channels)
+        return qkvz, joined(("b", "a"), [n_heads, n_heads])
 
     def _ungrouped(self, weights: TensorSource, name: str) -> tuple[Packed, Packed]:
         """The same of rows that lie together by key head: query, key, its values, their gates; its betas, decays."""

@@ -5,7 +5,7 @@ Decay and output gate are products of two thin matrices; queries, keys and value
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.recurrent import Recurrent, RecurrentLayer
-from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.checkpoint.source import TensorSource
 from slipstream.engine.layers.attention import Ropes
 from slipstream.engine.layers.linear import load_linear
 from slipstream.kernels.gated_delta.op import DeltaGate, gated_delta
@@ -62,6 +62,10 @@ class KimiDeltaSpec:
 
     rope = None
     ops: ClassVar[tuple[str, ...]] = ("gated_delta", "short_conv", "gated_norm")
+
+    def split(self, n: int) -> KimiDeltaSpec:
+        """What each of n ranks computes. Raises `SettingError`."""
+        return replace(self, state=self.state.split(n))
 
     @property
     def need(self) -> Recurrent:

@@ -6,18 +6,19 @@ the queries, those of values behind the weighted sum, for every row alike (the a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.latent import Latent, LatentLayer
-from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.checkpoint.source import TensorSource
 from slipstream.engine.layers.attention import Ropes
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.norm import Norm, NormSpec, load_norm, load_scale
 from slipstream.engine.layers.rope import RopeSpec
+from slipstream.engine.ranks import share
 from slipstream.kernels.matmul.op import Packed, linear
 from slipstream.kernels.matmul.quantized import widened
 from slipstream.kernels.mla.op import (
@@ -78,6 +79,10 @@ class LatentAttentionSpec:
     norm: NormSpec  # of latents
     scale: float  # of the scores
     bias: bool = False  # of what makes latents, and of the output
+
+    def split(self, n: int) -> LatentAttentionSpec:
+        """What each of n ranks computes: some heads, over latents that all have. Raises `SettingError`."""
+        return replace(self, n_heads=share(self.n_heads, "attention heads", n))
 
     @property
     def need(self) -> Latent:

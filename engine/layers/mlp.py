@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
-from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.checkpoint.source import TensorSource
 from slipstream.engine.layers.linear import load_linear
+from slipstream.engine.ranks import share
 from slipstream.kernels.gated.activation import activated
 from slipstream.kernels.gated.kinds import Activation
 from slipstream.kernels.matmul.op import Packed, linear
@@ -32,11 +33,16 @@ class MLPSpec:
     """The shape of a feed-forward layer."""
 
     ops: ClassVar[tuple[str, ...]] = ("gated",)
+    adds_itself: ClassVar[bool] = False
 
     d_model: int
     d_ffn: int
     bias: bool = False
     activation: Activation | None = None  # None: silu
+
+    def split(self, n: int) -> MLPSpec:
+        """What each of n ranks computes. Raises `SettingError`."""
+        return replace(self, d_ffn=share(self.d_ffn, "inner features of a feed-forward layer", n))
 
     def load(self, weights: TensorSource, name: str) -> GatedMLP:
         """The layer whose tensors start with `name`."""

@@ -12,8 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.checkpoint.source import TensorSource
 from slipstream.engine.layers.mlp import GatedMLP, MLPSpec
+from slipstream.engine.ranks import Joint, share
 from slipstream.kernels.gated.op import sigmoid_mul
 from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.matmul.quantized import Quantized, joined, widened
@@ -49,7 +50,7 @@ def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExper
     n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
     if f"{name}.gate_up_proj" in weights:
         return pack_experts(
-            weights.take(f"{name}.gate_up_proj", [n, 2 * d_ffn, d_model]),
+            weights.take(f"{name}.gate_up_proj", [n, 2 * d_ffn, d_model], joint=Joint(1, (d_ffn, d_ffn))),
             weights.take(f"{name}.down_proj", [n, d_model, d_ffn]),
             activation=spec.activation,
         )
@@ -97,6 +98,7 @@ class MoESpec:
     """What distinguishes one mixture of experts from another."""
 
     ops: ClassVar[tuple[str, ...]] = ("moe", "gated")
+    adds_itself: ClassVar[bool] = False
 
     d_model: int
     d_ffn: int  # of one expert
@@ -110,6 +112,16 @@ class MoESpec:
     shared: SharedSpec | None = None
     activation: Activation | None = None  # of an expert; None: silu
     load_experts: Callable[[TensorSource, str, MoESpec], PackedExperts] = load_experts
+
+    def split(self, n: int) -> MoESpec:
+        """What each of n ranks computes: a part of every expert, so that all have as much to do.
+
+        Raises `SettingError`.
+        """
+        shared = self.shared
+        if shared is not None:
+            shared = replace(shared, d_ffn=share(shared.d_ffn, "inner features of a shared expert", n))
+        return replace(self, d_ffn=share(self.d_ffn, "inner features of an expert", n), shared=shared)
 
     def load(self, weights: TensorSource, name: str) -> MoE:
         """The layer whose tensors start with `name`.

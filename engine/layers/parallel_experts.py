@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.checkpoint.source import TensorSource
 from slipstream.engine.layers.mlp import GatedMLP, MLPSpec
 from slipstream.engine.layers.moe import MoESpec
 from slipstream.engine.layers.norm import Norm, NormSpec, load_norm
+from slipstream.engine.ranks import Ranks
 from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.moe.op import PackedExperts, Routed, Routing, experts, route
 
@@ -29,16 +30,17 @@ class ParallelExperts:
     router: Packed  # [n_experts, d_model]
     routing: Routing
     expert_scale: Tensor  # [n_experts] float32: of each expert's weight
+    ranks: Ranks  # it adds what they compute itself, before its norms
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n_rows, d_model]. Returns the same shape."""
         (before, after), (before_experts, after_experts) = self.dense_norms, self.expert_norms
-        dense = after(self.dense(before(x)))  # [n_rows, d_model]
+        dense = after(self.ranks.add(self.dense(before(x))))  # [n_rows, d_model]
         rows = self.router_norm(x) * self.router_scale * x.shape[1] ** -0.5  # [n_rows, d_model]
         routed = route(linear(rows, self.router).float(), self.routing)
         weights = routed.weights * self.expert_scale[routed.expert_ids.long()]  # [n_rows, top_k]
         said = experts(before_experts(x), Routed(routed.expert_ids, weights), self.experts)
-        return dense + after_experts(said)
+        return dense + after_experts(self.ranks.add(said))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,15 @@ class ParallelExpertsSpec:
     """Its shape. Tensors are `mlp.*`, `experts.*`, `router.*` and four norms of a block."""
 
     ops: ClassVar[tuple[str, ...]] = ("moe", "gated")
+    adds_itself: ClassVar[bool] = True
 
     dense: MLPSpec
     moe: MoESpec
     norm: NormSpec
+
+    def split(self, n: int) -> ParallelExpertsSpec:
+        """What each of n ranks computes. Raises `SettingError`."""
+        return replace(self, dense=self.dense.split(n), moe=self.moe.split(n))
 
     def load(self, weights: TensorSource, name: str) -> ParallelExperts:
         """The layer whose dense part's tensors start with `name`, the block's name and `mlp`."""
@@ -74,4 +81,5 @@ class ParallelExpertsSpec:
             router=pack(weights.take(f"{block}.router.proj.weight", [n_experts, d_model])),
             routing=self.moe.routing,
             expert_scale=weights.take(f"{block}.router.per_expert_scale", [n_experts], torch.float32),
+            ranks=weights.ranks,
         )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.kv import KVLayer, SharedKV
-from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.checkpoint.source import TensorSource
 from slipstream.engine.layers.attention import AttentionSpec, Ropes, pages_of
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.norm import load_scale
@@ -51,6 +51,10 @@ class SharedAttentionSpec:
 
     like: AttentionSpec  # what the other layer computes
     source: int  # its number
+
+    def split(self, n: int) -> SharedAttentionSpec:
+        """What each of n ranks computes. Raises `SettingError`."""
+        return replace(self, like=self.like.split(n))
 
     @property
     def need(self) -> SharedKV:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.engine.cache.store import Need
+from slipstream.engine.cache.need import Need
 from slipstream.engine.checkpoint.layouts import Scheme, packed_bytes
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.layers.decoder import DecoderSpec, load_block, load_decoder
@@ -22,6 +22,7 @@ from slipstream.engine.layers.rope import rope_tables
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.reading.fields import MOST_PARTS
 from slipstream.engine.models.registry import decoder_spec
+from slipstream.engine.ranks import ALONE, Joint, Ranks
 from slipstream.kernels import select
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import Quantized, joined
@@ -39,10 +40,17 @@ class Blueprint:
     the scheme lists each.
     """
 
-    def __init__(self, dtype: torch.dtype, scheme: Scheme | None = None, target: torch.device = CUDA) -> None:
-        """scheme: how matrices of few bits are stored. target: where they are to run."""
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        scheme: Scheme | None = None,
+        target: torch.device = CUDA,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """scheme: how matrices of few bits are stored. target: where they are to run. ranks: whose part it is."""
         self.dtype = dtype
         self.device = META
+        self.ranks = ranks
         self._scheme, self._target = scheme, target
         self.n_params = 0
         self.n_bytes = 0
@@ -54,13 +62,17 @@ class Blueprint:
             return name.removesuffix(".weight") in listed
         return True
 
-    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    def take(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, joint: Joint | None = None
+    ) -> Tensor:
         """A tensor of that shape without memory, in `dtype` or the blueprint's."""
         tensor = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=META)
         self._count(tensor)
         return tensor
 
-    def take_linear(self, names: Sequence[str], d_in: int, d_outs: Sequence[int]) -> Tensor | Quantized:
+    def take_linear(
+        self, names: Sequence[str], d_in: int, d_outs: Sequence[int], joint: Sequence[int] = ()
+    ) -> Tensor | Quantized:
         """The matrices below each other, narrow where the scheme says so."""
         parts: list[Tensor | Quantized] = []
         for name, d_out in zip(names, d_outs, strict=True):
@@ -105,10 +117,14 @@ class Outline:
     ops: frozenset[str]  # that its layers call, besides products and norms
 
 
-def draw(config: ModelConfig, dtype: torch.dtype, target: torch.device = CUDA) -> Outline:
-    """The outline of a whole network that is to run on `target`. Raises `UnsupportedModel` naming key and value."""
+def draw(config: ModelConfig, dtype: torch.dtype, target: torch.device = CUDA, n_ranks: int = 1) -> Outline:
+    """The outline of a network that is to run on `target`, of the part of one of n ranks.
+
+    Raises `UnsupportedModel` naming key and value, `SettingError` where the parts do not come out even.
+    """
     _select_ops(dtype)
-    spec, weights = decoder_spec(config, 1), Blueprint(dtype, config.quantization, target)
+    spec = decoder_spec(config, 1).split(n_ranks)
+    weights = Blueprint(dtype, config.quantization, target, Ranks(0, n_ranks))
     decoder = load_decoder(weights, spec)
     return Outline(
         n_params=weights.n_params,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from slipstream.engine.batch import Batch
-from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.cache.need import Need
+from slipstream.engine.cache.store import Store
 from slipstream.engine.layers.decoder import Decoder, DecoderSpec, Taps
+from slipstream.engine.layers.embed import Head
 from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.engine.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +22,15 @@ class Network:
     """One network with its weights on one device. It holds no state of any sequence."""
 
     config: ModelConfig
-    spec: DecoderSpec  # what the decoder is made of
+    spec: DecoderSpec  # what the network is made of, undivided
     decoder: Decoder
     n_params: int
-    weight_bytes: int  # of all parameters, a tied matrix counted once
+    weight_bytes: int  # of all parameters on all ranks, a tied matrix counted once
     dtype: torch.dtype
     device: torch.device
     n_ctx: int  # positions the rotary tables cover
+    ranks: Ranks = ALONE  # whose part of it this is
+    read_head: Callable[[], Head] | None = None  # reads the output matrix undivided; None: the decoder's is
 
     @property
     def vocab_size(self) -> int:
@@ -36,10 +42,24 @@ class Network:
         """What each layer needs from a `Store`."""
         return [block.mixer.need for block in self.decoder.blocks]
 
+    @property
+    def whole_needs(self) -> list[Need]:
+        """The same of the network undivided."""
+        return [block.mixer.need for block in self.spec.blocks]
+
+    def whole_head(self) -> Head:
+        """The output matrix undivided, for draft networks, which one rank runs alone."""
+        return self.decoder.head if self.read_head is None else self.read_head()
+
     def forward(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """Logits of the batch's wanted rows, [n_logits, vocab] float32. Writes all rows' keys and values.
 
         The caller runs it under `torch.inference_mode`; positions must be below `n_ctx`. taps: residual
         streams to keep of all rows, for draft networks that read them.
         """
+        with store.held.together():
+            return self.run(batch, store, taps)
+
+    def run(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
+        """The same of this rank alone, for callers that have the other ranks run it too."""
         return self.decoder(batch, store, taps)

@@ -6,15 +6,18 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slipstream.engine.checkpoint.layouts import Scheme
+from slipstream.engine.checkpoint.outlined import OutlinedWeights
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import LoadError
-from slipstream.engine.layers.decoder import DecoderSpec, load_decoder
+from slipstream.engine.layers.decoder import Decoder, DecoderSpec, load_decoder
+from slipstream.engine.layers.embed import Head, load_head
 from slipstream.engine.models.families import (
     deepseek_v3,
     gemma3,
@@ -35,6 +38,8 @@ from slipstream.engine.models.heads.mtp import mtp_tensors
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.config import ModelConfig, read_config
 from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.ranks import ALONE, Ranks
+from slipstream.kernels import select
 
 log = logging.getLogger(__name__)
 
@@ -109,35 +114,69 @@ def decoder_spec(config: ModelConfig, n_positions: int, vocab_size: int | None =
 
 
 def load_network(
-    path: Path | str, dtype: torch.dtype, device: torch.device, n_ctx: int, n_vocab: int | None = None
+    path: Path | str,
+    dtype: torch.dtype,
+    device: torch.device,
+    n_ctx: int,
+    n_vocab: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Network:
     """The network of a checkpoint folder, its weights cast to `dtype`.
 
-    n_ctx: positions the rotary tables cover. n_vocab: real token ids; logits past them do not exist. None
-    keeps all rows. The tensors of an MTP head in the folder are left to `load_mtp`. `kernels.select(device,
-    dtype)` must have run, and for float32 too where a router computes in it. Raises `LoadError` and its
-    subclasses.
+    n_ctx: positions the rotary tables cover. n_vocab: real token ids; logits past them do not exist. None keeps all
+    rows. ranks: whose part of it; a pass is then one of all ranks. The tensors of an MTP head in the folder are left to
+    `load_mtp`. `kernels.select(device, dtype)` must have run, and for float32 too where a router computes in it.
+    Raises `LoadError` and its subclasses, `SettingError` where the parts do not come out even.
     """
     config = read_model(path)
     if n_vocab is not None and n_vocab > config.vocab_rows:
         raise LoadError(f"{path}: the tokenizer has {n_vocab} tokens, the embedding {config.vocab_rows} rows")
-    weights = Weights(path, dtype, device, config.quantization)
-    if config.quantization is not None:
-        log_scheme(path, config.quantization)
     spec = decoder_spec(config, n_ctx, n_vocab)
-    decoder = load_decoder(weights, spec)
+    weights = Weights(path, dtype, device, config.quantization, ranks)
+    n_params = None
+    if ranks.n > 1:
+        n_params = _check_whole(path, dtype, spec, config)
+    elif config.quantization is not None:
+        log_scheme(path, config.quantization)
+    decoder = load_decoder(weights, spec.split(ranks.n))
     weights.leave(mtp_tensors(weights.names, config.n_layers))
     weights.finish()
     return Network(
         config=config,
         spec=spec,
         decoder=decoder,
-        n_params=weights.n_params,
-        weight_bytes=weights.n_bytes,
+        n_params=n_params or weights.n_params,
+        weight_bytes=weights.n_bytes * ranks.n,
         dtype=dtype,
         device=device,
         n_ctx=n_ctx,
+        ranks=ranks,
+        read_head=partial(_whole_head, path, decoder, spec, config) if ranks.n > 1 else None,
     )
+
+
+def _whole_head(path: Path | str, decoder: Decoder, spec: DecoderSpec, config: ModelConfig) -> Head:
+    """The output matrix, where the decoder has one rank's part of it."""
+    embedded = decoder.embedding
+    weights = Weights(path, embedded.weight.dtype, embedded.weight.device, config.quantization)
+    head = load_head(weights, "lm_head", embedded, spec.vocab_size, tied=spec.tied, cap=spec.logit_cap)
+    weights.leave(weights.names)
+    weights.finish()
+    return head
+
+
+def _check_whole(path: Path | str, dtype: torch.dtype, spec: DecoderSpec, config: ModelConfig) -> int:
+    """The parameters of the network undivided.
+
+    Raises `LoadError` unless the files' tensors are as large as the config says; parts could be cut out of any.
+    """
+    meta = torch.device("meta")
+    for one in dict.fromkeys((dtype, torch.float32)):  # some layers compute in float32
+        select(meta, one)
+    outlined = OutlinedWeights(path, dtype, meta, config.quantization)
+    load_decoder(outlined, spec)
+    outlined.finish()
+    return outlined.n_params
 
 
 def log_scheme(path: Path | str, scheme: Scheme) -> None:

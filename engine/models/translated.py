@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.batch import Batch
-from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.cache.need import Need
+from slipstream.engine.cache.store import Store
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.network import Network
 

@@ -80,6 +80,7 @@ class NetworkKind:
     exported_as: str | None = None  # what files of the `speculators` library call it
     # (tensors of a target's folder, its layers) -> those of a head that came with it; None: never there.
     within: Callable[[TensorNames, int], TensorNames] | None = None
+    reads_cache: bool = False  # the target's own keys and values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,7 @@ DRAFTERS = (
     Row(
         name="draft-assistant",
         build=lambda parts: DraftAssistant(parts.networks["draft-assistant"], parts.cache),
-        network=NetworkKind(fits=is_assistant, load=load_assistant),
+        network=NetworkKind(fits=is_assistant, load=load_assistant, reads_cache=True),
         settings=("draft_p_min", "draft_taps", "draft_position"),
     ),
     Row(

@@ -179,7 +179,7 @@ class _Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                env=_environment(),
+                env=environment(),
                 start_new_session=True,
             )
         self._pipe = Connection(ours.detach())
@@ -204,8 +204,8 @@ class _Worker:
         return said[-_N_TAIL:] or f"status {status}"
 
 
-def _environment() -> dict[str, str]:
-    """The process finds the package where this one found it, installed or not."""
+def environment() -> dict[str, str]:
+    """Of a process that finds the package where this one found it, installed or not."""
     place = str(Path(slipstream.__path__[0]).parent)
     ours = dict(os.environ)  # noqa: TID251 - handed on as it is
     return ours | {"PYTHONPATH": os.pathsep.join(filter(None, (place, ours.get("PYTHONPATH"))))}

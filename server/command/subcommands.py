@@ -48,7 +48,7 @@ PLAN = Subcommand(
     about="What a server with these settings takes of a GPU's memory, from the model's config alone.",
     run=_plan,
     settings=(
-        *("model", "model_draft", "dtype", "spec_type", "draft_max"),
+        *("model", "model_draft", "dtype", "tensor_parallel_size", "spec_type", "draft_max"),
         *("ctx_size", "cache_size", "kv_cache_dtype", "parallel", "batch_size"),
     ),
     arguments=(
@@ -102,7 +102,7 @@ def _profile(call: Call) -> int:
 
 # The settings that decide what a step computes, and on which device.
 _COMPUTED = (
-    *("model", "model_draft", "dtype", "device", "device_draft", "threads"),
+    *("model", "model_draft", "dtype", "device", "device_draft", "threads", "tensor_parallel_size"),
     *("ctx_size", "cache_size", "kv_cache_dtype", "parallel"),
     *("batch_size", "spec_type", "spec_order", "spec_adaptive", "draft_max", "draft_min", "draft_p_min"),
 )

@@ -23,11 +23,13 @@ from torch import Tensor
 
 from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.layers.decoder import Decoder, load_decoder
 from slipstream.engine.models.blueprint import Blueprint, draw
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.registry import decoder_spec, read_model
+from slipstream.engine.ranks import Joint
 from slipstream.kernels import select
 from tests.public_configs import CONFIGS
 
@@ -47,11 +49,15 @@ class RandomWeights(Blueprint):
         super().__init__(DTYPE)
         self.device = CPU
 
-    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    def take(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, joint: Joint | None = None
+    ) -> Tensor:
         made = torch.randn(tuple(shape), dtype=torch.float32) * shape[-1] ** -0.5
         return made.to(dtype or DTYPE)
 
-    def take_linear(self, names: Sequence[str], d_in: int, d_outs: Sequence[int]) -> Tensor:
+    def take_linear(
+        self, names: Sequence[str], d_in: int, d_outs: Sequence[int], joint: Sequence[int] = ()
+    ) -> Tensor:
         return self.take(names[0], (sum(d_outs), d_in))
 
     def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor:

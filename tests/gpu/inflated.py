@@ -18,6 +18,7 @@ from slipstream.engine.layers.decoder import load_decoder
 from slipstream.engine.models.heads.mtp import Mtp, found_layers, load_layer, plan_of
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import decoder_spec, read_model
+from slipstream.engine.ranks import ALONE, Joint, Ranks
 from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.kernels.matmul.blocks import BlockWeight
@@ -38,6 +39,7 @@ class InflatedSource:
     device: torch.device
     n_params: int = 0
     folder: Path = Path("memory")  # for messages
+    ranks: Ranks = ALONE
     entries: dict[str, Entry] = field(init=False)
     shapes: dict[str, tuple[int, ...]] = field(init=False)
 
@@ -55,7 +57,9 @@ class InflatedSource:
     def shape(self, name: str) -> tuple[int, ...]:
         return self.shapes[name]
 
-    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    def take(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, joint: Joint | None = None
+    ) -> Tensor:
         """The tensor of that name and shape; each may be taken once."""
         entry = self.entries.pop(name)
         with on(self.device):
@@ -64,7 +68,9 @@ class InflatedSource:
         self.n_params += made.numel()
         return made
 
-    def take_linear(self, names: Sequence[str], d_in: int, d_outs: Sequence[int]) -> Tensor:
+    def take_linear(
+        self, names: Sequence[str], d_in: int, d_outs: Sequence[int], joint: Sequence[int] = ()
+    ) -> Tensor:
         """The matrices `name.weight` [d_out, d_in], one below the other."""
         parts = [self.take(f"{name}.weight", (n, d_in)) for name, n in zip(names, d_outs, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)

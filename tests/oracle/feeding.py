@@ -12,7 +12,8 @@ from torch import Tensor
 
 from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network
@@ -21,16 +22,18 @@ from tests.checkpoints import N_PROMPT, theirs
 CPU = torch.device("cpu")
 N_CTX, PAGE, N_PAGES, N_SLOTS = 256, 16, 80, 5
 WINDOW_PAGE = 8
+SIZES = Sizes(n_slots=N_SLOTS, n_pages=N_PAGES, page_size=PAGE, n_parked=160, n_window_pages=N_PAGES)
 NEAR = 1e-4  # of logits that two programs compute in float32
 
 
 class Runner:
     """A network with a cache; feeds texts in any cut."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, store: Store | None = None) -> None:
+        """store: of `SIZES`; None: one is made."""
         self.network = network
-        sizes = Sizes(n_slots=N_SLOTS, n_pages=N_PAGES, page_size=PAGE, n_parked=160, n_window_pages=N_PAGES)
-        store = Store(network.needs, sizes, network.dtype, CPU)
+        if store is None:
+            store = Store(network.needs, SIZES, network.dtype, CPU)
         self.cache = Cache({"target": store}, N_SLOTS, N_PAGES, PAGE)
 
     def feed(self, *spans: Span, n_kept: Sequence[int] = (), taps: Taps | None = None) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch, Span
 from slipstream.engine.cache.kv import KV
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.heads.block_backbone import BlockDraft
 from slipstream.engine.models.heads.dspark import DSpark

@@ -17,13 +17,15 @@ import torch
 
 from slipstream.engine.api import Delta, Done, Echo, Event, Failed, Request, Sampling, Speculate, TokenLogprob
 from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.snapshots import Snapshots
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.store import Store
 from slipstream.engine.core.engine import Capacity, Engine
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.errors import InvalidRequest
 from slipstream.engine.frames import frame_sizes
 from slipstream.engine.models.captured import Capture, Capturing, cuda_capture
+from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import text_source
 from slipstream.engine.models.registry import load_network
 from slipstream.engine.settings import Settings
@@ -149,12 +151,18 @@ class Lab:
         self.folders = folders
         self.tokenizer = Tokenizer(text_source(folders.target))
         self.n_ctx = n_ctx
-        self.target = load_network(folders.target, dtype, where, n_ctx, self.tokenizer.vocab_size)
+        self.target = self._load_target(folders.target, dtype, where)
         self.grammars = Grammars(self.tokenizer, self.target.vocab_size)
         self.draft = None
         if folders.draft is not None:
             self.draft = load_network(folders.draft, dtype, where, n_ctx + 64, self.tokenizer.vocab_size)
         self._heads: dict[str, Any] = {}
+
+    def _load_target(self, folder: Path, dtype: torch.dtype, where: torch.device) -> Network:
+        return load_network(folder, dtype, where, self.n_ctx, self.tokenizer.vocab_size)
+
+    def _store(self, network: Any, sizes: Sizes) -> Store:
+        return Store(network.needs, sizes, self.target.dtype, self.target.device)
 
     @property
     def capture(self) -> Capture:
@@ -179,9 +187,7 @@ class Lab:
             n_window_pages=bench.n_window_pages,
         )
         stores = {
-            name: Store(network.needs, sizes, self.target.dtype, self.target.device)
-            for name, network in networks.items()
-            if network is not None
+            name: self._store(network, sizes) for name, network in networks.items() if network is not None
         }
         cache = Cache(stores, bench.n_slots, bench.n_pages, bench.page_size, Snapshots(bench.snapshot_bytes))
         eos_ids, vocab_size = self.tokenizer.eos_ids, self.target.vocab_size

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from slipstream.engine.api import Request, Sampling
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.heads.mtp import Mtp

@@ -10,7 +10,8 @@ import torch
 
 from slipstream.engine.api import Delta
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.core.engine import Capacity, Engine
 from slipstream.engine.models.heads.dspark import load_dspark
 from slipstream.engine.models.heads.eagle3 import load_eagle3

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.core.forward import STORE
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network
@@ -24,6 +25,7 @@ from tests.oracle.lossless import DEMO, HYBRID, folders_of
 WIDTHS, BATCHES = (1, 2, 3, 5, 8, 16), (1, 4, 32)
 PAGE, N_TEXT, N_JUDGED = 16, 40, 16
 CPU = torch.device("cpu")
+SIZES = Sizes(n_slots=32, n_pages=200, page_size=PAGE, n_parked=64, n_window_pages=200)
 
 
 def network(kind: str, dtype: torch.dtype, scratch: Path) -> Network:
@@ -43,11 +45,13 @@ def network(kind: str, dtype: torch.dtype, scratch: Path) -> Network:
 class Sequences:
     """One text in slot 0, others in the slots beside it, all as far as their first tokens."""
 
-    def __init__(self, target: Network, n_slots: int, seed: int) -> None:
+    def __init__(self, target: Network, n_slots: int, seed: int, store: Store | None = None) -> None:
+        """store: of `SIZES`; None: one is made."""
         random = np.random.default_rng(seed)
-        sizes = Sizes(n_slots=32, n_pages=200, page_size=PAGE, n_parked=64, n_window_pages=200)
         self.target, self.random = target, random
-        self.cache = Cache({STORE: Store(target.needs, sizes, target.dtype, CPU)}, 32, 200, PAGE)
+        if store is None:
+            store = Store(target.needs, SIZES, target.dtype, CPU)
+        self.cache = Cache({STORE: store}, 32, 200, PAGE)
         self.text = np.random.default_rng(7).integers(0, target.vocab_size, N_TEXT + N_JUDGED).tolist()
         self.lengths = [0] * n_slots
         self.run([N_TEXT, *random.integers(1, 60, n_slots - 1).tolist()])

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipstream.engine.batch import Batch, Span
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.errors import DraftMismatch
 from slipstream.engine.models.registry import load_network
 from slipstream.engine.models.translated import shared_tokens, translate

@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
+from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.pages import PagePool, prefix_keys
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.store import Store
 
 SIZE = 4
 

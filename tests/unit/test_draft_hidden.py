@@ -15,7 +15,8 @@ from slipstream.engine.api import Delta, Done
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.speculate.drafter import Drafter, Kept
 from slipstream.engine.speculate.network.draft_hidden import DraftHidden
 from slipstream.engine.speculate.network.unroll import Unrolled

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.errors import LoadError, SettingError, UnsupportedModel
 from slipstream.engine.models.blueprint import META, draw, draw_mtp
 from slipstream.engine.models.registry import read_model
@@ -261,3 +262,14 @@ def test_heads_are_refused_as_draft_models(of: Callable[..., Forecast], written:
 
 def test_nothing_is_allocated(of: Callable[..., Forecast]) -> None:
     assert of("GLM-4.5").taken.weights > 700e9, "more than any machine of ours has"
+
+
+def test_of_ranks_the_first_ones_memory(of: Callable[..., Forecast]) -> None:
+    """Half the heads and features; norms, routers and embeddings are on every rank."""
+    whole, part = of("Qwen3-8B"), of("Qwen3-8B", tensor_parallel_size=2)
+    one, other = whole.networks["target"], part.networks["target"]
+    assert other.n_params == one.n_params
+    assert other.token_bytes == one.token_bytes // 2
+    assert 0.5 < other.weight_bytes / one.weight_bytes < 0.56
+    with pytest.raises(SettingError, match="must divide the model's 32 attention heads"):
+        of("Qwen3-8B", tensor_parallel_size=3)

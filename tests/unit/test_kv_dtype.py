@@ -13,8 +13,9 @@ import torch
 from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
+from slipstream.engine.cache.need import Need, Sizes
 from slipstream.engine.cache.recurrent import Recurrent
-from slipstream.engine.cache.store import Need, Sizes, Store
+from slipstream.engine.cache.store import Store
 from slipstream.engine.errors import SettingError
 from slipstream.engine.models.registry import read_model
 from slipstream.engine.service.start.draft_network import DraftSource, head_token_bytes

@@ -7,7 +7,8 @@ import torch
 from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.latent import Latent
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 
 SIZE, TOKENS = 4, list(range(1, 15))  # three full pages and two tokens
 NEEDS = [Latent(8, 4), Latent(8, 4)]

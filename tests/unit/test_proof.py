@@ -180,7 +180,7 @@ def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple
     def select(fault: str | None, **settings: Any) -> tuple[str, ...]:
         child = ("-m", proving._CHILD) if fault is None else ("-m", "tests.unit.proof_child", fault)
         monkeypatch.setattr(operators.proving, "run", partial(run_proofs, child=child))
-        return select_operators([source], Settings(**settings))
+        return select_operators([source], Settings(**settings)).replaced
 
     return select
 

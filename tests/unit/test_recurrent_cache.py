@@ -15,9 +15,10 @@ from torch import Tensor
 from slipstream.engine.batch import RecurrentRows, Span
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
+from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.parking import Parking
 from slipstream.engine.cache.snapshots import Snapshots
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.store import Store
 
 SIZE = 4
 CPU = torch.device("cpu")

@@ -11,10 +11,11 @@ import torch
 from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
+from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.pages import prefix_keys
 from slipstream.engine.cache.saved import Saved
 from slipstream.engine.cache.snapshots import Snapshots
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.store import Store
 
 SIZE = 4
 TOKENS = list(range(1, 22))  # five full pages and a token

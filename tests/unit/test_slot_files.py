@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
+from slipstream.engine.cache.need import Need, Sizes
 from slipstream.engine.cache.recurrent import Recurrent
 from slipstream.engine.cache.saved import Saved, SavedWindow
-from slipstream.engine.cache.store import Need, Sizes, Store
+from slipstream.engine.cache.store import Store
 from slipstream.engine.errors import InvalidRequest, SlotFileRefused, SlotNotSaved
 from slipstream.engine.service.run import slot_files
 from slipstream.engine.service.run.slot_files import SlotFiles, state_fingerprint

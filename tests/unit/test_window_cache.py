@@ -12,9 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
+from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.pages import prefix_keys
 from slipstream.engine.cache.recurrent import Recurrent
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.store import Store
 from slipstream.engine.cache.window import WindowPages
 from slipstream.engine.errors import SettingError
 from slipstream.engine.service.start import sizes

@@ -16,7 +16,8 @@ from slipstream.engine.api import Request, Sampling
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
-from slipstream.engine.cache.store import Sizes, Store
+from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.store import Store
 from slipstream.engine.core.engine import Capacity, Engine
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory

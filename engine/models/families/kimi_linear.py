@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from slipstream.engine.cache.recurrent import Recurrent
-from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.checkpoint.source import TensorSource
 from slipstream.engine.layers.decoder import (
     BlockSpec,
     DecoderSpec,
@@ -98,9 +98,14 @@ class Located:
     """
 
     ops: ClassVar[tuple[str, ...]] = ("moe", "gated")
+    adds_itself: ClassVar[bool] = False
     OTHER: ClassVar[str] = "block_sparse_moe"
 
     spec: FeedForwardSpec
+
+    def split(self, n: int) -> Located:
+        """What each of n ranks computes. Raises `SettingError`."""
+        return Located(self.spec.split(n))
 
     def load(self, weights: TensorSource, name: str) -> FeedForward:
         """The layer whose tensors start with `name`, or with the other name."""

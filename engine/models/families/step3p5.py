@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from slipstream.engine.checkpoint.weights import TensorSource
+from slipstream.engine.checkpoint.source import TensorSource
 from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec, FeedForwardSpec
 from slipstream.engine.layers.mlp import MLPSpec
@@ -145,8 +145,13 @@ class LocatedExperts:
     """Experts under the names of released files, or under those of other families, as transformers may save them."""
 
     ops: ClassVar[tuple[str, ...]] = MoESpec.ops
+    adds_itself: ClassVar[bool] = False
 
     spec: MoESpec
+
+    def split(self, n: int) -> LocatedExperts:
+        """What each of n ranks computes. Raises `SettingError`."""
+        return LocatedExperts(self.spec.split(n))
 
     def load(self, weights: TensorSource, name: str) -> MoE:
         """The layer whose tensors start with `name`, the block's name and `mlp`, or with `moe` in its place."""

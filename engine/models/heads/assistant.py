@@ -22,7 +22,8 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.kv import KV
-from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.cache.need import Need
+from slipstream.engine.cache.store import Store
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import DraftMismatch, LoadError
 from slipstream.engine.layers.block_end import BlockEndSpec

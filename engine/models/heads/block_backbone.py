@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.batch import Batch
-from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.cache.need import Need
+from slipstream.engine.cache.store import Store
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import DraftMismatch, UnsupportedModel
 from slipstream.engine.layers.attention import Attention

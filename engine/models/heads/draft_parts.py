@@ -19,10 +19,10 @@ from slipstream.engine.errors import DraftMismatch, LoadError, UnsupportedModel
 from slipstream.engine.layers.attention import Attention, AttentionSpec
 from slipstream.engine.layers.decoder import AnyHead, Block, FeedForward, Mixer
 from slipstream.engine.layers.embed import Embedding, Head, load_embedding
-from slipstream.engine.layers.latent_attention import LatentAttention, LatentAttentionSpec
+from slipstream.engine.layers.latent_attention import LatentAttentionSpec
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.mlp import MLPSpec
-from slipstream.engine.layers.moe import MoE, MoESpec
+from slipstream.engine.layers.moe import MoESpec
 from slipstream.engine.layers.norm import NormSpec, load_norm
 from slipstream.engine.layers.rope import RopeSpec, rope_tables
 from slipstream.engine.models.heads.head_choices import HeadChoices
@@ -187,13 +187,13 @@ def load_draft_ffn(weights: Weights, name: str, plan: BlockPlan, moe: MoESpec | 
 
 def experts_of(target: Network) -> MoESpec | None:
     """How the last of the target's blocks that mixes experts does it; None if there is none."""
-    mixed = [block.ffn.spec for block in target.decoder.blocks if isinstance(block.ffn, MoE)]
+    mixed = [block.ffn for block in target.spec.blocks if isinstance(block.ffn, MoESpec)]
     return mixed[-1] if mixed else None
 
 
 def latents_of(target: Network) -> LatentAttentionSpec | None:
     """The latent attention of the last of the target's blocks that has one; None if there is none."""
-    mixers = [block.mixer.spec for block in target.decoder.blocks if isinstance(block.mixer, LatentAttention)]
+    mixers = [block.mixer for block in target.spec.blocks if isinstance(block.mixer, LatentAttentionSpec)]
     return mixers[-1] if mixers else None
 
 
@@ -240,7 +240,7 @@ def load_draft_head(weights: Weights, name: str, d_model: int, target: Network) 
                 f"{weights.folder}: has no {name}, and the target's has width {target.config.d_model}"
                 f" where the draft's has {d_model}"
             )
-        return target.decoder.head
+        return target.whole_head()
     n_rows = weights.shape(name)[0]
     token_ids = read_draft_ids(weights, name, n_rows, target)  # [n_rows] int64 on the CPU
     matrix = weights.take(name, [n_rows, d_model])

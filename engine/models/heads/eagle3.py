@@ -19,7 +19,8 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.kv import KVLayer
-from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.cache.need import Need
+from slipstream.engine.cache.store import Store
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import LoadError
 from slipstream.engine.layers.attention import Attention

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.batch import Batch
-from slipstream.engine.cache.store import Need, Store
+from slipstream.engine.cache.need import Need
+from slipstream.engine.cache.store import Store
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import DraftMismatch, LoadError, UnsupportedModel
 from slipstream.engine.layers.decoder import AnyHead, Block, load_block, logits_of, run_blocks, wanted_rows
@@ -310,7 +311,7 @@ def load_layer(
 ) -> MtpLayer:
     """The layer in a place of the head. Its embedding and head are the target's unless it has others of its own."""
     d_model = plan.d_model
-    embedding, head = target.decoder.embedding, target.decoder.head
+    embedding, head = target.decoder.embedding, target.whole_head()
     own_head: AnyHead = head
     if names.embedding is not None:
         embedding = load_draft_embedding(weights, names.embedding, d_model, target)

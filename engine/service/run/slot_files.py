@@ -151,9 +151,9 @@ def state_fingerprint(folders: Iterable[Path], cache: Cache) -> str:
                     stream.seek(size * n // _N_SAMPLES)
                     digest.update(stream.read(_SAMPLE_BYTES))
     for name, store in cache.stores.items():
-        kinds = [(tuple(one.shape[1:]), str(one.dtype)) for one in store.page_tensors]
-        kinds += [(tuple(one.shape[1:]), str(one.dtype)) for one in store.window_tensors]
-        kinds += [(tuple(one.shape), str(one.dtype)) for one in store.slot_tensors]
+        held = store.held
+        shapes = (*held.page_shapes("full"), *held.page_shapes("window"), *held.slot_shapes)
+        kinds = [(shape, str(dtype)) for shape, dtype in shapes]
         digest.update(repr((name, store.device.type, kinds)).encode())
     return digest.hexdigest()[:32]
 

@@ -25,6 +25,7 @@ from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import (
     DeviceLost,
     EngineStopped,
+    RankLost,
     StepFailed,
     Unsupported,
 )
@@ -32,6 +33,7 @@ from slipstream.engine.service.run.admission import Places, check_request
 from slipstream.engine.service.run.event_stream import Stream
 from slipstream.engine.service.run.picture import Picture
 from slipstream.engine.service.run.preparing import Preparing, Text
+from slipstream.engine.service.run.rank_processes import RankProcesses
 from slipstream.engine.service.run.slot_files import SlotFiles
 from slipstream.engine.settings import Settings
 from slipstream.engine.stats import EngineStats
@@ -53,8 +55,11 @@ class ThreadEngine:
         info: ModelInfo,
         settings: Settings,
         slot_files: SlotFiles | None = None,
+        processes: RankProcesses | None = None,
     ) -> None:
+        """processes: that compute a part of the target; they end with the engine, and the engine with any of them."""
         self._engine = engine
+        self._processes = processes
         self._info = info
         self._settings = settings
         self._status: Status = "ready"
@@ -82,6 +87,8 @@ class ThreadEngine:
         self._filing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slot-files")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+        if processes is not None:
+            processes.watch(self._end_of_rank)
 
     # --- the event loop's side ---
 
@@ -205,6 +212,8 @@ class ThreadEngine:
         await asyncio.to_thread(self._thread.join, limit_s)
         if not self._thread.is_alive():
             self._engine.close()
+        if self._processes is not None:
+            self._processes.close()
         self._preparing.close()
         self._filing.shutdown(wait=False)
 
@@ -281,6 +290,14 @@ class ThreadEngine:
     def _fail(self, cause: BaseException) -> None:
         self._status = "failed"
         self._fail_all(self._lost or EngineStopped(f"the engine has failed: {type(cause).__name__}"))
+
+    def _end_of_rank(self, error: RankLost) -> None:
+        """In a thread that watches a rank. The engine may sleep, or be in a pass that breaks off by itself."""
+
+        def end() -> None:
+            raise error
+
+        self._inbox.put(end)
 
     # --- the engine's thread ---
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,12 @@ from slipstream.engine.models.registry import load_network, read_model
 from slipstream.engine.models.translated import TranslatedNetwork, shared_tokens, translate
 from slipstream.engine.naming import NO_DRAFTER
 from slipstream.engine.ranges import SAMPLING_RANGES
+from slipstream.engine.ranks import ALONE, Ranks
 from slipstream.engine.service.run.preparing import Text
+from slipstream.engine.service.run.rank_processes import RankProcesses
 from slipstream.engine.service.run.slot_files import SlotFiles, state_fingerprint
 from slipstream.engine.service.run.thread import ThreadEngine
+from slipstream.engine.service.start import divided
 from slipstream.engine.service.start.checkpoint_path import local_checkpoint, model_name, run_dtype
 from slipstream.engine.service.start.draft_network import (
     DraftSource,
@@ -80,7 +83,9 @@ def launch(settings: Settings) -> ThreadEngine:
         torch.set_num_threads(settings.threads)
     if not settings.model:
         raise SettingError("model", "''", "a model folder or hub name is needed")
-    target_from = _checkpoint(settings.model, settings.device, settings.dtype)
+    target_from = replace(
+        _checkpoint(settings.model, settings.device, settings.dtype), n_ranks=settings.tensor_parallel_size
+    )
     use_device(target_from.device)
     draft_path = None if settings.model_draft is None else local_checkpoint(settings.model_draft)
     source = draft_source(draft_path, target_from)
@@ -90,17 +95,20 @@ def launch(settings: Settings) -> ThreadEngine:
     tokenizer = Tokenizer(text_from)
     template = load_chat_template(with_given_template(text_from, settings), tokenizer)
     used = source if source is not None and source.name in types else None
+    divided.check(settings, target_from, used)
     with _phase("weights loaded"):
-        n_ctx, networks, replaced = _networks(settings, target_from, tokenizer, used)
+        loaded = _networks(settings, target_from, tokenizer, used)
+    n_ctx, networks, processes = loaded.n_ctx, loaded.networks, loaded.processes
     target = networks[forward.STORE]
     capacity = Capacity(
         n_slots=settings.parallel,
         n_ctx=n_ctx,
         batch_size=batch_size(settings, target.device),
         eos_ids=tokenizer.eos_ids,
-        overlaps=settings.async_scheduling and target.device.type == "cuda",
+        # What a pass reads on the device alone, other ranks do not have.
+        overlaps=settings.async_scheduling and target.device.type == "cuda" and processes is None,
     )
-    cache = make_cache(settings, networks, n_ctx)
+    cache = make_cache(settings, networks, n_ctx, None if processes is None else processes.others)
     parts = Parts(settings, networks, cache, capacity.batch_size, target.vocab_size, tokenizer.eos_ids, n_ctx)
     drafters = [BY_NAME[name].build(parts) for name in types]
     if rates is not None:
@@ -115,18 +123,18 @@ def launch(settings: Settings) -> ThreadEngine:
     acceptance = coupled if rates is None else SyntheticAcceptance(rates, tokenizer.eos_ids)
     waiting = Waiting(settings.max_queue_wait, settings.request_timeout)
     engine = Engine(target, cache, chain, capacity, acceptance, waiting)
-    if settings.cuda_graphs and target.device.type == "cuda":
+    if settings.cuda_graphs and target.device.type == "cuda" and processes is None:
         _capture(engine, target, settings, n_drafts=settings.draft_max if types else 0)
     with _phase("warm"):
         engine.warm_up(settings.draft_max)
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size))
-    info = replace(_info(settings, target_from, text, engine, types), replaced_operators=replaced)
+    info = replace(_info(settings, target_from, text, engine, types), replaced_operators=loaded.replaced)
     slot_files = None
     if slot_folder is not None:
         folders = [target_from.path] if used is None else [target_from.path, used.path]
         slot_files = SlotFiles(slot_folder, state_fingerprint(folders, cache), PAGE_SIZE)
     _log_ready(info)
-    return ThreadEngine(engine, text, info, settings, slot_files)
+    return ThreadEngine(engine, text, info, settings, slot_files, processes)
 
 
 def _always_in_full(settings: Settings, drafters: Sequence[Drafter]) -> Settings:
@@ -164,10 +172,17 @@ def _slot_folder(settings: Settings) -> Path | None:
     return None if name is None else Path(name)
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    n_ctx: int
+    networks: dict[str, Any]  # by the name of their store: the target, then a draft model or a head
+    replaced: tuple[str, ...]  # operators
+    processes: RankProcesses | None  # that have the other parts of the target
+
+
 def _networks(
     settings: Settings, target_from: Checkpoint, tokenizer: Tokenizer, source: DraftSource | None
-) -> tuple[int, dict[str, Any], tuple[str, ...]]:
-    """(context, networks by the name of their store: the target, then a draft model or a head, operators replaced)."""
+) -> _Loaded:
     draft_from, head_bytes = None, 0
     if source is not None and source.kind.load is None:
         draft_from = _draft_checkpoint(source, target_from, settings)
@@ -175,14 +190,18 @@ def _networks(
         head_bytes = head_token_bytes(source, target_from, settings)
     sources = [one for one in (target_from, draft_from) if one is not None]
     n_ctx = _context(settings, sources, head_bytes)
-    replaced = select_operators(sources, settings)
-    target = _load(target_from, tokenizer, n_ctx)
+    selection, processes = select_operators(sources, settings), None
+    if target_from.n_ranks > 1:
+        processes = divided.start(settings, target_from, n_ctx, tokenizer.vocab_size, selection)
+    target = _load(target_from, tokenizer, n_ctx, ALONE if processes is None else processes.ranks)
+    if processes is not None:
+        processes.await_all()
     networks: dict[str, Any] = {forward.STORE: target}
     if draft_from is not None:
         networks[draft_model.STORE] = _load_draft(draft_from, tokenizer, n_ctx)
     elif source is not None:
         networks[source.name] = load_head(source, target, n_ctx, settings)
-    return n_ctx, networks, replaced
+    return _Loaded(n_ctx, networks, selection.replaced, processes)
 
 
 def _context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int) -> int:
@@ -192,7 +211,7 @@ def _context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int)
         on_device.setdefault(one.device, []).append(one)
     least = []
     for device, own in on_device.items():
-        memory = Memory.of(device)
+        memory = Memory.of(device, own[0].n_ranks)
         n_ctx = context(settings, own, memory, head_bytes if own[0] is sources[0] else 0)
         least.append((n_ctx, why_shorter(settings, n_ctx, sources[0].config.n_ctx_train, memory.free)))
     n_ctx, reason = min(least, key=lambda one: one[0])
@@ -261,8 +280,8 @@ def _device(name: str, setting: str) -> torch.device:
     return device
 
 
-def _load(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network:
-    return load_network(source.path, source.dtype, source.device, n_ctx, tokenizer.vocab_size)
+def _load(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int, ranks: Ranks = ALONE) -> Network:
+    return load_network(source.path, source.dtype, source.device, n_ctx, tokenizer.vocab_size, ranks)
 
 
 def _load_draft(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network | TranslatedNetwork:

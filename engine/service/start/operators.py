@@ -58,15 +58,24 @@ class Use:
         return sorted(found, key=lambda task: task.op not in _LONGEST)
 
 
-def select_operators(sources: Sequence[Checkpoint], settings: Settings) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which implementations run."""
+
+    replaced: tuple[str, ...]  # a sentence for each op whose best implementation failed on this machine
+    chosen: Mapping[str, Mapping[str, str]]  # by dtype on the target's device: op -> implementation
+
+
+def select_operators(sources: Sequence[Checkpoint], settings: Settings) -> Selection:
     """Fix each op's implementation for every device and dtype in use, and say which.
 
-    Returns a sentence for each op whose best implementation failed on this machine. Raises `SettingError` where
-    exactness is asked for and an op fails, or has no implementation that promises it.
+    sources: the target first. Raises `SettingError` where exactness is asked for and an op fails, or has no
+    implementation that promises it.
     """
     # What the cache holds decides which code of attention runs.
     leaves_out = () if settings.kv_cache_dtype.startswith("fp8") else ("float8",)
     uses, failed, replaced = _uses(sources), Failed(), list[str]()
+    chosen: dict[str, Mapping[str, str]] = {}
     for device in dict.fromkeys(use.device for use in uses):
         tasks = [task for use in uses if use.device == device for task in use.tasks(leaves_out)]
         for tried in _prove(device, tasks):
@@ -83,9 +92,11 @@ def select_operators(sources: Sequence[Checkpoint], settings: Settings) -> tuple
             why = f"cannot be kept on {use.device} in {use.dtype}: {error}"
             raise SettingError("exact", settings.exact, why) from None
         replaced += _log(use, [line for line in lines if line.op in folders])
+        if use.device == sources[0].device:
+            chosen[use.type_name] = {line.op: line.implementation for line in lines}
     if replaced and settings.exact:
         raise SettingError("exact", settings.exact, f"an operator failed on this machine: {replaced[0]}")
-    return tuple(dict.fromkeys(replaced))
+    return Selection(tuple(dict.fromkeys(replaced)), chosen)
 
 
 class Failed:

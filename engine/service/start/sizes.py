@@ -13,8 +13,10 @@ from typing import Protocol
 import torch
 
 from slipstream.engine.cache.cache import Cache
+from slipstream.engine.cache.need import Need, Sizes
 from slipstream.engine.cache.snapshots import Snapshots
-from slipstream.engine.cache.store import Need, Sizes, Store
+from slipstream.engine.cache.spread import Others, SpreadHeld
+from slipstream.engine.cache.store import Store
 from slipstream.engine.errors import SettingError
 from slipstream.engine.models.blueprint import Outline, draw
 from slipstream.engine.models.network import Network
@@ -87,11 +89,11 @@ class Memory:
     share: float
 
     @classmethod
-    def of(cls, device: torch.device) -> Memory:
-        """As it is now."""
+    def of(cls, device: torch.device, n_ranks: int = 1) -> Memory:
+        """As it is now, of each rank: on a CPU they share it."""
         if device.type == "cuda":
             return cls(torch.cuda.mem_get_info(device)[0], CUDA_SHARE)
-        return cls(free_memory(), CPU_SHARE)
+        return cls(free_memory() / n_ranks, CPU_SHARE)
 
     def cache_bytes(self, settings: Settings, other_bytes: int) -> float:
         """Bytes for all pages: as set, or the share of what is free once `other_bytes` more are taken."""
@@ -108,11 +110,19 @@ class Checkpoint:
     config: ModelConfig
     device: torch.device
     dtype: torch.dtype
+    n_ranks: int = 1  # processes that compute it together
 
     @cached_property
     def outline(self) -> Outline:
-        """What it will take of memory."""
-        return draw(self.config, self.dtype, self.device)
+        """What one rank's part of it will take of memory."""
+        return draw(self.config, self.dtype, self.device, self.n_ranks)
+
+    @cached_property
+    def n_params(self) -> int:
+        """Of all ranks' parts together, what several have counted once."""
+        if self.n_ranks == 1:
+            return self.outline.n_params
+        return draw(self.config, self.dtype, self.device).n_params
 
     def demand(self, settings: Settings) -> Demand:
         """What its layers ask of the cache."""
@@ -229,10 +239,13 @@ class HasLayers(Protocol):
     def needs(self) -> list[Need]: ...
 
 
-def make_cache(settings: Settings, networks: Mapping[str, HasLayers], n_ctx: int) -> Cache:
+def make_cache(
+    settings: Settings, networks: Mapping[str, HasLayers], n_ctx: int, others: Others | None = None
+) -> Cache:
     """The stores of all networks, with as many pages as `page_count` says.
 
-    `networks` by the name of their store, the target's first; their weights are loaded.
+    `networks` by the name of their store, the target's first; their weights are loaded. others: the ranks that have the
+    other parts of the target.
     """
     target = next(iter(networks.values()))
     assert isinstance(target, Network)
@@ -247,7 +260,10 @@ def make_cache(settings: Settings, networks: Mapping[str, HasLayers], n_ctx: int
     on_device: dict[torch.device, list[Demand]] = {}
     for name, one in demands.items():
         on_device.setdefault(runs[name][1], []).append(one)
-    n_pages = min(page_count(settings, n_ctx, own, Memory.of(device)) for device, own in on_device.items())
+    n_ranks = target.ranks.n
+    n_pages = min(
+        page_count(settings, n_ctx, own, Memory.of(device, n_ranks)) for device, own in on_device.items()
+    )
     n_full = n_pages // pages_each(settings, n_ctx)
     if n_full < settings.parallel:
         log.warning(
@@ -260,10 +276,13 @@ def make_cache(settings: Settings, networks: Mapping[str, HasLayers], n_ctx: int
     sizes = Sizes(
         n_slots=settings.parallel, n_pages=n_pages, page_size=PAGE_SIZE, n_parked=n_parked(settings)
     )
-    stores = {
-        name: Store(one.needs, replace(sizes, n_window_pages=one.n_window_pages(settings)), *runs[name])
-        for name, one in demands.items()
-    }
+    stores = {}
+    for name, one in demands.items():
+        own, held = replace(sizes, n_window_pages=one.n_window_pages(settings)), None
+        if others is not None and networks[name] is target:
+            whole = kept(settings, target.whole_needs)
+            held = SpreadHeld((one.needs, whole), own, *runs[name], (target.ranks, others))
+        stores[name] = Store(one.needs, own, *runs[name], held)
     if settings.cache_ram is not None and not any(store.parking for store in stores.values()):
         raise SettingError("cache_ram", settings.cache_ram, "has no use with models without recurrent layers")
     snapshots = Snapshots(snapshot_bytes(settings))

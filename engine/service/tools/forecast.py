@@ -106,7 +106,7 @@ class Forecast:
 class _Mtp(Checkpoint):
     """The MTP layers of a target."""
 
-    n_layers: int
+    n_layers: int = 1
 
     @cached_property
     def outline(self) -> Outline:
@@ -221,7 +221,7 @@ def _summary(network: Checkpoint, demand: Demand) -> NetworkForecast:
     return NetworkForecast(
         architecture=network.config.architecture,
         dtype=str(network.dtype).removeprefix("torch."),
-        n_params=network.outline.n_params,
+        n_params=network.n_params,
         weight_bytes=network.outline.weight_bytes,
         token_bytes=demand.token_bytes,
         slot_bytes=demand.slot_bytes,
@@ -233,7 +233,8 @@ def _networks(settings: Settings) -> tuple[dict[str, Checkpoint], tuple[str, ...
     """(the networks by the name of their store, the drafters): those that a server would load."""
     path = _path(settings.model)
     config = read_model(path)
-    target = Checkpoint(path, config, CUDA, run_dtype(config, settings.dtype))
+    n_ranks = settings.tensor_parallel_size
+    target = Checkpoint(path, config, CUDA, run_dtype(config, settings.dtype), n_ranks)
     if settings.model_draft is not None:
         types = drafter_types(settings, MODEL)
         path = _path(settings.model_draft)
@@ -244,7 +245,7 @@ def _networks(settings: Settings) -> tuple[dict[str, Checkpoint], tuple[str, ...
     types = drafter_types(settings, MTP if n_mtp else None)
     if MTP not in types:
         return {forward.STORE: target}, types
-    return {forward.STORE: target, MTP: _Mtp(path, config, CUDA, target.dtype, n_mtp)}, types
+    return {forward.STORE: target, MTP: _Mtp(path, config, CUDA, target.dtype, n_layers=n_mtp)}, types
 
 
 def _path(name: str) -> Path:

@@ -1,0 +1,132 @@
+"""The processes of the ranks beside this one: started, watched, ended. This process is the first rank and leads.
+
+They are reached through sockets that were made before them, and meet in a folder that only their user can read; on the
+CPU they exchange rows over the loopback device. So nobody else can speak to them, and they end with this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.engine.cache.spread import Others
+from slipstream.engine.errors import LoadError, RankLost
+from slipstream.engine.ranks import Ranks
+from slipstream.kernels.proof import proving
+
+log = logging.getLogger(__name__)
+
+c10d: Any = torch.distributed  # its groups are not all typed
+
+_CHILD = "slipstream.engine.service.start.rank"
+_MEETING = timedelta(minutes=5)  # for all ranks to import torch and find each other
+_FOR_EVER = timedelta(
+    days=365
+)  # a rank that is lost closes its connections; a step that hangs is noticed by its time
+_PATIENCE_S = 3600.0  # for a rank to load its part
+
+
+class RankProcesses:
+    """Ranks 1 … n - 1. `ranks` is this process among them, `others` the way to them."""
+
+    def __init__(self, n: int, device: torch.device, order: Mapping[str, Any]) -> None:
+        """order: what the processes need to load their parts, as JSON. Raises `LoadError` if they do not start."""
+        self._folder = tempfile.TemporaryDirectory(prefix="slipstream-ranks-")
+        self._closing = False
+        self._processes: list[subprocess.Popen[bytes]] = []
+        connections = []
+        for rank in range(1, n):
+            ours, its = socket.socketpair()
+            with its:
+                connections.append(Connection(ours.detach()))
+                self._processes.append(_start(its))
+            own = {**order, "rank": rank, "n": n, "folder": self._folder.name}
+            connections[-1].send_bytes(json.dumps(own).encode())
+        self.others = Others(connections)
+        self.await_all()  # what they import
+        try:
+            self.ranks = meet(Path(self._folder.name), 0, n, device)
+        except RuntimeError as error:
+            self.close()
+            raise LoadError(
+                f"the ranks of --tensor-parallel-size {n} did not find each other: {error}"
+            ) from error
+
+    def await_all(self) -> None:
+        """Wait until each has done the next part of its start. Raises `LoadError` with what one of them says."""
+        for i, connection in enumerate(self.others.connections):
+            answer = {"refused": "took too long to start"}
+            try:
+                if connection.poll(_PATIENCE_S):
+                    answer = json.loads(connection.recv_bytes())
+            except (OSError, EOFError):
+                answer = {"refused": f"ended with status {self._processes[i].wait()}"}
+            if refused := answer.get("refused"):
+                self.close()
+                raise LoadError(f"rank {i + 1} of --tensor-parallel-size: {refused}")
+
+    def watch(self, lost: Callable[[RankLost], None]) -> None:
+        """Call `lost`, in some thread, when one of them ends."""
+        for i, process in enumerate(self._processes):
+            threading.Thread(
+                target=self._watch, args=(i + 1, process, lost), name=f"rank-{i + 1}", daemon=True
+            ).start()
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes], lost: Callable[[RankLost], None]) -> None:
+        status = process.wait()
+        if not self._closing:
+            log.error("rank %d of --tensor-parallel-size has ended with status %d", rank, status)
+            lost(RankLost(f"rank {rank} has ended with status {status}"))
+
+    def close(self) -> None:
+        """End them."""
+        self._closing = True
+        for connection in self.others.connections:
+            connection.close()
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # they have nothing to lose
+            process.wait()
+        self._folder.cleanup()
+
+
+def _start(its: socket.socket) -> subprocess.Popen[bytes]:
+    # -P: a file of the user's folder must not pass for a library. A session of its own: Ctrl-C is for the first rank,
+    # which lets its requests finish.
+    command = [sys.executable, "-P", "-m", _CHILD, str(its.fileno())]
+    return subprocess.Popen(
+        command,
+        pass_fds=[its.fileno()],
+        stdin=subprocess.DEVNULL,
+        env=proving.environment(),
+        start_new_session=True,
+    )
+
+
+def meet(folder: Path, rank: int, n: int, device: torch.device) -> Ranks:
+    """This process among n, once all are there. Raises RuntimeError if they do not come."""
+    store = c10d.FileStore(str(folder / "ranks"), n)
+    store.set_timeout(_MEETING)
+    if device.type == "cuda":
+        return Ranks(rank, n, c10d.ProcessGroupNCCL(store, rank, n, c10d.ProcessGroupNCCL.Options()))
+    options = c10d.ProcessGroupGloo._Options()
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = _MEETING
+    group = c10d.ProcessGroupGloo(store, rank, n, options)
+    group._set_default_timeout(_FOR_EVER)
+    return Ranks(rank, n, group)

@@ -1,0 +1,90 @@
+"""A server whose model is divided over processes: it answers, says what it cannot divide, and ends as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.process import DEMO, ROOT, SERVER, running
+
+TWO = (*DEMO, "-tp", "2", "--threads", "2")
+LOST_S = 10.0  # the longest that a lost rank may go unnoticed
+CODE = "def add(left, right):\n    return left + right\n"
+
+
+def ranks_of(pid: int) -> list[int]:
+    """Processes that the server has started as ranks."""
+    listed = subprocess.run(
+        ["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True
+    )
+    return [int(line.split()[0]) for line in listed.stdout.splitlines() if "service.start.rank" in line]
+
+
+def ask(url: str, **fields: object) -> dict[str, object]:
+    asked = {"prompt": CODE, "max_tokens": 48, "seed": 5, "temperature": 0.8, **fields}
+    answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, object] = answer.json()
+    return found
+
+
+def test_text_is_the_same_with_drafts_and_a_lost_rank_ends_the_server(tmp_path: Path) -> None:
+    with running(tmp_path / "log", TWO) as server:
+        drafted = ask(server.url)
+        plain = ask(server.url, speculative={"n_max": 0})
+        assert drafted["choices"] == plain["choices"]
+        assert json.dumps(drafted["timings"]).count('"draft_n_accepted"') > 0
+        (rank,) = ranks_of(server.process.pid)
+        with httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json={"prompt": CODE, "stream": True, "ignore_eos": True},
+            timeout=60,
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(rank, signal.SIGKILL)
+            killed = time.monotonic()
+            rest = "\n".join(lines)
+        assert time.monotonic() - killed < LOST_S
+        assert '"code":"device_failed"' in rest.replace(" ", "")
+        assert "a process of --tensor-parallel-size is lost" in rest
+        assert httpx.get(f"{server.url}/live").status_code == 503
+        assert server.stop() == 0
+
+
+def test_an_idle_server_notices_too_and_its_ranks_end_with_it(tmp_path: Path) -> None:
+    with running(tmp_path / "log", (*TWO, "--exit-on-device-error")) as server:
+        (rank,) = ranks_of(server.process.pid)
+        os.kill(rank, signal.SIGKILL)
+        assert server.process.wait(LOST_S) == 1
+        assert "rank 1 of --tensor-parallel-size has ended with status -9" in server.log.read_text()
+    with running(tmp_path / "again", TWO) as server:
+        (rank,) = ranks_of(server.process.pid)
+        server.process.kill()
+        server.process.wait(LOST_S)
+        for _ in range(100):
+            if not Path(f"/proc/{rank}").exists():
+                break
+            time.sleep(0.1)
+        assert not Path(f"/proc/{rank}").exists()
+
+
+@pytest.mark.parametrize(
+    ("n", "told"),
+    [("3", "must divide the model's"), ("0", "must be at least 1"), ("two", "--tensor-parallel-size")],
+)
+def test_what_cannot_be_divided_is_refused_before_anything_is_loaded(n: str, told: str) -> None:
+    command = [sys.executable, "-m", SERVER, *DEMO, "-tp", n, "--port", "0"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode != 0
+    assert told in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
