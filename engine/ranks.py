@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slipstream.engine.errors import RankLost, SettingError
+
+c10d: Any = torch.distributed  # its groups are not all typed
+_MEETING = timedelta(minutes=5)  # for all ranks to find each other
+_FOR_EVER = timedelta(
+    days=365
+)  # a lost rank closes its connections; a step that hangs is noticed by its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,20 @@ class Ranks:
 ALONE = Ranks()
 
 
+def meet(folder: Path, rank: int, n: int, device: torch.device) -> Ranks:
+    """This process among n, once all are there. Raises RuntimeError if they do not come."""
+    store = c10d.FileStore(str(folder / "ranks"), n)
+    store.set_timeout(_MEETING)
+    if device.type == "cuda":
+        return Ranks(rank, n, c10d.ProcessGroupNCCL(store, rank, n, c10d.ProcessGroupNCCL.Options()))
+    options = c10d.ProcessGroupGloo._Options()
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = _MEETING
+    group = c10d.ProcessGroupGloo(store, rank, n, options)
+    group._set_default_timeout(_FOR_EVER)
+    return Ranks(rank, n, group)
+
+
 def as_bytes(tensor: Tensor) -> Tensor:
     """A tensor's bytes in order, [n_bytes] uint8; a view where it is contiguous."""
     flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))  # one number may have a stride of 0
@@ -99,7 +121,7 @@ def cut_of(
         if rest or not times or ranks.n % times:
             return None
         sizes = [want]
-        if joint is not None and joint.dim == dim:
+        if joint is not None and joint.dim == dim and times > 1:
             # The codes of a narrow matrix may be fewer than its rows, in proportion.
             sizes = [one * want // sum(joint.sizes) for one in joint.sizes]
             if sum(sizes) != want:

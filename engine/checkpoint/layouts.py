@@ -9,13 +9,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from slipstream.engine.checkpoint.pieces import (
+    WHOLE,
+    WORDS,
+    Pieces,
+    count_groups,
+    count_words,
+    in_pairs,
+    interleaved,
+    nibbles,
+    read_order,
+    reordered,
+)
 from slipstream.engine.errors import LoadError, UnsupportedModel
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
 from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, JoinedWeight, Quantized
@@ -33,39 +45,13 @@ PIECES = (
     "weight_g_idx",
     "input_scale",
 )
-WORDS, WHOLE, FP8, SCALES = ("I32",), ("I64", "I32"), ("F8_E4M3",), ("F32", "BF16", "F16")  # of safetensors
+FP8, SCALES = ("F8_E4M3",), ("F32", "BF16", "F16")  # of safetensors
 
 # Values of four-bit floats (e2m1) by code (OCP Microscaling Formats 1.0, 5.3.3); eight more are the same below zero.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 BYTES = ("U8",)
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of columns 0 … 7 in a word, counted from the lowest four bits
 MXFP4_ROWS = 4096  # outputs widened at a time
 META = torch.device("meta")
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """The stored tensors of one matrix."""
-
-    where: str  # folder and matrix, for messages
-    names: Mapping[str, str]  # what follows the matrix's name -> stored name
-    # (stored name, shape, dtypes) -> on the device
-    read: Callable[[str, Sequence[int] | None, Sequence[str]], Tensor]
-    stored: Callable[[str], Sequence[int]]  # stored name -> its shape in the files
-    is_part: bool = False  # what is read may be one rank's part of it
-
-    def __contains__(self, piece: str) -> bool:
-        return piece in self.names
-
-    def take(self, piece: str, shape: Sequence[int] | None, dtypes: Sequence[str]) -> Tensor:
-        """A piece as it is stored. shape: None for any. Raises `LoadError` if it is missing or of another shape."""
-        if piece not in self.names:
-            raise LoadError(f"{self.where}: has no {piece}")
-        return self.read(self.names[piece], shape, dtypes)
-
-    def shape(self, piece: str) -> tuple[int, ...]:
-        """A piece's shape in the files; () if it is missing, which `take` says."""
-        return tuple(self.stored(self.names[piece])) if piece in self.names else ()
 
 
 class Outlined(Protocol):
@@ -180,8 +166,8 @@ class Awq(Int4):
     def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
         n_out, n_in = shape
         n_groups, n_words = count_groups(pieces, n_in, self.n_group), count_words(pieces, n_out)
-        codes = _interleaved(pieces.take("qweight", [n_in, n_words], WORDS))  # [n_in, n_out]
-        zeros = _interleaved(pieces.take("qzeros", [n_groups, n_words], WORDS))  # [n_groups, n_out]
+        codes = interleaved(pieces.take("qweight", [n_in, n_words], WORDS))  # [n_in, n_out]
+        zeros = interleaved(pieces.take("qzeros", [n_groups, n_words], WORDS))  # [n_groups, n_out]
         scales = pieces.take("scales", [n_groups, n_out], SCALES).to(torch.float32)
         return Int4Weight(in_pairs(codes.t()), scales.t().contiguous(), zeros.t().contiguous(), None, dtype)
 
@@ -342,71 +328,6 @@ def mxfp4_values(codes: Tensor, exponents: Tensor) -> Tensor:
     pairs = torch.stack((codes & 15, codes >> 4), 2)  # [n_rows, n / 2, 2]
     factors = exponents.view(torch.float8_e8m0fnu).to(torch.float32)  # [n_rows, n / 32]
     return (table[pairs.int()].view(*factors.shape, 32) * factors[:, :, None]).flatten(1)
-
-
-def count_groups(pieces: Pieces, n_in: int, n_group: int | None) -> int:
-    """Groups of so many inputs. Raises `UnsupportedModel` if they do not come out even."""
-    if n_in % (n_group or n_in):
-        raise UnsupportedModel(f"{pieces.where}: {n_in} inputs are no multiple of group_size = {n_group}")
-    return n_in // (n_group or n_in)
-
-
-def count_words(pieces: Pieces, n: int) -> int:
-    """Words of eight codes each. Raises `UnsupportedModel` if they do not come out even."""
-    if n % 8:
-        raise UnsupportedModel(
-            f"{pieces.where}: 4-bit codes of {n} inputs or outputs, must be a multiple of 8"
-        )
-    return n // 8
-
-
-def nibbles(words: Tensor) -> Tensor:
-    """The eight codes of each word, the lowest bits first: [n_rows, n] int32 -> [n_rows, 8 * n] uint8."""
-    pairs = words.contiguous().view(torch.uint8)  # [n_rows, 4 * n]
-    return torch.stack((pairs & 15, pairs >> 4), 2).flatten(1)
-
-
-def _interleaved(words: Tensor) -> Tensor:
-    """The same of AWQ's words, whose columns lie in another order."""
-    codes = nibbles(words).view(words.shape[0], -1, 8)  # [n_rows, n, 8]
-    return codes[:, :, list(AWQ_PLACES)].flatten(1)
-
-
-def in_pairs(codes: Tensor) -> Tensor:
-    """[n_out, n_in] -> [n_out, n_in / 2] uint8, as `Int4Weight` keeps them."""
-    return codes[:, ::2] | codes[:, 1::2] << 4
-
-
-def read_order(pieces: Pieces, piece: str, n_in: int, n_groups: int) -> Tensor | None:
-    """Inputs sorted by the group that a piece gives each, [n_in] int64; None if groups are runs of neighbours.
-
-    Raises `LoadError` unless all groups have one size.
-    """
-    groups = pieces.take(piece, [n_in], WHOLE).to(torch.int64)  # [n_in]
-    is_cut = len(groups) != math.prod(pieces.shape(piece))
-    if is_cut:
-        groups = groups - groups.min()
-    runs = torch.arange(n_in, device=groups.device) // (n_in // n_groups)  # [n_in]
-    if torch.equal(groups, runs):
-        return None
-    if is_cut:
-        raise UnsupportedModel(
-            f"{pieces.where}: {piece} shuffles the inputs of groups, which cannot be divided over ranks"
-        )
-    order = torch.argsort(groups, stable=True)
-    if not torch.equal(groups[order], runs):
-        raise LoadError(
-            f"{pieces.where}: {piece} must name each of {n_groups} groups {n_in // n_groups} times"
-        )
-    return order
-
-
-def reordered(codes: Tensor, order: Tensor | None) -> Tensor:
-    """Codes in pairs [n_out, n_in / 2] whose inputs come in another order."""
-    if order is None:
-        return codes
-    apart = torch.stack((codes & 15, codes >> 4), 2).flatten(1)  # [n_out, n_in]
-    return in_pairs(apart[:, order])
 
 
 def packed_bytes(matrix: Tensor | Quantized, device: torch.device) -> int:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from slipstream.engine.checkpoint.gguf.files import GgufTensors
 from slipstream.engine.checkpoint.gguf.matrices import is_finite
-from slipstream.engine.checkpoint.layouts import MARKS, PIECES, Layout, Pieces, Scheme, packed_bytes
+from slipstream.engine.checkpoint.layouts import MARKS, PIECES, Layout, Scheme, packed_bytes
 from slipstream.engine.checkpoint.parts import cut_blocks
+from slipstream.engine.checkpoint.pieces import Pieces
 from slipstream.engine.checkpoint.safetensors_folder import SafetensorsFolder
-from slipstream.engine.checkpoint.source import StoredTensors
+from slipstream.engine.checkpoint.tensor_source import StoredTensors
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
 from slipstream.engine.naming import is_gguf
 from slipstream.engine.ranks import ALONE, Joint, Ranks, cut, cut_of

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.kv import KV, KVLayer
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.norm import NormSpec, load_scale

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.embed import Embedding, load_embedding
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.norm import Norm, NormSpec, load_norm

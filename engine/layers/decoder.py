@@ -16,7 +16,7 @@ from torch import Tensor
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.need import Need
 from slipstream.engine.cache.store import Store
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.attention import Ropes
 from slipstream.engine.layers.block_end import BlockEnd, BlockEndSpec, LayerInputs, LayerInputsSpec
 from slipstream.engine.layers.embed import Embedding, Head, load_embedding, load_head

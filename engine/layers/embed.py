@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.ranks import ALONE, Ranks
 from slipstream.kernels.gated.op import soft_cap
 from slipstream.kernels.matmul.blocks import BlockWeight

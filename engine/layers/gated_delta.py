@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.recurrent import Recurrent, RecurrentLayer
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.attention import Ropes
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.ranks import Joint

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.latent import Latent, LatentLayer
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.attention import Ropes
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.norm import Norm, NormSpec, load_norm, load_scale

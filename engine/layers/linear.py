@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.kernels.matmul.op import Packed, pack
 
 

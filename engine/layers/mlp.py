@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.ranks import share
 from slipstream.kernels.gated.activation import activated

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.mlp import GatedMLP, MLPSpec
 from slipstream.engine.ranks import Joint, share
 from slipstream.kernels.gated.op import sigmoid_mul

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.mlp import GatedMLP, MLPSpec
 from slipstream.engine.layers.moe import MoESpec
 from slipstream.engine.layers.norm import Norm, NormSpec, load_norm

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.kv import KVLayer, SharedKV
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.attention import AttentionSpec, Ropes, pages_of
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.norm import load_scale

@@ -23,7 +23,7 @@ import torch
 
 from slipstream.engine.batch import Batch, Span
 from slipstream.engine.cache.messages import Message
-from slipstream.engine.service.run.rank_processes import meet
+from slipstream.engine.ranks import meet
 
 CPU = torch.device("cpu")
 WIDTHS = (1, 17, 128)  # rows of a pass

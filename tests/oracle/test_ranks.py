@@ -20,6 +20,7 @@ from tests.checkpoints import N_PROMPT, edited, tiny_checkpoint
 from tests.gguf_files import gguf_of
 from tests.oracle import test_exact
 from tests.oracle.feeding import CPU, N_CTX, SIZES, Runner, compare_ragged, difference, loaded, rows
+from tests.oracle.test_gemma4 import VARIANTS
 from tests.ranks import Divided
 from tests.tiny_families import FAMILIES
 
@@ -88,6 +89,16 @@ def test_biases_are_added_once(checkpoint: Callable[..., Path], family: str) -> 
     folder = checkpoint(family, **biases)
     ids = prompt().tolist()
     assert difference(of_ranks(folder, 4, ids), Runner(loaded(folder)).feed_chunks(0, ids, CUTS)) < NEAR_WHOLE
+
+
+@pytest.mark.parametrize("variant", ["sparse", "keys as values"])
+def test_gemma_4_with_experts_that_are_summed_before_norms(
+    checkpoint: Callable[..., Path], variant: str
+) -> None:
+    """Gates and inputs of its experts lie in one tensor, all gates of an expert first."""
+    family, changes = VARIANTS[variant]
+    folder, ids = checkpoint(family, **changes), prompt().tolist()
+    assert difference(of_ranks(folder, 2, ids), Runner(loaded(folder)).feed_chunks(0, ids, CUTS)) < NEAR_WHOLE
 
 
 @pytest.mark.parametrize("vocab", [385, 390])

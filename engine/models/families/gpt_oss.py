@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.layers.moe import MoESpec

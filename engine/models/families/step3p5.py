@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from slipstream.engine.checkpoint.source import TensorSource
+from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec, FeedForwardSpec
 from slipstream.engine.layers.mlp import MLPSpec

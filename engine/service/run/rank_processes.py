@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,18 +25,12 @@ import torch
 
 from slipstream.engine.cache.spread import Others
 from slipstream.engine.errors import LoadError, RankLost
-from slipstream.engine.ranks import Ranks
+from slipstream.engine.ranks import meet
 from slipstream.kernels.proof import proving
 
 log = logging.getLogger(__name__)
 
-c10d: Any = torch.distributed  # its groups are not all typed
-
 _CHILD = "slipstream.engine.service.start.rank"
-_MEETING = timedelta(minutes=5)  # for all ranks to import torch and find each other
-_FOR_EVER = timedelta(
-    days=365
-)  # a rank that is lost closes its connections; a step that hangs is noticed by its time
 _PATIENCE_S = 3600.0  # for a rank to load its part
 
 
@@ -116,17 +109,3 @@ def _start(its: socket.socket) -> subprocess.Popen[bytes]:
         env=proving.environment(),
         start_new_session=True,
     )
-
-
-def meet(folder: Path, rank: int, n: int, device: torch.device) -> Ranks:
-    """This process among n, once all are there. Raises RuntimeError if they do not come."""
-    store = c10d.FileStore(str(folder / "ranks"), n)
-    store.set_timeout(_MEETING)
-    if device.type == "cuda":
-        return Ranks(rank, n, c10d.ProcessGroupNCCL(store, rank, n, c10d.ProcessGroupNCCL.Options()))
-    options = c10d.ProcessGroupGloo._Options()
-    options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = _MEETING
-    group = c10d.ProcessGroupGloo(store, rank, n, options)
-    group._set_default_timeout(_FOR_EVER)
-    return Ranks(rank, n, group)

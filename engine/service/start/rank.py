@@ -20,8 +20,8 @@ import torch
 from slipstream.engine.batch import use_device
 from slipstream.engine.errors import LoadError, RankLost
 from slipstream.engine.models.registry import load_network
+from slipstream.engine.ranks import meet
 from slipstream.engine.service.run.follower import Follower
-from slipstream.engine.service.run.rank_processes import meet
 from slipstream.engine.service.start.sizes import KV_DTYPES
 from slipstream.kernels import select
 
