@@ -64,6 +64,10 @@ class Words:
     def flush(self, *, n_left_out: int = 0) -> str:
         return ""
 
+    @property
+    def has_all_begun(self) -> bool:
+        return True
+
     def begun(self) -> list[Place]:
         return []
 
