@@ -10,7 +10,7 @@ from collections.abc import Set
 
 from slipstream.engine.core.finish import keep
 from slipstream.engine.errors import InvalidRequest
-from slipstream.engine.slot import Ending, Slot
+from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.drafter import NO_DRAFT
 from slipstream.engine.speculate.verify import Verdict
 

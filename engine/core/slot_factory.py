@@ -42,7 +42,7 @@ class SlotFactory:
     def resolve(self, request: Request, prepared: Prepared) -> NewSlot:
         """A function that makes the request's slot, given the slot's number.
 
-        Its parameters are resolved and tokens of an earlier run are kept at once, so that what is wrong is refused before
+        Its parameters are resolved at once, and tokens of an earlier run kept, so that a bad value is refused before
         the request waits. Raises `RequestError`.
         """
         bias = (*(one for one in request.sampling.logit_bias if isinstance(one[0], int)), *prepared.text_bias)
