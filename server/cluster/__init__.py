@@ -1,1 +1,1 @@
-"""Several engines behind one HTTP application: replicas, the ingress in front of them, and how streams move between them."""
+"""Several engines behind one HTTP application: replicas, the ingress before them, and how streams move between them."""

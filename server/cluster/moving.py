@@ -44,7 +44,7 @@ class Replica(Protocol):
     name: str
 
     async def submit(self, request: Request) -> EventStream:
-        """As `AsyncEngine.submit`. This and the stream's `__anext__` raise `ReplicaLost`, also where an engine stops."""
+        """As `AsyncEngine.submit`. This and the stream's `__anext__` raise `ReplicaLost`, also if the engine stops."""
         ...
 
     def trust(self) -> None:
@@ -58,8 +58,8 @@ class Replicas(Protocol):
     async def choose(self, request: Request, *, avoid: Collection[str], alone: bool) -> Replica:
         """A replica for the request; waits, within bounds, until there is one, then raises `Overloaded`.
 
-        avoid: those that it was lost on. alone: one on which nothing else runs, and nothing will before `Replica.submit`
-        has failed, its stream has ended, was closed or lost, or `Replica.trust` is called.
+        avoid: those that it was lost on. alone: one on which nothing else runs, and nothing will before
+        `Replica.submit` has failed, its stream has ended, was closed or lost, or `Replica.trust` is called.
         """
         ...
 
@@ -74,8 +74,8 @@ async def submit(
 ) -> MovingStream:
     """A request's events, from as many replicas as it takes. Raises like `AsyncEngine.submit`, and `ReplicasFailed`.
 
-    most_moves: times that it may change its replica. seed: the replicas' own (`--seed`), for requests without one; None:
-    they draw it, so it is drawn here. request_timeout: seconds that all runs together may take; 0: no limit.
+    most_moves: times that it may change its replica. seed: the replicas' own (`--seed`), for requests without one;
+    None: each would draw its own, so one is drawn here. request_timeout: seconds for all runs together; 0: no limit.
     """
     if request.sampling.seed is None:
         drawn = secrets.randbits(63) if seed is None else seed
@@ -88,8 +88,8 @@ async def submit(
 class MovingStream:
     """Implements `engine.api.EventStream`. `submit` makes it. Used on one event loop.
 
-    Where a replica dies, what ran there is suspect, and goes on alone. A suspect that takes a replica with it is failed;
-    one that writes as much as that shows it to be harmless is a request like others again.
+    Where a replica dies, what ran there is suspect, and goes on alone. A suspect on whose replica the same happens
+    again is failed; one that has written enough there is a request like others again.
     """
 
     def __init__(self, replicas: Replicas, request: Request, most_moves: int, request_timeout: float) -> None:
@@ -113,7 +113,7 @@ class MovingStream:
         self._problem: EngineError | None = None  # why it goes on nowhere
 
     async def admitted(self) -> None:
-        """Find the first replica. Raises `RequestError`, `Overloaded`, `EngineStopped`, `TimedOut`, `ReplicasFailed`."""
+        """Find the first replica. Raises `EngineError`, as `submit` of this module."""
         try:
             async with asyncio.timeout_at(self._ends_s):
                 await self._current()
