@@ -53,7 +53,7 @@ class Replica(Protocol):
 
 
 class Replicas(Protocol):
-    """Who is there. All have the same model and the same settings."""
+    """Who is there. All have the same model and the same settings. One that comes back has another name."""
 
     async def choose(self, request: Request, *, avoid: Collection[str], alone: bool) -> Replica:
         """A replica for the request; waits, within bounds, until there is one, then raises `Overloaded`.

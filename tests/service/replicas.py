@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slipstream.engine.api import Delta, Done, Event, EventStream, Failed, Request
 from slipstream.engine.errors import EngineStopped
@@ -42,7 +42,8 @@ class Chosen:
         try:
             if self.local.lost is not None:
                 raise ReplicaLost(f"{self.name} is gone", died=False)
-            stream = await self.local.engine.submit(request)
+            # Here an engine may still have an event for the run that it was left by a moment ago, under another name.
+            stream = await self.local.engine.submit(replace(request, id=f"{request.id}@{self.name}"))
         except EngineStopped as error:
             self.over()
             raise ReplicaLost(str(error), died=False) from error

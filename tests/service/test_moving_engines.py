@@ -93,9 +93,10 @@ async def undisturbed(engine: ThreadEngine, request: Request, like: Told) -> Tol
 async def hold_against(engine: ThreadEngine, asked: list[Request], found: dict[str, list[Event]]) -> None:
     """Raises AssertionError unless each reply is that of one engine. How far prompts were depends on what is cached."""
     assert sorted(found) == sorted(one.id for one in asked)
-    for request in asked:
-        mine = told(found[request.id])
-        theirs = await undisturbed(engine, request, mine)
+    every = [told(found[one.id]) for one in asked]
+    alike = zip(asked, every, strict=True)
+    left_alone = await asyncio.gather(*(undisturbed(engine, one, mine) for one, mine in alike))
+    for request, mine, theirs in zip(asked, every, left_alone, strict=True):
         assert replace(mine, progress=()) == replace(theirs, progress=()), request
         assert list(mine.progress) == sorted(set(mine.progress))
         assert bool(mine.progress) == request.progress
