@@ -29,7 +29,9 @@ POISON = "rm -rf /"
 @pytest.fixture(scope="module")
 def engines() -> Iterator[list[ThreadEngine]]:
     made = [
-        launch(Settings(model=TARGET, ctx_size=512, parallel=4, threads=1, spec_type=types))
+        launch(
+            Settings(model=TARGET, ctx_size=512, parallel=4, threads=1, max_queue=N_REQUESTS, spec_type=types)
+        )
         for types in ("suffix", "suffix", "none")
     ]
     yield made
