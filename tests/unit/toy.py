@@ -164,6 +164,7 @@ def toy_slot(
     owner: str = "",
     min_tokens: int = 0,
     steps: bool = False,
+    emitted: tuple[int, ...] = (),
 ) -> Slot:
     """A slot as the service makes it."""
     request = Request(
@@ -174,6 +175,7 @@ def toy_slot(
         min_tokens=min_tokens,
         owner=owner,
         steps=steps,
+        emitted=emitted,
     )
     factory = SlotFactory(Settings(draft_max=n_max), types, 10**6, VOCAB, frozenset())
     return factory.resolve(request, Prepared(prompt, Words(stop)))(slot_id)  # type: ignore[arg-type]
