@@ -1,4 +1,4 @@
-"""Replies that go on behind an earlier run's tokens, over a toy network: beside others, short of pages, ahead of passes."""
+"""Replies that go on behind an earlier run's tokens, on a toy network: beside others, short of pages, passes ahead."""
 
 from __future__ import annotations
 
