@@ -111,6 +111,10 @@ class Request:
     steps: bool = False  # whether every `Delta` says what its steps drafted
     owner: str = ""  # the API key it came with, or what stands for it; owners take turns
     tenant: str = ""  # salts prefix keys, so that one API key never hits another's cached prompt
+    # Tokens of the reply that the caller has from earlier runs of the same request: all `Delta.token_ids` so far. The
+    # reply goes on behind them, and only what is new is sent. Needs those runs' seed. The prompt is neither sent back
+    # nor judged again, nor is its progress reported.
+    emitted: tuple[int, ...] = ()
 
 
 MOST_LOGPROBS = 20

@@ -19,6 +19,7 @@ The engine deals in no HTTP statuses; `server/http/error_table.py` is the only t
     └─ EngineFault             our bug or the device's
        ├─ SlotNotSaved
        ├─ StepFailed
+       ├─ ReplicasFailed
        └─ EngineStopped
           └─ DeviceLost
              └─ RankLost
@@ -152,6 +153,10 @@ class SlotNotSaved(EngineFault):
 
 class StepFailed(EngineFault):
     """A pass failed for this request and failed again when tried alone."""
+
+
+class ReplicasFailed(EngineFault):
+    """A request has lost more replicas than it may, or one on which nothing else ran."""
 
 
 class EngineStopped(EngineFault):

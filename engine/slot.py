@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,17 @@ from slipstream.engine.text.grammar.constraint import Constraint
 from slipstream.engine.text.text_stream import TextStream
 
 N_RECENT = 64  # steps of a slot that `/slots` shows
+
+
+class Ending(Enum):
+    """Why a request is over."""
+
+    END_TOKEN = "end token"
+    STOP_STRING = "stop string"
+    COMPLETE = "complete"  # the grammar allows nothing more
+    ENOUGH = "enough"  # the client wants no more
+    LIMIT = "limit"
+    BROKEN = "broken"  # NaN in the row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,12 +157,18 @@ class Slot:
     judged: dict[int, Logprob] = field(default_factory=dict)  # of the reply's tokens by number, if asked for
     echoes: bool = False  # whether the prompt is still to be sent back
     n_reported: int = -1  # prompt tokens that the client knows to be there; -1: it knows nothing
+    ended: Ending | None = None  # how the reply was over before it got a slot: with an earlier run's tokens
     _mirror: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
     _n_mirrored: int = 0
 
     @property
     def n_decoded(self) -> int:
         return len(self.tokens) - self.n_prompt
+
+    @property
+    def n_emitted(self) -> int:
+        """Tokens of the reply that the client has from an earlier run of the request."""
+        return len(self.request.emitted)
 
     @property
     def salt(self) -> str:

@@ -16,7 +16,7 @@ from slipstream.engine.api import Delta, Done, Event, Failed
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core import forward, plan
 from slipstream.engine.core.clock import Clock
-from slipstream.engine.core.finish import Ending, broken, done, echo, keep, progress
+from slipstream.engine.core.finish import broken, done, echo, keep, progress, unsent
 from slipstream.engine.core.flight import Flight
 from slipstream.engine.core.plan import Place, Work
 from slipstream.engine.core.queue import NewSlot, Queued, Waiting
@@ -27,7 +27,7 @@ from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import EngineError, EngineFault
 from slipstream.engine.models.captured import Capturing
 from slipstream.engine.models.network import Network
-from slipstream.engine.slot import Slot, state_of
+from slipstream.engine.slot import Ending, Slot, state_of
 from slipstream.engine.speculate.acceptance import Acceptance, coupled
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Pass
@@ -109,7 +109,7 @@ class Engine:
         """End a request that has begun to reply, as it stands; returns its last event."""
         events: list[tuple[str, Event]] = []
         for slot in self.seats.of(request_id):
-            if slot.n_decoded:
+            if slot.n_decoded >= max(1, slot.n_emitted):
                 with self.seats.guard(request_id, slot):
                     events.append((request_id, self._done(slot, Ending.ENOUGH)))
                     self._free(slot)
@@ -137,6 +137,7 @@ class Engine:
         self.clock.start()
         events: list[tuple[str, Event]] = [(name, Failed(error)) for name, error in self.seats.expired()]
         self.seats.fill()
+        events += self._ended()
         # Of requests that have just got a slot: what is cached of their prompts.
         begun = ((one.request.id, progress(one, one.n_past, self.now())) for one in self.seats.running)
         events += [(name, far) for name, far in begun if far is not None]
@@ -302,8 +303,19 @@ class Engine:
             events.append(far)
         if one.n_picks:
             self._count(slot, one, delta, coming)
-            events.append(delta)
+            events += unsent(slot, delta)
         return events, ending
+
+    def _ended(self) -> list[tuple[str, Event]]:
+        """End the replies that were over when they got their slots, with the tokens of an earlier run."""
+        events: list[tuple[str, Event]] = []
+        for slot in [*self.seats.running]:
+            if slot.ended is None:
+                continue
+            with self.seats.guard(slot.request.id, slot):
+                events.append((slot.request.id, self._done(slot, slot.ended)))
+                self._free(slot)
+        return events
 
     def _end_or_start_over(self, slot: Slot) -> None:
         """No token could be picked. Behind pages that another request may have made, the fault may be that one's."""

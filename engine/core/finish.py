@@ -7,7 +7,7 @@ cuts text, ids and counts at the same place.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from enum import Enum
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
@@ -15,27 +15,20 @@ from slipstream.engine.api import Delta, Done, Echo, Progress, Speculation, Timi
 from slipstream.engine.drafting import Step
 from slipstream.engine.errors import EngineError, InvalidRequest, StepFailed
 from slipstream.engine.sample.logprobs import Logprob
-from slipstream.engine.slot import Slot, SlotStats
+from slipstream.engine.slot import Ending, Slot, SlotStats
 from slipstream.engine.speculate.drafter import Draft
 from slipstream.engine.speculate.verify import Verdict
 from slipstream.engine.text.text_stream import N_CHARACTER
 
 
-class Ending(Enum):
-    """Why a request is over."""
-
-    END_TOKEN = "end token"
-    STOP_STRING = "stop string"
-    COMPLETE = "complete"  # the grammar allows nothing more
-    ENOUGH = "enough"  # the client wants no more
-    LIMIT = "limit"
-    BROKEN = "broken"  # NaN in the row
-
-
 def keep(
     slot: Slot, draft: Draft, verdict: Verdict, eos_ids: Set[int], now_s: float
 ) -> tuple[Delta, Ending | None]:
-    """Append the verdict's tokens to the slot until the request ends; return what the client sees of them."""
+    """Append the verdict's tokens to the slot until the request ends; return what the client sees of them.
+
+    Of tokens of an earlier run (`Request.emitted`) the client has seen all but log-probabilities that waited for text:
+    `unsent` is the rest.
+    """
     token_ids: list[int] = []
     pieces: list[str] = []
     ending = None
@@ -51,6 +44,8 @@ def keep(
         ends = token_id in eos_ids or token_id in slot.request.stop_token_ids
         may_stop = slot.n_decoded > slot.request.min_tokens
         pieces.append("" if ends else slot.text.push(token_id, may_stop=may_stop))
+        if slot.n_decoded <= slot.n_emitted:
+            slot.text.begun()  # of these the client has the log-probabilities
         ending = Ending.END_TOKEN if ends else _ending(slot)
         if ending is not None:
             break
@@ -64,6 +59,18 @@ def keep(
     told = _told(slot, verdict.logprobs[:n])
     steps = (_step(slot, draft, n, min(n, verdict.n_accepted)),) if slot.request.steps else ()
     return Delta("".join(pieces), tuple(token_ids), sources, tuple(pieces), told, steps), ending
+
+
+def unsent(slot: Slot, delta: Delta) -> list[Delta]:
+    """What `keep` has just returned, without the tokens that an earlier run has sent; nothing if it sent them all."""
+    n_sent = slot.n_emitted - (slot.n_decoded - len(delta.token_ids))
+    if n_sent <= 0:
+        return [delta]
+    if n_sent >= len(delta.token_ids):
+        return []
+    pieces = delta.pieces[n_sent:]
+    ids, sources = delta.token_ids[n_sent:], delta.sources[n_sent:]
+    return [replace(delta, text="".join(pieces), token_ids=ids, sources=sources, pieces=pieces)]
 
 
 def _step(slot: Slot, draft: Draft, n_kept: int, n_accepted: int) -> Step:
@@ -96,9 +103,12 @@ def _told(slot: Slot, judged: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
     A token without text has none, except behind an echoed prompt: who asks for one counts tokens.
     """
     slot.judged.update(enumerate(judged, slot.n_decoded - len(judged)))
+    begun = slot.text.begun()
+    if slot.n_decoded <= slot.n_emitted:
+        return ()
     return tuple(
         _entry(slot, slot.judged[place.number], place.offset)
-        for place in slot.text.begun()
+        for place in begun
         if place.has_text or slot.request.echo
     )
 
@@ -175,11 +185,12 @@ def done(slot: Slot, ending: Ending, rounds_s: tuple[float, float], *, synthetic
 
 def _timings(stats: SlotStats, rounds_s: tuple[float, float]) -> Timings:
     """Seconds of the request's phases; a step's parts and its tokens' times are not taken at the same moment."""
-    generation_s = stats.last_token_s - stats.first_token_s
+    first_token_s = stats.first_token_s or stats.started_s  # all tokens may be an earlier run's
+    generation_s = max(0.0, stats.last_token_s - first_token_s)
     draft_s = min(rounds_s[0] - stats.rounds_s[0], generation_s)
     return Timings(
         queue_s=stats.started_s - stats.admitted_s,
-        prompt_s=stats.first_token_s - stats.started_s,
+        prompt_s=first_token_s - stats.started_s,
         generation_s=generation_s,
         draft_s=draft_s,
         verify_s=min(rounds_s[1] - stats.rounds_s[1], generation_s - draft_s),

@@ -109,7 +109,7 @@ class Seats:
         self.running.remove(slot)
         with self.guard(slot.request.id, slot):
             self._begin(slot)
-            slot.stats.n_cached = slot.n_past
+            slot.stats.n_cached = min(slot.n_past, slot.n_prompt)
 
     def fill(self) -> None:
         """Bring preempted slots back where pages suffice, then give free slots to waiting requests.
@@ -139,7 +139,7 @@ class Seats:
             self.remembered.put(slot.id, slot.tokens, slot.request.tenant)
             slot.stats.started_s = self._now()
             self._begin(slot)
-            slot.stats.n_cached = slot.n_past
+            slot.stats.n_cached = min(slot.n_past, slot.n_prompt)
 
     def _begin(self, slot: Slot) -> None:
         self.n_moves += 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slipstream.engine.api import Request
+from slipstream.engine.core.queue import NewSlot
+from slipstream.engine.core.replay import replay
 from slipstream.engine.sample.params import resolve_sampling
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot, SlotStats
@@ -37,11 +39,11 @@ class SlotFactory:
     eos_ids: frozenset[int]
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
 
-    def resolve(self, request: Request, prepared: Prepared) -> Callable[[int], Slot]:
+    def resolve(self, request: Request, prepared: Prepared) -> NewSlot:
         """A function that makes the request's slot, given the slot's number.
 
-        Its parameters are resolved at once, so that a bad value is refused before the request waits. Raises
-        `RequestError`.
+        Its parameters are resolved at once, and tokens of an earlier run kept, so that a bad value is refused before
+        the request waits. Raises `RequestError`.
         """
         bias = (*(one for one in request.sampling.logit_bias if isinstance(one[0], int)), *prepared.text_bias)
         asked = replace(request.sampling, logit_bias=bias)
@@ -60,8 +62,8 @@ class SlotFactory:
         if request.max_tokens is not None:
             n_limit = min(n_limit, n_prompt + request.max_tokens)
         histogram = [0] * (speculate.n_max + 1)
-        return lambda slot_id: Slot(
-            slot_id,
+        slot = Slot(
+            -1,
             request,
             list(prepared.token_ids),
             n_prompt,
@@ -75,3 +77,11 @@ class SlotFactory:
             prompt_logprobs=None if request.prompt_logprobs is None else [],
             echoes=request.echo or request.prompt_logprobs is not None,
         )
+        if request.emitted:
+            replay(slot, self.eos_ids)
+
+        def seated(slot_id: int) -> Slot:
+            slot.id = slot_id
+            return slot
+
+        return seated

@@ -96,6 +96,11 @@ class TextStream:
         """Characters of the text so far."""
         return self._n_visible
 
+    @property
+    def has_all_begun(self) -> bool:
+        """Whether `begun` has given every token so far; true without `with_places`."""
+        return self._places is None or not (self._pending or self._places.n_waiting)
+
     def begun(self) -> list[Place]:
         """The tokens that begin in the text so far, from where the last call left off; none without `with_places`.
 

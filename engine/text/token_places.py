@@ -31,6 +31,11 @@ class TokenPlaces:
         self._n_chars = 0  # of the text of all tokens so far
         self._waiting: deque[Place] = deque()
 
+    @property
+    def n_waiting(self) -> int:
+        """Tokens that were not taken yet."""
+        return len(self._waiting)
+
     def add(self, token_ids: Sequence[int], text: str, n_tokens: int) -> None:
         """The reply's latest tokens and the text that they make together; n_tokens: so many there are with them."""
         first, last_char = n_tokens - len(token_ids), max(len(text) - 1, 0)

@@ -130,6 +130,29 @@ async def logprobs_come_with_their_text(engine: AsyncEngine) -> None:
     assert not any(delta.logprobs for delta in deltas)
 
 
+async def a_reply_goes_on_where_another_run_stopped(engine: AsyncEngine) -> None:
+    request = ask("whole", sampling=replace(GREEDY, seed=3), echo=True, progress=True, logprobs=1)
+    *whole, end = await events_of(await engine.submit(request))
+    deltas = [one for one in whole if isinstance(one, Delta)]
+    assert isinstance(end, Done)
+    assert len(deltas) > 1
+    for n_had in range(1, len(deltas) + 1):
+        had = tuple(token_id for one in deltas[:n_had] for token_id in one.token_ids)
+        moved, last = await outcome(engine, replace(request, id=f"contract-moved-{n_had}", emitted=had))
+        both = [*deltas[:n_had], *moved]
+        assert [one for delta in both for one in delta.token_ids] == [
+            one for delta in deltas for one in delta.token_ids
+        ]
+        assert [one for delta in both for one in delta.logprobs] == [
+            one for delta in deltas for one in delta.logprobs
+        ]
+        assert "".join(one.text for one in both) == "".join(one.text for one in deltas)
+        assert (last.reason, last.usage.n_completion) == (end.reason, end.usage.n_completion)
+        assert last.usage.n_prompt == end.usage.n_prompt
+    with pytest.raises(InvalidRequest, match="seed"):
+        await engine.submit(ask("seedless", emitted=(1,)))
+
+
 async def an_echo_comes_first(engine: AsyncEngine) -> None:
     for n_top, asks_text in ((None, True), (1, True), (2, False)):
         stream = await engine.submit(ask(f"echo-{n_top}", echo=asks_text, prompt_logprobs=n_top))
@@ -498,6 +521,7 @@ CHECKS: tuple[Check, ...] = (
     counts_add_up,
     logprobs_come_with_their_text,
     an_echo_comes_first,
+    a_reply_goes_on_where_another_run_stopped,
     a_prompts_progress_is_reported,
     a_slot_may_be_chosen,
     a_prompt_may_mix_ids_and_texts,

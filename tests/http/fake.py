@@ -235,16 +235,16 @@ def _step_of(index: int, ids: range, sources: Sequence[str | None]) -> Drafted:
 def words(request: Request, delay_s: float = 0.0) -> Iterator[Step]:
     """`w0 w1 … w9`, three tokens a step, cut at max_tokens; the second and third token of a step were drafted."""
     n_max = 10 if request.max_tokens is None else min(10, request.max_tokens)
-    n_prompt = prompt_length(request)
-    if request.progress:
+    n_prompt, n_emitted = prompt_length(request), len(request.emitted)
+    if request.progress and not n_emitted:
         yield from (
             Progress(n_prompt, 1, n, 0.01 * n, request.slot or 0)
             for n in sorted({1, n_prompt // 2 + 1, n_prompt})
         )
     first = "prediction" if request.prediction else "ngram-simple"
-    if request.echo or request.prompt_logprobs is not None:
+    if (request.echo or request.prompt_logprobs is not None) and not n_emitted:
         yield echo(request)
-    for start in range(0, n_max, 3):
+    for start in range(n_emitted, n_max, 3):
         ids = range(start, min(start + 3, n_max))
         texts, sources = [f"w{i} " for i in ids], (None, first, "draft-model")[: len(ids)]
         if delay_s:
@@ -388,6 +388,8 @@ class FakeEngine:
             raise InvalidRequest("id_slot", f"there is no slot {request.slot}")
         if any(isinstance(token, int) and token >= VOCAB for token, _ in request.sampling.logit_bias):
             raise InvalidRequest("logit_bias", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
+        if request.emitted and request.sampling.seed is None:
+            raise InvalidRequest("seed", "is needed to go on with a reply")
         if any(one >= VOCAB for one in request.stop_token_ids):
             raise InvalidRequest("stop_token_ids", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
 

@@ -66,6 +66,21 @@ def test_prefixes_are_resumed_and_slots_preempted(lab: Lab) -> None:
         assert (played.n_cached > 0) == (room > 0)
 
 
+@pytest.mark.parametrize("n_had", [1, 13, 64])
+def test_a_reply_goes_on_behind_tokens_of_another_engine(lab: Lab, n_had: int) -> None:
+    """States are made of tokens as those of a prompt, also over page borders and with slots preempted."""
+    cases = [replace(one, max_tokens=80) for one in cases_of(lab, "warm", 6)]
+    expected = play(lab, Bench(snapshot_bytes=0), cases)
+    had = [tuple(expected.tokens[i][:n_had]) for i in range(len(cases))]
+    moved = [
+        replace(one, asks=replace(one.asks, emitted=tokens)) for one, tokens in zip(cases, had, strict=True)
+    ]
+    for n_pages in (30, 200):
+        bench = Bench(("scripted",), n_slots=4, n_pages=n_pages, adaptive=False)
+        played = play(lab, bench, narrowed(moved, bench.types, 0), known=expected.tokens)
+        assert {i: [*had[i], *played.tokens[i]] for i in range(len(cases))} == expected.tokens
+
+
 def test_long_drafts_beside_prompts_in_chunks(lab: Lab) -> None:
     long = Speculate(n_max=64)
     cases = [replace(one, speculate=long, max_tokens=150) for one in cases_of(lab, "greedy", 6)]

@@ -65,6 +65,10 @@ class Words:
     def flush(self, *, n_left_out: int = 0) -> str:
         return ""
 
+    @property
+    def has_all_begun(self) -> bool:
+        return True
+
     def begun(self) -> list[Place]:
         return []
 
@@ -161,6 +165,7 @@ def toy_slot(
     owner: str = "",
     min_tokens: int = 0,
     steps: bool = False,
+    emitted: tuple[int, ...] = (),
 ) -> Slot:
     """A slot as the service makes it."""
     request = Request(
@@ -171,6 +176,7 @@ def toy_slot(
         min_tokens=min_tokens,
         owner=owner,
         steps=steps,
+        emitted=emitted,
     )
     factory = SlotFactory(Settings(draft_max=n_max), types, 10**6, VOCAB, frozenset())
     return factory.resolve(request, Prepared(prompt, Words(stop)))(slot_id)  # type: ignore[arg-type]

@@ -47,11 +47,16 @@ def check_request(request: Request, info: ModelInfo) -> None:
     for name, n_top in (("top_logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
         if n_top is not None and not 0 <= n_top <= MOST_LOGPROBS:
             raise InvalidRequest(name, f"{n_top} is not between 0 and {MOST_LOGPROBS}")
-    for token_id in request.stop_token_ids:
-        if not 0 <= token_id < info.vocab_size:
-            raise InvalidRequest(
-                "stop_token_ids", f"token {token_id} is not in the vocabulary of {info.vocab_size}"
-            )
+    _check_tokens(request, info.vocab_size)
+
+
+def _check_tokens(request: Request, vocab_size: int) -> None:
+    if request.emitted and request.sampling.seed is None:
+        raise InvalidRequest("seed", "is needed to go on with a reply (emitted)")
+    for name, token_ids in (("stop_token_ids", request.stop_token_ids), ("emitted", request.emitted)):
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest(name, f"token {token_id} is not in the vocabulary of {vocab_size}")
 
 
 class Places:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from slipstream.engine.api import Chat, Infill, ModelInfo, Prompt, Request
+from slipstream.engine.core.queue import NewSlot
 from slipstream.engine.core.slot_factory import Prepared
 from slipstream.engine.errors import ContextTooLong, InvalidRequest, TimedOut
 from slipstream.engine.service.run.admission import n_chars_of
@@ -21,6 +22,9 @@ from slipstream.engine.text.tokenizer import Tokenizer
 
 _N_TAIL = 64  # tokens of a prompt that say how it ends
 _SHORT_TEXT = 1 << 15  # characters, tokenised in some 20 ms
+_CHARS_OF_KEPT = (
+    64  # characters that are tokenised in the time in which a token of an earlier run is kept again
+)
 # What may be tokenised and made text at once beyond the context's size, for instance to count a document's tokens.
 _TEXT_BYTES, _TEXT_TOKENS = 1 << 20, 1 << 16
 
@@ -61,6 +65,13 @@ class Preparing:
                 ready: Constraint = await asyncio.wrap_future(constraint)
                 prepared = replace(prepared, constraint=ready)
         return prepared, tail
+
+    async def resolved(self, resolve: Callable[[], NewSlot], n_emitted: int) -> NewSlot:
+        """The request's slot to be, with so many tokens of an earlier run. Raises what `resolve` raises, `TimedOut`."""
+        if not n_emitted:
+            return resolve()
+        async with self._in_time():
+            return await self._in_worker(resolve, _CHARS_OF_KEPT * n_emitted)
 
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
         return await self._in_worker(lambda: self._prompt_ids(prompt), n_chars_of(prompt))

@@ -131,7 +131,9 @@ class ThreadEngine:
         try:
             prepared, tail = await self._preparing.prepared(request, self._engine.now())
             check_request(request, self._info)
-            new_slot = self._slots.resolve(request, prepared)
+            new_slot = await self._preparing.resolved(
+                partial(self._slots.resolve, request, prepared), len(request.emitted)
+            )
         finally:
             self._n_preparing[request.owner] -= 1
         self._check_open()

@@ -85,6 +85,11 @@ class Constraint:
             return False
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the reply so far."""
+        return len(self._tokens)
+
     def push(self, token_id: int) -> bool:
         """One more token of the reply; False, and nothing happens, if the grammar forbids it."""
         if self._push(token_id):
