@@ -106,6 +106,10 @@ class ToyNetwork:
         self.spoil(batch, logits)
         return logits
 
+    def run(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
+        """The same of one rank, of which there are no others."""
+        return self.forward(batch, store, taps)
+
     def _logits(self, tokens: np.ndarray) -> np.ndarray:
         random = np.random.default_rng(tokens[-self.memory :].tolist())
         own = random.random() < self.agreement
