@@ -11,6 +11,7 @@ import torch
 
 from slipstream.engine.cache.kv import KV
 from slipstream.engine.errors import SettingError
+from slipstream.engine.ranks import ALONE, Ranks
 from slipstream.engine.service.start import sizes
 from slipstream.engine.service.start.free_memory import free_memory
 from slipstream.engine.service.start.sizes import Demand, Memory, page_count, why_shorter
@@ -84,6 +85,7 @@ class Layers:
 
     device: torch.device
     needs: list[KV]
+    ranks: Ranks = ALONE
     dtype: torch.dtype = torch.float32
 
 
@@ -92,7 +94,7 @@ def test_a_draft_network_is_budgeted_on_its_own_device(
 ) -> None:
     near, far = torch.device("cpu"), torch.device("cpu:0")  # stand for two devices
     free = {near: 64.0 * MIB, far: 2.0 * MIB}
-    monkeypatch.setattr(Memory, "of", lambda device: Memory(free[device], 0.5))
+    monkeypatch.setattr(Memory, "of", lambda device, n_ranks: Memory(free[device] / n_ranks, 0.5))
     monkeypatch.setattr(sizes, "Network", Layers)
 
     def n_pages() -> int:
