@@ -9,7 +9,6 @@ from torch import Tensor
 
 from slipstream.engine.checkpoint.layouts import META
 from slipstream.engine.checkpoint.weights import STORED_DTYPES, Weights
-from slipstream.engine.errors import LoadError
 from slipstream.engine.ranks import Joint
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import Quantized
@@ -28,13 +27,14 @@ class OutlinedWeights(Weights):
         dtypes: Sequence[str] = STORED_DTYPES,
         joint: Joint | None = None,
     ) -> Tensor:
-        self._check(name, self._files.shape(name), shape)
+        self._runs(name, shape, joint)
         return torch.empty(tuple(shape), dtype=self.dtype, device=META)
 
     def _take_narrow(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, joint: Joint | None
     ) -> Tensor | Quantized:
-        self._check(name, self.shape(name), shape)
+        if self.shape(name) != tuple(shape):
+            raise self._other_shape(f"{self.folder}: matrix {name}", self.shape(name), shape)
         return self._layout(self._pieces(name)).outline((shape[0], shape[1]), dtype)
 
     def _refuse_broken(self, name: str, tensor: Tensor) -> None:
@@ -47,9 +47,3 @@ class OutlinedWeights(Weights):
     def finish(self) -> None:
         """Close the files."""
         self._files.close()
-
-    def _check(self, name: str, stored: Sequence[int], shape: Sequence[int]) -> None:
-        if tuple(stored) != tuple(shape):
-            raise LoadError(
-                f"{self.folder}: tensor {name} has shape {list(stored)}, the config asks for {list(shape)}"
-            )

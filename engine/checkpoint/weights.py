@@ -318,16 +318,11 @@ class Weights:
         dtypes: Sequence[str] = STORED_DTYPES,
         joint: Joint | None = None,
     ) -> Tensor | BlockWeight:
-        files, stored = self._files, self._files.shape(name)
-        runs = cut_of(self.ranks, stored, shape, joint)
-        if runs is None:
-            raise LoadError(
-                f"{files.where(name)} has shape {list(stored)}, the config asks for {list(shape)}{self._of_part}"
-            )
+        files, runs = self._files, self._runs(name, shape, joint)
         if (dtype := files.dtype(name)) not in (None, *dtypes):
             raise UnsupportedModel(f"{files.where(name)} has dtype {dtype}; only {', '.join(dtypes)}")
         tensor = files.read(name)
-        if tuple(shape) == stored:
+        if tuple(shape) == files.shape(name):
             return tensor
         self._divided.add(name)
         if isinstance(tensor, Tensor):
@@ -338,6 +333,19 @@ class Weights:
                 f"{files.where(name)}: blocks of {tensor.kind} cannot be cut to {list(shape)}{self._of_part}"
             )
         return part
+
+    def _runs(self, name: str, shape: Sequence[int], joint: Joint | None) -> list[list[slice]]:
+        """Per dimension what this rank reads of a tensor. Raises `LoadError` for a shape that is no part of it."""
+        stored = self._files.shape(name)
+        runs = cut_of(self.ranks, stored, shape, joint)
+        if runs is None:
+            raise self._other_shape(self._files.where(name), stored, shape)
+        return runs
+
+    def _other_shape(self, where: str, stored: Sequence[int], shape: Sequence[int]) -> LoadError:
+        return LoadError(
+            f"{where} has shape {list(stored)}, the config asks for {list(shape)}{self._of_part}"
+        )
 
     @property
     def _of_part(self) -> str:
