@@ -23,7 +23,7 @@ CODE = "def add(left, right):\n    return left + right\n"
 def ranks_of(pid: int) -> list[int]:
     """Processes that the server has started as ranks."""
     listed = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True
     )
     return [int(line.split()[0]) for line in listed.stdout.splitlines() if "service.start.rank" in line]
 
