@@ -41,7 +41,10 @@ class ReplicaLost(Exception):
 class Replica(Protocol):
     """A place where one request may run, as `Replicas.choose` gave it."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Once `submit` has been called."""
+        ...
 
     async def submit(self, request: Request) -> EventStream:
         """As `AsyncEngine.submit`. This and the stream's `__anext__` raise `ReplicaLost`, also if the engine stops."""
@@ -119,6 +122,14 @@ class MovingStream:
                 await self._current()
         except TimeoutError:
             raise TimedOut(self._limit_s) from None
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    @property
+    def owner(self) -> str:
+        return self._request.owner
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self

@@ -33,9 +33,9 @@ log = logs.logger(__name__)
 
 def serve(call: Call) -> int:
     """Serve until a signal or a failure. Returns the exit status."""
-    settings = _checked(call)
+    settings = checked(call)
     try:
-        _configure_logs(settings, call.environ)
+        configure_logs(settings, call.environ)
     except OSError as error:
         call.refuse(f"--log-file {settings.log_file}: cannot be written to ({error.strerror})")
     for flag, reason in call.idle.items():
@@ -64,17 +64,17 @@ SERVE = Subcommand(
 def start(arguments: Sequence[str], load: Load) -> NoReturn:
     """Serve what `load` makes of the settings in these arguments and in the environment; ends the process."""
     settings = read_settings(arguments, os.environ)
-    _configure_logs(settings, os.environ)
+    configure_logs(settings, os.environ)
     sys.exit(_served(settings, load, os.environ))
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """The server's settings, each from the first source that has it. Exits with status 2 if any is unknown or wrong."""
     words = arguments[1:] if arguments[:1] == [SERVE.name] else arguments
-    return _checked(parsed(SERVE, words, environ))
+    return checked(parsed(SERVE, words, environ))
 
 
-def _checked(call: Call) -> Settings:
+def checked(call: Call) -> Settings:
     settings = call.settings
     try:
         keys_of(settings)
@@ -89,7 +89,7 @@ def _checked(call: Call) -> Settings:
     return settings
 
 
-def _configure_logs(settings: Settings, environ: Mapping[str, str]) -> None:
+def configure_logs(settings: Settings, environ: Mapping[str, str]) -> None:
     form = logs.form_of(settings.log_format, sys.stderr)
     colors = sys.stderr.isatty() and not environ.get("NO_COLOR")
     logs.configure(settings.log_level, form, colors=colors, file=settings.log_file)

@@ -17,6 +17,7 @@ from slipstream.server.command import profile_table
 from slipstream.server.command.completion import SHELLS, script
 from slipstream.server.command.forecast_table import GPUS, memory_of, table
 from slipstream.server.command.healthcheck import healthcheck
+from slipstream.server.command.ray_serve import RAY_SERVE
 from slipstream.server.command.serve import EXIT_CANNOT_LOAD, EXIT_FAILED
 from slipstream.server.command.starting import SERVE, be_considerate, load
 from slipstream.server.command.subcommand import Argument, Call, Subcommand, count
@@ -251,4 +252,6 @@ COMPLETION = Subcommand(
     needs_model=False,
 )
 
-SUBCOMMANDS = {one.name: one for one in (SERVE, CHAT, PLAN, PROFILE, COMPILE, HEALTHCHECK, COMPLETION)}
+SUBCOMMANDS = {
+    one.name: one for one in (SERVE, RAY_SERVE, CHAT, PLAN, PROFILE, COMPILE, HEALTHCHECK, COMPLETION)
+}

@@ -68,7 +68,7 @@ class Places:
 
     def __init__(self, n_places: int) -> None:
         """Places there are: slots and queue together, at least one."""
-        self._n_places = n_places
+        self.n_places = n_places
         # Those that asked last, as many as places can be kept for.
         self._known: OrderedDict[str, None] = OrderedDict()
 
@@ -76,13 +76,13 @@ class Places:
         """One more request of an owner, beside those that each has. Raises `Overloaded` if there is no place for it."""
         self._known[owner] = None
         self._known.move_to_end(owner)
-        while len(self._known) > max(1, self._n_places // 2):
+        while len(self._known) > max(1, self.n_places // 2):
             self._known.popitem(last=False)
         n_own, n_taken = taken.get(owner, 0), sum(taken.values())
-        n_kept = max(1, self._n_places // (2 * len(self._known)))  # for each of them
+        n_kept = max(1, self.n_places // (2 * len(self._known)))  # for each of them
         n_others = sum(max(n_kept - taken.get(one, 0), 0) for one in self._known if one != owner)
-        if n_taken >= self._n_places:
-            raise Overloaded(f"all {self._n_places} places are taken; {_WHERE}", _RETRY_AFTER_S)
-        if n_own >= n_kept and n_taken + n_others >= self._n_places:
+        if n_taken >= self.n_places:
+            raise Overloaded(f"all {self.n_places} places are taken; {_WHERE}", _RETRY_AFTER_S)
+        if n_own >= n_kept and n_taken + n_others >= self.n_places:
             reason = f"this key has {n_own} requests already, and the other places are kept for other keys; {_WHERE}"
             raise Overloaded(reason, _RETRY_AFTER_S)

@@ -1,0 +1,64 @@
+"""What all replicas have done and are doing, as one engine's counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import zip_longest
+from typing import Any
+
+from slipstream.engine.stats import DrafterCount, EngineStats, SlotState
+
+_SUMMED = (
+    *("n_waiting", "n_pages_free", "n_pages_cached", "n_pages_held", "n_steps"),
+    *("n_prompt_tokens", "n_completion_tokens", "n_preempted"),
+)
+
+
+def merged(replicas: Mapping[str, EngineStats]) -> EngineStats:
+    """Sums over replicas, with each one's own counts beside them. Slots are numbered through, in the replicas' order.
+
+    What replicas that are gone have done is not in it.
+    """
+    parts = list(replicas.values())
+    slots = [slot for one in parts for slot in one.slots]
+    steps = {part: sum(one.step_s.get(part, 0.0) for one in parts) for one in parts for part in one.step_s}
+    averages = {
+        part: sum(one.step_average_s.get(part, 0.0) for one in parts) / len(parts)
+        for one in parts
+        for part in one.step_average_s
+    }
+    return EngineStats(
+        slots=tuple(_numbered(slots)),
+        drafters={
+            name: _added([one.drafters[name] for one in parts if name in one.drafters])
+            for name in _names(one.drafters for one in parts)
+        },
+        disabled_drafters=_names(one.disabled_drafters for one in parts),
+        doubtful_drafters=_names(one.doubtful_drafters for one in parts),
+        step_s=steps,
+        step_average_s=averages,
+        replicas=dict(replicas),
+        **{name: sum(getattr(one, name) for one in parts) for name in _SUMMED},
+    )
+
+
+def _numbered(slots: Sequence[SlotState]) -> list[SlotState]:
+    return [replace(slot, id=number) for number, slot in enumerate(slots)]
+
+
+def _names(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """All names, each once, in the order in which they come."""
+    return tuple(dict.fromkeys(name for group in groups for name in group))
+
+
+def _added(counts: Sequence[DrafterCount]) -> DrafterCount:
+    """Field by field; of counts by position, position by position."""
+    found: dict[str, Any] = {}
+    for field in fields(DrafterCount):
+        values = [getattr(one, field.name) for one in counts]
+        if isinstance(values[0], tuple):
+            found[field.name] = tuple(map(sum, zip_longest(*values, fillvalue=0)))
+        else:
+            found[field.name] = sum(values)
+    return DrafterCount(**found)

@@ -1,0 +1,179 @@
+"""The ingress' side: the runs of its requests. What happens to them comes in on one port, from all replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Sequence
+
+from pydantic import ValidationError
+
+from slipstream.engine.api import Event, Failed
+from slipstream.engine.errors import EngineStopped
+from slipstream.engine.service.run.event_stream import Stream
+from slipstream.engine.stats import EngineStats
+from slipstream.server.cluster import frames
+from slipstream.server.cluster.frames import FRAMES, HELLO, ORDERS, Frame, Order
+from slipstream.server.cluster.moving import ReplicaLost
+from slipstream.server.report.logs import logger
+
+log = logger(__name__)
+
+HELLO_S = 10.0  # that a connection may take to say whose it is
+
+
+class _Lost(EngineStopped):
+    """Waits in a run's stream behind the events that came before."""
+
+    def __init__(self, reason: str, *, died: bool) -> None:
+        super().__init__(reason)
+        self.died = died
+
+
+class Run:
+    """A request at one replica. Implements `EventStream`; `__anext__` raises `ReplicaLost` once that is lost."""
+
+    def __init__(self, name: str, runs: Runs) -> None:
+        self.name = name
+        self.replica = ""  # once it has spoken
+        self.prompt_ids: Sequence[int] = ()
+        self.prompt_tail = ""
+        # Done once it is admitted; fails with what it was refused with, or with `ReplicaLost`.
+        self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._has_begun = False
+        self._runs = runs
+        self._stream = Stream((), "", finish=self._finish, cancel=self._cancel)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await anext(self._stream)
+        if isinstance(event, Failed) and isinstance(event.error, _Lost):
+            raise ReplicaLost(str(event.error), died=event.error.died)
+        return event
+
+    def finish(self) -> None:
+        self._stream.finish()
+
+    def trust(self) -> None:
+        self._runs.order(self, "trust")
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def take(self, frame: Frame, replica: str) -> None:
+        """What its replica says of it."""
+        self.replica = replica
+        self._has_begun |= frame.begun
+        event = frame.event
+        if frame.admitted is not None:
+            self.prompt_ids, self.prompt_tail = frame.admitted.prompt_ids, frame.admitted.prompt_tail
+            if not self.admitted.done():
+                self.admitted.set_result(None)
+        elif frame.left:
+            self.lose("it makes room, or stops", died=False)
+        elif isinstance(event, Failed) and isinstance(event.error, EngineStopped):
+            self.lose(str(event.error), died=True)
+        elif isinstance(event, Failed) and not self.admitted.done():
+            self.admitted.set_exception(event.error)
+        elif event is not None:
+            self._stream.push(event)
+
+    def lose(self, reason: str, *, died: bool) -> None:
+        """Its replica is lost. died: by itself; what had not begun there cannot be the cause."""
+        lost = _Lost(reason, died=died and self._has_begun)
+        if not self.admitted.done():
+            self.admitted.set_exception(ReplicaLost(reason, died=lost.died))
+        else:
+            self._stream.push(Failed(lost))
+        self._runs.drop(self)
+
+    def _finish(self) -> None:
+        self._runs.order(self, "finish")
+
+    def _cancel(self) -> None:
+        self._runs.order(self, "cancel")
+        self._runs.drop(self)
+
+
+class Runs:
+    """All runs of an ingress. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self.word = secrets.token_urlsafe(16)  # without it a connection is refused
+        self.stats: dict[str, EngineStats] = {}  # the latest of each replica that is connected
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._runs: dict[str, Run] = {}
+        self._numbers = itertools.count()
+        self._server: asyncio.Server | None = None
+
+    async def open(self, host: str) -> tuple[str, int]:
+        """Listen on a free port; returns host and port for the replicas. Raises `OSError`."""
+        self._server = await asyncio.start_server(self._serve, host, 0)
+        return host, self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Replicas notice, and end what runs for this ingress."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers.values():
+            writer.close()
+
+    def new(self, request_id: str) -> Run:
+        """A run of a request; names are never used twice."""
+        run = Run(f"{request_id}/{next(self._numbers)}", self)
+        self._runs[run.name] = run
+        return run
+
+    def drop(self, run: Run) -> None:
+        """Nothing more is taken for the run."""
+        self._runs.pop(run.name, None)
+
+    def order(self, run: Run, verb: frames.Verb) -> None:
+        """Order the run's replica, if it has spoken."""
+        writer = self._writers.get(run.replica)
+        if writer is not None:
+            frames.write(writer, ORDERS.dump_json([Order(verb, run.name)]))
+
+    def lose(self, replica: str, reason: str, *, died: bool) -> None:
+        """All runs at the replica are lost."""
+        for run in [one for one in self._runs.values() if one.replica == replica]:
+            run.lose(reason, died=died)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A replica's connection, from its first words to its end."""
+        try:
+            async with asyncio.timeout(HELLO_S):
+                hello = HELLO.validate_json(await frames.read(reader))
+        except (EOFError, ValidationError, TimeoutError):
+            writer.close()
+            return
+        if not secrets.compare_digest(hello.word.encode(), self.word.encode()):
+            log.warning("stranger_on_the_replicas_port", peer=writer.get_extra_info("peername"))
+            writer.close()
+            return
+        name = hello.replica
+        self._writers[name] = writer
+        try:
+            while True:
+                for frame in FRAMES.validate_json(await frames.read(reader)):
+                    self._take(frame, name)
+        except EOFError:
+            log.warning("replica_lost", replica=name)
+        finally:
+            writer.close()
+            if self._writers.get(name) is writer:
+                del self._writers[name]
+            self.stats.pop(name, None)
+            self.lose(name, "its process has ended", died=True)
+
+    def _take(self, frame: Frame, replica: str) -> None:
+        if frame.stats is not None:
+            self.stats[replica] = frame.stats
+        run = self._runs.get(frame.run)
+        if run is not None:
+            run.take(frame, replica)
+            if frame.done is not None or frame.failed is not None:
+                self.drop(run)

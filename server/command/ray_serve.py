@@ -1,0 +1,155 @@
+"""`slipstream ray-serve`: the server's settings become an application on a Ray cluster, which this process looks after.
+
+Without a cluster one is started on this machine. Ray is imported only here and in `server/cluster/on_ray`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.server.command.starting import EXIT_INTERRUPTED, checked, configure_logs
+from slipstream.server.command.subcommand import Argument, Call, Subcommand, count, parsed
+from slipstream.server.http.limits import unix_path
+from slipstream.server.report.logs import logger
+
+log = logger(__name__)
+
+NAME = "slipstream"  # of the application
+
+# Settings that mean nothing before replicas, each with what does instead.
+_ELSEWHERE = {
+    "ssl_key_file": "Ray's proxies speak plain HTTP; end TLS in front of them",
+    "ssl_cert_file": "Ray's proxies speak plain HTTP; end TLS in front of them",
+    "slot_save_path": "slots belong to replicas, and are not saved",
+}
+
+
+def _processors(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e6:
+        raise ValueError(f"{text}: must be a number of processors")
+    return value
+
+
+def _run(call: Call) -> int:
+    settings = checked(call)
+    refuse(call)
+    if importlib.util.find_spec("ray") is None:
+        call.refuse("needs Ray: pip install 'slipstream[ray]'")
+    configure_logs(settings, call.environ)
+    import ray
+    from ray import serve
+    from ray.serve.config import HTTPOptions
+
+    from slipstream.server.cluster.on_ray.application import application_of
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    ray.init(address=call.own["ray_address"], log_to_driver=True, include_dashboard=call.own["dashboard"])
+    try:
+        serve.start(http_options=HTTPOptions(host=settings.host, port=settings.port, request_timeout_s=None))
+        serve.run(application_of(settings, call.own), name=NAME, route_prefix="/")
+        log.info("ready", url=f"http://{settings.host}:{settings.port}", replicas=call.own["replicas"])
+        stop.wait()
+        log.info("draining", timeout_s=settings.shutdown_timeout)
+        serve.delete(NAME)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    finally:
+        ray.shutdown()
+    return 0
+
+
+def refuse(call: Call) -> None:
+    """Exits with status 2 for settings that can have no effect here."""
+    settings = call.settings
+    for name, reason in _ELSEWHERE.items():
+        if (value := getattr(settings, name)) is not None:
+            call.refuse(f"--{name.replace('_', '-')} {value}: {reason}")
+    if unix_path(settings.host) is not None:
+        call.refuse(f"--host {settings.host}: Ray's proxies listen on TCP ports alone")
+    most = call.own["max_replicas"]
+    if most is not None and most < call.own["replicas"]:
+        call.refuse(f"--max-replicas {most}: less than --replicas {call.own['replicas']}")
+
+
+RAY_SERVE = Subcommand(
+    name="ray-serve",
+    usage="-m MODEL [--replicas N] [options]",
+    summary="serve a model by several replicas, on a Ray cluster",
+    about="Serves a model by several engines behind one address, as a Ray Serve application. A stream whose replica is"
+    " lost goes on at another. Takes the settings of `serve`, each for every replica, and runs until a signal.",
+    run=_run,
+    arguments=(
+        Argument(
+            name="replicas",
+            flag="--replicas",
+            metavar="N",
+            default=1,
+            read=count,
+            meaning="engines; with --max-replicas the fewest",
+        ),
+        Argument(
+            name="max_replicas",
+            flag="--max-replicas",
+            metavar="N",
+            read=count,
+            meaning="the most engines: as many run as the requests fill the slots of",
+        ),
+        Argument(
+            name="ingresses",
+            flag="--ingresses",
+            metavar="N",
+            default=1,
+            read=count,
+            meaning="HTTP applications before the engines; streams end with theirs",
+        ),
+        Argument(
+            name="max_moves",
+            flag="--max-moves",
+            metavar="N",
+            default=3,
+            read=count,
+            meaning="times that a request may go on at another engine before it fails",
+        ),
+        Argument(
+            name="replica_cpus",
+            flag="--replica-cpus",
+            metavar="X",
+            read=_processors,
+            meaning="processors that Ray sets aside for an engine; --threads by default, or 1",
+        ),
+        Argument(
+            name="ray_address",
+            flag="--ray-address",
+            metavar="ADDRESS",
+            meaning="a running cluster, or auto; by default RAY_ADDRESS, or a cluster of this machine alone",
+        ),
+        Argument(
+            name="dashboard", flag="--dashboard", meaning="start Ray's dashboard with a cluster of its own"
+        ),
+    ),
+    statuses="Exit status: 0 stopped in order, 2 bad usage.",
+)
+
+
+def call_of(arguments: Mapping[str, Any]) -> Call:
+    """The call that named arguments mean, as in a file of Ray's. Raises ValueError."""
+    words = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words.append(f"--{flag}={value}")
+    try:
+        call = parsed(RAY_SERVE, words, {})
+        refuse(call)
+    except SystemExit as error:
+        raise ValueError(f"args of the application: {' '.join(words)}: see the line above") from error
+    return call
