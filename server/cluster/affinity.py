@@ -46,7 +46,8 @@ class Affinity:
         Equally busy ones are ordered by the prompt's first characters, so that two routers that share nothing agree.
         """
         text = text_of(request.prompt)
-        names = sorted(loads, key=lambda name: (loads[name], _rank(text[:_FIRST], name)))
+        salt = blake2b(text[:_FIRST].encode(errors="surrogatepass"), digest_size=8).digest()
+        names = sorted(loads, key=lambda name: (loads[name], _rank(salt, name)))
         home = self._home(list(_hashes(text, request.tenant)), loads)
         if home is not None and loads[home] <= loads[names[0]] + self._slack:
             names.remove(home)
@@ -78,6 +79,6 @@ def _hashes(text: str, tenant: str) -> Iterator[int]:
         yield chained
 
 
-def _rank(beginning: str, name: str) -> bytes:
-    """Rendezvous hashing (Thaler and Ravishankar, 1998): each beginning has its own order of the replicas."""
-    return blake2b(f"{name} {beginning}".encode(errors="surrogatepass"), digest_size=8).digest()
+def _rank(salt: bytes, name: str) -> bytes:
+    """Rendezvous hashing (Thaler and Ravishankar, 1998): each salt has its own order of the replicas."""
+    return blake2b(name.encode(), digest_size=8, salt=salt).digest()

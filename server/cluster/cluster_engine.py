@@ -41,6 +41,8 @@ class ClusterEngine:
     ) -> None:
         """address: where `runs` listens. most_moves: times that a request may change its replica."""
         self.runs = runs
+        self.address = address
+        self.n_queue = settings.max_queue  # places of a replica besides its slots
         self._members = members
         self._seeking = Seeking(members, runs, address)
         self._settings = settings
@@ -90,7 +92,7 @@ class ClusterEngine:
             )
         self._streams = [one for one in self._streams if not one.is_over]
         owner, settings = request.owner, self._settings
-        self._places.n_places = self.info.n_slots + self.n_replicas * settings.max_queue
+        self._places.n_places = self.info.n_slots + self.n_replicas * self.n_queue
         self._places.check(owner, self._n_placing + Counter(one.owner for one in self._streams))
         self._n_placing[owner] += 1
         try:

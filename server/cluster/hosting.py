@@ -87,7 +87,7 @@ class Host:
         """
         if assignment.fingerprint not in ("", self.engine.info.fingerprint):
             return Ending(self._name, "another_model")
-        if self._n_alone and not assignment.alone:
+        if self.is_held and not assignment.alone:
             return Ending(self._name, "busy")
         guest = _Guest(assignment, await self._link(assignment))
         guest.task = asyncio.create_task(self._host(guest))
@@ -97,6 +97,16 @@ class Host:
         finally:
             guest.task.cancel()
         return Ending(self._name, "over")
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a request has it to itself, or waits for that."""
+        return self._n_alone > 0
+
+    @property
+    def running(self) -> list[str]:
+        """The runs that have begun."""
+        return [name for name, one in self._guests.items() if one.has_begun]
 
     async def close(self) -> None:
         """Break the connections off. Their ingresses take it for this process' end."""
@@ -158,9 +168,9 @@ class Host:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ROOM_S):
                 await self._emptied()
-        for one in self._running():
-            one.leaves = True
-            one.task.cancel()
+        for name in self.running:
+            self._guests[name].leaves = True
+            self._guests[name].task.cancel()
         await self._emptied()
 
     def _share(self, guest: _Guest) -> None:
@@ -170,11 +180,8 @@ class Host:
             self._n_alone -= 1
             self._turn.release()
 
-    def _running(self) -> list[_Guest]:
-        return [one for one in self._guests.values() if one.has_begun]
-
     async def _emptied(self) -> None:
-        while self._running():
+        while self.running:
             self._has_left.clear()
             await self._has_left.wait()
 

@@ -17,6 +17,7 @@ from slipstream.engine.api import Delta, Done, Event, EventStream, Failed, Reque
 from slipstream.engine.errors import EngineError, Overloaded, ReplicasFailed, TimedOut
 from slipstream.server.cluster.delivered import Delivered
 from slipstream.server.report.logs import logger
+from slipstream.server.report.meter import record
 
 log = logger(__name__)
 
@@ -202,6 +203,7 @@ class MovingStream:
             request = self._delivered.going_on(request, self.prompt_ids, self._now())
         self._replica = replica
         self._stream = await replica.submit(request)
+        record().replicas += (replica.name,)
         if not self.prompt_ids:
             self.prompt_ids, self.prompt_tail = self._stream.prompt_ids, self._stream.prompt_tail
         if is_suspect:

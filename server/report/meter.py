@@ -38,6 +38,9 @@ class Record:
     n: int = 1  # choices per prompt
     ends: Sequence[Done] = ()
     code: str | None = None  # of the error that was sent
+    replicas: tuple[
+        str, ...
+    ] = ()  # in a cluster: where its choices ran, in the order in which they began there
 
     def begin(self, model: str, reply_id: str, n_choices: int, n: int) -> None:
         """Note that a reply is being generated: `n_choices` in all, `n` per prompt."""

@@ -92,6 +92,8 @@ def _attributes(record: Record, operation: str, status: int) -> dict[str, Any]:
         told["gen_ai.response.model"] = record.model
         told["gen_ai.request.choice.count"] = record.n
         told["gen_ai.response.finish_reasons"] = record.reasons
+    if record.replicas:
+        told["slipstream.replicas"] = record.replicas
     if ends := record.ends:
         prompts = [end.usage for end in ends[:: record.n]]
         speculated = [end.speculation for end in ends]
