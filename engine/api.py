@@ -271,6 +271,7 @@ class ModelInfo:
     n_embd: int = 0  # width of a hidden state; 0: not known
     # Sentences on operators that run in another way than they should, as their best code failed on this machine.
     replaced_operators: tuple[str, ...] = ()
+    inexact_sums: str | None = None  # over ranks: in what a row's bits depend on other rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,24 +247,34 @@ class Batch:
     def of_parts(cls, parts: Mapping[str, Tensor]) -> Batch:
         """A batch that is computed as it is, whosever spans it has. parts: as `parts` names them."""
         own: dict[str, Any] = {name: parts[name] for name in _OWN}
-        plain = cls(spans=(), **own)
         recurrent = window = None
-        if any(name.startswith("recurrent.") for name in parts):
-            recurrent = RecurrentRows(*(parts[f"recurrent.{name}"] for name in _RECURRENT))
-        if any(name.startswith("window.") for name in parts):
-            paged: dict[str, Any] = {name: parts[f"window.{name}"] for name in _WINDOW}
-            window = replace(plain, **paged)
-        return replace(plain, recurrent=recurrent, window=window)
+        if _OF_RECURRENT[0] in parts:
+            recurrent = RecurrentRows(*(parts[name] for name in _OF_RECURRENT))
+        if _OF_WINDOW[0] in parts:
+            paged = {name: parts[of] for name, of in zip(_WINDOW, _OF_WINDOW, strict=True)}
+            window = cls(spans=(), **(own | paged))
+        return cls(spans=(), **own, recurrent=recurrent, window=window)
+
+    @property
+    def has(self) -> tuple[bool, bool]:
+        """Whether there are recurrent rows, and pages of windows."""
+        return self.recurrent is not None, self.window is not None
+
+    @staticmethod
+    def part_names(has: Sequence[bool]) -> Sequence[str]:
+        """The names of `parts`, in order, of a batch that `has` this."""
+        recurrent, window = has
+        return (*_OWN, *(_OF_RECURRENT if recurrent else ()), *(_OF_WINDOW if window else ()))
 
     @property
     def parts(self) -> dict[str, Tensor]:
         """All that changes from pass to pass, by name; what recurrent layers and windows have is named after them."""
-        parts = {name: getattr(self, name) for name in _OWN}
+        tensors = [getattr(self, name) for name in _OWN]
         if self.recurrent is not None:
-            parts |= {f"recurrent.{name}": getattr(self.recurrent, name) for name in _RECURRENT}
+            tensors += self.recurrent.tensors
         if self.window is not None:
-            parts |= {f"window.{name}": getattr(self.window, name) for name in _WINDOW}
-        return parts
+            tensors += [getattr(self.window, name) for name in _WINDOW]
+        return dict(zip(self.part_names(self.has), tensors, strict=True))
 
     def with_parts(self, parts: Mapping[str, Tensor]) -> Batch:
         """The same spans with other tensors, named as `parts` names them."""
@@ -273,8 +283,9 @@ class Batch:
 
 
 _OWN = tuple(one.name for one in fields(Batch) if one.name not in ("spans", "recurrent", "window", "frame"))
-_RECURRENT = tuple(one.name for one in fields(RecurrentRows))
 _WINDOW = ("page_table", "row_pages")  # where it differs from the batch around it
+_OF_RECURRENT = tuple(f"recurrent.{one.name}" for one in fields(RecurrentRows))
+_OF_WINDOW = tuple(f"window.{name}" for name in _WINDOW)
 
 
 def _joined(tables: Sequence[Sequence[int]]) -> IntArray:

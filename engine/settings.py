@@ -61,8 +61,9 @@ class Settings:
     )
     exact: bool = setting(
         default=False,
-        meaning="do not start unless every operator gives a row the same bits whatever is computed beside it, so that a"
-        " seed's text is the same at any load, with any drafts; on the CPU this is so without asking",
+        meaning="do not start unless every operator, and every sum over ranks, gives a row the same bits whatever is"
+        " computed beside it, so that a seed's text is the same at any load, with any drafts; on the CPU this is so"
+        " without asking",
     )
     cuda_graphs: bool = setting(
         default=True,

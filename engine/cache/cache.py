@@ -209,6 +209,10 @@ class Cache:
         entry, store = self._entries[slot], self.stores[name]
         rows, end = entry.rows[name], n_tokens
         if end >= rows.stop:
+            if store.parking is not None and store.parking.length(slot) > rows.stop:
+                self._resume(
+                    slot, name
+                )  # a pass that nobody has read has moved the state on, by tokens now lost
             return
         if store.windows is not None:
             end = store.windows.rollback(slot, entry.keys[: end // self.page_size], end)

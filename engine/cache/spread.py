@@ -58,7 +58,7 @@ class Part(Held):
 
     def follow(self, message: Message) -> None:
         """Do what the first rank has said. Raises `KeyError` for a verb that is none."""
-        arguments, tensors = message.arguments, list(message.tensors.values())
+        arguments, tensors = message.arguments, message.tensors
         verbs: Mapping[str, Callable[[], None]] = {
             "copy_page": lambda: self.copy_page(*arguments),
             "copy_window_page": lambda: self.copy_window_page(*arguments),
@@ -104,7 +104,7 @@ class SpreadHeld(Held):
     def together(self) -> Generator[None]:
         """All ranks run the noted batch. If it fails on one, the others wait for what never comes: it ends all."""
         assert self._batch is not None
-        self._others.say(Message("run", (), self._batch.parts))
+        self._others.say(Message("run", self._batch.has, list(self._batch.parts.values())))
         try:
             yield
         except RankLost:
@@ -128,7 +128,7 @@ class SpreadHeld(Held):
         super().reset(slot)
 
     def settle(self, rows: RecurrentRows) -> None:
-        self._others.say(Message("settle", (), _numbered([one.cpu() for one in rows.tensors])))
+        self._others.say(Message("settle", (), [one.cpu() for one in rows.tensors]))
         super().settle(rows)
 
     def states(self, slot: int) -> list[Tensor]:
@@ -137,7 +137,7 @@ class SpreadHeld(Held):
 
     def set_states(self, slot: int, states: Sequence[Tensor]) -> None:
         divided = self._divided(states, self._slot_joints)
-        self._others.say_each(Message("set_states", (slot,), _numbered(own)) for own in divided[1:])
+        self._others.say_each(Message("set_states", (slot,), own) for own in divided[1:])
         super().set_states(slot, divided[0])
 
     def pages(self, kind: PageKind, page_ids: Sequence[int]) -> list[Tensor]:
@@ -147,9 +147,7 @@ class SpreadHeld(Held):
 
     def set_pages(self, kind: PageKind, page_ids: Sequence[int], rows: Sequence[Tensor]) -> None:
         divided = self._divided(rows, self._page_joints[kind])
-        self._others.say_each(
-            Message("set_pages", (kind, list(page_ids)), _numbered(own)) for own in divided[1:]
-        )
+        self._others.say_each(Message("set_pages", (kind, list(page_ids)), own) for own in divided[1:])
         super().set_pages(kind, page_ids, divided[0])
 
     def page_shapes(self, kind: PageKind) -> list[Shape]:
@@ -175,10 +173,6 @@ class SpreadHeld(Held):
             [_part(Ranks(rank, n), one, joint) for one, joint in zip(whole, joints, strict=True)]
             for rank in range(n)
         ]
-
-
-def _numbered(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-    return {str(i): one for i, one in enumerate(tensors)}
 
 
 def _part(ranks: Ranks, whole: Tensor, joint: Joint | None) -> Tensor:

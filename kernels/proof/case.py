@@ -44,14 +44,15 @@ class Rows:
     """Rows that know nothing of each other. compute: (first row, number of rows) -> results, each [n, …]."""
 
     compute: Callable[[int, int], Sequence[Tensor]]
+    n_rows: int = N_ROWS  # at least as many
 
     def whole(self) -> Sequence[Tensor]:
-        return self.compute(0, N_ROWS)
+        return self.compute(0, self.n_rows)
 
     def cuts(self) -> Iterator[Cut]:
         for width in WIDTHS:
-            for first in sorted({0, 3, N_ROWS - width}):
-                if first + width <= N_ROWS:
+            for first in sorted({0, 3, self.n_rows - width}):
+                if first + width <= self.n_rows:
                     rows = slice(first, first + width)
                     yield Cut(f"{width} rows from row {first}", rows, self.compute(first, width))
 

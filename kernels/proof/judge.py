@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from slipstream.kernels import dispatch
 from slipstream.kernels.device_fault import is_device_fault
-from slipstream.kernels.proof.case import Case, Make
+from slipstream.kernels.proof.case import Cut, Make
 from slipstream.kernels.proof.inputs import Inputs
 
 EXACT = frozenset({"choose", "ngram", "verify"})  # every implementation gives the definition's bits
@@ -60,12 +60,12 @@ def _wrong(make: Make, meant: Sequence[Tensor], inputs: Inputs, limit: float) ->
         off = difference(one.cpu(), other, exact=limit == 0.0)
         if not off <= limit:
             return f"result {i} is off by {off:.3g} of the largest value, {limit:.3g} is allowed"
-    return other_bits(case, found)
+    return other_bits(case.cuts(), found)
 
 
-def other_bits(case: Case, whole: Sequence[Tensor]) -> str | None:
+def other_bits(cuts: Iterable[Cut], whole: Sequence[Tensor]) -> str | None:
     """In which cut of a case a row's bits are not those it has among all; None if nowhere. whole: all results."""
-    for cut in case.cuts():
+    for cut in cuts:
         for i, (one, other) in enumerate(zip(cut.results, whole, strict=True)):
             if not torch.equal(bits(one), bits(other[cut.rows])):
                 return f"result {i} has other bits in {cut.says} than among all"

@@ -84,6 +84,7 @@ def welcome(info: ModelInfo, settings: Settings, port: int | None, known: Known)
         "chat format": _format_line(info, known.format),
         "speculation": _drafting_line(info, settings),
         "operators": "; ".join(info.replaced_operators) or None,
+        "rank sums": info.inexact_sums,
         "to stop": f"Ctrl-C, and running requests may end within {settings.shutdown_timeout:g} s; twice: at once",
     }
     shown = "".join(f"  {name:<11}  {told}\n" for name, told in lines.items() if told is not None)

@@ -92,6 +92,8 @@ def _warnings(engine: AsyncEngine) -> dict[str, Any]:
     told = [f"{name} failed repeatedly and is switched off" for name in stats.disabled_drafters]
     told += [f"{name} is hardly ever right: see the log" for name in stats.doubtful_drafters]
     told += [f"operator {one}" for one in engine.info.replaced_operators]
+    if engine.info.inexact_sums is not None:
+        told.append(f"sums over ranks: {engine.info.inexact_sums}")
     return {"warnings": told} if told else {}
 
 

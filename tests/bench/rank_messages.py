@@ -66,7 +66,8 @@ def main() -> int:
         process = subprocess.Popen(command, pass_fds=[its.fileno()])
         connection = Connection(ours.detach())
         for n_rows in WIDTHS:
-            said = Message("run", (), batch_of(n_rows).parts)
+            batch = batch_of(n_rows)
+            said = Message("run", batch.has, list(batch.parts.values()))
 
             def there_and_back(said: Message = said) -> None:
                 connection.send_bytes(said.encode())

@@ -417,6 +417,14 @@ def test_an_operator_that_failed_its_self_check_shows_in_health_and_props() -> N
         assert server.http.get("/props").json()["model"]["replaced_operators"] == [sentence]
 
 
+def test_sums_over_ranks_that_failed_their_proof_show_in_health_and_props() -> None:
+    why = "torch.float32: result 0 has other bits in 3 rows from row 0 than among all"
+    with served() as server:
+        server.engine.info = replace(server.engine.info, inexact_sums=why)
+        assert server.http.get("/health").json()["warnings"] == [f"sums over ranks: {why}"]
+        assert server.http.get("/props").json()["model"]["inexact_sums"] == why
+
+
 # --- targets in absolute form: `GET http://host/path`, as sent to a proxy (RFC 9112, 3.2.2) ---
 
 

@@ -204,6 +204,7 @@ def test_the_block_as_an_event(caplog: pytest.LogCaptureFixture, capsys: pytest.
         ),
         ({}, {"spec_adaptive": False}, "up to 16 tokens a step, always\n"),
         ({"drafters": ()}, {}, "  speculation  off\n"),
+        ({"inexact_sums": "other bits"}, {}, "  rank sums    other bits\n"),
         ({}, {"draft_max": 0}, "  speculation  off\n"),
         ({}, {"chat_format": "hermes"}, "  chat format  hermes: tools and thinking\n"),
         ({}, {"chat_format": "harmony"}, "  chat format  harmony: tools and thinking\n"),

@@ -8,11 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+import torch
+from torch import Tensor
 
+from slipstream.engine.errors import SettingError
+from slipstream.engine.ranks import Ranks
+from slipstream.engine.service.start.launch import launch
+from slipstream.engine.settings import Settings
 from tests.process import DEMO, ROOT, SERVER, running
 
 TWO = (*DEMO, "-tp", "2", "--threads", "2")
@@ -76,6 +83,31 @@ def test_an_idle_server_notices_too_and_its_ranks_end_with_it(tmp_path: Path) ->
                 break
             time.sleep(0.1)
         assert not Path(f"/proc/{rank}").exists()
+
+
+async def test_sums_that_depend_on_their_size_are_told_or_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_rank = Ranks.add
+    two = replace(Settings(model=DEMO[1]), tensor_parallel_size=2, threads=2)
+    await launch(replace(two, exact=True)).close()
+    assert "sums over ranks" not in caplog.text
+
+    def by_size(self: Ranks, part: Tensor) -> Tensor:
+        """The fault of one process."""
+        total = by_rank(self, part)
+        return torch.nextafter(total, total + 1) if len(part) > 8 else total
+
+    monkeypatch.setattr(Ranks, "add", by_size)
+    with pytest.raises(
+        SettingError, match=r"^--exact True: sums over the ranks failed on this machine: torch"
+    ):
+        launch(replace(two, exact=True))
+    assert ranks_of(os.getpid()) == []
+    engine = launch(two)
+    assert engine.info.inexact_sums is not None
+    assert f"sums over ranks: {engine.info.inexact_sums}" in caplog.text
+    await engine.close()
 
 
 @pytest.mark.parametrize(

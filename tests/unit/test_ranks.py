@@ -27,19 +27,21 @@ DTYPES = (
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_message_arrives_as_it_was_said(dtype: torch.dtype) -> None:
-    tensors = {
-        "rows": torch.arange(30).reshape(5, 6).to(dtype),
-        "one": torch.ones(1).to(dtype).expand(1),
-        "none": torch.zeros(0, 7).to(dtype),
-        "across": torch.arange(12).reshape(3, 4).to(dtype).t(),
-    }
+    tensors = [
+        torch.arange(30).reshape(5, 6).to(dtype),
+        torch.ones(1).to(dtype).expand(3),
+        torch.arange(12).reshape(3, 4).to(dtype).t(),
+        torch.zeros(0, 7).to(dtype),
+        torch.tensor(3).to(dtype),
+        torch.zeros(2, 0).to(dtype),
+    ]
     said = Message("set_pages", ("full", [3, 1, 2]), tensors)
     heard = Message.decode(said.encode())
     assert (heard.verb, heard.arguments) == ("set_pages", ["full", [3, 1, 2]])
-    for name, one in tensors.items():
-        assert heard.tensors[name].dtype == dtype
-        assert heard.tensors[name].shape == one.shape
-        assert torch.equal(heard.tensors[name].float(), one.float())
+    for arrived, one in zip(heard.tensors, tensors, strict=True):
+        assert arrived.dtype == dtype
+        assert arrived.shape == one.shape
+        assert torch.equal(arrived.float(), one.float())
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -139,6 +139,22 @@ def state_of(cache: Cache, slot: int, store: str = "target") -> int:
     return seen
 
 
+@pytest.mark.parametrize("n_kept", [12, 13, 16])
+def test_a_sequence_is_cut_back_while_a_pass_over_it_is_unread(n_kept: int) -> None:
+    """The pass has taken in tokens that the cut takes away, or has taken in fewer than stay."""
+    cache, tokens = make_cache(), list(range(18))
+    run(cache, 0, tokens[:12], n_prompt=8)
+    assert cache.reserve(0, "target", 11, 14)
+    feed(cache, "target", Span(0, tokens[11:14], 11, 0, 0))  # not committed
+    start = cache.rollback(0, n_kept)
+    assert start <= 11
+    other = [*tokens[:n_kept], 40, 41]
+    assert cache.reserve(0, "target", start, len(other))
+    feed(cache, "target", Span(0, other[start:], start, 0, 0))
+    cache.commit(0, "target", len(other))
+    assert state_of(cache, 0) == truth([*other, 0])
+
+
 def test_a_rejected_draft_was_never_done() -> None:
     for n_kept in range(6):
         cache, tokens = make_cache(), [5, 6, 7]

@@ -42,7 +42,9 @@ class Follower:
         assert self._part is not None
         assert self._store is not None
         if message.verb == "run":
-            batch = Batch.of_parts(message.tensors).to(self._network.device)
+            names = Batch.part_names(message.arguments)
+            parts = dict(zip(names, message.tensors, strict=True))
+            batch = Batch.of_parts(parts).to(self._network.device)
             self._network.run(batch, self._store)
         else:
             self._part.follow(message)

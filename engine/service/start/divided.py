@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
-from slipstream.engine.errors import SettingError
+from slipstream.engine.errors import LoadError, RankLost, SettingError
 from slipstream.engine.service.run.rank_processes import RankProcesses
 from slipstream.engine.service.start.draft_network import DraftSource
 from slipstream.engine.service.start.operators import Selection
-from slipstream.engine.service.start.sizes import Checkpoint
+from slipstream.engine.service.start.sizes import Checkpoint, batch_size
+from slipstream.engine.service.start.sums import Sums
 from slipstream.engine.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 def check(settings: Settings, target: Checkpoint, source: DraftSource | None) -> None:
@@ -43,7 +48,29 @@ def start(
         "kv_cache_dtype": settings.kv_cache_dtype,
         "n_ctx": n_ctx,
         "n_vocab": n_vocab,
+        "n_rows": batch_size(settings, target.device),
+        "d_model": target.config.d_model,
         "n_threads": torch.get_num_threads(),
         "chosen": {dtype: dict(ops) for dtype, ops in selection.chosen.items()},
     }
     return RankProcesses(target.n_ranks, target.device, order)
+
+
+def prove_sums(settings: Settings, target: Checkpoint, processes: RankProcesses) -> str | None:
+    """What is wrong with sums over the ranks, which prove them before they load; None if nothing is.
+
+    Raises `SettingError` if something is and exactness is asked for, `LoadError` if a rank ends.
+    """
+    sums = Sums(batch_size(settings, target.device), target.config.d_model, target.dtype, target.device)
+    try:
+        wrong = sums.problem(processes.ranks)
+    except RankLost as error:
+        processes.close()
+        raise LoadError(str(error)) from error
+    if wrong is None:
+        return None
+    if settings.exact:
+        processes.close()
+        raise SettingError("exact", settings.exact, f"sums over the ranks failed on this machine: {wrong}")
+    log.error("sums over ranks: %s", wrong)
+    return wrong

@@ -128,7 +128,7 @@ def launch(settings: Settings) -> ThreadEngine:
     with _phase("warm"):
         engine.warm_up(settings.draft_max)
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size))
-    info = replace(_info(settings, target_from, text, engine, types), replaced_operators=loaded.replaced)
+    info = _info(settings, target_from, text, engine, types, loaded)
     slot_files = None
     if slot_folder is not None:
         folders = [target_from.path] if used is None else [target_from.path, used.path]
@@ -177,6 +177,7 @@ class _Loaded:
     n_ctx: int
     networks: dict[str, Any]  # by the name of their store: the target, then a draft model or a head
     replaced: tuple[str, ...]  # operators
+    inexact_sums: str | None  # over ranks: what is wrong with them
     processes: RankProcesses | None  # that have the other parts of the target
 
 
@@ -190,9 +191,10 @@ def _networks(
         head_bytes = head_token_bytes(source, target_from, settings)
     sources = [one for one in (target_from, draft_from) if one is not None]
     n_ctx = _context(settings, sources, head_bytes)
-    selection, processes = select_operators(sources, settings), None
+    selection, processes, inexact = select_operators(sources, settings), None, None
     if target_from.n_ranks > 1:
         processes = divided.start(settings, target_from, n_ctx, tokenizer.vocab_size, selection)
+        inexact = divided.prove_sums(settings, target_from, processes)
     target = _load(target_from, tokenizer, n_ctx, ALONE if processes is None else processes.ranks)
     if processes is not None:
         processes.await_all()
@@ -201,7 +203,7 @@ def _networks(
         networks[draft_model.STORE] = _load_draft(draft_from, tokenizer, n_ctx)
     elif source is not None:
         networks[source.name] = load_head(source, target, n_ctx, settings)
-    return _Loaded(n_ctx, networks, selection.replaced, processes)
+    return _Loaded(n_ctx, networks, selection.replaced, inexact, processes)
 
 
 def _context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int) -> int:
@@ -301,7 +303,7 @@ def _load_draft(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network
 
 
 def _info(
-    settings: Settings, source: Checkpoint, text: Text, engine: Engine, types: Sequence[str]
+    settings: Settings, source: Checkpoint, text: Text, engine: Engine, types: Sequence[str], loaded: _Loaded
 ) -> ModelInfo:
     target, tokenizer, stats = engine.target, text.tokenizer, engine.stats()
     defaults = dict(source.config.sampling)
@@ -334,6 +336,8 @@ def _info(
         added_tokens=tokenizer.added_tokens,
         tool_template=text.template.tool_source if text.template is not None else None,
         n_embd=source.config.d_model,
+        replaced_operators=loaded.replaced,
+        inexact_sums=loaded.inexact_sums,
     )
 
 

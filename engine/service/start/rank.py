@@ -23,6 +23,7 @@ from slipstream.engine.models.registry import load_network
 from slipstream.engine.ranks import meet
 from slipstream.engine.service.run.follower import Follower
 from slipstream.engine.service.start.sizes import KV_DTYPES
+from slipstream.engine.service.start.sums import Sums
 from slipstream.kernels import select
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def main(handle: str) -> int:
         device = _select(order)
         connection.send_bytes(b"{}")
         follower = _load(order, device)
-    except (LoadError, RuntimeError) as error:
+    except (LoadError, RankLost, RuntimeError) as error:
         connection.send_bytes(json.dumps({"refused": str(error)}).encode())
         return 1
     connection.send_bytes(b"{}")
@@ -63,6 +64,10 @@ def _select(order: dict[str, Any]) -> torch.device:
 def _load(order: dict[str, Any], device: torch.device) -> Follower:
     ranks = meet(Path(order["folder"]), order["rank"], order["n"], device)
     dtype = getattr(torch, order["dtype"])
+    if wrong := Sums(order["n_rows"], order["d_model"], dtype, device).problem(ranks):
+        log.error(
+            "sums over ranks: %s", wrong
+        )  # the first rank, which knows too, says whether that is the end
     network = load_network(order["path"], dtype, device, order["n_ctx"], order["n_vocab"], ranks)
     return Follower(network, ranks, KV_DTYPES[order["kv_cache_dtype"]])
 
