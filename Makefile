@@ -13,7 +13,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 FUZZ_S ?= 600
 SOAK_S ?= 3600
 
-.PHONY: setup run page check fix test check-all test-browser test-gpu gpu lossless kernels bench bench-http fuzz attack soak mutants clients wheel docker-check docs clean
+.PHONY: setup run page check fix test check-all test-browser test-gpu gpu lossless kernels bench bench-http fuzz attack soak mutants clients ray wheel docker-check docs clean
 
 setup: $(READY)
 
@@ -108,6 +108,12 @@ mutants: setup
 clients: setup
 	$(ONE_THREAD) $(BIN)/python -m tests.clients $(ARGS)
 
+# The cluster on Ray, in an environment of its own: clients, replicas that are killed under a storm, and what it costs.
+ray: setup
+	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	for part in clients storm chats overhead router_cost; do .venv-ray/bin/python -m tests.ray.$$part || exit 1; done
+
 # Installs the wheel beside Hugging Face's `kernels` in a fresh environment and asks the server there.
 wheel: setup
 	$(ONE_THREAD) $(BIN)/python -m tests.wheel $(ARGS)
@@ -124,4 +130,4 @@ docs: setup
 	$(BIN)/python -m tests.emulator.sources kernels/cuda/registers.md
 
 clean:
-	rm -rf $(VENV) .venv-clients
+	rm -rf $(VENV) .venv-clients .venv-ray

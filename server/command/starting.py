@@ -123,6 +123,12 @@ def load(settings: Settings) -> AsyncEngine:
         gc.enable()
 
 
+def preset(variables: Mapping[str, str]) -> None:
+    """Variables of the environment for libraries that read nothing else, where the user has not set them."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
 def be_considerate() -> None:
     """Settings of the process that keep its threads from holding each other up. Call it before torch is imported."""
     # torch's OpenMP reads this when it is loaded. Spinning threads make small operations slow beside a busy process.

@@ -38,21 +38,21 @@ def main(names: Sequence[str]) -> int:
         sys.stderr.write("clients in JavaScript need Node.js with npm, which is not on the path\n")
         return 2
     for name in chosen:
-        _prepare(name)
+        prepare(name)
     with (
         tempfile.TemporaryDirectory() as folder,
         running(Path(folder) / "demo.log", (*DEMO, *SETTINGS)) as demo,
         running(Path(folder) / "thinking.log", ("-m", "THINKING"), FAKE) as thinking,
     ):
         servers = (demo, thinking)
-        failed = [name for name in chosen if not _passes(name, *servers)]
+        failed = [name for name in chosen if not passes(name, *servers)]
         surprises = [line for one in servers for line in one.surprises()]
         statuses = [one.stop() for one in servers]
     sys.stdout.writelines(f"in the server's log: {line}\n" for line in surprises[:5])
     return 1 if failed or surprises or any(statuses) else 0
 
 
-def _prepare(name: str) -> None:
+def prepare(name: str) -> None:
     """The client's environment, if it is not there yet. Raises CalledProcessError if it cannot be made."""
     wanted, place = REQUIREMENTS[name], PLACE / name
     lock = wanted / "package-lock.json" if wanted.is_dir() else wanted
@@ -72,7 +72,7 @@ def _prepare(name: str) -> None:
     stamp.write_text(lock.read_text())
 
 
-def _passes(name: str, demo: Running, thinking: Running) -> bool:
+def passes(name: str, demo: Running, thinking: Running) -> bool:
     """Whether the client's tests pass."""
     started = time.monotonic()
     # Whatever a client takes from its user's environment is not to be had here.
@@ -83,10 +83,10 @@ def _passes(name: str, demo: Running, thinking: Running) -> bool:
     }
     environ |= {"CLIENT_TEST_URL": demo.url, "CLIENT_TEST_THINKING_URL": thinking.url}
     environ |= {"LANGSMITH_TRACING": "false", "PYTHONDONTWRITEBYTECODE": "1"}
-    passes = subprocess.run(_program(name), cwd=FOLDER, env=environ, check=False).returncode == 0
+    is_well = subprocess.run(_program(name), cwd=FOLDER, env=environ, check=False).returncode == 0
     seconds = time.monotonic() - started
-    sys.stdout.write(f"{name}: {'ok' if passes else 'FAILED'}, {seconds:.0f} s\n")
-    return passes
+    sys.stdout.write(f"{name}: {'ok' if is_well else 'FAILED'}, {seconds:.0f} s\n")
+    return is_well
 
 
 def _program(name: str) -> list[str]:

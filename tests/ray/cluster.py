@@ -76,6 +76,8 @@ def started(
 ) -> Iterator[Cluster]:
     """The demo pair in `n` replicas; stopped at the end, and Ray with it."""
     environ = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1", "OMP_NUM_THREADS": "1"}
+    # As where the server has keys or a host that others reach.
+    environ |= {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
     arguments = (CLUSTER[0], "--replicas", str(n), *CLUSTER[3:], *DEMO, *settings, *more)
     with running(folder / "cluster.log", arguments, environ=environ, ready_s=READY_S) as server:
         yield Cluster(server, n * N_SLOTS)
