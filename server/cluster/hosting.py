@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from slipstream.engine.api import AsyncEngine, EventStream, Failed
 from slipstream.engine.errors import EngineError, EngineFault, EngineStopped
 from slipstream.engine.stats import EngineStats
-from slipstream.server.cluster import frames
-from slipstream.server.cluster.frames import (
+from slipstream.server.cluster import run_frames
+from slipstream.server.cluster.run_frames import (
     FRAMES,
     HELLO,
     ORDERS,
@@ -64,7 +64,7 @@ class _Link:
     def _flush(self) -> None:
         found, self._waiting = self._waiting, []
         if not self.writer.is_closing():
-            frames.write(self.writer, FRAMES.dump_json(found, exclude_defaults=True))
+            run_frames.write(self.writer, FRAMES.dump_json(found, exclude_defaults=True))
 
 
 class Host:
@@ -127,12 +127,12 @@ class Host:
                 return  # by the ingress, which waits for nothing
         except EngineStopped as error:
             if self.engine.status == "failed":
-                last = frames.frame_of(run, Failed(error))
+                last = run_frames.frame_of(run, Failed(error))
         except EngineError as error:
-            last = frames.frame_of(run, Failed(error))
+            last = run_frames.frame_of(run, Failed(error))
         except Exception:
             log.exception("run_failed", run=run)
-            last = frames.frame_of(run, Failed(EngineFault("the replica has failed; its log says why")))
+            last = run_frames.frame_of(run, Failed(EngineFault("the replica has failed; its log says why")))
         finally:
             self._guests.pop(run, None)
             self._share(guest)
@@ -152,7 +152,7 @@ class Host:
             async for event in stream:
                 if isinstance(event, Failed) and isinstance(event.error, EngineStopped):
                     raise event.error
-                await link.send(frames.frame_of(run, event))
+                await link.send(run_frames.frame_of(run, event))
         finally:
             await stream.aclose()
 
@@ -195,7 +195,7 @@ class Host:
 
     async def _connected(self, ingress: tuple[str, int], word: str) -> _Link:
         link = _Link(*await asyncio.open_connection(*ingress))
-        frames.write(link.writer, HELLO.dump_json(Hello(word, self._name)))
+        run_frames.write(link.writer, HELLO.dump_json(Hello(word, self._name)))
         link.listening = asyncio.create_task(self._listen(ingress, link))
         return link
 
@@ -204,7 +204,7 @@ class Host:
         reporting = asyncio.create_task(self._report(link))
         try:
             while True:
-                for order in ORDERS.validate_json(await frames.read(link.reader)):
+                for order in ORDERS.validate_json(await run_frames.read(link.reader)):
                     self._obey(order)
         except EOFError:
             log.info("ingress_left", ingress=f"{ingress[0]}:{ingress[1]}")

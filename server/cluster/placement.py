@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from slipstream.engine.api import Request
 from slipstream.engine.errors import Overloaded
-from slipstream.server.cluster.frames import Assignment, Ending
 from slipstream.server.cluster.moving import ReplicaLost
+from slipstream.server.cluster.run_frames import Assignment, Ending
 from slipstream.server.cluster.runs import Run, Runs
 from slipstream.server.report.logs import logger
 

@@ -13,9 +13,9 @@ from slipstream.engine.api import Event, Failed
 from slipstream.engine.errors import EngineStopped
 from slipstream.engine.service.run.event_stream import Stream
 from slipstream.engine.stats import EngineStats
-from slipstream.server.cluster import frames
-from slipstream.server.cluster.frames import FRAMES, HELLO, ORDERS, Frame, Order
+from slipstream.server.cluster import run_frames
 from slipstream.server.cluster.moving import ReplicaLost
+from slipstream.server.cluster.run_frames import FRAMES, HELLO, ORDERS, Frame, Order
 from slipstream.server.report.logs import logger
 
 log = logger(__name__)
@@ -108,18 +108,20 @@ class Runs:
         self._runs: dict[str, Run] = {}
         self._numbers = itertools.count()
         self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str) -> tuple[str, int]:
         """Listen on a free port; returns host and port for the replicas. Raises `OSError`."""
-        self._server = await asyncio.start_server(self._serve, host, 0)
+        self._server = await asyncio.start_server(self._connected, host, 0)
         return host, self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Replicas notice, and end what runs for this ingress."""
         if self._server is not None:
             self._server.close()
-        for writer in self._writers.values():
-            writer.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     def new(self, request_id: str) -> Run:
         """A run of a request; names are never used twice."""
@@ -131,22 +133,27 @@ class Runs:
         """Nothing more is taken for the run."""
         self._runs.pop(run.name, None)
 
-    def order(self, run: Run, verb: frames.Verb) -> None:
+    def order(self, run: Run, verb: run_frames.Verb) -> None:
         """Order the run's replica, if it has spoken."""
         writer = self._writers.get(run.replica)
         if writer is not None:
-            frames.write(writer, ORDERS.dump_json([Order(verb, run.name)]))
+            run_frames.write(writer, ORDERS.dump_json([Order(verb, run.name)]))
 
     def lose(self, replica: str, reason: str, *, died: bool) -> None:
         """All runs at the replica are lost."""
         for run in [one for one in self._runs.values() if one.replica == replica]:
             run.lose(reason, died=died)
 
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A replica's connection, from its first words to its end."""
         try:
             async with asyncio.timeout(HELLO_S):
-                hello = HELLO.validate_json(await frames.read(reader))
+                hello = HELLO.validate_json(await run_frames.read(reader))
         except (EOFError, ValidationError, TimeoutError):
             writer.close()
             return
@@ -158,7 +165,7 @@ class Runs:
         self._writers[name] = writer
         try:
             while True:
-                for frame in FRAMES.validate_json(await frames.read(reader)):
+                for frame in FRAMES.validate_json(await run_frames.read(reader)):
                     self._take(frame, name)
         except EOFError:
             log.warning("replica_lost", replica=name)

@@ -26,7 +26,7 @@ from tests.http.serving import logged, served
 @pytest.fixture(autouse=True)
 def _logs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command configures the logs of its process, which here is that of other tests."""
-    monkeypatch.setattr(starting, "_configure_logs", lambda settings, environ: None)
+    monkeypatch.setattr(starting, "configure_logs", lambda settings, environ: None)
 
 
 def ended(*arguments: str, **environ: str) -> int:
@@ -56,7 +56,7 @@ def test_every_subcommand_is_listed_and_explains_itself(capsys: pytest.CaptureFi
     ("arguments", "told"),
     [
         (["plann"], "slipstream: plann: no such subcommand; did you mean plan?"),
-        (["xyz"], "no such subcommand; there are serve, chat, plan"),
+        (["xyz"], "no such subcommand; there are serve, ray-serve, chat, plan"),
         (["org/name"], "slipstream: org/name: is no subcommand; a model is given as -m org/name"),
         (["tests"], "a model is given as -m tests"),
         (["-m", "x", "--draft-mx", "3"], "unrecognized arguments: --draft-mx; did you mean --draft-max?"),

@@ -11,8 +11,8 @@ from typing import Any
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.settings import Settings
 from slipstream.server.cluster.cluster_engine import ClusterEngine
-from slipstream.server.cluster.frames import Assignment, Ending
 from slipstream.server.cluster.hosting import Host
+from slipstream.server.cluster.run_frames import Assignment, Ending
 from slipstream.server.cluster.runs import Runs
 
 PLACE_S = 0.01  # between two looks for a replica
@@ -80,7 +80,7 @@ async def cluster(
     """An ingress' engine before these."""
     hosts, runs = Hosts(engines), Runs()
     address = await runs.open("127.0.0.1")
-    engine = ClusterEngine(hosts, runs, address, Settings(model="none", shutdown_timeout=0.2), most_moves)
+    engine = ClusterEngine(hosts, runs, address, Settings(model="none", shutdown_timeout=0), most_moves)
     engine.begin(engines[0].info)
     engine.are_there(list(hosts.there))
     try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.engine.api import Delta, Event, Request, Sampling
+from slipstream.engine.api import Delta, Event, EventStream, Request, Sampling
 from slipstream.engine.errors import InvalidRequest, Overloaded, ReplicasFailed, Unsupported
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start.launch import launch
@@ -52,6 +52,10 @@ async def played(engine: ClusterEngine, asked: list[Request]) -> dict[str, list[
     return found
 
 
+async def read(stream: EventStream) -> list[Event]:
+    return [event async for event in stream]
+
+
 async def test_replicas_die_under_many_streams(engines: list[ThreadEngine]) -> None:
     """They die when nothing runs alone: what dies then cannot be told from what the request has killed."""
     asked = [replace(one, slot=None) for one in requests()]
@@ -73,15 +77,17 @@ async def test_replicas_die_under_many_streams(engines: list[ThreadEngine]) -> N
 
 async def test_a_replica_that_leaves_hands_over_what_it_has(engines: list[ThreadEngine]) -> None:
     long = [
-        replace(ASK, id=f"r{i}", max_tokens=300, sampling=Sampling(seed=i, ignore_eos=True)) for i in range(6)
+        replace(ASK, id=f"r{i}", max_tokens=480, sampling=Sampling(seed=i, ignore_eos=True)) for i in range(6)
     ]
     async with cluster(engines, 1) as (engine, hosts):
-        playing = asyncio.create_task(played(engine, long))
-        await asyncio.sleep(0.1)
-        gone = hosts.there.pop("replica-0")
-        assert gone.running
+        streams = [await engine.submit(one) for one in long]
+        begun = [await anext(one) for one in streams]
+        busiest = max(hosts.there, key=lambda name: len(hosts.there[name].running))
+        gone = hosts.there.pop(busiest)
         engine.are_there(list(hosts.there))
-        found = await playing
+        rest = await asyncio.gather(*(read(one) for one in streams))
+        found = {one.id: [first, *more] for one, first, more in zip(long, begun, rest, strict=True)}
+        assert max(one.n_moves for one in streams) == 1
         assert not gone.running
     assert all(isinstance(events[-2], Delta) for events in found.values())
     await hold_against(engines[0], long, found)

@@ -23,8 +23,8 @@ from slipstream.engine.api import (
 from slipstream.engine.drafting import Step
 from slipstream.engine.errors import EngineError
 from slipstream.engine.stats import DrafterCount, EngineStats, SlotState
-from slipstream.server.cluster.frames import FRAMES, Frame, error_of, frame_of, problem_of
 from slipstream.server.cluster.merged_stats import merged
+from slipstream.server.cluster.run_frames import FRAMES, Frame, error_of, frame_of, problem_of
 
 COUNT = DrafterCount(1, 2, 3, 4, (1, 2), (1,), 1, 1, 1, 0.5, 0.25, 0.125)
 ENTRY = TokenLogprob(1, b"\xff\x00", -1.5, (TokenLogprob(2, b"a", -2.0),), 3)

@@ -15,9 +15,9 @@ from slipstream.engine.api import Delta, Event, Failed, Request
 from slipstream.engine.errors import EngineFault, EngineStopped, InvalidRequest
 from slipstream.engine.service.run.event_stream import Stream
 from slipstream.server.cluster import hosting
-from slipstream.server.cluster.frames import Assignment, Ending
 from slipstream.server.cluster.hosting import Host
 from slipstream.server.cluster.moving import ReplicaLost
+from slipstream.server.cluster.run_frames import Assignment, Ending
 from slipstream.server.cluster.runs import Run, Runs
 from tests.unit.test_cluster_parts import EVENTS, stats
 

@@ -9,8 +9,8 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
 from slipstream.engine.errors import Overloaded
-from slipstream.server.cluster import frames
-from slipstream.server.cluster.frames import Answer, Assignment, Ending
+from slipstream.server.cluster import run_frames
+from slipstream.server.cluster.run_frames import Answer, Assignment, Ending
 
 _RETRY_AFTER_S = 1.0
 
@@ -35,5 +35,5 @@ class RayMembers:
     async def ask(self, verb: str, *arguments: Any, **named: Any) -> Any:
         answer: Answer = await self._handle.ask.remote(verb, arguments, named)
         if answer.problem is not None:
-            raise frames.error_of(answer.problem)
+            raise run_frames.error_of(answer.problem)
         return answer.value

@@ -9,9 +9,9 @@ from ray import serve
 
 from slipstream.engine.errors import EngineError
 from slipstream.engine.settings import Settings
-from slipstream.server.cluster import frames
-from slipstream.server.cluster.frames import Answer, Assignment, Ending
+from slipstream.server.cluster import run_frames
 from slipstream.server.cluster.hosting import Host
+from slipstream.server.cluster.run_frames import Answer, Assignment, Ending
 from slipstream.server.command.starting import be_considerate, configure_logs, load
 
 be_considerate()  # before anything loads torch
@@ -38,7 +38,7 @@ class Replica:
                 return Answer((self._release, engine.info))
             return Answer(await getattr(engine, verb)(*arguments, **named))
         except EngineError as error:
-            return Answer(problem=frames.problem_of(error))
+            return Answer(problem=run_frames.problem_of(error))
 
     async def check_health(self) -> None:
         """Ray replaces the replica if this raises; it asks what `/live` tells."""

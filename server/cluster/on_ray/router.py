@@ -6,8 +6,8 @@ from ray.serve._private.common import ReplicaID
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from slipstream.server.cluster.affinity import Affinity
-from slipstream.server.cluster.frames import Assignment
 from slipstream.server.cluster.on_ray import members
+from slipstream.server.cluster.run_frames import Assignment
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
