@@ -88,7 +88,7 @@ def changed(row: Tensor, edits: Edits, masks: Masks, i: int) -> Tensor:
     return torch.from_numpy(found)
 
 
-@pytest.mark.sampled("kernels")
+@pytest.mark.sampled
 @each_run
 @pytest.mark.parametrize("trial", range(24))
 def test_a_row_is_picked_from_as_it_is_after_its_entries_and_its_mask(run: Run, trial: int) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from slipstream.kernels import triton_launch
 
-pytestmark = pytest.mark.sampled("triton")
+pytestmark = pytest.mark.sampled
 
 FOLDERS = sorted(path.parent.name for path in Path("kernels").glob("*/triton.py"))
 SHARED_LEAST = 99 * 1024  # of a program, on compute capability 8.9 and 12.0; others have more
