@@ -10,6 +10,8 @@ READY := $(VENV)/.ready
 RUNNABLE := $(VENV)/.runnable
 # A test process uses one thread, so that two of them share two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+# What Python compiles is kept, whatever the environment says: every test process and every server it starts loads it anew.
+unexport PYTHONDONTWRITEBYTECODE
 FUZZ_S ?= 600
 SOAK_S ?= 3600
 
