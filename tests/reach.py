@@ -1,7 +1,8 @@
 """What a test file is about: itself, and what it names in its own imports.
 
 Nearly every test of the engine runs nearly the whole engine, so what a test *runs* says little about which test a
-change calls for. What it names does: the operator, the layer, the other test files that it takes its cases from.
+change calls for. What it names does: the operator, the layer, the other test files that it takes its cases from. A test
+that runs what it does not import says so: `ABOUT = ("kernels/**/*.cu",)`, patterns of files.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".h")
 
 def subjects(test: Path, root: Path = ROOT) -> list[Path]:
     """The files a test file is about, itself first, the others sorted. Both are absolute."""
-    found = {path for module in _imported(test) for path in _sources(module, root)}
+    tree = ast.parse(test.read_text(encoding="utf-8"))
+    found = {path for module in _imported(tree) for path in _sources(module, root)}
+    found.update(path for pattern in _declared(tree) for path in root.glob(pattern))
     return [test, *sorted(found - {test})]
 
 
@@ -38,9 +41,16 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _imported(test: Path) -> Iterator[str]:
+def _declared(tree: ast.Module) -> Iterator[str]:
+    """The patterns of `ABOUT`."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ABOUT":
+            yield from ast.literal_eval(node.value)
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
     """Names that are modules, or stand in one, wherever in the file they are imported."""
-    for node in ast.walk(ast.parse(test.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

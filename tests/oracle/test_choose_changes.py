@@ -145,6 +145,7 @@ def test_every_step_of_an_entry_is_rounded(run: Run) -> None:
     assert int((other != got.probability).sum()) > 10, "a single rounding at the end would show"
 
 
+@pytest.mark.sampled(keep=6)
 @each_run
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 4096, 5003])
 @pytest.mark.parametrize("n_spare", [0, 1])

@@ -14,6 +14,8 @@ import pytest
 from tests.process import Running, running
 from tests.service.asking import ARGUMENTS, ask, n_busy
 
+ABOUT = ("tests/service/faulty.py", "engine/device_loss.py", "engine/service/run/*.py")
+
 
 @pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("cause", ["error", "exit", "hang"])

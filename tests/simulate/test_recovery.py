@@ -16,6 +16,7 @@ from tests.simulate.planner import Auto
 from tests.simulate.workload import Workload
 from tests.simulate.world import Scene, World
 
+ABOUT = ("engine/speculate/decide/*.py", "engine/speculate/chain.py")
 _LEARNT = 500  # passes before a disturbance
 _SOON = 200  # passes after it, by which it is to be over
 _LATER = 10_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,11 +100,18 @@ def tree(tmp_path: Path) -> Path:
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("")
-    for path in ("engine/core/plan.py", "engine/core/seats.py", "tests/cases.py", "tests/other.py"):
+    for path in (
+        "engine/core/plan.py",
+        "engine/core/seats.py",
+        "tests/cases.py",
+        "tests/other.py",
+        "server/serve.py",
+    ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("import slipstream.kernels.moe.cpu")
     (tmp_path / "tests/test_a.py").write_text(
         "import torch\nfrom slipstream.engine.core import plan\nfrom tests.cases import CASES\n"
+        "ABOUT = ('server/*.py',)\n"
         "def test_a():\n    from slipstream.kernels.norm.cpu import norm\n"
     )
     return tmp_path
@@ -113,7 +121,7 @@ def test_a_test_is_about_what_it_names(tree: Path) -> None:
     found = [path.relative_to(tree).as_posix() for path in reach.subjects(tree / "tests/test_a.py", tree)]
     assert found == [
         *("tests/test_a.py", "engine/core/plan.py"),
-        *("kernels/norm/cpu.py", "kernels/norm/norm.cu", "tests/cases.py"),
+        *("kernels/norm/cpu.py", "kernels/norm/norm.cu", "server/serve.py", "tests/cases.py"),
     ]
 
 
@@ -150,3 +158,9 @@ def test_tests_of_operators_are_about_their_sources() -> None:
         "tests/oracle/test_kernels.py",
     } <= named
     assert "kernels/moe/op.py" not in named
+
+
+def test_every_declared_pattern_has_files() -> None:
+    for test in sorted((reach.ROOT / "tests").rglob("test_*.py")):
+        for pattern in reach._declared(ast.parse(test.read_text(encoding="utf-8"))):
+            assert any(reach.ROOT.glob(pattern)), f"{test.name}: {pattern}"
