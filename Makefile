@@ -10,6 +10,8 @@ READY := $(VENV)/.ready
 RUNNABLE := $(VENV)/.runnable
 # A test process uses one thread, so that two of them share two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+# What Python compiles is kept, whatever the environment says: every test process and every server it starts loads it anew.
+unexport PYTHONDONTWRITEBYTECODE
 FUZZ_S ?= 600
 SOAK_S ?= 3600
 
@@ -51,10 +53,9 @@ fix: setup
 test: setup
 	$(ONE_THREAD) $(BIN)/pytest -n 3 --dist loadfile -m 'not gpu and not browser and not slow' $(ARGS)
 
-# Every case, also of those tests of which `make test` runs a sample while their sources stay as recorded; some 12 minutes.
+# Every case, also of those tests of which `make test` runs a sample; renews tests/full_record.txt.
 check-all: check
-	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m 'not gpu and not browser and not slow' --whole $(ARGS)
-	$(BIN)/python -m tests.thinning
+	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m 'not gpu and not browser and not slow' --whole --record $(ARGS)
 
 # Wants Chromium from the system's packages, and installs it where it may. Accessibility is checked where npm is at hand.
 test-browser: setup

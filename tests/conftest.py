@@ -28,11 +28,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--whole", action="store_true", help="every case of the tests of which a sample runs else"
     )
+    parser.addoption(
+        "--extra-s",
+        type=float,
+        default=thinning.EXTRA_S,
+        help="seconds for every case of files that are not as recorded (default: %(default)g)",
+    )
+    parser.addoption(
+        "--record", action="store_true", help="with --whole: renew the record of these files, if all pass"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_part = config.option.keyword or any("::" in one for one in config.args)
+    if config.getoption("--record") and (is_part or not config.getoption("--whole")):
+        raise pytest.UsageError("--record goes with --whole, and with whole files")
+    if not hasattr(config, "workerinput"):  # where reports of all processes arrive
+        config.pluginmanager.register(thinning.Summary())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--whole"):
-        items[:], left = thinning.thinned(items, thinning.changed())
+        files = thinning.digests({thinning.path_of(item) for item in items if thinning.is_marked(item)})
+        choice = thinning.choose(thinning.recorded(), files, config.getoption("--extra-s"))
+        items[:], left = thinning.thinned(items, choice.whole)
         config.hook.pytest_deselected(items=left)
 
 

@@ -1,85 +1,157 @@
 """Which cases `make test` leaves out: of tests marked `sampled`, all but a few cases of each function.
 
-A sample is enough only while nothing has changed that the cases are about. So `make check-all`, which runs every case,
-writes down digests of the sources of each group, and wherever the sources differ from that record, `make test` runs
-every case too. The record is committed.
+`make check-all` runs every case, and writes down for each file with such tests a digest of what it is about
+(tests/reach.py) and how long it took. Where that digest is another now, `make test` runs every case of the file too,
+the quickest files first and as far as `--extra-s` seconds go: a record that has fallen behind costs no more than that.
+Which files found no time is said at the end of the run. The record is committed; a line per file, so that it merges.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-RECORD = Path(__file__).with_name("full_record.json")
-# What the cases of a group are about, as patterns of files.
-GROUPS: Mapping[str, Sequence[str]] = {
-    "cuda": ("kernels/**/*.cu", "kernels/**/*.cuh", "kernels/**/cuda.py", "tests/emulator/**/*"),
-    "triton": ("kernels/**/triton*.py", "kernels/**/reference.py", "kernels/chunk.py"),
-    "engine": (
-        *("engine/core/*.py", "engine/cache/*.py", "engine/sample/*.py", "engine/slot.py", "engine/batch.py"),
-        *("engine/speculate/**/*.py", "engine/models/**/*.py", "engine/layers/*.py", "tests/oracle/l*.py"),
-    ),
-    "planner": ("engine/speculate/decide/*.py", "engine/speculate/chain.py", "tests/simulate/**/*"),
-    "bench": ("tests/bench/*.py", "engine/core/engine.py", "engine/service/start/*.py"),
-    "disk cache": ("kernels/disk_cache.py",),
-    "kernels": ("kernels/**/*.py", "engine/layers/*.py"),
-    "gpu runs": ("tests/gpu/*.py", "kernels/dispatch.py", "kernels/*/op.py"),
-    "formats": ("server/openai/formats/*.py",),
-    "process": ("server/command/*.py", "server/http/*.py", "engine/service/**/*.py"),
-}
-SKIPPED = ("__pycache__", ".pyc")
+from tests import reach
+from tests.reach import ROOT
+
+RECORD = Path(__file__).with_name("full_record.txt")
+KEEP = 2  # cases of a function, unless its mark says otherwise
+EXTRA_S = 60.0
+UNKNOWN_S = 20.0  # what a file that is not in the record is taken to cost
+POSTPONED = "a sample ran, though changed since every case did (make check-all)"
+STEADY = 2.0  # times are written anew only where they are off by more than this factor, so that lines stay as they are
 
 
-def sources(group: str) -> Iterator[Path]:
-    """The files of a group, each once, in order."""
-    found = {path for pattern in GROUPS[group] for path in ROOT.glob(pattern) if path.is_file()}
-    yield from sorted(path for path in found if not any(part in str(path) for part in SKIPPED))
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A file's digest when all of its cases last passed, and the seconds that took."""
+
+    digest: str
+    seconds: float
 
 
-def digest(group: str) -> str:
-    made = hashlib.sha256()
-    for path in sources(group):
-        made.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
-    return made.hexdigest()
+def recorded(record: Path = RECORD) -> dict[str, Line]:
+    """Lines by the file's path from the repository's root."""
+    lines = (line.split() for line in record.read_text().splitlines()) if record.exists() else ()
+    return {path: Line(made, float(seconds)) for path, made, seconds in lines}
 
 
-def recorded() -> dict[str, str]:
-    found: dict[str, str] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    return found
+def write(lines: Mapping[str, Line], record: Path = RECORD) -> None:
+    record.write_text(
+        "".join(f"{path} {one.digest} {one.seconds:g}\n" for path, one in sorted(lines.items()))
+    )
 
 
-def changed() -> frozenset[str]:
-    """Groups whose sources differ from those that every case was last run on."""
-    known = recorded()
-    return frozenset(group for group in GROUPS if known.get(group) != digest(group))
+def renewed(known: Mapping[str, Line], run: Mapping[str, Line]) -> dict[str, Line]:
+    """The record after a run of every case of some files. run: what each file was, and took."""
+    made = {path: one for path, one in known.items() if (ROOT / path).is_file()}
+    for path, now in run.items():
+        before = known[path].seconds if path in known else 0.0
+        is_steady = before / STEADY <= now.seconds <= before * STEADY
+        made[path] = Line(now.digest, before if is_steady else max(1.0, round(now.seconds)))
+    return made
+
+
+def digests(paths: Iterable[str], root: Path = ROOT) -> dict[str, str]:
+    return {path: reach.digest(root / path, root) for path in paths if (root / path).is_file()}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Of the files that are not as recorded: those whose every case runs, and those for which there is no time."""
+
+    whole: tuple[str, ...]
+    postponed: tuple[str, ...]
+
+
+def choose(known: Mapping[str, Line], now: Mapping[str, str], extra_s: float) -> Choice:
+    """now: digests by path, of the files that have marked tests."""
+    cost = {
+        path: known[path].seconds if path in known else UNKNOWN_S
+        for path, made in now.items()
+        if path not in known or known[path].digest != made
+    }
+    whole: list[str] = []
+    for path in sorted(cost, key=lambda one: (cost[one], one)):
+        if cost[path] > extra_s:
+            break
+        extra_s -= cost[path]
+        whole.append(path)
+    return Choice(tuple(whole), tuple(sorted(cost.keys() - set(whole))))
+
+
+class Summary:
+    """A plugin: what marked files took; at the end, which of them want a whole run, or the new record."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        path = report.nodeid.partition("::")[0]
+        if "sampled" in report.keywords:
+            self._seconds[path] = self._seconds.get(path, 0.0) + report.duration
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+    ) -> None:
+        now = digests(self._seconds)
+        if not config.getoption("--whole"):
+            choice = choose(recorded(), now, config.getoption("--extra-s"))
+            if choice.postponed:
+                terminalreporter.write_line(f"{POSTPONED}: {', '.join(choice.postponed)}")
+        elif config.getoption("--record") and exitstatus == pytest.ExitCode.OK:
+            run = {path: Line(made, self._seconds[path]) for path, made in now.items()}
+            write(renewed(recorded(), run))
+            terminalreporter.write_line(f"{RECORD.name}: every case of {len(run)} files has passed")
+
+
+def is_marked(item: pytest.Item) -> bool:
+    return item.get_closest_marker("sampled") is not None
+
+
+def path_of(item: pytest.Item) -> str:
+    """An item's file from the repository's root, as in its node id."""
+    return item.nodeid.partition("::")[0]
 
 
 def thinned(
     items: Sequence[pytest.Item], whole: Collection[str]
 ) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """The tests to run and those left out. whole: groups of which every case is to run.
-
-    Of each function's cases those stay that are spread evenly from the first to the last.
-    """
-    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
+    """The tests to run and those left out. whole: paths of files of which every case is to run."""
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
-        cases.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
+        cases.setdefault((path_of(item), getattr(item, "originalname", item.name)), []).append(item)
     left: set[pytest.Item] = set()
-    for of_function in cases.values():
+    for (path, _), of_function in cases.items():
         mark = of_function[0].get_closest_marker("sampled")
-        if mark is not None and mark.args[0] not in whole:
-            n, keep = len(of_function), mark.kwargs.get("keep", 2)
-            kept = {round(i * (n - 1) / max(1, keep - 1)) for i in range(min(keep, n))}
+        if mark is not None and path not in whole:
+            kept = spread([_parameters(item) for item in of_function], mark.kwargs.get("keep", KEEP))
             left |= {item for i, item in enumerate(of_function) if i not in kept}
     return [one for one in items if one not in left], [one for one in items if one in left]
 
 
-if __name__ == "__main__":
-    RECORD.write_text(json.dumps({group: digest(group) for group in GROUPS}, indent=2) + "\n")
-    sys.stdout.write(f"{RECORD.relative_to(ROOT)}: every case has run on these sources\n")
+def _parameters(item: pytest.Item) -> frozenset[tuple[int, str]]:
+    """The parts of a case's id, each with its place: values as far as ids tell, the same in every process."""
+    call = getattr(item, "callspec", None)
+    return frozenset() if call is None else frozenset(enumerate(call.id.split("-")))
+
+
+def spread(cases: Sequence[Collection[object]], keep: int) -> set[int]:
+    """Places of the cases to keep: first the first, then whichever has most values that no kept one has.
+
+    Among equals the one farthest from those kept, the earlier of two.
+    """
+    kept: set[int] = set()
+    seen: set[object] = set()
+    while len(kept) < min(keep, len(cases)):
+        left = [i for i in range(len(cases)) if i not in kept]
+        best = max(
+            left,
+            key=lambda i: (len(set(cases[i]) - seen), min((abs(i - j) for j in kept), default=0), -i),
+        )
+        kept.add(best)
+        seen |= set(cases[best])
+    return kept

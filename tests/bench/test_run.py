@@ -42,7 +42,7 @@ def figures(data: dict[str, Any], part: str) -> list[dict[str, Any]]:
     return [one["figures"] for one in data["findings"] if one["part"] == part]
 
 
-@pytest.mark.sampled("bench", keep=0)
+@pytest.mark.sampled(keep=0)
 def test_every_part_finds_something(whole: dict[str, Any]) -> None:
     assert {one["part"] for one in whole["findings"]} == set(run.PARTS)
     assert all(value > 0 for one in figures(whole, "ceilings") for value in one.values())
@@ -51,7 +51,7 @@ def test_every_part_finds_something(whole: dict[str, Any]) -> None:
     assert not [one for one in figures(whole, "peers") if "why" in one]
 
 
-@pytest.mark.sampled("bench", keep=0)
+@pytest.mark.sampled(keep=0)
 def test_plain_decoding_is_what_all_else_is_measured_by(whole: dict[str, Any]) -> None:
     for one in figures(whole, "drafters"):
         if one["drafter"] == "plain":
@@ -64,7 +64,7 @@ def test_plain_decoding_is_what_all_else_is_measured_by(whole: dict[str, Any]) -
     assert {one["x one row"] for one in figures(whole, "width") if one["rows"] == 1} == {1.0}
 
 
-@pytest.mark.sampled("bench", keep=0)
+@pytest.mark.sampled(keep=0)
 def test_a_prefix_hit_changes_no_draft(whole: dict[str, Any]) -> None:
     for one in figures(whole, "acceptance"):
         assert one["after a hit"] == pytest.approx(one["tokens a pass"], rel=0.05)
@@ -112,7 +112,7 @@ def test_a_peer_has_a_name_and_an_address(peer: str, capsys: pytest.CaptureFixtu
     assert "NAME=http" in capsys.readouterr().err
 
 
-@pytest.mark.sampled("bench", keep=0)
+@pytest.mark.sampled(keep=0)
 def test_a_page_is_renewed_between_its_marks(whole: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra [bench] is not installed")
     path = tmp_path / "performance.md"

@@ -27,7 +27,7 @@ from tests.gpu.setting import Setting
 from tests.gpu.tokens import goals
 from tests.oracle.lab import DEMO, Lab
 
-pytestmark = pytest.mark.sampled("bench")
+pytestmark = pytest.mark.sampled
 
 N_MAX = 5
 NETWORKS = ("draft-model", "draft-eagle3", "draft-mtp")

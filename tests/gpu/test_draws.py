@@ -70,6 +70,7 @@ def test_cuda_kernels_take_them(folder: str, seed: int) -> None:
         holds(folder, "cuda", seed)
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("folder", made_for_gpus("triton"))
 def test_triton_kernels_take_them(folder: str) -> None:
     holds(folder, "triton", 39)  # a draw of few rows

@@ -41,7 +41,7 @@ def report_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.sampled("gpu runs", keep=0)
+@pytest.mark.sampled(keep=0)
 def test_every_part_runs_on_a_bare_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main([*QUICK, str(tmp_path)], child=("-m", "tests.gpu.bare")) == 0, capsys.readouterr().out
     found = report_of(tmp_path)

@@ -96,7 +96,7 @@ def cut_off(url: str) -> None:
         httpx.post(f"{url}/v1/chat/completions", json=chat())
 
 
-@pytest.mark.sampled("process", keep=1)
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_signal_drains(name: str) -> None:
     with process("-m", "fake") as server:
@@ -207,7 +207,7 @@ def test_a_terminal_that_is_closed() -> None:
 
 
 # Standard input, output and error of the server, as a shell writes them.
-@pytest.mark.sampled("process", keep=1)
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-", "| true", "2>&1 | true"])
 def test_standard_streams_that_are_closed(streams: str, tmp_path: Path) -> None:
     """From the start or later: the server serves, no socket gets their numbers, and its status is its own."""

@@ -24,7 +24,7 @@ from tests.checkpoints import tiny_checkpoint
 from tests.oracle.lab import DEMO, Bench, Case, Folders, Lab, play
 from tests.oracle.lossless import demo_cases
 
-pytestmark = pytest.mark.sampled("engine", keep=4)
+pytestmark = pytest.mark.sampled(keep=4)
 
 
 @pytest.fixture(scope="module")

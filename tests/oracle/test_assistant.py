@@ -136,7 +136,7 @@ def lab(pair_of: Callable[[str], Pair], tmp_path_factory: pytest.TempPathFactory
     return Lab(Folders(target, draft, {NAME: folder}), torch.float32)
 
 
-@pytest.mark.sampled("engine")
+@pytest.mark.sampled
 @pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
 def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
     """Whatever is drafted, cut, cancelled, resumed, preempted or saved, with passes replayed and launched early."""

@@ -19,7 +19,7 @@ from tests.oracle.lossless import HEADS, demo_cases, folders_of
 from tests.oracle.replays import compare_all_sizes, same_drafts
 from tests.recording import ReadsValueError, record
 
-pytestmark = pytest.mark.sampled("engine")
+pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module", params=(torch.float32, torch.bfloat16), ids=str)

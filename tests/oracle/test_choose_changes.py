@@ -88,7 +88,7 @@ def changed(row: Tensor, edits: Edits, masks: Masks, i: int) -> Tensor:
     return torch.from_numpy(found)
 
 
-@pytest.mark.sampled("kernels")
+@pytest.mark.sampled
 @each_run
 @pytest.mark.parametrize("trial", range(24))
 def test_a_row_is_picked_from_as_it_is_after_its_entries_and_its_mask(run: Run, trial: int) -> None:
@@ -145,6 +145,7 @@ def test_every_step_of_an_entry_is_rounded(run: Run) -> None:
     assert int((other != got.probability).sum()) > 10, "a single rounding at the end would show"
 
 
+@pytest.mark.sampled(keep=6)
 @each_run
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 4096, 5003])
 @pytest.mark.parametrize("n_spare", [0, 1])

@@ -14,7 +14,7 @@ from tests.checkpoints import edited, tiny_checkpoint
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.feeding import Runner, Windowed, loaded
 
-pytestmark = [needs_compiler, pytest.mark.usefixtures("_selected"), pytest.mark.sampled("cuda")]
+pytestmark = [needs_compiler, pytest.mark.usefixtures("_selected"), pytest.mark.sampled]
 FOLDER = Path(__file__).parents[2] / "demo" / "draft"
 IDS = torch.randint(1000, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 

@@ -14,7 +14,7 @@ from slipstream.kernels.verify import cuda, reference
 from slipstream.kernels.verify.op import verify
 from tests.emulator import emulated, needs_compiler
 
-pytestmark = pytest.mark.sampled("cuda")
+pytestmark = pytest.mark.sampled
 
 ORDERS = (0, 1, 7)
 Verify = Callable[..., tuple[Tensor, Tensor]]

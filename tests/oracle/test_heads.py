@@ -43,6 +43,7 @@ pytestmark = pytest.mark.usefixtures("_selected")
 Folders = Callable[[str], Path]
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("layout", made.EAGLE3)
 def test_eagle3(folder_of: Folders, tmp_path: Path, layout: str) -> None:

@@ -39,7 +39,7 @@ def cases_of(lab: Lab, name: str, n_cases: int = 6) -> list[Case]:
     return demo_cases(lab, name, n_cases)
 
 
-@pytest.mark.sampled("engine")
+@pytest.mark.sampled
 @pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
 def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
     cases = cases_of(lab, list(SAMPLINGS)[n])
@@ -170,7 +170,7 @@ def _plant_unparked_history(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Parking, "rows", rows)
 
 
-@pytest.mark.sampled("engine", keep=1)
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("plant", [_plant_commit_one_more, _plant_forgotten_reset, _plant_unparked_history])
 def test_a_planted_fault_is_seen(
     lab: Lab, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -26,7 +26,7 @@ from tests.bench.inflate_heads import inflate_head
 from tests.checkpoints import tiny_checkpoint
 from tests.oracle.head_rounds import CPU, N_CTX, Pages, block_at, streams_of, text
 
-pytestmark = [pytest.mark.usefixtures("_selected"), pytest.mark.sampled("bench", keep=1)]
+pytestmark = [pytest.mark.usefixtures("_selected"), pytest.mark.sampled(keep=1)]
 AnyDraft = Eagle3 | Mtp | BlockDraft
 LOADERS: dict[str, Callable[..., AnyDraft]] = {"eagle3": load_eagle3, "mtp": load_mtp, "dflash": load_dflash}
 DEMO = Path("demo")

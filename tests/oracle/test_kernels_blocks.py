@@ -122,6 +122,7 @@ def one_group(x: Tensor, values: Any) -> Any:
     return out
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize(("kind", "dtype"), CASES, ids=lambda case: str(case).removeprefix("torch."))
 def test_a_product_is_what_its_definition_says(kind: str, dtype: torch.dtype, n_threads: int) -> None:
     weight = blocky(kind, N_OUT, size(kind), dtype)

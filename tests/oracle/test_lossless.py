@@ -38,7 +38,7 @@ def lab(request: pytest.FixtureRequest) -> Lab:
     return Lab(DEMO, request.param)
 
 
-@pytest.mark.sampled("engine", keep=2)
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
 def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
     """A third of the chains with each sampling in each dtype, on other benches every time.
@@ -55,7 +55,7 @@ def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
         assert found.n_wrong == 0, bench
 
 
-@pytest.mark.sampled("engine", keep=1)
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "full"])
 def test_text_is_that_of_plain_decoding_with_other_caches(kind: str, tmp_path: Path) -> None:
     lab = Lab(folders_of(kind, tmp_path), torch.bfloat16)
@@ -83,7 +83,7 @@ def test_preemption_cuts_and_prefix_hits_happen(lab: Lab) -> None:
     assert any(one.speculation.n_accepted > 0 for one in played.done.values())
 
 
-@pytest.mark.sampled("engine", keep=4)
+@pytest.mark.sampled(keep=4)
 @pytest.mark.parametrize("lab", [torch.bfloat16], ids=str, indirect=True)
 @pytest.mark.parametrize("name", [name for name in drafters(DEMO) if name != "garbage"])
 def test_every_drafter_has_drafts_accepted(lab: Lab, name: str) -> None:
@@ -138,7 +138,7 @@ def _plant_accept_too_many(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Picks, "verdict", too_many)
 
 
-@pytest.mark.sampled("engine", keep=1)
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("lab", [torch.float32], ids=str, indirect=True)
 @pytest.mark.parametrize(
     "plant", [_plant_blind_penalties, _plant_wrong_position, _plant_commit_too_far, _plant_accept_too_many]
@@ -155,7 +155,7 @@ def test_a_planted_fault_is_seen(
     assert disturbed(lab, bench, cases, expected, seed=0).n_wrong > 0
 
 
-@pytest.mark.sampled("engine", keep=1)
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("kind", ["latent", "shared"])
 def test_a_row_committed_too_far_is_seen_in_other_caches(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

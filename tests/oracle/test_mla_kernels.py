@@ -73,7 +73,7 @@ def test_attention_on_the_cpu(shape: str, dtype: torch.dtype, *, coded: bool) ->
 
 
 @each_dtype
-@pytest.mark.sampled("triton")
+@pytest.mark.sampled
 @pytest.mark.parametrize("coded", [False, True], ids=["", "float8"])
 @pytest.mark.parametrize("shape", ["small", "odd"])
 def test_attention_in_triton(
@@ -159,7 +159,7 @@ def written_by(d_latent: int, d_rope: int, dtype: torch.dtype) -> tuple[LatentNo
 
 
 @each_dtype
-@pytest.mark.sampled("triton")
+@pytest.mark.sampled
 @pytest.mark.parametrize("turned", ["pairs", "halves", "not"])
 @pytest.mark.parametrize("module", [cpu, triton], ids=["cpu", "triton"])
 @pytest.mark.parametrize("shape", ["small", "odd"])
@@ -186,7 +186,7 @@ def test_what_is_written(shape: str, module: ModuleType, turned: str, dtype: tor
 
 
 @each_dtype
-@pytest.mark.sampled("triton")
+@pytest.mark.sampled
 @pytest.mark.parametrize("module", [cpu, triton], ids=["cpu", "triton"])
 @pytest.mark.parametrize("shape", ["small", "odd"])
 def test_products_of_heads(shape: str, module: ModuleType, dtype: torch.dtype) -> None:

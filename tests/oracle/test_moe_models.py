@@ -69,6 +69,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 Tensors = dict[str, Tensor]
 
 
+@pytest.mark.sampled(keep=8)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracle], variant: str) -> None:
@@ -85,6 +86,7 @@ def test_ragged_spans_with_drafts_of_which_some_are_kept(
     compare_ragged(Runner(loaded(folder)), prompt, expected, seed=3)
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe, groups", "deepseek_v2", "deepseek_v3"])
 def test_rows_have_the_same_bits_in_every_cut(
@@ -102,6 +104,7 @@ def test_rows_have_the_same_bits_in_every_cut(
     assert (whole - expected).abs().mean() < 0.1 * expected.std()
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
 def test_greedy_text(oracle: Callable[[str], Oracle], variant: str) -> None:

@@ -65,6 +65,7 @@ def prompt() -> Tensor:
     return torch.randint(384, (N_PROMPT,), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.sampled(keep=8)
 @pytest.mark.parametrize(
     ("family", "n"), [(family, n) for family in FAMILIES for n in (2, 4) if (family, n) != SIX_HEADS]
 )
@@ -111,6 +112,7 @@ def test_a_vocabulary_that_does_not_come_out_even(checkpoint: Callable[..., Path
     assert difference(found, Runner(loaded(folder)).feed_chunks(0, ids, CUTS)) < NEAR_WHOLE
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "deepseek_v3", "gemma4"])
 @torch.inference_mode()
@@ -140,6 +142,7 @@ CODINGS: dict[str, Callable[[], quantised.Coding]] = {
 }
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize(
     ("family", "name"),
     [
@@ -209,6 +212,7 @@ def test_a_part_is_not_cut_out_of_another_models_tensor(
         Divided(edited(checkpoint("qwen3"), tmp_path / "halved", halve), 2, torch.float32, N_CTX, 384)
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4), (4, 2)])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "gemma3", "deepseek_v3"])
 @torch.inference_mode()

@@ -14,7 +14,8 @@ import torch
 
 from slipstream.kernels import triton_launch
 
-pytestmark = pytest.mark.sampled("triton")
+pytestmark = pytest.mark.sampled(keep=1)
+ABOUT = ("kernels/*/triton*.py", "tests/oracle/triton_compile.py")
 
 FOLDERS = sorted(path.parent.name for path in Path("kernels").glob("*/triton.py"))
 SHARED_LEAST = 99 * 1024  # of a program, on compute capability 8.9 and 12.0; others have more

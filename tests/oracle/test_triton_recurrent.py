@@ -21,7 +21,7 @@ from tests.oracle.recurrent import Layer, Sizes, Span, make_rows
 from slipstream.kernels.gated_delta import triton as delta
 from slipstream.kernels.short_conv import triton as conv
 
-pytestmark = pytest.mark.sampled("triton")
+pytestmark = pytest.mark.sampled
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (1, 2, 3, 5, 8, 16)

@@ -32,7 +32,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     return Lab(Folders(target, draft), torch.float32)
 
 
-@pytest.mark.sampled("engine")
+@pytest.mark.sampled
 @pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
 def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
     cases = demo_cases(lab, list(SAMPLINGS)[n], 4)

@@ -108,7 +108,7 @@ def test_a_head_in_the_targets_own_folder(make: Callable[..., Made], family: str
     assert drawn.n_params == sum(tensor.numel() for tensor in one.tensors.values()) - own
 
 
-@pytest.mark.sampled("engine")
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", ["mimo", "step"])
 @pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
 def test_text_is_that_of_plain_decoding(

@@ -14,8 +14,10 @@ import pytest
 from tests.process import Running, running
 from tests.service.asking import ARGUMENTS, ask, n_busy
 
+ABOUT = ("tests/service/faulty.py", "engine/device_loss.py", "engine/service/run/*.py")
 
-@pytest.mark.sampled("process", keep=1)
+
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("cause", ["error", "exit", "hang"])
 async def test_an_engine_that_dies_ends_everything(tmp_path: Path, cause: str) -> None:
     """Who waits is told, probes fail, and the status makes a supervisor start anew."""

@@ -16,6 +16,7 @@ from tests.simulate.planner import Auto
 from tests.simulate.workload import Workload
 from tests.simulate.world import Scene, World
 
+ABOUT = ("engine/speculate/decide/*.py", "engine/speculate/chain.py")
 _LEARNT = 500  # passes before a disturbance
 _SOON = 200  # passes after it, by which it is to be over
 _LATER = 10_000
@@ -69,7 +70,7 @@ def against_a_fresh_one(world: World, machine: str) -> float:
     return rates[0] / rates[1]
 
 
-@pytest.mark.sampled("planner", keep=1)
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("machine", ["laptop-8b", "h100-8b"])
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_disturbance_leaves_nothing_behind(machine: str, trouble: str) -> None:
@@ -91,7 +92,7 @@ TIMES = st.floats(math.log(0.1), math.log(1e4)).map(math.exp)
 HISTORIES = st.lists(st.tuples(st.integers(1, 160), TIMES, st.integers(1, 30)), max_size=40)
 
 
-@pytest.mark.sampled("planner", keep=0)
+@pytest.mark.sampled(keep=0)
 @settings(derandomize=True, max_examples=60, deadline=None, database=None)
 @given(machine=st.sampled_from(["laptop-04b", "laptop-8b", "h100-8b", "tiny-demo"]), history=HISTORIES)
 def test_whatever_passes_have_cost_it_drafts_again(

@@ -29,6 +29,7 @@ def read_by_gguf(weight: BlockWeight) -> Tensor:
     return torch.from_numpy(wide)  # [n_out, N_IN] float32
 
 
+@pytest.mark.sampled(keep=12)
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_are_those_that_gguf_reads(

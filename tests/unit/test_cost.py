@@ -136,6 +136,7 @@ def test_a_first_measurement_that_cannot_be_is_not_believed() -> None:
     assert lengths.trim([SURE], ONE)[0] > 8
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("spread", [0.1, 0.3, 0.5])
 def test_no_history_ends_drafting(spread: float) -> None:
     """Passes of all widths that took any time, some of them a thousand times too long."""

@@ -13,6 +13,7 @@ import pytest
 from slipstream.kernels.cuda import nvrtc
 from tests.emulator.sources import FOLDERS, KERNELS, check, sources_of
 
+ABOUT = ("kernels/*/*.cu", "kernels/**/*.cuh", "kernels/*/cuda.py", "kernels/cuda/*.py")
 MOST_KERNELS = 42  # of one architecture, so that a first start stays short
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
@@ -21,6 +22,7 @@ def bare(path: Path) -> str:
     return COMMENT.sub("", path.read_text())
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89"])
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_compiles_for_ampere_and_ada(folder: str, arch: str) -> None:

@@ -287,7 +287,7 @@ def test_a_cut_call_does_not_end(name: str, tokenizer: Tokenizer) -> None:
             assert calls_of(told) == [("get_weather", ARGUMENTS)], i
 
 
-@pytest.mark.sampled("formats", keep=6)
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize("as_tokens", ["none", "plain", "control"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_the_template_writes_is_what_is_forced(name: str, as_tokens: str, tokenizer: Tokenizer) -> None:

@@ -524,6 +524,7 @@ ENFORCED = {
 }
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize("with_tokens", [True, False])
 @pytest.mark.parametrize("name", ENFORCED)
 def test_forced_calls(name: str, with_tokens: bool, vocabulary: Tokenizer) -> None:

@@ -100,6 +100,7 @@ def ask(fault: str, *tasks: Task, patience_s: float = 300.0) -> dict[str, Tried]
     return {one.task.op: one for one in proving.run(tasks, 1, child=child, patience_s=patience_s)}
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("fault", ["loses_the_device", "ends_the_process", "does_not_compile"])
 def test_a_process_that_is_lost_costs_one_implementation(fault: str) -> None:
     found = ask(fault, GATED, NORM)
