@@ -25,6 +25,9 @@ from slipstream.engine.errors import EngineError
 from slipstream.engine.stats import DrafterCount, EngineStats, SlotState
 from slipstream.server.cluster.merged_stats import merged
 from slipstream.server.cluster.run_frames import FRAMES, Frame, error_of, frame_of, problem_of
+from slipstream.server.report.meter import Meter
+from slipstream.server.report.metrics import Scrape
+from tests.http.fake import INFO
 
 COUNT = DrafterCount(1, 2, 3, 4, (1, 2), (1,), 1, 1, 1, 0.5, 0.25, 0.125)
 ENTRY = TokenLogprob(1, b"\xff\x00", -1.5, (TokenLogprob(2, b"a", -2.0),), 3)
@@ -148,3 +151,20 @@ def test_no_replica_is_an_engine_that_does_nothing() -> None:
 
 def test_a_replicas_state_crosses() -> None:
     assert across(Frame(stats=stats(2, "suffix"))).stats == stats(2, "suffix")
+
+
+def test_metrics_have_a_label_for_each_replica() -> None:
+    found = {
+        one.name: one
+        for one in Scrape(merged({"a": stats(1, "suffix"), "b": stats(3)}), INFO, Meter()).collect()
+    }
+    running = found["slipstream:num_requests_waiting"].samples
+    assert [(one.labels, one.value) for one in running] == [({"replica": "a"}, 1), ({"replica": "b"}, 3)]
+    drafted = found["slipstream:spec_decode_num_draft_tokens"].samples
+    assert [(one.labels, one.value) for one in drafted] == [({"drafter": "suffix", "replica": "a"}, 3)]
+    assert found["slipstream:build_info"].samples[0].labels.keys().isdisjoint({"replica"})
+
+
+def test_metrics_of_one_engine_have_none() -> None:
+    for family in Scrape(stats(1, "suffix"), INFO, Meter()).collect():
+        assert all("replica" not in sample.labels for sample in family.samples)
