@@ -21,7 +21,7 @@ from slipstream.engine.stats import EngineStats
 from slipstream.server.cluster import moving
 from slipstream.server.cluster.merged_stats import merged
 from slipstream.server.cluster.moving import MovingStream, Replica
-from slipstream.server.cluster.placement import Members, Placement, Seeking
+from slipstream.server.cluster.placement import Members, Placement, Seeking, asked
 from slipstream.server.cluster.runs import Runs
 from slipstream.server.report.logs import logger
 
@@ -170,7 +170,7 @@ class ClusterEngine:
 
     async def _asked(self, verb: str, *arguments: Any, **named: Any) -> Any:
         self._check_open()
-        return await self._members.ask(verb, *arguments, **named)
+        return await asked(self._members, verb, *arguments, **named)
 
     def _check_open(self) -> None:
         if self._status != "ready":

@@ -8,7 +8,7 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from slipstream.engine.api import Request
-from slipstream.engine.errors import Overloaded
+from slipstream.engine.errors import EngineError, Overloaded
 from slipstream.server.cluster.moving import ReplicaLost
 from slipstream.server.cluster.run_frames import Assignment, Ending
 from slipstream.server.cluster.runs import Run, Runs
@@ -20,6 +20,7 @@ PATIENCE_S = 120.0  # that a request waits for a replica that takes it
 _AGAIN_S = 0.02  # between two tries
 _BUSY_S = 0.25  # that a replica is left alone which has refused
 _WORD_S = 1.0  # that what a replica said before its end may be on its way
+_MOST_TRIES = 8  # of a question; some five seconds
 _RETRY_AFTER_S = 1.0
 
 
@@ -34,7 +35,7 @@ class Members(Protocol):
         ...
 
     async def ask(self, verb: str, *arguments: Any, **named: Any) -> Any:
-        """What a method of some replica's engine returns. Raises `EngineError`."""
+        """What a method of some replica's engine returns. Raises `EngineError`; anything else as `run`."""
         ...
 
 
@@ -129,15 +130,32 @@ class Placement:
             raise error
         if error is not None:
             log.info("replica_not_reached", request=request.id, reason=str(error)[:300])
-        elif not call.cancelled():
-            self._seeking.refused(call.result())
+        elif (ending := _ending_of(call)) is not None:
+            self._seeking.refused(ending)
+
+
+async def asked(members: Members, verb: str, *arguments: Any, **named: Any) -> Any:
+    """As `Members.ask`, of another replica where one is lost: what can be asked changes nothing."""
+    n_tries = 0
+    while True:
+        try:
+            return await members.ask(verb, *arguments, **named)
+        except EngineError:
+            raise
+        except Exception as error:
+            n_tries += 1
+            log.info("replica_not_reached", verb=verb, reason=str(error)[:300])
+            if n_tries == _MOST_TRIES:
+                reason = f"no replica has answered in {n_tries} tries"
+                raise Overloaded(reason, _RETRY_AFTER_S) from error
+            await asyncio.sleep(_AGAIN_S * 2**n_tries)
 
 
 async def _either(run: Run, call: asyncio.Task[Ending]) -> None:
     """Wait until the run is admitted or refused, or the call is over without that."""
     waited: set[asyncio.Future[Any]] = {call, run.admitted}
     await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-    is_refusal = call.done() and _error_of(call) is None and call.result().outcome != "over"
+    is_refusal = call.done() and (ending := _ending_of(call)) is not None and ending.outcome != "over"
     if not run.admitted.done() and not is_refusal:
         # What the replica said before its end comes another way.
         await asyncio.wait({run.admitted}, timeout=_WORD_S)
@@ -147,6 +165,10 @@ def _over(call: asyncio.Task[Ending], run: Run) -> None:
     """The replica's part of an admitted run is over."""
     if (error := _error_of(call)) is not None:
         run.lose(str(error)[:300], died=True)
+
+
+def _ending_of(call: asyncio.Task[Ending]) -> Ending | None:
+    return None if call.cancelled() or call.exception() is not None else call.result()
 
 
 def _error_of(call: asyncio.Task[Ending]) -> BaseException | None:

@@ -29,6 +29,7 @@ from tests.soak.replies import Choice, streamed, whole
 N_KNOWN = 24  # different requests of each kind
 DRAFTERS = ["suffix", "draft-model", "prediction"]
 SILENCE_S = 240.0
+SURPRISES = ('"level":"error"', "never retrieved")  # in the log
 PAUSE_S = 0.25  # without a byte that is counted as a pause
 
 
@@ -167,7 +168,7 @@ def main() -> None:
         with started(folder) as cluster:
             tally = asyncio.run(storm(cluster, known, options.requests, options.streams))
             log = cluster.server.log.read_text(errors="replace").splitlines()
-            surprises = [line for line in log if '"event":"unexpected"' in line or "never retrieved" in line]
+            surprises = [line for line in log if any(sign in line for sign in SURPRISES)]
     pauses = sorted(tally.pauses_s)
     print(
         f"{sum(tally.ended.values())} requests over {options.streams} streams in {tally.seconds:.0f} s,",

@@ -15,7 +15,7 @@ from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
 from slipstream.server.cluster import placement
 from slipstream.server.cluster.cluster_engine import ClusterEngine
-from tests.service.hosts import Hosts, cluster
+from tests.service.hosts import Died, Hosts, cluster
 from tests.service.test_emitted import TARGET
 from tests.service.test_moving_engines import N_REQUESTS, hold_against, requests
 from tests.service.told import told
@@ -174,3 +174,27 @@ async def test_what_a_client_leaves_ends_at_its_replica(engines: list[ThreadEngi
         async with asyncio.timeout(10):
             while any(host.running for host in hosts.there.values()):
                 await asyncio.sleep(0.01)
+
+
+async def test_what_is_asked_when_a_replica_dies_is_asked_again(
+    engines: list[ThreadEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(engines, 3) as (engine, hosts):
+        ask, n_died = hosts.ask, 0
+
+        async def dying(verb: str, *arguments: object, **named: object) -> object:
+            nonlocal n_died
+            n_died += 1
+            if n_died < 3:
+                raise Died("replica-0")
+            return await ask(verb, *arguments, **named)
+
+        monkeypatch.setattr(hosts, "ask", dying)
+        assert (
+            await engine.detokenize(await engine.tokenize("def", add_special=False, parse_special=True))
+            == "def"
+        )
+        monkeypatch.setattr(placement, "_AGAIN_S", 0.0)
+        n_died = -100
+        with pytest.raises(Overloaded, match="no replica has answered in 8 tries"):
+            await engine.detokenize([5])

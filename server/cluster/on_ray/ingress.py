@@ -15,6 +15,7 @@ from slipstream.engine.settings import Settings
 from slipstream.server.cluster.cluster_engine import ClusterEngine
 from slipstream.server.cluster.on_ray import members
 from slipstream.server.cluster.on_ray.members import RayMembers
+from slipstream.server.cluster.placement import asked
 from slipstream.server.cluster.runs import Runs
 from slipstream.server.command.starting import configure_logs
 from slipstream.server.http.app import create_app
@@ -74,7 +75,7 @@ class Leaving:
 async def _info(replicas: RayMembers, release: str) -> ModelInfo:
     """What a replica of the same release has loaded; during an update there are others."""
     while True:
-        found, info = await replicas.ask("info")
+        found, info = await asked(replicas, "info")
         if found == release:
             return cast(ModelInfo, info)
         await asyncio.sleep(_OTHERS_S)

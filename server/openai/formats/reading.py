@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slipstream.engine.api import AsyncEngine, ModelInfo
 from slipstream.engine.settings import Settings
@@ -90,10 +90,17 @@ class Knowing:
         self._known = Known(NONE)
 
     async def of(self, engine: AsyncEngine) -> Known:
-        if engine.info is not self._info:
-            self._known = await known(engine, self._settings)
-            self._info = engine.info
+        info = engine.info
+        if info is not self._info:
+            if self._info is None or not _is_same_model(info, self._info):
+                self._known = await known(engine, self._settings)
+            self._info = info
         return self._known
+
+
+def _is_same_model(one: ModelInfo, other: ModelInfo) -> bool:
+    """A cluster has slots and pages that come and go."""
+    return replace(one, n_slots=other.n_slots, n_pages=other.n_pages) == other
 
 
 async def known(engine: AsyncEngine, settings: Settings) -> Known:
