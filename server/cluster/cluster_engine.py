@@ -112,7 +112,6 @@ class ClusterEngine:
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
         self._there = set(replicas)
-        log.warning("THERE", n=self.n_replicas, info=self._all and self.info.n_slots)
 
     async def _left(self, replica: str) -> None:
         await asyncio.sleep(self._settings.shutdown_timeout)

@@ -110,6 +110,6 @@ def _wrong(folder: str, name: str, setting: Setting, dtype: torch.dtype) -> str 
     with kernels.use(name, folder):
         for make in setting.pick(LARGE, SMALL)[folder]:
             found = make(Inputs(setting.device, dtype))
-            if (wrong := other_bits(found, found.whole())) is not None:
+            if (wrong := other_bits(found.cuts(), found.whole())) is not None:
                 return wrong
     return None

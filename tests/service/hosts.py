@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -30,6 +31,7 @@ class Hosts:
         self.there: dict[str, Host] = {}
         self.n_died = 0
         self.n_bounced = 0
+        self.n_alone: Counter[str] = Counter()  # at each: requests that run alone, or wait for that
         self._dying: dict[str, asyncio.Event] = {}
         self._n = 0
         for one in engines:
@@ -46,6 +48,7 @@ class Hosts:
             await asyncio.sleep(PLACE_S)
         allowed = [name for name in self.there if name not in avoid] or list(self.there)
         name = self.draw.choice(allowed)
+        self.n_alone[name] += assignment.alone
         running = asyncio.create_task(self.there[name].run(assignment))
         dying = asyncio.create_task(self._dying[name].wait())
         try:
@@ -54,6 +57,7 @@ class Hosts:
                 raise Died(name)
             ending = running.result()
         finally:
+            self.n_alone[name] -= assignment.alone
             running.cancel()
             dying.cancel()
         self.n_bounced += ending.outcome != "over"

@@ -10,6 +10,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.schema import LoggingConfig
 
 from slipstream.engine.settings import Settings
 from slipstream.server import version
@@ -21,6 +22,7 @@ from slipstream.server.command.ray_serve import call_of
 _STOP_S = 10.0  # between a replica's last moved stream and its end by force
 _HEALTH_S, _UNHEALTHY_S = 5.0, 20.0  # between two looks at a replica, and that it may take to answer one
 _MOST_STREAMS = 1000  # of an ingress
+_LOGGING = LoggingConfig(enable_access_log=False)  # the ingress has lines of its own, with tokens and times
 
 
 def application_of(settings: Settings, own: Mapping[str, Any]) -> Application:
@@ -30,6 +32,7 @@ def application_of(settings: Settings, own: Mapping[str, Any]) -> Application:
         Replica,
         name="replica",
         max_ongoing_requests=settings.parallel + settings.max_queue,
+        logging_config=_LOGGING,
         ray_actor_options=_resources(settings, own),
         health_check_period_s=_HEALTH_S,
         health_check_timeout_s=_UNHEALTHY_S,
@@ -46,6 +49,7 @@ def application_of(settings: Settings, own: Mapping[str, Any]) -> Application:
         name="ingress",
         num_replicas=own["ingresses"],
         max_ongoing_requests=_MOST_STREAMS,
+        logging_config=_LOGGING,
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=settings.shutdown_timeout + _STOP_S,
     )
