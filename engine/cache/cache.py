@@ -210,9 +210,8 @@ class Cache:
         rows, end = entry.rows[name], n_tokens
         if end >= rows.stop:
             if store.parking is not None and store.parking.length(slot) > rows.stop:
-                self._resume(
-                    slot, name
-                )  # a pass that nobody has read has moved the state on, by tokens now lost
+                # A pass that nobody has read has moved the state on, by tokens now lost.
+                self._resume(slot, name)
             return
         if store.windows is not None:
             end = store.windows.rollback(slot, entry.keys[: end // self.page_size], end)

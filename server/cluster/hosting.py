@@ -41,7 +41,8 @@ class _Guest:
     task: asyncio.Task[None] = field(init=False)
     stream: EventStream | None = None
     has_begun: bool = False
-    holds: bool = False  # has the replica to itself
+    is_alone: bool = False  # nobody else is let in, from when it comes
+    holds: bool = False  # it is its turn to have the replica to itself
     leaves: bool = False  # goes on elsewhere
 
 
@@ -77,7 +78,6 @@ class Host:
         self._guests: dict[str, _Guest] = {}
         # Requests that must run alone take turns; while there are any, no others are let in.
         self._turn = asyncio.Lock()
-        self._n_alone = 0
         self._has_left = asyncio.Event()
 
     async def run(self, assignment: Assignment) -> Ending:
@@ -87,9 +87,11 @@ class Host:
         """
         if assignment.fingerprint not in ("", self.engine.info.fingerprint):
             return Ending(self._name, "another_model")
+        link = await self._link(assignment)
+        # Asked last: while a connection was made another may have come that wants to be alone.
         if self.is_held and not assignment.alone:
             return Ending(self._name, "busy")
-        guest = _Guest(assignment, await self._link(assignment))
+        guest = _Guest(assignment, link, is_alone=assignment.alone)
         guest.task = asyncio.create_task(self._host(guest))
         self._guests[assignment.run] = guest
         try:
@@ -101,7 +103,7 @@ class Host:
     @property
     def is_held(self) -> bool:
         """Whether a request has it to itself, or waits for that."""
-        return self._n_alone > 0
+        return any(one.is_alone for one in self._guests.values())
 
     @property
     def running(self) -> list[str]:
@@ -118,7 +120,7 @@ class Host:
     async def _host(self, guest: _Guest) -> None:
         run, last = guest.assignment.run, Frame(guest.assignment.run, left=True)
         try:
-            if guest.assignment.alone:
+            if guest.is_alone:
                 await self._hold(guest)
             await self._answer(guest)
             return
@@ -158,12 +160,7 @@ class Host:
 
     async def _hold(self, guest: _Guest) -> None:
         """Wait until nothing else runs; nothing will before `_share`."""
-        self._n_alone += 1
-        try:
-            await self._turn.acquire()
-        except BaseException:
-            self._n_alone -= 1
-            raise
+        await self._turn.acquire()
         guest.holds = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ROOM_S):
@@ -175,9 +172,9 @@ class Host:
 
     def _share(self, guest: _Guest) -> None:
         """Let others run beside the guest, if it had the replica to itself."""
+        guest.is_alone = False
         if guest.holds:
             guest.holds = False
-            self._n_alone -= 1
             self._turn.release()
 
     async def _emptied(self) -> None:

@@ -232,3 +232,10 @@ async def test_an_ingress_out_of_reach_is_an_error() -> None:
         at.push("a", DONE)
         assert (await calling).outcome == "over"
         await again.close()
+
+
+async def test_who_comes_while_a_connection_is_made_does_not_run_beside_one_alone() -> None:
+    async with house() as at:
+        at.ask("alone", alone=True)
+        at.ask("other")  # both wait for the same first connection
+        assert await at.outcome("other") == "busy"

@@ -65,9 +65,8 @@ def _load(order: dict[str, Any], device: torch.device) -> Follower:
     ranks = meet(Path(order["folder"]), order["rank"], order["n"], device)
     dtype = getattr(torch, order["dtype"])
     if wrong := Sums(order["n_rows"], order["d_model"], dtype, device).problem(ranks):
-        log.error(
-            "sums over ranks: %s", wrong
-        )  # the first rank, which knows too, says whether that is the end
+        # The first rank, which knows too, says whether that is the end.
+        log.error("sums over ranks: %s", wrong)
     network = load_network(order["path"], dtype, device, order["n_ctx"], order["n_vocab"], ranks)
     return Follower(network, ranks, KV_DTYPES[order["kv_cache_dtype"]])
 
