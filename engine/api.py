@@ -6,8 +6,10 @@ stream (`aclose`) cancels the request. Every admitted request ends in exactly on
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from slipstream.engine.drafting import Drafting, Step
@@ -15,14 +17,32 @@ from slipstream.engine.errors import DeviceLost, EngineError
 from slipstream.engine.stats import DrafterCount, EngineStats
 
 
+@dataclass(frozen=True)
+class Image:
+    """A picture, upright, without transparency, as its pixels are."""
+
+    width: int
+    height: int
+    pixels: bytes = field(repr=False)  # [height, width, 3] uint8: red, green, blue
+
+    @cached_property
+    def key(self) -> bytes:
+        """The same for the same pixels alone, [32] bytes."""
+        return hashlib.sha256(f"{self.width} {self.height} ".encode() + self.pixels).digest()
+
+
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation to be rendered by the model's chat template."""
+    """A conversation to be rendered by the model's chat template.
+
+    images: what the parts `{"type": "image"}` of its messages show, in their order.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +196,7 @@ class Usage:
     n_prompt: int
     n_cached: int  # prompt tokens taken from the prefix cache
     n_completion: int
+    n_image: int = 0  # prompt tokens that are images
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +293,7 @@ class ModelInfo:
     # Sentences on operators that run in another way than they should, as their best code failed on this machine.
     replaced_operators: tuple[str, ...] = ()
     inexact_sums: str | None = None  # over ranks: in what a row's bits depend on other rows
+    modalities: tuple[str, ...] = ("text",)  # what prompts may hold: text, image
 
 
 @dataclass(frozen=True, slots=True)
