@@ -51,6 +51,8 @@ class Attention:
         batch = pages_of(batch, window)
         rope = batch.rope or self.rope
         q = norm_rope_write(linear(x, self.qkv), self.norms, rope, batch, keys, values)
+        if (factors := rope.query_factors) is not None:
+            q = q * factors[batch.positions].to(q.dtype)[:, None, None]
         mixed = attention(  # [n_tokens, n_heads * d_value]
             q, keys, values, batch, self.scale, window, self.sinks
         )

@@ -105,7 +105,8 @@ def without_recurrent_layers(fields: Fields) -> Fields:
 
 def rope_table(rope: RopeSpec, n_ctx: int, target: Network) -> Rope:
     """The table of a rotary embedding over n_ctx positions: the target's, if it has it."""
-    table = target.decoder.ropes.get(rope)
+    tables = {one.of_text: table for one, table in target.decoder.ropes.items()}
+    table = tables.get(rope.of_text)
     if table is None or n_ctx > target.n_ctx:
         table = Rope(*rope_tables(rope, n_ctx, target.device))
     return table
