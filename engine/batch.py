@@ -162,6 +162,9 @@ class Batch:
     row_offsets: Tensor  # [n_tokens] int64: place of the row within its page
     logit_index: Tensor  # [n_logits] int64: rows whose logits are wanted
     recurrent: RecurrentRows | None = None  # for networks with recurrent layers
+    wholes: Tensor | None = (
+        None  # [n_tokens, 2] int32: `kernels.attention.spans`; None: no row belongs to any
+    )
     window: Batch | None = None  # the same rows in the pages of layers that look back over a window
     frame: object = None  # the `engine.frames.Frame` whose tensors these are, padded; None: its own
 
@@ -282,7 +285,9 @@ class Batch:
         return replace(made, spans=self.spans, frame=self.frame)
 
 
-_OWN = tuple(one.name for one in fields(Batch) if one.name not in ("spans", "recurrent", "window", "frame"))
+_OWN = tuple(
+    one.name for one in fields(Batch) if one.name not in ("spans", "recurrent", "wholes", "window", "frame")
+)
 _WINDOW = ("page_table", "row_pages")  # where it differs from the batch around it
 _OF_RECURRENT = tuple(f"recurrent.{one.name}" for one in fields(RecurrentRows))
 _OF_WINDOW = tuple(f"window.{name}" for name in _WINDOW)
