@@ -22,8 +22,8 @@ from torch import Tensor
 from slipstream.engine.api import Image
 from slipstream.engine.settings import Settings
 
-# Where a row of an image also sees the rows of it that come behind: in no layer, like text; in all (Gemma 3); or in those
-# with a window (Gemma 4). Windows reach back no further for it.
+# Where a row of an image also sees the rows of it that come behind: in no layer, like text; in all (Gemma 3); or in
+# those with a window (Gemma 4). Windows reach back no further for it.
 Ahead = Literal["nowhere", "everywhere", "in windows"]
 
 
