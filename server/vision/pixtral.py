@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from transformers.image_utils import ChannelDimension
 from transformers.models.pixtral.image_processing_pil_pixtral import (
     PixtralImageProcessorPil,
@@ -64,3 +66,10 @@ class Pixtral(Family):
         ids[-1] = self.image_end
         is_row = np.tile([True] * n_columns + [False], n_rows)
         return ImageLayout(tuple(ids), is_row, None, len(ids), False)
+
+    def model_sees(self, inputs: Mapping[str, Tensor]) -> Any:
+        """transformers takes the one row of a single token for no row, so such an image is shown twice."""
+        if int(inputs["image_sizes"].max()) > self.side:
+            return super().model_sees(inputs)
+        twice = {name: tensor.repeat(2, *[1] * (tensor.dim() - 1)) for name, tensor in inputs.items()}
+        return super().model_sees(twice)

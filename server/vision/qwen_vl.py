@@ -42,5 +42,5 @@ class QwenVL(Family):
         )
 
     def deep(self, seen: Any) -> Tensor | None:
-        deep = getattr(seen, "deepstack_features", None)
-        return torch.stack(list(deep)).to(self.parts.dtype) if deep else None
+        deep = getattr(seen, "deepstack_features", None)  # by block, then by image
+        return torch.stack([images[0] for images in deep]).to(self.parts.dtype) if deep else None

@@ -20,13 +20,19 @@ from slipstream.engine.errors import CheckpointMismatch, LoadError
 from slipstream.server.vision.tower_files import refuse_quantised, tower_tensors
 
 META = torch.device("meta")
-LIMITS = ("input_min", "input_max", "output_min", "output_max")  # of Gemma 4's layers; infinite where there is none
+LIMITS = (
+    "input_min",
+    "input_max",
+    "output_min",
+    "output_max",
+)  # of Gemma 4's layers; infinite where there is none
 
 
 def build(config: Any, modules: Collection[str]) -> Any:
     """The model of a config with these of its modules alone, its tensors without memory."""
     with META:
-        model = AutoModel.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+        kind: Any = AutoModel
+        model = kind.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     for name, _ in list(model.named_children()):
         if name not in modules:
             setattr(model, name, None)
@@ -71,9 +77,9 @@ def _read(
 
 
 def _compute_buffers(model: nn.Module, device: torch.device) -> None:
-    """Give memory to what no file holds, as rotary frequencies: modules compute it of their config when they are made."""
+    """Give memory to what no file holds, as rotary frequencies: modules compute it of their config when made."""
     for module in _with_buffers_on_meta(model):
-        made: Any = type(module)(module.config)  # type: ignore[call-arg]
+        made: Any = type(module)(module.config)
         for name, buffer in made.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
 

@@ -83,8 +83,10 @@ class Watching:
         sees = on_own_stream(self.family)
         while (waiting := self._next()) is not None:
             try:
-                features = checked(sees(waiting.image), self.layout(waiting.image.width, waiting.image.height))
-            except BaseException as error:  # noqa: BLE001 - goes to those who wait; the thread goes on
+                features = checked(
+                    sees(waiting.image), self.layout(waiting.image.width, waiting.image.height)
+                )
+            except BaseException as error:
                 if (lost := device_loss(error)) is not None:
                     self._stop(lost)
                     return
