@@ -1,4 +1,4 @@
-"""Mistral 3, whose tower is Pixtral's: an image keeps its shape, and a token is written behind each row of its tokens."""
+"""Mistral 3, whose tower is Pixtral's: an image keeps its shape, and a token is written behind each row of it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Pixtral(Family):
         ids = [*[self.placeholder] * n_columns, self.row_end] * n_rows
         ids[-1] = self.image_end
         is_row = np.tile([True] * n_columns + [False], n_rows)
-        return ImageLayout(tuple(ids), is_row, None, len(ids), False)
+        return ImageLayout(tuple(ids), is_row, None, len(ids), sees_whole=False)
 
     def model_sees(self, inputs: Mapping[str, Tensor]) -> Any:
         """transformers takes the one row of a single token for no row, so such an image is shown twice."""

@@ -38,7 +38,11 @@ class QwenVL(Family):
     def placed(self, n_rows: int, n_columns: int) -> ImageLayout:
         flat = super().placed(n_rows, n_columns)
         return ImageLayout(
-            flat.token_ids, flat.is_row, grid_axes(n_rows, n_columns), max(n_rows, n_columns), False
+            flat.token_ids,
+            flat.is_row,
+            grid_axes(n_rows, n_columns),
+            max(n_rows, n_columns),
+            sees_whole=False,
         )
 
     def deep(self, seen: Any) -> Tensor | None:

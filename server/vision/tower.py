@@ -36,7 +36,7 @@ def build(config: Any, modules: Collection[str]) -> Any:
     for name, _ in list(model.named_children()):
         if name not in modules:
             setattr(model, name, None)
-    return model.eval().requires_grad_(False)
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 def load(model: Any, folder: Path, modules: Collection[str], dtype: torch.dtype, device: torch.device) -> int:
