@@ -22,7 +22,7 @@ from torch import Tensor
 
 from slipstream.engine.api import Image
 from slipstream.engine.errors import InvalidRequest, LoadError, SettingError, UnsupportedModel
-from slipstream.engine.images import ImageFeatures, ImageLayout
+from slipstream.engine.images import Ahead, ImageFeatures, ImageLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,12 @@ class Family(ABC):
     def placed(self, n_rows: int, n_columns: int) -> ImageLayout:
         """The layout of a grid of tokens."""
         n = n_rows * n_columns
-        return ImageLayout((self.placeholder,) * n, np.ones(n, bool), None, n, self.sees_whole)
+        return ImageLayout((self.placeholder,) * n, np.ones(n, bool), None, n, self.ahead)
 
     @property
-    def sees_whole(self) -> bool:
-        return False
+    def ahead(self) -> Ahead:
+        """Where rows of an image see those behind them."""
+        return "nowhere"
 
     def look(self, image: Image) -> ImageFeatures:
         """The image's rows, in the run's dtype on its device."""

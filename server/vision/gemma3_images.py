@@ -15,7 +15,7 @@ class Gemma3Images(Family):
     processor_kind = Gemma3ImageProcessorPil
     modules = ("vision_tower", "multi_modal_projector")
     inputs = ("pixel_values",)
-    sees_whole = True
+    ahead = "everywhere"
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -30,3 +30,6 @@ class Gemma3Images(Family):
 
     def scaling(self, width: int, height: int) -> dict[str, Any]:
         return {"do_pan_and_scan": False}
+
+
+FAMILY = Gemma3Images

@@ -10,6 +10,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
 )
 
 from slipstream.engine.errors import SettingError
+from slipstream.engine.images import Ahead
 from slipstream.server.vision.family import Family, Parts
 
 BUDGETS = (70, 140, 280, 560, 1120)  # tokens that the model was trained for
@@ -29,8 +30,9 @@ class Gemma4Images(Family):
         self.written = f"{begin}{self.marker}{end}"
 
     @property
-    def sees_whole(self) -> bool:
-        return bool(self.parts.config.get_text_config().use_bidirectional_attention == "vision")
+    def ahead(self) -> Ahead:
+        looks = self.parts.config.get_text_config().use_bidirectional_attention == "vision"
+        return "in windows" if looks else "nowhere"
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         patch, pooled = self.processor.patch_size, self.processor.pooling_kernel_size
@@ -55,3 +57,6 @@ def fitting_budget(own: int, most: int | None) -> int:
         choice = ", ".join(map(str, BUDGETS))
         raise SettingError("image_max_tokens", most, f"this model gives an image one of {choice} tokens")
     return max(budget for budget in BUDGETS if budget <= most)
+
+
+FAMILY = Gemma4Images

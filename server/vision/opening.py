@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from slipstream.engine.checkpoint.safetensors_folder import SafetensorsFolder
 from slipstream.engine.errors import LoadError
@@ -15,26 +15,23 @@ from slipstream.engine.images import Vision
 from slipstream.engine.naming import is_gguf
 from slipstream.engine.settings import Settings
 from slipstream.engine.text.json_file import read_object
-from slipstream.server.vision import tower, tower_files
+from slipstream.server.vision import tower_files
 from slipstream.server.vision.family import Family, Parts
-from slipstream.server.vision.gemma3_images import Gemma3Images
-from slipstream.server.vision.gemma4_images import Gemma4Images
-from slipstream.server.vision.pixtral import Pixtral
-from slipstream.server.vision.qwen_vl import QwenVL
 from slipstream.server.vision.watching import Watching
 
 log = logging.getLogger(__name__)
 
-# By `model_type` of config.json.
-FAMILIES: dict[str, type[Family]] = {
-    "qwen2_5_vl": QwenVL,
-    "qwen3_vl": QwenVL,
-    "qwen3_vl_moe": QwenVL,
-    "qwen3_5": QwenVL,
-    "qwen3_5_moe": QwenVL,
-    "gemma3": Gemma3Images,
-    "gemma4": Gemma4Images,
-    "mistral3": Pixtral,
+# `model_type` of config.json -> the module whose FAMILY it is. Others are not imported: transformers takes
+# seconds for its image processors, which a model of text alone would wait for too.
+FAMILIES = {
+    "qwen2_5_vl": "qwen_vl",
+    "qwen3_vl": "qwen_vl",
+    "qwen3_vl_moe": "qwen_vl",
+    "qwen3_5": "qwen_vl",
+    "qwen3_5_moe": "qwen_vl",
+    "gemma3": "gemma3_images",
+    "gemma4": "gemma4_images",
+    "mistral3": "pixtral",
 }
 
 
@@ -48,6 +45,8 @@ def open_vision(path: Path, dtype: torch.dtype, device: torch.device, settings: 
     family = family_of(path)
     if family is None:
         return None
+    from slipstream.server.vision import tower
+
     config = read_config(path)
     model = tower.build(config, family.modules)
     n_bytes = tower.load(model, path, family.modules, dtype, device)
@@ -68,11 +67,12 @@ def family_of(path: Path) -> type[Family] | None:
         return None
     said = read_object(path / "config.json")
     kind = said.get("model_type")
-    family = FAMILIES.get(kind) if isinstance(kind, str) else None
-    if family is None:
+    name = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if name is None:
         if said.get("vision_config") is not None:
             log.info("images are not seen: models of type %s are served for text alone", kind)
         return None
+    family: type[Family] = import_module(f"slipstream.server.vision.{name}").FAMILY
     files = SafetensorsFolder(path)
     try:
         has_tower = bool(tower_files.tower_tensors(files.names, family.modules))
@@ -85,6 +85,8 @@ def family_of(path: Path) -> type[Family] | None:
 
 def read_config(path: Path) -> Any:
     """transformers' config of the whole model. Raises `LoadError`."""
+    from transformers import AutoConfig
+
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:  # noqa: BLE001 - its checks raise errors of many kinds

@@ -65,7 +65,7 @@ class Pixtral(Family):
         ids = [*[self.placeholder] * n_columns, self.row_end] * n_rows
         ids[-1] = self.image_end
         is_row = np.tile([True] * n_columns + [False], n_rows)
-        return ImageLayout(tuple(ids), is_row, None, len(ids), sees_whole=False)
+        return ImageLayout(tuple(ids), is_row, None, len(ids))
 
     def model_sees(self, inputs: Mapping[str, Tensor]) -> Any:
         """transformers takes the one row of a single token for no row, so such an image is shown twice."""
@@ -73,3 +73,6 @@ class Pixtral(Family):
             return super().model_sees(inputs)
         twice = {name: tensor.repeat(2, *[1] * (tensor.dim() - 1)) for name, tensor in inputs.items()}
         return super().model_sees(twice)
+
+
+FAMILY = Pixtral

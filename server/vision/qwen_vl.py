@@ -37,14 +37,12 @@ class QwenVL(Family):
 
     def placed(self, n_rows: int, n_columns: int) -> ImageLayout:
         flat = super().placed(n_rows, n_columns)
-        return ImageLayout(
-            flat.token_ids,
-            flat.is_row,
-            grid_axes(n_rows, n_columns),
-            max(n_rows, n_columns),
-            sees_whole=False,
-        )
+        axes = grid_axes(n_rows, n_columns)
+        return ImageLayout(flat.token_ids, flat.is_row, axes, max(n_rows, n_columns))
 
     def deep(self, seen: Any) -> Tensor | None:
         deep = getattr(seen, "deepstack_features", None)  # by block, then by image
         return torch.stack([images[0] for images in deep]).to(self.parts.dtype) if deep else None
+
+
+FAMILY = QwenVL

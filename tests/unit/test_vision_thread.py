@@ -36,7 +36,7 @@ class Eye:
         self.fault: Exception = ValueError("unlucky")
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        return ImageLayout((7, 7), np.ones(2, bool), None, 2, sees_whole=False)
+        return ImageLayout((7, 7), np.ones(2, bool), None, 2)
 
     def look(self, image: Image) -> ImageFeatures:
         self.looked.append(image.pixels[0])
