@@ -1,9 +1,9 @@
 """What families that see images have in common: an image is scaled, cut into patches, and looked at by itself.
 
-By itself, although images come together: torch promises for no product and no softmax that a row's bits do not depend on
-the rows beside it, and on GPUs they often do. Pixtral's tower, which packs images into one sequence, gives an image other
-last bits beside others (2e-7, float32, CPU); the other towers did not there. One image has rows enough to fill a product,
-hundreds or thousands, so little is lost.
+By itself, although images come together: torch promises for no product and no softmax that a row's bits do not depend
+on the rows beside it, and on GPUs they often do. Pixtral's tower, which packs images into one sequence, gives an image
+other last bits beside others (2e-7, float32, CPU); the other towers did not there. One image has rows enough to fill a
+product, hundreds or thousands, so little is lost.
 """
 
 from __future__ import annotations
