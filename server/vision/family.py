@@ -1,9 +1,9 @@
 """What families that see images have in common: an image is scaled, cut into patches, and looked at by itself.
 
-By itself, although images come together: a product's sums may go another way round when its matrix has more rows, and
-then an image's rows would depend on what came beside it. Three small images at once differ from each alone in the last
-bits for three of the four towers (tests/oracle/test_vision_towers.py keeps the figure); and one image has rows enough,
-hundreds or thousands, to fill a product.
+By itself, although images come together: torch promises for no product and no softmax that a row's bits do not depend
+on the rows beside it, and on GPUs they often do. Pixtral's tower, which packs images into one sequence, gives an image
+other last bits beside others (2e-7, float32, CPU); the other towers did not there. One image has rows enough to fill a
+product, hundreds or thousands, so little is lost.
 """
 
 from __future__ import annotations

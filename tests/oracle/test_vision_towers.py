@@ -135,7 +135,7 @@ def test_an_image_is_the_same_whatever_comes_with_it(folder: Folder, opened: Ope
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_together_transformers_sees_nearly_the_same(folder: Folder, opened: Open, variant: str) -> None:
-    """Why images are looked at one by one: what a batch gives is close and not equal."""
+    """Why images are looked at one by one: what a batch gives is close, and Pixtral's is not equal."""
     path = folder(variant)
     vision, pictures = opened(path), [picture(*size) for size in SIZES[:4]]
     for one, rows in zip(pictures, their_features(theirs(path), path, pictures)[0], strict=True):
