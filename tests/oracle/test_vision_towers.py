@@ -358,3 +358,21 @@ def test_the_language_model_is_not_allocated(folder: Folder, opened: Open) -> No
         n_bytes = sum(one.nbytes for one in vision.family.parts.model.state_dict().values())
         assert vision.n_bytes == n_bytes == vision_bytes(folder(variant), torch.float32)
         assert not any("language_model" in name for name, _ in vision.family.parts.model.named_parameters())
+
+
+def test_pixels_are_bounded_by_the_older_names_too(folder: Folder, opened: Open, tmp_path: Path) -> None:
+    """As Qwen2.5-VL's files on the hub say it."""
+    path = tmp_path / "copy"
+    shutil.copytree(folder("qwen2_5_vl"), path)
+    file = path / "preprocessor_config.json"
+    said = json.loads(file.read_text())
+    del said["size"]
+    said |= {"min_pixels": 6 * 64, "max_pixels": 12 * 64, "image_processor_type": "Qwen2VLImageProcessorFast"}
+    file.write_text(json.dumps(said))
+    vision = opened(path)
+    assert vision.layout(64, 64).n_tokens == 9
+    assert vision.layout(2, 2).n_tokens == 9
+    assert len(vision.features(as_image(picture(64, 64))).result(60).rows) == 9
+    file.unlink()
+    with pytest.raises(LoadError, match="does not say how images are prepared"):
+        opened(path)
