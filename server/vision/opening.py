@@ -21,6 +21,10 @@ from slipstream.server.vision.watching import Watching
 
 log = logging.getLogger(__name__)
 
+# Most tokens of an image on a CPU, unless a setting says more. One core looks at some 80 a second with a tower of 0.4 B
+# (docs/images.md); a photograph at the 16,384 that Qwen allows would take minutes.
+CPU_TOKENS = 1024
+
 # `model_type` of config.json -> the module whose FAMILY it is. Others are not imported: transformers takes
 # seconds for its image processors, which a model of text alone would wait for too.
 FAMILIES = {
@@ -50,7 +54,8 @@ def open_vision(path: Path, dtype: torch.dtype, device: torch.device, settings: 
     config = read_config(path)
     model = tower.build(config, family.modules)
     n_bytes = tower.load(model, path, family.modules, dtype, device)
-    parts = Parts(path, config, model, added_tokens(path), settings.image_max_tokens, dtype, device)
+    most = settings.image_max_tokens or (CPU_TOKENS if device.type == "cpu" else None)
+    parts = Parts(path, config, model, added_tokens(path), most, dtype, device)
     return Watching(family(parts), n_bytes, settings.image_cache << 20)
 
 

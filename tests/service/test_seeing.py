@@ -112,6 +112,8 @@ async def test_a_saved_slot_is_of_the_images_that_it_was_made_of(engine: ThreadE
     assert cold.usage.n_cached == 0
     await engine.erase_slot(cold.slot, "")
     await engine.restore_slot(0, "seen", "")
+    again = await engine.save_slot(0, "seen again", "")  # as what it is, which is more than its tokens
+    assert again.n_tokens >= 64
     _, other = await answered(engine, asked(picture(16, 16, 10), number=7))
     text, warm = await answered(engine, asked(shown, number=8))
     assert text == expected
