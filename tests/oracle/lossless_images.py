@@ -18,10 +18,12 @@ from pathlib import Path
 
 import torch
 
+from tests.assistant_checkpoint import assistant_checkpoint
 from tests.checkpoints import noised_copy
 from tests.oracle.image_cases import Eyes, image_cases
 from tests.oracle.lab import Bench, Folders, Lab, play
-from tests.oracle.lossless import SAMPLINGS, Tally, benches, chains, disturbed, line
+from tests.oracle.lossless import ASSISTANT, SAMPLINGS, Tally, benches, chains, disturbed, line
+from tests.oracle.test_hybrid_mtp import with_mtp
 from tests.tiny_vision import VARIANTS, tiny_vision
 
 FREE = ("greedy", "warm", "all")  # kinds of sampling without grammars
@@ -29,10 +31,16 @@ N_CTX = 1024
 
 
 def folders_of(variant: str, scratch: Path) -> Folders:
-    """A model that sees images, and its noised twin."""
+    """A model that sees images, its noised twin, and for Gemma 4 an assistant, for Qwen3.5 an MTP layer of its own."""
     target = tiny_vision(variant, scratch / "target")
     draft = noised_copy(target, scratch / "draft", 0.02)
-    return Folders(target, draft)
+    heads = {}
+    if variant.startswith("gemma4"):
+        heads[ASSISTANT] = assistant_checkpoint(target, scratch / "assistant")
+    if variant == "qwen3_5":
+        with_mtp(variant, target)
+        heads["draft-mtp"] = target
+    return Folders(target, draft, heads)
 
 
 def compare(
