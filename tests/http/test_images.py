@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
+import os
+import signal
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +18,10 @@ from openai import OpenAI
 from PIL import Image as Pillow
 
 from slipstream.engine.api import Chat, Usage
+from slipstream.server.images import looking
+from slipstream.server.images.decoders import AT_ONCE
 from tests.http.fake import INFO, FakeEngine, delta, done, words
-from tests.http.serving import Served, logged, served, until
+from tests.http.serving import Served, logged, send, served, until
 from tests.http.test_tools import TEMPLATE
 from tests.image_files import BLUE, GREEN, RED, Colour, data_url, plain, saved
 
@@ -617,3 +625,99 @@ def test_good_and_bad_images_together(server: Served) -> None:
             shows("file:none.png"),
         ]
         assert refused(server, messages=[{"role": "user", "content": content}])["code"] == "invalid_image"
+
+
+# --- over time ---
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """The address of another host, which has `red.png` and `away`, a redirect to where nobody may be led."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/red.png":
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(plain(RED))
+            else:
+                self.send_response(302)
+                self.send_header("location", "http://169.254.169.254/latest/meta-data/")
+                self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as host:
+        thread = threading.Thread(target=host.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{host.server_port}"
+        host.shutdown()
+        thread.join()
+
+
+def test_images_of_other_hosts(elsewhere: str) -> None:
+    engine = FakeEngine()
+    engine.info = SEEING
+    with served(engine, allow_remote_images=True, remote_image_hosts="127.0.0.1") as server:
+        assert seen(ask(server, [shows(f"{elsewhere}/red.png"), shows(URLS[BLUE])])) == [RED, BLUE]
+        assert seen(ask(server, [input_image(f"{elsewhere}/red.png")], RESPONSES)) == [RED]
+        source = {"type": "url", "url": f"{elsewhere}/red.png"}
+        assert seen(ask(server, [{"type": "image", "source": source}], MESSAGES)) == [RED]
+        told = server.error(400, messages=[{"role": "user", "content": [shows(f"{elsewhere}/away")]}])
+        assert (told["code"], told["param"]) == ("invalid_image", "messages[0].content[0].image_url")
+        assert "its host is not among those" in told["message"]
+    with served(engine, allow_remote_images=True) as server:
+        told = server.error(400, messages=[{"role": "user", "content": [shows(f"{elsewhere}/red.png")]}])
+        assert "its host has no public address" in told["message"]
+
+
+def test_more_images_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that run have as many pixels as may be held: others are told to come later."""
+    monkeypatch.setattr(looking, "LEAST_HELD", 0)
+    engine = FakeEngine(script=lambda request: [60.0, *words(request)])
+    engine.info = SEEING
+    urls = [data_url(plain((index, 0, 0), (1_000, 1_000))) for index in range(9)]
+    with served(engine, image_pixels=1) as server:
+        for n_begun, half in enumerate((urls[:4], urls[4:8]), start=1):
+            connection = send(server, messages=[{"role": "user", "content": [shows(one) for one in half]}])
+            until(lambda n=n_begun: len(engine.requests) == n)
+            connection.close()  # what the fake engine remembers is held still
+        answer = server.chat(messages=[{"role": "user", "content": [shows(urls[8])]}])
+        assert answer.status_code in (429, 503), answer.text
+        assert answer.headers["retry-after"] == "5"
+        assert "hold as many images as there is memory for" in answer.json()["error"]["message"]
+        engine.script = words
+        assert server.chat().status_code == 200
+        until(lambda: not engine.running)
+        engine.requests.clear()
+        engine.streams.clear()
+        until(
+            lambda: server.chat(messages=[{"role": "user", "content": [shows(urls[8])]}]).status_code == 200
+        )
+
+
+def decoders() -> Iterator[int]:
+    """The processes that decode images for this one."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid() and b"images.pillow_process" in (folder / "cmdline").read_bytes():
+                yield int(folder.name)
+
+
+def test_a_decoder_that_dies_ends_its_image_alone(server: Served) -> None:
+    ask(server, [shows(URLS[RED])])
+    found = list(decoders())
+    assert found
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    bad = 0
+    for _ in range(3 * AT_ONCE):
+        answer = server.chat(messages=[{"role": "user", "content": [shows(URLS[RED])]}])
+        if answer.status_code != 200:
+            bad += 1
+            assert answer.status_code == 400
+            assert "the process that decodes images was lost over it" in answer.json()["error"]["message"]
+    assert 0 < bad <= AT_ONCE
+    assert seen(ask(server, [shows(one) for one in URLS.values()])) == list(URLS)
