@@ -6,6 +6,7 @@ import base64
 import contextlib
 import dataclasses
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -286,6 +287,20 @@ def test_kept_responses_go_on_with_their_images(server: Served) -> None:
     assert users == [[text("this?"), IMAGE], [IMAGE], "And now?"]
     listed = server.http.get(f"{RESPONSES}/{first['id']}/input_items").json()["data"]
     assert listed[0]["content"][1] == {**input_image(URLS[RED]), "detail": "auto"}
+
+
+def test_kept_images_do_not_count_as_text(server: Served) -> None:
+    """Of text, a conversation that goes on has 8 MiB at most; these have more of images."""
+    pixels = random.Random(1).randbytes(3_000_000)
+    image = data_url(saved(Pillow.frombytes("RGB", (1_000, 1_000), pixels), compress_level=0))
+    previous = None
+    for _ in range(3):
+        turn = {"role": "user", "content": [text("a", "input_text"), input_image(image)]}
+        answer = server.post(RESPONSES, {"input": [turn], "previous_response_id": previous})
+        assert answer.status_code == 200, answer.text
+        previous = answer.json()["id"]
+    chat = asked(server, RESPONSES, input="And now?", previous_response_id=previous)
+    assert [one.pixels == pixels for one in chat.images] == [True] * 3
 
 
 def test_truncation_takes_images_away_with_their_turns(server: Served) -> None:

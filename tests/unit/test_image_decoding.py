@@ -280,6 +280,21 @@ def test_a_hundred_megapixels(decoder: Decoder) -> None:
         large.close()
 
 
+def test_as_many_pixels_as_there_may_be_find_their_memory() -> None:
+    """The most that any reader takes: an animated WebP with transparency, to be turned."""
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    first, second = (Pillow.new("RGBA", (16_000, 2_500), (*one, 128)) for one in (RED, BLUE))
+    options = {"save_all": True, "append_images": [second], "lossless": True, "quality": 0, "method": 0}
+    large = Decoder(40_000_000, 60.0)
+    try:
+        image = large.decode("raw", saved(first, "WEBP", exif=exif, **options))
+        assert (image.width, image.height) == (2_500, 16_000)
+        assert max(abs(one - want) for one, want in zip(image.pixels[:3], (255, 127, 127), strict=True)) <= 1
+    finally:
+        large.close()
+
+
 def test_pixels_that_go_on_behind_the_last(decoder: Decoder) -> None:
     """A file of 1 MiB unpacks to 1 GiB; its header speaks of four pixels."""
     stream, zeros = zlib.compressobj(9), bytes(1 << 20)
