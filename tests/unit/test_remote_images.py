@@ -245,7 +245,14 @@ async def test_inner_addresses_in_all_spellings(offline: list[str], name: str) -
     ],
     ids=lambda one: repr(one)[:40],
 )
-async def test_addresses_that_are_none(offline: list[str], url: str, reason: str | None) -> None:
+async def test_addresses_that_are_none(
+    offline: list[str], monkeypatch: pytest.MonkeyPatch, url: str, reason: str | None
+) -> None:
+    async def getaddrinfo(host: str, *_: Any, **__: Any) -> list[Any]:
+        host.encode("idna")  # as the socket module does, which raises UnicodeError
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     told = await refused(remote(), url)
     assert told == reason if reason else told in (NOT_PUBLIC, "its address is not valid")
     assert not offline
