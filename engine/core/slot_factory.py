@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from slipstream.engine.api import Request
 from slipstream.engine.core.queue import NewSlot
 from slipstream.engine.core.replay import replay
+from slipstream.engine.images import NO_IMAGES, PlacedImage
 from slipstream.engine.sample.params import resolve_sampling
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot, SlotStats
@@ -22,6 +23,8 @@ class Prepared:
 
     token_ids: Sequence[int]  # of the prompt
     text: TextStream  # of the reply to come
+    images: Sequence[PlacedImage] = NO_IMAGES  # of the prompt, as the target sees them
+    draft_images: Sequence[PlacedImage] = NO_IMAGES  # as a draft model does, if it sees any
     prediction: tuple[int, ...] = ()  # tokens of the text that the caller expects
     constraint: Constraint | None = None
     text_bias: Sequence[tuple[int, float]] = ()  # `logit_bias` of texts, by their tokens
@@ -72,6 +75,8 @@ class SlotFactory:
             speculate,
             prepared.text,
             stats=SlotStats(admitted_s=prepared.admitted_s, histogram=histogram),
+            images=prepared.images,
+            draft_images=prepared.draft_images,
             prediction=prepared.prediction,
             constraint=prepared.constraint,
             prompt_logprobs=None if request.prompt_logprobs is None else [],

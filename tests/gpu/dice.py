@@ -27,7 +27,7 @@ class Draw:
 
 def pages_of(tensors: Tensors) -> PagedRows:
     """The batch among a draw's tensors."""
-    return PagedRows(**{name: tensors[name] for name in PagedRows.__slots__})
+    return PagedRows(**{name: tensors[name] for name in PagedRows.__slots__ if name in tensors})
 
 
 def page_tensors(
