@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from slipstream.engine.checkpoint.weights import tensor_names
+from slipstream.engine.checkpoint.weights import count_tower, tensor_names
 from slipstream.engine.core import forward
 from slipstream.engine.errors import SettingError, UnsupportedModel
 from slipstream.engine.models.blueprint import CUDA, Outline, draw_mtp, mtp_layers
 from slipstream.engine.models.heads.mtp import found_layers
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.reading.documents import checkpoint_files
-from slipstream.engine.models.registry import read_model
+from slipstream.engine.models.registry import FAMILIES, read_model
 from slipstream.engine.service.start.checkpoint_path import CONFIGS, local_checkpoint, run_dtype
 from slipstream.engine.service.start.drafters import drafter_types
 from slipstream.engine.service.start.sizes import (
@@ -65,6 +65,7 @@ class Taken:
     """Bytes of the device's memory by what takes them. Buffers of a pass come on top."""
 
     weights: int
+    tower: int  # of what sees images, as far as the files of a checkpoint are there
     tables: int  # of rotary embeddings, for every position
     states: int  # recurrent states of all slots
     parked: int  # rows of drafts in recurrent layers, for all slots
@@ -75,7 +76,7 @@ class Taken:
     @property
     def fixed(self) -> int:
         """All but the pages."""
-        return self.weights + self.tables + self.states + self.parked + self.windows + self.spare
+        return self.weights + self.tower + self.tables + self.states + self.parked + self.windows + self.spare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class _Mtp(Checkpoint):
         return draw_mtp(self.config, self.dtype, self.n_layers)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Server:
     """Networks with settings and memory, asked for one context after another."""
 
@@ -130,15 +131,29 @@ class _Server:
         """Most tokens of a sequence that all networks are made for."""
         return min(one.config.n_ctx_train for one in self.networks.values())
 
+    @cached_property
+    def tower_bytes(self) -> int:
+        """Of what sees images. A start loads it first, in the dtype of the network that it is for."""
+        if not self.settings.vision:
+            return 0
+        seeing = [one for one in self.networks.values() if FAMILIES[one.config.architecture].sees]
+        return sum(
+            count_tower(one.path) * one.dtype.itemsize
+            for one in seeing
+            if not isinstance(one, _Mtp) and _has_weights(one.path)
+        )
+
     def context(self) -> int:
         """The context as a start would choose it."""
-        return context(self.settings, [*self.networks.values()], Memory(self.free, CUDA_SHARE))
+        free = self.free - self.tower_bytes
+        return context(self.settings, [*self.networks.values()], Memory(free, CUDA_SHARE))
 
     def taken(self, n_ctx: int) -> Taken:
         """What is taken before there are pages."""
         outlines = [one.outline for one in self.networks.values()]
         return Taken(
             weights=sum(one.weight_bytes for one in outlines),
+            tower=self.tower_bytes,
             tables=n_ctx * sum(one.position_bytes for one in outlines),
             states=self.settings.parallel * sum(one.slot_bytes for one in self.demands),
             parked=n_parked(self.settings) * sum(one.parked_bytes for one in self.demands),
@@ -152,7 +167,7 @@ class _Server:
         settings, free, taken = self.settings, self.free, self.taken(n_ctx)
         if taken.fixed > free:
             return 0, f"without pages it takes {_gib(taken.fixed)}, there are {_gib(free)}"
-        memory = Memory(free - taken.weights - taken.tables, CUDA_SHARE)
+        memory = Memory(free - taken.weights - taken.tower - taken.tables, CUDA_SHARE)
         try:
             n_pages = page_count(settings, n_ctx, self.demands, memory)
         except SettingError as error:
