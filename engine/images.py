@@ -22,9 +22,9 @@ from torch import Tensor
 from slipstream.engine.api import Image
 from slipstream.engine.settings import Settings
 
-# What a row of an image sees of the image: the rows before it, like text; all of it, in every layer (Gemma 3); or also
-# what comes behind it, in layers with a window, which reach back no further for it (Gemma 4).
-Sees = Literal["before", "whole", "ahead"]
+# Where a row of an image also sees the rows of it that come behind: in no layer, like text; in all (Gemma 3); or in
+# those with a window (Gemma 4). Windows reach back no further for it.
+Ahead = Literal["nowhere", "everywhere", "in windows"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class ImageLayout:
     # arXiv 2409.12191, 2.1); None: every token stands one position behind the one before.
     axes: NDArray[np.int64] | None
     n_positions: int  # that it takes; text goes on behind them
-    sees: Sees = "before"
+    ahead: Ahead = "nowhere"
 
     @property
     def n_tokens(self) -> int:
@@ -148,7 +148,7 @@ def cut_before(images: Sequence[PlacedImage], start: int, end: int) -> int:
     rows a pass may have.
     """
     for one in images:
-        if one.layout.sees != "before" and one.start < end < one.end:
+        if one.layout.ahead != "nowhere" and one.start < end < one.end:
             return one.start if one.start > start else one.end
     return end
 
@@ -228,19 +228,17 @@ def wholes_of(stretches: Sequence[Stretch], *, windowed: bool) -> Tensor | None:
 
     A row without such a place has its own and the next. windowed: in layers with a window.
     """
-    kinds = ("whole", "ahead") if windowed else ("whole",)
-    if not any(one.layout.sees in kinds for stretch in stretches for one, _, _ in stretch):
+    kinds = ("everywhere", "in windows") if windowed else ("everywhere",)
+    if not any(one.layout.ahead in kinds for stretch in stretches for one, _, _ in stretch):
         return None
     places = np.concatenate([np.arange(one.start, one.end) - one.origin for one in stretches])
     wholes = np.stack((places, places + 1), 1).astype(np.int32)
     for stretch, first in zip(stretches, _firsts(stretches), strict=True):
         for one, begin, end in stretch:
-            if one.layout.sees not in kinds:
+            if one.layout.ahead not in kinds:
                 continue
             rows = slice(first + one.start + begin - stretch.start, first + one.start + end - stretch.start)
             wholes[rows, 1] = one.start + end - stretch.origin
-            if one.layout.sees == "whole":
-                wholes[rows, 0] = max(0, one.start - stretch.origin)
     return torch.from_numpy(wholes)
 
 

@@ -29,9 +29,10 @@ INTEGER_DTYPES = ("I64", "I32")
 # Tensors that old files carry although they are computed from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 # What wrappers hold beside the text model: not read.
-_TOWERS = "visual|vision_tower|vision_model|multi_modal_projector|vit_large_projector|embed_vision"
-TOWER = re.compile(rf"(model\.)?({_TOWERS})\.")  # of images
-MEDIA = re.compile(rf"(model\.)?({_TOWERS}|audio_tower|embed_audio)\.")
+MEDIA = re.compile(
+    r"(model\.)?(visual|vision_tower|audio_tower|vision_model|multi_modal_projector|vit_large_projector"
+    r"|embed_vision|embed_audio)\."
+)
 # A folder of another model misses every tensor; stop after this many.
 N_MISSING_MAX = 64
 MOST_MISSING = 1 << 28  # numbers of a missing tensor that zeros are made for
@@ -45,12 +46,6 @@ def open_tensors(path: Path) -> StoredTensors:
 def tensor_names(folder: Path | str) -> frozenset[str]:
     """What a checkpoint's tensors are called. Raises `LoadError` if it cannot be read; no tensor is."""
     return Weights(folder, torch.float32, torch.device("cpu")).names
-
-
-def count_tower(folder: Path | str) -> int:
-    """Parameters of what sees images in a checkpoint's files. Raises `LoadError` if they cannot be read."""
-    files = open_tensors(Path(folder))
-    return sum(math.prod(files.shape(name)) for name in files.names if TOWER.match(name))
 
 
 class Weights:

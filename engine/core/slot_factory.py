@@ -23,12 +23,12 @@ class Prepared:
 
     token_ids: Sequence[int]  # of the prompt
     text: TextStream  # of the reply to come
-    images: Sequence[PlacedImage] = NO_IMAGES  # of the prompt, as the target sees them
-    draft_images: Sequence[PlacedImage] = NO_IMAGES  # as a draft model does, if it sees any
     prediction: tuple[int, ...] = ()  # tokens of the text that the caller expects
     constraint: Constraint | None = None
     text_bias: Sequence[tuple[int, float]] = ()  # `logit_bias` of texts, by their tokens
     admitted_s: float = 0.0  # on the engine's clock
+    images: Sequence[PlacedImage] = NO_IMAGES  # of the prompt, as the target sees them
+    draft_images: Sequence[PlacedImage] = NO_IMAGES  # as a draft model does, if it sees any
 
 
 @dataclass(frozen=True, slots=True)

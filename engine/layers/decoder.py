@@ -127,10 +127,10 @@ class Decoder:
         nothing in the computation.
         """
         x = self.embedding(batch.token_ids)  # [n_tokens, d_model]
+        batch, x = turned(batch, self.ropes), with_images(batch, x)
         inputs = None
         if self.layer_inputs is not None:
-            inputs = self.layer_inputs(*padded(batch, x, self.embedding, self.layer_inputs.pad_id))
-        batch, x = turned(batch, self.ropes), with_images(batch, x)
+            inputs = self.layer_inputs(padded(batch, self.layer_inputs.pad_id), x)
         # [n_tokens, d_model] each
         x, added = run_blocks(self.blocks, (x, None), batch, store.layers, taps, inputs)
         n_layers = len(self.blocks)

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.batch import Batch
-from slipstream.engine.layers.embed import Embedding
 from slipstream.engine.layers.rope import RopeSpec, mixed_angles
-from slipstream.kernels.matmul.op import take_rows
 from slipstream.kernels.norm_rope_write.op import Rope
 
 
@@ -21,17 +19,11 @@ def with_images(batch: Batch, embedded: Tensor) -> Tensor:
     return embedded if images is None else embedded.index_copy(0, images.index, images.features)
 
 
-def padded(batch: Batch, embedded: Tensor, embedding: Embedding, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Token ids and their embeddings, [n_tokens] and [n_tokens, d_model], with padding where images are.
-
-    The padding's embedding is not scaled, as in Gemma 4.
-    """
-    if batch.images is None:
-        return batch.token_ids, embedded
-    index = batch.images.index
-    token_ids = batch.token_ids.index_fill(0, index, pad_id)
-    pads = take_rows(embedding.weight, token_ids[index])  # [n_image_rows, d_model]
-    return token_ids, embedded.index_copy(0, index, pads)
+def padded(batch: Batch, pad_id: int) -> Tensor:
+    """Token ids, [n_tokens] int64, with padding where images are."""
+    return (
+        batch.token_ids if batch.images is None else batch.token_ids.index_fill(0, batch.images.index, pad_id)
+    )
 
 
 def turned(batch: Batch, ropes: Mapping[RopeSpec, Rope]) -> Batch:

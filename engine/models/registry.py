@@ -32,7 +32,7 @@ from slipstream.engine.models.families import (
     qwen3,
     qwen3_5,
     qwen3_moe,
-    qwen_vl,
+    qwen_vl_text,
     step3p5,
 )
 from slipstream.engine.models.families.step_keys import with_common_keys
@@ -56,7 +56,6 @@ class Family:
     dialect: Callable[[Fields], Fields] | None = (
         None  # puts its checkpoints' keys into the words of transformers
     )
-    sees: bool = False  # images, if its checkpoint has a tower
 
 
 # Of layers with windows; where the config does not say so, Qwen has none.
@@ -67,11 +66,11 @@ FAMILIES: dict[str, Family] = {
     "DeepseekV2ForCausalLM": Family(deepseek_v3.v2_parts, deepseek_v3.UNDERSTOOD, deepseek_v3.V2_DEFAULTS),
     "DeepseekV3ForCausalLM": Family(deepseek_v3.parts, deepseek_v3.UNDERSTOOD, deepseek_v3.V3_DEFAULTS),
     **{
-        f"Gemma3For{use}": Family(gemma3.parts, gemma3.UNDERSTOOD, gemma3.DEFAULTS, sees=True)
+        f"Gemma3For{use}": Family(gemma3.parts, gemma3.UNDERSTOOD, gemma3.DEFAULTS)
         for use in ("CausalLM", "ConditionalGeneration")
     },
     **{
-        f"Gemma4For{use}": Family(gemma4_text.parts, gemma4_text.UNDERSTOOD, gemma4_text.DEFAULTS, sees=True)
+        f"Gemma4For{use}": Family(gemma4_text.parts, gemma4_text.UNDERSTOOD, gemma4_text.DEFAULTS)
         for use in ("CausalLM", "ConditionalGeneration")
     },
     "Glm4MoeForCausalLM": Family(glm4_moe.parts, glm4_moe.UNDERSTOOD),
@@ -82,29 +81,25 @@ FAMILIES: dict[str, Family] = {
     "MiMoForCausalLM": Family(qwen2.parts),
     "MiMoV2FlashForCausalLM": Family(mimo_v2_flash.parts, mimo_v2_flash.UNDERSTOOD, mimo_v2_flash.DEFAULTS),
     "Ministral3ForCausalLM": Family(llama.parts, mistral3.UNDERSTOOD),
-    "Mistral3ForConditionalGeneration": Family(
-        llama.parts, mistral3.UNDERSTOOD, dialect=mistral3.known_text, sees=True
-    ),
+    "Mistral3ForConditionalGeneration": Family(llama.parts, mistral3.UNDERSTOOD, dialect=mistral3.known_text),
     "MistralForCausalLM": Family(llama.parts, WINDOWS),
     "Qwen2_5_VLForConditionalGeneration": Family(
-        qwen2.parts, WINDOWS, qwen_vl.DEFAULTS_2_5, qwen_vl.one_after_another, sees=True
+        qwen2.parts, WINDOWS, qwen_vl_text.DEFAULTS_2_5, qwen_vl_text.one_after_another
     ),
     "Qwen2ForCausalLM": Family(qwen2.parts, WINDOWS, NO_WINDOW),
     "Qwen3ForCausalLM": Family(qwen3.parts, WINDOWS, NO_WINDOW),
     "Qwen3NextForCausalLM": Family(qwen3_5.qwen3_next, qwen3_5.UNDERSTOOD),
     **{
-        f"Qwen3_5{kind}For{use}": Family(
-            qwen3_5.qwen3_5, qwen3_5.UNDERSTOOD, dialect=qwen3_5.in_turns, sees=True
-        )
+        f"Qwen3_5{kind}For{use}": Family(qwen3_5.qwen3_5, qwen3_5.UNDERSTOOD, dialect=qwen3_5.in_turns)
         for kind in ("", "Moe")
         for use in ("CausalLM", "ConditionalGeneration")
     },
     "Qwen3MoeForCausalLM": Family(qwen3_moe.parts, qwen3_moe.UNDERSTOOD),
     "Qwen3VLForConditionalGeneration": Family(
-        qwen3.parts, (), qwen_vl.DEFAULTS_3, qwen_vl.in_turns, sees=True
+        qwen3.parts, (), qwen_vl_text.DEFAULTS_3, qwen_vl_text.in_turns
     ),
     "Qwen3VLMoeForConditionalGeneration": Family(
-        qwen_vl.moe_parts, qwen3_moe.UNDERSTOOD, qwen_vl.MOE_DEFAULTS, qwen_vl.in_turns, sees=True
+        qwen_vl_text.moe_parts, qwen3_moe.UNDERSTOOD, qwen_vl_text.MOE_DEFAULTS, qwen_vl_text.in_turns
     ),
     **{
         name: Family(step3p5.parts, step3p5.UNDERSTOOD, step3p5.DEFAULTS, with_common_keys)

@@ -32,8 +32,8 @@ def attention(
     d_value], d_value at most d_head; the pass's own rows are in it. Their dtype is q's, or float8_e4m3fn whatever q's
     is: then a code stands for its value, and nothing is scaled.
     sinks: [n_heads] float32, finite, not multiplied by scale; None: no head has one.
-    Returns [n_rows, n_heads * d_value], q's dtype; float32 inside. Neither what lies past a span's last position nor
-    what lies before all that its first row sees is read, and the page table may hold anything there.
+    Returns [n_rows, n_heads * d_value], q's dtype; float32 inside. Neither what lies before all that a span's first
+    row sees nor what lies past all that its last row sees is read, and the page table may hold anything there.
     Raises ValueError for a window below 1, for sinks and wholes of another shape or dtype and for values wider than
     keys.
     """

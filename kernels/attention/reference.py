@@ -29,15 +29,13 @@ def attention(
     out = q.new_empty(*q.shape[:2], values.shape[3])
     for i, n_past in enumerate(past):
         rows = slice(starts[i], starts[i + 1])
-        n_seen = n_past + starts[i + 1] - starts[i]
-        if n_seen == n_past:
+        if rows.start == rows.stop:
             continue
-        seen = _seen(n_past, n_seen, window, None if spans.wholes is None else spans.wholes[rows])
-        first = int(seen[:, 0].min())
-        k, v = (_read(store, spans.page_table[i], first, n_seen) for store in (keys, values))
-        places = torch.arange(first, n_seen)
-        hidden = ((places < seen[:, :1]) | (places >= seen[:, 1:])).to(q.device)
-        out[rows] = _dense(q[rows], k, v, hidden, scale, sinks)
+        places = torch.arange(n_past, n_past + rows.stop - rows.start)
+        seen = _seen(places, window, None if spans.wholes is None else spans.wholes[rows])
+        first, end = int(seen[:, 0].min()), int(seen[:, 1].max())
+        k, v = (_read(store, spans.page_table[i], first, end) for store in (keys, values))
+        out[rows] = _dense(q[rows], k, v, _hidden(seen.to(q.device), first, end), scale, sinks)
     return out.flatten(1)
 
 
@@ -45,24 +43,29 @@ def _read(
     store: Tensor,  # [n_pages, n_kv_heads, page_size, width]
     table: Tensor,  # [n_pages_max] int32
     first: int,
-    n_seen: int,
-) -> Tensor:  # [n_kv_heads, n_seen - first, width]
+    end: int,
+) -> Tensor:  # [n_kv_heads, end - first, width]
     page_size = store.shape[2]
     first_page = first // page_size
-    pages = table[first_page : -(-n_seen // page_size)].long()
+    pages = table[first_page : -(-end // page_size)].long()
     skipped = first_page * page_size
-    return store[pages].transpose(0, 1).flatten(1, 2)[:, first - skipped : n_seen - skipped]
+    return store[pages].transpose(0, 1).flatten(1, 2)[:, first - skipped : end - skipped]
 
 
-def _seen(n_past: int, end: int, window: int | None, wholes: Tensor | None) -> Tensor:
-    """First place that each of the rows at n_past … end - 1 sees, and the end, [n_rows, 2], on the host."""
-    places = torch.arange(n_past, end)
+def _seen(places: Tensor, window: int | None, wholes: Tensor | None) -> Tensor:
+    """First place that a row at each of `places` sees, and the end, [n_rows, 2], on the host."""
     firsts = torch.zeros_like(places) if window is None else (places - window + 1).clamp_min(0)
     ends = places + 1
     if wholes is not None:
         begun, ended = wholes.cpu().unbind(1)
         firsts, ends = torch.minimum(firsts, begun), torch.maximum(ends, ended)
     return torch.stack((firsts, ends), 1)
+
+
+def _hidden(seen: Tensor, first: int, end: int) -> Tensor:
+    """Which of the places first … end - 1 each row does not see, [n_rows, end - first] bool. seen: of `_seen`."""
+    places = torch.arange(first, end, device=seen.device)
+    return (places < seen[:, :1]) | (places >= seen[:, 1:])
 
 
 def _dense(

@@ -24,8 +24,8 @@ class Spans(Protocol):
     def page_table(self) -> Tensor: ...  # [n_spans, n_pages_max] int32: page ids of places 0 …
 
     # [n_rows, 2] int32: begin and end, as places, of what a row belongs to and sees whole, as an image; (p, p + 1) at
-    # place p for rows that belong to nothing. It holds the row, ends within the span, and may begin before it; those of
-    # a span do not overlap. None: all rows belong to nothing.
+    # place p for rows that belong to nothing. It holds the row, may begin before its span and lies in the pages.
+    # From row to row of a span begins do not fall, nor do ends. None: all rows belong to nothing.
     @property
     def wholes(self) -> Tensor | None: ...
 

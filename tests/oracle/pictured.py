@@ -24,6 +24,7 @@ class Pictured:
     lengths: Sequence[int]
     past: Sequence[int]
     images: Sequence[Sequence[tuple[int, int]]]
+    ahead: bool = False  # rows see what is behind them of their image, but what is before them as text does
 
     def places(self) -> list[tuple[int, int]]:
         """Span and place of each row."""
@@ -33,7 +34,7 @@ class Pictured:
     def spans(self, page_size: int) -> Spans:
         """The pass with `wholes`, on pages in no order."""
         wholes = [
-            next((image for image in self.images[i] if image[0] <= p < image[1]), (p, p + 1))
+            next(((p if self.ahead else b, e) for b, e in self.images[i] if b <= p < e), (p, p + 1))
             for i, p in self.places()
         ]
         plain = make_spans(list(self.lengths), list(self.past), page_size)
@@ -47,7 +48,7 @@ class Pictured:
             mask = (at <= p) & (at > p - (window or 10**9))
             for begin, end in self.images[i]:
                 if begin <= p < end:
-                    mask |= (begin <= at) & (at < end)
+                    mask |= ((p if self.ahead else begin) <= at) & (at < end)
             masks.append(mask)
         return masks
 
@@ -91,6 +92,9 @@ PASSES = (
     Pictured([12], [0], [[(2, 9)]]),
     Pictured([90, 1, 30], [100, 70, 0], [[(104, 110), (110, 111), (113, 185)], [], [(0, 20), (25, 30)]]),
     Pictured([5, 40, 1], [61, 95, 200], [[], [(63, 97), (120, 135)], [(130, 201)]]),
+    Pictured(
+        [90, 1, 30], [100, 70, 0], [[(104, 110), (110, 111), (113, 185)], [], [(0, 20), (25, 30)]], ahead=True
+    ),
 )
 
 

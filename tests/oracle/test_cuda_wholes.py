@@ -20,10 +20,11 @@ PASSES = (
     Pictured([40, 1], [0, 30], [[(3, 17), (17, 33), (34, 38)], []]),
     Pictured([30, 90], [500, 440], [[(495, 520), (521, 529)], [(450, 530)]]),
     Pictured([20, 3], [1030, 0], [[(500, 1047)], [(0, 3)]]),
+    Pictured([30, 90], [500, 440], [[(495, 520), (521, 529)], [(450, 530)]], ahead=True),
 )
 # n_heads, n_kv_heads, page_size, d_head, d_value
 SHAPES = [(4, 2, 16, 64, 64), (3, 1, 7, 128, 40), (2, 1, 16, 256, 256), (2, 1, 48, 512, 512)]
-each_pass = pytest.mark.parametrize("case", PASSES, ids=["short", "chunks", "begun"])
+each_pass = pytest.mark.parametrize("case", PASSES, ids=["short", "chunks", "begun", "ahead"])
 each_window = pytest.mark.parametrize("window", [None, 9, 70])
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 

@@ -21,6 +21,7 @@ from slipstream.engine.models.registry import read_model
 from slipstream.engine.service.start.sizes import PAGE_SIZE, Demand, n_parked
 from slipstream.engine.service.tools.forecast import Forecast, forecast
 from slipstream.engine.settings import Settings
+from slipstream.server.vision.opening import vision_bytes
 from tests.checkpoints import tiny_checkpoint
 from tests.public_configs import CONFIGS, COPIES, PARAMETERS, SILENT_MTP
 
@@ -94,17 +95,20 @@ def test_image_towers_are_counted(family: str, prefix: str, tmp_path: Path) -> N
     tensors = load_file(folder / "model.safetensors")
     beside = (prefix, "multi_modal_projector.")
     n = sum(one.numel() for name, one in tensors.items() if name.startswith(beside))
-    told = forecast(Settings(model=str(folder), ctx_size=256))
-    assert told.taken.tower == 2 * n > 0
-    assert forecast(Settings(model=str(folder), ctx_size=256, dtype="float32")).taken.tower == 4 * n
-    blind = forecast(Settings(model=str(folder), ctx_size=256, vision=False))
+
+    def told(memory: int | None = None, **settings: Any) -> Forecast:
+        return forecast(Settings(model=str(folder), ctx_size=256, **settings), memory, vision_bytes)
+
+    assert told().taken.tower == 2 * n > 0
+    assert told(dtype="float32").taken.tower == 4 * n
+    blind = told(vision=False)
     assert blind.taken.tower == 0
-    assert told.total_bytes - blind.total_bytes == 2 * n
-    assert told.networks["target"] == blind.networks["target"]
-    enough = told.needed_one
+    assert told().total_bytes - blind.total_bytes == 2 * n
+    assert told().networks["target"] == blind.networks["target"]
+    enough = told().needed_one
     assert enough is not None
-    assert forecast(Settings(model=str(folder), ctx_size=256, parallel=4), enough).refusal is None
-    assert forecast(Settings(model=str(folder), ctx_size=256, parallel=4), enough - 2 * n).refusal is not None
+    assert told(enough).refusal is None
+    assert told(enough - 2 * n).refusal is not None
 
 
 @pytest.mark.parametrize(("name", "billions"), [("gpt-oss-20b", 20.91), ("gpt-oss-120b", 116.83)])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from slipstream.engine.api import Chat, Image
+from slipstream.engine.api import Chat, Image, Request
 from slipstream.engine.errors import Unsupported
 from slipstream.engine.images import ImageLayout, PlacedImage, Vision
 
@@ -54,6 +54,14 @@ class Shown:
         features = await asyncio.gather(*futures)
         places = zip(self.images, layouts, features, strict=True)
         return [PlacedImage(start, layout, image.key, rows) for (start, image, _), layout, rows in places]
+
+
+def without_pixels(request: Request) -> Request:
+    """A request as its slot keeps it: what its images are to the networks is there, so their pixels need not be."""
+    prompt = request.prompt
+    if not isinstance(prompt, Chat) or not prompt.images:
+        return request
+    return replace(request, prompt=replace(prompt, images=()))
 
 
 def shown(token_ids: Sequence[int], images: Sequence[Image], vision: Vision) -> Shown:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from slipstream.engine.checkpoint.weights import count_tower, tensor_names
+import torch
+
+from slipstream.engine.checkpoint.weights import tensor_names
 from slipstream.engine.core import forward
 from slipstream.engine.errors import SettingError, UnsupportedModel
 from slipstream.engine.models.blueprint import CUDA, Outline, draw_mtp, mtp_layers
 from slipstream.engine.models.heads.mtp import found_layers
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.reading.documents import checkpoint_files
-from slipstream.engine.models.registry import FAMILIES, read_model
+from slipstream.engine.models.registry import read_model
 from slipstream.engine.service.start.checkpoint_path import CONFIGS, local_checkpoint, run_dtype
 from slipstream.engine.service.start.drafters import drafter_types
 from slipstream.engine.service.start.sizes import (
@@ -114,13 +116,14 @@ class _Mtp(Checkpoint):
         return draw_mtp(self.config, self.dtype, self.n_layers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Server:
     """Networks with settings and memory, asked for one context after another."""
 
     settings: Settings
     networks: Mapping[str, Checkpoint]
     free: float  # bytes before the server starts
+    tower_bytes: int = 0  # of what sees images, which a start loads first
 
     @property
     def demands(self) -> list[Demand]:
@@ -130,18 +133,6 @@ class _Server:
     def n_positions(self) -> int:
         """Most tokens of a sequence that all networks are made for."""
         return min(one.config.n_ctx_train for one in self.networks.values())
-
-    @cached_property
-    def tower_bytes(self) -> int:
-        """Of what sees images. A start loads it first, in the dtype of the network that it is for."""
-        if not self.settings.vision:
-            return 0
-        seeing = [one for one in self.networks.values() if FAMILIES[one.config.architecture].sees]
-        return sum(
-            count_tower(one.path) * one.dtype.itemsize
-            for one in seeing
-            if not isinstance(one, _Mtp) and _has_weights(one.path)
-        )
 
     def context(self) -> int:
         """The context as a start would choose it."""
@@ -190,7 +181,13 @@ class _Server:
         return self.taken(n_ctx).fixed + math.ceil(pages / CUDA_SHARE) + 1
 
 
-def forecast(settings: Settings, memory_bytes: int | None = None) -> Forecast:
+# Bytes that what sees images takes, of a checkpoint's folder in a dtype.
+VisionBytes = Callable[[Path, torch.dtype], int]
+
+
+def forecast(
+    settings: Settings, memory_bytes: int | None = None, vision_bytes: VisionBytes | None = None
+) -> Forecast:
     """The memory of a server with these settings, whose models may be folders, config files or hub names.
 
     memory_bytes: what is free on the device before the server starts; None: as much as it takes. Raises `LoadError`
@@ -200,7 +197,11 @@ def forecast(settings: Settings, memory_bytes: int | None = None) -> Forecast:
     check(settings)
     batch_size(settings, CUDA)
     networks, drafters = _networks(settings)
-    server = _Server(settings, networks, math.inf if memory_bytes is None else memory_bytes)
+    tower = 0
+    if vision_bytes is not None and settings.vision:
+        own = [one for one in networks.values() if not isinstance(one, _Mtp) and _has_weights(one.path)]
+        tower = sum(vision_bytes(one.path, one.dtype) for one in own)
+    server = _Server(settings, networks, math.inf if memory_bytes is None else memory_bytes, tower)
     n_ctx, size = server.context(), page_bytes(server.demands)
     n_pages, refusal = server.pages(n_ctx)
     if refusal is not None:  # then report the context of a server with enough memory
