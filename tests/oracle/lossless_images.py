@@ -22,12 +22,11 @@ from tests.assistant_checkpoint import assistant_checkpoint
 from tests.checkpoints import noised_copy
 from tests.oracle.image_cases import Eyes, image_cases
 from tests.oracle.lab import Bench, Folders, Lab, play
-from tests.oracle.lossless import ASSISTANT, SAMPLINGS, Tally, benches, chains, disturbed, line
+from tests.oracle.lossless import ASSISTANT, SAMPLINGS, Tally, benches, chains, disturbed, lab_of, line
 from tests.oracle.test_hybrid_mtp import with_mtp
 from tests.tiny_vision import VARIANTS, tiny_vision
 
 FREE = ("greedy", "warm", "all")  # kinds of sampling without grammars
-N_CTX = 1024
 
 
 def folders_of(variant: str, scratch: Path) -> Folders:
@@ -43,17 +42,15 @@ def folders_of(variant: str, scratch: Path) -> Folders:
     return Folders(target, draft, heads)
 
 
-def compare(
-    folders: Folders, dtype: torch.dtype, name: str, n_cases: int, seed: int
-) -> Iterator[tuple[Bench, Tally]]:
+def compare(lab: Lab, name: str, n_cases: int, seed: int) -> Iterator[tuple[Bench, Tally]]:
     """Every chain on every bench."""
-    lab, eyes = Lab(folders, dtype, N_CTX), Eyes(folders, dtype)
+    eyes = Eyes(lab.folders, lab.target.dtype)
     try:
         cases = image_cases(eyes, SAMPLINGS[name], n_cases, seed)
     finally:
         eyes.close()
     expected = play(lab, Bench(), cases, seed=seed)
-    for i, bench in enumerate(bench for chain in chains(folders) for bench in benches(chain)):
+    for i, bench in enumerate(bench for chain in chains(lab.folders) for bench in benches(chain)):
         bench = replace(bench, now=time.perf_counter)
         yield bench, disturbed(lab, bench, cases, expected, 100 * seed + i)
 
@@ -66,6 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--cases", type=int, default=12)
     parser.add_argument("--sampling", nargs="*", default=FREE, choices=FREE)
+    parser.add_argument("--ranks", type=int, default=1, help="over which the target is divided, as threads")
     options = parser.parse_args(arguments)
     started, total = time.perf_counter(), Tally()
     for variant in options.family:
@@ -73,8 +71,9 @@ def main(arguments: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory() as scratch:
             folders = folders_of(variant, Path(scratch))
             for dtype in options.dtype:
+                lab = lab_of(folders, getattr(torch, dtype), options.ranks)
                 for seed, name in enumerate(options.sampling):
-                    for _, found in compare(folders, getattr(torch, dtype), name, options.cases, seed):
+                    for _, found in compare(lab, name, options.cases, seed):
                         of_family.add(found)
         sys.stdout.write(f"{line(of_family)}  {variant}, {time.perf_counter() - started:.0f} s\n")
         sys.stdout.flush()
