@@ -32,7 +32,7 @@ from slipstream.engine.models.families import (
     qwen3,
     qwen3_5,
     qwen3_moe,
-    qwen_vl,
+    qwen_vl_text,
     step3p5,
 )
 from slipstream.engine.models.families.step_keys import with_common_keys
@@ -84,7 +84,7 @@ FAMILIES: dict[str, Family] = {
     "Mistral3ForConditionalGeneration": Family(llama.parts, mistral3.UNDERSTOOD, dialect=mistral3.known_text),
     "MistralForCausalLM": Family(llama.parts, WINDOWS),
     "Qwen2_5_VLForConditionalGeneration": Family(
-        qwen2.parts, WINDOWS, qwen_vl.DEFAULTS_2_5, qwen_vl.one_after_another
+        qwen2.parts, WINDOWS, qwen_vl_text.DEFAULTS_2_5, qwen_vl_text.one_after_another
     ),
     "Qwen2ForCausalLM": Family(qwen2.parts, WINDOWS, NO_WINDOW),
     "Qwen3ForCausalLM": Family(qwen3.parts, WINDOWS, NO_WINDOW),
@@ -95,9 +95,11 @@ FAMILIES: dict[str, Family] = {
         for use in ("CausalLM", "ConditionalGeneration")
     },
     "Qwen3MoeForCausalLM": Family(qwen3_moe.parts, qwen3_moe.UNDERSTOOD),
-    "Qwen3VLForConditionalGeneration": Family(qwen3.parts, (), qwen_vl.DEFAULTS_3, qwen_vl.in_turns),
+    "Qwen3VLForConditionalGeneration": Family(
+        qwen3.parts, (), qwen_vl_text.DEFAULTS_3, qwen_vl_text.in_turns
+    ),
     "Qwen3VLMoeForConditionalGeneration": Family(
-        qwen_vl.moe_parts, qwen3_moe.UNDERSTOOD, qwen_vl.MOE_DEFAULTS, qwen_vl.in_turns
+        qwen_vl_text.moe_parts, qwen3_moe.UNDERSTOOD, qwen_vl_text.MOE_DEFAULTS, qwen_vl_text.in_turns
     ),
     **{
         name: Family(step3p5.parts, step3p5.UNDERSTOOD, step3p5.DEFAULTS, with_common_keys)

@@ -28,14 +28,14 @@ CPU_TOKENS = 1024
 # `model_type` of config.json -> the module whose FAMILY it is. Others are not imported: transformers takes
 # seconds for its image processors, which a model of text alone would wait for too.
 FAMILIES = {
-    "qwen2_5_vl": "qwen_vl",
-    "qwen3_vl": "qwen_vl",
-    "qwen3_vl_moe": "qwen_vl",
-    "qwen3_5": "qwen_vl",
-    "qwen3_5_moe": "qwen_vl",
+    "qwen2_5_vl": "qwen_images",
+    "qwen3_vl": "qwen_images",
+    "qwen3_vl_moe": "qwen_images",
+    "qwen3_5": "qwen_images",
+    "qwen3_5_moe": "qwen_images",
     "gemma3": "gemma3_images",
     "gemma4": "gemma4_images",
-    "mistral3": "pixtral",
+    "mistral3": "pixtral_images",
 }
 
 
