@@ -193,6 +193,11 @@ def test_every_format_and_an_orientation(server: Served) -> None:
     assert [(one.width, one.height) for one in chat.images] == [(4, 3), (4, 3), (3, 4), (4, 3)]
 
 
+def test_the_head_of_a_data_address_in_capitals(server: Served) -> None:
+    url = URLS[RED].replace("data:image/png;base64,", "DATA:Image/JPG;Base64,")
+    assert seen(ask(server, [shows(url)])) == [RED]
+
+
 def test_files_below_the_media_folder(server: Served) -> None:
     assert seen(ask(server, [shows("file://green.png")])) == [GREEN]
 
