@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -20,17 +20,44 @@ from pydantic import (
 
 from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import wrong
+from slipstream.server.images.image_part import Content, ImagePart, Placed, followed, images_in
 from slipstream.server.openai import sent
-from slipstream.server.openai.readers import Texts, read_content
+from slipstream.server.openai.readers import read_content
 from slipstream.server.openai.wire import MAX_MESSAGES, Message
 
 KIND = "which block it is"
+MEDIA = ("image/png", "image/jpeg", "image/webp", "image/gif")
 CALL_PREFIX = "toolu_"  # of the ids of calls; templates get the rest, as some have rules for it
 
 
 def read_texts(value: Any) -> Any:
     """A string, or a list of text blocks; null is no text."""
     return "" if value is None else read_content(value)
+
+
+def read_result(value: Any) -> Any:
+    """What a tool returned: a text, or texts and images."""
+    if not isinstance(value, list) or not any(_is_image(one) for one in value):
+        return read_texts(value)
+    return [
+        ImagePart(read_source(one.get("source"))) if _is_image(one) else read_content([one]) for one in value
+    ]
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "image"
+
+
+def read_source(value: Any) -> Any:
+    """Where an image is to be had, as an address."""
+    if isinstance(value, dict) and value.get("type") == "url" and isinstance(value.get("url"), str):
+        return value["url"]
+    if isinstance(value, dict) and value.get("type") == "base64":
+        kind, data = value.get("media_type"), value.get("data")
+        if kind in MEDIA and isinstance(data, str):
+            return f"data:{kind};base64,{data}"
+        raise wrong(f"a base64 source should have data, and as its media_type one of {', '.join(MEDIA)}")
+    raise wrong("an image's source should be of the type base64 or url", code="unsupported_value")
 
 
 def read_arguments(value: Any) -> Any:
@@ -43,7 +70,26 @@ def read_arguments(value: Any) -> Any:
         raise wrong("Input is nested too deeply") from None
 
 
-JoinedTexts = Annotated[str, BeforeValidator(read_texts, Texts | None)]
+class Base64Source(sent.Sent):
+    type: Literal["base64"]
+    media_type: Literal[MEDIA]  # type: ignore[valid-type]
+    data: str
+
+
+class UrlSource(sent.Sent):
+    type: Literal["url"]
+    url: str = Field(description="read where the server is allowed to (`--allow-remote-images`)")
+
+
+class SentImage(sent.Sent):
+    type: Literal["image"]
+    source: Base64Source | UrlSource
+
+
+Result = Annotated[
+    str | list[str | ImagePart],
+    BeforeValidator(read_result, str | list[sent.TextPart | SentImage] | None),
+]
 
 
 class Block(BaseModel):
@@ -55,6 +101,13 @@ class Block(BaseModel):
 class TextBlock(Block):
     type: Literal["text"] = Field(description=KIND)
     text: str = Field(description="the text")
+
+
+class ImageBlock(Block):
+    type: Literal["image"] = Field(description=KIND)
+    source: Annotated[str, BeforeValidator(read_source, Base64Source | UrlSource)] = Field(
+        description="the image, or where it is"
+    )
 
 
 class ThinkingBlock(Block):
@@ -83,18 +136,18 @@ class ToolUseBlock(Block):
 class ToolResultBlock(Block):
     type: Literal["tool_result"] = Field(description=KIND)
     tool_use_id: str = Field(max_length=256, description="the call that it answers")
-    content: JoinedTexts = Field("", description="a text, or a list of text blocks")
+    content: Result = Field("", description="a text, or a list of text and image blocks")
     is_error: bool | None = optional("accepted: the model is shown the content alone")
 
 
-AnyBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+AnyBlock = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 # The types of blocks that each role may have.
 KINDS = {
     "system": ("text",),
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
-ALL_KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+ALL_KINDS = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 def read_block(value: Any) -> Any:
@@ -128,6 +181,7 @@ def check_kinds(blocks: list[AnyBlock], info: ValidationInfo) -> list[AnyBlock]:
 
 OneBlock = Annotated[
     Annotated[TextBlock, Tag(":text")]
+    | Annotated[ImageBlock, Tag(":image")]
     | Annotated[ThinkingBlock, Tag(":thinking")]
     | Annotated[RedactedThinkingBlock, Tag(":redacted_thinking")]
     | Annotated[ToolUseBlock, Tag(":tool_use")]
@@ -154,6 +208,17 @@ class Turn(BaseModel):
 
 
 Turns = Annotated[list[Turn], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def images_of(turns: Iterable[Turn]) -> Iterator[Placed]:
+    """The images of a conversation, in the order in which its messages have them."""
+    for index, turn in enumerate(turns):
+        for number, block in enumerate(turn.content):
+            place = f"messages[{index}].content[{number}]"
+            if isinstance(block, ImageBlock):
+                yield f"{place}.source", ImagePart(block.source)
+            elif isinstance(block, ToolResultBlock):
+                yield from images_in(block.content, f"{place}.content", ".source")
 
 
 def chat_messages(system: str | None, turns: Iterable[Turn]) -> list[Message]:
@@ -184,6 +249,8 @@ def _part(role: str, block: AnyBlock) -> dict[str, Any]:
     if isinstance(block, ToolResultBlock):
         call_id = block.tool_use_id.removeprefix(CALL_PREFIX)
         return {"role": "tool", "tool_call_id": call_id, "content": block.content}
+    if isinstance(block, ImageBlock):
+        return {"role": role, "content": [ImagePart(block.source)]}
     assert isinstance(block, TextBlock)
     return {"role": role, "content": block.text}
 
@@ -196,6 +263,7 @@ def _join(last: dict[str, Any], part: dict[str, Any]) -> None:
     """Add to a message what follows it in the same role."""
     for name in ("reasoning_content", "content"):
         if name in part:
-            last[name] = f"{last[name]}\n{part[name]}" if last.get(name) else part[name]
+            joined: Content = followed(last.get(name), part[name])
+            last[name] = joined
     if "tool_calls" in part:
         last["tool_calls"] = [*last.get("tool_calls", ()), *part["tool_calls"]]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from slipstream.server.anthropic.content_blocks import Turns, read_texts
+from slipstream.server.anthropic.content_blocks import Turns, images_of, read_texts
 from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import wrong
 from slipstream.server.http.error_table import unsupported
+from slipstream.server.images.image_part import Placed
 from slipstream.server.openai import sent, structured
 from slipstream.server.openai.readers import INT32, Stops, TemplateKwargs, Texts
 from slipstream.server.openai.tools import MAX_TOOLS, ToolChoice, read_tools
@@ -149,6 +151,9 @@ class CountRequest(Generate):
     chat_template_kwargs: TemplateKwargs = optional(
         "values for the template; names the renderer uses itself are refused"
     )
+
+    def images(self) -> Iterator[Placed]:
+        return images_of(self.messages)
 
     @classmethod
     def prepared(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
+from typing import Any
 
 from slipstream.engine.api import Chat, Infill, Prompt, Request
 
@@ -24,11 +25,21 @@ def text_of(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Chat):
-        parts = [prompt.template_kwargs, *prompt.messages]
+        keys = iter([one.key.hex() for one in prompt.images])
+        parts = [prompt.template_kwargs, *(_told(one, keys) for one in prompt.messages)]
         return "\n".join(json.dumps(part, sort_keys=True, default=str) for part in parts)
     if isinstance(prompt, Infill):
         return "\n".join(text for pair in (*prompt.extra, (prompt.prefix, prompt.suffix)) for text in pair)
     return " ".join(map(str, prompt))
+
+
+def _told(message: Mapping[str, Any], keys: Iterator[str]) -> Mapping[str, Any]:
+    """A message with what its images show, by their keys."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [{**one, "key": next(keys, "")} if one.get("type") == "image" else one for one in content]
+    return {**message, "content": parts}
 
 
 class Affinity:

@@ -6,6 +6,7 @@ the log says so. What would change results or memory in a way that is not built 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,25 @@ def _verbosity(text: str) -> Changes:
     return {"log_level": levels[int(text)] if int(text) < len(levels) else "debug"}
 
 
+def _domains(text: str) -> Changes:
+    """vLLM's list of hosts, which it takes as JSON too."""
+    listed = json.loads(text) if text.startswith("[") else text.split(",")
+    return {"allow_remote_images": True, "remote_image_hosts": ",".join(map(str, listed))}
+
+
+def _image_limit(text: str) -> Changes:
+    """`{"image": 4}`, `{"image": {"count": 4}}` or `image=4`. Other kinds of media do not exist here."""
+    pairs = (one.partition("=")[::2] for one in text.split(","))
+    limits = json.loads(text) if text.startswith("{") else dict(pairs)
+    limit = limits.get("image")
+    limit = limit.get("count") if isinstance(limit, dict) else limit
+    if limit is None:
+        return {}
+    if not str(limit).isdecimal():
+        raise ValueError(f"{text}: the number of images is no whole number")
+    return {"image_limit": str(limit)}
+
+
 def _idle(reason: str, *flags: str, value: str | None = None, is_optional: bool = False) -> Foreign:
     meaning = f"accepted without effect: {reason}"
     return Foreign(flags=flags, meaning=meaning, value=value, is_optional=is_optional, reason=reason)
@@ -103,7 +123,7 @@ _NO_SAMPLER = "this sampler is not supported"
 _POSITIONS = "positions are scaled as the model's files say"
 _PLACED = "a model is on one device"
 _SYSTEM = "threads run where the system puts them"
-_TEXT_ONLY = "only text is supported"
+_OWN_TOWER = "what sees images is read from the model's own files"
 _ONE_MODEL = "a server has one model, --model"
 _HUB = "--model takes hub names (org/name, org/name:Q4_K_M, org/name/FILE.gguf)"
 _NO_TOOLS = "tools run where the client is"
@@ -136,6 +156,29 @@ FOREIGN: Sequence[Foreign] = (
     ),
     Foreign(flags=("--log-disable",), meaning="--log-level error", read=lambda text: {"log_level": "error"}),
     Foreign(flags=("--log-jsonl",), meaning="--log-format json", read=lambda text: {"log_format": "json"}),
+    Foreign(
+        flags=("--no-mmproj", "--no-mmproj-auto", "--language-model-only"),
+        meaning="--no-vision",
+        read=lambda text: {"vision": False},
+    ),
+    Foreign(
+        flags=("--allowed-local-media-path",),
+        meaning="as --media-path",
+        value="FOLDER",
+        read=lambda text: {"media_path": text},
+    ),
+    Foreign(
+        flags=("--allowed-media-domains",),
+        meaning="--allow-remote-images, and as --remote-image-hosts",
+        value="HOSTS",
+        read=_domains,
+    ),
+    Foreign(
+        flags=("--limit-mm-per-prompt",),
+        meaning='the number of images as --image-limit, as in image=4 or {"image": 4}',
+        value="LIMITS",
+        read=_image_limit,
+    ),
     Foreign(flags=("--no-ui",), meaning="--no-webui", read=lambda text: {"webui": False}),
     # About what does not exist here, or cannot be otherwise.
     _cached("-ctk", "--cache-type-k"),
@@ -193,7 +236,8 @@ FOREIGN: Sequence[Foreign] = (
     _idle("continue_final_message is how to ask for it", "--no-prefill-assistant"),
     _idle(_ONE_MODEL, "--no-models-autoload"),
     _idle("there are no cookies to allow", "--no-cors-credentials"),
-    _idle(_TEXT_ONLY, "--no-mmproj", "--no-mmproj-auto", "--no-mmproj-offload"),
+    *_either("what sees images is where the model is", ["--mmproj-offload"], ["--no-mmproj-offload"]),
+    _idle("--vision is on by default", "--mmproj-auto"),
     # What would change results, memory or access.
     _refused("continue_final_message is how to ask for it", "--prefill-assistant"),
     _refused("cache_prompt: false is a field of requests", "--no-cache-prompt"),
@@ -242,9 +286,9 @@ FOREIGN: Sequence[Foreign] = (
     _refused("embeddings are not supported", "--embedding", "--embeddings"),
     _refused("reranking is not supported", "--rerank", "--reranking"),
     _refused("embeddings are not supported", "--pooling", value="TYPE"),
-    _refused(_TEXT_ONLY, "-mm", "--mmproj", value="FILE"),
-    _refused(_TEXT_ONLY, "-mmu", "--mmproj-url", value="URL"),
-    _refused(_TEXT_ONLY, "--media-path", value="FOLDER"),
+    _refused(_OWN_TOWER, "-mm", "--mmproj", value="FILE"),
+    _refused(_OWN_TOWER, "-mmu", "--mmproj-url", value="URL"),
+    _refused("small images are scaled as the model's files say", "--image-min-tokens", value="N"),
     _refused("LoRA adapters are not supported", "--lora", value="FILE"),
     _refused("LoRA adapters are not supported", "--lora-scaled", value="FILE"),
     _refused("control vectors are not supported", "--control-vector", value="FILE"),

@@ -12,7 +12,7 @@ from slipstream.engine.settings import Settings
 from slipstream.server import version
 from slipstream.server.http.address import url_of
 from slipstream.server.http.auth import keys_of
-from slipstream.server.http.limits import unix_path
+from slipstream.server.http.limits import most_body, unix_path
 from slipstream.server.openai.formats.format import Format
 from slipstream.server.openai.formats.known import can_call
 from slipstream.server.openai.formats.reading import Known
@@ -49,7 +49,7 @@ def facts(
         "chat_template": _template_from(info, settings),
         "chat_format": known.format.name,
         "max_queue": settings.max_queue,
-        "max_body_mib": settings.max_body,
+        "max_body_mib": most_body(info, settings),
         "max_queue_wait_s": settings.max_queue_wait or UNLIMITED,
         "request_timeout_s": settings.request_timeout or UNLIMITED,
         "timeout_s": settings.timeout,

@@ -26,8 +26,17 @@ from slipstream.server.http.auth import PUBLIC, Auth, keys_of
 from slipstream.server.http.envelope import Envelope
 from slipstream.server.http.error_table import Problem, Refused, not_found, problem_of
 from slipstream.server.http.gate import Gate
-from slipstream.server.http.limits import LOCAL_ORIGIN, LOCALHOST, BodyLimit, HostCheck, Prefix, origins_of
+from slipstream.server.http.limits import (
+    LOCAL_ORIGIN,
+    LOCALHOST,
+    BodyLimit,
+    HostCheck,
+    Prefix,
+    most_body,
+    origins_of,
+)
 from slipstream.server.http.sse import CLIENT_LEFT
+from slipstream.server.images.looking import Looking
 from slipstream.server.native import routes as native
 from slipstream.server.native import slots
 from slipstream.server.openai import absent
@@ -53,7 +62,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings, knowing: Knowing 
         traces = tracing.Tracing(tracing.exporter_to(settings.otlp_endpoint), version())
     # `describe/openapi.py` serves the document, behind the API key. FastAPI's interactive pages load remote scripts.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    serving = Serving(gate, settings, knowing)
+    serving = Serving(gate, settings, knowing, Looking(settings))
     app.include_router(openai.routes(serving), tags=["OpenAI"])
     kept = KeptResponses(settings.responses_store, settings.responses_kept)
     app.include_router(responses.routes(serving, kept), tags=["OpenAI"])
@@ -72,7 +81,11 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings, knowing: Knowing 
     for kind in (Refused, EngineError):
         app.add_exception_handler(kind, _told)
     # The layer added last is the outermost.
-    app.add_middleware(BodyLimit, limit_mib=settings.max_body, timeout_s=settings.timeout)
+
+    def limit_mib() -> int:
+        return most_body(gate.engine.info if gate.engine else None, settings)
+
+    app.add_middleware(BodyLimit, limit_mib=limit_mib, timeout_s=settings.timeout)
     app.add_middleware(Auth, keys=keys_of(settings), public=PUBLIC)
     if origins := origins_of(settings):
         # The server uses no cookies, so credentials are not allowed. Preflights carry no key and end in this layer.

@@ -107,6 +107,7 @@ def _log(level: int, record: Record, scope: Scope, status: int, seconds: float) 
         code=record.code,
         id=record.reply_id or None,
         reason=",".join(record.reasons[:8]) or None,
+        n_images=record.n_images or None,
         **(_figures(record) if record.ends else {}),
     )
 

@@ -9,11 +9,13 @@ import asyncio
 import ipaddress
 import re
 import time
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from slipstream.engine.api import ModelInfo
 from slipstream.engine.errors import SettingError
 from slipstream.engine.settings import Settings
 from slipstream.server.http.error_table import not_found, too_large, too_slow, two_lengths, wrong_host
@@ -113,22 +115,33 @@ class Prefix:
         await self.app(scope, receive, send)
 
 
+TEXT_MIB, IMAGES_MIB = 8, 48  # of a body, unless it is set; photographs are written as base64
+
+
+def most_body(info: ModelInfo | None, settings: Settings) -> int:
+    """MiB that a body may have. info: None while the model is loading."""
+    if settings.max_body is not None:
+        return settings.max_body
+    return IMAGES_MIB if info is not None and "image" in info.modalities else TEXT_MIB
+
+
 class BodyLimit:
     """ASGI layer that refuses a body over the limit: by its announced length, and while it is read.
 
     A body may take `timeout_s`, and a second more for every LEAST_BYTES_PER_S that have arrived.
     """
 
-    def __init__(self, app: ASGIApp, limit_mib: int, timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, limit_mib: Callable[[], int], timeout_s: float) -> None:
         self.app = app
         self.limit_mib = limit_mib
         self.timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limit = self.limit_mib << 20
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        limit_mib = self.limit_mib()
+        limit = limit_mib << 20
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
             # What a proxy in front took for the body's end may be another place (RFC 9112, 6.1).
@@ -136,7 +149,7 @@ class BodyLimit:
             return
         announced = headers.get("content-length", "0")
         if not announced.isdecimal() or int(announced[:20]) > limit:
-            await too_large(self.limit_mib).problem.response()(scope, receive, send)
+            await too_large(limit_mib).problem.response()(scope, receive, send)
             return
         n_read, has_more, started = 0, True, time.monotonic()
 
@@ -153,7 +166,7 @@ class BodyLimit:
             n_read += len(message.get("body", b""))
             has_more = message.get("more_body", False)
             if n_read > limit:
-                raise too_large(self.limit_mib)
+                raise too_large(limit_mib)
             return message
 
         await self.app(scope, counting, send)

@@ -8,13 +8,24 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from slipstream.engine.api import Chat, Grammar, Infill, ModelInfo, Prompt, Request, Sampling, Speculate
+from slipstream.engine.api import (
+    Chat,
+    Grammar,
+    Image,
+    Infill,
+    ModelInfo,
+    Prompt,
+    Request,
+    Sampling,
+    Speculate,
+)
 from slipstream.engine.settings import Settings
 from slipstream.server.http.auth import salted
 from slipstream.server.http.error_table import bad_request, unsupported
+from slipstream.server.images.image_part import for_template
 from slipstream.server.openai.formats.enforce import or_json
 from slipstream.server.openai.formats.generic import instructed
 from slipstream.server.openai.formats.reading import Known
@@ -40,6 +51,7 @@ class Caller:
     settings: Settings
     info: ModelInfo
     known: Known  # the model's format
+    images: Mapping[str, Image] = field(default_factory=dict)  # what the request shows, by its addresses
 
 
 def chat_job(wire: ChatRequest, caller: Caller, form: Form = CHAT) -> Job:
@@ -73,6 +85,7 @@ def chat_job(wire: ChatRequest, caller: Caller, form: Form = CHAT) -> Job:
 def _reading(wire: ChatRequest, tools: Asked, caller: Caller, shared: Request) -> Reading | None:
     """How the text of replies is read; None if it can only be content."""
     known, thinks_aloud = caller.known, not FIELDS[caller.settings.reasoning_field]
+    last = wire.messages[-1].content if wire.continue_final_message else None
     thinks = known.format.reasoning is not None and not thinks_aloud
     if not (tools.shown or thinks or known.format.channels):
         return None
@@ -81,7 +94,7 @@ def _reading(wire: ChatRequest, tools: Asked, caller: Caller, shared: Request) -
         tools=tools.tools,
         most_calls=None if tools.many else 1,
         thinks_aloud=thinks_aloud,
-        continued=wire.messages[-1].content if wire.continue_final_message else None,
+        continued=last if isinstance(last, str) else None,
         # A request that wants control tokens in the text also gets those that the format does not use.
         silent=known.silent if shared.skip_special and known.needs_controls else frozenset(),
     )
@@ -210,6 +223,7 @@ def read_chat(wire: ChatRequest, tools: Asked, caller: Caller) -> Chat:
         template_kwargs=kwargs,
         add_generation_prompt=not going_on and wire.add_generation_prompt is not False,
         continue_final_message=going_on,
+        images=tuple(caller.images[one.url] for _, one in wire.images()),
     )
 
 
@@ -223,7 +237,7 @@ def _message(message: Message, *, knows_developer: bool) -> dict[str, Any]:
         "tool_call_id": message.tool_call_id,
     }
     given = {name: value for name, value in told.items() if value is not None}
-    return {"role": "tool" if role == "function" else role, "content": message.content, **given}
+    return {"role": "tool" if role == "function" else role, "content": for_template(message.content), **given}
 
 
 def _shared(wire: Generate, caller: Caller) -> Request:

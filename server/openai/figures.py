@@ -29,6 +29,7 @@ def usage(ends: Sequence[Done], n: int, *, predicted: bool, n_reasoning: int | N
         sum(one.n_prompt for one in prompts),
         sum(end.usage.n_completion for end in ends),
         sum(one.n_cached for one in prompts),
+        sum(one.n_image for one in prompts),
     )
     details = {} if n_reasoning is None else {"reasoning_tokens": n_reasoning}
     if predicted:
@@ -40,12 +41,13 @@ def usage(ends: Sequence[Done], n: int, *, predicted: bool, n_reasoning: int | N
     return told
 
 
-def usage_of(n_prompt: int, n_completion: int, n_cached: int) -> dict[str, Any]:
+def usage_of(n_prompt: int, n_completion: int, n_cached: int, n_image: int = 0) -> dict[str, Any]:
+    images = {"image_tokens": n_image} if n_image else {}
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_completion,
         "total_tokens": n_prompt + n_completion,
-        "prompt_tokens_details": {"cached_tokens": n_cached},
+        "prompt_tokens_details": {"cached_tokens": n_cached, **images},
     }
 
 

@@ -28,6 +28,7 @@ def card(info: ModelInfo, settings: Settings) -> dict[str, Any]:
         "created_at": _moment(info.created),
         "owned_by": "slipstream",
         "max_model_len": info.n_ctx,
+        "architecture": {"input_modalities": list(info.modalities), "output_modalities": ["text"]},
         "aliases": names(info, settings),
         "tags": [one.strip() for one in (settings.tags or "").split(",") if one.strip()],
         "meta": {
@@ -61,6 +62,11 @@ def _moment(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
+def _sight(info: ModelInfo) -> list[str]:
+    """Ollama's and llama-server's words for a model that sees images."""
+    return ["vision", "multimodal"] if "image" in info.modalities else []
+
+
 def _as_ollama(info: ModelInfo, known: Known) -> dict[str, Any]:
     return {
         "name": info.name,
@@ -68,6 +74,6 @@ def _as_ollama(info: ModelInfo, known: Known) -> dict[str, Any]:
         "modified_at": _moment(info.created),
         "size": info.weight_bytes,
         "type": "model",
-        "capabilities": ["completion", *(["tools"] if known.can_call else [])],
+        "capabilities": ["completion", *(["tools"] if known.can_call else []), *_sight(info)],
         "details": {"family": info.architecture, "parameter_size": f"{info.n_params / 1e9:.3g}B"},
     }

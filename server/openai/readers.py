@@ -17,7 +17,8 @@ from slipstream.engine.api import MOST_LOGPROBS
 from slipstream.engine.ranges import SAMPLING_RANGES
 from slipstream.engine.settings import Settings
 from slipstream.server.http.body import shown, wrong
-from slipstream.server.openai.sent import TextPart
+from slipstream.server.images.image_part import ImagePart
+from slipstream.server.openai.sent import ImageUrlPart, TextPart
 
 MAX_STOPS = 32  # OpenAI allows 4; editors send 17 and more
 MAX_STOP_LENGTH = 256
@@ -33,6 +34,9 @@ LETTERS = {
     **dict(zip("ekpmt", SAMPLERS, strict=True)),
     **dict(zip("dsyxai", ("dry", "top_n_sigma", "typ_p", "xtc", "adaptive_p", "infill"), strict=True)),
 }
+TURN_PARTS = ("text", "image_url")
+SHOWING = ("user", "tool", "function")  # roles whose turns may have images
+DETAILS = ("auto", "low", "high", "original")
 TYPE = re.compile(r"(?!(none|auto)$)[a-z0-9-]{1,32}")
 INT32 = 2**31 - 1
 NO_LIMIT = -1  # as a number of tokens: no limit but the context's end
@@ -151,8 +155,41 @@ def read_content(value: Any) -> Any:
 
 
 def read_turn(value: Any, info: ValidationInfo) -> Any:
-    """A message's content, which may be null beside tool calls."""
-    return None if value is None and info.data.get("tool_calls") else read_content(value)
+    """A message's content, which may be null beside tool calls: one text, or texts and images."""
+    if value is None and info.data.get("tool_calls"):
+        return None
+    if not isinstance(value, list):
+        return read_content(value)
+    for part in value:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise wrong("Each part should be an object with a type")
+        if part["type"] not in TURN_PARTS:
+            raise wrong("only parts of the types text and image_url are supported", code="unsupported_value")
+    if all(part["type"] == "text" for part in value):
+        return read_content(value)
+    check_shows(info.data.get("role"))
+    return [_image(part) if part["type"] == "image_url" else read_content([part]) for part in value]
+
+
+def check_shows(role: str | None) -> None:
+    """Raises an error for a role whose turns cannot have images; None: not a turn, or of no valid role."""
+    if role not in (None, *SHOWING):
+        raise wrong(
+            f"a turn of the {role} cannot show images, only a user's or a tool's", code="unsupported_value"
+        )
+
+
+def _image(part: dict[str, Any]) -> ImagePart:
+    """`{"image_url": {"url": …}}`, or `{"image_url": …}`."""
+    given = part.get("image_url")
+    if isinstance(given, dict):
+        detail = given.get("detail")
+        if detail is not None and detail not in DETAILS:
+            raise wrong(f"'detail' should be one of {', '.join(DETAILS)}")
+        given = given.get("url")
+    if not isinstance(given, str) or not given:
+        raise wrong("Each image_url part should have an address, in 'image_url' or in its 'url'")
+    return ImagePart(given)
 
 
 def read_pieces(value: Any) -> Any:
@@ -316,7 +353,10 @@ Window = Annotated[int | None, BeforeValidator(read_window, _Top)]
 Types = Annotated[list[str] | None, BeforeValidator(read_types, str | _Names | None)]
 TemplateKwargs = Annotated[dict[str, Any] | None, BeforeValidator(read_template_kwargs, _Values | None)]
 Logprobs = Annotated[int | None, BeforeValidator(read_logprobs, _Logprobs)]
-Turn = Annotated[str | None, BeforeValidator(read_turn, Texts | None)]
+Turn = Annotated[
+    str | list[str | ImagePart] | None,
+    BeforeValidator(read_turn, str | list[TextPart | ImageUrlPart] | None),
+]
 Pieces = Annotated[str, BeforeValidator(read_pieces, Texts)]
 PredictionType = Annotated[str, BeforeValidator(read_prediction_type, Literal["content"])]
 Prompts = Annotated[

@@ -16,6 +16,7 @@ from slipstream.server.report.replies import DrafterFigures
 
 class PromptDetails(Shape):
     cached_tokens: int = Field(description="prompt tokens taken from the prefix cache")
+    image_tokens: int | None = optional("prompt tokens that are images, if there are any")
 
 
 class CompletionDetails(Shape):
@@ -330,6 +331,13 @@ class ModelMeta(Shape):
     size: int
 
 
+class ModelArchitecture(Shape):
+    """What goes in and comes out, as OpenRouter and llama-server have it."""
+
+    input_modalities: list[Literal["text", "image"]]
+    output_modalities: list[Literal["text"]]
+
+
 class ModelCard(Shape):
     id: str
     object: Literal["model"]
@@ -339,6 +347,7 @@ class ModelCard(Shape):
     created_at: str = Field(description="the same as text; Anthropic's field")
     owned_by: str
     max_model_len: int = Field(description="most tokens of one sequence")
+    architecture: ModelArchitecture
     aliases: list[str] = Field(description="all names of the model, its `id` first (`--alias`)")
     tags: list[str] = Field(max_length=0)
     meta: ModelMeta
@@ -355,7 +364,7 @@ class OllamaModel(Shape):
     modified_at: str = Field(description="when the server was started")
     size: int = Field(description="bytes of weights in memory")
     type: Literal["model"]
-    capabilities: list[Literal["completion", "tools"]]
+    capabilities: list[Literal["completion", "tools", "vision", "multimodal"]]
     details: OllamaDetails
 
 

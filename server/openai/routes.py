@@ -65,7 +65,7 @@ def _add_chat(router: APIRouter, serving: Serving) -> None:
     async def apply_template(request: Request) -> Response:
         engine = serving.gate.for_work()
         wire = await read(request, ChatRequest, serving.settings)
-        caller = await serving.caller(engine, request)
+        caller = await serving.caller(engine, request, tuple(wire.images()))
         prompt = await engine.render(read_chat(wire, asked_tools(wire, caller.known), caller))
         return answer_json({"prompt": prompt})
 

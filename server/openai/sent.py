@@ -23,10 +23,28 @@ class Sent(BaseModel):
 
 
 class TextPart(BaseModel):
-    """A part of a content list; of other types there are none."""
+    """A text among the parts of a content list."""
 
     type: Literal["text"]
     text: str
+
+
+class ImageUrl(Sent):
+    url: str = Field(
+        min_length=1,
+        description="`data:image/png;base64,…` (or jpeg, webp, gif); an http or https address, with"
+        " `--allow-remote-images`; a `file:` address, with `--media-path`",
+    )
+    detail: Literal["auto", "low", "high", "original"] | None = optional(
+        "accepted, without influence: the model's files and `--image-max-tokens` say how an image is scaled"
+    )
+
+
+class ImageUrlPart(BaseModel):
+    """An image among the parts of a turn."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl | str
 
 
 class FunctionDefinition(Sent):

@@ -4,7 +4,7 @@ response.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,6 +18,8 @@ from slipstream.server.http.body import answer_json, checked, read_json
 from slipstream.server.http.error_table import Refused, renamed
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.sse import CLIENT_LEFT, Events, close_all, unless_gone
+from slipstream.server.images.image_part import Placed
+from slipstream.server.images.looking import Looking
 from slipstream.server.openai.choices import begun, chunks, collect, submit
 from slipstream.server.openai.convert import Caller
 from slipstream.server.openai.formats.reading import Knowing
@@ -30,26 +32,29 @@ Convert = Callable[[Model, Caller], Job]
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The gate to the engine, the settings, and what is known of the model's format."""
+    """The gate to the engine, the settings, what is known of the model's format, and what reads images."""
 
     gate: Gate
     settings: Settings
     knowing: Knowing
+    looking: Looking
 
     async def job(
         self, engine: AsyncEngine, request: Request, model: type[Model], convert: Convert[Model]
     ) -> Job:
         wire = await read(request, model, self.settings)
         await wire.translated()
-        return convert(wire, await self.caller(engine, request))
+        return convert(wire, await self.caller(engine, request, tuple(wire.images())))
 
-    async def caller(self, engine: AsyncEngine, request: Request) -> Caller:
+    async def caller(self, engine: AsyncEngine, request: Request, placed: Sequence[Placed] = ()) -> Caller:
+        """placed: the images that the request shows, which are read. Raises `Refused`, `Overloaded`."""
         return Caller(
             request_id=request.state.request_id,
             tenant=getattr(request.state, "tenant", ""),  # only set where keys are checked
             settings=self.settings,
             info=engine.info,
             known=await self.knowing.of(engine),
+            images=await self.looking.at(placed, engine.info),
         )
 
     async def reply(self, request: Request, model: type[Model], convert: Convert[Model]) -> Response:

@@ -6,6 +6,7 @@ description is its meaning in the OpenAPI document and in docs/api.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
@@ -16,6 +17,7 @@ from slipstream.engine.settings import SPECULATE_RANGES
 from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import shown, wrong
 from slipstream.server.http.error_table import bad_request
+from slipstream.server.images.image_part import Placed, images_in
 from slipstream.server.openai import readers, refuse, structured
 from slipstream.server.openai.readers import INT32, MaxTokens
 from slipstream.server.openai.tools import CallsField, ToolChoiceField, ToolsField
@@ -44,6 +46,10 @@ class Wire(BaseModel):
 
     async def translated(self) -> None:
         """Read what takes long to read, off the event loop. Raises `Refused`."""
+
+    def images(self) -> Iterator[Placed]:
+        """The images that the request shows, in their order."""
+        return iter(())
 
 
 class Speculative(BaseModel):
@@ -229,7 +235,8 @@ class Message(BaseModel):
     )
     tool_calls: CallsField = optional("calls an earlier turn of the assistant made")
     content: readers.Turn = Field(
-        description="a text, or a list of text parts; may be missing where the assistant called tools"
+        description="a text, or a list of parts, texts and in turns of users and tools images; may be missing where the"
+        " assistant called tools"
     )
     name: str | None = optional("who of that role speaks, for templates that show it")
     tool_call_id: str | None = optional("the call that a tool's message answers", max_length=256)
@@ -271,6 +278,10 @@ class ChatRequest(Generate):
     tools: ToolsField = optional("functions the model may call")
     tool_choice: ToolChoiceField = optional("whether the model may, must or must not call tools, or which")
     parallel_tool_calls: bool | None = optional("false: one call at most")
+
+    def images(self) -> Iterator[Placed]:
+        for index, one in enumerate(self.messages):
+            yield from images_in(one.content, f"messages[{index}].content", ".image_url")
 
 
 class CompletionRequest(Generate):

@@ -37,6 +37,7 @@ class Record:
     n_choices: int = 0
     n: int = 1  # choices per prompt
     ends: Sequence[Done] = ()
+    n_images: int = 0  # that the request shows
     code: str | None = None  # of the error that was sent
     replicas: tuple[
         str, ...

@@ -136,7 +136,7 @@ def _props(engine: AsyncEngine, settings: Settings, known: Known) -> dict[str, A
         "total_slots": info.n_slots,
         "model_alias": info.name,
         "model_path": info.path,
-        "modalities": {"vision": False, "video": False, "audio": False},
+        "modalities": {"vision": "image" in info.modalities, "video": False, "audio": False},
         "endpoint_slots": settings.slots,
         "endpoint_props": False,
         "endpoint_metrics": True,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo
 
 from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import wrong
+from slipstream.server.images.image_part import Content, ImagePart, Placed, images_in
 from slipstream.server.openai import sent
+from slipstream.server.openai.readers import DETAILS, check_shows
 from slipstream.server.openai.wire import MAX_MESSAGES, Message
 from slipstream.server.responses.offered import as_arguments, flat_name
 from slipstream.server.responses.output import unsealed
@@ -27,8 +29,19 @@ class Item(BaseModel):
     status: str | None = optional("accepted, without influence", max_length=32)
 
 
+class ItemImage(BaseModel):
+    """An image among the parts of a user's message, or of what a call came to."""
+
+    type: Literal["input_image"]
+    image_url: str = Field(
+        description="`data:image/png;base64,…` (or jpeg, webp, gif); an http or https address, with"
+        " `--allow-remote-images`; a `file:` address, with `--media-path`"
+    )
+    detail: Literal["auto", "low", "high", "original"] | None = optional("accepted, without influence")
+
+
 class ItemText(BaseModel):
-    """A part of an item's content; of other types there are none."""
+    """A text among the parts of an item's content."""
 
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"]
     text: str | None = optional("the text")
@@ -54,14 +67,39 @@ def read_texts(value: Any) -> Any:
     return "\n".join(texts)
 
 
-Texts = Annotated[str, BeforeValidator(read_texts, str | list[ItemText])]
+def read_content(value: Any, info: ValidationInfo) -> Any:
+    """A text, or texts and images; texts without images are joined by line breaks."""
+    if not isinstance(value, list) or not any(_is_image(one) for one in value):
+        return read_texts(value)
+    check_shows(info.data.get("role"))
+    return [_image(one) if _is_image(one) else read_texts([one]) for one in value]
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "input_image"
+
+
+def _image(part: dict[str, Any]) -> ImagePart:
+    url, detail = part.get("image_url"), part.get("detail")
+    if url is None and part.get("file_id") is not None:
+        raise wrong("file_id: no files are kept here; give the image as image_url", code="unsupported_value")
+    if not isinstance(url, str) or not url:
+        raise wrong("Each input_image part should have an address in 'image_url'")
+    if detail is not None and detail not in DETAILS:
+        raise wrong(f"'detail' should be one of {', '.join(DETAILS)}")
+    return ImagePart(url)
+
+
+Contents = Annotated[
+    str | list[str | ImagePart], BeforeValidator(read_content, str | list[ItemText | ItemImage])
+]
 SomeTexts = Annotated[str | None, BeforeValidator(read_texts, str | list[ItemText] | None)]
 
 
 class MessageItem(Item):
     type: Literal["message"] = Field("message", description="may be left out")
     role: Literal["user", "assistant", "system", "developer"] = Field(description="who speaks")
-    content: Texts = Field(description="a text, or a list of text parts")
+    content: Contents = Field(description="a text, or a list of parts, texts and in a user's message images")
 
 
 class FunctionCallItem(Item):
@@ -83,7 +121,7 @@ class CustomCallItem(Item):
 class FunctionOutputItem(Item):
     type: Literal["function_call_output"] = Field(description="what a call came to")
     call_id: str = Field(max_length=256, description="the call that it answers")
-    output: Texts = Field(description="what the function returned")
+    output: Contents = Field(description="what the function returned, a text or texts and images")
 
 
 class CustomOutputItem(FunctionOutputItem):
@@ -213,6 +251,16 @@ def _message(item: AnyItem) -> dict[str, Any]:
     raise TypeError("a reference is no message")
 
 
+def images_of(items: Iterable[AnyItem], name: str = "") -> Iterator[Placed]:
+    """The images of items, in the order of their messages. name: the field that they came from, if not `input`."""
+    for index, item in enumerate(items):
+        for field in ("content", "output"):
+            content = getattr(item, field, None)
+            if isinstance(content, list):
+                placed = images_in(content, f"input[{index}].{field}", ".image_url")
+                yield from ((name or place, part) for place, part in placed)
+
+
 def _goes_on(last: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
     """Whether a part belongs to the last message: both are the assistant's, and in their order."""
     if last["role"] != "assistant" or part["role"] != "assistant":
@@ -225,13 +273,23 @@ def shown(item: AnyItem, item_id: str) -> dict[str, Any]:
     """An item as it is listed and kept."""
     head = {"id": item.id or item_id, "type": item.type}
     if isinstance(item, MessageItem):
-        kind = "output_text" if item.role == "assistant" else "input_text"
-        content = [
-            {"type": kind, "text": item.content, **({"annotations": []} if kind == "output_text" else {})}
-        ]
+        content = _parts(item.content, "output_text" if item.role == "assistant" else "input_text")
         return {**head, "role": item.role, "content": content, "status": "completed"}
     if isinstance(item, ReasoningItem):
         content = [{"type": "reasoning_text", "text": item.text}]
         return {**head, "summary": [], "content": content}
     fields = item.model_dump(exclude={"id", "type", "status"}, exclude_none=True)
+    if isinstance(item, FunctionOutputItem) and not isinstance(item.output, str):
+        fields["output"] = _parts(item.output, "input_text")
     return {**head, **fields, "status": "completed"}
+
+
+def _parts(content: Content, kind: str) -> list[dict[str, Any]]:
+    """A content as parts, the texts of this kind. Images keep their addresses: a later request can show them."""
+    more: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}
+    return [
+        {"type": "input_image", "image_url": one.url, "detail": "auto"}
+        if isinstance(one, ImagePart)
+        else {"type": kind, "text": one, **more}
+        for one in ([content] if isinstance(content, str) else content)
+    ]

@@ -25,9 +25,8 @@ T = TypeVar("T")
 
 IN_MEMORY = "memory"
 MOST_BYTES = 64 << 20  # of an API key's responses
-MOST_CHAINED = (
-    8 << 20
-)  # bytes of a conversation: reading them holds the interpreter, for some milliseconds per MiB
+# Bytes of a conversation without its images: reading them holds the interpreter, for some milliseconds per MiB.
+MOST_CHAINED = 8 << 20
 TABLE = """
 create table if not exists responses (
     tenant text, id text, previous text, size integer, used integer, input blob, body blob, primary key (tenant, id)
@@ -80,7 +79,8 @@ class KeptResponses:
     async def chain(self, tenant: str, response_id: str) -> list[Kept]:
         """A response and those before it, the oldest first.
 
-        Raises `LookupError` with the id of one that is missing, `OverflowError` if they are longer than `MOST_CHAINED`.
+        Raises `LookupError` with the id of one that is missing, `OverflowError` if they are longer than `MOST_CHAINED`,
+        or than `MOST_BYTES` with their images.
         """
         return await self._do(lambda: self._chain(tenant, response_id))
 
@@ -130,17 +130,29 @@ class KeptResponses:
 
     def _chain(self, tenant: str, response_id: str) -> list[Kept]:
         sizes = dict(self._run(CHAIN, tenant, response_id, self.most))
-        if sum(sizes.values()) > MOST_CHAINED:
+        if sum(sizes.values()) > MOST_BYTES:
             raise OverflowError
         chain: list[Kept] = []
+        n_bytes = 0
         next_id: str | None = response_id
         while next_id is not None:
             kept = self._get(tenant, next_id)
             if kept is None:
                 raise LookupError(next_id)
+            n_bytes += sizes[next_id] - _image_bytes(kept.input)
+            if n_bytes > MOST_CHAINED:
+                raise OverflowError
             chain.append(kept)
             next_id = kept.previous
         return chain[::-1]
+
+
+def _image_bytes(items: Sequence[dict[str, Any]]) -> int:
+    """Bytes of the images that items have."""
+    contents = [
+        one[name] for one in items for name in ("content", "output") if isinstance(one.get(name), list)
+    ]
+    return sum(len(part.get("image_url", "")) for content in contents for part in content)
 
 
 def _opened(place: str) -> sqlite3.Connection:

@@ -92,6 +92,7 @@ OutputItem = OutputMessage | ReasoningOutput | FunctionCallOutput | CustomCallOu
 
 class InputDetails(Shape):
     cached_tokens: int = Field(description="prompt tokens taken from the prefix cache")
+    image_tokens: int | None = optional("prompt tokens that are images, if there are any")
     cache_write_tokens: int
 
 

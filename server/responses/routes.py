@@ -29,7 +29,7 @@ from slipstream.server.openai.replies import InputTokens
 from slipstream.server.openai.serving import Serving, answer, in_names, read
 from slipstream.server.responses import replies
 from slipstream.server.responses.conversation import before, fitting, resolved, response_job
-from slipstream.server.responses.input_items import shown
+from slipstream.server.responses.input_items import images_of, shown
 from slipstream.server.responses.kept import Kept, KeptResponses
 from slipstream.server.responses.response import PREFIX, ResponseForm, ResponseReply
 from slipstream.server.responses.wire import ResponsesRequest
@@ -82,12 +82,15 @@ class Responses:
     async def job(self, engine: AsyncEngine, request: Request, wire: ResponsesRequest) -> Job:
         """The job of a request, with the conversation before it. Raises `Refused`."""
         await wire.translated()
-        caller = await self.serving.caller(engine, request)
-        own = await resolved(wire, self.kept, caller.tenant)
+        tenant = tenant_of(request)
+        own = await resolved(wire, self.kept, tenant)
         is_kept = wire.store is not False and self.kept.most > 0
-        form = ResponseForm(wire=wire, is_kept=is_kept, keep=self._keeping(wire, caller.tenant, own))
-        self.check_ended(caller.tenant, wire.previous_response_id, "previous_response_id")
-        items = [*await before(wire, self.kept, caller.tenant), *own]
+        form = ResponseForm(wire=wire, is_kept=is_kept, keep=self._keeping(wire, tenant, own))
+        self.check_ended(tenant, wire.previous_response_id, "previous_response_id")
+        earlier = await before(wire, self.kept, tenant)
+        placed = (*images_of(earlier, "previous_response_id"), *images_of(own))
+        caller = await self.serving.caller(engine, request, placed)
+        items = [*earlier, *own]
         make = partial(response_job, wire, caller=caller, form=form)
         if wire.truncation == "auto":
             return await fitting(engine, items, wire.max_output_tokens or 0, make)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from slipstream.engine.settings import Settings
+from slipstream.server.http.limits import TEXT_MIB
 from tests.attack.neighbour import ATTACKER
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-LARGEST = (Settings().max_body << 20) - 1024  # bytes of filling in the largest body that is read
+LARGEST = (TEXT_MIB << 20) - 1024  # bytes of filling in the largest body that is read
 CODE = b"def add(a, b):\\n    return a + b  # sum of both\\n"
 
 

@@ -43,7 +43,7 @@ def instructed(
     if has_system:
         return [{**(heads[0] if heads else {"role": "system"}), "content": text}, *turns]
     if turns and turns[0]["role"] == "user":
-        return [{**turns[0], "content": f"{text}\n\n{turns[0]['content']}"}, *turns[1:]]
+        return [{**turns[0], "content": _followed(f"{text}\n\n", turns[0]["content"])}, *turns[1:]]
     return [{"role": "user", "content": text}, *turns]
 
 
@@ -70,7 +70,8 @@ def call_text(call: Mapping[str, Any]) -> str:
 def _as_text(message: Message) -> Message:
     """A message without what only templates for tools can show."""
     if message["role"] == "tool":
-        return {"role": "user", "content": f"{RESULT}\n{message['content'] or ''}\n{RESULT_END}"}
+        opened = _followed(f"{RESULT}\n", message["content"] or "")
+        return {"role": "user", "content": _followed(opened, f"\n{RESULT_END}")}
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -84,11 +85,24 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
     told: list[Message] = []
     for one in messages:
         if told and one["role"] == told[-1]["role"] == "user" and (_is_result(one) or _is_result(told[-1])):
-            told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n{one['content']}"}
+            told[-1] = {
+                **told[-1],
+                "content": _followed(_followed(told[-1]["content"], "\n"), one["content"]),
+            }
         else:
             told.append(one)
     return told
 
 
 def _is_result(message: Message) -> bool:
-    return str(message["content"]).endswith(RESULT_END)
+    content = message["content"]
+    last = content[-1].get("text", "") if isinstance(content, list) else str(content)
+    return bool(last.endswith(RESULT_END))
+
+
+def _followed(first: Any, second: Any) -> Any:
+    """Two contents as one: texts joined, or lists of texts and images."""
+    if isinstance(first, str) and isinstance(second, str):
+        return first + second
+    parts = ([{"type": "text", "text": one}] if isinstance(one, str) else one for one in (first, second))
+    return [part for some in parts for part in some]
