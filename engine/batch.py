@@ -15,6 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from slipstream.engine.images import (
+    NO_IMAGES,
+    ImageRows,
+    PlacedImage,
+    Stretch,
+    image_rows,
+    wholes_of,
+)
+from slipstream.kernels.norm_rope_write.rows import Rope
+
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int32]
 
@@ -28,6 +38,11 @@ class Span:
     n_past: int  # tokens of the slot whose state is committed in the store this pass writes
     n_drafts: int  # trailing tokens that are provisional
     n_logits: int  # trailing rows whose logits are wanted
+    images: Sequence[PlacedImage] = NO_IMAGES  # of the whole sequence, as far as the network sees them
+
+    @property
+    def end(self) -> int:
+        return self.n_past + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +178,9 @@ class Batch:
     logit_index: Tensor  # [n_logits] int64: rows whose logits are wanted
     recurrent: RecurrentRows | None = None  # for networks with recurrent layers
     window: Batch | None = None  # the same rows in the pages of layers that look back over a window
+    images: ImageRows | None = None  # rows that are no tokens
+    wholes: Tensor | None = None  # [n_tokens, 2] int32: as `kernels.attention.spans.Spans` has them
+    rope: Rope | None = None  # angles of these rows, which `positions` then counts; None: those of the layers
     frame: object = None  # the `engine.frames.Frame` whose tensors these are, padded; None: its own
 
     @classmethod
@@ -187,7 +205,9 @@ class Batch:
         np.cumsum(lengths, out=starts[1:])
         owner = np.repeat(np.arange(len(spans)), lengths)
         within = np.arange(starts[-1]) - starts[:-1][owner]
-        positions = past[owner] + within
+        indices = past[owner] + within
+        stretches = _stretches(spans, begins)
+        positions = np.concatenate([one.positions for one in stretches]) if stretches else indices
         table = _joined(tables)
         token_ids = np.concatenate([np.asarray(span.token_ids, dtype=np.int64) for span in spans])
         index = [np.arange(end - span.n_logits, end) for span, end in zip(spans, starts[1:], strict=True)]
@@ -198,14 +218,23 @@ class Batch:
             seen.astype(np.int32),
             table,
             table[owner, (seen[owner] + within) // page_size].astype(np.int64),
-            positions % page_size,
+            indices % page_size,
             np.concatenate(index).astype(np.int64),
         )
         parts: dict[str, Any] = dict(zip(_OWN, upload(arrays, device), strict=True))
-        return cls(spans=spans, **parts, recurrent=recurrent)
+        images = image_rows(stretches)
+        return cls(
+            spans=spans,
+            **parts,
+            recurrent=recurrent,
+            images=images,
+            wholes=wholes_of(stretches, windowed=False),
+        )
 
-    def on_pages(self, tables: Sequence[Sequence[int]], page_size: int) -> Batch:
-        """The same rows, on the host, in other pages of that size. `tables`: as in `build`, from the same begins on."""
+    def on_pages(self, tables: Sequence[Sequence[int]], page_size: int, begins: Sequence[int] = ()) -> Batch:
+        """The same rows, on the host, in the pages of layers with a window. tables, begins: as in `build`, from
+        the same begins on.
+        """
         spans = zip(self.spans, self.n_past.tolist(), tables, strict=True)
         pages = [
             one[place // page_size]
@@ -216,6 +245,7 @@ class Batch:
             self,
             page_table=torch.from_numpy(_joined(tables)),
             row_pages=torch.from_numpy(np.array(pages, dtype=np.int64)),
+            wholes=wholes_of(_stretches(self.spans, begins), windowed=True),
         )
 
     def move_back(self, n_lost: Tensor, page_size: int) -> None:
@@ -239,32 +269,41 @@ class Batch:
         """A batch of the host on the device."""
         if device.type == "cpu":
             return self
-        parts = self.parts
-        sent = upload([one.numpy() for one in parts.values()], device)
-        return self.with_parts(dict(zip(parts, sent, strict=True)))
+        shown, seen = self.parts, self._seen
+        plain = {name: one for name, one in shown.items() if name not in seen}
+        sent = dict(zip(plain, upload([one.numpy() for one in plain.values()], device), strict=True))
+        there = {
+            name: one.to(device, non_blocking=True) for name, one in seen.items()
+        }  # most are there already
+        return self.with_parts({**sent, **there})
 
     @classmethod
     def of_parts(cls, parts: Mapping[str, Tensor]) -> Batch:
         """A batch that is computed as it is, whosever spans it has. parts: as `parts` names them."""
         own: dict[str, Any] = {name: parts[name] for name in _OWN}
-        recurrent = window = None
+        recurrent = window = images = None
         if _OF_RECURRENT[0] in parts:
             recurrent = RecurrentRows(*(parts[name] for name in _OF_RECURRENT))
         if _OF_WINDOW[0] in parts:
             paged = {name: parts[of] for name, of in zip(_WINDOW, _OF_WINDOW, strict=True)}
-            window = cls(spans=(), **(own | paged))
-        return cls(spans=(), **own, recurrent=recurrent, window=window)
+            window = cls(spans=(), **(own | paged), wholes=parts.get(_WINDOW_WHOLES))
+        if _OF_IMAGES[0] in parts:
+            found = zip(_IMAGES, _OF_IMAGES, strict=True)
+            images = ImageRows(**{name: parts[of] for name, of in found if of in parts})
+        wholes = parts.get(_WHOLES)
+        return cls(spans=(), **own, recurrent=recurrent, window=window, images=images, wholes=wholes)
 
     @property
-    def has(self) -> tuple[bool, bool]:
-        """Whether there are recurrent rows, and pages of windows."""
-        return self.recurrent is not None, self.window is not None
+    def has(self) -> tuple[bool | str, ...]:
+        """Whether there are recurrent rows, and pages of windows; the names of what only passes with images have."""
+        return self.recurrent is not None, self.window is not None, *self._seen
 
     @staticmethod
-    def part_names(has: Sequence[bool]) -> Sequence[str]:
+    def part_names(has: Sequence[bool | str]) -> Sequence[str]:
         """The names of `parts`, in order, of a batch that `has` this."""
-        recurrent, window = has
-        return (*_OWN, *(_OF_RECURRENT if recurrent else ()), *(_OF_WINDOW if window else ()))
+        recurrent, window, *seen = has
+        names = (*_OWN, *(_OF_RECURRENT if recurrent else ()), *(_OF_WINDOW if window else ()))
+        return (*names, *map(str, seen))
 
     @property
     def parts(self) -> dict[str, Tensor]:
@@ -274,7 +313,25 @@ class Batch:
             tensors += self.recurrent.tensors
         if self.window is not None:
             tensors += [getattr(self.window, name) for name in _WINDOW]
+        tensors += self._seen.values()
         return dict(zip(self.part_names(self.has), tensors, strict=True))
+
+    @property
+    def _seen(self) -> dict[str, Tensor]:
+        """What only passes with images have, by name."""
+        found = (
+            {} if self.images is None else {f"images.{name}": one for name, one in self.images.parts.items()}
+        )
+        if self.wholes is not None:
+            found[_WHOLES] = self.wholes
+        if self.window is not None and self.window.wholes is not None:
+            found[_WINDOW_WHOLES] = self.window.wholes
+        return found
+
+    @property
+    def has_images(self) -> bool:
+        """Whether it is of no fixed size, as rows of images or what they see are in it."""
+        return bool(self._seen)
 
     def with_parts(self, parts: Mapping[str, Tensor]) -> Batch:
         """The same spans with other tensors, named as `parts` names them."""
@@ -282,10 +339,25 @@ class Batch:
         return replace(made, spans=self.spans, frame=self.frame)
 
 
-_OWN = tuple(one.name for one in fields(Batch) if one.name not in ("spans", "recurrent", "window", "frame"))
+# What every pass has.
+_OWN = (
+    *("token_ids", "positions", "span_starts", "n_past"),
+    *("page_table", "row_pages", "row_offsets", "logit_index"),
+)
 _WINDOW = ("page_table", "row_pages")  # where it differs from the batch around it
+_IMAGES = tuple(one.name for one in fields(ImageRows))
 _OF_RECURRENT = tuple(f"recurrent.{one.name}" for one in fields(RecurrentRows))
 _OF_WINDOW = tuple(f"window.{name}" for name in _WINDOW)
+_OF_IMAGES = tuple(f"images.{name}" for name in _IMAGES)
+_WHOLES, _WINDOW_WHOLES = "wholes", "window.wholes"
+
+
+def _stretches(spans: Sequence[Span], begins: Sequence[int]) -> Sequence[Stretch]:
+    """The spans within their sequences; none if none of these has images."""
+    if not any(span.images for span in spans):
+        return ()
+    places = zip(spans, begins or [0] * len(spans), strict=True)
+    return [Stretch(span.images, span.n_past, span.end, begin) for span, begin in places]
 
 
 def _joined(tables: Sequence[Sequence[int]]) -> IntArray:

@@ -128,7 +128,7 @@ class Frames:
     def place(self, batch: Batch, device: torch.device) -> Batch:
         """A batch of the host on the device: in the smallest frame that takes it, or by itself if none does."""
         n_rows, n_spans = len(batch.token_ids), len(batch.spans)
-        for frame in self.frames:
+        for frame in () if batch.has_images else self.frames:
             if frame.n_rows >= n_rows and frame.n_spans >= n_spans and frame.takes(batch):
                 return frame.fill(batch)
         return batch.to(device)

@@ -89,7 +89,7 @@ class ModelSettings:
     image_max_tokens: int | None = setting(
         None,
         "most tokens that an image takes, where the model scales images; larger ones are made smaller. By default as"
-        " the model's files say",
+        " the model's files say, on a CPU no more than 1024",
         least=1,
         most=65536,
     )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from slipstream.engine.api import Request
 from slipstream.engine.drafting import WhyNot
+from slipstream.engine.images import NO_IMAGES, PlacedImage
 from slipstream.engine.sample.logprobs import Logprob
 from slipstream.engine.sample.params import SamplingParams
 from slipstream.engine.sample.pick import Row
@@ -150,6 +151,8 @@ class Slot:
     counts: Counter[int] = field(default_factory=Counter)  # of output tokens, if a penalty needs them
     stats: SlotStats = field(default_factory=SlotStats)
     silenced: set[str] = field(default_factory=set)  # drafters that failed on this request
+    images: Sequence[PlacedImage] = NO_IMAGES  # of the prompt, as the target sees them
+    draft_images: Sequence[PlacedImage] = NO_IMAGES  # as a draft model does, if it sees any
     prediction: tuple[int, ...] = ()  # tokens of the text the caller expects
     constraint: Constraint | None = None  # what the reply may be; it has seen the reply's tokens
     # Of the prompt's tokens from the second on, as far as computed; None if not requested, or once they are sent.
@@ -169,6 +172,11 @@ class Slot:
     def n_emitted(self) -> int:
         """Tokens of the reply that the client has from an earlier run of the request."""
         return len(self.request.emitted)
+
+    @property
+    def n_image(self) -> int:
+        """Tokens of the prompt that are images."""
+        return sum(one.layout.n_tokens for one in self.images)
 
     @property
     def salt(self) -> str:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
+EMBEDDING = ".embed_tokens.weight"
 KINDS = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 LIKE_TARGET = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window")
 
@@ -36,6 +37,7 @@ def assistant_checkpoint(target: Path, folder: Path, **changes: Any) -> Path:
     changes: other fields of its config.
     """
     told = json.loads((target / "config.json").read_text())
+    told = told.get("text_config", told)
     text = Gemma4TextConfig(
         **{key: told[key] for key in LIKE_TARGET},
         global_head_dim=32,
@@ -53,7 +55,8 @@ def assistant_checkpoint(target: Path, folder: Path, **changes: Any) -> Path:
     with all_layers_shared():
         model = Gemma4AssistantForCausalLM(config).eval()
         with torch.no_grad():
-            _make_revealing(model, load_file(target / "model.safetensors")["model.embed_tokens.weight"])
+            tensors = load_file(target / "model.safetensors")
+            _make_revealing(model, next(tensors[name] for name in tensors if name.endswith(EMBEDDING)))
         model.save_pretrained(folder)
     return folder
 

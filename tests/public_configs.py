@@ -83,6 +83,12 @@ QWEN35: Config = {
         "mrope_section": [11, 11, 10],
     },
 }
+QWEN3_VL: Config = {
+    "head_dim": 128,
+    "attention_bias": False,
+    "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+    "rope_theta": 5e6,
+}
 GPT_OSS: Config = {
     "attention_bias": True,
     "head_dim": 64,
@@ -284,6 +290,47 @@ CONFIGS: Mapping[str, Config] = {
         moe_intermediate_size=512,
         shared_expert_intermediate_size=512,
     ),
+    "Qwen2.5-VL-7B": {
+        **config(
+            *("Qwen2_5_VLForConditionalGeneration", "3584 18944 28 28 4 152064 128000"),
+            rope_theta=1e6,
+            rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]},
+            rms_norm_eps=1e-6,
+            use_sliding_window=False,
+            sliding_window=32768,
+            max_window_layers=28,
+            tie_word_embeddings=False,
+        ),
+        "vision_config": {"hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584},
+    },
+    "Qwen3-VL-8B": wrapper(
+        *("Qwen3VLForConditionalGeneration", "4096 12288 36 32 8 151936 262144"), tied=False, **QWEN3_VL
+    ),
+    "Qwen3-VL-30B-A3B": wrapper(
+        *("Qwen3VLMoeForConditionalGeneration", "2048 6144 48 32 4 151936 262144"),
+        tied=False,
+        **QWEN3_VL,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+    ),
+    "Mistral-Small-3.2-24B": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "text_config": {
+            **config("", "5120 32768 40 32 8 131072 131072"),
+            "architectures": None,
+            "model_type": "mistral",
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e9,
+            "sliding_window": None,
+        },
+        "vision_config": {"hidden_size": 1024, "num_hidden_layers": 24, "patch_size": 14},
+        "torch_dtype": "bfloat16",
+    },
     "gpt-oss-20b": config(
         "GptOssForCausalLM", "2880 2880 24 64 8 201088 131072", num_local_experts=32, **GPT_OSS
     ),

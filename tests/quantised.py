@@ -20,7 +20,7 @@ from torch import Tensor
 # What follows a layer's name -> tensor; and the values that they mean, [out, in] float32.
 Encoded = tuple[dict[str, Tensor], Tensor]
 LINEAR = re.compile(r"\.(\w+_proj(_\w+)?|fc|eh_proj)\.weight$")
-DENSE = re.compile(r"\.(in_proj_[ab]+)\.weight$")
+DENSE = re.compile(r"\.(in_proj_[ab]+)\.weight$|^(model\.)?(visual|vision_tower|multi_modal_projector)\.")
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight columns lies in the i-th four bits of a word
 
 
@@ -208,6 +208,26 @@ def fp8_whole() -> Coding:
     return Coding(
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}, encode
     )
+
+
+def fp8_whole_of_transformers() -> Coding:
+    """The same in the names of transformers, as Mistral's files have them beside a tower that is not rounded."""
+
+    def encode(matrix: Tensor, generator: torch.Generator) -> Encoded:
+        codes, scales, _ = fp8_blocks(matrix, tuple(matrix.shape))
+        return {
+            "weight": codes,
+            "weight_scale_inv": scales[0, 0].bfloat16(),
+            "activation_scale": torch.tensor(0.5, dtype=torch.bfloat16),
+        }, codes.float() * scales[0, 0].bfloat16().float()
+
+    config = {
+        "quant_method": "fp8",
+        "activation_scheme": "static",
+        "weight_block_size": None,
+        "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+    }
+    return Coding(config, encode)
 
 
 def compressed_fp8(strategy: str) -> Coding:

@@ -16,14 +16,19 @@ from transformers import (
     KimiLinearConfig,
     LlamaConfig,
     MiMoV2FlashConfig,
+    Ministral3Config,
+    Mistral3Config,
     MistralConfig,
     PretrainedConfig,
+    Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    Qwen3VLConfig,
+    Qwen3VLMoeConfig,
     Step3p7Config,
 )
 
@@ -94,6 +99,43 @@ def step_config(**text: Any) -> Step3p7Config:
     return Step3p7Config(text_config=text, vision_config=VISION, tie_word_embeddings=False)
 
 
+TOWER: dict[str, Any] = {  # of Qwen's vision models
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": SHAPE["hidden_size"],
+}
+DEEP = {**TOWER, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+
+
+def wrapped(
+    make: Callable[..., PretrainedConfig], vision: dict[str, Any], **own: Any
+) -> Callable[..., PretrainedConfig]:
+    """What makes a config for several media of its text model's keys. own: keys that every text model has."""
+
+    def config(**text: Any) -> PretrainedConfig:
+        tied = text.get("tie_word_embeddings", False)
+        return make(text_config={**own, **text}, vision_config=dict(vision), tie_word_embeddings=tied)
+
+    return config
+
+
+# Queries count more from the second 32 positions on.
+GROWING: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.1,
+}
 FAMILIES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     "llama": (
         LlamaConfig,
@@ -118,6 +160,56 @@ FAMILIES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
             "head_dim": 32,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
             "tie_word_embeddings": True,
+        },
+    ),
+    "mistral3": (
+        wrapped(Mistral3Config, VISION, model_type="mistral"),
+        {
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e9},
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "ministral3": (
+        Ministral3Config,
+        {"head_dim": 16, "rope_parameters": GROWING, "tie_word_embeddings": False},
+    ),
+    "mistral3 of ministral3": (
+        wrapped(Mistral3Config, VISION, model_type="ministral3"),
+        {"head_dim": 16, "rope_parameters": GROWING, "tie_word_embeddings": True},
+    ),
+    "qwen2_5_vl": (
+        wrapped(Qwen2_5_VLConfig, {**TOWER, "fullatt_block_indexes": [1], "window_size": 16}),
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]},
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3_vl": (
+        wrapped(Qwen3VLConfig, DEEP),
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5e6,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_vl_moe": (
+        wrapped(Qwen3VLMoeConfig, DEEP),
+        {
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5]},
+            "tie_word_embeddings": False,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
         },
     ),
     "gemma3": (

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from slipstream.engine.batch import Batch, Span
 from slipstream.engine.cache.pages import PagePool, prefix_keys
 from slipstream.engine.cache.snapshots import Snapshots
 from slipstream.engine.cache.store import Store
+from slipstream.engine.images import Marked
 
 # Most bytes of snapshots per byte of keys and values. With 8 and Qwen3.5-27B in bfloat16 they lie 320 tokens apart.
 # More fill the host's memory with states that are seldom resumed; with fewer, less of a shared prefix is saved.
@@ -37,6 +38,7 @@ class _Entry:
     """A slot's pages, the valid rows of each store, and the keys of its full pages so far."""
 
     salt: str = ""
+    images: Sequence[Marked] = ()
     table: list[int] = field(default_factory=list)
     rows: dict[str, range] = field(default_factory=dict)  # by store; a range begins on a page border
     keys: list[bytes] = field(default_factory=list)
@@ -70,13 +72,16 @@ class Cache:
         n_tokens = store.slot_bytes // max(1, _SNAPSHOT_SHARE * store.token_bytes)
         return max(1, round(n_tokens / self.page_size)) * self.page_size
 
-    def begin(self, slot: int, tokens: Sequence[int], salt: str) -> int:
-        """Adopt the longest published prefix of `tokens`, at most all but the last; return the target's length."""
+    def begin(self, slot: int, tokens: Sequence[int], salt: str, images: Sequence[Marked] = ()) -> int:
+        """Adopt the longest published prefix of `tokens`, at most all but the last; return the target's length.
+
+        images: those among the tokens.
+        """
         self.drop(slot)
         entry = self._entries[slot]
-        entry.salt = salt
+        entry.salt, entry.images = salt, images
         size = self.page_size
-        for key in prefix_keys(tokens[: len(tokens) - 1], size, salt):
+        for key in prefix_keys(tokens[: len(tokens) - 1], size, salt, images):
             page_id = self.pool.find(key)
             if page_id is None:
                 break
@@ -142,7 +147,7 @@ class Cache:
             tables = [
                 where.windows.table(span.slot)[first:] for span, first in zip(spans, firsts, strict=True)
             ]
-            batch = replace(batch, window=batch.on_pages(tables, self.page_size))
+            batch = replace(batch, window=batch.on_pages(tables, self.page_size, begins))
         batch = where.place(batch)
         if token_ids is not None:
             batch.token_ids[: len(token_ids)].copy_(token_ids)
@@ -283,9 +288,8 @@ class Cache:
         entry.offered = offered
         n_full = max(pages.stop for pages in offered)
         if n_full > len(entry.keys):
-            parent = entry.keys[-1] if entry.keys else None
-            fresh = tokens[len(entry.keys) * size : n_full * size]
-            entry.keys.extend(prefix_keys(fresh, size, entry.salt, parent))
+            fresh = prefix_keys(tokens, size, entry.salt, entry.images, entry.keys)
+            entry.keys += list(islice(fresh, n_full - len(entry.keys)))
         for i in range(self.length(slot, self.primary) // size):
             page = self.pool.pages[entry.table[i]]
             complete = {name for name, pages in zip(entry.rows, offered, strict=True) if i in pages}

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from slipstream.engine.images import Marked
+
 
 @dataclass(slots=True)
 class Page:
@@ -104,15 +106,24 @@ class PagePool:
 
 
 def prefix_keys(
-    tokens: Sequence[int], page_size: int, salt: str, parent: bytes | None = None
+    tokens: Sequence[int],
+    page_size: int,
+    salt: str,
+    images: Sequence[Marked] = (),
+    known: Sequence[bytes] = (),
 ) -> Iterator[bytes]:
-    """Chained SHA-256 keys of the full pages of `tokens`, which start where `parent` ends.
+    """Chained SHA-256 keys of the full pages of `tokens`, from the first on that is not known.
 
-    A key stands for every token up to its page's end. It is salted per tenant, so that one API key cannot learn
-    from response times what another key asked.
+    A key stands for every token up to its page's end, and for all images that begin before it: an image's token ids are
+    those of any other of its size, and its first rows may depend on its last. It is salted per tenant, so that one API
+    key cannot learn from response times what another key asked.
     """
-    key = parent if parent is not None else hashlib.sha256(salt.encode()).digest()
-    for start in range(0, len(tokens) - page_size + 1, page_size):
-        page = np.asarray(tokens[start : start + page_size], dtype=np.int64)
-        key = hashlib.sha256(key + page.tobytes()).digest()
+    key = known[-1] if known else hashlib.sha256(salt.encode()).digest()
+    for start in range(len(known) * page_size, len(tokens) - page_size + 1, page_size):
+        end = start + page_size
+        page = np.asarray(tokens[start:end], dtype=np.int64)
+        shown = b"".join(
+            one.start.to_bytes(8, "little") + one.key for one in images if one.start < end and one.end > start
+        )
+        key = hashlib.sha256(key + page.tobytes() + shown).digest()
         yield key

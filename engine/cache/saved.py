@@ -16,6 +16,7 @@ from slipstream.engine.cache.held import PageKind, Shape
 from slipstream.engine.cache.pages import PagePool, prefix_keys
 from slipstream.engine.cache.store import Store
 from slipstream.engine.cache.window import OFFERED
+from slipstream.engine.images import ImageMark, Marked
 
 Place = tuple[str, int]  # (store, tokens before the border)
 
@@ -37,12 +38,13 @@ class Saved:
     rows: Mapping[str, Sequence[Tensor]]  # per store, as `Held.pages`: [len(complete), ...] each
     windows: Mapping[str, SavedWindow]  # per store that has windows
     states: Mapping[Place, Sequence[Tensor]]  # snapshots, as `Store.snapshot` gives them
+    images: Sequence[ImageMark] = ()  # that begin among the tokens
 
 
-def save(cache: Cache, tokens: Sequence[int], salt: str) -> Saved:
+def save(cache: Cache, tokens: Sequence[int], salt: str, images: Sequence[Marked] = ()) -> Saved:
     """A copy of what the cache holds of `tokens`, as far as a sequence could be resumed from it."""
     keys, page_ids = [], []
-    for key in prefix_keys(tokens, cache.page_size, salt):
+    for key in prefix_keys(tokens, cache.page_size, salt, images):
         page_id = cache.pool.find(key)
         if page_id is None:
             break
@@ -58,8 +60,9 @@ def save(cache: Cache, tokens: Sequence[int], salt: str) -> Saved:
                 states[name, (number + 1) * cache.page_size] = found
         if store.windows is not None:
             windows[name] = _save_window(store, store.windows.pool, keys[: complete[name].stop])
+    n_tokens = complete[cache.primary].stop * cache.page_size
     return Saved(
-        tokens=list(tokens[: complete[cache.primary].stop * cache.page_size]),
+        tokens=list(tokens[:n_tokens]),
         complete=complete,
         rows={
             name: store.held.pages("full", [page_ids[number] for number in complete[name]])
@@ -67,6 +70,7 @@ def save(cache: Cache, tokens: Sequence[int], salt: str) -> Saved:
         },
         windows=windows,
         states=states,
+        images=[ImageMark.of(one) for one in images if one.start < n_tokens],
     )
 
 
@@ -121,7 +125,7 @@ def load(cache: Cache, saved: Saved, salt: str) -> None:
     Afterwards it lies in the prefix cache, held by no slot, as the most recently used prefix. Cached prefixes make room
     for it, pages that slots hold do not.
     """
-    keys = list(prefix_keys(saved.tokens, cache.page_size, salt))
+    keys = list(prefix_keys(saved.tokens, cache.page_size, salt, saved.images))
     offers = [
         (key, {name for name in cache.stores if number in saved.complete[name]})
         for number, key in enumerate(keys)
@@ -190,10 +194,12 @@ def _write(store: Store, kind: PageKind, page_of: Mapping[int, int], rows: Seque
     store.held.set_pages(kind, list(page_of.values()), [one[list(page_of)] for one in rows])
 
 
-def erase(cache: Cache, tokens: Sequence[int], salt: str, *, held: bool = False) -> int:
+def erase(
+    cache: Cache, tokens: Sequence[int], salt: str, images: Sequence[Marked] = (), *, held: bool = False
+) -> int:
     """Withdraw what is cached of `tokens`; returns the number of tokens. held: pages that a slot holds too."""
     n_pages = 0
-    for key in prefix_keys(tokens, cache.page_size, salt):
+    for key in prefix_keys(tokens, cache.page_size, salt, images):
         page_id = cache.pool.find(key)
         if page_id is not None and cache.pool.pages[page_id].n_holders and not held:
             continue

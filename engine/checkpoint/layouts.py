@@ -44,6 +44,7 @@ PIECES = (
     "weight_zero_point",
     "weight_g_idx",
     "input_scale",
+    "activation_scale",
 )
 FP8, SCALES = ("F8_E4M3",), ("F32", "BF16", "F16")  # of safetensors
 
@@ -232,7 +233,7 @@ class PackedInt4(Int4):
 class Fp8:
     """`weight` [out, in] float8_e4m3fn and what it is multiplied by, `weight_scale` or `weight_scale_inv`.
 
-    A scale of the inputs stored beside it (`input_scale`) is not used: inputs are not rounded.
+    A scale of the inputs stored beside it (`input_scale`, `activation_scale`) is not used: inputs are not rounded.
     """
 
     # Outputs and inputs that share a scale; None: all inputs, of all outputs or of a single output.
@@ -257,8 +258,9 @@ class Fp8:
                 )
             block = (n_out // scales.numel(), n_in)
             scales = scales.reshape(-1, 1)
-        if "input_scale" in pieces:
-            pieces.take("input_scale", None, SCALES)
+        for of_inputs in ("input_scale", "activation_scale"):
+            if of_inputs in pieces:
+                pieces.take(of_inputs, None, SCALES)
         codes = pieces.take("weight", shape, FP8)
         if bool((codes.view(torch.uint8) & 127 == 127).any()):
             raise LoadError(f"{pieces.where}: holds values that are not finite; the file is damaged")

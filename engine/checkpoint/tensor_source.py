@@ -67,6 +67,9 @@ class TensorSource(Protocol):
     def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
         """A matrix of that name and shape, in blocks if it is stored so, else widened."""
 
+    def stored_shape(self, name: str) -> tuple[int, ...] | None:
+        """Of a tensor undivided; None where nothing is stored, so that any shape is right."""
+
     def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:
         """Count a tensor as used if it only repeats `original`; returns whether it does."""
 

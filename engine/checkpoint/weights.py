@@ -284,6 +284,10 @@ class Weights:
             raise LoadError(f"{self.folder}: tensor {name} is missing")
         return self._files.shape(name)
 
+    def stored_shape(self, name: str) -> tuple[int, ...] | None:
+        """The same."""
+        return self.shape(name)
+
     def finish(self) -> None:
         """Close the files. Raises `CheckpointMismatch` naming tensors that were missing or not used."""
         self._drop_empty_biases()

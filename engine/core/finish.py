@@ -163,7 +163,7 @@ def done(slot: Slot, ending: Ending, rounds_s: tuple[float, float], *, synthetic
         stop_token=slot.tokens[-1]
         if slot.n_decoded and slot.tokens[-1] in slot.request.stop_token_ids
         else None,
-        usage=Usage(slot.n_prompt, stats.n_cached, slot.n_decoded),
+        usage=Usage(slot.n_prompt, stats.n_cached, slot.n_decoded, slot.n_image),
         timings=_timings(stats, rounds_s),
         speculation=Speculation(
             types=speculate.types,

@@ -120,7 +120,9 @@ def _restore(target: Target, cache: Cache, work: Work) -> None:
         chunk = slot.tokens[n_past : min(work.start, n_past + _RESTORE_ROWS)]
         if not cache.reserve(slot.id, STORE, n_past, n_past + len(chunk)):
             raise RuntimeError("no pages to restore the state of a slot")
-        target.forward(cache.batch(STORE, [Span(slot.id, chunk, n_past, 0, 0)]), cache.stores[STORE])
+        target.forward(
+            cache.batch(STORE, [Span(slot.id, chunk, n_past, 0, 0, slot.images)]), cache.stores[STORE]
+        )
         n_past += len(chunk)
         cache.commit(slot.id, STORE, n_past)
 

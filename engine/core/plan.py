@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.engine.batch import Span
+from slipstream.engine.images import cut_before
 from slipstream.engine.sample.pick import Row
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.decide.value import Pass
@@ -85,9 +86,8 @@ class Work:
     def span(self) -> Span:
         known = self.slot.tokens[self.start : self.start + self.n_certain]
         certain = [*known, *(UNREAD,) * (self.n_certain - len(known))]
-        return Span(
-            self.slot.id, [*certain, *self.draft.token_ids], self.start, len(self.draft), self.n_logits
-        )
+        token_ids = [*certain, *self.draft.token_ids]
+        return Span(self.slot.id, token_ids, self.start, len(self.draft), self.n_logits, self.slot.images)
 
     @property
     def rows(self) -> list[Row]:
@@ -149,7 +149,8 @@ def work(
     """One piece of work per slot that fits the budget. `drafts` maps slot ids to their drafts.
 
     A prompt chunk that does not reach the end of its prompt stops at a page border where it can, so that a later
-    hit on that page continues the same arithmetic. `next_border` says where it must stop, if anywhere.
+    hit on that page continues the same arithmetic. `next_border` says where it must stop, if anywhere. An image whose
+    rows see those behind them is never cut, even if it has more rows than the budget.
     """
     ready = [place for place in places if place.n_gap == 1]
     planned = [Work.of(place, 1, drafts.get(place.slot.id, NO_DRAFT)) for place in ready]
@@ -164,6 +165,7 @@ def work(
         if n_certain < place.n_gap:
             aligned = (place.n_past + n_certain) // page_size * page_size - place.n_past
             n_certain = aligned if aligned > 0 else n_certain
+        n_certain = cut_before(place.slot.images, place.n_past, place.n_past + n_certain) - place.n_past
         planned.append(Work.of(place, n_certain))
         left -= n_certain
     return planned

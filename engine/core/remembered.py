@@ -14,6 +14,7 @@ from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.saved import Saved
 from slipstream.engine.errors import InvalidRequest, SlotFileRefused
+from slipstream.engine.images import ImageMark, Marked
 from slipstream.engine.slot import Slot
 
 SLOT = "id_slot"
@@ -25,6 +26,7 @@ class _Sequence:
 
     tokens: Sequence[int] = ()
     tenant: str = ""
+    images: Sequence[Marked] = ()
 
 
 class Remembered:
@@ -36,9 +38,9 @@ class Remembered:
         self._slots = slots
         self._last = [_Sequence()] * len(slots)
 
-    def put(self, slot_id: int, tokens: Sequence[int], tenant: str) -> None:
+    def put(self, slot_id: int, tokens: Sequence[int], tenant: str, images: Sequence[Marked] = ()) -> None:
         """The slot has begun a sequence."""
-        self._last[slot_id] = _Sequence(tokens, tenant)
+        self._last[slot_id] = _Sequence(tokens, tenant, [ImageMark.of(one) for one in images])
 
     def save(self, slot_id: int, tenant: str) -> Saved:
         """A copy of what is cached of the slot's sequence, if it is the tenant's; while it runs, what is published.
@@ -46,7 +48,8 @@ class Remembered:
         Raises `InvalidRequest` if there is nothing.
         """
         self._check(slot_id)
-        found = saved.save(self._cache, self._tokens(slot_id, tenant), tenant)
+        last = self._of(slot_id, tenant)
+        found = saved.save(self._cache, last.tokens, tenant, last.images)
         if not found.tokens:
             raise InvalidRequest(
                 SLOT,
@@ -66,9 +69,9 @@ class Remembered:
         if not saved.fits(self._cache, found):
             raise SlotFileRefused("its tensors have other shapes than this server's cache")
         saved.load(self._cache, found, tenant)
-        self.put(slot_id, found.tokens, tenant)
+        self.put(slot_id, found.tokens, tenant, found.images)
         # 0 stands for any token: the last is never adopted.
-        n_tokens = self._cache.begin(slot_id, [*found.tokens, 0], tenant)
+        n_tokens = self._cache.begin(slot_id, [*found.tokens, 0], tenant, found.images)
         self._cache.drop(slot_id)
         return n_tokens
 
@@ -78,7 +81,8 @@ class Remembered:
         Raises `InvalidRequest` for a busy slot.
         """
         self._check_idle(slot_id)
-        n_tokens = saved.erase(self._cache, self._tokens(slot_id, tenant), tenant)
+        last = self._of(slot_id, tenant)
+        n_tokens = saved.erase(self._cache, last.tokens, tenant, last.images)
         if self._last[slot_id].tenant == tenant:
             self._last[slot_id] = _Sequence()
         return n_tokens
@@ -92,6 +96,6 @@ class Remembered:
         if self._slots[slot_id] is not None:
             raise InvalidRequest(SLOT, f"slot {slot_id} is busy; try again when its request is over")
 
-    def _tokens(self, slot_id: int, tenant: str) -> Sequence[int]:
+    def _of(self, slot_id: int, tenant: str) -> _Sequence:
         last = self._last[slot_id]
-        return last.tokens if last.tenant == tenant else ()
+        return last if last.tenant == tenant else _Sequence()

@@ -100,7 +100,7 @@ class Seats:
         return list(ended.items())
 
     def _distrust(self, slot: Slot) -> None:
-        saved.erase(self._cache, slot.tokens, slot.salt, held=True)
+        saved.erase(self._cache, slot.tokens, slot.salt, slot.images, held=True)
 
     def start_over(self, slot: Slot) -> None:
         """Compute a slot's sequence anew, from its tokens alone; what was stored of them is withdrawn."""
@@ -136,14 +136,14 @@ class Seats:
     def _seat(self, slot: Slot) -> None:
         self.slots[slot.id] = slot
         with self.guard(slot.request.id, slot):
-            self.remembered.put(slot.id, slot.tokens, slot.request.tenant)
+            self.remembered.put(slot.id, slot.tokens, slot.request.tenant, slot.images)
             slot.stats.started_s = self._now()
             self._begin(slot)
             slot.stats.n_cached = min(slot.n_past, slot.n_prompt)
 
     def _begin(self, slot: Slot) -> None:
         self.n_moves += 1
-        slot.n_past = self._cache.begin(slot.id, slot.tokens, slot.salt)
+        slot.n_past = self._cache.begin(slot.id, slot.tokens, slot.salt, slot.images)
         slot.is_behind_stored = slot.n_past > 0
         self._chain.begin(slot)
         self.running.append(slot)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from slipstream.engine.api import Request
 from slipstream.engine.core.queue import NewSlot
 from slipstream.engine.core.replay import replay
+from slipstream.engine.images import NO_IMAGES, PlacedImage
 from slipstream.engine.sample.params import resolve_sampling
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot, SlotStats
@@ -26,6 +27,8 @@ class Prepared:
     constraint: Constraint | None = None
     text_bias: Sequence[tuple[int, float]] = ()  # `logit_bias` of texts, by their tokens
     admitted_s: float = 0.0  # on the engine's clock
+    images: Sequence[PlacedImage] = NO_IMAGES  # of the prompt, as the target sees them
+    draft_images: Sequence[PlacedImage] = NO_IMAGES  # as a draft model does, if it sees any
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class SlotFactory:
             speculate,
             prepared.text,
             stats=SlotStats(admitted_s=prepared.admitted_s, histogram=histogram),
+            images=prepared.images,
+            draft_images=prepared.draft_images,
             prediction=prepared.prediction,
             constraint=prepared.constraint,
             prompt_logprobs=None if request.prompt_logprobs is None else [],

@@ -49,7 +49,10 @@ class Attention:
         """x: [n_tokens, d_model]. Writes the rows into the layer's keys and values. Returns x's shape."""
         keys, values, window = layer.keys, layer.values, self.kv.window
         batch = pages_of(batch, window)
-        q = norm_rope_write(linear(x, self.qkv), self.norms, self.rope, batch, keys, values)
+        rope = batch.rope or self.rope
+        q = norm_rope_write(linear(x, self.qkv), self.norms, rope, batch, keys, values)
+        if (factors := rope.query_factors) is not None:
+            q = q * factors[batch.positions].to(q.dtype)[:, None, None]
         mixed = attention(  # [n_tokens, n_heads * d_value]
             q, keys, values, batch, self.scale, window, self.sinks
         )

@@ -28,6 +28,7 @@ class LayerInputs:
     norm: Norm
     scale: float  # of the projection
     n_layers: int
+    pad_id: int  # the token that stands where images are
 
     def __call__(self, token_ids: Tensor, embedded: Tensor) -> Tensor:
         """token_ids: [n_tokens]. embedded: [n_tokens, d_model]. Returns [n_tokens, n_layers, d_input]."""
@@ -46,6 +47,7 @@ class LayerInputsSpec:
     n_layers: int
     vocab_rows: int
     norm: NormSpec
+    pad_id: int = 0
 
     def load(self, weights: TensorSource) -> LayerInputs:
         """The inputs of a network whose tensors are named as Gemma's are."""
@@ -59,6 +61,7 @@ class LayerInputsSpec:
             norm=load_norm(weights, "model.per_layer_projection_norm", self.d_input, self.norm),
             scale=self.d_model**-0.5,
             n_layers=self.n_layers,
+            pad_id=self.pad_id,
         )
 
 

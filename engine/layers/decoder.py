@@ -20,8 +20,9 @@ from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.attention import Ropes
 from slipstream.engine.layers.block_end import BlockEnd, BlockEndSpec, LayerInputs, LayerInputsSpec
 from slipstream.engine.layers.embed import Embedding, Head, load_embedding, load_head
+from slipstream.engine.layers.image_rows import padded, turned, with_images
 from slipstream.engine.layers.norm import Norm, NormNames, NormSpec, SumAlone, load_norm
-from slipstream.engine.layers.rope import RopeSpec, rope_tables
+from slipstream.engine.layers.rope import RopeSpec, query_factors, rope_tables
 from slipstream.engine.ranks import Ranks
 from slipstream.kernels.norm_rope_write.op import Rope
 
@@ -126,7 +127,10 @@ class Decoder:
         nothing in the computation.
         """
         x = self.embedding(batch.token_ids)  # [n_tokens, d_model]
-        inputs = None if self.layer_inputs is None else self.layer_inputs(batch.token_ids, x)
+        batch, x = turned(batch, self.ropes), with_images(batch, x)
+        inputs = None
+        if self.layer_inputs is not None:
+            inputs = self.layer_inputs(padded(batch, self.layer_inputs.pad_id), x)
         # [n_tokens, d_model] each
         x, added = run_blocks(self.blocks, (x, None), batch, store.layers, taps, inputs)
         n_layers = len(self.blocks)
@@ -192,12 +196,15 @@ def run_blocks(
     layers: the state of each block. inputs: what blocks take besides, [n_tokens, n_blocks, d_input].
     """
     x, added = stream
+    deep = () if batch.images is None else batch.images.deep_rows
     for k, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
         normed, x = normed_sum(block.mixer_norm, added, x)  # [n_tokens, d_model] each
         if taps is not None:
             taps.put(k, x)
         normed, x = block.ffn_norm.add(block.mixer(normed, batch, layer), x)
         added = block.ffn(normed)
+        if k < len(deep):
+            added = added.index_add(0, *deep[k])  # [n_tokens, d_model]
         if block.end is not None:
             x, added = block.end(x + added, None if inputs is None else inputs[:, k]), None
     return x, added
@@ -314,8 +321,11 @@ def load_decoder(weights: TensorSource, spec: DecoderSpec) -> Decoder:
     spec: of the part that `weights` hand out.
     """
     kinds = dict.fromkeys(block.mixer.rope for block in spec.blocks)
+    n, device = spec.n_positions, weights.device
     ropes = {
-        one: Rope(*rope_tables(one, spec.n_positions, weights.device)) for one in kinds if one is not None
+        one: Rope(*rope_tables(one, n, device), query_factors(one, n, device))
+        for one in kinds
+        if one is not None
     }
     embedding = load_embedding(
         weights, "model.embed_tokens", spec.vocab_rows, spec.d_model, spec.embedding_scale

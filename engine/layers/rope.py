@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,16 @@ class RopeSpec:
     attention_factor: float = 1.0  # cos and sin are multiplied by it
     divisors: tuple[float, ...] = ()  # of the frequencies, n_dims / 2
     share: float = 1.0  # of the frequencies that turn; the slower ones stand still
+    # How many frequencies turn with time, height and width (M-RoPE), n_dims / 2 in all; (): all with the position.
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False  # the three take turns from the fastest on, else one section follows another
+    # Queries count more with every n_ctx_original positions, by this share of a logarithm (Llama 4, Ministral 3).
+    query_growth: float = 0.0
+
+    @property
+    def of_text(self) -> RopeSpec:
+        """The same without sections, which change nothing in the tables."""
+        return replace(self, sections=(), interleaved=False)
 
 
 def rope_tables(spec: RopeSpec, n_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -40,6 +50,42 @@ def rope_tables(spec: RopeSpec, n_positions: int, device: torch.device) -> tuple
     angles = torch.outer(positions, frequencies)  # [n_positions, n_dims / 2]
     factor = spec.attention_factor
     return (angles.cos() * factor).to(device), (angles.sin() * factor).to(device)
+
+
+def query_factors(spec: RopeSpec, n_positions: int, device: torch.device) -> Tensor | None:
+    """What queries are multiplied by behind the rotation, [n_positions] float32; None: nothing."""
+    if not spec.query_growth:
+        return None
+    turns = torch.floor(torch.arange(n_positions, dtype=torch.float32) / spec.n_ctx_original)  # [n_positions]
+    return (1 + spec.query_growth * torch.log(1 + turns)).to(device)
+
+
+def axis_of(spec: RopeSpec, device: torch.device | None = None) -> Tensor:
+    """Whose position turns each frequency: [n_dims / 2] int64, 0 time, 1 height, 2 width (M-RoPE).
+
+    Both halves of a head are turned alike, so that sections count frequencies, not dimensions.
+    """
+    index = torch.arange(spec.n_dims // 2, device=device)  # [n_dims / 2]
+    if not spec.sections:
+        return torch.zeros_like(index)
+    time, height, width = spec.sections
+    if not spec.interleaved:
+        return (index >= time).long() + (index >= time + height).long()
+    # Time has every third and what the others leave.
+    is_height = (index % 3 == 1) & (index < 3 * height)
+    is_width = (index % 3 == 2) & (index < 3 * width)
+    return is_height.long() + 2 * is_width.long()
+
+
+def mixed_angles(tables: tuple[Tensor, Tensor], spec: RopeSpec, axes: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rows that stand at three positions, each [n_rows, n_dims / 2].
+
+    tables: of `rope_tables`, [n_positions, n_dims / 2] each. axes: [3, n_rows] int64 of time, height and width. A row
+    with three equal positions is the tables' row to the bit.
+    """
+    positions = axes[axis_of(spec, axes.device)].t()  # [n_rows, n_dims / 2]
+    cos, sin = tables
+    return cos.gather(0, positions), sin.gather(0, positions)
 
 
 def plain_frequencies(spec: RopeSpec) -> Tensor:

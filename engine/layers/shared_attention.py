@@ -38,7 +38,7 @@ class SharedAttention:
     def __call__(self, x: Tensor, batch: Batch, layer: KVLayer) -> Tensor:
         """x: [n_tokens, d_model]. Returns x's shape. layer: the other layer's, whose rows of this pass are written."""
         rows = pages_of(batch, self.window)
-        q = norm_rope(linear(x, self.q), self.d_head, self.norms, self.rope, rows)
+        q = norm_rope(linear(x, self.q), self.d_head, self.norms, rows.rope or self.rope, rows)
         mixed = attention(q, layer.keys, layer.values, rows, self.scale, self.window)
         return linear(mixed, self.out)
 

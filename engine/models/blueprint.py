@@ -101,6 +101,10 @@ class Blueprint:
         self.n_params += math.prod(taken.shape)
         self.n_bytes += packed_bytes(taken, self._target)
 
+    def stored_shape(self, name: str) -> tuple[int, ...] | None:
+        """There is none."""
+        return None
+
     def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:
         """A tied head needs no tensor of its own, so there is nothing to count."""
         return False

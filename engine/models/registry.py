@@ -27,10 +27,12 @@ from slipstream.engine.models.families import (
     kimi_linear,
     llama,
     mimo_v2_flash,
+    mistral3,
     qwen2,
     qwen3,
     qwen3_5,
     qwen3_moe,
+    qwen_vl_text,
     step3p5,
 )
 from slipstream.engine.models.families.step_keys import with_common_keys
@@ -78,16 +80,27 @@ FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama.parts),
     "MiMoForCausalLM": Family(qwen2.parts),
     "MiMoV2FlashForCausalLM": Family(mimo_v2_flash.parts, mimo_v2_flash.UNDERSTOOD, mimo_v2_flash.DEFAULTS),
+    "Ministral3ForCausalLM": Family(llama.parts, mistral3.UNDERSTOOD),
+    "Mistral3ForConditionalGeneration": Family(llama.parts, mistral3.UNDERSTOOD, dialect=mistral3.known_text),
     "MistralForCausalLM": Family(llama.parts, WINDOWS),
+    "Qwen2_5_VLForConditionalGeneration": Family(
+        qwen2.parts, WINDOWS, qwen_vl_text.DEFAULTS_2_5, qwen_vl_text.one_after_another
+    ),
     "Qwen2ForCausalLM": Family(qwen2.parts, WINDOWS, NO_WINDOW),
     "Qwen3ForCausalLM": Family(qwen3.parts, WINDOWS, NO_WINDOW),
     "Qwen3NextForCausalLM": Family(qwen3_5.qwen3_next, qwen3_5.UNDERSTOOD),
     **{
-        f"Qwen3_5{kind}For{use}": Family(qwen3_5.qwen3_5, qwen3_5.UNDERSTOOD)
+        f"Qwen3_5{kind}For{use}": Family(qwen3_5.qwen3_5, qwen3_5.UNDERSTOOD, dialect=qwen3_5.in_turns)
         for kind in ("", "Moe")
         for use in ("CausalLM", "ConditionalGeneration")
     },
     "Qwen3MoeForCausalLM": Family(qwen3_moe.parts, qwen3_moe.UNDERSTOOD),
+    "Qwen3VLForConditionalGeneration": Family(
+        qwen3.parts, (), qwen_vl_text.DEFAULTS_3, qwen_vl_text.in_turns
+    ),
+    "Qwen3VLMoeForConditionalGeneration": Family(
+        qwen_vl_text.moe_parts, qwen3_moe.UNDERSTOOD, qwen_vl_text.MOE_DEFAULTS, qwen_vl_text.in_turns
+    ),
     **{
         name: Family(step3p5.parts, step3p5.UNDERSTOOD, step3p5.DEFAULTS, with_common_keys)
         for name in ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from slipstream.engine.api import Chat
 from slipstream.engine.errors import InvalidRequest, LoadError, Unsupported
@@ -23,6 +23,14 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 REASONING = ("reasoning_content", "thinking", "reasoning")
 RESERVED = ("messages", "add_generation_prompt", "continue_final_message")
 PROBE = "aSlotForText"
+IMAGE = {"type": "image"}  # a part of a content
+
+
+class ImageWriting(Protocol):
+    """How images are written in a prompt."""
+
+    marker: str  # what the template writes for an image, a control token
+    written: str  # what takes its place
 
 
 class ChatTemplate:
@@ -78,9 +86,21 @@ class ChatTemplate:
         text, mark = self._render(chat, n_ctx)
         return text.replace(mark, "")
 
-    def encode(self, chat: Chat, n_ctx: int | None = None) -> list[int]:
-        """The conversation's token ids. Raises as `render` does."""
+    def encode(self, chat: Chat, n_ctx: int | None = None, writing: ImageWriting | None = None) -> list[int]:
+        """The conversation's token ids. Raises as `render` does, and if the template does not write all images.
+
+        writing: how images are written; needed for conversations that have some.
+        """
         text, mark = self._render(chat, n_ctx)
+        if chat.images:
+            assert writing is not None
+            n_written = text.count(writing.marker)
+            if n_written != len(chat.images):
+                raise InvalidRequest(
+                    "messages",
+                    f"the chat template writes {n_written} of {len(chat.images)} images where they are",
+                )
+            text = text.replace(writing.marker, writing.written)
         return self._breaker.encode(text, mark)
 
     def _render(self, chat: Chat, n_ctx: int | None) -> tuple[str, str]:
@@ -142,21 +162,24 @@ class ChatTemplate:
             return content if self._takes_text else [{"type": "text", "text": content}]
         if not isinstance(content, list | tuple):
             raise InvalidRequest(where, "must be a string or a list of parts")
-        texts = [part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
+        parts = [read_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
         if self._takes_parts:
-            return [{"type": "text", "text": text} for text in texts]
-        return "\n".join(texts)
+            return parts
+        if IMAGE in parts:
+            raise Unsupported(where, "the model's chat template has no place for images")
+        return "\n".join(part["text"] for part in parts)
 
 
-def part_text(part: Any, where: str) -> str:
-    """The text of one content part. Raises `Unsupported` for a part that is not text."""
+def read_part(part: Any, where: str) -> dict[str, str]:
+    """A content part as templates know it. Raises `Unsupported` for a part that is neither text nor an image."""
     kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "image":
+        return IMAGE
     if kind != "text":
-        raise Unsupported(where, f"only text parts are supported, not {kind}")
+        raise Unsupported(where, f"only parts of text and images are supported, not {kind}")
     if not isinstance(part.get("text"), str):
         raise InvalidRequest(f"{where}.text", "must be a string")
-    text: str = part["text"]
-    return text
+    return {"type": "text", "text": part["text"]}
 
 
 def parse_arguments(call: Any) -> Any:
@@ -176,7 +199,7 @@ def tag_last(messages: Sequence[Any], end: str) -> None:
     content = messages[-1].get("content") if messages else None
     if isinstance(content, str):
         messages[-1]["content"] = f"{content}{end} "
-    elif isinstance(content, list) and content:
+    elif isinstance(content, list) and content and "text" in content[-1]:
         content[-1] = {**content[-1], "text": f"{content[-1]['text']}{end} "}
     else:
         raise InvalidRequest("continue_final_message", "the last message has no text to continue")

@@ -33,9 +33,9 @@ template <int D>
 struct Queries {
   float sums[COLUMNS<D> / 8][4];  // from first_column on
   Softmax softmax[2];
-  int first_position, last_position;  // of the warp's queries; no query: first > last
-  int position[2];                    // -1: no query
-  int index[2];                       // row * n_heads + head
+  Seen first, last;  // what the warp's first query sees and its last; what others do begins and ends between
+  Seen seen[2];      // no query: nothing
+  int index[2];      // row * n_heads + head
 };
 
 // The warp's queries [QUERIES][D], behind the stages: in registers they would leave too few for the sums. Warps that have
@@ -66,11 +66,11 @@ __device__ inline void score(const T* keys, float (&scores)[STEP<D> / 8][4]) {
 // Scores of positions at … to weights as the left side of the next product, the sums so far scaled to the new largest.
 template <class T, int D>
 __device__ inline void soften(
-    Queries<D>& mine, int at, int window, float scale, float (&scores)[STEP<D> / 8][4], unsigned (&weights)[STEP<D> / 16][4]) {
+    Queries<D>& mine, int at, float scale, float (&scores)[STEP<D> / 8][4], unsigned (&weights)[STEP<D> / 16][4]) {
   const int pair = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const Seen seen(mine.position[half], window);
+    const Seen& seen = mine.seen[half];
     float largest = least();
 #pragma unroll
     for (int i = 0; i < STEP<D> / 4; ++i) {
@@ -117,11 +117,10 @@ __device__ inline bool take_out(unsigned& both) {
 
 // Adds what take_out took to the queries that see it. values: from first_column on, as for gather.
 template <class T, int D>
-__device__ inline void put_back(Queries<D>& mine, int at, int window, const T* values) {
+__device__ inline void put_back(Queries<D>& mine, int at, const T* values) {
   const int pair = threadIdx.x % 4;
-  const Seen first(mine.position[0], window), second(mine.position[1], window);
   for (int row = 0; row < STEP<D>; ++row) {
-    const bool by_first = first.has(at + row), by_second = second.has(at + row);
+    const bool by_first = mine.seen[0].has(at + row), by_second = mine.seen[1].has(at + row);
 #pragma unroll
     for (int i = 0; i < COLUMNS<D> / 4; ++i) {
       const float value = widened(values[cell<D>(row, i / 2) + 2 * pair + i % 2]);
@@ -136,7 +135,7 @@ __device__ inline void put_back(Queries<D>& mine, int at, int window, const T* v
 // such steps (`partly`) values that are not finite go another way.
 template <class T, int D>
 __device__ inline void gather(
-    Queries<D>& mine, int at, int window, bool partly, const unsigned (&weights)[STEP<D> / 16][4], const T* values) {
+    Queries<D>& mine, int at, bool partly, const unsigned (&weights)[STEP<D> / 16][4], const T* values) {
   const int lane = threadIdx.x % WARP;
   bool any = false;
 #pragma unroll
@@ -153,26 +152,25 @@ __device__ inline void gather(
       mma_16x8x16<T>(mine.sums[n + 1], weights[k], {some[2], some[3]});
     }
   }
-  if (partly && __any_sync(FULL_WARP, any)) put_back<T, D>(mine, at, window, values);
+  if (partly && __any_sync(FULL_WARP, any)) put_back<T, D>(mine, at, values);
 }
 
 // One step of a warp: STEP positions from `at` on.
 template <class T, int D>
-__device__ inline void advance(Queries<D>& mine, int at, int window, float scale, const T* stage) {
-  const Seen first(mine.first_position, window), last(mine.last_position, window);
-  if (first.first >= at + STEP<D> || last.last < at || mine.first_position > mine.last_position) return;
+__device__ inline void advance(Queries<D>& mine, int at, float scale, const T* stage) {
+  if (mine.first.first >= at + STEP<D> || mine.last.last < at) return;
   float scores[STEP<D> / 8][4] = {};
   unsigned weights[STEP<D> / 16][4];
   score<T, D>(stage, scores);
-  soften<T, D>(mine, at, window, scale, scores, weights);
-  const bool partly = last.first > at || first.last < at + STEP<D> - 1;
-  gather<T, D>(mine, at, window, partly, weights, stage + STEP<D> * D + first_column<D>());
+  soften<T, D>(mine, at, scale, scores, weights);
+  const bool partly = mine.last.first > at || mine.first.last < at + STEP<D> - 1;
+  gather<T, D>(mine, at, partly, weights, stage + STEP<D> * D + first_column<D>());
 }
 
 // The softmax and the sums of one chunk, for queries that see positions from `seen.first` to `seen.last` between them.
 template <class T, class KV, int D>
 __device__ inline void run_chunk(
-    Queries<D>& mine, const Pages<KV>& pages, const Seen& seen, int chunk, int window, float scale) {
+    Queries<D>& mine, const Pages<KV>& pages, const Seen& seen, int chunk, float scale) {
   __shared__ int rows[CHUNK];  // of the store, a head's own; -1: nobody sees it
   constexpr int N_STAGES = STAGES<T, KV, D>, SIZE = 2 * STEP<D> * D;
   KV* stages = dynamic_shared<KV>();
@@ -200,7 +198,7 @@ __device__ inline void run_chunk(
     const int ahead = step + N_STAGES - 1;
     if (ahead < end) fetch<KV, D>(pages, rows, ahead, stages + (stage + N_STAGES - 1) % N_STAGES * SIZE);
     copies_commit();
-    advance<T, D>(mine, chunk * CHUNK + step * STEP<D>, window, scale, as_products_want<T, D>(stages + stage * SIZE));
+    advance<T, D>(mine, chunk * CHUNK + step * STEP<D>, scale, as_products_want<T, D>(stages + stage * SIZE));
     stage = (stage + 1) % N_STAGES;
   }
   copies_wait<0>();
@@ -258,15 +256,18 @@ __device__ inline void join_chunk(
 // The warp's queries of a span: those from `first` to `end`, counted over its rows and the heads of the K/V head.
 template <class T, int D>
 __device__ inline void take_queries(
-    Queries<D>& mine, const T* q, int first, int end, int n_past, int first_row, int n_heads, int share, int d_head) {
+    Queries<D>& mine, const T* q, int first, int end, int n_past, int first_row, const Bounds& bounds, int n_heads, int share, int d_head) {
   const int lane = threadIdx.x % WARP;
   const auto index_of = [&](int query) { return (first_row + query / share) * n_heads + blockIdx.y * share + query % share; };
-  mine.first_position = n_past + first / share;
-  mine.last_position = first < end ? n_past + (min(first + QUERIES, end) - 1) / share : -1;
+  const auto seen_by = [&](int query) {
+    return query < end ? bounds.seen(n_past + query / share, first_row + query / share) : Seen{0, -1};
+  };
+  mine.first = seen_by(first);
+  mine.last = first < end ? seen_by(min(first + QUERIES, end) - 1) : mine.first;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int query = first + lane / 4 + 8 * half;
-    mine.position[half] = query < end ? n_past + query / share : -1;
+    mine.seen[half] = seen_by(query);
     mine.index[half] = index_of(query);
   }
   for (int i = lane + slice<D>() * WARP; i < QUERIES * D / 8; i += WARP * SLICES<D>) {
@@ -285,7 +286,7 @@ __device__ inline void take_queries(
 template <class T, class KV, int D>
 __global__ void __launch_bounds__(MOST_WARPS * WARP, D >= 256 ? 2 : 3)
     attention(const T* q, const KV* keys, const KV* values, const int* span_starts, const int* n_past, const int* page_table,
-              const float* sinks, T* out, float* sums, float* softmax, int n_rows, int n_spans, int n_pages_max, int n_heads, int n_kv,
+              const int* wholes, const float* sinks, T* out, float* sums, float* softmax, int n_rows, int n_spans, int n_pages_max, int n_heads, int n_kv,
               int page_size, int d_head, int d_value, int window, float scale) {
   const int share = n_heads / n_kv, size = QUERIES * (blockDim.x / (WARP * SLICES<D>));
   int span = 0, item = blockIdx.z, n = 0;
@@ -301,18 +302,20 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, D >= 256 ? 2 : 3)
   const Pages<KV> pages{keys, values, page_table + table, n_kv, static_cast<int>(blockIdx.y), page_size, d_head, d_value};
   const Sums memory{sums, reinterpret_cast<Softmax*>(softmax), n_rows * n_heads, d_value};
   const int first = item * size + threadIdx.x / (WARP * SLICES<D>) * QUERIES;
+  const Bounds bounds{window, wholes};
   Queries<D> mine;
-  take_queries<T, D>(mine, q, first, n, past, span_starts[span], n_heads, share, d_head);
-  Seen seen(past + item * size / share, window);
-  seen.last = past + (min((item + 1) * size, n) - 1) / share;
+  take_queries<T, D>(mine, q, first, n, past, span_starts[span], bounds, n_heads, share, d_head);
+  const int first_row = item * size / share, last_row = (min((item + 1) * size, n) - 1) / share;  // of the span
+  const Seen seen{bounds.seen(past + first_row, span_starts[span] + first_row).first,
+                  bounds.seen(past + last_row, span_starts[span] + last_row).last};
   Softmax total[2];
   for (int chunk = seen.first_chunk() + blockIdx.x; chunk <= seen.last / CHUNK; chunk += gridDim.x) {
-    run_chunk<T, KV, D>(mine, pages, seen, chunk, window, scale);
+    run_chunk<T, KV, D>(mine, pages, seen, chunk, scale);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const Seen own(mine.position[half], window);
+      const Seen& own = mine.seen[half];
       const int slot = chunk - own.first_chunk();
-      if (mine.position[half] < 0 || slot < 0 || slot >= own.n_chunks()) continue;
+      if (own.last < 0 || slot < 0 || slot >= own.n_chunks()) continue;
       if (gridDim.x == 1) {
         join_chunk<T, D>(mine, half, slot, own.n_chunks(), total[half], memory, Sinks{sinks, n_heads}, out);
       } else {
@@ -326,14 +329,14 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, D >= 256 ? 2 : 3)
 // result; n_parts warps make a query's.
 template <class T>
 __global__ void __launch_bounds__(MOST_WARPS * WARP, 1)
-    merge_chunks(const float* sums, const float* softmax, const int* span_starts, const int* n_past, const float* sinks,
-                 T* out, int n_rows, int n_spans, int n_heads, int n_parts, int d_value, int window) {
+    merge_chunks(const float* sums, const float* softmax, const int* span_starts, const int* n_past, const int* wholes,
+                 const float* sinks, T* out, int n_rows, int n_spans, int n_heads, int n_parts, int d_value, int window) {
   const int warp = blockIdx.x * MOST_WARPS + threadIdx.x / WARP, query = warp / n_parts, row = query / n_heads;
   const int column = (warp % n_parts * WARP + threadIdx.x % WARP) * 2;
   int span = 0;
   while (span < n_spans && span_starts[span + 1] <= row) ++span;
   if (row >= n_rows || span == n_spans || column >= d_value) return;
-  const Seen seen(n_past[span] + row - span_starts[span], window);
+  const Seen seen = Bounds{window, wholes}.seen(n_past[span] + row - span_starts[span], row);
   const int n_queries = n_rows * n_heads, n_chunks = seen.n_chunks();
   Softmax total{};
   float2 whole{};

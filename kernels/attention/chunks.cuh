@@ -41,14 +41,28 @@ struct Sinks {
   }
 };
 
-// Positions that the row at `position` sees, and the chunks they lie in.
+// Positions that a row sees, and the chunks they lie in.
 struct Seen {
-  int first, last;
+  int first, last;  // nothing: first > last
 
-  __device__ Seen(int position, int window) : first(max(position - window + 1, 0)), last(position) {}
   __device__ int first_chunk() const { return first / CHUNK; }
   __device__ int n_chunks() const { return last / CHUNK - first / CHUNK + 1; }
   __device__ bool has(int at) const { return first <= at && at <= last; }
+};
+
+// What bounds the rows of a pass. wholes: [n_rows][2], begin and end of what a row belongs to; null: rows see none.
+struct Bounds {
+  int window;
+  const int* wholes;
+
+  __device__ Seen seen(int position, int row) const {
+    Seen seen{max(position - window + 1, 0), position};
+    if (wholes != nullptr) {
+      seen.first = min(seen.first, wholes[2 * row]);
+      seen.last = max(seen.last, wholes[2 * row + 1] - 1);
+    }
+    return seen;
+  }
 };
 
 // Where a query's sums lie between chunks: sums[slot][query][d_value], softmax[slot][query]; slots are counted from the

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slipstream.kernels import threads
 from slipstream.kernels.attention import walk
-from slipstream.kernels.attention.spans import Spans, check_sinks, check_widths, check_window
+from slipstream.kernels.attention.spans import Spans, check_sinks, check_wholes, check_widths, check_window
 from slipstream.kernels.attention.walk import ITEM_ROWS
 from slipstream.kernels.compiled import (
     fetch_add,
@@ -46,6 +46,8 @@ def attention(
     (n_rows, n_heads, d_head), d_value = q.shape, values.shape[3]
     check_sinks(sinks, n_heads)
     check_widths(d_head, d_value)
+    wholes = spans.wholes
+    check_wholes(wholes, n_rows)
     if not (q.is_contiguous() and keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("attention takes contiguous tensors")
     if keys.dtype != values.dtype or keys.dtype not in (q.dtype, torch.float8_e4m3fn):
@@ -59,6 +61,7 @@ def attention(
         (
             *(q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr()),
             0 if sinks is None else sinks.data_ptr(),
+            0 if wholes is None else wholes.data_ptr(),
         ),
         (spans.span_starts.data_ptr(), spans.n_past.data_ptr(), spans.page_table.data_ptr()),
         (*spans.page_table.shape, n_heads, *keys.shape[1:], d_value, window or walk.NO_WINDOW),

@@ -10,7 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from slipstream.kernels.attention.spans import WIDEST_ON_CUDA, Spans, check_sinks, check_widths, check_window
+from slipstream.kernels.attention.spans import (
+    WIDEST_ON_CUDA,
+    Spans,
+    check_sinks,
+    check_wholes,
+    check_widths,
+    check_window,
+)
 from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
 from slipstream.kernels.cuda.source import Source
 from slipstream.kernels.torch_op import torch_op
@@ -74,9 +81,12 @@ def attention(
     """
     check_window(window)
     check_sinks(sinks, q.shape[1])
+    check_wholes(spans.wholes, q.shape[0])
     batch = [spans.span_starts, spans.n_past, spans.page_table]
     _check(q, keys, values, batch)
-    return paged_attention(q, keys, values, batch, sinks, scale, min(window or NO_WINDOW, NO_WINDOW))
+    return paged_attention(
+        q, keys, values, batch, spans.wholes, sinks, scale, min(window or NO_WINDOW, NO_WINDOW)
+    )
 
 
 def empty_attention(q: Tensor, _keys: Tensor, values: Tensor, *_: object) -> Tensor:
@@ -90,6 +100,7 @@ def paged_attention(
     keys: Tensor,
     values: Tensor,
     batch: list[Tensor],
+    wholes: Tensor | None,
     sinks: Tensor | None,
     scale: float,
     window: int,
@@ -101,7 +112,8 @@ def paged_attention(
     if n_rows == 0 or n_spans == 0:
         return out
     width = _width(d_head)
-    n_tiles, n_items, n_chunks = _plan(q, values, n_spans, n_pages * page_size, window)
+    reach = window if wholes is None else NO_WINDOW  # where a whole begins is known to the device alone
+    n_tiles, n_items, n_chunks = _plan(q, values, n_spans, n_pages * page_size, reach)
     kept = n_rows * n_heads * (1 if n_chunks[0] == 1 else n_chunks[1])  # of queries, between chunks
     sums = q.new_empty(kept * d_value, dtype=torch.float32)
     softmax = q.new_empty(kept * 2, dtype=torch.float32)
@@ -112,7 +124,7 @@ def paged_attention(
         n_tiles * width.slices * WARP,
         *(q, keys, values),
         *batch,
-        *(sinks, out, sums, softmax),
+        *(wholes, sinks, out, sums, softmax),
         *(n_rows, n_spans, n_pages, n_heads, n_kv, page_size, d_head, d_value),
         *(window, scale * math.log2(math.e)),
         shared=(width.stages * 2 * width.step + n_tiles * QUERIES) * width.most * q.element_size(),
@@ -124,7 +136,7 @@ def paged_attention(
             f"merge_chunks<{NAMES[q.dtype]}>",
             (-(-n_rows * n_heads * n_parts // MOST_WARPS), 1, 1),
             MOST_WARPS * WARP,
-            *(sums, softmax, batch[0], batch[1], sinks, out),
+            *(sums, softmax, batch[0], batch[1], wholes, sinks, out),
             *(n_rows, n_spans, n_heads, n_parts, d_value, window),
         )
     return out
@@ -135,12 +147,12 @@ def _width(d_head: int) -> Width:
 
 
 def _plan(
-    q: Tensor, values: Tensor, n_spans: int, n_positions: int, window: int
+    q: Tensor, values: Tensor, n_spans: int, n_positions: int, reach: int
 ) -> tuple[int, int, tuple[int, int]]:
     """How the work is spread; nothing of it changes a result.
 
-    n_positions: that the page table has room for. Returns tiles of QUERIES queries of a block, items at most, and per
-    item the blocks that share its chunks and the chunks at most.
+    n_positions: that the page table has room for. reach: positions that a row sees at most. Returns tiles of QUERIES
+    queries of a block, items at most, and per item the blocks that share its chunks and the chunks at most.
     """
     (n_rows, n_heads, d_head), (_, n_kv, _, d_value) = q.shape, values.shape
     n_queries = n_rows * (n_heads // n_kv)
@@ -148,7 +160,7 @@ def _plan(
     most = MOST_WARPS // _width(d_head).slices
     n_tiles = next((n for n in (1, 2) if per_span <= QUERIES * n), most)
     n_items = n_queries // (QUERIES * n_tiles) + n_spans  # every span's last one may be partly filled
-    n_rows_seen = min(n_positions, window + QUERIES * n_tiles)
+    n_rows_seen = min(n_positions, reach + QUERIES * n_tiles)
     n_chunks = min(-(-n_positions // CHUNK), -(-n_rows_seen // CHUNK) + 1)
     n_full = n_queries // (QUERIES * n_tiles) * n_kv
     if n_full >= ENOUGH_BLOCKS or n_rows * n_heads * n_chunks * d_value > MOST_SUMS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipstream.kernels.attention.spans import Spans, check_sinks, check_widths, check_window
+from slipstream.kernels.attention.spans import Spans, check_sinks, check_wholes, check_widths, check_window
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -23,16 +23,19 @@ def attention(
 ) -> Tensor:
     check_window(window)
     check_sinks(sinks, q.shape[1])
+    check_wholes(spans.wholes, q.shape[0])
     check_widths(keys.shape[3], values.shape[3])
     starts, past = spans.span_starts.tolist(), spans.n_past.tolist()
     out = q.new_empty(*q.shape[:2], values.shape[3])
     for i, n_past in enumerate(past):
         rows = slice(starts[i], starts[i + 1])
-        n_seen = n_past + starts[i + 1] - starts[i]
-        first = 0 if window is None else max(0, n_past - window + 1)  # what the first row sees
-        k, v = (_read(store, spans.page_table[i], first, n_seen) for store in (keys, values))
-        hidden = _hidden(n_past - first, rows.stop - rows.start, window, q)
-        out[rows] = _dense(q[rows], k, v, hidden, scale, sinks)
+        if rows.start == rows.stop:
+            continue
+        places = torch.arange(n_past, n_past + rows.stop - rows.start)
+        seen = _seen(places, window, None if spans.wholes is None else spans.wholes[rows])
+        first, end = int(seen[:, 0].min()), int(seen[:, 1].max())
+        k, v = (_read(store, spans.page_table[i], first, end) for store in (keys, values))
+        out[rows] = _dense(q[rows], k, v, _hidden(seen.to(q.device), first, end), scale, sinks)
     return out.flatten(1)
 
 
@@ -40,20 +43,29 @@ def _read(
     store: Tensor,  # [n_pages, n_kv_heads, page_size, width]
     table: Tensor,  # [n_pages_max] int32
     first: int,
-    n_seen: int,
-) -> Tensor:  # [n_kv_heads, n_seen - first, width]
+    end: int,
+) -> Tensor:  # [n_kv_heads, end - first, width]
     page_size = store.shape[2]
     first_page = first // page_size
-    pages = table[first_page : -(-n_seen // page_size)].long()
+    pages = table[first_page : -(-end // page_size)].long()
     skipped = first_page * page_size
-    return store[pages].transpose(0, 1).flatten(1, 2)[:, first - skipped : n_seen - skipped]
+    return store[pages].transpose(0, 1).flatten(1, 2)[:, first - skipped : end - skipped]
 
 
-def _hidden(n_before: int, n_rows: int, window: int | None, like: Tensor) -> Tensor:
-    """Which positions a row does not see, [n_rows, n_before + n_rows] bool; n_before: of those read."""
-    every = torch.ones(n_rows, n_before + n_rows, dtype=torch.bool, device=like.device)
-    behind = every.triu(n_before + 1)
-    return behind if window is None else behind | every.tril(n_before - window)
+def _seen(places: Tensor, window: int | None, wholes: Tensor | None) -> Tensor:
+    """First place that a row at each of `places` sees, and the end, [n_rows, 2], on the host."""
+    firsts = torch.zeros_like(places) if window is None else (places - window + 1).clamp_min(0)
+    ends = places + 1
+    if wholes is not None:
+        begun, ended = wholes.cpu().unbind(1)
+        firsts, ends = torch.minimum(firsts, begun), torch.maximum(ends, ended)
+    return torch.stack((firsts, ends), 1)
+
+
+def _hidden(seen: Tensor, first: int, end: int) -> Tensor:
+    """Which of the places first … end - 1 each row does not see, [n_rows, end - first] bool. seen: of `_seen`."""
+    places = torch.arange(first, end, device=seen.device)
+    return (places < seen[:, :1]) | (places >= seen[:, 1:])
 
 
 def _dense(

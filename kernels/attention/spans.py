@@ -23,6 +23,12 @@ class Spans(Protocol):
     @property
     def page_table(self) -> Tensor: ...  # [n_spans, n_pages_max] int32: page ids of places 0 …
 
+    # [n_rows, 2] int32: begin and end, as places, of what a row belongs to and sees whole, as an image; (p, p + 1) at
+    # place p for rows that belong to nothing. It holds the row, may begin before its span and lies in the pages.
+    # From row to row of a span begins do not fall, nor do ends. None: all rows belong to nothing.
+    @property
+    def wholes(self) -> Tensor | None: ...
+
 
 def check_widths(d_head: int, d_value: int) -> None:
     """Raises ValueError for value heads wider than key heads: kernels have room for the width of keys."""
@@ -34,6 +40,14 @@ def check_window(window: int | None) -> None:
     """Raises ValueError for a window in which a row would not even see itself."""
     if window is not None and window < 1:
         raise ValueError(f"a window has at least one position, not {window}")
+
+
+def check_wholes(wholes: Tensor | None, n_rows: int) -> None:
+    """Raises ValueError for wholes that are not a begin and an end, int32, for each row."""
+    if wholes is None:
+        return
+    if wholes.shape != (n_rows, 2) or wholes.dtype != torch.int32 or not wholes.is_contiguous():
+        raise ValueError(f"wholes are [{n_rows}, 2] int32, not {[*wholes.shape]} {wholes.dtype}")
 
 
 def check_sinks(sinks: Tensor | None, n_heads: int) -> None:

@@ -23,9 +23,9 @@ from slipstream.kernels.vector import load, splat, store
 ITEM_LANES = 64  # slots up to which an item takes several heads: they should stay in the cache
 ITEM_ROWS = 64  # rows of a span in one item: more need more scratch memory, fewer read the cache more often
 # The int64 arguments of a task; SCALE holds the bits of a float64, NEXT is the next item, shared by the threads.
-# SINKS is 0 where there are none.
-Q, KEYS, VALUES, OUT, SINKS, STARTS, PAST, TABLE = range(8)
-N_SPANS, N_TABLE, N_HEADS, N_KV, PAGE, D_HEAD, D_VALUE, WINDOW, N_THREADS, N_ITEMS, NEXT, SCALE = range(8, 20)
+# SINKS and WHOLES are 0 where there are none.
+Q, KEYS, VALUES, OUT, SINKS, WHOLES, STARTS, PAST, TABLE = range(9)
+N_SPANS, N_TABLE, N_HEADS, N_KV, PAGE, D_HEAD, D_VALUE, WINDOW, N_THREADS, N_ITEMS, NEXT, SCALE = range(9, 21)
 NO_WINDOW = 1 << 40  # wider than any text, and far from overflow in a sum
 
 
@@ -42,11 +42,12 @@ def scratch(n_slots: int, d_head: int, d_value: int) -> Any:
 
     (floats, longs, pointers into them): keep the arrays alive. Pointers: queries [n_slots, q_pad] and totals
     [n_slots, v_pad] in chunks, states [n_slots, 2] (largest score, sum of weights), sums [2, 64, 16],
-    weights [2, 64], addresses of rows [4, 64] (this block's keys and values, the next one's).
+    weights [2, 64], addresses of rows [4, 64] (this block's keys and values, the next one's), and behind them
+    what each row of the item sees [64, 2] (first position and end).
     """
     q_pad, v_pad = _padded(d_head), _padded(d_value)
     floats = np.empty(n_slots * (q_pad + v_pad + 2) + 2 * BLOCK * 17 + 32, np.float32)
-    longs = np.empty(4 * BLOCK, np.int64)
+    longs = np.empty(4 * BLOCK + 2 * ITEM_ROWS, np.int64)
     # A vector that straddles two cache lines costs twice.
     sums = float_pointer((floats.ctypes.data + 63) // 64 * 64)
     weights = shifted(sums, 2 * BLOCK * 16)
@@ -73,18 +74,21 @@ def attend_item(a: Any, item: Any, stores: Any, out: Any, memory: Any) -> None:
     """
     span, begin, end, head_begin, head_end = item
     keys, values = stores[1], stores[2]
-    rows, following = memory[5], shifted(memory[5], 2 * BLOCK)
-    group = a[N_HEADS] // a[N_KV]
-    n_lanes = (end - begin) * group
-    first_position = int_pointer(a[PAST])[span] + begin - int_pointer(a[STARTS])[span]
-    exist = max(0, first_position - a[WINDOW] + 1), first_position + end - begin - 1
+    rows, following, seen = memory[5], shifted(memory[5], 2 * BLOCK), shifted(memory[5], 4 * BLOCK)
+    n_rows, group = end - begin, a[N_HEADS] // a[N_KV]
+    n_lanes = n_rows * group
+    _see(a, (span, begin, end), seen)
+    exist = seen[0], seen[2 * n_rows - 1] - 1
+    first_row = end_row = 0
     _start(a, item, stores, memory)
     first_block = exist[0] // BLOCK * BLOCK
     _locate(a, (span, head_begin), (keys, values), (first_block, exist), following)
     for block in range(first_block, exist[1] + 1, BLOCK):
-        # Rows before the block do not see it, nor do those whose windows begin after it.
-        first_lane = max(0, block - first_position) * group
-        end_lane = min(n_lanes, (block + BLOCK - 1 + a[WINDOW] - first_position) * group)
+        # Rows that see nothing from the block on are done with, and those behind begin after it.
+        while seen[2 * first_row + 1] <= block:
+            first_row += 1
+        while end_row < n_rows and seen[2 * end_row] < block + BLOCK:
+            end_row += 1
         for head in range(head_begin, head_end):
             rows, following = following, rows
             if head + 1 < head_end:
@@ -92,11 +96,10 @@ def attend_item(a: Any, item: Any, stores: Any, out: Any, memory: Any) -> None:
             else:
                 _locate(a, (span, head_begin), (keys, values), (block + BLOCK, exist), following)
             first_slot = (head - head_begin) * (n_lanes + 1)
-            for lane in range(first_lane, end_lane, 2):
-                position = first_position + lane // group - block
-                position_next = first_position + min(lane + 1, n_lanes - 1) // group - block
-                pair = first_slot + lane, _seen(a, position), _seen(a, position_next)
-                if lane == first_lane:
+            for lane in range(first_row * group, end_row * group, 2):
+                row, row_next = lane // group, min(lane + 1, n_lanes - 1) // group
+                pair = first_slot + lane, _of_block(seen, row, block), _of_block(seen, row_next, block)
+                if lane == first_row * group:
                     _pair(a, pair, (rows, keys, values), memory, following)
                 else:
                     _pair(a, pair, (rows, keys, values), memory, None)
@@ -104,9 +107,22 @@ def attend_item(a: Any, item: Any, stores: Any, out: Any, memory: Any) -> None:
 
 
 @inlined
-def _seen(a: Any, position: int) -> Any:
-    """First and end of what a row sees of a block; position: the row's, counted from the block's begin."""
-    return min(max(0, position - a[WINDOW] + 1), BLOCK), min(BLOCK, position + 1)
+def _see(a: Any, rows: Any, seen: Any) -> None:
+    """Write what rows (span, begin, end) see, first position and end each: neither is less than the row before has."""
+    span, begin, end = rows
+    wholes = int_pointer(a[WHOLES])
+    position = int_pointer(a[PAST])[span] + begin - int_pointer(a[STARTS])[span]
+    for i in range(end - begin):
+        seen[2 * i], seen[2 * i + 1] = max(0, position + i - a[WINDOW] + 1), position + i + 1
+        if a[WHOLES] != 0:
+            seen[2 * i] = min(seen[2 * i], wholes[2 * (begin + i)])
+            seen[2 * i + 1] = max(seen[2 * i + 1], wholes[2 * (begin + i) + 1])
+
+
+@inlined
+def _of_block(seen: Any, row: int, block: int) -> Any:
+    """First and end of what a row sees of the block that begins at position `block`, counted from there."""
+    return min(max(0, seen[2 * row] - block), BLOCK), min(BLOCK, seen[2 * row + 1] - block)
 
 
 @inlined

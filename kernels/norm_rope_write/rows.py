@@ -54,3 +54,5 @@ class Rope:
 
     cos: Tensor  # [n_positions_max, rot_dim / 2] float32
     sin: Tensor  # [n_positions_max, rot_dim / 2] float32
+    # [n_positions_max] float32: of the rotated queries, for the caller; None: they count as they are
+    query_factors: Tensor | None = None

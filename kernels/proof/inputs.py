@@ -49,6 +49,7 @@ class PagedRows:
     positions: Tensor  # [n_rows] int64
     row_pages: Tensor  # [n_rows] int64
     row_offsets: Tensor  # [n_rows] int64
+    wholes: Tensor | None = None  # [n_rows, 2] int32
 
 
 class Sequences:
@@ -78,7 +79,7 @@ class Sequences:
             row_pages=self._table[owner, positions // PAGE_SIZE].long(),
             row_offsets=positions % PAGE_SIZE,
         )
-        return PagedRows(*(getattr(parts, name).to(self._device) for name in PagedRows.__slots__))
+        return PagedRows(*(getattr(parts, name).to(self._device) for name in PagedRows.__slots__[:-1]))
 
 
 @dataclass(frozen=True, slots=True)

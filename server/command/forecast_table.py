@@ -52,6 +52,7 @@ def _taken(plan: Mapping[str, Any]) -> Iterator[str]:
     taken, slots = plan["taken"], f"{plan['n_slots']} slots"
     rows = [
         ("weights", _size(taken["weights"]), ""),
+        ("image tower", _size(taken["tower"]), "what sees images (--no-vision leaves it)"),
         ("rotary tables", _size(taken["tables"]), f"{plan['n_ctx']} tokens (--ctx-size)"),
         ("recurrent states", _size(taken["states"]), f"{slots} (--parallel)"),
         ("parked rows", _size(taken["parked"]), f"{slots}, {plan['draft_max']} drafts each (--draft-max)"),

@@ -116,8 +116,9 @@ def load(settings: Settings) -> AsyncEngine:
     gc.disable()
     try:
         from slipstream.engine.service.start.launch import launch
+        from slipstream.server.vision.opening import open_vision
 
-        return launch(settings)
+        return launch(settings, open_vision)
     finally:
         gc.freeze()
         gc.enable()

@@ -32,9 +32,10 @@ def _write(told: Mapping[str, Any], as_table: Callable[[Mapping[str, Any]], str]
 
 def _plan(call: Call) -> int:
     from slipstream.engine.service.tools.forecast import forecast
+    from slipstream.server.vision.opening import vision_bytes
 
     try:
-        told = asdict(forecast(call.settings, call.own["memory"]))
+        told = asdict(forecast(call.settings, call.own["memory"], vision_bytes))
     except LoadError as error:
         sys.stderr.write(f"slipstream plan: {error}\n")
         return EXIT_CANNOT_LOAD
@@ -49,7 +50,7 @@ PLAN = Subcommand(
     about="What a server with these settings takes of a GPU's memory, from the model's config alone.",
     run=_plan,
     settings=(
-        *("model", "model_draft", "dtype", "tensor_parallel_size", "spec_type", "draft_max"),
+        *("model", "model_draft", "vision", "dtype", "tensor_parallel_size", "spec_type", "draft_max"),
         *("ctx_size", "cache_size", "kv_cache_dtype", "parallel", "batch_size"),
     ),
     arguments=(

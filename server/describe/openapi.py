@@ -39,6 +39,7 @@ STATUSES: Mapping[int, tuple[str, tuple[str, ...]]] = {
                 "unknown_field",
                 "unsupported_value",
                 "context_length_exceeded",
+                "invalid_image",
             ),
             *(
                 "invalid_json",

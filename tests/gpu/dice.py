@@ -27,7 +27,7 @@ class Draw:
 
 def pages_of(tensors: Tensors) -> PagedRows:
     """The batch among a draw's tensors."""
-    return PagedRows(**{name: tensors[name] for name in PagedRows.__slots__})
+    return PagedRows(**{name: tensors[name] for name in PagedRows.__slots__ if name in tensors})
 
 
 def page_tensors(
@@ -74,6 +74,19 @@ class Dice:
     def scale_dtype(self) -> torch.dtype:
         """A norm's weight is of the rows' dtype or float32."""
         return self.random.choice([self.dtype, torch.float32])
+
+    def wholes(self, lengths: list[int], past: list[int]) -> Tensor:
+        """[n_rows, 2] int32: images of some spans, of any sizes, of which the first may begin before its span."""
+        rows = []
+        for n, n_past in zip(lengths, past, strict=True):
+            end = n_past
+            begin = self.random.randint(max(0, n_past - 600), n_past)
+            while end < n_past + n:
+                is_image = self.random.random() < 0.5
+                end, start = self.random.randint(end + 1, n_past + n), end
+                rows += [(begin, end) if is_image else (p, p + 1) for p in range(start, end)]
+                begin = end
+        return torch.tensor(rows, dtype=torch.int32)
 
     def lengths(self) -> tuple[list[int], list[int]]:
         """Rows and past tokens of some spans."""

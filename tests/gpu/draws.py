@@ -130,9 +130,14 @@ def an_attention(dice: Dice) -> Draw:
     tensors = page_tensors(lengths, past, page_size, dice.g)
     n_pages = int(tensors.pop("n_pages"))
     tensors["q"] = dice.normal(sum(lengths), n_heads, d_head)
+    if pictured := dice.random.random() < 0.4:
+        tensors["wholes"] = dice.wholes(lengths, past)
     spoilt = torch.full((n_pages, page_size), fill_value=True)  # what no row may see
     for i, (n, n_past) in enumerate(zip(lengths, past, strict=True)):
-        seen = torch.arange(0 if window is None else max(0, n_past - window + 1), n_past + n)
+        first = 0 if window is None else max(0, n_past - window + 1)
+        if pictured:
+            first = min(first, int(tensors["wholes"][sum(lengths[:i]), 0]))
+        seen = torch.arange(first, n_past + n)
         spoilt[tensors["page_table"][i, seen // page_size].long(), seen % page_size] = False
     if sunk := dice.random.random() < 0.4:
         tensors["sinks"] = dice.normal(n_heads, dtype=torch.float32) * 3
@@ -149,7 +154,7 @@ def an_attention(dice: Dice) -> Draw:
         return (attention(t["q"], *stores, pages_of(t), d_head**-0.5, window, sinks),)
 
     shape = f"{n_heads} / {n_kv} heads of {d_head} and {d_value}, page {page_size}, window {window}, float8 {coded}"
-    return Draw(tensors, call, f"rows {lengths} after {past}, {shape}, sinks {sunk}")
+    return Draw(tensors, call, f"rows {lengths} after {past}, {shape}, sinks {sunk}, images {pictured}")
 
 
 def a_gated(dice: Dice) -> Draw:

@@ -79,6 +79,10 @@ class InflatedSource:
         """The matrix of that name."""
         return self.take(name, shape)
 
+    def stored_shape(self, name: str) -> tuple[int, ...] | None:
+        """Whatever is asked for."""
+        return None
+
     def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:
         """A tied head needs no tensor of its own."""
         return self.entries.pop(name, None) is not None

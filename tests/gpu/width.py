@@ -49,6 +49,7 @@ LARGE: Mapping[str, Sequence[Make]] = {
         partial(_of_attention, window=100),
         partial(_of_attention, coded=True),
         partial(_of_attention, window=100, sunk=True),
+        partial(_of_attention, window=30, images=((-700, 9), (10, 69))),
         partial(of_attention, n_past=1000, heads=(16, 2, 192), d_value=128, window=129, sunk=True),
     ),
     "mla": (partial(of_latent_attention, widths=(16, 512, 64)), partial(of_rows, widths=(16, 128, 512, 64))),
@@ -73,6 +74,7 @@ SMALL: Mapping[str, Sequence[Make]] = {
         partial(of_attention, n_past=130, heads=(4, 2, 16)),
         partial(of_attention, n_past=130, heads=(4, 2, 16), window=100, sunk=True),
         partial(of_attention, n_past=130, heads=(4, 2, 16), coded=True),
+        partial(of_attention, n_past=130, heads=(4, 2, 16), window=30, images=((-100, 9), (10, 69))),
         partial(of_attention, n_past=130, heads=(4, 2, 24), d_value=16),
     ),
     "mla": (

@@ -157,7 +157,7 @@ INCIDENTS = (
     Incident(
         "requests that make the server fetch",
         "CVE-2026-24779",
-        "no address in a request is ever opened",
+        "addresses in requests are opened with --allow-remote-images alone: public ones, each redirect checked anew",
         (f"{HERE}::test_nothing_here_can_fetch", f"{HERE}::test_addresses_in_messages_are_refused"),
     ),
     Incident(
@@ -239,7 +239,9 @@ def test_nothing_is_evaluated() -> None:
 
 
 def test_nothing_here_can_fetch() -> None:
-    """What could open an address is imported by the downloader of models, the health check and the terminal's chat."""
+    """What could open an address is imported by the downloader of models, the health check, the terminal's chat, and
+    what fetches images where that is allowed.
+    """
     clients = {
         "httpx",
         "requests",
@@ -254,6 +256,7 @@ def test_nothing_here_can_fetch() -> None:
         "engine/service/start/checkpoint_path.py": {"huggingface_hub"},
         "server/command/healthcheck.py": {"http.client"},
         "server/command/terminal_chat.py": {"httpx"},  # a program of its own, which is no part of a server
+        "server/images/remote_image.py": {"httpx"},
     }
     for path, tree in modules():
         found = set()

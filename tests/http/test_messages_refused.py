@@ -62,7 +62,10 @@ WRONG = [
     (user(CANARY), "messages.0.content.0: Input should be an object with a type"),
     (user({"type": "text"}), "messages.0.content.0.text: this field is required"),
     (user({"type": "text", "text": 7}), "messages.0.content.0.text: Input should be a valid string"),
-    (user({"type": "image", "source": {"data": CANARY}}), "messages.0.content.0: only blocks of the types"),
+    (
+        user({"type": "image", "source": {"data": CANARY}}),
+        "messages.0.content.0.source: an image's source should",
+    ),
     (user({"type": "document"}), "messages.0.content.0: only blocks of the types"),
     (user(CALLED), "messages.0.content: a turn of the user has no blocks of the type tool_use"),
     (assistant({"type": "tool_result", "tool_use_id": "a"}), "messages.0.content: a turn of the assistant"),
@@ -76,7 +79,7 @@ WRONG = [
     ),
     (
         user({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}),
-        "messages.0.content.0.content: only parts of type 'text' are supported",
+        "messages.0.content.0.content: an image's source should be of the type base64 or url",
     ),
     ({"system": 7}, "system: Input should be a string"),
     ({"system": [{"type": "image"}]}, "system: only parts of type 'text'"),

@@ -24,6 +24,7 @@ from slipstream.engine.core.engine import Capacity, Engine
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.errors import InvalidRequest
 from slipstream.engine.frames import frame_sizes
+from slipstream.engine.images import PlacedImage
 from slipstream.engine.models.captured import Capture, Capturing, cuda_capture
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import text_source
@@ -76,6 +77,8 @@ class Case:
     max_tokens: int = 48
     n_edits: int | None = None  # tokens changed in the prediction the request brings; None: it brings none
     asks: Request = ASKS  # what else it wants: a grammar, log-probabilities, …
+    images: Sequence[PlacedImage] = ()  # in its prompt
+    draft_images: Sequence[PlacedImage] = ()  # the same, as the draft model sees them
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,8 @@ class Lab:
             TextStream(self.tokenizer, case.prompt, request.stop, with_places=request.logprobs is not None),
             tuple(prediction) if bench.types else (),
             request.grammar and self.grammars.constraint(request.grammar, "", "").result(),
+            images=case.images,
+            draft_images=case.draft_images,
         )
         eos_ids, vocab_size = self.tokenizer.eos_ids, self.target.vocab_size
         factory = SlotFactory(bench.settings, bench.types, self.n_ctx, vocab_size, eos_ids)

@@ -284,11 +284,11 @@ def main(arguments: Sequence[str]) -> int:
         of_kind = Tally()
         for chain, tally in _of_kind(kind, options).items():
             of_kind.add(tally)
-            sys.stdout.write(f"{_line(tally)}  {kind}: {chain}\n")
-        sys.stdout.write(f"{_line(of_kind)}  {kind}, {time.perf_counter() - started:.0f} s\n")
+            sys.stdout.write(f"{line(tally)}  {kind}: {chain}\n")
+        sys.stdout.write(f"{line(of_kind)}  {kind}, {time.perf_counter() - started:.0f} s\n")
         sys.stdout.flush()
         total.add(of_kind)
-    sys.stdout.write(f"{_line(total)}  total\n")
+    sys.stdout.write(f"{line(total)}  total\n")
     return 1 if total.n_wrong else 0
 
 
@@ -312,7 +312,8 @@ def lab_of(folders: Folders, dtype: torch.dtype, n_ranks: int) -> Lab:
     return Lab(folders, dtype) if n_ranks == 1 else RanksLab(folders, dtype, n_ranks)
 
 
-def _line(tally: Tally) -> str:
+def line(tally: Tally) -> str:
+    """A tally in words."""
     return (
         f"{tally.n_tokens:8} tokens, {tally.n_wrong} requests differ, {tally.n_accepted} drafts accepted,"
         f" {tally.n_preempted} preempted, {tally.n_cut} cut back, {tally.n_cached} prompt tokens from the cache,"

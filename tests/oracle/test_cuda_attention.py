@@ -399,9 +399,9 @@ def test_traced_graphs_know_the_shape() -> None:
         q, store = (torch.empty(3, n, 64, dtype=torch.bfloat16) for n in (4, 2))
         some = torch.empty(2, dtype=torch.int32)
         whole = torch.ops.slipstream.attention_paged_attention
-        out = whole(q, store[:, :, None], store[:, :, None], [some, some, some[None]], None, 0.1, 5)
+        out = whole(q, store[:, :, None], store[:, :, None], [some, some, some[None]], None, None, 0.1, 5)
         narrow = store[:, :, None, :24].contiguous()
-        less = whole(q, store[:, :, None], narrow, [some, some, some[None]], None, 0.1, 5)
+        less = whole(q, store[:, :, None], narrow, [some, some, some[None]], None, None, 0.1, 5)
     assert (out.shape, out.dtype) == ((3, 256), torch.bfloat16)
     assert less.shape == (3, 96)
 

@@ -47,9 +47,31 @@ Folders = Callable[[str], Path]
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("layout", made.EAGLE3)
 def test_eagle3(folder_of: Folders, tmp_path: Path, layout: str) -> None:
+    check_eagle3(folder_of("llama"), tmp_path, layout)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "mistral3"])
+def test_eagle3_beside_text_models_within_wrappers(folder_of: Folders, tmp_path: Path, family: str) -> None:
+    check_eagle3(folder_of(family), tmp_path, "AngelSlim")
+
+
+def test_heads_share_the_tables_of_a_target_with_sections(folder_of: Folders, tmp_path: Path) -> None:
+    """Their configs need not have the sections."""
+    target = load_network(folder_of("qwen3_vl"), torch.float32, CPU, N_CTX, VOCAB)
+    assert target.config.rope.sections
+    case = made.EAGLE3["AngelSlim"]
+    rope = {"rope_theta": target.config.rope.theta, "rope_scaling": None}
+    folder = made.write(tmp_path, made.eagle3_tensors(case), {**case["config"], **rope})
+    own = load_eagle3(folder, target, N_CTX).first.attention.rope
+    (tables,) = target.decoder.ropes.values()
+    assert own is tables
+
+
+def check_eagle3(folder: Path, tmp_path: Path, layout: str) -> None:
+    """Of one layout beside a target, against the published formula."""
     case = made.EAGLE3[layout]
     tensors = made.eagle3_tensors(case)
-    target = load_network(folder_of("llama"), torch.float32, CPU, N_CTX, VOCAB)
+    target = load_network(folder, torch.float32, CPU, N_CTX, VOCAB)
     head = load_eagle3(made.write(tmp_path, tensors, case["config"]), target, N_CTX)
     assert (head.layout, head.taps, head.d_model) == (layout, case["taps"], 64)
     assert head.n_params == sum(one.numel() for name, one in tensors.items() if name not in ("d2t", "t2d"))

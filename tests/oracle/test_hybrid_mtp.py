@@ -81,6 +81,16 @@ class Theirs(nn.Module):
         return result
 
 
+def with_mtp(family: str, folder: Path) -> Theirs:
+    """Write an MTP layer into a family's checkpoint; returns that layer in transformers."""
+    oracle = Theirs(family, folder).eval()
+    tensors = load_file(folder / "model.safetensors")
+    own = {name: one for name, one in oracle.state_dict().items() if not name.startswith("rotary")}
+    tensors |= {f"mtp.{name}": one.clone() for name, one in own.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return oracle
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Theirs]]:
     """A family's checkpoint with an MTP layer in it, and that layer in transformers; made once."""
@@ -89,12 +99,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
     def get(family: str) -> tuple[Path, Theirs]:
         if family not in known:
             folder = tiny_checkpoint(family, tmp_path_factory.mktemp(family))
-            oracle = Theirs(family, folder).eval()
-            tensors = load_file(folder / "model.safetensors")
-            own = {name: one for name, one in oracle.state_dict().items() if not name.startswith("rotary")}
-            tensors |= {f"mtp.{name}": one.clone() for name, one in own.items()}
-            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-            known[family] = folder, oracle
+            known[family] = folder, with_mtp(family, folder)
         return known[family]
 
     return get

@@ -36,6 +36,7 @@ class Spans:
     row_pages: Tensor  # [n_rows] int64
     row_offsets: Tensor  # [n_rows] int64
     n_pages: int
+    wholes: Tensor | None = None  # [n_rows, 2] int32
 
 
 def make_spans(lengths: list[int], past: list[int], page_size: int) -> Spans:

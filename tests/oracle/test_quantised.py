@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ CODINGS: dict[str, Callable[[], quantised.Coding]] = {
     "gptq-zeros": lambda: quantised.gptq(16, symmetric=False),
     "gptq-order": lambda: quantised.gptq(32, symmetric=False, shuffled=True),
     "gptq-v2": lambda: quantised.gptq(-1, symmetric=False, version="gptq_v2"),
+    "fp8-whole-of-transformers": quantised.fp8_whole_of_transformers,
     "compressed": lambda: quantised.compressed_int4(32, symmetric=True),
     "compressed-whole": lambda: quantised.compressed_int4(-1, symmetric=True),
     "compressed-zeros": lambda: quantised.compressed_int4(16, symmetric=False),
@@ -102,6 +104,32 @@ def test_text_models_within_wrappers(plain: Any, tmp_path: Path) -> None:
     renamed = {name.replace("model.", "model.language_model.", 1): one for name, one in tensors.items()}
     save_file(renamed, narrow / "model.safetensors")
     assert torch.equal(logits(narrow), logits(dense))
+
+
+@pytest.mark.parametrize(
+    ("family", "coding", "changes"),
+    [
+        ("qwen2_5_vl", "awq", {"modules_to_not_convert": ["visual"]}),
+        ("qwen3_vl", "gptq-zeros", {"dynamic": {"-:.*visual.*": {}}}),
+        ("qwen3_vl", "fp8", {"modules_to_not_convert": ["lm_head", "model.visual.blocks.0.attn.qkv"]}),
+        ("qwen3_vl", "compressed", {"ignore": ["lm_head", "re:.*visual.*"]}),
+        ("mistral3 of ministral3", "fp8-whole-of-transformers", {}),
+        ("mistral3", "compressed-fp8", {"ignore": ["re:.*lm_head", "re:.*vision_tower.*"]}),
+    ],
+)
+def test_beside_a_tower_that_is_left_alone(
+    plain: Any, tmp_path: Path, family: str, coding: str, changes: dict[str, Any]
+) -> None:
+    made = CODINGS[coding]()
+    narrow, dense = quantised.write_quantised(
+        plain(family), tmp_path, replace(made, config={**made.config, **changes})
+    )
+    assert torch.equal(logits(narrow), logits(dense))
+    assert not torch.equal(logits(narrow), logits(plain(family)))
+    told = draw(read_model(narrow), torch.bfloat16)
+    assert told.weight_bytes < draw(read_model(dense), torch.bfloat16).weight_bytes
+    read = load_network(narrow, torch.bfloat16, CPU, N_CTX)
+    assert told.n_params == read.n_params
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-across", "awq", "gptq-order", "compressed-zeros"])

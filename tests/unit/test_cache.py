@@ -63,7 +63,7 @@ def test_a_key_depends_on_every_token_before_it() -> None:
     first = list(prefix_keys([1, 2, 3, 4, 5, 6, 7, 8], 4, ""))
     second = list(prefix_keys([9, 2, 3, 4, 5, 6, 7, 8], 4, ""))
     assert first[1] != second[1]
-    assert list(prefix_keys([5, 6, 7, 8], 4, "", parent=first[0])) == first[1:]
+    assert list(prefix_keys([1, 2, 3, 4, 5, 6, 7, 8], 4, "", known=first[:1])) == first[1:]
 
 
 def test_a_shared_page_is_copied_before_it_is_written() -> None:

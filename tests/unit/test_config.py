@@ -69,7 +69,11 @@ OLD_TYPE = {"type": "llama3", **{name: value for name, value in SCALED.items() i
             {"partial_rotary_factor": 0.5},
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 1e4}},
         ),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}}, {}),
+        ({"rope_scaling": {"type": "mrope"}}, {}),
+        (
+            {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+        ),
         ({"head_dim": None}, {"head_dim": 16}),
         ({"sliding_window": None, "use_sliding_window": True}, {"layer_types": ["full_attention"] * 2}),
     ],

@@ -163,7 +163,7 @@ def in_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    around(monkeypatch, Cache, "begin", lambda cache, slot_id, tokens, salt: tokens[:2] == [9, 8])
+    around(monkeypatch, Cache, "begin", lambda cache, slot_id, tokens, *rest: tokens[:2] == [9, 8])
 
 
 def in_drafters_begin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from slipstream.engine.cache.need import Sizes
@@ -20,6 +21,8 @@ from slipstream.engine.models.registry import read_model
 from slipstream.engine.service.start.sizes import PAGE_SIZE, Demand, n_parked
 from slipstream.engine.service.tools.forecast import Forecast, forecast
 from slipstream.engine.settings import Settings
+from slipstream.server.vision.opening import vision_bytes
+from tests.checkpoints import tiny_checkpoint
 from tests.public_configs import CONFIGS, COPIES, PARAMETERS, SILENT_MTP
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -66,6 +69,46 @@ def test_text_models_within_wrappers(of: Callable[..., Forecast], name: str, bil
     told = of(name).networks
     assert told["target"].n_params == pytest.approx(billions * 1e9, rel=1e-3)
     assert told["draft-mtp"].n_params < 0.03 * told["target"].n_params
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("Qwen2.5-VL-7B", "Qwen2.5-7B"),
+        ("Qwen3-VL-8B", "Qwen3-8B"),
+        ("Qwen3-VL-30B-A3B", "Qwen3-30B-A3B"),
+    ],
+)
+def test_text_models_that_were_released_alone_too(of: Callable[..., Forecast], name: str, same: str) -> None:
+    told, alone = of(name), of(same)
+    assert told.networks["target"].n_params == alone.networks["target"].n_params == PARAMETERS[same]
+    assert told.networks["target"].token_bytes == alone.networks["target"].token_bytes
+    assert told.taken.tower == 0, "a config alone says nothing of the tensors"
+
+
+TOWERS = [("qwen2_5_vl", "visual."), ("qwen3_vl", "model.visual."), ("mistral3", "vision_tower.")]
+
+
+@pytest.mark.parametrize(("family", "prefix"), TOWERS)
+def test_image_towers_are_counted(family: str, prefix: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(family, tmp_path, dtype=torch.bfloat16)
+    tensors = load_file(folder / "model.safetensors")
+    beside = (prefix, "multi_modal_projector.")
+    n = sum(one.numel() for name, one in tensors.items() if name.startswith(beside))
+
+    def told(memory: int | None = None, **settings: Any) -> Forecast:
+        return forecast(Settings(model=str(folder), ctx_size=256, **settings), memory, vision_bytes)
+
+    assert told().taken.tower == 2 * n > 0
+    assert told(dtype="float32").taken.tower == 4 * n
+    blind = told(vision=False)
+    assert blind.taken.tower == 0
+    assert told().total_bytes - blind.total_bytes == 2 * n
+    assert told().networks["target"] == blind.networks["target"]
+    enough = told().needed_one
+    assert enough is not None
+    assert told(enough).refusal is None
+    assert told(enough - 2 * n).refusal is not None
 
 
 @pytest.mark.parametrize(("name", "billions"), [("gpt-oss-20b", 20.91), ("gpt-oss-120b", 116.83)])

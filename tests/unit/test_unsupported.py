@@ -42,7 +42,12 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "Gemma3ForCausalLM",
     ),
     ("MixtralForCausalLM", {"num_local_experts": 8}, "it may only lack a family file", "MistralForCausalLM"),
-    ("Qwen3VLForConditionalGeneration", {}, "it may only lack a family file", "Qwen3ForCausalLM"),
+    (
+        "Qwen4VLForConditionalGeneration",
+        {},
+        "it may only lack a family file",
+        "Qwen3VLForConditionalGeneration",
+    ),
 ]
 
 

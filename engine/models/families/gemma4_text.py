@@ -78,7 +78,8 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
     inputs = None
     if d_input:
         rows = fields.count("vocab_size_per_layer_input", config.vocab_rows)
-        inputs = LayerInputsSpec(config.d_model, d_input, config.n_layers, rows, norm)
+        pad_id = fields.count("pad_token_id", 0, least=0)
+        inputs = LayerInputsSpec(config.d_model, d_input, config.n_layers, rows, norm, pad_id)
     return replace(
         config.decoder(blocks, n_positions, vocab_size, norm),
         embedding_scale=config.d_model**0.5,

@@ -14,11 +14,13 @@ from slipstream.engine.layers.gated_delta import GatedDeltaSpec
 from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.moe import SharedSpec
 from slipstream.engine.layers.norm import NormSpec
+from slipstream.engine.models.families.sections import sectioned
 from slipstream.engine.models.families.softmax_experts import read_experts, sparse_layers
 from slipstream.engine.models.reading.config import ModelConfig
 
 # Config keys that other families must refuse.
 UNDERSTOOD = ("layer_types", "num_experts", "attn_output_gate")
+in_turns = sectioned([11, 11, 10], interleaved=True)  # Qwen3.5
 
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int, *, grouped: bool) -> DecoderSpec:

@@ -1,4 +1,4 @@
-"""What the families with softmax routing read of their configs: Qwen3-MoE, Qwen3-Next, Qwen3.5-MoE."""
+"""What the families with softmax routing read of their configs: Qwen3-MoE, Qwen3-VL-MoE, Qwen3-Next, Qwen3.5-MoE."""
 
 from __future__ import annotations
 

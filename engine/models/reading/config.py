@@ -53,6 +53,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
 }
 
+GROWTH = "llama_4_scaling_beta"  # the key, among those of the rotation, of queries that count more far behind
 FULL, SLIDING = "full_attention", "sliding_attention"  # of `layer_types`
 FULL_EVERY = "sliding_window_pattern"  # the key of older files: every n-th layer is full
 # What it calls a default -> the request field.
@@ -169,6 +170,9 @@ def read_config(
     d_head = fields.count(key, d_model // n_heads or None)
     if n_heads % n_kv_heads:
         raise fields.refuse("num_key_value_heads", f"must divide num_attention_heads = {n_heads}")
+    rope = read_rope(fields, d_head, FULL if "layer_types" in heeded else None)
+    if rope.query_growth and GROWTH not in heeded:
+        raise UnsupportedModel(f"{fields.where}: {GROWTH} = {rope.query_growth}: not supported")
     return ModelConfig(
         architecture=architecture,
         d_model=d_model,
@@ -181,7 +185,7 @@ def read_config(
         vocab_rows=fields.count("vocab_size"),
         n_ctx_train=fields.count("max_position_embeddings", fields.values.get("model_max_length")),
         norm_eps=fields.positive("rms_norm_eps", 1e-6),
-        rope=read_rope(fields, d_head, FULL if "layer_types" in heeded else None),
+        rope=rope,
         tied=fields.flag("tie_word_embeddings", default=False) if fields.has("tie_word_embeddings") else None,
         attention_bias=fields.flag("attention_bias", default=False),
         mlp_bias=fields.flag("mlp_bias", default=False),
@@ -196,7 +200,8 @@ def read_config(
 def text_fields(outer: Fields) -> Fields:
     """The keys of the text model: all of them, or those under `text_config` of a wrapper for several media.
 
-    The wrapper's values win for tying, dtype and quantisation.
+    The wrapper's values win for tying, dtype and quantisation. A wrapper that is not tied around a text model that is
+    does not say: transformers wrote so before version 5, and it is left to the tensors.
     """
     if not outer.has("text_config"):
         return outer
@@ -211,6 +216,8 @@ def text_fields(outer: Fields) -> Fields:
         )
         if outer.has(key)
     }
+    if outer.values.get("tie_word_embeddings") is False and inner.values.get("tie_word_embeddings") is True:
+        shared["tie_word_embeddings"] = None
     return Fields({**inner.values, **shared}, inner.where)
 
 
@@ -274,7 +281,7 @@ def read_rope(fields: Fields, d_head: int, kind_of_layer: str | None = None) -> 
         )
     key = "rope_type" if given.has("rope_type") else "type"
     kind = given.text(key, "default")
-    kind = "default" if kind == "mrope" else kind  # with text alone its three position rows are equal
+    kind = "default" if kind == "mrope" else kind  # an older word for sections, which may be there anyway
     if kind not in SCALINGS:
         raise given.refuse(key, f"must be one of {', '.join(SCALINGS)}")
     theta = (given if given.has("rope_theta") else fields).positive("rope_theta", 10000.0)
@@ -286,12 +293,41 @@ def read_rope(fields: Fields, d_head: int, kind_of_layer: str | None = None) -> 
             f"{fields.where}: head_dim {d_head} with partial_rotary_factor {partial}: "
             f"{n_dims} rotated dimensions, must be even and at most head_dim"
         )
-    plain = RopeSpec(kind=kind, theta=theta, n_dims=n_dims)
+    sections, interleaved = read_sections(given, n_dims // 2)
+    plain = RopeSpec(kind=kind, theta=theta, n_dims=n_dims, sections=sections, interleaved=interleaved)
     if kind == "proportional":
         return replace(plain, share=partial, factor=given.positive("factor", 1.0))
     if kind == "divided":
         return replace(plain, divisors=read_divisors(given, n_dims // 2))
-    return plain if kind == "default" else read_scaling(fields, given, plain)
+    if kind != "default":
+        return read_scaling(fields, given, plain)
+    if given.number(GROWTH, 0.0):
+        raise given.refuse(GROWTH, "not supported with a rotation that is not scaled")
+    return plain
+
+
+def read_sections(given: Fields, n: int) -> tuple[tuple[int, ...], bool]:
+    """How many of n frequencies turn with time, height and width, and whether the three take turns (M-RoPE).
+
+    None do, (), where the key is absent. Where they take turns and there is no room for a section, it is cut, and what
+    height and width leave is time's, as transformers does it.
+    """
+    key = "mrope_section"
+    if not given.has(key):
+        return (), False
+    sections = given.values[key]
+    if (
+        not isinstance(sections, list)
+        or len(sections) != 3
+        or not all(type(one) is int and one >= 0 for one in sections)
+    ):
+        raise given.refuse(key, "must be three whole numbers")
+    if not given.flag("mrope_interleaved", default=False):
+        if sum(sections) != n:
+            raise given.refuse(key, f"must be {n} frequencies in all")
+        return tuple(sections), False
+    height, width = (len(range(axis, min(3 * sections[axis], n), 3)) for axis in (1, 2))
+    return (n - height - width, height, width), True
 
 
 def read_divisors(given: Fields, n: int) -> tuple[float, ...]:
@@ -323,10 +359,8 @@ def read_scaling(fields: Fields, given: Fields, plain: RopeSpec) -> RopeSpec:
         attention_factor = given.positive(
             "attention_factor", yarn_attention_factor(factor, mscale, mscale_all)
         )
-    return RopeSpec(
-        kind=plain.kind,
-        theta=plain.theta,
-        n_dims=plain.n_dims,
+    return replace(
+        plain,
         factor=factor,
         low_freq_factor=low,
         high_freq_factor=high,
@@ -335,6 +369,7 @@ def read_scaling(fields: Fields, given: Fields, plain: RopeSpec) -> RopeSpec:
         beta_slow=given.positive("beta_slow", 1.0),
         truncate=given.flag("truncate", default=True),
         attention_factor=attention_factor,
+        query_growth=given.number(GROWTH, 0.0),
     )
 
 

@@ -13,7 +13,9 @@ from slipstream.engine.api import Chat, Infill, ModelInfo, Prompt, Request
 from slipstream.engine.core.queue import NewSlot
 from slipstream.engine.core.slot_factory import Prepared
 from slipstream.engine.errors import ContextTooLong, InvalidRequest, TimedOut
+from slipstream.engine.service.run import showing
 from slipstream.engine.service.run.admission import n_chars_of
+from slipstream.engine.service.run.showing import Shown, Sight
 from slipstream.engine.text.chat import ChatTemplate
 from slipstream.engine.text.grammar.constraint import Constraint
 from slipstream.engine.text.grammar.grammars import Grammars
@@ -38,6 +40,17 @@ class Text:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     grammars: Grammars
+    sight: Sight
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a worker makes of a request; images and constraint are awaited behind it."""
+
+    prepared: Prepared
+    shown: Shown
+    tail: str  # how the prompt ends
+    constraint: Future[Constraint] | None
 
 
 class Preparing:
@@ -58,13 +71,16 @@ class Preparing:
         """
         n_chars = n_chars_of(request.prompt) + len(request.prediction or "")
         async with self._in_time():
-            prepared, tail, constraint = await self._in_worker(
-                lambda: self._prepare(request, admitted_s), n_chars
-            )
-            if constraint is not None:
-                ready: Constraint = await asyncio.wrap_future(constraint)
+            made = await self._in_worker(lambda: self._prepare(request, admitted_s), n_chars)
+            prepared, sight = made.prepared, self._text.sight
+            if made.shown.images:
+                images = await made.shown.placed(sight.target)
+                drafts = await made.shown.placed(sight.draft)
+                prepared = replace(prepared, images=images, draft_images=drafts)
+            if made.constraint is not None:
+                ready: Constraint = await asyncio.wrap_future(made.constraint)
                 prepared = replace(prepared, constraint=ready)
-        return prepared, tail
+        return prepared, made.tail
 
     async def resolved(self, resolve: Callable[[], NewSlot], n_emitted: int) -> NewSlot:
         """The request's slot to be, with so many tokens of an earlier run. Raises what `resolve` raises, `TimedOut`."""
@@ -74,7 +90,7 @@ class Preparing:
             return await self._in_worker(resolve, _CHARS_OF_KEPT * n_emitted)
 
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
-        return await self._in_worker(lambda: self._prompt_ids(prompt), n_chars_of(prompt))
+        return await self._in_worker(lambda: self._shown(prompt).token_ids, n_chars_of(prompt))
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         tokenizer = self._text.tokenizer
@@ -100,6 +116,7 @@ class Preparing:
         self._workers.shutdown(wait=False)
         self._long_workers.shutdown(wait=False)
         self._text.grammars.close()
+        self._text.sight.close()
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
@@ -121,11 +138,9 @@ class Preparing:
             raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
         return self._text.template
 
-    def _prepare(
-        self, request: Request, admitted_s: float
-    ) -> tuple[Prepared, str, Future[Constraint] | None]:
-        """The request without its constraint, how its prompt ends, and the constraint if it has one."""
-        tokenizer, token_ids = self._text.tokenizer, self._prompt_ids(request.prompt)
+    def _prepare(self, request: Request, admitted_s: float) -> _Made:
+        shown = self._shown(request.prompt)
+        tokenizer, token_ids = self._text.tokenizer, shown.token_ids
         tail = tokenizer.decode(token_ids[-_N_TAIL:], skip_special=False)
         constraint = None
         if request.grammar is not None:
@@ -140,17 +155,30 @@ class Preparing:
         prepared = Prepared(
             token_ids,
             text,
-            self._prediction_ids(request),
+            prediction=self._prediction_ids(request),
             text_bias=self._text_bias(request),
             admitted_s=admitted_s,
         )
-        return prepared, tail, constraint
+        return _Made(prepared, shown, tail, constraint)
 
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        tokenizer, n_ctx = self._text.tokenizer, self._info.n_ctx
+    def _shown(self, prompt: Prompt) -> Shown:
+        """A prompt's tokens and images. Raises `RequestError`."""
+        shown, n_ctx = Shown([]), self._info.n_ctx
         if isinstance(prompt, Chat):
-            token_ids = self._template().encode(prompt, n_ctx)
-        elif isinstance(prompt, Infill):
+            vision = self._text.sight.of(prompt)
+            token_ids = self._template().encode(prompt, n_ctx, vision)
+            shown = Shown(token_ids) if vision is None else showing.shown(token_ids, prompt.images, vision)
+        else:
+            shown = Shown(self._prompt_ids(prompt))
+        if not shown.token_ids:
+            raise InvalidRequest("prompt", "is empty")
+        if len(shown.token_ids) >= n_ctx:
+            raise ContextTooLong(len(shown.token_ids), n_ctx)
+        return shown
+
+    def _prompt_ids(self, prompt: Infill | str | tuple[int | str, ...]) -> list[int]:
+        tokenizer, n_ctx = self._text.tokenizer, self._info.n_ctx
+        if isinstance(prompt, Infill):
             texts = (prompt.prefix, prompt.suffix, *(text for one in prompt.extra for text in one))
             tokenizer.check_size("prompt", "".join(texts), n_ctx)
             token_ids = tokenizer.infill(prompt.prefix, prompt.suffix, prompt.extra)
@@ -164,10 +192,6 @@ class Preparing:
                     raise InvalidRequest(
                         "prompt", f"token {token_id} is not in the vocabulary of {self._info.vocab_size}"
                     )
-        if not token_ids:
-            raise InvalidRequest("prompt", "is empty")
-        if len(token_ids) >= n_ctx:
-            raise ContextTooLong(len(token_ids), n_ctx)
         return token_ids
 
     def _mixed_ids(self, parts: Sequence[int | str]) -> list[int]:

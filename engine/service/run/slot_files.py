@@ -24,6 +24,7 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.saved import Saved, SavedWindow
 from slipstream.engine.checkpoint.safetensors_folder import fault
 from slipstream.engine.errors import InvalidRequest, SlotFileRefused, SlotNotSaved
+from slipstream.engine.images import ImageMark
 from slipstream.engine.models.reading.documents import checkpoint_files
 
 log = logging.getLogger(__name__)
@@ -161,6 +162,12 @@ def state_fingerprint(folders: Iterable[Path], cache: Cache) -> str:
 def _tensors(saved: Saved) -> dict[str, Tensor]:
     """The prefix under names; of a list of tensors each has its number at the end."""
     tensors = {"tokens": torch.tensor(saved.tokens, dtype=torch.int32)}
+    if saved.images:
+        tensors["images"] = torch.tensor([(one.start, one.end) for one in saved.images], dtype=torch.int32)
+        keys = b"".join(one.key for one in saved.images)
+        tensors["image_keys"] = torch.frombuffer(bytearray(keys), dtype=torch.uint8).view(
+            len(saved.images), -1
+        )
 
     def put(name: str, parts: Sequence[Tensor]) -> None:
         tensors.update({f"{name}.{i}": part for i, part in enumerate(parts)})
@@ -202,10 +209,21 @@ def _saved(tensors: Mapping[str, Tensor]) -> Saved:
     for place in {key.rpartition(".")[0] for key in tensors if key.startswith("states.")}:
         _, store, n_tokens = place.split(".")
         states[store, int(n_tokens)] = take(place)
-    saved = Saved(tensors.pop("tokens").tolist(), complete, rows, windows, states)
+    images = _images(tensors)
+    saved = Saved(tensors.pop("tokens").tolist(), complete, rows, windows, states, images)
     if tensors:
         raise ValueError(f"unknown tensors: {', '.join(tensors)}")
     return saved
+
+
+def _images(tensors: dict[str, Tensor]) -> list[ImageMark]:
+    """The images of a saved prefix, taken out of its tensors. Raises KeyError or ValueError for what is none."""
+    if "images" not in tensors:
+        return []
+    places, keys = tensors.pop("images").tolist(), tensors.pop("image_keys")
+    return [
+        ImageMark(start, end, bytes(key.tolist())) for (start, end), key in zip(places, keys, strict=True)
+    ]
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

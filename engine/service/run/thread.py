@@ -34,6 +34,7 @@ from slipstream.engine.service.run.event_stream import Stream
 from slipstream.engine.service.run.picture import Picture
 from slipstream.engine.service.run.preparing import Preparing, Text
 from slipstream.engine.service.run.rank_processes import RankProcesses
+from slipstream.engine.service.run.showing import without_pixels
 from slipstream.engine.service.run.slot_files import SlotFiles
 from slipstream.engine.settings import Settings
 from slipstream.engine.stats import EngineStats
@@ -132,7 +133,7 @@ class ThreadEngine:
             prepared, tail = await self._preparing.prepared(request, self._engine.now())
             check_request(request, self._info)
             new_slot = await self._preparing.resolved(
-                partial(self._slots.resolve, request, prepared), len(request.emitted)
+                partial(self._slots.resolve, without_pixels(request), prepared), len(request.emitted)
             )
         finally:
             self._n_preparing[request.owner] -= 1

@@ -19,12 +19,14 @@ import torch
 
 from slipstream.engine.api import ModelInfo
 from slipstream.engine.batch import use_device
+from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core import forward
 from slipstream.engine.core.engine import Capacity, Engine
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.device_loss import raise_if_lost
 from slipstream.engine.errors import DraftMismatch, SettingError
 from slipstream.engine.frames import frame_sizes
+from slipstream.engine.images import OpenVision
 from slipstream.engine.models.captured import Capturing, cuda_capture
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import checkpoint_files, text_source
@@ -35,6 +37,7 @@ from slipstream.engine.ranges import SAMPLING_RANGES
 from slipstream.engine.ranks import ALONE, Ranks
 from slipstream.engine.service.run.preparing import Text
 from slipstream.engine.service.run.rank_processes import RankProcesses
+from slipstream.engine.service.run.showing import Sight
 from slipstream.engine.service.run.slot_files import SlotFiles, state_fingerprint
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start import divided
@@ -75,17 +78,16 @@ log = logging.getLogger(__name__)
 _LEAST_SHARED = 0.5  # of the target's tokens that a draft model must have
 
 
-def launch(settings: Settings) -> ThreadEngine:
-    """Load everything and start the engine's thread. Raises `LoadError`. Blocks until warm."""
+def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadEngine:
+    """Load everything and start the engine's thread. Raises `LoadError`. Blocks until warm.
+
+    open_vision: how the part of a checkpoint that sees images is opened; None: the engine sees none.
+    """
     check(settings)
     slot_folder = _slot_folder(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    if not settings.model:
-        raise SettingError("model", "''", "a model folder or hub name is needed")
-    target_from = replace(
-        _checkpoint(settings.model, settings.device, settings.dtype), n_ranks=settings.tensor_parallel_size
-    )
+    target_from = _target_checkpoint(settings)
     use_device(target_from.device)
     draft_path = None if settings.model_draft is None else local_checkpoint(settings.model_draft)
     source = draft_source(draft_path, target_from)
@@ -96,6 +98,7 @@ def launch(settings: Settings) -> ThreadEngine:
     template = load_chat_template(with_given_template(text_from, settings), tokenizer)
     used = source if source is not None and source.name in types else None
     divided.check(settings, target_from, used)
+    sight = _sight(settings, open_vision, target_from, used)  # first, so that its memory counts as taken
     with _phase("weights loaded"):
         loaded = _networks(settings, target_from, tokenizer, used)
     n_ctx, networks, processes = loaded.n_ctx, loaded.networks, loaded.processes
@@ -127,14 +130,32 @@ def launch(settings: Settings) -> ThreadEngine:
         _capture(engine, target, settings, n_drafts=settings.draft_max if types else 0)
     with _phase("warm"):
         engine.warm_up(settings.draft_max)
-    text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size))
+    text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size), sight)
     info = _info(settings, target_from, text, engine, types, loaded)
-    slot_files = None
-    if slot_folder is not None:
-        folders = [target_from.path] if used is None else [target_from.path, used.path]
-        slot_files = SlotFiles(slot_folder, state_fingerprint(folders, cache), PAGE_SIZE)
+    made_by = [one.path for one in (target_from, used) if one is not None]
+    slot_files = None if slot_folder is None else _slot_files(slot_folder, made_by, cache)
     _log_ready(info)
     return ThreadEngine(engine, text, info, settings, slot_files, processes)
+
+
+def _target_checkpoint(settings: Settings) -> Checkpoint:
+    if not settings.model:
+        raise SettingError("model", "''", "a model folder or hub name is needed")
+    found = _checkpoint(settings.model, settings.device, settings.dtype)
+    return replace(found, n_ranks=settings.tensor_parallel_size)
+
+
+def _sight(
+    settings: Settings, open_vision: OpenVision | None, source: Checkpoint, draft: DraftSource | None
+) -> Sight:
+    """What sees images: of the model, and of a draft model."""
+    if open_vision is None or not settings.vision:
+        return Sight()
+    target = open_vision(source.path, source.dtype, source.device, settings)
+    if target is None or draft is None or draft.kind.load is not None:
+        return Sight(target)
+    own = _draft_checkpoint(draft, source, settings)
+    return Sight(target, open_vision(own.path, own.dtype, own.device, settings))
 
 
 def _always_in_full(settings: Settings, drafters: Sequence[Drafter]) -> Settings:
@@ -170,6 +191,10 @@ def _slot_folder(settings: Settings) -> Path | None:
     if name is not None and (not name or not os.access(name, os.W_OK) or not Path(name).is_dir()):
         raise SettingError("slot_save_path", name or "''", "must be a folder that can be written to")
     return None if name is None else Path(name)
+
+
+def _slot_files(folder: Path, made_by: Sequence[Path], cache: Cache) -> SlotFiles:
+    return SlotFiles(folder, state_fingerprint(made_by, cache), PAGE_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +363,7 @@ def _info(
         n_embd=source.config.d_model,
         replaced_operators=loaded.replaced,
         inexact_sums=loaded.inexact_sums,
+        modalities=("text",) if text.sight.target is None else ("text", "image"),
     )
 
 

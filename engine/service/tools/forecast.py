@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+
+import torch
 
 from slipstream.engine.checkpoint.weights import tensor_names
 from slipstream.engine.core import forward
@@ -65,6 +67,7 @@ class Taken:
     """Bytes of the device's memory by what takes them. Buffers of a pass come on top."""
 
     weights: int
+    tower: int  # of what sees images, as far as the files of a checkpoint are there
     tables: int  # of rotary embeddings, for every position
     states: int  # recurrent states of all slots
     parked: int  # rows of drafts in recurrent layers, for all slots
@@ -75,7 +78,7 @@ class Taken:
     @property
     def fixed(self) -> int:
         """All but the pages."""
-        return self.weights + self.tables + self.states + self.parked + self.windows + self.spare
+        return self.weights + self.tower + self.tables + self.states + self.parked + self.windows + self.spare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,7 @@ class _Server:
     settings: Settings
     networks: Mapping[str, Checkpoint]
     free: float  # bytes before the server starts
+    tower_bytes: int = 0  # of what sees images, which a start loads first
 
     @property
     def demands(self) -> list[Demand]:
@@ -132,13 +136,15 @@ class _Server:
 
     def context(self) -> int:
         """The context as a start would choose it."""
-        return context(self.settings, [*self.networks.values()], Memory(self.free, CUDA_SHARE))
+        free = self.free - self.tower_bytes
+        return context(self.settings, [*self.networks.values()], Memory(free, CUDA_SHARE))
 
     def taken(self, n_ctx: int) -> Taken:
         """What is taken before there are pages."""
         outlines = [one.outline for one in self.networks.values()]
         return Taken(
             weights=sum(one.weight_bytes for one in outlines),
+            tower=self.tower_bytes,
             tables=n_ctx * sum(one.position_bytes for one in outlines),
             states=self.settings.parallel * sum(one.slot_bytes for one in self.demands),
             parked=n_parked(self.settings) * sum(one.parked_bytes for one in self.demands),
@@ -152,7 +158,7 @@ class _Server:
         settings, free, taken = self.settings, self.free, self.taken(n_ctx)
         if taken.fixed > free:
             return 0, f"without pages it takes {_gib(taken.fixed)}, there are {_gib(free)}"
-        memory = Memory(free - taken.weights - taken.tables, CUDA_SHARE)
+        memory = Memory(free - taken.weights - taken.tower - taken.tables, CUDA_SHARE)
         try:
             n_pages = page_count(settings, n_ctx, self.demands, memory)
         except SettingError as error:
@@ -175,7 +181,13 @@ class _Server:
         return self.taken(n_ctx).fixed + math.ceil(pages / CUDA_SHARE) + 1
 
 
-def forecast(settings: Settings, memory_bytes: int | None = None) -> Forecast:
+# Bytes that what sees images takes, of a checkpoint's folder in a dtype.
+VisionBytes = Callable[[Path, torch.dtype], int]
+
+
+def forecast(
+    settings: Settings, memory_bytes: int | None = None, vision_bytes: VisionBytes | None = None
+) -> Forecast:
     """The memory of a server with these settings, whose models may be folders, config files or hub names.
 
     memory_bytes: what is free on the device before the server starts; None: as much as it takes. Raises `LoadError`
@@ -185,7 +197,11 @@ def forecast(settings: Settings, memory_bytes: int | None = None) -> Forecast:
     check(settings)
     batch_size(settings, CUDA)
     networks, drafters = _networks(settings)
-    server = _Server(settings, networks, math.inf if memory_bytes is None else memory_bytes)
+    tower = 0
+    if vision_bytes is not None and settings.vision:
+        own = [one for one in networks.values() if not isinstance(one, _Mtp) and _has_weights(one.path)]
+        tower = sum(vision_bytes(one.path, one.dtype) for one in own)
+    server = _Server(settings, networks, math.inf if memory_bytes is None else memory_bytes, tower)
     n_ctx, size = server.context(), page_bytes(server.demands)
     n_pages, refusal = server.pages(n_ctx)
     if refusal is not None:  # then report the context of a server with enough memory

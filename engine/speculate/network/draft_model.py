@@ -105,13 +105,13 @@ class DraftModel(NetworkDrafter):
         store = self._cache.stores[STORE]
         if tails is not None:
             # The last two tokens, whichever they are: the rows of all tokens before them are there.
-            spans = [Span(want.slot.id, (UNREAD,) * 2, want.n_tokens - 2, 0, 1) for want in wants]
+            spans = [_span(want.slot, (UNREAD,) * 2, want.n_tokens - 2, 0, 1) for want in wants]
             return self._run(self._batch(spans, tails.last.flatten(), tails.n_lost), store, None)
         slots = [want.slot for want in wants]
         # The last token at least, though its row may be there already: after a draft that no pass has verified.
         starts = [min(self._length(slot), len(slot.tokens) - 1) for slot in slots]
         spans = [
-            Span(slot.id, slot.tokens[start:], start, 0, 1) for slot, start in zip(slots, starts, strict=True)
+            _span(slot, slot.tokens[start:], start, 0, 1) for slot, start in zip(slots, starts, strict=True)
         ]
         logits = self._run(self._batch(spans), store, None)
         for slot in slots:
@@ -136,7 +136,7 @@ class DraftModel(NetworkDrafter):
             nonlocal n_lost
             n_lost = None if n_lost is None else going.of(n_lost)
             spans = [
-                Span(wants[i].slot.id, (UNREAD,), wants[i].n_tokens + going.n_made - 1, 1, 1)
+                _span(wants[i].slot, (UNREAD,), wants[i].n_tokens + going.n_made - 1, 1, 1)
                 for i in going.wants
             ]
             return self._batch(spans, going.token_ids, n_lost)
@@ -182,7 +182,7 @@ class DraftModel(NetworkDrafter):
                 start, n = self._length(slot), len(slot.tokens)
                 end = min(start + self._chunk, n - 1)
                 if n - start > n_left and self._cache.reserve(slot.id, STORE, start, end):
-                    spans.append(Span(slot.id, slot.tokens[start:end], start, 0, 0))
+                    spans.append(_span(slot, slot.tokens[start:end], start, 0, 0))
             if not spans:
                 return
             self._run(self._batch(spans), self._cache.stores[STORE], None)
@@ -207,3 +207,11 @@ class DraftModel(NetworkDrafter):
 
     def _length(self, slot: Slot) -> int:
         return self._cache.length(slot.id, STORE)
+
+
+def _span(slot: Slot, token_ids: Sequence[int], n_past: int, n_drafts: int, n_logits: int) -> Span:
+    """Tokens of a slot, with the images of its prompt as far as the draft model sees any.
+
+    A model that sees none reads the tokens that stand for them: it has their places, and not what they show.
+    """
+    return Span(slot.id, token_ids, n_past, n_drafts, n_logits, slot.draft_images)

@@ -1,0 +1,58 @@
+"""The text models of Qwen2.5-VL and Qwen3-VL, dense and with experts: Qwen2 and Qwen3 with sections of frequencies.
+
+What DeepStack adds behind the first blocks of Qwen3-VL comes with an image; text has none of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from slipstream.engine.checkpoint.tensor_source import TensorSource
+from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
+from slipstream.engine.layers.mlp import MLPSpec
+from slipstream.engine.layers.moe import MoESpec, load_experts
+from slipstream.engine.models.families.sections import sectioned
+from slipstream.engine.models.families.softmax_experts import read_experts, sparse_layers
+from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.engine.ranks import Joint
+from slipstream.kernels.moe.op import PackedExperts, pack_experts
+
+# What transformers assumes of keys that are left out.
+DEFAULTS_2_5: dict[str, Any] = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "use_sliding_window": False}
+DEFAULTS_3: dict[str, Any] = {"rope_theta": 5e5, "head_dim": 128}
+MOE_DEFAULTS: dict[str, Any] = {"rope_theta": 5e5}
+
+one_after_another = sectioned([16, 24, 24], interleaved=False)  # Qwen2.5-VL
+in_turns = sectioned([24, 20, 20], interleaved=True)  # Qwen3-VL
+
+
+def moe_parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+    """What a decoder of Qwen3-VL with experts is made of."""
+    experts = read_experts(config, normed=True)
+    if not experts.routing.normed:
+        raise config.fields.refuse("norm_topk_prob", "must be true, as transformers has it whatever it says")
+    bias = config.attention_bias
+    attention = config.attention(qkv_bias=bias, out_bias=bias, head_norm=config.norm)
+    dense, sparse = MLPSpec(config.d_model, config.d_ffn), replace(experts, load_experts=load_turned)
+    blocks = [BlockSpec(attention, sparse if here else dense) for here in sparse_layers(config)]
+    return config.decoder(blocks, n_positions, vocab_size)
+
+
+def load_turned(weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:
+    """The experts whose tensors start with `name`: in released files inputs come before outputs, in others after."""
+    both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
+    n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
+    if both not in weights:
+        return load_experts(weights, name, spec)
+    stored = weights.stored_shape(both), weights.stored_shape(down)
+    plain = (n, 2 * d_ffn * weights.ranks.n, d_model), (n, d_model, d_ffn * weights.ranks.n)
+    if stored == (None, None) or stored == plain:
+        return load_experts(weights, name, spec)
+    gate_up = weights.take(both, [n, d_model, 2 * d_ffn], joint=Joint(2, (d_ffn, d_ffn)))
+    down_proj = weights.take(down, [n, d_ffn, d_model])
+    return pack_experts(
+        gate_up.transpose(1, 2).contiguous(),
+        down_proj.transpose(1, 2).contiguous(),
+        activation=spec.activation,
+    )
