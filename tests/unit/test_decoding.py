@@ -149,8 +149,11 @@ def test_one_that_takes_too_long_is_ended() -> None:
     pid, decoder.timeout_s = decoder.pid, 0.2
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
+    going_on = threading.Timer(30.0, os.kill, (pid, signal.SIGCONT))  # for those that wait for it
+    going_on.start()
     with pytest.raises(ImageRefused, match=r"longer than 0.2 s \(--image-timeout\)"):
         decoder.decode("raw", saved(two()))
+    going_on.cancel()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     decoder.timeout_s = TIMEOUT_S
