@@ -73,10 +73,10 @@ class Vision(Protocol):
         ...
 
     def features(self, image: Image) -> Future[ImageFeatures]:
-        """Have the tower look at an image; images that come at once are looked at together.
+        """Have the tower look at an image, behind those that came before it.
 
-        The rows are those of `layout`, in order, the same for the same pixels. The future raises `StepFailed`, or
-        `DeviceLost`.
+        The rows are those of `layout`, in order, the same for the same pixels whatever is looked at besides. The future
+        raises `StepFailed`, or `DeviceLost`.
         """
         ...
 

@@ -182,9 +182,7 @@ FAMILIES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     "qwen2_5_vl": (
         wrapped(Qwen2_5_VLConfig, {**TOWER, "fullatt_block_indexes": [1], "window_size": 16}),
         {
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
             "tie_word_embeddings": False,
         },
     ),

@@ -34,6 +34,7 @@ def turned(batch: Batch, ropes: Mapping[RopeSpec, Rope]) -> Batch:
     ((spec, rope),) = [one for one in ropes.items() if one[0].sections]
     axes = batch.positions.expand(3, -1).clone()  # [3, n_tokens]
     axes[:, images.index] = images.axes
+    assert rope.query_factors is None  # of no family with sections
     angles = Rope(*mixed_angles((rope.cos, rope.sin), spec, axes))
     rows = torch.arange(len(batch.positions), device=axes.device)  # [n_tokens]
     window = None if batch.window is None else replace(batch.window, rope=angles, positions=rows)

@@ -19,9 +19,10 @@ FILES = {
     "/LICENSES.txt": ("LICENSES.txt", "text/plain"),
 }
 HEADERS = {
-    # The page makes elements and never parses markup; trusted types have the browser hold it to that.
+    # The page makes elements and never parses markup; trusted types have the browser hold it to that. Images that a
+    # user attaches are data: addresses, and none but these and the page's own are shown.
     "content-security-policy": (
-        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+        "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
         " require-trusted-types-for 'script'; trusted-types 'none'"
     ),
     "x-content-type-options": "nosniff",

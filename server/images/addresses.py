@@ -14,6 +14,8 @@ METADATA = frozenset(
 )
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 NAT64_LOCAL = ipaddress.IPv6Network("64:ff9b:1::/48")
+# Their last 32 bits are an IPv4 address: two kinds of gateways, and two older forms.
+CARRYING = (NAT64, NAT64_LOCAL, ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("::ffff:0:0:0/96"))
 
 
 def is_open(text: str, *, listed: bool) -> bool:
@@ -49,7 +51,7 @@ def _meant(address: Address) -> Sequence[Address]:
     if address.ipv4_mapped is not None:
         return [address.ipv4_mapped]
     carried = [address.sixtofour, *(address.teredo or ())]
-    if address in NAT64 or address in NAT64_LOCAL:
+    if any(address in one for one in CARRYING):
         carried.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     return [address, *(one for one in carried if one is not None)]
 
@@ -59,7 +61,12 @@ def _is_never(address: Address) -> bool:
 
 
 def _is_public(address: Address) -> bool:
-    """Python's `is_global` is false of what IANA lists as private, shared, loopback, or for documentation."""
+    """Python's `is_global` is false of what IANA lists as private, shared, loopback, or for documentation.
+
+    An address of NAT64 is as public as that which it carries, though it lies in a reserved block.
+    """
+    if address in NAT64:
+        return True
     odd = address.is_private or address.is_loopback or address.is_reserved
     local = isinstance(address, ipaddress.IPv6Address) and (address.is_site_local or address in NAT64_LOCAL)
     return address.is_global and not odd and not local

@@ -20,7 +20,7 @@ def read_file(address: str, folder: str | None) -> bytes:
 
     The path is relative to the folder, as in `file://cat.png` (llama-server's form), or absolute (vLLM's).
     """
-    if folder is None:
+    if not folder:  # an empty name would be the folder that the server was started in
         raise ImageRefused("files are not read here (--media-path)")
     try:
         root = os.path.realpath(folder)
@@ -61,10 +61,13 @@ def _read(root: str, steps: tuple[str, ...]) -> bytes:
         file = os.open(name, _FILE, dir_fd=place)
     finally:
         os.close(place)
-    with open(file, "rb") as opened:
+    try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise ValueError("not a regular file")
-        data = opened.read(MOST_BYTES + 1)
+        with open(file, "rb", closefd=False) as opened:  # of a folder, it would raise and leave it open
+            data = opened.read(MOST_BYTES + 1)
+    finally:
+        os.close(file)
     if len(data) > MOST_BYTES:
         raise ImageRefused(f"its file has more than {MOST_BYTES >> 20} MiB")
     return data

@@ -50,7 +50,7 @@ class Remote:
         except TimeoutError:
             reason = f"fetching it took longer than {self.timeout_s:g} s (--image-timeout)"
             raise ImageRefused(reason) from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError):
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError):  # the last: where a redirect leads
             raise ImageRefused("it could not be fetched: the connection failed") from None
 
     async def _follow(self, url: httpx.URL, trust: ssl.SSLContext) -> bytes:
@@ -113,8 +113,12 @@ def _read(address: str, base: httpx.URL | None = None) -> httpx.URL:
         url = base.join(address) if base else httpx.URL(address)
     except (httpx.InvalidURL, UnicodeError):
         raise ImageRefused("its address is not valid") from None
-    if url.scheme not in SCHEMES or not url.host:
+    if (
+        url.scheme not in SCHEMES or not url.raw_host
+    ):  # `host` would be read as a name in Unicode, which may fail
         raise ImageRefused("only http and https addresses are fetched")
+    if url.port is not None and not 0 < url.port < 1 << 16:
+        raise ImageRefused("its address is not valid")
     if url.userinfo:
         raise ImageRefused("its address has a user name in it")
     return url.copy_with(fragment=None)

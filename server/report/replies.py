@@ -192,7 +192,9 @@ class Props(Shape):
     build_info: str
     is_sleeping: bool
     status: str
-    settings: dict[str, Any] = Field(description="every setting of the server but its keys")
+    settings: dict[str, Any] = Field(
+        description="every setting of the server but its keys; `max_body` as it holds"
+    )
     model: dict[str, Any]
     speculation: SpeculationState
     engine: EngineState

@@ -17,6 +17,7 @@ from slipstream.server.http.auth import is_of
 from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import not_found, unavailable
 from slipstream.server.http.gate import Gate
+from slipstream.server.http.limits import most_body
 from slipstream.server.openai.formats.reading import Knowing, Known
 from slipstream.server.openai.model_card import caps
 from slipstream.server.report.replies import EngineState, Health, HealthProblem, Life, Props, Slot
@@ -151,7 +152,7 @@ def _props(engine: AsyncEngine, settings: Settings, known: Known) -> dict[str, A
         "build_info": info.fingerprint,
         "is_sleeping": False,
         "status": engine.status,
-        "settings": told,
+        "settings": told | {"max_body": most_body(info, settings)},
         "model": dataclasses.asdict(info),
         "speculation": {
             "drafters": list(info.drafters),

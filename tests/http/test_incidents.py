@@ -347,9 +347,9 @@ def test_the_default_is_loopback() -> None:
 
 def test_the_page_sets_no_markup(server: Served) -> None:
     """Neither do its libraries on their own: the browser is told to refuse that."""
-    assert (
-        "require-trusted-types-for 'script'; trusted-types 'none'"
-        in server.http.get("/").headers["content-security-policy"]
+    assert server.http.get("/").headers["content-security-policy"] == (
+        "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+        " require-trusted-types-for 'script'; trusted-types 'none'"
     )
     forbidden = (
         "innerHTML",

@@ -36,7 +36,8 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
 }
 TEXT = [(7 * i + i * i) % 384 for i in range(80)]  # past the original context of 64 of scaled rotations
 # Those whose converters read the configs that transformers writes; the others' have tests of their own.
-IN_GGUF = FAMILIES.keys() - {"mimo_v2_flash", "step3p7"}
+BESIDE_TOWERS = {"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "mistral3", "mistral3 of ministral3", "ministral3"}
+IN_GGUF = FAMILIES.keys() - {"mimo_v2_flash", "step3p7"} - BESIDE_TOWERS
 # Those whose products in float32 the kernels' tests compile too; all others are tested there in bfloat16.
 BLOCK_KINDS = ("Q4_1", "Q8_0", "Q4_K", "Q6_K")
 

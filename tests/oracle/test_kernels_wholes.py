@@ -22,6 +22,7 @@ SHAPES = [(4, 2, 16, 32, 32), (3, 3, 8, 40, 40), (5, 1, 64, 70, 16)]
 WINDOWS = [None, 1, 5, 37, 64, 100]
 each_pass = pytest.mark.parametrize("case", PASSES, ids=["short", "long", "begun", "ahead"])
 each_window = pytest.mark.parametrize("window", WINDOWS)
+pytestmark = pytest.mark.sampled(keep=8)
 each_fast_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 

@@ -84,6 +84,21 @@ def test_logits_are_those_of_the_whole(checkpoint: Callable[..., Path], family: 
             compare_ragged(Runner(ranks.network, ranks.store(SIZES)), ids, whole, seed=3)
 
 
+def test_experts_whose_inputs_come_before_their_outputs(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As Qwen3-VL's were released: gates and ups lie side by side, and a rank has a part of both."""
+    folder, ids = checkpoint("qwen3_vl_moe"), prompt().tolist()
+
+    def turn(tensors: dict[str, Tensor]) -> None:
+        for name, one in tensors.items():
+            if ".experts." in name:
+                tensors[name] = one.transpose(1, 2).contiguous()
+
+    turned = edited(folder, tmp_path / "turned", turn)
+    assert torch.equal(of_ranks(turned, 2, ids), of_ranks(folder, 2, ids))
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_biases_are_added_once(checkpoint: Callable[..., Path], family: str) -> None:
     biases = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}

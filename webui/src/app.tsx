@@ -7,6 +7,7 @@ import { Costs } from "./costs";
 import { HistoryPanel } from "./history_panel";
 import { Inspector, lookAway } from "./inspect";
 import { Lanes } from "./lanes";
+import { Enlarged } from "./thumbnails";
 import { Race } from "./race_view";
 import { announced, conversation, openConversation, stop } from "./sending";
 import { inWords, props, state, trouble } from "./server";
@@ -68,7 +69,7 @@ export function App() {
     route();
     addEventListener("hashchange", route);
     const keys = (event: KeyboardEvent) => {
-      if (event.key !== "Escape") return;
+      if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
       if (opened.value) close();
       else if (document.querySelector(".inspector.shown")) lookAway();
       else stop();
@@ -114,6 +115,7 @@ export function App() {
         {opened.value && <div class="veil" onClick={close} />}
       </div>
       <Inspector />
+      <Enlarged />
       <div class="hidden" aria-live="polite">
         {announced.value}
       </div>

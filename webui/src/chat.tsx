@@ -1,5 +1,7 @@
 // The conversation, or a welcome where there is none.
 
+import { useSignal } from "@preact/signals";
+import { attach } from "./attaching";
 import { Composer } from "./composer";
 import { EXAMPLES } from "./examples";
 import { attempt, conversation, isWriting, send } from "./sending";
@@ -7,6 +9,7 @@ import { isReady, props } from "./server";
 import { AnswerTurn, QuestionTurn } from "./turn";
 
 export function Chat() {
+  const isAbove = useSignal(false); // files that are dragged
   const now = conversation.value;
   now.version.value;
   const trying = attempt.value?.conversation === now ? attempt.value : null;
@@ -24,7 +27,24 @@ export function Chat() {
   if (trying?.question) shown.push(<QuestionTurn key={trying.question.id} node={trying.question} isSent={false} />);
   if (trying && !trying.continues) shown.push(<AnswerTurn key={trying.id} reply={trying.reply} answer={null} />);
   return (
-    <main id="chat" class={isEmpty ? "empty" : ""}>
+    <main
+      id="chat"
+      class={`${isEmpty ? "empty" : ""} ${isAbove.value ? "above" : ""}`}
+      onDragOver={(event) => {
+        if (!event.dataTransfer?.types.includes("Files")) return;
+        event.preventDefault();
+        isAbove.value = true;
+      }}
+      onDragLeave={(event) => {
+        if (!event.currentTarget.contains(event.relatedTarget as Element | null)) isAbove.value = false;
+      }}
+      onDrop={(event) => {
+        isAbove.value = false;
+        if (!event.dataTransfer?.files.length) return;
+        event.preventDefault();
+        void attach([...event.dataTransfer.files]);
+      }}
+    >
       <section id="conversation" aria-label="Conversation">
         {shown}
       </section>
@@ -59,7 +79,7 @@ function Welcome() {
             key={title}
             type="button"
             disabled={!isReady.value || isWriting()}
-            onClick={() => send(prompt, [])}
+            onClick={() => send({ text: prompt, files: [] })}
           >
             <strong>{title}</strong>
             <span>{note}</span>

@@ -1,54 +1,50 @@
 // Where messages are written: the text, attached files, and what went wrong with the last one.
 
-import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import type { File as Attached } from "./conversation";
+import { attach, refused, seesImages } from "./attaching";
+import { isEmpty } from "./conversation";
 import { toEnd } from "./follow";
-import { attempt, clearDraft, conversation, dismiss, draft, draftFiles, isWriting, retry, send, stop } from "./sending";
+import { TYPES } from "./picture";
+import { Thumbnails } from "./thumbnails";
+import {
+  attempt,
+  conversation,
+  dismiss,
+  draft,
+  drafted,
+  draftFiles,
+  draftPictures,
+  isWriting,
+  retry,
+  send,
+  stop,
+  takeDraft,
+} from "./sending";
 import { isReady, props } from "./server";
 import { grouped } from "./tally";
-
-const MOST_BYTES = 4 << 20;
-
-async function textOf(file: File): Promise<Attached | string> {
-  if (file.size > MOST_BYTES) return `${file.name} is larger than 4 MiB.`;
-  try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-    if (!text.includes("\0")) return { name: file.name, text };
-  } catch {
-    // no UTF-8
-  }
-  const kind = file.type.startsWith("image/") ? "is an image, which this model does not take" : "is not a text file";
-  return `${file.name} ${kind}.`;
-}
 
 function submit(): void {
   if (isWriting()) {
     stop();
     return;
   }
-  if (!isReady.value) return;
-  const [text, files] = [draft.value, draftFiles.value];
-  if (!text.trim() && !files.length) return;
-  clearDraft();
-  send(text, files);
+  if (!isReady.value || isEmpty(drafted())) return;
+  refused.value = "";
+  send(takeDraft());
   requestAnimationFrame(toEnd);
 }
 
 export function Composer() {
-  const refused = useSignal("");
-  const picker = useRef<HTMLInputElement>(null);
   const field = useRef<HTMLTextAreaElement>(null);
   useEffect(() => {
     if (isReady.value && !document.activeElement?.matches("input, textarea, select")) {
       field.current?.focus({ preventScroll: true });
     }
   }, [isReady.value, conversation.value]);
-  const attach = async (files: Iterable<File>) => {
-    const read = await Promise.all([...files].map(textOf));
-    draftFiles.value = [...draftFiles.value, ...read.filter((one) => typeof one !== "string")];
-    refused.value = read.filter((one) => typeof one === "string").join(" ");
-  };
+  useEffect(() => {
+    document.addEventListener("paste", paste);
+    return () => document.removeEventListener("paste", paste);
+  }, []);
   const press = (event: KeyboardEvent) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing || isWriting()) return;
     event.preventDefault();
@@ -62,11 +58,6 @@ export function Composer() {
         event.preventDefault();
         submit();
       }}
-      onDragOver={(event) => event.preventDefault()}
-      onDrop={(event) => {
-        event.preventDefault();
-        void attach(event.dataTransfer?.files ?? []);
-      }}
     >
       <Trouble />
       {refused.value && (
@@ -74,6 +65,13 @@ export function Composer() {
           {refused.value}
         </p>
       )}
+      <Thumbnails
+        pictures={draftPictures.value}
+        remove={(picture) => {
+          draftPictures.value = draftPictures.value.filter((one) => one !== picture);
+          field.current?.focus();
+        }}
+      />
       <Attachments />
       <textarea
         id="prompt"
@@ -86,21 +84,9 @@ export function Composer() {
         onInput={(event) => (draft.value = event.currentTarget.value)}
         onKeyDown={press}
       />
-      <input
-        ref={picker}
-        id="files"
-        type="file"
-        multiple
-        hidden
-        onChange={(event) => {
-          void attach(event.currentTarget.files ?? []);
-          event.currentTarget.value = "";
-        }}
-      />
       <div class="actions">
-        <button type="button" class="quiet" disabled={!isReady.value} onClick={() => picker.current?.click()}>
-          Attach
-        </button>
+        <Picker id="files" label="Attach" />
+        {seesImages() && <Picker id="images" label="Add images" types={TYPES} />}
         <Gauge />
         <span id="hint">Enter sends</span>
         <button id="send" type="submit" class={writing ? "stop" : ""} disabled={!isReady.value && !writing}>
@@ -109,6 +95,37 @@ export function Composer() {
       </div>
     </form>
   );
+}
+
+function Picker({ id, label, types }: { id: string; label: string; types?: string }) {
+  const picker = useRef<HTMLInputElement>(null);
+  return (
+    <>
+      <button type="button" class="quiet" disabled={!isReady.value} onClick={() => picker.current?.click()}>
+        {label}
+      </button>
+      <input
+        ref={picker}
+        id={id}
+        type="file"
+        accept={types}
+        multiple
+        hidden
+        onChange={(event) => {
+          void attach([...(event.currentTarget.files ?? [])]);
+          event.currentTarget.value = "";
+        }}
+      />
+    </>
+  );
+}
+
+// What has a text is pasted as text: office programs put a picture of it beside.
+function paste(event: ClipboardEvent): void {
+  const given = event.clipboardData;
+  if (!given?.files.length || given.types.includes("text/plain")) return;
+  event.preventDefault();
+  void attach([...given.files]);
 }
 
 function Trouble() {

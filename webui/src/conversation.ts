@@ -1,20 +1,25 @@
 // A conversation is a tree: a message that was edited and a reply that was made again are branches beside the old ones.
 
 import { signal } from "@preact/signals";
+import type { Picture } from "./picture";
 import { Reply, type SavedReply } from "./reply";
-import type { Turn } from "./wire";
+import type { Part, Turn } from "./wire";
 
 export interface File {
   name: string;
   text: string;
 }
 
-export interface Question {
+export interface Message {
+  text: string;
+  files: File[];
+  pictures?: Picture[]; // absent in conversations that were kept before there were any
+}
+
+export interface Question extends Message {
   id: string;
   parent: string | null;
   kind: "question";
-  text: string;
-  files: File[];
 }
 
 export interface Answer {
@@ -58,6 +63,11 @@ export class Conversation {
     return found.reverse();
   }
 
+  // The images that a prompt ending with the leaf shows.
+  pictures(leaf = this.leaf): Picture[] {
+    return this.path(leaf).flatMap((node) => (node.kind === "question" ? (node.pictures ?? []) : []));
+  }
+
   // The node and those that stand where it stands, oldest first.
   siblings(node: Node): Node[] {
     return [...this.nodes.values()].filter((one) => one.parent === node.parent && one.kind === node.kind);
@@ -91,7 +101,7 @@ export class Conversation {
   // The messages of a prompt that ends with the node.
   turns(leaf: string | null, system: string): Turn[] {
     const said: Turn[] = this.path(leaf).map((node) =>
-      node.kind === "question" ? { role: "user", content: contentOf(node) } : node.reply.turn(),
+      node.kind === "question" ? { role: "user", content: partsOf(node) } : node.reply.turn(),
     );
     return system.trim() ? [{ role: "system", content: system }, ...said] : said;
   }
@@ -115,16 +125,29 @@ export class Conversation {
 }
 
 function titleOf(question: Question): string {
-  const words = question.text.trim().split(/\s+/).join(" ") || question.files[0]?.name || "";
+  const words = question.text.trim().split(/\s+/).join(" ") || question.files[0]?.name || question.pictures?.[0]?.name || "";
   return words.length > TITLE_LENGTH ? `${words.slice(0, TITLE_LENGTH - 1)}…` : words;
 }
 
 // Attached files come first, each in a fence that is longer than any in it.
-export function contentOf({ text, files }: { text: string; files: File[] }): string {
+export function contentOf({ text, files }: Message): string {
   const parts = files.map((file) => {
     const longest = Math.max(2, ...[...file.text.matchAll(/`{3,}/g)].map(([ticks]) => ticks.length));
     const fence = "`".repeat(longest + 1);
     return `File ${file.name}:\n${fence}\n${file.text}\n${fence}`;
   });
   return [...parts, text].filter(Boolean).join("\n\n");
+}
+
+export function isEmpty({ text, files, pictures }: Message): boolean {
+  return !text.trim() && !files.length && !pictures?.some(({ url }) => url);
+}
+
+// Images come before the text that asks about them. What has none stays a plain string.
+function partsOf(message: Message): string | Part[] {
+  const text = contentOf(message);
+  const urls = (message.pictures ?? []).flatMap(({ url }) => url ?? []);
+  if (!urls.length) return text;
+  const images: Part[] = urls.map((url) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...images, { type: "text", text }] : images;
 }

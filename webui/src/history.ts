@@ -1,6 +1,7 @@
 // Conversations in this browser's IndexedDB: kept, listed, searched, deleted, exported and imported.
 
 import { signal } from "@preact/signals";
+import { forgetAllImages, forgetImages, keepImages, withImages, withoutImages } from "./album";
 import type { Conversation, SavedConversation } from "./conversation";
 
 export interface Entry {
@@ -36,12 +37,14 @@ async function asked<T>(mode: IDBTransactionMode, ask: (store: IDBObjectStore) =
 
 export async function keep(conversation: Conversation): Promise<void> {
   if (!conversation.nodes.size) return;
+  const saved = conversation.saved();
   try {
-    await asked("readwrite", (store) => store.put(conversation.saved()));
+    await asked("readwrite", (store) => store.put(withoutImages(saved)));
   } catch {
     isKept.value = false;
     return;
   }
+  await keepImages(saved);
   const { id, title, changed } = conversation;
   list([{ id, title, changed }, ...entries.value.filter((one) => one.id !== id)]);
 }
@@ -50,8 +53,9 @@ function list(found: Entry[]): void {
   entries.value = found.sort((a, b) => b.changed - a.changed);
 }
 
-export function open(id: string): Promise<SavedConversation | undefined> {
-  return asked("readonly", (store) => store.get(id));
+export async function open(id: string): Promise<SavedConversation | undefined> {
+  const saved: SavedConversation | undefined = await asked("readonly", (store) => store.get(id));
+  return saved && withImages(saved);
 }
 
 function all(): Promise<SavedConversation[]> {
@@ -68,11 +72,13 @@ export async function readEntries(): Promise<void> {
 
 export async function remove(id: string): Promise<void> {
   await asked("readwrite", (store) => store.delete(id));
+  await forgetImages(id);
   list(entries.value.filter((one) => one.id !== id));
 }
 
 export async function removeAll(): Promise<void> {
   await asked("readwrite", (store) => store.clear());
+  await forgetAllImages();
   list([]);
 }
 
@@ -87,8 +93,12 @@ export async function search(words: string): Promise<Set<string>> {
   return new Set(found.map(({ id }) => id));
 }
 
-export async function exported(): Promise<string> {
-  return JSON.stringify({ format: FORMAT, version: 1, conversations: await all() });
+// A file with all conversations and their images; in parts, as a string has no room for many images.
+export async function exported(): Promise<Blob> {
+  const parts: string[] = [];
+  for (const one of await all()) parts.push(parts.length ? "," : "", JSON.stringify(await withImages(one)));
+  const head = JSON.stringify({ format: FORMAT, version: 1 }).slice(0, -1);
+  return new Blob([`${head},"conversations":[`, ...parts, "]}"], { type: "application/json" });
 }
 
 // Adds what a file of `exported` holds; of two with one id the later stays. Throws an Error in words.
@@ -104,7 +114,10 @@ export async function imported(text: string): Promise<number> {
   }
   const mine = new Map((await all()).map((one) => [one.id, one.changed]));
   const taken = file.conversations.filter((one) => isWhole(one) && (mine.get(one.id) ?? 0) <= one.changed);
-  for (const one of taken) await asked("readwrite", (store) => store.put(one));
+  for (const one of taken) {
+    await asked("readwrite", (store) => store.put(withoutImages(one)));
+    await keepImages(one);
+  }
   await readEntries();
   return taken.length;
 }

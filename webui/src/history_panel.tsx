@@ -5,9 +5,9 @@ import { useRef } from "preact/hooks";
 import { entries, exported, imported, isKept, remove, removeAll, search } from "./history";
 import { conversation, startOver } from "./sending";
 
-function download(text: string, name: string): void {
+function download(file: Blob, name: string): void {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  link.href = URL.createObjectURL(file);
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);

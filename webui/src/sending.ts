@@ -2,10 +2,11 @@
 // it has ended well: a failed reply never enters a later prompt, and its message goes back to the composer.
 
 import { batch, effect, signal } from "@preact/signals";
-import { type Answer, Conversation, type File, freshId, type Node, type Question } from "./conversation";
+import { type Answer, Conversation, type File, freshId, isEmpty, type Message, type Node, type Question } from "./conversation";
 import type { Failure } from "./failure";
 import { followFigures } from "./follow";
 import { keep, open } from "./history";
+import type { Picture } from "./picture";
 import { Reply } from "./reply";
 import { isReady } from "./server";
 import { asked, system } from "./settings";
@@ -27,6 +28,7 @@ export const conversation = signal(new Conversation());
 export const attempt = signal<Attempt | null>(null);
 export const draft = signal(sessionStorage.getItem("draft") ?? "");
 export const draftFiles = signal<File[]>([]);
+export const draftPictures = signal<Picture[]>([]);
 export const announced = signal(""); // for screen readers
 let control: AbortController | null = null;
 
@@ -38,12 +40,13 @@ export function isWriting(): boolean {
   return attempt.value !== null && attempt.value.failure === null;
 }
 
-export function send(text: string, files: File[], parent = conversation.value.leaf): void {
-  if (!text.trim() && !files.length) return;
-  const question: Question = { id: freshId(), parent, kind: "question", text, files };
+export function send(message: Message, parent = conversation.value.leaf): void {
+  if (isEmpty(message)) return;
+  const { text, files, pictures } = message;
+  const question: Question = { id: freshId(), parent, kind: "question", text, files, pictures };
   // Should the page be left now, the message is still there when it comes back.
   sessionStorage.setItem("draft", text);
-  begin({ question, parent, again: () => send(text, files, parent) });
+  begin({ question, parent, again: () => send(message, parent) });
 }
 
 export function regenerate(answer: Answer): void {
@@ -125,9 +128,11 @@ function enter({ id, conversation: into, question, parent, reply }: Attempt): vo
   into.add(answer);
 }
 
-function giveBack({ text, files }: Question): void {
+function giveBack({ text, files, pictures }: Question): void {
   draft.value = draft.value && draft.value !== text ? `${text}\n\n${draft.value}` : text;
   draftFiles.value = files;
+  const added = draftPictures.value.filter((one) => !pictures?.includes(one));
+  draftPictures.value = [...(pictures ?? []), ...added];
 }
 
 function fail(mine: Attempt, failure: Failure): void {
@@ -150,14 +155,20 @@ export function retry(): void {
     failed.again();
     return;
   }
-  const [text, files] = [draft.value, draftFiles.value];
-  clearDraft();
-  send(text, files, failed.parent);
+  send(takeDraft(), failed.parent);
 }
 
-export function clearDraft(): void {
+export function drafted(): Message {
+  return { text: draft.value, files: draftFiles.value, pictures: draftPictures.value };
+}
+
+// What the composer holds, which is then empty.
+export function takeDraft(): Message {
+  const taken = drafted();
   draft.value = "";
   draftFiles.value = [];
+  draftPictures.value = [];
+  return taken;
 }
 
 export function startOver(): void {

@@ -3,9 +3,10 @@
 import { type Signal, useSignal } from "@preact/signals";
 import { Body } from "./body";
 import { copied } from "./clipboard";
-import { type Answer, contentOf, type Node, type Question } from "./conversation";
+import { type Answer, contentOf, isEmpty, type Node, type Question } from "./conversation";
 import { Bar, Figures } from "./figures";
 import { Pay } from "./pay";
+import { Thumbnails, Unkept } from "./thumbnails";
 import type { Reply } from "./reply";
 import { chooseBranch, conversation, goOn, isWriting, regenerate, send } from "./sending";
 import { tinted } from "./settings";
@@ -57,6 +58,8 @@ export function QuestionTurn({ node, isSent }: { node: Question; isSent: boolean
   if (editing.value !== null) return <Edited node={node} text={editing} />;
   return (
     <article class="question" aria-label="Your message">
+      <Thumbnails pictures={node.pictures ?? []} />
+      <Unkept pictures={node.pictures ?? []} />
       <Files question={node} />
       {node.text && <pre>{node.text}</pre>}
       {isSent && (
@@ -79,10 +82,11 @@ function Edited({ node, text }: { node: Question; text: { value: string | null }
     event.preventDefault();
     const changed = text.value ?? "";
     text.value = null;
-    send(changed, node.files, node.parent);
+    send({ ...node, text: changed }, node.parent);
   };
   return (
     <form class="question editing" onSubmit={done} aria-label="Edit your message">
+      <Thumbnails pictures={node.pictures ?? []} />
       <textarea
         rows={Math.min(16, (text.value ?? "").split("\n").length + 1)}
         value={text.value ?? ""}
@@ -95,7 +99,7 @@ function Edited({ node, text }: { node: Question; text: { value: string | null }
         <button type="button" class="quiet" onClick={() => (text.value = null)}>
           Cancel
         </button>
-        <button type="submit" disabled={!(text.value ?? "").trim() && !node.files.length}>
+        <button type="submit" disabled={isEmpty({ ...node, text: text.value ?? "" })}>
           Send
         </button>
       </div>

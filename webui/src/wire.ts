@@ -80,9 +80,11 @@ export interface Chunk {
   seed?: number;
 }
 
+export type Part = { type: "image_url"; image_url: { url: string } } | { type: "text"; text: string };
+
 export interface Turn {
   role: "system" | "user" | "assistant" | "tool";
-  content: string | null;
+  content: string | Part[] | null;
   reasoning_content?: string;
   tool_calls?: { id: string; type: "function"; function: { name: string; arguments: string } }[];
 }
@@ -92,7 +94,7 @@ export interface Props {
   model_path: string;
   total_slots: number;
   default_generation_settings: { n_ctx: number; params: Record<string, number> };
-  settings: { draft_p_min?: number };
+  settings: { draft_p_min?: number; max_body?: number | null; image_limit?: number }; // body: in MiB
   modalities: { vision: boolean };
   model: { n_pages?: number; page_size?: number };
   speculation: { drafters: string[]; disabled: string[]; n_max: number };
