@@ -16,7 +16,7 @@ from PIL import Image
 from tests.browser.driving import ANSWER, ask, opened, prompts, say
 from tests.browser.test_access import grave
 from tests.http.fake import INFO, FakeEngine
-from tests.http.serving import served
+from tests.http.serving import served, until
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -229,13 +229,18 @@ def test_an_image_is_kept_and_goes_with_every_request(page: Any) -> None:
         expect(page.locator("#chats a")).to_have_text(["Look"])
 
 
-IN_ALBUM = """new Promise(then => {
-    const asking = indexedDB.open("slipstream-images");
+READ_STORE = """([database, store]) => new Promise(then => {
+    const asking = indexedDB.open(database);
     asking.onsuccess = () => {
-        const counting = asking.result.transaction("images").objectStore("images").count();
-        counting.onsuccess = () => then(counting.result);
+        const reading = asking.result.transaction(store).objectStore(store).getAll();
+        reading.onsuccess = () => { asking.result.close(); then(JSON.stringify(reading.result)); };
     };
 })"""
+
+
+def album(page: Any) -> list[str]:
+    """The images that the browser keeps."""
+    return json.loads(page.evaluate(READ_STORE, ["slipstream-images", "images"]))
 
 
 def test_images_are_exported_imported_and_deleted(page: Any, tmp_path: Path) -> None:
@@ -244,20 +249,23 @@ def test_images_are_exported_imported_and_deleted(page: Any, tmp_path: Path) -> 
         page.set_input_files("#images", [file(picture())])
         ask(page, "Look")
         expect(page.locator("#chats a")).to_have_count(1)
-        assert page.evaluate(IN_ALBUM) == 1
+        assert album(page) == [address(picture())]
+        assert "base64" not in page.evaluate(
+            READ_STORE, ["slipstream", "conversations"]
+        )  # lists and searches read it
         with page.expect_download() as saving:
             page.click("#export")
         saved = tmp_path / "chats.json"
         saving.value.save_as(saved)
         page.click("#chats button")
         expect(page.locator("#chats a")).to_have_count(0)
-        page.wait_for_function(f"async () => await ({IN_ALBUM}) === 0")
+        until(lambda: not album(page))
         page.set_input_files("#import-file", saved)
         page.click("#chats a")
         expect(page.locator(SENT)).to_have_attribute("src", address(picture()))
         page.click("#delete-all")
         page.click("#delete-all")
-        page.wait_for_function(f"async () => await ({IN_ALBUM}) === 0")
+        until(lambda: not album(page))
         # Of a file from elsewhere no address is taken that would load something.
         saved.write_text(saved.read_text().replace(address(picture()), "https://example.com/a.png"))
         page.set_input_files("#import-file", saved)

@@ -4,7 +4,7 @@ import { signal } from "@preact/signals";
 import { type File as Attached, freshId } from "./conversation";
 import { addressOf, type Picture, sizeOf, typeOf } from "./picture";
 import { conversation, draftFiles, draftPictures } from "./sending";
-import { props } from "./server";
+import { props, readProps } from "./server";
 
 const MOST_TEXT_BYTES = 4 << 20;
 const MOST_BODY_MIB = 20; // where the server does not say
@@ -22,6 +22,7 @@ export function attach(files: Iterable<File>): Promise<void> {
   const batch = [...files];
   reading = reading.then(async () => {
     const faults: string[] = [];
+    if (!props.value) await readProps(); // pasted before the server has said what it takes
     for (const file of batch) {
       const fault = await taken(file).catch(() => `${file.name} cannot be read.`);
       if (fault) faults.push(fault);
