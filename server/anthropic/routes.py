@@ -27,7 +27,7 @@ CREATE: Any = {
 }
 COUNT: Any = {
     "summary": "The tokens such a conversation would be",
-    "responses": answers(replies.TokenCount) | failing(*WORK, *_ALWAYS, model=replies.MessagesError),
+    "responses": answers(replies.TokenCount) | failing(*WORK, 429, *_ALWAYS, model=replies.MessagesError),
     "openapi_extra": takes(CountRequest, example={"messages": _CONVERSATION}),
 }
 

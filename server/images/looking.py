@@ -128,6 +128,7 @@ def _base64_of(url: str) -> bytes:
 
 
 def _refused(field: str, url: str, error: ImageRefused) -> Refused:
-    """The error for the image at `url`, which `field` of the request names. Of data, only the beginning is shown."""
-    name = url.partition(",")[0] + ",…" if url[:5].lower() == "data:" else url
-    return bad_request(f"{field}: {error}: {shown(name)}", param=field, code="invalid_image")
+    """The error for the image at `url`, which `field` of the request names. Data and queries are not repeated."""
+    name = re.split(r"[,?#]", url, maxsplit=1)[0]
+    end = "…" if len(name) < len(url) else ""
+    return bad_request(f"{field}: {error} ({shown(name)}{end})", param=field, code="invalid_image")

@@ -103,14 +103,14 @@ class Remote:
             ) as answer,
         ):
             if answer.status_code in REDIRECTS:
-                return _read(str(url.join(answer.headers.get("location", ""))))
+                return _read(answer.headers.get("location", ""), url)
             return await _file_of(answer)
 
 
-def _read(address: str) -> httpx.URL:
-    """An address that images may be asked for at. Raises `ImageRefused`."""
+def _read(address: str, base: httpx.URL | None = None) -> httpx.URL:
+    """An address that images may be asked for at, which may be relative to another. Raises `ImageRefused`."""
     try:
-        url = httpx.URL(address)
+        url = base.join(address) if base else httpx.URL(address)
     except (httpx.InvalidURL, UnicodeError):
         raise ImageRefused("its address is not valid") from None
     if (

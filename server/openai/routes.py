@@ -31,7 +31,7 @@ CHAT: Any = {
 }
 CHAT_TOKENS: Any = {
     "summary": "The tokens a conversation would be",
-    "responses": answers(replies.InputTokens, *WORK),
+    "responses": answers(replies.InputTokens, *WORK, 429),
     "openapi_extra": _CHAT,
 }
 MODELS: Any = {"summary": "The model served", "responses": answers(replies.ModelList, 503)}
@@ -59,7 +59,7 @@ def _add_chat(router: APIRouter, serving: Serving) -> None:
     @router.post(
         "/apply-template",
         summary="A conversation as the model's template writes it",
-        responses=answers(replies.RenderedPrompt, *WORK),
+        responses=answers(replies.RenderedPrompt, *WORK, 429),
         openapi_extra=_CHAT,
     )
     async def apply_template(request: Request) -> Response:

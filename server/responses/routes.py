@@ -51,7 +51,7 @@ CREATE: Any = {
 }
 COUNT: Any = {
     "summary": "The tokens that a response's input would be",
-    "responses": answers(InputTokens, *WORK, 404),
+    "responses": answers(InputTokens, *WORK, 404, 429),
     "openapi_extra": takes(ResponsesRequest, example=_EXAMPLE),
 }
 PAGE = {

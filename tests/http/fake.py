@@ -77,6 +77,7 @@ INFO = ModelInfo(
     created=1_700_000_000,
     sampling_defaults={"temperature": 1.0},
 )
+SEEING = replace(INFO, modalities=("text", "image"))
 
 
 # Two drafters, of which the network is too slow.

@@ -21,13 +21,12 @@ from PIL import Image as Pillow
 from slipstream.engine.api import Chat, Usage
 from slipstream.server.images import looking
 from slipstream.server.images.decoders import AT_ONCE
-from tests.http.fake import INFO, FakeEngine, delta, done, words
+from tests.http.fake import INFO, SEEING, FakeEngine, delta, done, words
 from tests.http.serving import Served, logged, send, served, until
 from tests.http.test_tools import TEMPLATE
 from tests.image_files import BLUE, GREEN, RED, Colour, data_url, plain, saved
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-SEEING = dataclasses.replace(INFO, modalities=("text", "image"))
 URLS = {one: data_url(plain(one)) for one in (RED, GREEN, BLUE)}
 IMAGE = {"type": "image"}
 LIMIT = 4

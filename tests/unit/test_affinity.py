@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.engine.api import Chat, Infill, Prompt, Request
+from slipstream.engine.api import Chat, Image, Infill, Prompt, Request
 from slipstream.server.cluster import affinity
 from slipstream.server.cluster.affinity import Affinity
 
@@ -84,3 +84,15 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_half_a_pair_of_code_units_is_no_trouble() -> None:
     assert Affinity(SLACK).choose(replace(ASK, prompt="\ud800" * 300), IDLE)
+
+
+def test_images_are_part_of_a_prompt() -> None:
+    """The same question about the same image goes where it was asked before; about another, where that was."""
+    known = Affinity(SLACK)
+    turn = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is in it? " * 20}]}
+    asks = [
+        replace(ASK, prompt=Chat([turn], images=(Image(1, 1, bytes([shade] * 3)),))) for shade in range(3)
+    ]
+    for ask, name in zip(asks, IDLE, strict=True):
+        known.note(ask, name)
+    assert [known.choose(ask, IDLE)[0] for ask in asks] == list(IDLE)
