@@ -140,6 +140,30 @@ def test_images_are_pasted_and_dropped(page: Any, kind: str, where: str) -> None
         assert len(sent[0]["messages"][0]["content"]) == 2
 
 
+def test_a_message_waits_for_its_images(page: Any) -> None:
+    """An image whose file is slow to read, and a message sent before it is there."""
+    with served(seeing()) as server:
+        opened(page, server)
+        page.evaluate(
+            """() => {
+                const read = Blob.prototype.arrayBuffer;
+                Blob.prototype.arrayBuffer = async function () {
+                    await new Promise((resolve) => { window.letGo = resolve; });
+                    Blob.prototype.arrayBuffer = read;
+                    return read.call(this);
+                };
+            }"""
+        )
+        assert hand_over(page, "paste", "#prompt", file(picture()))
+        page.wait_for_function("window.letGo !== undefined")
+        sent = bodies(page)
+        page.fill("#prompt", "Look")
+        page.press("#prompt", "Enter")
+        page.evaluate("window.letGo()")
+        page.locator(ANSWER).first.locator(".figures span").first.wait_for()
+        assert sent[0]["messages"][0]["content"][0] == shown_part(picture())
+
+
 def test_what_is_pasted_with_a_text_is_that_text(page: Any) -> None:
     with served(seeing()) as server:
         opened(page, server)

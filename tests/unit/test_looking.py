@@ -85,6 +85,8 @@ async def test_slow_hosts_hold_up_no_images_that_are_there(monkeypatch: pytest.M
     urls = [f"http://pictures.example/{index}" for index in range(looking.MOST_READ + 3)]
     work = [asyncio.create_task(known.at(shown(one), SEEING)) for one in urls]
     async with asyncio.timeout(PATIENCE_S):
+        while len(asked) < looking.MOST_READ:
+            await asyncio.sleep(0)
         assert await known.at(shown(data_url(plain(BLUE))), SEEING)
     assert asked == urls[: looking.MOST_READ]
     go.set()

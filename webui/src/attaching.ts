@@ -32,6 +32,11 @@ export function attach(files: Iterable<File>): Promise<void> {
   return reading;
 }
 
+// Settled once every file given so far is in the draft, or refused.
+export function settled(): Promise<void> {
+  return reading;
+}
+
 // Adds a file to the draft, or says why not.
 async function taken(file: File): Promise<string | null> {
   const type = typeOf(new Uint8Array(await file.slice(0, 12).arrayBuffer()));

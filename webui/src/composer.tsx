@@ -1,7 +1,7 @@
 // Where messages are written: the text, attached files, and what went wrong with the last one.
 
 import { useEffect, useRef } from "preact/hooks";
-import { attach, refused, seesImages } from "./attaching";
+import { attach, refused, settled, seesImages } from "./attaching";
 import { isEmpty } from "./conversation";
 import { toEnd } from "./follow";
 import { TYPES } from "./picture";
@@ -23,11 +23,12 @@ import {
 import { isReady, props } from "./server";
 import { grouped } from "./tally";
 
-function submit(): void {
+async function submit(): Promise<void> {
   if (isWriting()) {
     stop();
     return;
   }
+  await settled(); // a file that is still being read belongs to this message
   if (!isReady.value || isEmpty(drafted())) return;
   refused.value = "";
   send(takeDraft());
@@ -48,7 +49,7 @@ export function Composer() {
   const press = (event: KeyboardEvent) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing || isWriting()) return;
     event.preventDefault();
-    submit();
+    void submit();
   };
   const writing = isWriting();
   return (
@@ -56,7 +57,7 @@ export function Composer() {
       id="composer"
       onSubmit={(event) => {
         event.preventDefault();
-        submit();
+        void submit();
       }}
     >
       <Trouble />
