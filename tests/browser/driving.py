@@ -9,6 +9,9 @@ from typing import Any
 from slipstream.engine.api import Delta, Request
 from tests.http.fake import Step, delta, done
 from tests.http.serving import Served
+from tests.process import ROOT
+
+AXE = ROOT / "webui" / "node_modules" / "axe-core" / "axe.min.js"
 
 ANSWER = ".answer:not(.writing)"
 
@@ -85,3 +88,18 @@ def as_tokens(page: Any) -> None:
     """Show the last answer token by token."""
     page.locator(".views button:text-is('Tokens')").last.click()
     page.wait_for_selector(".tokens .token")
+
+
+def grave(page: Any) -> list[Any]:
+    """What axe finds, if it is installed (`npm ci` in webui)."""
+    if not AXE.exists():
+        return []
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    assert len(found["passes"]) > 10  # it has looked
+    return [
+        (one["id"], one["help"], [node["html"][:120] for node in one["nodes"]])
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]

@@ -8,15 +8,12 @@ from typing import Any
 import pytest
 
 from slipstream.engine.errors import Overloaded
-from tests.browser.driving import as_tokens, ask, opened, say
+from tests.browser.driving import as_tokens, ask, grave, opened, say
 from tests.browser.told import told
 from tests.http.serving import Served, served
-from tests.process import ROOT
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
-
-AXE = ROOT / "webui" / "node_modules" / "axe-core" / "axe.min.js"
 
 
 def welcome(page: Any, server: Served) -> None:
@@ -84,21 +81,6 @@ def test_every_view_is_for_everybody(page: Any, view: Callable[[Any, Served], No
             page.set_viewport_size({"width": width, "height": 860})
             assert grave(page) == [], (scheme, width)
         assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-
-
-def grave(page: Any) -> list[Any]:
-    """What axe finds, if it is installed (`npm ci` in webui)."""
-    if not AXE.exists():
-        return []
-    if not page.evaluate("'axe' in window"):
-        page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
-    assert len(found["passes"]) > 10  # it has looked
-    return [
-        (one["id"], one["help"], [node["html"][:120] for node in one["nodes"]])
-        for one in found["violations"]
-        if one["impact"] in ("serious", "critical")
-    ]
 
 
 def focused(page: Any) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.browser.driving import ANSWER, ask, opened, prompts, say
-from tests.browser.test_access import grave
+from tests.browser.driving import ANSWER, ask, grave, opened, prompts, say
 from tests.http.fake import INFO, FakeEngine
 from tests.http.serving import served, until
 
