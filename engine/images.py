@@ -66,7 +66,6 @@ class Vision(Protocol):
     marker: str  # the control token that the chat template writes for an image
     written: str  # what takes its place before the text is tokenised; holds the placeholder's text once
     placeholder: int  # token that stands for an image in the tokenised text; a layout's tokens take its place
-    n_bytes: int  # of its weights
 
     def layout(self, width: int, height: int) -> ImageLayout:
         """Of an image of so many pixels. Raises `InvalidRequest` for a size or shape that the model does not take."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +81,24 @@ def auto_class(config: PretrainedConfig) -> Any:
     return AutoModelForCausalLM if has_text_alone else AutoModelForImageTextToText
 
 
-def write_tokenizer(folder: Path) -> None:
-    """Train a byte-level BPE of 384 tokens on the sentences and write it with its chat template."""
+def trained_tokenizer(control: Sequence[str]) -> Tokenizer:
+    """A byte-level BPE of 384 tokens, trained on the sentences, these control tokens first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=384,
-        special_tokens=list(CONTROL),
+        special_tokens=list(control),
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     tokenizer.train_from_iterator(SENTENCES, trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer with its chat template."""
+    trained_tokenizer(CONTROL).save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": 512,

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
-from tests.checkpoints import SENTENCES
+from tests.checkpoints import trained_tokenizer
 from tests.tiny_families import SHAPE
 from tests.vision_families import TINY, VOCAB, TinyVision
 
@@ -97,17 +96,7 @@ def spread_buffer(name: str, buffer: Tensor) -> None:
 
 def write_tokenizer(folder: Path, tiny: TinyVision) -> None:
     """A byte-level BPE of 384 tokens, the family's control tokens first, with its template."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB,
-        special_tokens=list(tiny.control),
-        show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )
-    tokenizer.train_from_iterator(SENTENCES, trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    trained_tokenizer(tiny.control).save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": 512,

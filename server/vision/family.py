@@ -85,13 +85,13 @@ class Family(ABC):
         try:
             n_rows, n_columns = self.grid(width, height)
         except ValueError as error:
-            raise InvalidRequest("image", f"{width} by {height} pixels: {error}") from None
+            raise InvalidRequest("messages", f"an image of {width} by {height} pixels: {error}") from None
         layout = self.placed(n_rows, n_columns)
         most = self.parts.n_tokens_most
         if most is not None and layout.n_tokens > most:
             raise InvalidRequest(
-                "image",
-                f"{width} by {height} pixels take {layout.n_tokens} tokens however they are scaled;"
+                "messages",
+                f"an image of {width} by {height} pixels takes {layout.n_tokens} tokens however they are scaled;"
                 f" --image-max-tokens is {most}",
             )
         return layout

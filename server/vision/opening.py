@@ -56,7 +56,8 @@ def open_vision(path: Path, dtype: torch.dtype, device: torch.device, settings: 
     n_bytes = tower.load(model, path, family.modules, dtype, device)
     most = settings.image_max_tokens or (CPU_TOKENS if device.type == "cpu" else None)
     parts = Parts(path, config, model, added_tokens(path), most, dtype, device)
-    return Watching(family(parts), n_bytes, settings.image_cache << 20)
+    log.info("image tower loaded model_type=%s n_bytes=%d", config.model_type, n_bytes)
+    return Watching(family(parts), settings.image_cache << 20)
 
 
 def vision_bytes(path: Path, dtype: torch.dtype) -> int:

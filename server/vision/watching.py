@@ -35,10 +35,9 @@ class Waiting:
 class Watching:
     """A family's `Vision`: its layouts, and features by a thread of their own, kept for images that come again."""
 
-    def __init__(self, family: Family, n_bytes: int, n_bytes_kept: int) -> None:
-        """n_bytes: of the weights. n_bytes_kept: how many bytes of features are kept."""
+    def __init__(self, family: Family, n_bytes_kept: int) -> None:
+        """n_bytes_kept: how many bytes of features are kept."""
         self.marker, self.written, self.placeholder = family.marker, family.written, family.placeholder
-        self.n_bytes = n_bytes
         self.family = family
         self.kept = KeptFeatures(n_bytes_kept)
         self._changed = threading.Condition()
@@ -91,7 +90,7 @@ class Watching:
                     self._stop(lost)
                     return
                 log.warning("an image could not be looked at", exc_info=error)
-                failed = StepFailed(f"the model could not look at an image ({type(error).__name__}: {error})")
+                failed = StepFailed("the model could not look at an image; the log says why")
                 failed.__cause__ = error
                 self._settle(waiting, None, failed)
             else:

@@ -74,8 +74,9 @@ class Preparing:
             made = await self._in_worker(lambda: self._prepare(request, admitted_s), n_chars)
             prepared, sight = made.prepared, self._text.sight
             if made.shown.images:
-                images = await made.shown.placed(sight.target)
-                drafts = await made.shown.placed(sight.draft)
+                images, drafts = await asyncio.gather(
+                    made.shown.placed(sight.target), made.shown.placed(sight.draft)
+                )
                 prepared = replace(prepared, images=images, draft_images=drafts)
             if made.constraint is not None:
                 ready: Constraint = await asyncio.wrap_future(made.constraint)

@@ -149,7 +149,7 @@ def _sight(
     settings: Settings, open_vision: OpenVision | None, source: Checkpoint, draft: DraftSource | None
 ) -> Sight:
     """What sees images: of the model, and of a draft model."""
-    if open_vision is None or not settings.vision:
+    if open_vision is None:
         return Sight()
     target = open_vision(source.path, source.dtype, source.device, settings)
     if target is None or draft is None or draft.kind.load is not None:
