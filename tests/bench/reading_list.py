@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -90,7 +89,7 @@ def play(engine: ThreadEngine, types: tuple[str, ...], found: ReadingList) -> No
         speculate=Speculate(types=types),
         max_tokens=N_TOKENS,
     )
-    prepared, _ = engine._prepare(request, time.perf_counter())
+    prepared, _ = asyncio.run(engine._preparing.prepared(request, core.now()))
     new_slot = engine._slots.resolve(request, prepared)
     engine.on_thread(lambda: steps(core, lambda: core.add(request.id, new_slot), found))
 
