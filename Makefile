@@ -51,18 +51,18 @@ fix: setup
 	$(BIN)/ruff check --fix .
 
 test: setup
-	$(ONE_THREAD) $(BIN)/pytest -n 3 --dist loadfile -m 'not gpu and not browser and not slow' $(ARGS)
+	$(ONE_THREAD) $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not gpu and not browser and not slow' $(ARGS)
 
 # Every case, also of those tests of which `make test` runs a sample; renews tests/full_record.txt.
 check-all: check
-	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m 'not gpu and not browser and not slow' --whole --record $(ARGS)
+	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not gpu and not browser and not slow' --whole --record $(ARGS)
 
 # Wants Chromium from the system's packages, and installs it where it may. Accessibility is checked where npm is at hand.
 test-browser: setup
 	test -x /usr/bin/chromium || test "$$(id -u)" != 0 || { apt-get update && apt-get install -y --no-install-recommends chromium; } || echo "no Chromium: the page's tests are skipped"
 	test -d webui/node_modules/axe-core || ! command -v npm >/dev/null || (cd webui && npm ci --no-audit --no-fund) || echo "no axe-core: accessibility is not checked"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
-	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m browser tests/browser $(ARGS)
+	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m browser tests/browser $(ARGS)
 
 test-gpu: setup
 	TRITON_INTERPRET=0 $(BIN)/pytest -m gpu tests/gpu $(ARGS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -22,6 +24,8 @@ for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_")]:
 BARE_NAMES = ("server", "engine", "kernels", "webui")
 for _name in BARE_NAMES:
     sys.modules[_name] = None  # type: ignore[assignment]  # importing it fails
+# Modules and tests are loaded once and stay: looking for garbage among them took half of the time to collect tests.
+gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +57,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         choice = thinning.choose(thinning.recorded(), files, config.getoption("--extra-s"))
         items[:], left = thinning.thinned(items, choice.whole)
         config.hook.pytest_deselected(items=left)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    atexit.register(
+        gc.unfreeze
+    )  # what bindings see freed at the end of a process they do not report as leaks
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
