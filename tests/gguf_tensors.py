@@ -345,8 +345,8 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
 
 @functools.cache
 def name_table(architecture: gguf.MODEL_ARCH) -> gguf.TensorNameMap:
-    """The package's names of the tensors of models of up to 16 layers."""
-    return gguf.get_tensor_name_map(architecture, 16)
+    """The package's names of the tensors of models of up to 64 layers."""
+    return gguf.get_tensor_name_map(architecture, 64)
 
 
 def translated(architecture: str, config: Config, tensors: Tensors) -> Tensors:
