@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import types
 from numba.core.datamodel import models
@@ -20,8 +19,9 @@ from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 
 from slipstream.kernels.compiled import emits, inlined
+from slipstream.kernels.cpu_features import features
 
-HAS_PAIRS = bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
+HAS_PAIRS = "avx512bf16" in features()
 WIDTH = 16
 FLOATS = ir.VectorType(ir.FloatType(), WIDTH)
 INTS = ir.VectorType(ir.IntType(32), WIDTH)

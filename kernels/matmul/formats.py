@@ -7,10 +7,10 @@ one, where value is the whole number that a code stands for:
 - scale: the half (times the group's byte), or 2^(byte - 128)
 - minimum: the second half, or minus the second half times the group's second byte
 
-Codes of up to six bits lie in a stream of 16-bit words for each output and parity of inputs: a word of even inputs and
-one of odd ones are neighbours, so that 16 outputs are one vector. Codes of eight bits are sign and magnitude, in the
-order in which interleaving bytes makes pairs of them. All scales, bytes aside, have the file's own bits, and bytes what
-the file has in four to eight, so no value is rounded.
+Codes lie in a stream of 16-bit words for each output and parity of inputs: a word of even inputs and one of odd ones
+are neighbours, so that 16 outputs are one vector. Where products are of pairs of bfloat16 (`code_pairs.py`), codes of
+eight bits lie otherwise: as sign and magnitude, in the order in which interleaving bytes makes pairs of them. All
+scales, bytes aside, have the file's own bits, and bytes what the file has in four to eight, so no value is rounded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BlockFormat:
     """One type. Positions are in bytes."""
 
     bits: int  # of a code
-    values: tuple[int, ...]  # by code; of 8 bits none: sign and magnitude
+    values: tuple[int, ...]  # by code
     block: int = 32  # inputs of a block
     group: int = 32  # inputs that share a scale
     half_at: int | None = 0  # in a block of the file: the half that scales
@@ -83,7 +83,7 @@ FORMATS = {
     "Q4_1": BlockFormat(4, _around(16), second_at=2, minimum=HALF),
     "Q5_0": BlockFormat(5, _around(32, 16)),
     "Q5_1": BlockFormat(5, _around(32), second_at=2, minimum=HALF),
-    "Q8_0": BlockFormat(8, ()),
+    "Q8_0": BlockFormat(8, _around(256, 128)),
     "Q2_K": BlockFormat(2, _around(4), 256, 16, 80, 82, UNSIGNED, UNSIGNED),
     "Q3_K": BlockFormat(3, _around(8, 4), 256, 16, 108, factor=SIGNED),
     "Q4_K": BlockFormat(4, _around(16), 256, 32, 0, 2, UNSIGNED, UNSIGNED),

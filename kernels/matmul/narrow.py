@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-import llvmlite.binding
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -34,6 +33,8 @@ from slipstream.kernels.compiled import (
     pointer,
     shifted,
 )
+from slipstream.kernels.cpu_features import missing
+from slipstream.kernels.matmul import code_floats, code_pairs
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.formats import CHUNK, FORMATS, PANEL
 from slipstream.kernels.matmul.panel_sums import (
@@ -44,10 +45,9 @@ from slipstream.kernels.matmul.panel_sums import (
 )
 from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, same_order, widened
 from slipstream.kernels.matmul.records import records
-from slipstream.kernels.matmul.unpack import add_chunk, end_block
+from slipstream.kernels.matmul.unpack import COLUMNS_1, COLUMNS_4, COLUMNS_8, MOST_ROWS, add_chunk, end_block
 from slipstream.kernels.vector import WIDTH, load, store, store_part, sum_lanes
 
-FEATURES = ("avx512bf16", "avx512bw", "avx512vbmi")  # of the CPU
 VISIT = 8  # chunks of 32 inputs taken with all rows before the next: their codes stay in the first cache
 SERIAL_BELOW = 1_000_000  # multiply-adds; less is done before a second thread has woken
 # Arguments of a product, and of what adds one panel's products to the totals.
@@ -69,32 +69,39 @@ class NarrowWeight:
     bias: Tensor  # [n_panels of all * 64] float32, zero without one
     order: Tensor | None  # [in_features] int64: stored column i belongs to input order[i]; None: to input i
     dtype: torch.dtype
+    by_pairs: bool  # whether products are of pairs of bfloat16, not of float32
     in_features: int
     out_features: int
 
 
-@functools.cache
 def refusal() -> str | None:
     """Why blocks are widened on this CPU; None if they are not."""
-    features = llvmlite.binding.get_host_cpu_features()
-    missing = [name for name in FEATURES if not features.get(name)]
-    return f"this CPU has no {', '.join(missing)}" if missing else None
+    names = missing(code_floats.FEATURES)
+    return f"this CPU has no {', '.join(names)}" if names else None
+
+
+def has_pairs(dtype: torch.dtype) -> bool:
+    """Whether inputs of the dtype are multiplied two at a time, by the CPU's instruction for pairs of bfloat16."""
+    return dtype is torch.bfloat16 and not missing(code_pairs.FEATURES)
 
 
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> NarrowWeight | None:
     """The weight with the parts that have records in these; None if there are none."""
     parts, order = _gathered(weight)
-    found = [records(part) if _is_narrow(part) else None for part in parts]
+    by_pairs = has_pairs(weight.dtype)
+    found = [records(part, for_pairs=by_pairs) if _is_narrow(part) else None for part in parts]
     if all(one is None for one in found):
         return None
     laid = [panels_of(widened(part)) if one is None else one for part, one in zip(parts, found, strict=True)]
     kinds = ["" if one is None else getattr(part, "kind", "") for part, one in zip(parts, found, strict=True)]
-    tasks = [_part_task(kind, int(weight.dtype is torch.float32)) for kind in kinds]
+    tasks = [_block_task(kind, int(not by_pairs)) if kind else _dense_task[weight.dtype] for kind in kinds]
     n_outs = [part.shape[0] for part in parts]
     ends = torch.zeros(sum(n_outs)) if bias is None else bias.to(torch.float32)
     ends = torch.cat([F.pad(one, (0, -len(one) % PANEL)) for one in ends.split(n_outs)])
     segments = _segments(laid, n_outs, tasks)
-    return NarrowWeight(tuple(laid), segments, ends, order, weight.dtype, weight.shape[1], sum(n_outs))
+    return NarrowWeight(
+        tuple(laid), segments, ends, order, weight.dtype, by_pairs, weight.shape[1], sum(n_outs)
+    )
 
 
 def packed_bytes(weight: Quantized) -> int:
@@ -150,7 +157,7 @@ def linear(x: Tensor, packed: NarrowWeight, out_dtype: torch.dtype | None = None
     _run(
         (x.data_ptr(), out.data_ptr(), packed.bias.data_ptr(), packed.segments.data_ptr()),
         (n_rows, n_in, packed.out_features, n_panels),
-        (_arrange_task[x.dtype], _task[out.dtype], x.dtype.itemsize),
+        (_arrange_task(x.dtype, packed.by_pairs), _task[out.dtype], 2 if packed.by_pairs else 4),
         threads.available() if n_rows * n_in * packed.out_features >= SERIAL_BELOW else 1,
     )
     return out if out_dtype is None else out.to(out_dtype)
@@ -159,19 +166,19 @@ def linear(x: Tensor, packed: NarrowWeight, out_dtype: torch.dtype | None = None
 @inlined
 def _tile_rows(left: int) -> int:
     """Rows that are computed together of those that are left; where they are fewer, the last is done again."""
-    if left > 4:
+    if left > 4 and MOST_ROWS == 8:
         return 8
     return 4 if left > 1 else 1
 
 
 @inlined
-def _arrange(a: Any, kind: Any, word: Any) -> None:
+def _arrange(a: Any, kind: Any, words: Any, two: Any) -> None:
     """Copy rows into tiles, [steps, rows of the tile] words of two inputs, and add up the inputs of every 32.
 
-    a: the arguments; kind and word: of an input and of two.
+    a: the arguments; kind: of an input; words: of two inputs and of two in a tile; two: makes the second of the first.
     """
     n_rows, n_steps = a[N_ROWS], a[N_IN] // 2
-    x, tiles = pointer(a[X], word), pointer(a[TILES], word)
+    x, tiles = pointer(a[X], words[0]), pointer(a[TILES], words[1])
     tile = fetch_add(shifted(a, ARRIVED), 1)
     while tile * 8 < n_rows:
         row = tile * 8
@@ -180,7 +187,7 @@ def _arrange(a: Any, kind: Any, word: Any) -> None:
             for r in range(n):
                 source = min(row + r, n_rows - 1)
                 for step in range(n_steps):
-                    tiles[row * n_steps + step * n + r] = x[source * n_steps + step]
+                    tiles[row * n_steps + step * n + r] = two(x[source * n_steps + step])
                 _add_inputs(a, pointer(a[X], kind), source, (row, n, r))
             row += n
         tile = fetch_add(shifted(a, ARRIVED), 1)
@@ -207,7 +214,7 @@ def _add_blocks(a: Any, kind: Any, wide: Any) -> None:
         row = 0
         while row < n_rows:
             n = _tile_rows(n_rows - row)
-            if n == 8:
+            if MOST_ROWS == 8 and n == 8:
                 _add_span(a, row, span, (kind, 8, wide))
             elif n == 4:
                 _add_span(a, row, span, (kind, 4, wide))
@@ -224,7 +231,8 @@ def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
     for chunk in range(span[0], span[1]):
         x = a[TILES] + (row * n_chunks + chunk * n) * (CHUNK * 2 * (1 + wide))
         sums = a[SUMS] + (row * n_chunks + chunk * n) * SUM_BYTES
-        for first in range(0, PANEL, 2 * WIDTH if n == 8 else 4 * WIDTH):
+        n_columns = COLUMNS_8 if n == 8 else COLUMNS_4 if n == 4 else COLUMNS_1
+        for first in range(0, PANEL, n_columns * WIDTH):
             add_chunk((x, sums, a[RECORDS], chunk, first, totals, a[PARTIAL]), kind, n, wide)
     sums = a[SUMS] + (row * n_chunks + span[0] * n) * SUM_BYTES
     end_block((0, sums, a[RECORDS], span[0], 0, totals, a[PARTIAL]), kind, n)
@@ -239,17 +247,25 @@ def _add_dense(a: Any, steps_at_once: int, multiply: Any) -> None:
 
 
 @functools.cache
-def _part_task(kind: str, wide: int) -> int:
-    """Address of what adds one panel's products. kind: the blocks' type, or "" for none; wide: 1 for float32."""
+def _block_task(kind: str, wide: int) -> int:
+    """Address of what adds one panel's products with blocks. kind: their type; wide: 1 for products of float32."""
 
     def items(address: int) -> None:
-        a = long_pointer(address)
-        if kind != "":
-            _add_blocks(a, kind, wide)
-        elif wide == 1:
-            _add_dense(a, 1, multiply_floats)
+        _add_blocks(long_pointer(address), kind, wide)
+
+    return threads.compile_task(items)
+
+
+@per_dtype
+def _dense_task(kind: Any) -> int:
+    """The same with a panel of inputs' and weights' kind."""
+    by_twos = kind is KINDS[torch.bfloat16]
+
+    def items(address: int) -> None:
+        if by_twos:
+            _add_dense(long_pointer(address), 2, multiply_pairs)
         else:
-            _add_dense(a, 2, multiply_pairs)
+            _add_dense(long_pointer(address), 1, multiply_floats)
 
     return threads.compile_task(items)
 
@@ -307,20 +323,36 @@ def _task(kind: Any) -> int:
     return threads.compile_task(items)
 
 
-@per_dtype
-def _arrange_task(kind: Any) -> int:
-    """Address of the compiled task that comes before, for inputs of this kind."""
-    word = np.int32 if kind is KINDS[torch.bfloat16] else np.int64  # of two inputs
+@inlined
+def _same(word: Any) -> Any:
+    return word
+
+
+@inlined
+def _two_floats(word: Any) -> Any:
+    """Two float32 of two bfloat16."""
+    bits = np.int64(word)
+    return (bits & 0xFFFF) << 16 | bits >> 16 << 48
+
+
+@functools.cache
+def _arrange_task(dtype: torch.dtype, by_pairs: bool) -> int:  # noqa: FBT001
+    """Address of the compiled task that comes before, for inputs of this dtype."""
+    kind, word = KINDS[dtype], np.uint32 if dtype is torch.bfloat16 else np.int64
+    widens = int(dtype is torch.bfloat16 and not by_pairs)
 
     def items(address: int) -> None:
-        _arrange(long_pointer(address), kind, word)
+        if widens:
+            _arrange(long_pointer(address), kind, (word, np.int64), _two_floats)
+        else:
+            _arrange(long_pointer(address), kind, (word, word), _same)
 
     return threads.compile_task(items)
 
 
 @long_kernel
 def _run(addresses: Any, shape: Any, tasks: Any, n_threads: int) -> None:
-    """shape: (n_rows, n_in, n_out, n_panels). tasks: (before, the product, bytes of an input)."""
+    """shape: (n_rows, n_in, n_out, n_panels). tasks: (before, the product, bytes of an input in a tile)."""
     n_rows, n_in, _, n_panels = shape
     arrange, multiply, n_bytes = tasks
     tiles = np.empty((n_rows + 7) * n_in * n_bytes // 8, np.int64)

@@ -10,7 +10,6 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -28,6 +27,7 @@ from slipstream.kernels.compiled import (
     pointer,
     shifted,
 )
+from slipstream.kernels.cpu_features import missing
 from slipstream.kernels.matmul import narrow
 from slipstream.kernels.matmul.formats import PANEL
 from slipstream.kernels.matmul.packed import Packed
@@ -62,7 +62,7 @@ class PanelWeight:
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     if dtype not in DTYPES:
         return "float32 and bfloat16 only"
-    return None if llvmlite.binding.get_host_cpu_features().get(FEATURE) else f"this CPU has no {FEATURE}"
+    return f"this CPU has no {FEATURE}" if missing([FEATURE]) else None
 
 
 def note(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -34,7 +34,6 @@ from slipstream.kernels.matmul.formats import CHUNK, EXPONENT, FORMATS, PANEL, U
 from slipstream.kernels.vector import call_intrinsic
 
 DATA, RECORDS, N_OUT, N_BLOCKS, NEXT, UNFIT = range(6)  # arguments of a task
-NO_CODE = 256  # -128 has no magnitude of seven bits
 Code = Callable[[Any, Any, Any, Any], int]
 Factor = Callable[[Any, Any], int]
 
@@ -43,7 +42,7 @@ CODES: dict[str, Code] = {
     "Q4_1": lambda b, c, h, i: b[4 + i] >> h * 4 & 15,
     "Q5_0": lambda b, c, h, i: b[6 + i] >> h * 4 & 15 | (b[2 + h * 2 + i // 8] >> i % 8 & 1) << 4,
     "Q5_1": lambda b, c, h, i: b[8 + i] >> h * 4 & 15 | (b[4 + h * 2 + i // 8] >> i % 8 & 1) << 4,
-    "Q8_0": lambda b, c, h, i: b[2 + h * 16 + i] if b[2 + h * 16 + i] < 128 else 384 - b[2 + h * 16 + i],
+    "Q8_0": lambda b, c, h, i: b[2 + h * 16 + i] ^ 128,
     "Q2_K": lambda b, c, h, i: b[16 + c // 4 * 32 + h * 16 + i] >> c % 4 * 2 & 3,
     "Q3_K": lambda b, c, h, i: (
         b[32 + c // 4 * 32 + h * 16 + i] >> c % 4 * 2 & 3 | (b[h * 16 + i] >> c & 1) << 2
@@ -78,10 +77,11 @@ MINIMA: dict[str, Factor] = {
 }
 
 
-def records(weight: BlockWeight) -> Tensor | None:
+def records(weight: BlockWeight, *, for_pairs: bool) -> Tensor | None:
     """The records, [n_panels, n_blocks, record_bytes] uint8; None if the type or one of its codes has none.
 
-    Those are -128 in Q8_0, and the smallest and largest exponents in MXFP4. Outputs beyond the last are zeros.
+    Those are -128 in Q8_0 `for_pairs` of bfloat16, and the smallest and largest exponents in MXFP4. Outputs beyond the
+    last are zeros.
     """
     form = FORMATS.get(weight.kind)
     if form is None or (form.factor == EXPONENT and not _exponents_fit(weight)):
@@ -92,7 +92,7 @@ def records(weight: BlockWeight) -> Tensor | None:
     laid[n_out // PANEL :] = 0  # of a last panel that is not full, the outputs that are none
     data = weight.data.contiguous()
     sizes = np.array([data.data_ptr(), laid.data_ptr(), n_out, n_blocks, 0, 0], np.int64)
-    _run(_task(weight.kind), sizes.ctypes.data, threads.available())
+    _run(_task(weight.kind, for_pairs), sizes.ctypes.data, threads.available())
     return None if sizes[UNFIT] else laid
 
 
@@ -153,13 +153,17 @@ def _constants_of(kind: Any) -> Any:
 
 @emits(types.int64)
 def picked(builder: ir.IRBuilder, word: Any, mask: Any) -> Any:
-    """The bits of the word that the mask has, moved together: an instruction of all CPUs that have AVX-512."""
+    """The bits of the word that the mask has, moved together: an instruction of all CPUs that have AVX2."""
     return call_intrinsic(builder, "llvm.x86.bmi.pext.64", ir.IntType(64), word, mask)
 
 
 @inlined
-def _copy_block(b: Any, record: int, output: int, codes: Any, kind: Any) -> bool:
-    """Write one output's part of the record at that address; returns whether every code has a place in it."""
+def _copy_block(b: Any, record: int, output: int, codes: Any, form: Any) -> bool:
+    """Write one output's part of the record at that address; returns whether every code has a place in it.
+
+    form: (kind, whether it is for pairs), constants.
+    """
+    kind, for_pairs = form
     bits, block, _, half, second, n_factors, n_minima, seconds, factors, minima, at, _ = constants_of(kind)
     place = pointer(record, np.uint8)
     for i in range(2):
@@ -171,19 +175,17 @@ def _copy_block(b: Any, record: int, output: int, codes: Any, kind: Any) -> bool
         place[factors + g * PANEL + output] = factor_of(b, g, kind, "factor") & 255
     for g in range(n_minima):
         place[minima + g * PANEL + output] = factor_of(b, g, kind, "minimum")
-    seen = 0
+    fits = True
     for chunk in range(block // CHUNK):
         for h in range(2):
             for i in range(16):
-                code = code_of(b, chunk, h, i, kind)
-                seen |= code
-                codes[h * 16 + i] = code & 255
+                codes[h * 16 + i] = code_of(b, chunk, h, i, kind)
         target = pointer(record + at + chunk * PANEL * CHUNK * bits // 8, np.uint16)
-        if bits == 8:
-            _copy_bytes(codes, target, output)
+        if bits == 8 and for_pairs:
+            fits = _copy_bytes(codes, target, output) and fits
         else:
             _copy_stream(codes, target, output, bits)
-    return seen < NO_CODE
+    return fits
 
 
 @inlined
@@ -202,17 +204,26 @@ def _copy_stream(codes: Any, target: Any, output: int, bits: int) -> None:
 
 
 @inlined
-def _copy_bytes(codes: Any, target: Any, output: int) -> None:
-    """32 codes of eight bits, so that bytes 0 … 7 of 16 are four outputs' pairs of one step, the others of the next."""
+def _copy_bytes(codes: Any, target: Any, output: int) -> bool:
+    """32 codes of eight bits, so that bytes 0 … 7 of 16 are four outputs' pairs of one step, the others of the next.
+
+    They become sign and magnitude; returns whether they have one: -128 does not fit seven bits.
+    """
+    least = 255
+    for i in range(CHUNK):
+        code = np.int64(codes[i])
+        least = min(least, code)
+        codes[i] = (code - 128 if code >= 128 else 256 - code) & 255
     pairs = pointer(address_of(codes), np.uint16)
     lane = output % 16
     for step in range(CHUNK // 2):
         vector = step // 2 * 4 + output // 16
         target[32 * vector + lane // 4 * 8 + step % 2 * 4 + lane % 4] = pairs[step]
+    return least > 0
 
 
 @functools.cache
-def _task(kind: str) -> int:
+def _task(kind: str, for_pairs: bool) -> int:  # noqa: FBT001
     """Address of the compiled task that copies matrices of that type."""
 
     def items(address: int) -> None:
@@ -228,7 +239,7 @@ def _task(kind: str) -> int:
                 for j in range(n_blocks):
                     b = pointer(a[DATA] + ((panel * PANEL + i) * n_blocks + j) * block_bytes, np.uint8)
                     record = a[RECORDS] + (panel * n_blocks + j) * record_bytes
-                    if not _copy_block(b, record, i, codes, kind):
+                    if not _copy_block(b, record, i, codes, (kind, for_pairs)):
                         a[UNFIT] = 1
             panel = fetch_add(shifted(a, NEXT), 1)
         memory[:0] = 0  # keeps the memory alive until here

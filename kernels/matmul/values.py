@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 import torch
 from llvmlite import ir
@@ -28,18 +27,19 @@ from slipstream.kernels.compiled import (
     pointer,
     shifted,
 )
+from slipstream.kernels.cpu_features import missing
 from slipstream.kernels.matmul.formats import CHUNK, FORMATS
 from slipstream.kernels.matmul.records import code_of, constants_of, factor_of
 from slipstream.kernels.vector import WIDTH, load, splat, store
 
 DATA, ROWS, OUT, NUMBERS, N_ROWS, N_BLOCKS, N_OUT, NEXT, MISSED = range(9)  # arguments of a task
-FEATURE = "f16c"  # of the CPU: reads halves
+FEATURES = ("f16c",)  # of the CPU: reads halves
 SERIAL_BELOW = 100_000  # values; fewer are read before a second thread has woken
 
 
 def has_values(kind: str, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether `values` reads blocks of this kind there."""
-    able = device.type == "cpu" and bool(llvmlite.binding.get_host_cpu_features().get(FEATURE))
+    able = device.type == "cpu" and not missing(FEATURES)
     return able and kind in FORMATS and dtype in (torch.float32, torch.bfloat16)
 
 
@@ -69,9 +69,7 @@ def _block_bytes(kind: str) -> int:
 @functools.cache
 def _numbers(kind: str) -> Any:
     """What codes stand for, by code, [at least as many as there are codes] float32."""
-    form = FORMATS[kind]
-    of_bytes = (*range(128), *(-i for i in range(129)))  # sign and magnitude, and -128
-    return np.array(form.values or of_bytes, np.float32)
+    return np.array(FORMATS[kind].values, np.float32)
 
 
 @long_kernel

@@ -1,11 +1,12 @@
 """Products with GGUF's blocks against a plain sum of memory: time by rows, share of the sum's rate, eight rows to one.
 
-    python -m tests.bench.blocks --shapes 8192x2048 4096x1024 --kinds Q4_K Q8_0
+    python -m tests.bench.blocks --shapes 8192x2048 4096x1024 --kinds Q4_K Q8_0 wide
 
 Every size works through 300 MB of weights in turn, so that they come from memory as in a pass. The sum and the types
 alternate, and medians are compared, so that other work on the machine hits all of them; on a busy machine a lower
 quantile says more. A share is the time of the sum over as many bytes as the file has for the matrix, divided by the
-time of a product of one row.
+time of a product of one row. The kind "wide" is a plain matrix of the inputs' dtype. NUMBA_CPU_NAME=haswell and its
+NUMBA_CPU_FEATURES measure what CPUs without AVX-512 run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import (
@@ -32,11 +34,13 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.matmul import narrow, panels
 from slipstream.kernels.matmul.blocks import BlockWeight
+from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.vector import load_four, store
 from tests.block_data import block_bytes
 
 IN_TURN = 300e6  # bytes of weights, several times any cache
 ROWS = (1, 2, 4, 8, 16)
+WIDE = "wide"
 AT_ONCE = 16  # products of one kind before the next kind's turn
 AHEAD = 2048  # floats
 MEMORY, N_VECTORS, N_THREADS, ARRIVED, OUT = range(5)
@@ -86,14 +90,16 @@ class PlainSum:
 class Weights:
     """One type's matrices, multiplied in turn."""
 
-    def __init__(self, kind: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        weight = BlockWeight(block_bytes(kind, *shape), kind, None, dtype)
+    def __init__(self, kind: str, shape: tuple[int, int], dtype: torch.dtype, rows: Sequence[int]) -> None:
+        weight: Tensor | BlockWeight = torch.randn(*shape).to(dtype)
+        if kind != WIDE:
+            weight = BlockWeight(block_bytes(kind, *shape), kind, None, dtype)
         self.n_bytes = weight.nbytes
         first = panels.pack(weight)
-        if not isinstance(first, narrow.NarrowWeight):
+        if kind != WIDE and not isinstance(first, narrow.NarrowWeight):
             raise SystemExit(f"{kind} is widened here: {narrow.refusal()}")
         self.all = [_copy(first) for _ in range(max(2, int(IN_TURN / weight.nbytes)))]
-        self.inputs = {n: torch.randn(n, shape[1]).to(dtype) for n in ROWS}
+        self.inputs = {n: torch.randn(n, shape[1]).to(dtype) for n in rows}
         self._next = 0
 
     def __call__(self, n_rows: int) -> None:
@@ -101,28 +107,31 @@ class Weights:
         panels.linear(self.inputs[n_rows], self.all[self._next])
 
 
-def _copy(weight: narrow.NarrowWeight) -> narrow.NarrowWeight:
+def _copy(weight: Packed) -> Packed:
+    if isinstance(weight, panels.PanelWeight):
+        return replace(weight, panels=weight.panels.clone())
+    assert isinstance(weight, narrow.NarrowWeight)
     (part,) = weight.parts
     other, segments = part.clone(), weight.segments.clone()
     segments[0, narrow.ADDRESS] = other.data_ptr()
     return replace(weight, parts=(other,), segments=segments)
 
 
-def measure(
-    shape: tuple[int, int], kinds: Sequence[str], dtype: torch.dtype, rounds: int, quantile: float
-) -> None:
+def measure(shape: tuple[int, int], given: argparse.Namespace) -> None:
     """Print a line for each kind."""
-    plain, weights = PlainSum(), {kind: Weights(kind, shape, dtype) for kind in kinds}
+    rounds, rows = given.rounds, given.rows
+    plain = PlainSum()
+    weights = {kind: Weights(kind, shape, DTYPES[given.dtype], rows) for kind in given.kinds}
     took: dict[tuple[str, int], list[float]] = defaultdict(list)  # rows 0: the sum
     for i in range(rounds + 1):
         for kind, one in weights.items():
-            for n_rows in (0, *ROWS):
-                work, given = (one, n_rows) if n_rows else (plain, one.n_bytes)
-                times = [_seconds(work, given) for _ in range(AT_ONCE)]
+            for n_rows in (0, *rows):
+                work, much = (one, n_rows) if n_rows else (plain, one.n_bytes)
+                times = [_seconds(work, much) for _ in range(AT_ONCE)]
                 took[kind, n_rows] += times if i > 0 else []
     for kind, one in weights.items():
-        typical = {n: sorted(took[kind, n])[int(quantile * rounds * AT_ONCE)] for n in (0, *ROWS)}
-        by_rows = " ".join(f"{1e6 * typical[n]:7.0f}" for n in ROWS)
+        typical = {n: sorted(took[kind, n])[int(given.quantile * rounds * AT_ONCE)] for n in (0, *rows)}
+        by_rows = " ".join(f"{1e6 * typical[n]:7.0f}" for n in rows)
         sys.stdout.write(
             f"{shape[0]:5} x {shape[1]:<5} {kind:7} {one.n_bytes / typical[0] / 1e9:5.1f} GB/s |{by_rows} |"
             f" {typical[0] / typical[1]:5.2f} {typical[8] / typical[1]:5.2f}\n"
@@ -143,15 +152,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--shapes", nargs="+", default=["8192x2048", "2048x8192", "4096x1024", "1024x4096"])
     parser.add_argument("--kinds", nargs="+", default=["Q4_0", "Q4_K", "Q8_0", "Q6_K"])
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="1 and 8 among them")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--quantile", type=float, default=0.5)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
-    sys.stdout.write(f"{'':22} sum's rate | us by rows {ROWS} | share of the sum, T(8) / T(1)\n")
+    sys.stdout.write(f"{'':22} sum's rate | us by rows {given.rows} | share of the sum, T(8) / T(1)\n")
     for shape in given.shapes:
         n_out, n_in = map(int, shape.split("x"))
-        measure((n_out, n_in), given.kinds, DTYPES[given.dtype], given.rounds, given.quantile)
+        measure((n_out, n_in), given)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +16,7 @@ from torch import Tensor
 
 from slipstream.engine.checkpoint.layouts import packed_bytes
 from slipstream.kernels.compiled import float_pointer, kernel
-from slipstream.kernels.matmul import narrow, panels
+from slipstream.kernels.matmul import code_floats, narrow, panels
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
 from slipstream.kernels.matmul.formats import FORMATS
 from slipstream.kernels.matmul.narrow import NarrowWeight
@@ -21,12 +24,14 @@ from slipstream.kernels.matmul.panels import PanelWeight
 from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, joined, widened
 from slipstream.kernels.vector import add_pairs, fma, load, splat, store
 from tests.block_data import Numbers, block_bytes, numbers
+from tests.process import ROOT
 
 pytestmark = pytest.mark.skipif(narrow.refusal() is not None, reason=narrow.refusal() or "")
 N_OUT = 100  # a panel and a part of one
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 33, 128)
-CASES = [(kind, torch.bfloat16) for kind in FORMATS]
-CASES += [(kind, torch.float32) for kind in ("Q4_1", "Q8_0", "Q4_K", "Q6_K")]
+PAIRS, FLOATS = "pairs", "floats"  # what products are of
+CASES = [(kind, torch.bfloat16, way) for way in (PAIRS, FLOATS) for kind in FORMATS]
+CASES += [(kind, torch.float32, FLOATS) for kind in ("Q4_1", "Q8_0", "Q4_K", "Q6_K")]
 
 
 @pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])
@@ -36,6 +41,14 @@ def n_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack weights from now on for products of that kind, as another CPU would."""
+    if way == FLOATS:
+        monkeypatch.setattr(narrow, "has_pairs", lambda dtype: False)
+    elif not narrow.has_pairs(torch.bfloat16):
+        pytest.skip("this CPU has no products of pairs of bfloat16")
 
 
 def blocky(
@@ -92,7 +105,7 @@ def sum_of_inputs(x: Any) -> Any:
 
 
 def plain_product(x: Tensor, held: Numbers, bias: Tensor) -> Any:
-    """One row times 16 outputs, from the description in `op.py`. x: [n_in]; bias: [16] float32."""
+    """One row times 16 outputs, from the description in `op.py`. x: [n_in], its dtype says how; bias: [16] float32."""
     n_in, n_blocks, n_groups = len(x), held.halves.shape[1], held.factors.shape[1]
     group, per_block = n_in // n_groups, n_groups // n_blocks
     wide = x.float().numpy()
@@ -122,9 +135,12 @@ def one_group(x: Tensor, values: Any) -> Any:
     return out
 
 
-@pytest.mark.sampled(keep=6)
-@pytest.mark.parametrize(("kind", "dtype"), CASES, ids=lambda case: str(case).removeprefix("torch."))
-def test_a_product_is_what_its_definition_says(kind: str, dtype: torch.dtype, n_threads: int) -> None:
+@pytest.mark.sampled(keep=8)
+@pytest.mark.parametrize(("kind", "dtype", "way"), CASES, ids=lambda case: str(case).removeprefix("torch."))
+def test_a_product_is_what_its_definition_says(
+    kind: str, dtype: torch.dtype, way: str, n_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(way, monkeypatch)
     weight = blocky(kind, N_OUT, size(kind), dtype)
     bias = torch.linspace(-1, 1, N_OUT).to(dtype)
     packed = panels.pack(weight, bias)
@@ -140,7 +156,8 @@ def test_a_product_is_what_its_definition_says(kind: str, dtype: torch.dtype, n_
     held = numbers(kind, weight.data, FORMATS[kind].group)
     for row, first in ((0, 0), (12, 64), (127, 84)):
         some = Numbers(*(None if part is None else part[first : first + 16] for part in held))
-        expected = plain_product(x[row], some, bias[first : first + 16].float())
+        one = x[row] if way == PAIRS else x[row].float()
+        expected = plain_product(one, some, bias[first : first + 16].float())
         assert found[row, first : first + 16].numpy().tobytes() == expected.tobytes(), (row, first)
 
 
@@ -166,7 +183,11 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("case", JOINED)
-def test_joined_parts_have_the_bits_they_have_alone(case: str, n_threads: int) -> None:
+@pytest.mark.parametrize("way", [PAIRS, FLOATS])
+def test_joined_parts_have_the_bits_they_have_alone(
+    case: str, way: str, n_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(way, monkeypatch)
     parts = JOINED[case]
     n_outs = [part.shape[0] for part in parts]
     bias = torch.linspace(-1, 1, sum(n_outs)).to(torch.bfloat16)
@@ -229,7 +250,8 @@ def changed(kind: str, byte: int, value: int) -> BlockWeight:
     ],
     ids=["-128", "least exponent", "greatest exponent", "no records"],
 )
-def test_what_no_record_can_hold_is_widened(weight: BlockWeight) -> None:
+def test_what_no_record_can_hold_is_widened(weight: BlockWeight, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(PAIRS, monkeypatch)
     packed = panels.pack(weight)
     assert isinstance(packed, PanelWeight)
     x = inputs(2, 512, torch.bfloat16)
@@ -241,15 +263,42 @@ def test_what_no_record_can_hold_is_widened(weight: BlockWeight) -> None:
 def test_a_cpu_without_the_instructions_widens_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     assert panels.note(cpu, torch.bfloat16) is None
-    monkeypatch.setattr(narrow, "FEATURES", ("avx512bf16", "no-such-feature"))
-    narrow.refusal.cache_clear()
-    try:
-        assert isinstance(panels.pack(blocky("Q4_K", 70, 512)), PanelWeight)
-        assert packed_bytes(blocky("Q4_K", 70, 512), cpu) == 2 * 70 * 512
-        assert "this CPU has no no-such-feature" in (panels.note(cpu, torch.bfloat16) or "")
-    finally:
-        monkeypatch.undo()
-        narrow.refusal.cache_clear()
+    monkeypatch.setattr(code_floats, "FEATURES", ("avx2", "no-such-feature"))
+    assert isinstance(panels.pack(blocky("Q4_K", 70, 512)), PanelWeight)
+    assert packed_bytes(blocky("Q4_K", 70, 512), cpu) == 2 * 70 * 512
+    assert "this CPU has no no-such-feature" in (panels.note(cpu, torch.bfloat16) or "")
+
+
+AVX2 = "+sse4.2,+ssse3,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
+OTHER_CPU = """
+import sys
+import torch
+from slipstream.kernels.matmul import narrow, panels, unpack
+from tests.oracle.test_kernels_blocks import blocky, inputs, size
+assert (unpack.MOST_ROWS, narrow.has_pairs(torch.bfloat16)) == (4, False)
+for kind in sys.argv[1:]:
+    weight = blocky(kind, 100, size(kind))
+    packed = panels.pack(weight)
+    assert isinstance(packed, narrow.NarrowWeight)
+    x = inputs(9, size(kind), torch.bfloat16)
+    found = panels.linear(x, packed, torch.float32)
+    assert all(torch.equal(panels.linear(x[i:], packed, torch.float32), found[i:]) for i in range(9)), kind
+    sys.stdout.buffer.write(found.numpy().tobytes())
+"""
+
+
+def test_a_cpu_without_avx512_has_the_bits_of_products_of_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for one in another process: it could not run an instruction that it asks this one for by name."""
+    kinds = ["Q8_0", "MXFP4", "Q5_K"]
+    environ = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": AVX2}
+    program = [sys.executable, "-c", OTHER_CPU, *kinds]
+    made = subprocess.run(program, cwd=ROOT, env=environ, check=True, stdout=subprocess.PIPE).stdout
+    take(FLOATS, monkeypatch)
+    for i, kind in enumerate(kinds):
+        packed = panels.pack(blocky(kind, N_OUT, size(kind)))
+        expected = panels.linear(inputs(9, size(kind), torch.bfloat16), packed, torch.float32).numpy()
+        assert made[i * expected.nbytes : (i + 1) * expected.nbytes] == expected.tobytes(), kind
+    assert len(made) == len(kinds) * expected.nbytes
 
 
 @pytest.mark.parametrize("kind", [*FORMATS, "IQ3_S"])
