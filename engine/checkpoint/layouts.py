@@ -335,10 +335,10 @@ def mxfp4_values(codes: Tensor, exponents: Tensor) -> Tensor:
 def packed_bytes(matrix: Tensor | Quantized, device: torch.device) -> int:
     """Bytes of device memory that it takes once packed.
 
-    Products on CPUs read the codes of GGUF's blocks, others only codes that checkpoints of safetensors have.
+    Products on CPUs read codes of any kind, others only those that checkpoints of safetensors have.
     """
-    if device.type == "cpu" and isinstance(matrix, BlockWeight | JoinedWeight):
-        from slipstream.kernels.matmul import narrow  # a second of numba, for files of that format alone
+    if device.type == "cpu" and not isinstance(matrix, Tensor):
+        from slipstream.kernels.matmul import narrow  # a second of numba, for weights of few bits alone
 
         return narrow.packed_bytes(matrix)
     if device.type == "cpu" or isinstance(matrix, BlockWeight | JoinedWeight):

@@ -42,10 +42,12 @@ def _code(builder: Emitter, lanes: Value, at: int, bits: int) -> Value:
 
 
 def _values(builder: Emitter, form: BlockFormat, code: Value) -> Value:
-    """The numbers that codes stand for: whole ones that follow each other, or of a table of 16."""
-    least = form.values[0]
+    """The numbers that codes stand for: whole ones that follow each other, float8's, or those of a table of 16."""
+    least = int(form.values[0])
     if form.values == tuple(range(least, least + len(form.values))):
         return builder.sitofp(builder.add(code, constant(least)) if least else code, FLOATS)
+    if form.bits == 8:
+        return _float8(builder, code)
     halves = [_look_up(builder, form.values, lanes_of(builder, code, lanes)) for lanes in _LANES]
     both = ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), list(range(WIDTH)))
     found = builder.shuffle_vector(*halves, both)
@@ -53,12 +55,24 @@ def _values(builder: Emitter, form: BlockFormat, code: Value) -> Value:
     return builder.sitofp(builder.ashr(builder.shl(found, upper), upper), FLOATS)
 
 
+def _float8(builder: Emitter, code: Value) -> Value:
+    """Four bits of exponent and three of mantissa below a sign; codes are none of NaN."""
+    sign = builder.shl(builder.and_(code, constant(0x80)), constant(24))
+    rest = builder.shl(builder.and_(code, constant(0x7F)), constant(20))
+    # As if there were a leading one; without an exponent there is none, and it has to be taken away.
+    normal = builder.bitcast(builder.add(rest, constant(120 << 23)), FLOATS)
+    tiny = builder.bitcast(builder.add(rest, constant(121 << 23)), FLOATS)
+    tiny = builder.fsub(tiny, ir.Constant(FLOATS, [2.0**-6] * WIDTH))
+    found = builder.select(builder.icmp_signed("<", rest, constant(8 << 20)), tiny, normal)
+    return builder.bitcast(builder.or_(builder.bitcast(found, INTS), sign), FLOATS)
+
+
 _LANES = list(range(WIDTH // 2)), list(range(WIDTH // 2, WIDTH))
 
 
-def _look_up(builder: Emitter, values: tuple[int, ...], code: Value) -> Value:
+def _look_up(builder: Emitter, values: tuple[float, ...], code: Value) -> Value:
     """In the lowest byte of each of 8 lanes, the number that stands for its code; above it is what 0 stands for."""
-    table = ir.Constant(_HALF, [value & 255 for value in values] * 2)
+    table = ir.Constant(_HALF, [int(value) & 255 for value in values] * 2)
     code = builder.bitcast(code, _HALF)
     found = call_intrinsic(builder, "llvm.x86.avx2.pshuf.b", _HALF, table, code)
     return builder.bitcast(found, ir.VectorType(ir.IntType(32), WIDTH // 2))

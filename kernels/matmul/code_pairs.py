@@ -24,8 +24,8 @@ from slipstream.kernels.vector import BFLOATS, WIDTH, call_intrinsic
 FEATURES = ("avx512bf16", "avx512bw", "avx512vbmi")  # of the CPU
 
 
-def bfloat_bits(value: int) -> int:
-    """Bits of a whole number of at most eight binary digits as bfloat16: it is exact."""
+def bfloat_bits(value: float) -> int:
+    """Bits of a number of at most eight binary digits as bfloat16: it is exact."""
     bits: int = struct.unpack("<I", struct.pack("<f", value))[0] >> 16
     return bits
 
@@ -35,7 +35,7 @@ def pairs(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Va
 
     words: the address of their first word.
     """
-    found = _from_bytes(builder, words) if form.bits == 8 else _from_words(builder, form, words)
+    found = _from_bytes(builder, form, words) if form.bits == 8 else _from_words(builder, form, words)
     return ([builder.bitcast(pair, BFLOATS)] for pair in found)
 
 
@@ -55,7 +55,7 @@ def _from_words(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[V
         yield _look_up(builder, form.values, code)
 
 
-def _look_up(builder: Emitter, values: tuple[int, ...], code: Value) -> Value:
+def _look_up(builder: Emitter, values: tuple[float, ...], code: Value) -> Value:
     """The bfloat16 that each word's lowest five or six bits stand for."""
     table = [bfloat_bits(value) for value in values]
     if len(table) == 64:
@@ -65,9 +65,9 @@ def _look_up(builder: Emitter, values: tuple[int, ...], code: Value) -> Value:
     return call_intrinsic(builder, "llvm.x86.avx512.permvar.hi.512", PAIRS, repeated, code)
 
 
-def _from_bytes(builder: Emitter, words: Value) -> Iterator[Value]:
+def _from_bytes(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[Value]:
     """Sign and magnitude in eight bits: both bytes of the magnitude by lookup, then the sign, two steps at once."""
-    table = [bfloat_bits(value) for value in range(128)]
+    table = [bfloat_bits(value) for value in (range(128) if form.is_biased else form.values[:128])]
     upper = [i + j + 64 * k for i in (0, 16, 32, 48) for j in range(8) for k in (0, 1)]
     for step in range(0, CHUNK // 2, 2):
         codes = load_at(builder, CODES, words, step // 2 * PANEL * 4)

@@ -1,11 +1,11 @@
-"""How `records.py` lays out a matrix in blocks for products on CPUs, by GGUF's name of its type.
+"""How `records.py` lays out a matrix of few bits for products on CPUs, by the name of its type: GGUF's, or our own.
 
 A record holds one block of each of 64 outputs: a half of each, for the types that have one; a second half; a byte of
 each per group; a second byte; the codes. A weight is `scale * value`, plus the group's minimum for the types that have
 one, where value is the whole number that a code stands for:
 
-- scale: the half (times the group's byte), or 2^(byte - 128)
-- minimum: the second half, or minus the second half times the group's second byte
+- scale: the half (times the group's byte), or 2^(byte - 128), or a float32
+- minimum: the second half, or minus the second half times the group's second byte, or minus the scale times the zero
 
 Codes lie in a stream of 16-bit words for each output and parity of inputs: a word of even inputs and one of odd ones
 are neighbours, so that 16 outputs are one vector. Where products are of pairs of bfloat16 (`code_pairs.py`), codes of
@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 PANEL = 64  # outputs of a record
 CHUNK = 32  # inputs whose codes begin on a word
 SIGNED, UNSIGNED, EXPONENT = "signed", "unsigned", "exponent"
-HALF = "half"
+HALF, FLOAT, ZERO = "half", "float", "zero"
 
 # What the codes of IQ4_NL and IQ4_XS stand for.
 NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -32,13 +34,14 @@ class BlockFormat:
     """One type. Positions are in bytes."""
 
     bits: int  # of a code
-    values: tuple[int, ...]  # by code
+    values: tuple[float, ...]  # by code
     block: int = 32  # inputs of a block
     group: int = 32  # inputs that share a scale
     half_at: int | None = 0  # in a block of the file: the half that scales
     second_at: int = 0  # the second half, if there is a minimum
     factor: str = ""  # the group's byte: "signed", "unsigned", "exponent", or none
-    minimum: str = ""  # "half", "unsigned", or none
+    minimum: str = ""  # "half", "unsigned", "zero" (a byte of the block), or none
+    scale: str = HALF  # of the block: "half", or "float"
 
     @property
     def n_groups(self) -> int:
@@ -46,28 +49,39 @@ class BlockFormat:
 
     @property
     def is_nested(self) -> bool:
-        """Whether a half scales the sum of groups that bytes have scaled."""
-        return self.block > CHUNK
+        """Whether the block's scale is for the sum of its groups, which bytes may have scaled."""
+        return self.block > CHUNK or self.scale == FLOAT
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether codes of eight bits are numbers above the least, not sign and magnitude."""
+        return self.values[0] < 0
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a block's scale."""
+        return 4 if self.scale == FLOAT else 0 if self.half_at is None else 2
 
     @property
     def second(self) -> int:
         """Where a record has its second halves."""
-        return 0 if self.half_at is None else 2 * PANEL
+        return self.scale_bytes * PANEL
 
     @property
     def factors(self) -> int:
         """Where a record has its groups' bytes, [n_groups, 64]."""
-        return self.second + (2 * PANEL if self.minimum else 0)
+        return self.second + (2 * PANEL if self.minimum in (HALF, UNSIGNED) else 0)
 
     @property
     def second_factors(self) -> int:
-        """Where a record has its groups' second bytes, [n_groups, 64]."""
+        """Where a record has its groups' second bytes, [n_groups, 64], or its zeros, [64]."""
         return self.factors + (PANEL * self.n_groups if self.factor else 0)
 
     @property
     def codes(self) -> int:
         """Where a record has its codes, [n_chunks, bits, 64] words of 32 bits."""
-        return self.second_factors + (PANEL * self.n_groups if self.minimum == UNSIGNED else 0)
+        n_bytes = {UNSIGNED: self.n_groups, ZERO: 1}.get(self.minimum, 0)
+        return self.second_factors + PANEL * n_bytes
 
     @property
     def record_bytes(self) -> int:
@@ -93,3 +107,14 @@ FORMATS = {
     "IQ4_XS": BlockFormat(4, NONLINEAR, 256, 32, 0, factor=SIGNED),
     "MXFP4": BlockFormat(4, E2M1_DOUBLED, half_at=None, factor=EXPONENT),
 }
+
+# Types of safetensors checkpoints, by the inputs that a scale in float32 is for: AWQ's, GPTQ's and fp8's.
+SIZES = (128, 64, 32)
+_E4M3 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32).tolist())
+INT4 = {n: f"int4 of {n}" for n in SIZES}
+FP8 = {n: f"fp8 of {n}" for n in SIZES}
+SCALED = {
+    **{INT4[n]: BlockFormat(4, _around(16), n, half_at=None, minimum=ZERO, scale=FLOAT) for n in SIZES},
+    **{FP8[n]: BlockFormat(8, _E4M3, n, half_at=None, scale=FLOAT) for n in SIZES},
+}
+LAYOUTS = FORMATS | SCALED

@@ -36,15 +36,23 @@ from slipstream.kernels.compiled import (
 from slipstream.kernels.cpu_features import missing
 from slipstream.kernels.matmul import code_floats, code_pairs
 from slipstream.kernels.matmul.blocks import BlockWeight
-from slipstream.kernels.matmul.formats import CHUNK, FORMATS, PANEL
+from slipstream.kernels.matmul.formats import CHUNK, LAYOUTS, PANEL
 from slipstream.kernels.matmul.panel_sums import (
     add_panel,
     multiply_floats,
     multiply_pairs,
     panels_of,
 )
-from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, same_order, widened
-from slipstream.kernels.matmul.records import records
+from slipstream.kernels.matmul.quantized import (
+    Fp8Weight,
+    Int4Weight,
+    JoinedWeight,
+    Quantized,
+    same_order,
+    widened,
+)
+from slipstream.kernels.matmul.records import constants_of, records
+from slipstream.kernels.matmul.scaled import kind_of
 from slipstream.kernels.matmul.unpack import COLUMNS_1, COLUMNS_4, COLUMNS_8, MOST_ROWS, add_chunk, end_block
 from slipstream.kernels.vector import WIDTH, load, store, store_part, sum_lanes
 
@@ -93,7 +101,7 @@ def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> NarrowWeight
     if all(one is None for one in found):
         return None
     laid = [panels_of(widened(part)) if one is None else one for part, one in zip(parts, found, strict=True)]
-    kinds = ["" if one is None else getattr(part, "kind", "") for part, one in zip(parts, found, strict=True)]
+    kinds = ["" if one is None else kind_of(part) for part, one in zip(parts, found, strict=True)]
     tasks = [_block_task(kind, int(not by_pairs)) if kind else _dense_task[weight.dtype] for kind in kinds]
     n_outs = [part.shape[0] for part in parts]
     ends = torch.zeros(sum(n_outs)) if bias is None else bias.to(torch.float32)
@@ -109,7 +117,7 @@ def packed_bytes(weight: Quantized) -> int:
     n_bytes = 0
     for part in _gathered(weight)[0]:
         if _is_narrow(part):
-            form = FORMATS[part.kind]
+            form = LAYOUTS[kind_of(part) or ""]
             n_bytes += -(-part.shape[0] // PANEL) * (part.shape[1] // form.block) * form.record_bytes
         else:
             n_bytes += math.prod(part.shape) * part.dtype.itemsize
@@ -122,16 +130,17 @@ def _gathered(weight: Tensor | Quantized) -> tuple[list[Tensor | Quantized], Ten
     If all parts have one order, a product gathers its inputs; else those that have one are widened.
     """
     parts: list[Tensor | Quantized] = list(weight.parts) if isinstance(weight, JoinedWeight) else [weight]
-    orders = [part.order if isinstance(part, BlockWeight) else None for part in parts]
+    orders = [getattr(part, "order", None) for part in parts]
     order = orders[0]
     if order is None or not all(same_order(order, one) for one in orders):
         return parts, None
-    return [replace(part, order=None) for part in parts if isinstance(part, BlockWeight)], order
+    return [replace(part, order=None) for part in parts if isinstance(part, BlockWeight | Int4Weight)], order
 
 
-def _is_narrow(part: Tensor | Quantized) -> TypeGuard[BlockWeight]:
+def _is_narrow(part: Tensor | Quantized) -> TypeGuard[BlockWeight | Int4Weight | Fp8Weight]:
     """Whether records can be made of it; `records` may still find a code that has no place in them."""
-    return isinstance(part, BlockWeight) and part.order is None and part.kind in FORMATS and refusal() is None
+    has_order = getattr(part, "order", None) is not None
+    return not has_order and kind_of(part) is not None and refusal() is None
 
 
 def _segments(laid: Sequence[Tensor], n_outs: Sequence[int], tasks: Sequence[int]) -> Tensor:
@@ -227,6 +236,7 @@ def _add_blocks(a: Any, kind: Any, wide: Any) -> None:
 def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
     """The same for the rows of a tile and some chunks of inputs. form: (kind, n_rows, wide), constants."""
     kind, n, wide = form
+    per_block = constants_of(kind)[1] // CHUNK
     n_chunks, totals = a[N_IN] // CHUNK, a[TOTALS] + row * PANEL * 4
     for chunk in range(span[0], span[1]):
         x = a[TILES] + (row * n_chunks + chunk * n) * (CHUNK * 2 * (1 + wide))
@@ -234,8 +244,10 @@ def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
         n_columns = COLUMNS_8 if n == 8 else COLUMNS_4 if n == 4 else COLUMNS_1
         for first in range(0, PANEL, n_columns * WIDTH):
             add_chunk((x, sums, a[RECORDS], chunk, first, totals, a[PARTIAL]), kind, n, wide)
-    sums = a[SUMS] + (row * n_chunks + span[0] * n) * SUM_BYTES
-    end_block((0, sums, a[RECORDS], span[0], 0, totals, a[PARTIAL]), kind, n)
+        if (chunk + 1) % per_block == 0:
+            begin = chunk + 1 - per_block
+            sums = a[SUMS] + (row * n_chunks + begin * n) * SUM_BYTES
+            end_block((0, sums, a[RECORDS], begin, 0, totals, a[PARTIAL]), kind, n)
 
 
 @inlined

@@ -1,7 +1,7 @@
-"""From the blocks of a GGUF file to the records of `formats.py`: bits are moved, no value changes.
+"""From the blocks of a GGUF file, and codes with scales, to the records of `formats.py`: bits move, no value changes.
 
-What the bytes of a block mean is what `gguf.quants` (llama.cpp's package) makes of them. Codes and groups' bytes are
-given below by their place in a block, an expression for each type. b: the block's bytes; g: a group; an input is
+What the bytes of a GGUF block mean is what `gguf.quants` (llama.cpp's package) makes of them. Codes and groups' bytes
+are given below by their place in a block, an expression for each type. b: the block's bytes; g: a group; an input is
 32 c + 16 h + i, i below 16.
 """
 
@@ -30,7 +30,19 @@ from slipstream.kernels.compiled import (
     shifted,
 )
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
-from slipstream.kernels.matmul.formats import CHUNK, EXPONENT, FORMATS, PANEL, UNSIGNED
+from slipstream.kernels.matmul.formats import (
+    CHUNK,
+    EXPONENT,
+    FORMATS,
+    FP8,
+    HALF,
+    INT4,
+    LAYOUTS,
+    PANEL,
+    UNSIGNED,
+)
+from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight
+from slipstream.kernels.matmul.scaled import kind_of, put_scales
 from slipstream.kernels.vector import call_intrinsic
 
 DATA, RECORDS, N_OUT, N_BLOCKS, NEXT, UNFIT = range(6)  # arguments of a task
@@ -58,6 +70,8 @@ CODES: dict[str, Code] = {
     "IQ4_NL": lambda b, c, h, i: b[2 + i] >> h * 4 & 15,
     "IQ4_XS": lambda b, c, h, i: b[8 + c * 16 + i] >> h * 4 & 15,
     "MXFP4": lambda b, c, h, i: b[1 + i] >> h * 4 & 15,
+    **dict.fromkeys(INT4.values(), lambda b, c, h, i: b[16 * c + 8 * h + i // 2] >> i % 2 * 4 & 15),
+    **dict.fromkeys(FP8.values(), lambda b, c, h, i: b[32 * c + 16 * h + i]),
 }
 FACTORS: dict[str, Factor] = {
     "Q2_K": lambda b, g: b[g] & 15,
@@ -77,23 +91,37 @@ MINIMA: dict[str, Factor] = {
 }
 
 
-def records(weight: BlockWeight, *, for_pairs: bool) -> Tensor | None:
+def records(weight: BlockWeight | Int4Weight | Fp8Weight, *, for_pairs: bool) -> Tensor | None:
     """The records, [n_panels, n_blocks, record_bytes] uint8; None if the type or one of its codes has none.
 
-    Those are -128 in Q8_0 `for_pairs` of bfloat16, and the smallest and largest exponents in MXFP4. Outputs beyond the
-    last are zeros.
+    Those are -128 in Q8_0 `for_pairs` of bfloat16, the smallest and largest exponents in MXFP4, and NaN in fp8. Outputs
+    beyond the last are zeros.
     """
-    form = FORMATS.get(weight.kind)
-    if form is None or (form.factor == EXPONENT and not _exponents_fit(weight)):
+    kind = kind_of(weight)
+    if kind is None:
+        return None
+    form, data = LAYOUTS[kind], _data(weight)
+    if data is None:
         return None
     n_out, n_blocks = weight.shape[0], weight.shape[1] // form.block
     n_panels = -(-n_out // PANEL)
     laid = torch.empty((n_panels, n_blocks, form.record_bytes), dtype=torch.uint8)
     laid[n_out // PANEL :] = 0  # of a last panel that is not full, the outputs that are none
-    data = weight.data.contiguous()
     sizes = np.array([data.data_ptr(), laid.data_ptr(), n_out, n_blocks, 0, 0], np.int64)
-    _run(_task(weight.kind, for_pairs), sizes.ctypes.data, threads.available())
+    _run(_task(kind, for_pairs), sizes.ctypes.data, threads.available())
+    if not isinstance(weight, BlockWeight):
+        put_scales(weight, laid, form)
     return None if sizes[UNFIT] else laid
+
+
+def _data(weight: BlockWeight | Int4Weight | Fp8Weight) -> Tensor | None:
+    """The bytes of its blocks, [n_out, bytes] uint8; None if there is a number in them that records have not."""
+    if isinstance(weight, BlockWeight):
+        fits = FORMATS[weight.kind].factor != EXPONENT or _exponents_fit(weight)
+        return weight.data.contiguous() if fits else None
+    codes = weight.codes.contiguous().view(torch.uint8)
+    has_nan = isinstance(weight, Fp8Weight) and bool((codes & 127).eq(127).any())
+    return None if has_nan else codes
 
 
 def _exponents_fit(weight: BlockWeight) -> bool:
@@ -108,13 +136,15 @@ def _run(task: int, address: int, n_threads: int) -> None:
 
 def _constants(kind: str) -> tuple[int, ...]:
     """What the loops below need of a type, as constants to the compiler."""
-    form = FORMATS[kind]
+    form = LAYOUTS[kind]
     half = -1 if form.half_at is None else form.half_at
-    second = form.second_at if form.minimum else -1
+    second = form.second_at if form.minimum in (HALF, UNSIGNED) else -1
+    n_bytes = block_sizes(kind)[1] if kind in FORMATS else form.block * form.bits // 8
     n_factors = form.n_groups if form.factor else 0
     n_minima = form.n_groups if form.minimum == UNSIGNED else 0
     places = form.second, form.factors, form.second_factors, form.codes, form.record_bytes
-    return (form.bits, form.block, block_sizes(kind)[1], half, second, n_factors, n_minima, *places)
+    biased = int(form.is_biased)
+    return (form.bits, form.block, n_bytes, half, second, n_factors, n_minima, *places, biased)
 
 
 def code_of(b: Any, c: int, h: int, i: int, kind: str) -> int:
@@ -164,7 +194,9 @@ def _copy_block(b: Any, record: int, output: int, codes: Any, form: Any) -> bool
     form: (kind, whether it is for pairs), constants.
     """
     kind, for_pairs = form
-    bits, block, _, half, second, n_factors, n_minima, seconds, factors, minima, at, _ = constants_of(kind)
+    bits, block, _, half, second, n_factors, n_minima, seconds, factors, minima, at, _, biased = constants_of(
+        kind
+    )
     place = pointer(record, np.uint8)
     for i in range(2):
         if half >= 0:
@@ -181,10 +213,19 @@ def _copy_block(b: Any, record: int, output: int, codes: Any, form: Any) -> bool
             for i in range(16):
                 codes[h * 16 + i] = code_of(b, chunk, h, i, kind)
         target = pointer(record + at + chunk * PANEL * CHUNK * bits // 8, np.uint16)
-        if bits == 8 and for_pairs:
-            fits = _copy_bytes(codes, target, output) and fits
-        else:
-            _copy_stream(codes, target, output, bits)
+        fits = _copy_codes(codes, target, output, (bits, for_pairs, biased)) and fits
+    return fits
+
+
+@inlined
+def _copy_codes(codes: Any, target: Any, output: int, form: Any) -> bool:
+    """32 codes of an output; returns whether each has a place. form: (bits, whether it is for pairs, biased or not)."""
+    bits, for_pairs, biased = form
+    if bits < 8 or not for_pairs:
+        _copy_stream(codes, target, output, bits)
+        return True
+    fits = _to_signs(codes) if biased else True
+    _copy_bytes(codes, target, output)
     return fits
 
 
@@ -204,22 +245,24 @@ def _copy_stream(codes: Any, target: Any, output: int, bits: int) -> None:
 
 
 @inlined
-def _copy_bytes(codes: Any, target: Any, output: int) -> bool:
-    """32 codes of eight bits, so that bytes 0 … 7 of 16 are four outputs' pairs of one step, the others of the next.
-
-    They become sign and magnitude; returns whether they have one: -128 does not fit seven bits.
-    """
+def _to_signs(codes: Any) -> bool:
+    """Numbers above -128 become sign and magnitude; returns whether all have one: -128 does not fit seven bits."""
     least = 255
     for i in range(CHUNK):
         code = np.int64(codes[i])
         least = min(least, code)
         codes[i] = (code - 128 if code >= 128 else 256 - code) & 255
+    return least > 0
+
+
+@inlined
+def _copy_bytes(codes: Any, target: Any, output: int) -> None:
+    """32 codes of eight bits, so that bytes 0 … 7 of 16 are four outputs' pairs of one step, the others of the next."""
     pairs = pointer(address_of(codes), np.uint16)
     lane = output % 16
     for step in range(CHUNK // 2):
         vector = step // 2 * 4 + output // 16
         target[32 * vector + lane // 4 * 8 + step % 2 * 4 + lane % 4] = pairs[step]
-    return least > 0
 
 
 @functools.cache

@@ -6,6 +6,7 @@ What is emitted for a tile has no branches and no loops: codes become pairs of b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
@@ -31,12 +32,14 @@ from slipstream.kernels.matmul.emit import (
 from slipstream.kernels.matmul.formats import (
     CHUNK,
     EXPONENT,
-    FORMATS,
     HALF,
+    LAYOUTS,
     SIGNED,
     UNSIGNED,
+    ZERO,
     BlockFormat,
 )
+from slipstream.kernels.matmul.formats import FLOAT as FLOAT_SCALE
 from slipstream.kernels.matmul.panel_sums import IS_WIDE
 from slipstream.kernels.vector import BFLOATS, BYTES, FLOATS, INTS, WIDTH, call_intrinsic, constant
 
@@ -93,17 +96,23 @@ def _halves(builder: Emitter, address: Value) -> Value:
     return builder.fpext(load_at(builder, ir.VectorType(ir.HalfType(), WIDTH), address), FLOATS)
 
 
-def _scale(builder: Emitter, form: BlockFormat, record: Value, factors: Value) -> Value:
+def _block_scales(builder: Emitter, form: BlockFormat, record: Value, column: int) -> Value:
+    """The blocks' own scales of 16 outputs."""
+    address = builder.add(record, LONG(form.scale_bytes * WIDTH * column))
+    return load_at(builder, FLOATS, address) if form.scale == FLOAT_SCALE else _halves(builder, address)
+
+
+def _scale(builder: Emitter, form: BlockFormat, halves: Value, factors: Value) -> Value | None:
     """What the sums of 16 outputs are multiplied with: the group's bytes as numbers, or the halves if it has none.
 
-    record: the address of their halves; factors: that of their group's bytes.
+    None where the sum of the block's groups is scaled alone. halves and factors: addresses.
     """
     if form.factor == EXPONENT:
         exponents = builder.shl(builder.zext(load_at(builder, BYTES, factors), INTS), constant(23))
         return builder.fmul(builder.bitcast(exponents, FLOATS), ir.Constant(FLOATS, [0.5] * WIDTH))
     if form.factor:
         return _bytes_as_floats(builder, factors, signed=form.factor == SIGNED)
-    return _halves(builder, record)
+    return None if form.is_nested else _halves(builder, halves)
 
 
 def _address(builder: Emitter, start: Value, offset: int, *strides: tuple[Value, int]) -> Value:
@@ -174,7 +183,10 @@ def _emit_scaling(builder: Emitter, tile: Tile, at: Place, done: Any) -> None:
             minimum = _halves(builder, builder.add(halves, LONG(form.second + 32 * i)))
         for row in range(tile.n_rows):
             target = builder.add(scaled, LONG((row * PANEL + i * WIDTH) * 4))
-            _accumulate(builder, target, scale, sums[row][i])
+            if scale is None:
+                _store(builder, builder.fadd(load_at(builder, FLOATS, target), sums[row][i]), target)
+            else:
+                _accumulate(builder, target, scale, sums[row][i])
             if minimum is not None:
                 _accumulate(builder, target, minimum, _sum_of_inputs(builder, tile, at, row, group))
 
@@ -199,20 +211,40 @@ def _store(builder: Emitter, value: Value, address: Value) -> None:
 
 
 def emit_end(builder: Emitter, tile: Tile, at: Place) -> None:
-    """Add a block's partial sums, times its halves, to the totals of 64 outputs; they begin anew at zero.
+    """Add a block's partial sums, times its scales, to the totals of 64 outputs; they begin anew at zero.
 
-    Then subtract the second halves times the sum over groups of their second bytes * sum of inputs.
+    Before that the zeros times the sum of inputs are subtracted from the partial sums, or behind it the second halves
+    times the sum over groups of their second bytes * sum of inputs from the totals.
     """
     zero = ir.Constant(FLOATS, [0.0] * WIDTH)
     for i in range(PANEL // WIDTH):
-        halves = _halves(builder, builder.add(at.record, LONG(32 * i)))
+        scales = _block_scales(builder, tile.form, at.record, i)
+        zeros = _zeros(builder, tile.form, at, i)
         for row in range(tile.n_rows):
             offset = LONG((row * PANEL + i * WIDTH) * 4)
             partial = builder.add(at.partial, offset)
-            _accumulate(builder, builder.add(at.totals, offset), halves, load_at(builder, FLOATS, partial))
+            sums = load_at(builder, FLOATS, partial)
+            if zeros is not None:
+                inputs = _sum_of_block(builder, tile, at, row)
+                sums = call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, zeros, inputs, sums)
+            _accumulate(builder, builder.add(at.totals, offset), scales, sums)
             _store(builder, zero, partial)
         if tile.form.minimum == UNSIGNED:
             _emit_minima(builder, tile, at, i)
+
+
+def _zeros(builder: Emitter, form: BlockFormat, at: Place, column: int) -> Value | None:
+    """Minus the zeros of 16 outputs, if the blocks have any."""
+    if form.minimum != ZERO:
+        return None
+    place = builder.add(at.record, LONG(form.second_factors + WIDTH * column))
+    return builder.fneg(_bytes_as_floats(builder, place, signed=False))
+
+
+def _sum_of_block(builder: Emitter, tile: Tile, at: Place, row: int) -> Value:
+    """In all lanes the sum of a row's inputs to a block: that of its groups, from the first on."""
+    sums = [_sum_of_inputs(builder, tile, at, row, group) for group in range(tile.form.n_groups)]
+    return functools.reduce(builder.fadd, sums)
 
 
 def _emit_minima(builder: Emitter, tile: Tile, at: Place, column: int) -> None:
@@ -247,7 +279,7 @@ def _add_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, wide: Any) -> An
     """
 
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
-        form, rows = FORMATS[kind.literal_value], n_rows.literal_value
+        form, rows = LAYOUTS[kind.literal_value], n_rows.literal_value
         tile = Tile(form, rows, {8: COLUMNS_8, 4: COLUMNS_4, 1: COLUMNS_1}[rows], bool(wide.literal_value))
         emit_tile(builder, tile, _placed(builder, form, values[0]))
         return context.get_dummy_value()
@@ -259,7 +291,7 @@ def _end_block(typing: Any, place: Any, kind: Any, n_rows: Any) -> Any:
     """(place, kind, rows) adds the partial sums of the block that the chunk is in to the totals of 64 outputs."""
 
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
-        form = FORMATS[kind.literal_value]
+        form = LAYOUTS[kind.literal_value]
         if form.is_nested:
             tile = Tile(form, n_rows.literal_value, PANEL // WIDTH, wide=False)
             emit_end(builder, tile, _placed(builder, form, values[0]))
