@@ -20,8 +20,8 @@ def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
     """Lay a weight out for `linear`.
 
     weight: [out_features, in_features]; of one of few bits the values are those of its `dense()`, whether they are
-    widened here or while they are multiplied. Those of GGUF's blocks may be multiplied before they are rounded to
-    the dtype. bias: [out_features] or None.
+    widened here or while they are multiplied, and may be multiplied before they are rounded to the dtype.
+    bias: [out_features] or None.
     Keeps no reference to `weight` where the layout is a copy: drop yours, or memory holds both.
     """
     raise NotImplementedError
@@ -44,16 +44,19 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
     x: [n_rows, in_features], dtype of the weight. Returns [n_rows, out_features] in `out_dtype`, by default x's.
     Raises TypeError if `packed` comes from another implementation.
 
-    A weight in blocks that is not widened is `half * factor * value`, plus a minimum for some types, where value is a
-    whole number. Its sums are these, all in float32, where fma(a, b, c) is a * b + c rounded once:
+    A weight of few bits that is not widened is `half * factor * value`, plus a minimum for some of GGUF's types, where
+    value is a whole number; or, of AWQ, GPTQ and fp8, `scale * (value - zero)`, where value is what the code says. Its
+    sums are these, all in float32, where fma(a, b, c) is a * b + c rounded once:
 
         group = 0;  group = group + x₀ value₀ + x₁ value₁ for each two inputs of the group: two fma, or, for bfloat16,
-            the CPU's instruction for pairs
+            the CPU's instruction for pairs where there is one
         total = bias;  for each block of one group (32 inputs):
             total = fma(half, group, total);  total = fma(minimum, inputs, total) for types with a minimum
         for each block of several groups (256 inputs):
             total = fma(half, sum, total), sum = fma(factor, group, sum) over its groups from 0 on
             total = fma(-second half, sum, total), sum = fma(second factor, inputs, sum), for types with a minimum
+        for each block with a scale in float32 (as many of 128, 64, 32 inputs as have one; groups of 32):
+            total = fma(scale, sum, total), sum = sum + group, and behind the last group fma(-zero, inputs of all, sum)
 
     `inputs` is the sum of the group's inputs: of 16 each those 8 apart are added, of the results those 4 apart, then 2,
     then 1; of 32 it is the sum of both sixteens.

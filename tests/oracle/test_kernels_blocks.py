@@ -15,21 +15,19 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.checkpoint.layouts import packed_bytes
-from slipstream.kernels.compiled import float_pointer, kernel
 from slipstream.kernels.matmul import code_floats, narrow, panels
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
 from slipstream.kernels.matmul.formats import FORMATS
 from slipstream.kernels.matmul.narrow import NarrowWeight
 from slipstream.kernels.matmul.panels import PanelWeight
 from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, joined, widened
-from slipstream.kernels.vector import add_pairs, fma, load, splat, store
 from tests.block_data import Numbers, block_bytes, numbers
+from tests.oracle.packed_products import FLOATS, PAIRS, added, inputs, one_group, sum_of_inputs, take
 from tests.process import ROOT
 
 pytestmark = pytest.mark.skipif(narrow.refusal() is not None, reason=narrow.refusal() or "")
 N_OUT = 100  # a panel and a part of one
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 33, 128)
-PAIRS, FLOATS = "pairs", "floats"  # what products are of
 CASES = [(kind, torch.bfloat16, way) for way in (PAIRS, FLOATS) for kind in FORMATS]
 CASES += [(kind, torch.float32, FLOATS) for kind in ("Q4_1", "Q8_0", "Q4_K", "Q6_K")]
 
@@ -43,65 +41,15 @@ def n_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     torch.set_num_threads(before)
 
 
-def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pack weights from now on for products of that kind, as another CPU would."""
-    if way == FLOATS:
-        monkeypatch.setattr(narrow, "has_pairs", lambda dtype: False)
-    elif not narrow.has_pairs(torch.bfloat16):
-        pytest.skip("this CPU has no products of pairs of bfloat16")
-
-
 def blocky(
     kind: str, n_out: int, n_in: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0
 ) -> BlockWeight:
     return BlockWeight(block_bytes(kind, n_out, n_in, seed), kind, None, dtype)
 
 
-def inputs(n_rows: int, n_in: int, dtype: torch.dtype) -> Tensor:
-    return torch.randn(n_rows, n_in, generator=torch.Generator().manual_seed(n_in)).to(dtype)
-
-
 def size(kind: str) -> int:
     """Inputs: an odd number of blocks, and of chunks of 32 that are taken at once."""
     return 3 * 256 if block_sizes(kind)[0] == 256 else 19 * 32
-
-
-@kernel
-def group_sums(x: int, values: int, out: int, n_in: int, by_pairs: bool) -> None:
-    """One row, 16 outputs. x: float32 [n_in], or pairs of bfloat16; values: [n_in, 16], or pairs. out: [16] float32."""
-    total = splat(np.float32(0))
-    for i in range(n_in // 2):
-        if by_pairs:
-            total = add_pairs(total, splat(float_pointer(x)[i]), load(float_pointer(values), i * 16))
-        else:
-            for k in range(2 * i, 2 * i + 2):
-                total = fma(splat(float_pointer(x)[k]), load(float_pointer(values), k * 16), total)
-    store(float_pointer(out), 0, total)
-
-
-@kernel
-def fused(a: int, b: int, c: int, n: int) -> None:
-    """c = a * b + c rounded once, for n floats, n a multiple of 16."""
-    for i in range(0, n, 16):
-        total = fma(load(float_pointer(a), i), load(float_pointer(b), i), load(float_pointer(c), i))
-        store(float_pointer(c), i, total)
-
-
-def added(total: Any, a: Any, b: Any) -> Any:
-    """fma(a, b, total), [16] float32."""
-    a, b = (np.ascontiguousarray(np.broadcast_to(one, 16), np.float32) for one in (a, b))
-    result = np.array(total, np.float32)
-    fused(a.ctypes.data, b.ctypes.data, result.ctypes.data, 16)
-    return result
-
-
-def sum_of_inputs(x: Any) -> Any:
-    """Of 16 or 32 float32, as `op.py` says."""
-    if len(x) == 32:
-        return sum_of_inputs(x[:16]) + sum_of_inputs(x[16:])
-    while len(x) > 1:
-        x = x[: len(x) // 2] + x[len(x) // 2 :]
-    return x[0]
 
 
 def plain_product(x: Tensor, held: Numbers, bias: Tensor) -> Any:
@@ -122,17 +70,6 @@ def plain_product(x: Tensor, held: Numbers, bias: Tensor) -> Any:
         if held.seconds is not None:
             total = added(total, held.seconds[:, block], minima)
     return total
-
-
-def one_group(x: Tensor, values: Any) -> Any:
-    """x: [group]; values: [16, group]."""
-    by_pairs = x.dtype is torch.bfloat16
-    turned = torch.from_numpy(values).to(x.dtype)  # [16, group]: whole numbers, so nothing is rounded
-    # [group / 2, 16, 2], or [group, 16] if not by pairs
-    turned = (turned.unflatten(1, (-1, 2)).transpose(0, 1) if by_pairs else turned.t()).contiguous()
-    x, out = x.contiguous(), np.empty(16, np.float32)
-    group_sums(x.data_ptr(), turned.data_ptr(), out.ctypes.data, len(x), by_pairs)
-    return out
 
 
 @pytest.mark.sampled(keep=8)

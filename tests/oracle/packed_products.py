@@ -1,0 +1,77 @@
+"""Products with packed codes as `kernels/matmul/op.py` describes them, step by step, for tests of the compiled ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.kernels.compiled import float_pointer, kernel
+from slipstream.kernels.matmul import narrow
+from slipstream.kernels.vector import add_pairs, fma, load, splat, store
+
+PAIRS, FLOATS = "pairs", "floats"  # what products are of
+
+
+def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack weights from now on for products of that kind, as another CPU would."""
+    if way == FLOATS:
+        monkeypatch.setattr(narrow, "has_pairs", lambda dtype: False)
+    elif not narrow.has_pairs(torch.bfloat16):
+        pytest.skip("this CPU has no products of pairs of bfloat16")
+
+
+def inputs(n_rows: int, n_in: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(n_rows, n_in, generator=torch.Generator().manual_seed(n_in)).to(dtype)
+
+
+@kernel
+def group_sums(x: int, values: int, out: int, n_in: int, by_pairs: bool) -> None:
+    """One row, 16 outputs. x: float32 [n_in], or pairs of bfloat16; values: [n_in, 16], or pairs. out: [16] float32."""
+    total = splat(np.float32(0))
+    for i in range(n_in // 2):
+        if by_pairs:
+            total = add_pairs(total, splat(float_pointer(x)[i]), load(float_pointer(values), i * 16))
+        else:
+            for k in range(2 * i, 2 * i + 2):
+                total = fma(splat(float_pointer(x)[k]), load(float_pointer(values), k * 16), total)
+    store(float_pointer(out), 0, total)
+
+
+@kernel
+def fused(a: int, b: int, c: int, n: int) -> None:
+    """c = a * b + c rounded once, for n floats, n a multiple of 16."""
+    for i in range(0, n, 16):
+        total = fma(load(float_pointer(a), i), load(float_pointer(b), i), load(float_pointer(c), i))
+        store(float_pointer(c), i, total)
+
+
+def added(total: Any, a: Any, b: Any) -> Any:
+    """fma(a, b, total), [16] float32."""
+    a, b = (np.ascontiguousarray(np.broadcast_to(one, 16), np.float32) for one in (a, b))
+    result = np.array(total, np.float32)
+    fused(a.ctypes.data, b.ctypes.data, result.ctypes.data, 16)
+    return result
+
+
+def sum_of_inputs(x: Any) -> Any:
+    """Of 16 or 32 float32, as `op.py` says."""
+    if len(x) == 32:
+        return sum_of_inputs(x[:16]) + sum_of_inputs(x[16:])
+    while len(x) > 1:
+        x = x[: len(x) // 2] + x[len(x) // 2 :]
+    return x[0]
+
+
+def one_group(x: Tensor, values: Any) -> Any:
+    """x: [group]; values: [16, group]."""
+    by_pairs = x.dtype is torch.bfloat16
+    turned = torch.from_numpy(values).to(x.dtype)  # [16, group]: whole numbers, so nothing is rounded
+    # [group / 2, 16, 2], or [group, 16] if not by pairs
+    turned = (turned.unflatten(1, (-1, 2)).transpose(0, 1) if by_pairs else turned.t()).contiguous()
+    x, out = x.contiguous(), np.empty(16, np.float32)
+    group_sums(x.data_ptr(), turned.data_ptr(), out.ctypes.data, len(x), by_pairs)
+    return out
