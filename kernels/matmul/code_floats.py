@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from llvmlite import ir
 
@@ -11,7 +12,8 @@ from slipstream.kernels.matmul.formats import CHUNK, BlockFormat
 from slipstream.kernels.vector import FLOATS, INTS, WIDTH, call_intrinsic, constant
 
 FEATURES = ("avx2", "fma", "f16c", "bmi2")  # of the CPU; the last two read halves and pack codes
-_HALF = ir.VectorType(ir.IntType(8), 2 * WIDTH)  # bytes of 8 lanes
+_EIGHT, _BYTES = ir.VectorType(ir.FloatType(), 8), ir.VectorType(ir.IntType(8), 32)
+_ALL = list(range(WIDTH))
 
 
 def floats(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
@@ -31,48 +33,64 @@ def floats(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[V
             word = builder.or_(low, builder.shl(loaded[last], shorts([16 - shift] * 2 * WIDTH)))
             shift = 0
         lanes = builder.bitcast(word, INTS)  # of an even input's word below an odd one's
-        yield [_values(builder, form, _code(builder, lanes, at, bits)) for at in (shift, 16 + shift)]
+        yield [_values(builder, form, lanes, at) for at in (shift, 16 + shift)]
 
 
-def _code(builder: Emitter, lanes: Value, at: int, bits: int) -> Value:
-    """The bits of each lane from a place on."""
-    if at:
-        lanes = builder.lshr(lanes, constant(at))
-    return lanes if at + bits == 32 else builder.and_(lanes, constant((1 << bits) - 1))
-
-
-def _values(builder: Emitter, form: BlockFormat, code: Value) -> Value:
-    """The numbers that codes stand for: whole ones that follow each other, float8's, or those of a table of 16."""
-    least = int(form.values[0])
+def _values(builder: Emitter, form: BlockFormat, lanes: Value, at: int) -> Value:
+    """The numbers that codes stand for, which begin at that bit of the lanes."""
+    least, bits = int(form.values[0]), form.bits
     if form.values == tuple(range(least, least + len(form.values))):
+        code = _low(builder, lanes, at)
+        code = code if at + bits == 32 else builder.and_(code, constant((1 << bits) - 1))
         return builder.sitofp(builder.add(code, constant(least)) if least else code, FLOATS)
-    if form.bits == 8:
-        return _float8(builder, code)
-    halves = [_look_up(builder, form.values, lanes_of(builder, code, lanes)) for lanes in _LANES]
-    both = ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), list(range(WIDTH)))
-    found = builder.shuffle_vector(*halves, both)
-    upper = constant(24)
-    return builder.sitofp(builder.ashr(builder.shl(found, upper), upper), FLOATS)
+    if bits == 8:
+        return _float8(builder, lanes, at)
+    code = _low(builder, lanes, at)
+    if list(form.values[8:]) == [-value for value in form.values[:8]]:
+        top = builder.shl(lanes, constant(32 - bits - at)) if at + bits < 32 else lanes
+        return _signed(builder, _by_halves(builder, code, partial(_one_of_eight, form.values[:8])), top)
+    code = builder.and_(code, constant((1 << bits) - 1))
+    found = _by_halves(builder, code, partial(_one_of_sixteen, form.values))
+    return builder.sitofp(builder.ashr(builder.shl(found, constant(24)), constant(24)), FLOATS)
 
 
-def _float8(builder: Emitter, code: Value) -> Value:
+def _low(builder: Emitter, lanes: Value, at: int) -> Value:
+    """The lanes with a code at the lowest bits, and others above it."""
+    return builder.lshr(lanes, constant(at)) if at else lanes
+
+
+def _signed(builder: Emitter, size: Value, top: Value) -> Value:
+    """The numbers, negative where the highest bit of `top` is set."""
+    sign = builder.and_(top, constant(-1 << 31))
+    return builder.bitcast(builder.or_(builder.bitcast(size, INTS), sign), FLOATS)
+
+
+def _float8(builder: Emitter, lanes: Value, at: int) -> Value:
     """Four bits of exponent and three of mantissa below a sign; codes are none of NaN."""
-    sign = builder.shl(builder.and_(code, constant(0x80)), constant(24))
-    rest = builder.shl(builder.and_(code, constant(0x7F)), constant(20))
-    # As if there were a leading one; without an exponent there is none, and it has to be taken away.
+    top = builder.shl(lanes, constant(24 - at)) if at < 24 else lanes
+    rest = builder.and_(builder.lshr(top, constant(4)), constant(0x7F << 20))
+    # As if there were a leading one. Without an exponent there is none: the number is twice that less 2^-6, which is
+    # the smaller of the two just there.
     normal = builder.bitcast(builder.add(rest, constant(120 << 23)), FLOATS)
-    tiny = builder.bitcast(builder.add(rest, constant(121 << 23)), FLOATS)
-    tiny = builder.fsub(tiny, ir.Constant(FLOATS, [2.0**-6] * WIDTH))
-    found = builder.select(builder.icmp_signed("<", rest, constant(8 << 20)), tiny, normal)
-    return builder.bitcast(builder.or_(builder.bitcast(found, INTS), sign), FLOATS)
+    two, less = (ir.Constant(FLOATS, [number] * WIDTH) for number in (2.0, -(2.0**-6)))
+    tiny = call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, normal, two, less)
+    return _signed(builder, builder.select(builder.fcmp_ordered("<", tiny, normal), tiny, normal), top)
 
 
-_LANES = list(range(WIDTH // 2)), list(range(WIDTH // 2, WIDTH))
+def _by_halves(builder: Emitter, code: Value, look_up: Callable[[Emitter, Value], Value]) -> Value:
+    """What a function of 8 lanes makes of 16."""
+    halves = (look_up(builder, lanes_of(builder, code, lanes)) for lanes in (_ALL[:8], _ALL[8:]))
+    return builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), _ALL))
 
 
-def _look_up(builder: Emitter, values: tuple[float, ...], code: Value) -> Value:
-    """In the lowest byte of each of 8 lanes, the number that stands for its code; above it is what 0 stands for."""
-    table = ir.Constant(_HALF, [int(value) & 255 for value in values] * 2)
-    code = builder.bitcast(code, _HALF)
-    found = call_intrinsic(builder, "llvm.x86.avx2.pshuf.b", _HALF, table, code)
-    return builder.bitcast(found, ir.VectorType(ir.IntType(32), WIDTH // 2))
+def _one_of_eight(values: Sequence[float], builder: Emitter, code: Value) -> Value:
+    """The number that the lowest three bits of each lane stand for."""
+    table = ir.Constant(_EIGHT, list(values))
+    return call_intrinsic(builder, "llvm.x86.avx2.permps", _EIGHT, table, code)
+
+
+def _one_of_sixteen(values: Sequence[float], builder: Emitter, code: Value) -> Value:
+    """In the lowest byte of each lane the whole number that it stands for; other bytes are of no code."""
+    table = ir.Constant(_BYTES, [int(value) & 255 for value in values] * 2)
+    found = call_intrinsic(builder, "llvm.x86.avx2.pshuf.b", _BYTES, table, builder.bitcast(code, _BYTES))
+    return builder.bitcast(found, ir.VectorType(ir.IntType(32), 8))

@@ -5,7 +5,8 @@
 Every size works through 300 MB of weights in turn, so that they come from memory as in a pass. The sum and the types
 alternate, and medians are compared, so that other work on the machine hits all of them; on a busy machine a lower
 quantile says more. A share is the time of the sum over as many bytes as the file has for the matrix, divided by the
-time of a product of one row. The kind "wide" is a plain matrix of the inputs' dtype. NUMBA_CPU_NAME=haswell and its
+time of a product of one row. The kinds "int4" and "fp8" have scales for 128 inputs
+(and outputs), "wide" is a plain matrix of the inputs' dtype. NUMBA_CPU_NAME=haswell and its
 NUMBA_CPU_FEATURES measure what CPUs without AVX-512 run.
 """
 
@@ -35,6 +36,7 @@ from slipstream.kernels.compiled import (
 from slipstream.kernels.matmul import narrow, panels
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.packed import Packed
+from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
 from slipstream.kernels.vector import load_four, store
 from tests.block_data import block_bytes
 
@@ -91,9 +93,7 @@ class Weights:
     """One type's matrices, multiplied in turn."""
 
     def __init__(self, kind: str, shape: tuple[int, int], dtype: torch.dtype, rows: Sequence[int]) -> None:
-        weight: Tensor | BlockWeight = torch.randn(*shape).to(dtype)
-        if kind != WIDE:
-            weight = BlockWeight(block_bytes(kind, *shape), kind, None, dtype)
+        weight = _weight(kind, shape, dtype)
         self.n_bytes = weight.nbytes
         first = panels.pack(weight)
         if kind != WIDE and not isinstance(first, narrow.NarrowWeight):
@@ -105,6 +105,19 @@ class Weights:
     def __call__(self, n_rows: int) -> None:
         self._next = (self._next + 1) % len(self.all)
         panels.linear(self.inputs[n_rows], self.all[self._next])
+
+
+def _weight(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | Quantized:
+    n_out, n_in = shape
+    if kind == WIDE:
+        return torch.randn(*shape).to(dtype)
+    if kind == "int4":
+        codes, zeros = (torch.randint(16, (n_out, n), dtype=torch.uint8) for n in (n_in // 2, n_in // 128))
+        return Int4Weight(codes * 17, torch.rand(n_out, n_in // 128) / 100, zeros, None, dtype)
+    if kind == "fp8":
+        codes = torch.randn(*shape).to(torch.float8_e4m3fn)
+        return Fp8Weight(codes, torch.rand(n_out // 128, n_in // 128), (128, 128), dtype)
+    return BlockWeight(block_bytes(kind, *shape), kind, None, dtype)
 
 
 def _copy(weight: Packed) -> Packed:
