@@ -78,7 +78,7 @@ class Layout(Outlined, Protocol):
 
     def read(
         self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype
-    ) -> Tensor | Int4Weight | Fp8Weight:
+    ) -> Tensor | Int4Weight | Fp8Weight | BlockWeight:
         """The matrix [out_features, in_features], its values in `dtype`. Raises `LoadError` or `UnsupportedModel`."""
 
 
@@ -292,7 +292,8 @@ def _refuse_cut_blocks(pieces: Pieces, shape: tuple[int, int], block: tuple[int,
 class Mxfp4:
     """`blocks` [..., out, in / 32, 16] of codes, `scales` [..., out, in / 32] of exponents, all of eight bits.
 
-    Several matrices, as those of experts, come one below the other. No product reads these codes, so they are widened.
+    Several matrices, as those of experts, come one below the other. On CPUs they become blocks of GGUF's type of that
+    name, in which other inputs share a byte; no other product reads these codes, so there they are widened.
     """
 
     codes, output_dim = "blocks", -2
@@ -300,7 +301,7 @@ class Mxfp4:
     def shape(self, stored: Sequence[int]) -> tuple[int, int]:
         return math.prod(stored[:-2]), 32 * stored[-2]
 
-    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | BlockWeight:
         n_out, n_in = shape
         within = math.prod(pieces.shape("blocks")[:-3])  # matrices below each other, in whole
         sizes = [*pieces.shape("blocks")[:-3], n_out // within, n_in // 32]
@@ -314,14 +315,40 @@ class Mxfp4:
         if bool((scales == 255).any()):
             raise LoadError(f"{pieces.where}: holds values that are not finite; the file is damaged")
         codes, exponents = blocks.view(n_out, n_in // 2), scales.view(n_out, n_in // 32)
+        if blocks.device.type == "cpu":
+            return BlockWeight(mxfp4_blocks(codes, exponents), "MXFP4", None, dtype)
         matrix = torch.empty(shape, dtype=dtype, device=blocks.device)
         for first in range(0, n_out, MXFP4_ROWS):  # not at once: on the way a value takes eight bytes
             rows = slice(first, first + MXFP4_ROWS)
             matrix[rows] = mxfp4_values(codes[rows], exponents[rows])
         return matrix
 
-    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=META)
+    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> BlockWeight:
+        return Blocks("MXFP4").outline(shape, dtype)
+
+
+def mxfp4_blocks(codes: Tensor, exponents: Tensor) -> Tensor:
+    """[n_rows, n / 2] uint8, inputs 2 i and 2 i + 1 in a byte, [n_rows, n / 32] uint8 -> [n_rows, n / 32 * 17] uint8.
+
+    A block of GGUF's is its exponent, then bytes with inputs i and i + 16.
+    """
+    n_rows, n_blocks = exponents.shape
+    laid = torch.empty((n_rows, n_blocks, 17), dtype=torch.uint8)
+    laid[..., 0] = exponents
+    for first in range(0, n_rows, MXFP4_ROWS):
+        rows = slice(first, first + MXFP4_ROWS)
+        some = codes[rows].view(-1, n_blocks, 16)
+        apart = torch.stack((some & 15, some >> 4), 3).view(-1, n_blocks, 2, 16)
+        laid[rows, :, 1:] = apart[:, :, 0] | apart[:, :, 1] << 4
+    return laid.view(n_rows, 17 * n_blocks)
+
+
+def largest(matrix: Tensor | Quantized) -> float:
+    """What no value of a matrix that was just read is above: by its scales, as no code is larger than 448."""
+    if isinstance(matrix, BlockWeight):  # MXFP4
+        exponents = matrix.data[:, ::17]  # [n_out, n_blocks]
+        return 6 * 2.0 ** (int(exponents.max()) - 127)
+    return math.inf if isinstance(matrix, Tensor | JoinedWeight) else 448 * float(matrix.scales.abs().max())
 
 
 def mxfp4_values(codes: Tensor, exponents: Tensor) -> Tensor:

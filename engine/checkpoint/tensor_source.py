@@ -67,6 +67,9 @@ class TensorSource(Protocol):
     def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
         """A matrix of that name and shape, in blocks if it is stored so, else widened."""
 
+    def take_expert(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
+        """A matrix of that name and shape, as narrow as experts are multiplied: on CPUs, as narrow as it is stored."""
+
     def stored_shape(self, name: str) -> tuple[int, ...] | None:
         """Of a tensor undivided; None where nothing is stored, so that any shape is right."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.engine.checkpoint.gguf.files import GgufTensors
 from slipstream.engine.checkpoint.gguf.matrices import is_finite
-from slipstream.engine.checkpoint.layouts import MARKS, PIECES, Layout, Scheme, packed_bytes
+from slipstream.engine.checkpoint.layouts import MARKS, PIECES, Layout, Scheme, largest, packed_bytes
 from slipstream.engine.checkpoint.parts import cut_blocks
 from slipstream.engine.checkpoint.pieces import Pieces
 from slipstream.engine.checkpoint.safetensors_folder import SafetensorsFolder
@@ -114,6 +114,13 @@ class Weights:
         self._count(matrix)
         return matrix
 
+    def take_expert(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
+        """A matrix in the run's dtype, on CPUs as narrow as it is stored, else widened. Raises as `take` does."""
+        taken = self._take(name, shape, self.dtype)
+        matrix = taken if self.device.type == "cpu" else widened(taken)
+        self._count(matrix)
+        return matrix
+
     def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
         """A matrix in the run's dtype, in blocks if it is stored so, else widened. Raises as `take` does."""
         taken = self._take(name, shape, self.dtype)
@@ -175,9 +182,7 @@ class Weights:
             )
         n_out, n_in = shape
         matrix = self._layout(pieces).read(pieces, (n_out, n_in), dtype)
-        # No code of either kind is larger than 448.
-        bound = math.inf if isinstance(matrix, Tensor) else 448 * float(matrix.scales.abs().max())
-        if bound > torch.finfo(dtype).max and not bool(widened(matrix).isfinite().all()):
+        if largest(matrix) > torch.finfo(dtype).max and not bool(widened(matrix).isfinite().all()):
             raise LoadError(
                 f"{pieces.where} does not fit {str(dtype).removeprefix('torch.')}; use another --dtype"
             )

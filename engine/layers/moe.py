@@ -80,7 +80,7 @@ def load_stack(
     wide: Tensor | None = None
     narrow: list[Quantized] = []
     for i, own in enumerate(names):
-        matrix = joined([weights.take_matrix(f"{one}.weight", shape) for one in own])
+        matrix = joined([weights.take_expert(f"{one}.weight", shape) for one in own])
         if wide is None and not isinstance(matrix, Tensor):
             narrow.append(matrix)
             continue

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.cache.need import Need
-from slipstream.engine.checkpoint.layouts import Scheme, packed_bytes
+from slipstream.engine.checkpoint.layouts import Mxfp4, Scheme, packed_bytes
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.layers.decoder import DecoderSpec, load_block, load_decoder
 from slipstream.engine.layers.linear import load_linear
@@ -56,11 +56,15 @@ class Blueprint:
         self.n_bytes = 0
 
     def __contains__(self, name: str) -> bool:
+        """Where experts are narrow, whether they are stored one by one: else any way to store them will do."""
         block, _, expert = name.partition(".experts.")
-        listed = {} if self._scheme is None else self._scheme.by_name
-        if expert and f"{block}.experts.0.gate_proj" in listed:
-            return name.removesuffix(".weight") in listed
-        return True
+        if not expert or self._scheme is None:
+            return True
+        first = f"{block}.experts.0.gate_proj"
+        if first in self._scheme.by_name:
+            return name.removesuffix(".weight") in self._scheme.by_name
+        layout = self._scheme.layout(first)
+        return layout is None or isinstance(layout, Mxfp4) or expert.partition(".")[0].isdigit()
 
     def take(
         self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, joint: Joint | None = None
@@ -90,6 +94,15 @@ class Blueprint:
         layout = None if self._scheme is None else self._scheme.by_name.get(name.removesuffix(".weight"))
         if layout is None:
             return self.take(name, shape)
+        matrix = layout.outline(shape, self.dtype)
+        self._count(matrix)
+        return matrix
+
+    def take_expert(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
+        """The same, on CPUs narrow wherever the scheme says so."""
+        layout = None if self._scheme is None else self._scheme.layout(name.removesuffix(".weight"))
+        if layout is None or self._target.type != "cpu":
+            return self.take_matrix(name, shape)
         matrix = layout.outline(shape, self.dtype)
         self._count(matrix)
         return matrix

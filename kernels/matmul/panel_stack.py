@@ -50,6 +50,9 @@ class PanelStack:
     in_features: int
     out_features: int
 
+    def __len__(self) -> int:
+        return self.panels.shape[0]
+
 
 def stack_panels(weights: Tensor, biases: Tensor | None = None) -> PanelStack:
     """weights: [n_matrices, out_features, in_features]. biases: [n_matrices, out_features]."""

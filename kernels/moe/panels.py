@@ -1,4 +1,4 @@
-"""Experts on CPUs with AVX2 or AVX-512: all of a layer in two compiled calls, with the panels of `kernels/matmul`."""
+"""Experts on CPUs with AVX2 or AVX-512: all of a layer in two compiled calls, with the sums of `kernels/matmul`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.gated.activation import activated
-from slipstream.kernels.matmul import panels
+from slipstream.kernels.matmul import narrow, panels
+from slipstream.kernels.matmul.narrow import NarrowStack
 from slipstream.kernels.matmul.panel_stack import PanelStack, multiply_groups, stack_panels
 from slipstream.kernels.moe import cpu
 from slipstream.kernels.moe.choice import route as route
@@ -22,18 +23,18 @@ refuses = panels.refuses
 class PanelExperts:
     """The experts of a layer."""
 
-    gate_up: PanelStack
-    down: PanelStack
+    gate_up: PanelStack | NarrowStack
+    down: PanelStack | NarrowStack
     activation: Activation | None
 
     @property
     def n_experts(self) -> int:
-        return self.down.panels.shape[0]
+        return len(self.down)
 
 
 @dataclass(frozen=True, slots=True)
-class NarrowExperts:
-    """Experts of few bits, one product after the other: weights of many times the size are what is saved."""
+class GatheringExperts:
+    """Experts of which each wants its inputs in an order of its own (act-order), one product after the other."""
 
     each: PackedExperts
 
@@ -48,21 +49,37 @@ def pack_experts(
     biases: ExpertBiases | None = None,
     activation: Activation | None = None,
 ) -> PackedExperts:
-    if not isinstance(gate_up, Tensor) or not isinstance(down, Tensor):
-        return NarrowExperts(cpu.pack_experts(gate_up, down, biases, activation))
     of_gate_up, of_down = (None, None) if biases is None else biases
-    return PanelExperts(stack_panels(gate_up, of_gate_up), stack_panels(down, of_down), activation)
+    stacks = _stack(gate_up, of_gate_up), _stack(down, of_down)
+    if stacks[0] is None or stacks[1] is None:
+        return GatheringExperts(cpu.pack_experts(gate_up, down, biases, activation))
+    return PanelExperts(stacks[0], stacks[1], activation)
+
+
+def _stack(matrices: ExpertMatrices, biases: Tensor | None) -> PanelStack | NarrowStack | None:
+    if isinstance(matrices, Tensor):
+        return stack_panels(matrices, biases)
+    ends = [None] * len(matrices.each) if biases is None else biases
+    return narrow.stack([narrow.pack_parts(one, end) for one, end in zip(matrices.each, ends, strict=True)])
 
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
-    if isinstance(packed, NarrowExperts):
+    if isinstance(packed, GatheringExperts):
         return cpu.experts(x, routed, packed.each)
     if not isinstance(packed, PanelExperts):
         raise TypeError(f"panels experts got {type(packed).__name__}; pack them with panels too")
     groups = group(routed.expert_ids, packed.n_experts)
     by_expert = groups.expert_ids, groups.starts
     gathered = x.index_select(0, groups.rows)  # [n_pairs, d_model]
-    gate_up = multiply_groups(gathered, *by_expert, packed.gate_up, x.dtype)  # [n_pairs, 2 * d_inner]
+    gate_up = _multiply(gathered, *by_expert, packed.gate_up, x.dtype)  # [n_pairs, 2 * d_inner]
     inner = activated(gate_up, packed.activation)  # [n_pairs, d_inner]
-    said = multiply_groups(inner, *by_expert, packed.down, torch.float32)  # [n_pairs, d_model]
+    said = _multiply(inner, *by_expert, packed.down, torch.float32)  # [n_pairs, d_model]
     return add_up(said, groups, routed.weights, x.dtype)
+
+
+def _multiply(
+    x: Tensor, expert_ids: Tensor, starts: Tensor, matrices: PanelStack | NarrowStack, dtype: torch.dtype
+) -> Tensor:
+    if isinstance(matrices, NarrowStack):
+        return narrow.multiply_groups(x, expert_ids, starts, matrices, dtype)
+    return multiply_groups(x, expert_ids, starts, matrices, dtype)

@@ -33,7 +33,7 @@ from slipstream.kernels.compiled import (
     prefetch,
     shifted,
 )
-from slipstream.kernels.matmul import narrow, panels
+from slipstream.kernels.matmul import narrow, narrow_sums, panels
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
@@ -126,8 +126,9 @@ def _copy(weight: Packed) -> Packed:
     assert isinstance(weight, narrow.NarrowWeight)
     (part,) = weight.parts
     other, segments = part.clone(), weight.segments.clone()
-    segments[0, narrow.ADDRESS] = other.data_ptr()
-    return replace(weight, parts=(other,), segments=segments)
+    segments[0, narrow_sums.ADDRESS] = other.data_ptr()
+    table = torch.tensor([weight.bias.data_ptr(), segments.data_ptr()])
+    return replace(weight, parts=(other,), segments=segments, table=table)
 
 
 def measure(shape: tuple[int, int], given: argparse.Namespace) -> None:

@@ -79,6 +79,10 @@ class InflatedSource:
         """The matrix of that name."""
         return self.take(name, shape)
 
+    def take_expert(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """The same."""
+        return self.take(name, shape)
+
     def stored_shape(self, name: str) -> tuple[int, ...] | None:
         """Whatever is asked for."""
         return None

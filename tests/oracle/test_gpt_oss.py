@@ -22,6 +22,8 @@ from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedM
 from slipstream.engine.layers.attention import Attention
 from slipstream.engine.models.blueprint import draw
 from slipstream.engine.models.registry import load_network, read_model
+from slipstream.kernels.matmul import narrow as narrow_products
+from slipstream.kernels.matmul.blocks import BlockWeight
 from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, theirs, with_config
 from tests.oracle.feeding import (
     CPU,
@@ -215,11 +217,19 @@ def logits(folder: Path, prompt: Tensor, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_mxfp4_has_the_logits_of_its_values(
-    oracle: Callable[[str], Oracle], twins: tuple[Path, Path], dtype: torch.dtype
+    oracle: Callable[[str], Oracle],
+    twins: tuple[Path, Path],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, prompt, plain = oracle("gpt_oss")
     narrow, dense = (logits(folder, prompt, dtype) for folder in twins)
-    assert torch.equal(narrow, dense)
+    near = (
+        1e-5 if dtype == torch.float32 else 0.05
+    )  # bfloat16: of values no rounding is left, of sums some is
+    assert difference(narrow, dense) < near
+    monkeypatch.setattr(narrow_products, "refusal", lambda: "they are to be seen as they are read")
+    assert torch.equal(logits(twins[0], prompt, dtype), dense)
     assert difference(narrow, plain) > 0.01  # rounding was lossy, so the codes were read
     if dtype == torch.float32:
         with torch.inference_mode():
@@ -234,19 +244,21 @@ def test_every_code_and_exponent_of_mxfp4(twins: tuple[Path, Path], tmp_path: Pa
     weights = Weights(tmp_path, torch.float32, CPU, read_model(twins[0]).quantization)
     found = weights.take_linear(["experts.x"], 512, [32])
     weights.finish()
-    assert isinstance(found, Tensor)
+    assert isinstance(found, BlockWeight)
     meant = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [8, 512, 4]
-    assert torch.equal(found.view(8, 4, 512).transpose(1, 2), meant)
+    assert torch.equal(found.dense().view(8, 4, 512).transpose(1, 2), meant)
 
 
 def test_sizes_of_mxfp4(twins: tuple[Path, Path]) -> None:
     narrow, dense = (load_network(folder, torch.bfloat16, CPU, N_CTX) for folder in twins)
-    assert (narrow.n_params, narrow.weight_bytes) == (dense.n_params, dense.weight_bytes)
-    for device in (CPU, torch.device("cuda")):  # widened everywhere
+    assert narrow.n_params == dense.n_params
+    assert narrow.weight_bytes < dense.weight_bytes / 2
+    for device, read in ((CPU, narrow), (torch.device("cuda"), dense)):  # widened but on CPUs
         drawn = draw(read_model(twins[0]), torch.bfloat16, device)
         assert (drawn.n_params, drawn.needs) == (narrow.n_params, narrow.needs)
-        assert drawn.weight_bytes == draw(read_model(twins[1]), torch.bfloat16, device).weight_bytes
-        assert drawn.weight_bytes == pytest.approx(narrow.weight_bytes, rel=0.01)  # sinks are float32
+        assert drawn.weight_bytes == pytest.approx(read.weight_bytes, rel=0.01)  # sinks are float32
+    drawn, twin = (draw(read_model(folder), torch.bfloat16, torch.device("cuda")) for folder in twins)
+    assert drawn.weight_bytes == twin.weight_bytes
 
 
 def test_broken_mxfp4_is_refused(twins: tuple[Path, Path], tmp_path: Path) -> None:

@@ -25,13 +25,20 @@ WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 33, 128)
 Scaled = Int4Weight | Fp8Weight
 
 
-def int4(n_in: int, group: int, *, n_out: int = N_OUT, dtype: torch.dtype = torch.bfloat16) -> Int4Weight:
+def int4(
+    n_in: int,
+    group: int,
+    *,
+    n_out: int = N_OUT,
+    dtype: torch.dtype = torch.bfloat16,
+    order: Tensor | None = None,
+) -> Int4Weight:
     """Any codes; scales as AWQ writes them, in half precision; zeros of the whole range."""
     g = torch.Generator().manual_seed(n_in + group)
     codes = torch.randint(256, (n_out, n_in // 2), generator=g, dtype=torch.uint8)
     scales = (0.001 + 0.01 * torch.rand(n_out, n_in // group, generator=g)).half().float()
     zeros = torch.randint(17, scales.shape, generator=g, dtype=torch.uint8)
-    return Int4Weight(codes, scales, zeros, None, dtype)
+    return Int4Weight(codes, scales, zeros, order, dtype)
 
 
 def fp8(

@@ -140,7 +140,7 @@ class Matrices:
     def __init__(self, matrices: dict[str, Tensor | Quantized]) -> None:
         self._matrices = matrices
 
-    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
+    def take_expert(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
         matrix = self._matrices[name]
         assert tuple(matrix.shape) == shape
         return matrix

@@ -208,32 +208,26 @@ def test_shapes(tmp_path: Path) -> None:
     )
 
 
-def test_joint_experts_of_different_shapes(tmp_path: Path) -> None:
+def test_experts_of_other_shapes(tmp_path: Path) -> None:
     shape = (2, D_FFN, D_MODEL)
-    stacks = {
-        "up of another shape": (
-            shape,
-            (2, D_FFN, 32),
-            "ffn_up_exps.weight has shape [2, 32, 32], must have 3",
-        ),
-        "matrices": (
-            (D_FFN, D_MODEL),
-            (D_FFN, D_MODEL),
-            "ffn_gate_exps.weight has shape [32, 64], must have 3",
-        ),
+    more = {".expert_count": 2, ".expert_used_count": 1, ".expert_feed_forward_length": D_FFN}
+    stacks: dict[str, dict[str, Tensor]] = {
+        "ffn_down_exps.weight has shape [3, 5], the config asks for [64, 32]": {
+            "ffn_gate_exps.weight": torch.ones(shape),
+            "ffn_up_exps.weight": torch.ones(shape),
+            "ffn_down_exps.weight": torch.ones(2, 3, 5),
+        },
+        "ffn_up_exps.weight has shape [32, 32], the config asks for [32, 64]": {
+            "ffn_gate_exps.weight": torch.ones(shape),
+            "ffn_up_exps.weight": torch.ones(2, D_FFN, 32),
+        },
+        "ffn_up_exps.bias has shape [2, 5], must have 2 dimensions as blk.0.ffn_gate_exps.bias [2, 32]": {
+            "ffn_gate_exps.bias": torch.ones(2, D_FFN),
+            "ffn_up_exps.bias": torch.ones(2, 5),
+        },
     }
-    contents = tiny(
-        "gpt-oss",
-        {".expert_count": 2, ".expert_used_count": 1, ".expert_feed_forward_length": D_FFN},
-        ffn_gate_exps=torch.ones(shape),
-        ffn_up_exps=torch.ones(shape),
-        ffn_down_exps=torch.ones(2, 3, 5),
-    )
-    message = "blk.0.ffn_down_exps.weight has shape [2, 5, 3], the config asks for [2, 32, 64]"
-    assert message in refusal(contents.write(tmp_path / "model.gguf"), LoadError)
-    for gate, up, message in stacks.values():
-        more = {".expert_count": 2, ".expert_used_count": 1, ".expert_feed_forward_length": D_FFN}
-        contents = tiny("gpt-oss", more, ffn_gate_exps=torch.ones(gate), ffn_up_exps=torch.ones(up))
+    for message, tensors in stacks.items():
+        contents = tiny("gpt-oss", more).with_tensors({f"blk.0.{name}": one for name, one in tensors.items()})
         assert message in refusal(contents.write(tmp_path / "model.gguf"), LoadError)
 
 

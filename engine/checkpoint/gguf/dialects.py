@@ -169,9 +169,12 @@ def joint_heads(layer: Mapping[str, Stored]) -> Iterator[tuple[str, Recipe]]:
 
 
 def gpt_oss(keys: Keys) -> Rules:
-    """The experts are merged; see `joint_experts`."""
+    """The experts' biases are merged; see `joint_expert_biases`."""
     names = {**NORMS, **MATRICES, "ffn_gate_inp": "mlp.router"}
-    return {**renamed(names), "attn_sinks.weight": (Rule("self_attn.sinks"),)}
+    experts = {
+        f"ffn_{one}_exps.weight": f"mlp.experts.{{}}.{one}_proj.weight" for one in ("gate", "up", "down")
+    }
+    return {**renamed({**names, **experts}), "attn_sinks.weight": (Rule("self_attn.sinks"),)}
 
 
 def alike(*tensors: Stored, n_dimensions: int) -> tuple[int, ...]:
@@ -190,40 +193,19 @@ def alternating(gate: Matrix, up: Matrix) -> Tensor:
     return torch.stack((widened(gate), widened(up)), -1)
 
 
-def joint_matrices(gate: Stored, up: Stored) -> Recipe:
-    """Gates and ups of all experts [n, d_ffn, d_model] -> one tensor where they alternate, [n, d_model, 2 * d_ffn]."""
-    n, d_ffn, d_model = alike(gate, up, n_dimensions=3)
-
-    def make(*parts: Matrix) -> Tensor:
-        both = alternating(*parts).view(n, d_ffn, d_model, 2)
-        return both.permute(0, 2, 1, 3).reshape(n, d_model, 2 * d_ffn)
-
-    return Recipe((gate, up), (n, d_model, 2 * d_ffn), None, make)
-
-
-def inputs_first(down: Stored) -> Recipe:
-    """The downs of all experts, [n, d_model, d_ffn] -> [n, d_ffn, d_model]."""
-    n, d_model, d_ffn = alike(down, n_dimensions=3)
-    return Recipe(
-        (down,), (n, d_ffn, d_model), None, lambda one: widened(one).view(n, d_model, d_ffn).transpose(1, 2)
-    )
-
-
 def joint_biases(gate: Stored, up: Stored) -> Recipe:
     """The biases of gates and ups, [n, d_ffn] -> [n, 2 * d_ffn]."""
     n, d_ffn = alike(gate, up, n_dimensions=2)
     return Recipe((gate, up), (n, 2 * d_ffn), None, lambda *parts: alternating(*parts).flatten(1))
 
 
-def joint_experts(layer: Mapping[str, Stored]) -> Iterator[tuple[str, Recipe]]:
-    """gpt-oss: gates and ups of all experts in one tensor, where they alternate, inputs before outputs."""
-    for ending, joint, suffix in (("weight", joint_matrices, ""), ("bias", joint_biases, "_bias")):
-        gate, up, down = (layer.get(f"ffn_{one}_exps.{ending}") for one in ("gate", "up", "down"))
-        if gate is not None and up is not None:
-            yield f"mlp.experts.gate_up_proj{suffix}", joint(gate, up)
-        if down is not None:
-            made = Recipe((down,), down.shape) if suffix else inputs_first(down)
-            yield f"mlp.experts.down_proj{suffix}", made
+def joint_expert_biases(layer: Mapping[str, Stored]) -> Iterator[tuple[str, Recipe]]:
+    """gpt-oss: the biases of gates and ups of all experts in one tensor, where they alternate."""
+    gate, up, down = (layer.get(f"ffn_{one}_exps.bias") for one in ("gate", "up", "down"))
+    if gate is not None and up is not None:
+        yield "mlp.experts.gate_up_proj_bias", joint_biases(gate, up)
+    if down is not None:
+        yield "mlp.experts.down_proj_bias", Recipe((down,), down.shape)
 
 
 def gated_delta(keys: Keys) -> Rules:
@@ -341,7 +323,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "gemma4": Dialect(rules=gemma4, ends={**_PLAIN_ENDS, **renamed(_LAYER_INPUTS)}),
     "gemma4-assistant": Dialect(rules=gemma4, ends={**_PLAIN_ENDS, **renamed(_PROJECTIONS)}),
     "glm4moe": Dialect(rules=glm4_moe, ends=_PLAIN_ENDS, nextn=renamed(_GLM_NEXTN)),
-    "gpt-oss": Dialect(rules=gpt_oss, ends=_PLAIN_ENDS, merged=joint_experts),
+    "gpt-oss": Dialect(rules=gpt_oss, ends=_PLAIN_ENDS, merged=joint_expert_biases),
     "kimi-linear": Dialect(rules=kimi_linear, ends=_PLAIN_ENDS, merged=joint_heads),
     "llama": Dialect(rules=llama, ends=_PLAIN_ENDS),
     **WINDOW_DIALECTS,

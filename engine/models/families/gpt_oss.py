@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,12 +11,21 @@ from torch import Tensor
 from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
-from slipstream.engine.layers.moe import MoESpec
+from slipstream.engine.layers.moe import MoESpec, load_stack
 from slipstream.engine.layers.norm import NormSpec
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.reading.fields import MOST_PARTS
+from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import widened
-from slipstream.kernels.moe.op import Clamped, ExpertBiases, PackedExperts, Routing, pack_experts
+from slipstream.kernels.moe.op import (
+    Clamped,
+    ExpertBiases,
+    ExpertMatrices,
+    NarrowMatrices,
+    PackedExperts,
+    Routing,
+    pack_experts,
+)
 
 UNDERSTOOD = ("layer_types", "num_local_experts")  # keys that other families must refuse
 # What transformers assumes of keys that are left out: the first layer of each two slides.
@@ -57,24 +67,42 @@ def read_experts(config: ModelConfig) -> MoESpec:
 
 
 def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:
-    """The experts whose tensors start with `name`. In the files the outputs of gate and up alternate."""
+    """The experts whose tensors start with `name`: gates and ups in one tensor, where they alternate, or by expert."""
     n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
 
-    def matrices(part: str, d_in: int, d_out: int) -> Tensor:  # [n_experts, d_out, d_in]
+    def matrices(part: str, d_in: int, d_out: int) -> ExpertMatrices:  # [n_experts, d_out, d_in]
         narrow = f"{name}.{part}"
-        if f"{narrow}.weight" in weights:  # MXFP4: output by output, all experts below each other
-            return widened(weights.take_linear([narrow], d_in, [n * d_out])).view(n, d_out, d_in)
-        return weights.take(narrow, [n, d_in, d_out]).transpose(1, 2)
+        if f"{narrow}.weight" not in weights:
+            return weights.take(narrow, [n, d_in, d_out]).transpose(1, 2)
+        stored = weights.take_linear([narrow], d_in, [n * d_out])  # MXFP4: all experts below each other
+        if isinstance(stored, BlockWeight):
+            return NarrowMatrices([replace(stored, data=one) for one in stored.data.chunk(n)])
+        return widened(stored).view(n, d_out, d_in)
 
-    gate_up = apart(matrices("gate_up_proj", d_model, 2 * d_ffn))  # [n_experts, 2 * d_ffn, d_model]
-    down = matrices("down_proj", d_ffn, d_model).contiguous()  # [n_experts, d_model, d_ffn]
+    gate_up: ExpertMatrices
+    down: ExpertMatrices
+    if f"{name}.0.gate_proj.weight" in weights:  # of GGUF files
+        both = [[f"{name}.{i}.gate_proj", f"{name}.{i}.up_proj"] for i in range(n)]
+        gate_up = load_stack(weights, both, (d_ffn, d_model))
+        down = load_stack(weights, [[f"{name}.{i}.down_proj"] for i in range(n)], (d_model, d_ffn))
+    else:
+        gate_up = apart(matrices("gate_up_proj", d_model, 2 * d_ffn))  # [n_experts, 2 * d_ffn, d_model]
+        down = matrices("down_proj", d_ffn, d_model)  # [n_experts, d_model, d_ffn]
     biases = ExpertBiases(
-        gate_up=apart(weights.take(f"{name}.gate_up_proj_bias", [n, 2 * d_ffn])),
+        gate_up=gates_first(weights.take(f"{name}.gate_up_proj_bias", [n, 2 * d_ffn])),
         down=weights.take(f"{name}.down_proj_bias", [n, d_model]),
     )
     return pack_experts(gate_up, down, biases, spec.activation)
 
 
-def apart(gate_up: Tensor) -> Tensor:
+def apart(gate_up: ExpertMatrices) -> ExpertMatrices:
+    """[n_experts, 2 * d_ffn, d_model], outputs of gate and up in turn -> the same, all gates first."""
+    if isinstance(gate_up, Tensor):
+        return gates_first(gate_up)
+    each = [one for one in gate_up.each if isinstance(one, BlockWeight)]
+    return NarrowMatrices([replace(one, data=torch.cat((one.data[0::2], one.data[1::2]))) for one in each])
+
+
+def gates_first(gate_up: Tensor) -> Tensor:
     """[n_experts, 2 * d_ffn, ...], a gate and an up in turn -> the same, all gates first."""
     return torch.cat((gate_up[:, 0::2], gate_up[:, 1::2]), 1)
