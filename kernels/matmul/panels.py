@@ -68,7 +68,7 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
 def note(device: torch.device, dtype: torch.dtype) -> str | None:
     """What a start should say of this implementation here, or None."""
     reason = narrow.refusal()
-    return f"matrices in GGUF's blocks are widened: {reason}" if reason else None
+    return f"matrices of few bits are widened: {reason}" if reason else None
 
 
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:

@@ -186,6 +186,20 @@ def test_sizes(plain: Any, tmp_path: Path, name: str) -> None:
     assert packed.weight_bytes - (twin.weight_bytes - 2 * n_values) == expected
 
 
+@pytest.mark.parametrize("name", ["fp8", "awq", "fp8-across"])
+def test_sizes_of_experts(plain: Any, tmp_path: Path, name: str) -> None:
+    """They stay narrow on CPUs alone, where their groups fit; a plan says so without their weights."""
+    narrow, dense = quantised.write_quantised(plain("qwen3_moe"), tmp_path, CODINGS[name]())
+    loaded, twin = (load_network(path, torch.bfloat16, CPU, N_CTX) for path in (narrow, dense))
+    drawn, on_cuda, wide = (
+        draw(read_model(path), torch.bfloat16, device).weight_bytes
+        for path, device in ((narrow, CPU), (narrow, CUDA), (dense, CUDA))
+    )
+    assert drawn == loaded.weight_bytes
+    assert (drawn < twin.weight_bytes) == (name != "fp8-across")
+    assert on_cuda < wide  # of attention alone
+
+
 @pytest.mark.usefixtures("widens")
 @pytest.mark.parametrize("name", ["fp8", "gptq"])
 def test_mtp_layers_in_the_same_folder(plain: Any, tmp_path: Path, name: str) -> None:
