@@ -159,7 +159,9 @@ def test_groups_that_no_block_fits_are_widened(weight: Scaled) -> None:
     assert packed_bytes(weight, torch.device("cpu")) == 2 * N_OUT * weight.shape[1]
 
 
-def test_a_nan_stays_one() -> None:
+@pytest.mark.parametrize("way", [PAIRS, FLOATS])
+def test_a_nan_stays_one(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(way, monkeypatch)
     weight = fp8(128, (128, 128))
     weight.codes.view(torch.uint8)[99, 5] = 0xFF
     found = panels.linear(inputs(2, 128, torch.bfloat16), panels.pack(weight))
