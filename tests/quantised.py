@@ -158,6 +158,33 @@ def compressed_int4(n_group: int, *, symmetric: bool, shuffled: bool = False) ->
     )
 
 
+def compressed_int8(strategy: str, n_group: int = 0, *, packed: bool = False) -> Coding:
+    """Numbers from -128 on. packed: four in a word."""
+
+    def encode(matrix: Tensor, generator: torch.Generator) -> Encoded:
+        n_out, n_in = matrix.shape
+        block = {"tensor": (n_out, n_in), "channel": (1, n_in), "group": (1, n_group)}[strategy]
+        parts = matrix.view(n_out // block[0], block[0], n_in // block[1], block[1])
+        scales = parts.abs().amax((1, 3)) / 127.5  # [blocks of outputs, of inputs]
+        codes = (parts / scales[:, None, :, None]).round().clamp(-128, 127)
+        values = (codes * scales[:, None, :, None]).view(n_out, n_in)
+        whole = codes.view(n_out, n_in).to(torch.int8)
+        if not packed:
+            return {"weight": whole, "weight_scale": scales[0] if strategy == "tensor" else scales}, values
+        fours = (whole.to(torch.int64) + 128).view(n_out, -1, 4)
+        total = sum(fours[:, :, i] * 256**i for i in range(4))
+        pieces = {
+            "weight_packed": torch.where(total >= 2**31, total - 2**32, total).to(torch.int32),
+            "weight_scale": scales,
+            "weight_shape": torch.tensor([n_out, n_in]),
+        }
+        return pieces, values
+
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": strategy}
+    weights |= {"group_size": n_group} if strategy == "group" else {}
+    return compressed("pack-quantized" if packed else "int-quantized", weights, encode)
+
+
 def compressed(form: str, weights: dict[str, Any], encode: Any, inputs: Any = None) -> Coding:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     config = {

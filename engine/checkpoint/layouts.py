@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.checkpoint.pieces import (
+    META,
+    SCALES,
     WHOLE,
     WORDS,
     Pieces,
@@ -30,7 +32,7 @@ from slipstream.engine.checkpoint.pieces import (
 )
 from slipstream.engine.errors import LoadError, UnsupportedModel
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
-from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, JoinedWeight, Quantized
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, JoinedWeight, Quantized
 
 # What layouts call the tensors of the matrix `name.weight` besides itself: `name.scales` and so on.
 # Every narrow matrix has one of the marks.
@@ -46,13 +48,11 @@ PIECES = (
     "input_scale",
     "activation_scale",
 )
-FP8, SCALES = ("F8_E4M3",), ("F32", "BF16", "F16")  # of safetensors
 
 # Values of four-bit floats (e2m1) by code (OCP Microscaling Formats 1.0, 5.3.3); eight more are the same below zero.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 BYTES = ("U8",)
 MXFP4_ROWS = 4096  # outputs widened at a time
-META = torch.device("meta")
 
 
 class Outlined(Protocol):
@@ -78,7 +78,7 @@ class Layout(Outlined, Protocol):
 
     def read(
         self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype
-    ) -> Tensor | Int4Weight | Fp8Weight | BlockWeight:
+    ) -> Tensor | Int4Weight | ByteWeight | BlockWeight:
         """The matrix [out_features, in_features], its values in `dtype`. Raises `LoadError` or `UnsupportedModel`."""
 
 
@@ -230,65 +230,6 @@ class PackedInt4(Int4):
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8:
-    """`weight` [out, in] float8_e4m3fn and what it is multiplied by, `weight_scale` or `weight_scale_inv`.
-
-    A scale of the inputs stored beside it (`input_scale`, `activation_scale`) is not used: inputs are not rounded.
-    """
-
-    # Outputs and inputs that share a scale; None: all inputs, of all outputs or of a single output.
-    block: tuple[int, int] | None
-    codes, output_dim = "weight", 0
-
-    def shape(self, stored: Sequence[int]) -> tuple[int, int]:
-        return stored[0], stored[1]
-
-    def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Fp8Weight:
-        n_out, n_in = shape
-        piece = "weight_scale_inv" if "weight_scale_inv" in pieces else "weight_scale"
-        if self.block is not None:
-            _refuse_cut_blocks(pieces, shape, self.block)
-        expected = self._scales_shape(pieces.shape(piece), n_out, n_in)
-        scales = pieces.take(piece, expected, SCALES).to(torch.float32)
-        block = self.block
-        if block is None:
-            if scales.numel() not in (1, n_out):
-                raise LoadError(
-                    f"{pieces.where}: {piece} has shape {list(scales.shape)}, must be one scale or one per output"
-                )
-            block = (n_out // scales.numel(), n_in)
-            scales = scales.reshape(-1, 1)
-        for of_inputs in ("input_scale", "activation_scale"):
-            if of_inputs in pieces:
-                pieces.take(of_inputs, None, SCALES)
-        codes = pieces.take("weight", shape, FP8)
-        if bool((codes.view(torch.uint8) & 127 == 127).any()):
-            raise LoadError(f"{pieces.where}: holds values that are not finite; the file is damaged")
-        return Fp8Weight(codes, scales, block, dtype)
-
-    def _scales_shape(self, stored: Sequence[int], n_out: int, n_in: int) -> list[int] | None:
-        """Of the scales; None: as they are stored. stored: their shape in the files."""
-        if self.block is not None:
-            return [-(-n_out // self.block[0]), -(-n_in // self.block[1])]
-        return [n_out, *stored[1:]] if stored and stored[0] % n_out == 0 else None
-
-    def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> Fp8Weight:
-        n_out, n_in = shape
-        block = self.block or (1, n_in)  # per output, which is not less than what is stored
-        scales = torch.empty(-(-n_out // block[0]), -(-n_in // block[1]), device=META)
-        return Fp8Weight(torch.empty(shape, dtype=torch.float8_e4m3fn, device=META), scales, block, dtype)
-
-
-def _refuse_cut_blocks(pieces: Pieces, shape: tuple[int, int], block: tuple[int, int]) -> None:
-    """Raise `UnsupportedModel` if a part of that shape has scales of blocks that other parts begin or end within."""
-    for stored, n, size in zip(pieces.shape("weight"), shape, block, strict=True):
-        if stored != n and n % size and size % n:
-            raise UnsupportedModel(
-                f"{pieces.where}: parts of {n} (--tensor-parallel-size) do not begin where blocks of {size} do"
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class Mxfp4:
     """`blocks` [..., out, in / 32, 16] of codes, `scales` [..., out, in / 32] of exponents, all of eight bits.
 
@@ -368,6 +309,7 @@ def packed_bytes(matrix: Tensor | Quantized, device: torch.device) -> int:
         from slipstream.kernels.matmul import narrow  # a second of numba, for weights of few bits alone
 
         return narrow.packed_bytes(matrix)
-    if device.type == "cpu" or isinstance(matrix, BlockWeight | JoinedWeight):
+    is_plain = isinstance(matrix, ByteWeight) and matrix.codes.dtype is torch.int8
+    if device.type == "cpu" or is_plain or isinstance(matrix, BlockWeight | JoinedWeight):
         return math.prod(matrix.shape) * matrix.dtype.itemsize
     return matrix.nbytes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.layouts import META
+from slipstream.engine.checkpoint.pieces import META
 from slipstream.engine.checkpoint.weights import STORED_DTYPES, Weights
 from slipstream.engine.ranks import Joint
 from slipstream.kernels.matmul.blocks import BlockWeight

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from slipstream.engine.errors import LoadError, UnsupportedModel
 
-WORDS, WHOLE = ("I32",), ("I64", "I32")  # of safetensors
+WORDS, WHOLE, SCALES = ("I32",), ("I64", "I32"), ("F32", "BF16", "F16")  # of safetensors
+META = torch.device("meta")
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of columns 0 … 7 in a word, counted from the lowest four bits
 
 

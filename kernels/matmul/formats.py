@@ -108,13 +108,15 @@ FORMATS = {
     "MXFP4": BlockFormat(4, E2M1_DOUBLED, half_at=None, factor=EXPONENT),
 }
 
-# Types of safetensors checkpoints, by the inputs that a scale in float32 is for: AWQ's, GPTQ's and fp8's.
+# Types of safetensors checkpoints, by the inputs that a scale in float32 is for: AWQ's, GPTQ's, fp8's and int8's.
 SIZES = (128, 64, 32)
 _E4M3 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32).tolist())
 INT4 = {n: f"int4 of {n}" for n in SIZES}
 FP8 = {n: f"fp8 of {n}" for n in SIZES}
+INT8 = {n: f"int8 of {n}" for n in SIZES}
 SCALED = {
     **{INT4[n]: BlockFormat(4, _around(16), n, half_at=None, minimum=ZERO, scale=FLOAT) for n in SIZES},
     **{FP8[n]: BlockFormat(8, _E4M3, n, half_at=None, scale=FLOAT) for n in SIZES},
+    **{INT8[n]: BlockFormat(8, _around(256, 128), n, half_at=None, scale=FLOAT) for n in SIZES},
 }
 LAYOUTS = FORMATS | SCALED

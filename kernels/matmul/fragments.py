@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized, widened
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized, widened
 
 TILE, STEP, BLOCK = 128, 64, 32  # as in fragments.cuh
 E4M3_NAN = 0x7F
@@ -49,7 +49,7 @@ def coded(weight: Tensor | Quantized) -> Coded:
     packed = None
     if isinstance(weight, Int4Weight):
         packed = _int4(weight)
-    elif isinstance(weight, Fp8Weight):
+    elif isinstance(weight, ByteWeight) and weight.codes.dtype is not torch.int8:
         packed = _fp8(weight)
     if packed is not None:
         return packed
@@ -87,7 +87,7 @@ def _int4_words(weight: Int4Weight) -> Tensor | None:
     return upper.view(torch.int16).int() << 16 | rest_bits | weight.zeros.int()
 
 
-def _fp8(weight: Fp8Weight) -> Coded | None:
+def _fp8(weight: ByteWeight) -> Coded | None:
     """None if blocks begin within one of the kernel's, there are NaN, or scales that it would make infinite."""
     n_out, n_in = weight.shape
     group = _group(weight.block[1], n_in)

@@ -23,11 +23,11 @@ from slipstream.kernels import threads
 from slipstream.kernels.cpu_features import missing
 from slipstream.kernels.matmul import code_floats, code_pairs
 from slipstream.kernels.matmul.blocks import BlockWeight
-from slipstream.kernels.matmul.formats import LAYOUTS, PANEL
+from slipstream.kernels.matmul.formats import INT8, LAYOUTS, PANEL
 from slipstream.kernels.matmul.narrow_sums import block_task, dense_task, multiply
 from slipstream.kernels.matmul.panel_sums import panels_of
 from slipstream.kernels.matmul.quantized import (
-    Fp8Weight,
+    ByteWeight,
     Int4Weight,
     JoinedWeight,
     Quantized,
@@ -79,7 +79,8 @@ def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> NarrowWeight
 def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> NarrowWeight:
     """The weight with the parts that have records in these, others in panels of the rows' dtype."""
     parts, order = _gathered(weight)
-    by_pairs = has_pairs(weight.dtype)
+    # int8 has -128, of which no record for pairs has a code: those have sign and magnitude.
+    by_pairs = has_pairs(weight.dtype) and not any(kind_of(part) in INT8.values() for part in parts)
     found = [records(part, for_pairs=by_pairs) if _is_narrow(part) else None for part in parts]
     laid = [panels_of(widened(part)) if one is None else one for part, one in zip(parts, found, strict=True)]
     kinds = ["" if one is None else kind_of(part) for part, one in zip(parts, found, strict=True)]
@@ -126,7 +127,7 @@ def _gathered(weight: Tensor | Quantized) -> tuple[list[Tensor | Quantized], Ten
     return [replace(part, order=None) for part in parts if isinstance(part, BlockWeight | Int4Weight)], order
 
 
-def _is_narrow(part: Tensor | Quantized) -> TypeGuard[BlockWeight | Int4Weight | Fp8Weight]:
+def _is_narrow(part: Tensor | Quantized) -> TypeGuard[BlockWeight | Int4Weight | ByteWeight]:
     """Whether records can be made of it; `records` may still find a code that has no place in them."""
     has_order = getattr(part, "order", None) is not None
     return not has_order and kind_of(part) is not None and refusal() is None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.matmul.op import linear, pack, take_rows
-from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized
 from slipstream.kernels.proof.case import N_ROWS, Make, Rows
 from slipstream.kernels.proof.inputs import Inputs
 
@@ -44,7 +44,7 @@ def narrow(kind: str, shape: tuple[int, int], group: int, inputs: Inputs) -> Qua
     scales = (0.5 + torch.rand(of_scales, generator=g)) / n_in**0.5
     if kind == "fp8":
         codes = torch.randn(shape, generator=g).to(torch.float8_e4m3fn).to(inputs.device)
-        return Fp8Weight(codes, scales.to(inputs.device), (group, group), inputs.dtype)
+        return ByteWeight(codes, scales.to(inputs.device), (group, group), inputs.dtype)
     packed = torch.randint(256, (n_out, n_in // 2), generator=g, dtype=torch.uint8).to(inputs.device)
     zeros = torch.randint(6, 11, of_scales, generator=g, dtype=torch.uint8).to(inputs.device)
     return Int4Weight(packed, (scales / 5).half().float().to(inputs.device), zeros, None, inputs.dtype)

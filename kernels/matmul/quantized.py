@@ -59,10 +59,10 @@ class Int4Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Weight:
-    """Eight bits a value: code * scale, with one scale per block of outputs and inputs."""
+class ByteWeight:
+    """Eight bits a value: code * scale, with one scale per block of outputs and inputs (fp8, int8)."""
 
-    codes: Tensor  # [out_features, in_features] float8_e4m3fn
+    codes: Tensor  # [out_features, in_features] float8_e4m3fn or int8
     scales: Tensor  # [ceil(out_features / block[0]), ceil(in_features / block[1])] float32
     block: tuple[int, int]  # outputs and inputs that share a scale
     dtype: torch.dtype  # of the values
@@ -89,10 +89,10 @@ class Fp8Weight:
             columns.mul_(scales[:, i : i + 1])
         return values.to(self.dtype)
 
-    def by_output(self) -> Fp8Weight:
+    def by_output(self) -> ByteWeight:
         """The same values with scales for every output alone, so that outputs of other blocks can follow."""
         scales = self.scales.repeat_interleave(self.block[0], 0)[: self.shape[0]]  # [n_out, n_column_blocks]
-        return Fp8Weight(self.codes, scales, (1, self.block[1]), self.dtype)
+        return ByteWeight(self.codes, scales, (1, self.block[1]), self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class JoinedWeight:
     """Matrices that read the same inputs, their outputs one after another, each as narrow as it is stored."""
 
     parts: tuple[
-        Tensor | Int4Weight | Fp8Weight | BlockWeight, ...
+        Tensor | Int4Weight | ByteWeight | BlockWeight, ...
     ]  # each [its outs, in_features], of one dtype
 
     @property
@@ -126,7 +126,7 @@ class JoinedWeight:
         return _below([widened(part) for part in self.parts])
 
 
-Quantized = Int4Weight | Fp8Weight | BlockWeight | JoinedWeight
+Quantized = Int4Weight | ByteWeight | BlockWeight | JoinedWeight
 
 
 def widened(weight: Tensor | Quantized) -> Tensor:
@@ -145,7 +145,7 @@ def joined(parts: Sequence[Tensor | Quantized]) -> Tensor | Quantized:
     return (
         _joined_blocks(parts)
         or _joined_int4(parts)
-        or _joined_fp8(parts)
+        or _joined_bytes(parts)
         or _below([widened(part) for part in parts])
     )
 
@@ -166,7 +166,7 @@ def _joined_blocks(parts: Sequence[Tensor | Quantized]) -> JoinedWeight | None:
 
 def _apart(
     parts: Sequence[Tensor | Quantized],
-) -> Iterator[Tensor | Int4Weight | Fp8Weight | BlockWeight]:
+) -> Iterator[Tensor | Int4Weight | ByteWeight | BlockWeight]:
     return itertools.chain.from_iterable(
         part.parts if isinstance(part, JoinedWeight) else (part,) for part in parts
     )
@@ -191,12 +191,12 @@ def same_order(one: Tensor | None, other: Tensor | None) -> bool:
     return torch.equal(one, other)
 
 
-def _joined_fp8(parts: Sequence[Tensor | Quantized]) -> Fp8Weight | None:
-    narrow = [part for part in parts if isinstance(part, Fp8Weight)]
-    if len(narrow) < len(parts) or len({part.block[1] for part in narrow}) > 1:
+def _joined_bytes(parts: Sequence[Tensor | Quantized]) -> ByteWeight | None:
+    narrow = [part for part in parts if isinstance(part, ByteWeight)]
+    if len(narrow) < len(parts) or len({(part.codes.dtype, part.block[1]) for part in narrow}) > 1:
         return None
     blocks = {part.block[0] for part in narrow}
     if len(blocks) > 1 or any(part.shape[0] % part.block[0] for part in narrow[:-1]):
         narrow = [part.by_output() for part in narrow]
     codes, scales = (_below([getattr(part, name) for part in narrow]) for name in ("codes", "scales"))
-    return Fp8Weight(codes, scales, narrow[0].block, narrow[0].dtype)
+    return ByteWeight(codes, scales, narrow[0].block, narrow[0].dtype)

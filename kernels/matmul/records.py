@@ -37,11 +37,12 @@ from slipstream.kernels.matmul.formats import (
     FP8,
     HALF,
     INT4,
+    INT8,
     LAYOUTS,
     PANEL,
     UNSIGNED,
 )
-from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight
 from slipstream.kernels.matmul.scaled import kind_of, put_scales
 from slipstream.kernels.vector import call_intrinsic
 
@@ -72,6 +73,7 @@ CODES: dict[str, Code] = {
     "MXFP4": lambda b, c, h, i: b[1 + i] >> h * 4 & 15,
     **dict.fromkeys(INT4.values(), lambda b, c, h, i: b[16 * c + 8 * h + i // 2] >> i % 2 * 4 & 15),
     **dict.fromkeys(FP8.values(), lambda b, c, h, i: b[32 * c + 16 * h + i]),
+    **dict.fromkeys(INT8.values(), lambda b, c, h, i: b[32 * c + 16 * h + i] ^ 128),
 }
 FACTORS: dict[str, Factor] = {
     "Q2_K": lambda b, g: b[g] & 15,
@@ -91,11 +93,11 @@ MINIMA: dict[str, Factor] = {
 }
 
 
-def records(weight: BlockWeight | Int4Weight | Fp8Weight, *, for_pairs: bool) -> Tensor | None:
+def records(weight: BlockWeight | Int4Weight | ByteWeight, *, for_pairs: bool) -> Tensor | None:
     """The records, [n_panels, n_blocks, record_bytes] uint8; None if the type or one of its codes has none.
 
-    Those are -128 in Q8_0 `for_pairs` of bfloat16, the smallest and largest exponents in MXFP4, and NaN in fp8. Outputs
-    beyond the last are zeros.
+    Those are -128 in Q8_0 and int8 `for_pairs` of bfloat16, the least and greatest exponents in MXFP4, and NaN in fp8.
+    Outputs beyond the last are zeros.
     """
     kind = kind_of(weight)
     if kind is None:
@@ -114,13 +116,13 @@ def records(weight: BlockWeight | Int4Weight | Fp8Weight, *, for_pairs: bool) ->
     return None if sizes[UNFIT] else laid
 
 
-def _data(weight: BlockWeight | Int4Weight | Fp8Weight) -> Tensor | None:
+def _data(weight: BlockWeight | Int4Weight | ByteWeight) -> Tensor | None:
     """The bytes of its blocks, [n_out, bytes] uint8; None if there is a number in them that records have not."""
     if isinstance(weight, BlockWeight):
         fits = FORMATS[weight.kind].factor != EXPONENT or _exponents_fit(weight)
         return weight.data.contiguous() if fits else None
     codes = weight.codes.contiguous().view(torch.uint8)
-    has_nan = isinstance(weight, Fp8Weight) and bool((codes & 127).eq(127).any())
+    has_nan = weight.codes.dtype is torch.float8_e4m3fn and bool((codes & 127).eq(127).any())
     return None if has_nan else codes
 
 

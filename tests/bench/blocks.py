@@ -36,7 +36,7 @@ from slipstream.kernels.compiled import (
 from slipstream.kernels.matmul import narrow, narrow_sums, panels
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.packed import Packed
-from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized
 from slipstream.kernels.vector import load_four, store
 from tests.block_data import block_bytes
 
@@ -116,7 +116,7 @@ def _weight(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | Q
         return Int4Weight(codes * 17, torch.rand(n_out, n_in // 128) / 100, zeros, None, dtype)
     if kind == "fp8":
         codes = torch.randn(*shape).to(torch.float8_e4m3fn)
-        return Fp8Weight(codes, torch.rand(n_out // 128, n_in // 128), (128, 128), dtype)
+        return ByteWeight(codes, torch.rand(n_out // 128, n_in // 128), (128, 128), dtype)
     return BlockWeight(block_bytes(kind, *shape), kind, None, dtype)
 
 

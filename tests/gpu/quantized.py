@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized
 from tests.gpu.dice import Dice, Tensors
 
 KINDS = ("int4", "fp8")
@@ -32,7 +32,7 @@ def fields(kind: str, shape: tuple[int, int], group: int, g: torch.Generator) ->
 def weight(kind: str, t: Tensors, group: int, dtype: torch.dtype) -> Quantized:
     """Of those tensors, whatever their floats have been cast to."""
     if kind == "fp8":
-        return Fp8Weight(t["codes"].view(torch.float8_e4m3fn), t["scales"].float(), (group, group), dtype)
+        return ByteWeight(t["codes"].view(torch.float8_e4m3fn), t["scales"].float(), (group, group), dtype)
     return Int4Weight(t["codes"], t["scales"].float(), t["zeros"], t.get("order"), dtype)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.kernels.matmul import cuda
 from slipstream.kernels.matmul.fragments import FragmentWeight
-from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_cuda_matmul import assert_near, each_dtype
 from tests.oracle.test_kernels import random
@@ -31,14 +31,16 @@ def an_int4(
     return Int4Weight(**fields, dtype=dtype)
 
 
-def an_fp8(shape: tuple[int, int], block: tuple[int, int], dtype: torch.dtype, *, seed: int = 0) -> Fp8Weight:
+def an_fp8(
+    shape: tuple[int, int], block: tuple[int, int], dtype: torch.dtype, *, seed: int = 0
+) -> ByteWeight:
     """Random codes but NaN, scales of all of float32's bits."""
     draw = torch.Generator().manual_seed(seed)
     codes = torch.randint(256, shape, generator=draw, dtype=torch.uint8)
     codes[codes & 127 == 127] = 0x7E
     n_blocks = [-(-n // of) for n, of in zip(shape, block, strict=True)]
     scales = 0.01 * torch.randn(n_blocks, generator=draw)
-    return Fp8Weight(codes.view(torch.float8_e4m3fn), scales, block, dtype)
+    return ByteWeight(codes.view(torch.float8_e4m3fn), scales, block, dtype)
 
 
 def product(
@@ -114,7 +116,7 @@ def test_every_fp8_value_comes_out_to_the_bit(dtype: torch.dtype) -> None:
     codes = torch.arange(256, dtype=torch.uint8)
     codes[codes & 127 == 127] = 0
     scales = torch.tensor([1.0, 0.0037281, 1e-7, -3.3, 100.0 if dtype == torch.float16 else 255.9])
-    weight = Fp8Weight(
+    weight = ByteWeight(
         codes.view(4, 64).repeat(len(scales), 1).view(torch.float8_e4m3fn), scales[:, None], (4, 64), dtype
     )
     found = product(torch.eye(64, dtype=dtype), weight, bits=8)

@@ -1,4 +1,4 @@
-"""Products with AWQ's, GPTQ's and fp8's codes on CPUs: near float64, and in every bit what `op.py` says."""
+"""Products with AWQ's, GPTQ's, fp8's and int8's codes on CPUs: near float64, and in every bit what `op.py` says."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from slipstream.kernels.matmul import narrow, panels
 from slipstream.kernels.matmul.formats import LAYOUTS
 from slipstream.kernels.matmul.narrow import NarrowWeight
 from slipstream.kernels.matmul.panels import PanelWeight
-from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, JoinedWeight, joined, widened
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, JoinedWeight, joined, widened
 from slipstream.kernels.matmul.scaled import kind_of
 from tests.oracle.packed_products import FLOATS, PAIRS, added, inputs, one_group, sum_of_inputs, take
 
 pytestmark = pytest.mark.skipif(narrow.refusal() is not None, reason=narrow.refusal() or "")
 N_OUT = 100  # a panel and a part of one
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 33, 128)
-Scaled = Int4Weight | Fp8Weight
+Scaled = Int4Weight | ByteWeight
 
 
 def int4(
@@ -43,14 +43,21 @@ def int4(
 
 def fp8(
     n_in: int, block: tuple[int, int], *, n_out: int = N_OUT, dtype: torch.dtype = torch.bfloat16
-) -> Fp8Weight:
+) -> ByteWeight:
     """All codes but NaN, of either sign; scales in float32."""
     g = torch.Generator().manual_seed(n_in + block[1])
     codes = torch.randint(127, (n_out, n_in), generator=g) + 128 * torch.randint(
         2, (n_out, n_in), generator=g
     )
     scales = torch.rand(-(-n_out // block[0]), -(-n_in // block[1]), generator=g) / 100
-    return Fp8Weight(codes.to(torch.uint8).view(torch.float8_e4m3fn), scales, block, dtype)
+    return ByteWeight(codes.to(torch.uint8).view(torch.float8_e4m3fn), scales, block, dtype)
+
+
+def int8(n_in: int, n_scaled: int, *, dtype: torch.dtype = torch.bfloat16) -> ByteWeight:
+    """All codes from -128 on."""
+    g = torch.Generator().manual_seed(n_in + n_scaled)
+    codes = torch.randint(-128, 128, (N_OUT, n_in), generator=g).to(torch.int8)
+    return ByteWeight(codes, torch.rand(N_OUT, n_in // n_scaled, generator=g) / 100, (1, n_scaled), dtype)
 
 
 WEIGHTS: dict[str, Scaled] = {
@@ -63,6 +70,8 @@ WEIGHTS: dict[str, Scaled] = {
     "fp8 by rows": fp8(320, (1, 320)),
     "fp8 by matrix": fp8(96, (N_OUT, 96)),
     "fp8 a part of a block": fp8(320, (128, 256)),
+    "int8 by rows": int8(384, 384),
+    "int8 by 32": int8(96, 32),
     "fp8 float32": fp8(256, (128, 128), dtype=torch.float32),
 }
 CASES = [(name, way) for way in (PAIRS, FLOATS) for name in WEIGHTS]

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.layouts import Awq, Fp8, Gptq, Mxfp4, PackedInt4, Scheme
+from slipstream.engine.checkpoint.byte_layouts import Fp8, Int8, PackedInt8
+from slipstream.engine.checkpoint.layouts import Awq, Gptq, Mxfp4, PackedInt4, Scheme
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.models.reading.fields import Fields
 from slipstream.engine.models.reading.quantization import read_scheme
 from slipstream.engine.service.tools.forecast import forecast
 from slipstream.engine.settings import Settings
-from slipstream.kernels.matmul.quantized import Fp8Weight, Int4Weight, Quantized, joined, widened
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized, joined, widened
 from tests import quantised
 from tests.public_configs import CONFIGS, PARAMETERS
 
@@ -47,6 +48,10 @@ def packed(
     }
 
 
+def integers(**weights: Any) -> dict[str, Any]:
+    return packed({**CHANNEL, "type": "int", **weights}, "int-quantized")
+
+
 def floats(**weights: Any) -> dict[str, Any]:
     return packed({**CHANNEL, **weights}, "float-quantized")
 
@@ -66,6 +71,10 @@ def floats(**weights: Any) -> dict[str, Any]:
             packed({"strategy": "channel", "group_size": None, "symmetric": False}),
             PackedInt4(None, symmetric=False),
         ),
+        (packed({"num_bits": 8}), PackedInt8(128)),
+        (packed({"num_bits": 8, "strategy": "channel"}), PackedInt8(None)),
+        (integers(), Int8()),
+        (integers(strategy="tensor"), Int8()),
         (floats(), Fp8(None)),
         (floats(strategy="tensor"), Fp8(None)),
         (floats(strategy="block", block_structure=[128, 128]), Fp8((128, 128))),
@@ -92,12 +101,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**GPTQ, "desc_act": 1}, "desc_act = 1"),
     ({**FP8, "fmt": "e5m2"}, 'fmt = "e5m2": must be e4m3'),
     ({**FP8, "weight_block_size": [128]}, "weight_block_size"),
-    (packed({"num_bits": 8}), "num_bits = 8: must be 4"),
+    (packed({"num_bits": 3}), "num_bits = 3: must be 4 or 8"),
+    (packed({"num_bits": 8, "symmetric": False}), "symmetric = false: must be true"),
+    (integers(num_bits=4), "num_bits = 4: must be 8"),
+    (integers(symmetric=False), "symmetric = false: must be true"),
+    (integers(strategy="group"), 'strategy = "group": must be one of tensor, channel'),
     (packed({"type": "float"}), 'type = "float": must be int'),
     (packed({"strategy": "tensor"}), 'strategy = "tensor": must be one of group, channel'),
     (
-        packed(form="int-quantized"),
-        'format = "int-quantized": must be one of float-quantized, pack-quantized',
+        packed(form="nvfp4-pack-quantized"),
+        'format = "nvfp4-pack-quantized": must be one of float-quantized, int-quantized, pack-quantized',
     ),
     (packed(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
     (packed(transform_config={"config_groups": {"R1": {}}}), "transform_config"),
@@ -149,10 +162,10 @@ def int4(n_out: int, n_groups: int, order: Tensor | None = None) -> Int4Weight:
     return Int4Weight(codes, torch.rand(n_out, n_groups, generator=generator), zeros, order, torch.bfloat16)
 
 
-def fp8(n_out: int, block: tuple[int, int]) -> Fp8Weight:
+def fp8(n_out: int, block: tuple[int, int]) -> ByteWeight:
     matrix = torch.randn(n_out, 48, generator=torch.Generator().manual_seed(n_out))
     codes, scales, _ = quantised.fp8_blocks(matrix, block)
-    return Fp8Weight(codes, scales, block, torch.bfloat16)
+    return ByteWeight(codes, scales, block, torch.bfloat16)
 
 
 DENSE = torch.arange(96.0).view(2, 48).to(torch.bfloat16)
@@ -163,9 +176,9 @@ JOINED: dict[str, tuple[list[Tensor | Quantized], type]] = {
     "groups differ": ([int4(3, 2), int4(5, 3)], Tensor),
     "one order": ([int4(3, 2, TURNED), int4(5, 2, TURNED.clone())], Int4Weight),
     "orders differ": ([int4(3, 2, TURNED), int4(5, 2)], Tensor),
-    "fp8": ([fp8(32, (16, 32)), fp8(20, (16, 32))], Fp8Weight),
-    "fp8 across blocks": ([fp8(20, (16, 32)), fp8(32, (16, 32))], Fp8Weight),
-    "fp8 of two kinds": ([fp8(20, (20, 48)), fp8(32, (1, 48))], Fp8Weight),
+    "fp8": ([fp8(32, (16, 32)), fp8(20, (16, 32))], ByteWeight),
+    "fp8 across blocks": ([fp8(20, (16, 32)), fp8(32, (16, 32))], ByteWeight),
+    "fp8 of two kinds": ([fp8(20, (20, 48)), fp8(32, (1, 48))], ByteWeight),
     "fp8 of other inputs": ([fp8(20, (16, 32)), fp8(32, (16, 16))], Tensor),
     "both": ([int4(3, 2), fp8(32, (16, 32))], Tensor),
     "dense too": ([int4(3, 2), DENSE], Tensor),
@@ -195,7 +208,7 @@ def test_values_by_hand() -> None:
     assert (turned.nbytes, turned.shape) == (4 + 16 + 4 + 32, (2, 4))
     eights = torch.tensor([[1.0, -2.0, 0.5]]).to(torch.float8_e4m3fn)
     assert torch.equal(
-        Fp8Weight(eights, torch.tensor([[3.0, 0.5]]), (2, 2), torch.bfloat16).dense(),
+        ByteWeight(eights, torch.tensor([[3.0, 0.5]]), (2, 2), torch.bfloat16).dense(),
         torch.tensor([[3.0, -6.0, 0.25]], dtype=torch.bfloat16),
     )
 

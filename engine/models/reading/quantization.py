@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from slipstream.engine.checkpoint.byte_layouts import Fp8, Int8, PackedInt8
 from slipstream.engine.checkpoint.layouts import (
     Awq,
     Blocks,
-    Fp8,
     Gptq,
     Group,
     Layout,
@@ -127,15 +127,26 @@ def read_layout(part: Fields, form: str) -> Layout:
         if strategy not in ("tensor", "channel"):
             raise weights.refuse("strategy", "must be one of tensor, channel, block")
         return Fp8(None)
+    if form == "int-quantized":
+        only(weights, "type", "int", default="int")
+        only(weights, "num_bits", 8)
+        only(weights, "symmetric", value=True, default=True)
+        if strategy not in ("tensor", "channel"):
+            raise weights.refuse("strategy", "must be one of tensor, channel")
+        return Int8()
     if form == "pack-quantized":
         only(weights, "type", "int", default="int")
-        only(weights, "num_bits", 4)
         if strategy not in ("group", "channel"):
             raise weights.refuse("strategy", "must be one of group, channel")
         n_group = read_group_size(weights, "group_size") if strategy == "group" else None
+        if weights.values.get("num_bits") == 8:
+            only(weights, "symmetric", value=True, default=True)
+            return PackedInt8(n_group)
+        if weights.values.get("num_bits") != 4:
+            raise weights.refuse("num_bits", "must be 4 or 8")
         return PackedInt4(n_group, weights.flag("symmetric", default=True))
     raise Fields({"format": form}, part.where).refuse(
-        "format", "must be one of float-quantized, pack-quantized"
+        "format", "must be one of float-quantized, int-quantized, pack-quantized"
     )
 
 
