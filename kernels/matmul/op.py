@@ -45,7 +45,7 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
     Raises TypeError if `packed` comes from another implementation.
 
     A weight of few bits that is not widened is `half * factor * value`, plus a minimum for some of GGUF's types, where
-    value is a whole number; or, of AWQ, GPTQ, fp8 and int8, `scale * (value - zero)`, where value is what the code says.
+    value is a whole number; or `scale * (value - zero)` for AWQ, GPTQ, fp8 and int8, where value is what a code says.
     Its sums are these, all in float32, where fma(a, b, c) is a * b + c rounded once:
 
         group = 0;  group = group + x₀ value₀ + x₁ value₁ for each two inputs of the group: two fma, or, for bfloat16,
