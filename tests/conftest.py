@@ -12,7 +12,9 @@ import pytest
 
 from tests import thinning
 
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch loads
+# Before torch loads, and for the servers that tests start: there are more threads than cores, so none may spin.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+os.environ["GOMP_SPINCOUNT"] = "0"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Triton decides when it loads whether its kernels are interpreted. `make test-gpu` wants them compiled.

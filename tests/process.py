@@ -58,7 +58,7 @@ def running(
     `program` is the name of a module, or the path of an installed command. It is started in `folder`.
     """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("SLIPSTREAM_")}
-    plain |= {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    plain |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     port = free_port()
     command = [str(program)] if isinstance(program, Path) else [sys.executable, "-m", program]
     with log.open("wb") as file:

@@ -132,8 +132,10 @@ def preset(variables: Mapping[str, str]) -> None:
 
 def be_considerate() -> None:
     """Settings of the process that keep its threads from holding each other up. Call it before torch is imported."""
-    # torch's OpenMP reads this when it is loaded. Spinning threads make small operations slow beside a busy process.
+    # torch's OpenMP reads these when it is loaded. Threads that spin for long make small operations slow beside a busy
+    # process; those that sleep at once have to be woken for each of a pass's several hundred operations.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # some 20 microseconds
     # Whenever a kernel returns, the engine's thread needs the interpreter again. A thread that renders or parses a long
     # text may keep it for this time, and a pass has hundreds of kernels.
     sys.setswitchinterval(SWITCH_S)

@@ -6,7 +6,9 @@ import os
 import sys
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the server has it; read when torch loads
+    # As the server has them; read when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     from tests.bench.run import main
 
     sys.exit(main(sys.argv[1:]))
