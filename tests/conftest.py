@@ -63,9 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.freeze()
-    atexit.register(
-        gc.unfreeze
-    )  # what bindings see freed at the end of a process they do not report as leaks
+    # What bindings see freed at the end of a process they do not report as leaks.
+    atexit.register(gc.unfreeze)
     gc.enable()
 
 

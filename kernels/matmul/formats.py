@@ -2,7 +2,7 @@
 
 A record holds one block of each of 64 outputs: a half of each, for the types that have one; a second half; a byte of
 each per group; a second byte; the codes. A weight is `scale * value`, plus the group's minimum for the types that have
-one, where value is the whole number that a code stands for:
+one, where value is the number that a code stands for:
 
 - scale: the half (times the group's byte), or 2^(byte - 128), or a float32
 - minimum: the second half, or minus the second half times the group's second byte, or minus the scale times the zero

@@ -1,11 +1,11 @@
-"""Products with matrices in blocks, as narrow as the file has them: one compiled call, the same bits for any rows.
+"""Products with matrices of few bits, as narrow as the file has them: one compiled call, the same bits for any rows.
 
 The sum of an output begins with its bias. Block by block, in ascending order, the block's scale times the sum of
 value * input is added to it, or, where a block has several groups of inputs with a factor each, the scale times the
 sum over groups of factor * sum of value * input; then, alike, the minimum times the sum of the inputs. `op.py` says in
-which order and how rounded. Values are whole numbers that bfloat16 holds, so no weight is ever rounded.
+which order and how rounded. Values are numbers that bfloat16 holds, so no weight is ever rounded.
 
-A part that is no matrix in blocks is multiplied as `panels.py` does, beside the others, by the same call.
+A part that is of no such type is multiplied as `panels.py` does, beside the others, by the same call.
 """
 
 from __future__ import annotations
@@ -173,8 +173,10 @@ class NarrowStack:
 
 
 def stack(weights: Sequence[NarrowWeight]) -> NarrowStack | None:
-    """The weights together; None if the inputs of one of them have to be gathered first."""
+    """The weights together; None if the inputs of one have to be gathered first, or not all are by pairs or all not."""
     if any(one.order is not None for one in weights):
+        return None
+    if len({one.by_pairs for one in weights}) > 1:
         return None
     return NarrowStack(tuple(weights), torch.stack([one.table for one in weights]))
 

@@ -34,7 +34,7 @@ class PanelExperts:
 
 @dataclass(frozen=True, slots=True)
 class GatheringExperts:
-    """Experts of which each wants its inputs in an order of its own (act-order), one product after the other."""
+    """Experts that want inputs in orders of their own (act-order), or products of two kinds: one after the other."""
 
     each: PackedExperts
 

@@ -18,7 +18,7 @@ from slipstream.kernels.moe.op import Activation, Clamped, ExpertBiases, NarrowM
 from slipstream.kernels.moe.panels import GatheringExperts, PanelExperts
 from tests.block_data import block_bytes
 from tests.oracle.packed_products import FLOATS, PAIRS, take
-from tests.oracle.test_kernels_scaled import fp8, int4
+from tests.oracle.test_kernels_scaled import fp8, int4, int8
 
 pytestmark = pytest.mark.skipif(narrow.refusal() is not None, reason=narrow.refusal() or "")
 N_EXPERTS, TOP_K, D_MODEL, D_INNER = 5, 2, 256, 512
@@ -123,3 +123,14 @@ def test_experts_with_orders_of_their_own_are_multiplied_one_by_one() -> None:
     assert not torch.equal(
         panels.experts(x, rows, packed), panels.experts(x, rows, packed_both(gate_ups, downs, None)[0])
     )
+
+
+def test_experts_that_are_not_multiplied_alike() -> None:
+    """int8 is never multiplied by pairs."""
+    kernels.select("cpu", torch.bfloat16)
+    (gate_ups, downs), _ = CASES["int4 and fp8"]
+    mixed: list[Quantized] = [*downs[:3], *(int8(D_INNER, 128, n_out=D_MODEL) for _ in downs[3:])]
+    packed, alone = packed_both(gate_ups, mixed, None)
+    assert isinstance(packed, GatheringExperts if narrow.has_pairs(torch.bfloat16) else PanelExperts)
+    x, rows = torch.randn(9, D_MODEL).to(torch.bfloat16), routed(9)
+    assert torch.equal(panels.experts(x, rows, packed), cpu.experts(x, rows, alone))

@@ -53,11 +53,12 @@ def fp8(
     return ByteWeight(codes.to(torch.uint8).view(torch.float8_e4m3fn), scales, block, dtype)
 
 
-def int8(n_in: int, n_scaled: int, *, dtype: torch.dtype = torch.bfloat16) -> ByteWeight:
+def int8(n_in: int, n_scaled: int, *, n_out: int = N_OUT) -> ByteWeight:
     """All codes from -128 on."""
     g = torch.Generator().manual_seed(n_in + n_scaled)
-    codes = torch.randint(-128, 128, (N_OUT, n_in), generator=g).to(torch.int8)
-    return ByteWeight(codes, torch.rand(N_OUT, n_in // n_scaled, generator=g) / 100, (1, n_scaled), dtype)
+    codes = torch.randint(-128, 128, (n_out, n_in), generator=g).to(torch.int8)
+    scales = torch.rand(n_out, n_in // n_scaled, generator=g) / 100
+    return ByteWeight(codes, scales, (1, n_scaled), torch.bfloat16)
 
 
 WEIGHTS: dict[str, Scaled] = {

@@ -73,7 +73,7 @@ def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExper
     def matrices(part: str, d_in: int, d_out: int) -> ExpertMatrices:  # [n_experts, d_out, d_in]
         narrow = f"{name}.{part}"
         if f"{narrow}.weight" not in weights:
-            return weights.take(narrow, [n, d_in, d_out]).transpose(1, 2)
+            return weights.take(narrow, [n, d_in, d_out]).transpose(1, 2).contiguous()
         stored = weights.take_linear([narrow], d_in, [n * d_out])  # MXFP4: all experts below each other
         if isinstance(stored, BlockWeight):
             return NarrowMatrices([replace(stored, data=one) for one in stored.data.chunk(n)])
