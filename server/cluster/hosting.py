@@ -54,17 +54,22 @@ class _Link:
         self.listening: asyncio.Task[None] | None = None
         self._waiting: list[Frame] = []
 
-    async def send(self, frame: Frame) -> None:
-        """Send a frame; waits while the ingress is slow to read. To an ingress that is gone nothing is sent."""
+    async def send(self, frame: Frame, *, at_once: bool = False) -> None:
+        """Send a frame; waits while the ingress is slow to read. To an ingress that is gone nothing is sent.
+
+        at_once: not at the end of the loop's turn; the system has it, should this process die in the turn's rest.
+        """
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(frame)
+        if at_once:
+            self._flush()
         with contextlib.suppress(OSError):
             await self.writer.drain()
 
     def _flush(self) -> None:
         found, self._waiting = self._waiting, []
-        if not self.writer.is_closing():
+        if found and not self.writer.is_closing():
             run_frames.write(self.writer, FRAMES.dump_json(found, exclude_defaults=True))
 
 
@@ -145,7 +150,7 @@ class Host:
         """Run it and send what happens. Raises `EngineError`; `EngineStopped` also while it runs."""
         run, link = guest.assignment.run, guest.link
         guest.has_begun = True
-        await link.send(Frame(run, begun=True))
+        await link.send(Frame(run, begun=True), at_once=True)
         # By the run's name: the engine may still be leaving an earlier run of the same request.
         stream = await self.engine.submit(replace(guest.assignment.request, id=run))
         guest.stream = stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -124,6 +125,24 @@ async def test_a_request_that_kills_is_failed_and_nobody_else(engines: list[Thre
         assert hosts.n_died == 2, "one death that makes it suspect, one that convicts it"
     assert told(found.pop("poison")).end[0] is ReplicasFailed
     await hold_against(engines[0], others, found)
+
+
+async def test_a_request_that_kills_before_the_loop_turns_is_found_out(
+    engines: list[ThreadEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its replica dies within the call that gives the request to the engine."""
+    monkeypatch.setattr(placement, "PATIENCE_S", 20)
+    async with cluster(engines, MOST_MOVES) as (engine, hosts):
+
+        async def dying(one: ThreadEngine, request: Request) -> EventStream:
+            await hosts.kill(next(name for name, host in hosts.there.items() if host.engine is one))
+            raise Died("its process is gone")
+
+        for one in engines:
+            monkeypatch.setattr(one, "submit", partial(dying, one))
+        with pytest.raises(ReplicasFailed):
+            await engine.submit(ASK)
+    assert hosts.n_died == 2
 
 
 async def test_what_is_wrong_is_refused_as_by_an_engine(engines: list[ThreadEngine]) -> None:
