@@ -197,20 +197,30 @@ def fetch_add(builder: ir.IRBuilder, pointer: Any, amount: Any) -> Any:
     return builder.atomic_rmw("add", pointer, amount, "monotonic")
 
 
-def emit_prefetch(builder: ir.IRBuilder, address: Any) -> None:
-    """As `prefetch`, for what emits instructions itself."""
+def emit_fetch_once(builder: ir.IRBuilder, address: Any) -> None:
+    """As `fetch_once`, for what emits instructions itself."""
+    _emit_prefetch(builder, address, nearness=0)
+
+
+def _emit_prefetch(builder: ir.IRBuilder, address: Any, nearness: int) -> None:
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     function_type = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     name = "llvm.prefetch.p0"
     function = builder.module.globals.get(name) or ir.Function(builder.module, function_type, name)
-    read, near, data = (ir.Constant(word, value) for value in (0, 3, 1))
+    read, near, data = (ir.Constant(word, value) for value in (0, nearness, 1))
     builder.call(function, [builder.inttoptr(address, byte), read, near, data])
 
 
 @emits(types.void)
 def prefetch(builder: ir.IRBuilder, address: Any) -> None:
     """Start bringing the cache line at that address nearer; any address is safe."""
-    emit_prefetch(builder, address)
+    _emit_prefetch(builder, address, nearness=3)
+
+
+@emits(types.void)
+def fetch_once(builder: ir.IRBuilder, address: Any) -> None:
+    """The same for what is read once a pass: it does not push what the interpreter needs out of the larger caches."""
+    emit_fetch_once(builder, address)
 
 
 @emits(types.float64)

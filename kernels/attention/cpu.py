@@ -28,9 +28,7 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.compiled import refuses as refuses
 
-SERIAL_BELOW = (
-    2_000_000  # multiply-adds; handing half of them to another thread gains less than waking it costs
-)
+SERIAL_BELOW = 200_000  # multiply-adds; less is done before a second thread has begun
 
 
 def attention(

@@ -37,7 +37,7 @@ from slipstream.kernels.matmul.quantized import (
 from slipstream.kernels.matmul.records import records
 from slipstream.kernels.matmul.scaled import kind_of
 
-SERIAL_BELOW = 1_000_000  # multiply-adds; less is done before a second thread has woken
+SERIAL_BELOW = 500_000  # multiply-adds; less is done before a second thread has begun
 
 
 @dataclass(frozen=True, slots=True)

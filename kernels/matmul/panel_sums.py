@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.kernels.compiled import address_of, inlined, prefetch, shifted
+from slipstream.kernels.compiled import address_of, fetch_once, inlined, shifted
 from slipstream.kernels.cpu_features import features
 from slipstream.kernels.matmul.formats import PANEL
 from slipstream.kernels.vector import (
@@ -117,10 +117,10 @@ def _four(x: Any, rows: Any, weight: Any, span: Any, work: Any) -> None:
     d0, d1, d2, d3 = load_four(totals, 3 * PANEL)
     for k in range(span[0], span[1]):
         at = k * PANEL
-        prefetch(address_of(shifted(next0, at)))
-        prefetch(address_of(shifted(next1, at)))
-        prefetch(address_of(shifted(next2, at)))
-        prefetch(address_of(shifted(next3, at)))
+        fetch_once(address_of(shifted(next0, at)))
+        fetch_once(address_of(shifted(next1, at)))
+        fetch_once(address_of(shifted(next2, at)))
+        fetch_once(address_of(shifted(next3, at)))
         w0, w1, w2, w3 = load_four(weight, at)
         a, b, c, d = splat(x[k]), splat(x[second + k]), splat(x[third + k]), splat(x[fourth + k])
         a0, a1, a2, a3 = multiply(a0, a, w0), multiply(a1, a, w1), multiply(a2, a, w2), multiply(a3, a, w3)
@@ -141,7 +141,7 @@ def _quarter(x: Any, rows: Any, weight: Any, span: Any, work: Any) -> None:
     a, b = load(totals, 0), load(totals, PANEL)
     c, d = load(totals, 2 * PANEL), load(totals, 3 * PANEL)
     for k in range(span[0], span[1]):
-        prefetch(address_of(shifted(line, k * PANEL)))
+        fetch_once(address_of(shifted(line, k * PANEL)))
         w = load(weight, k * PANEL)
         a, b = multiply(a, splat(x[k]), w), multiply(b, splat(x[second + k]), w)
         c, d = multiply(c, splat(x[third + k]), w), multiply(d, splat(x[fourth + k]), w)

@@ -42,7 +42,7 @@ from slipstream.kernels.matmul.quantized import Quantized, widened
 from slipstream.kernels.matmul.reference import take_rows as take_rows
 from slipstream.kernels.vector import WIDTH
 
-SERIAL_BELOW = 2_000_000  # multiply-adds; less is done before a second thread has woken
+SERIAL_BELOW = 500_000  # multiply-adds; less is done before a second thread has begun
 DTYPES = torch.float32, torch.bfloat16
 FEATURE = "fma"  # of the CPU
 X, WEIGHT, BIAS, OUT, N_ROWS, N_STEPS, N_OUT, NEXT = range(8)

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from slipstream.kernels.compiled import emit_prefetch
+from slipstream.kernels.compiled import emit_fetch_once
 from slipstream.kernels.matmul.code_floats import floats
 from slipstream.kernels.matmul.code_pairs import pairs
 from slipstream.kernels.matmul.emit import (
@@ -138,7 +138,7 @@ def _fetches(builder: Emitter, tile: Tile, at: Place) -> Generator[None, Value, 
         if len(lines) > 0:
             start = after(builder, start, unpacked)
         for offset in lines:
-            emit_prefetch(builder, builder.add(start, LONG(offset)))
+            emit_fetch_once(builder, builder.add(start, LONG(offset)))
     yield
 
 

@@ -28,7 +28,7 @@ from slipstream.kernels.mla import latent_blocks
 from slipstream.kernels.mla.latent_rows import write_latents as write_latents
 from slipstream.kernels.mla.latent_types import PackedHeads, check_latents
 
-SERIAL_BELOW = 2_000_000  # multiply-adds, as in `attention`
+SERIAL_BELOW = 200_000  # multiply-adds, as in `attention`
 
 
 @dataclass(frozen=True, slots=True)

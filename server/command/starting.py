@@ -132,10 +132,11 @@ def preset(variables: Mapping[str, str]) -> None:
 
 def be_considerate() -> None:
     """Settings of the process that keep its threads from holding each other up. Call it before torch is imported."""
-    # torch's OpenMP reads these when it is loaded. Threads that spin for long make small operations slow beside a busy
-    # process; those that sleep at once have to be woken for each of a pass's several hundred operations.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # some 20 microseconds
+    # torch's OpenMP reads these when it is loaded. A pass has hundreds of operations, microseconds apart, and
+    # waking a thread for each would cost more than many of them; threads that wait longer leave their core to others.
+    # Passive threads would sleep at once as soon as a process has more threads than cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "ACTIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # some 40 microseconds
     # Whenever a kernel returns, the engine's thread needs the interpreter again. A thread that renders or parses a long
     # text may keep it for this time, and a pass has hundreds of kernels.
     sys.setswitchinterval(SWITCH_S)
