@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from slipstream.engine.checkpoint.pieces import META, SCALES, WHOLE, WORDS, Pieces, count_groups
 from slipstream.engine.errors import LoadError, UnsupportedModel
@@ -37,11 +38,7 @@ class Fp8:
         scales = pieces.take(piece, expected, SCALES).to(torch.float32)
         block = self.block
         if block is None:
-            if scales.numel() not in (1, n_out):
-                raise LoadError(
-                    f"{pieces.where}: {piece} has shape {list(scales.shape)}, must be one scale or one per output"
-                )
-            block = (n_out // scales.numel(), n_in)
+            block = _of_all_inputs(pieces, piece, scales, shape)
             scales = scales.reshape(-1, 1)
         for of_inputs in ("input_scale", "activation_scale"):
             if of_inputs in pieces:
@@ -74,16 +71,11 @@ class Int8:
         return stored[0], stored[1]
 
     def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> ByteWeight:
-        n_out, n_in = shape
         stored = pieces.shape("weight_scale")
-        expected = [n_out, *stored[1:]] if stored and stored[0] != 1 else None
+        expected = [shape[0], *stored[1:]] if stored and stored[0] != 1 else None
         scales = pieces.take("weight_scale", expected, SCALES).to(torch.float32)
-        if scales.numel() not in (1, n_out):
-            raise LoadError(
-                f"{pieces.where}: weight_scale has shape {list(scales.shape)}, must be one scale or one per output"
-            )
-        codes = pieces.take("weight", shape, INT8)
-        return ByteWeight(codes, scales.reshape(-1, 1), (n_out // scales.numel(), n_in), dtype)
+        block = _of_all_inputs(pieces, "weight_scale", scales, shape)
+        return ByteWeight(pieces.take("weight", shape, INT8), scales.reshape(-1, 1), block, dtype)
 
     def outline(self, shape: tuple[int, int], dtype: torch.dtype) -> ByteWeight:
         codes = torch.empty(shape, dtype=torch.int8, device=META)
@@ -120,6 +112,16 @@ class PackedInt8:
         n_group = self.n_group or shape[1]
         scales = torch.empty(shape[0], -(-shape[1] // n_group), device=META)
         return ByteWeight(torch.empty(shape, dtype=torch.int8, device=META), scales, (1, n_group), dtype)
+
+
+def _of_all_inputs(pieces: Pieces, piece: str, scales: Tensor, shape: tuple[int, int]) -> tuple[int, int]:
+    """Outputs and inputs that share one of the scales of a matrix of that shape. Raises `LoadError`."""
+    n_out, n_in = shape
+    if scales.numel() not in (1, n_out):
+        raise LoadError(
+            f"{pieces.where}: {piece} has shape {list(scales.shape)}, must be one scale or one per output"
+        )
+    return n_out // scales.numel(), n_in
 
 
 def _refuse_cut_blocks(pieces: Pieces, shape: tuple[int, int], block: tuple[int, int]) -> None:
