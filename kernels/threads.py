@@ -41,8 +41,6 @@ def run(task: int, argument: int, n_threads: int) -> None:
         call(task, argument)
 
 
-_SOFT = 1  # omp_pause_soft: nothing but threads is given up
-
 _KEPT: list[CFunc] = []  # compiled tasks live as long as the process: their addresses are handed out
 
 
@@ -72,18 +70,6 @@ def runtime() -> bool:
     resolved = function or ctypes.CDLL(None).abort
     llvmlite.binding.add_symbol("slipstream_parallel", ctypes.cast(resolved, ctypes.c_void_p).value)
     return function is not None
-
-
-def end_team() -> None:
-    """End the threads that wait for the calling thread's next task, which would start them anew.
-
-    Call it in a thread that has done its last task: while a process has more such threads than cores, the runtime's
-    threads hardly spin before they sleep, and all tasks of other threads take longer.
-    """
-    if runtime():
-        pause = getattr(ctypes.CDLL(torch._C.__file__), "omp_pause_resource_all", None)  # since OpenMP 5.0
-        if pause is not None:
-            pause(_SOFT)
 
 
 def available() -> int:

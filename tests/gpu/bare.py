@@ -31,9 +31,15 @@ def block() -> None:
     sys.meta_path[:] = [Bare if found is PathFinder else found for found in sys.meta_path]
 
 
-if __name__ == "__main__":
+def load() -> None:
+    """Load what a bare machine must be able to load. No part launches a server's engine, but that is to work too."""
     block()
-    import slipstream.engine.service.start.launch  # noqa: F401 - it must load too, though no part launches a server's engine
+    import slipstream.engine.service.start.launch
+    import tests.gpu.child  # noqa: F401
+
+
+if __name__ == "__main__":
+    load()
     from tests.gpu import child
 
     child.main()

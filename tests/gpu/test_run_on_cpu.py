@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.gpu.report import Report, unmeasured
 from tests.gpu.setting import NOT_MEASURED, Setting
 from tests.gpu.supervise import NO_TIME, Progress, Supervisor
 from tests.oracle.lossless import demo_prompt
+from tests.process import ROOT
 
 QUICK = ("--device", "cpu", "--quick", "--out")
 
@@ -39,6 +41,10 @@ def report_of(folder: Path) -> dict[str, Any]:
     for name in found["failed"]:
         assert f"FAILED {name}" in page.read_text()
     return found
+
+
+def test_all_modules_load_on_a_bare_machine() -> None:
+    subprocess.run([sys.executable, "-c", "from tests.gpu import bare; bare.load()"], check=True, cwd=ROOT)
 
 
 @pytest.mark.sampled(keep=0)

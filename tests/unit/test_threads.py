@@ -13,7 +13,7 @@ from tests.process import ROOT
 
 BEGIN = """
 import os, time, torch
-from slipstream.kernels.threads import end_team
+from slipstream.kernels.team import end_team
 
 def n_threads():
     return len(os.listdir("/proc/self/task"))

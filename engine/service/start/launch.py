@@ -72,7 +72,7 @@ from slipstream.engine.speculate.registry import BY_NAME, Parts
 from slipstream.engine.text.chat import load_chat_template
 from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.tokenizer import Tokenizer, by_id, same_vocabulary
-from slipstream.kernels import threads
+from slipstream.kernels.team import end_team
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
     made_by = [one.path for one in (target_from, used) if one is not None]
     slot_files = None if slot_folder is None else _slot_files(slot_folder, made_by, cache)
     _log_ready(info)
-    threads.end_team()  # passes run on the engine's own thread
+    end_team()  # passes run on the engine's own thread
     return ThreadEngine(engine, text, info, settings, slot_files, processes)
 
 
