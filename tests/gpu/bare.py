@@ -34,7 +34,7 @@ def block() -> None:
 def load() -> None:
     """Load what a bare machine must be able to load. No part launches a server's engine, but that is to work too."""
     block()
-    import slipstream.engine.service.start.launch
+    import slipstream.engine.service.start.launch  # noqa: F401
     import tests.gpu.child  # noqa: F401
 
 
