@@ -1,4 +1,5 @@
-"""A client's connection: uvicorn's h11 protocol with limits for heads and unread replies, errors in OpenAI's shape.
+"""A client's connection: uvicorn's h11 protocol with limits for heads and unread replies, errors in OpenAI's shape, and
+a short way for the events of a stream.
 
 uvicorn does not limit the time that headers take: without this timeout a connection could stay silent for ever before
 its first request, or after the first byte of the next. Nor does it ever give up a client that has asked for more than
@@ -18,6 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slipstream.server.http.error_table import Problem
 from slipstream.server.http.request_head import HEAD_LIMIT, RequestHeads
+from slipstream.server.report.logs import logger
+
+log = logger(__name__)
 
 MALFORMED = Problem(400, "invalid_request_error", "malformed_request", "this is no HTTP request")
 TOO_LONG = Problem(
@@ -28,8 +32,9 @@ TOO_LONG = Problem(
 )
 REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
-# A stream ends itself after the timeout (`sse`). It should come first, as it says in the log why.
-PATIENCE = 1.25
+# Of a reply that waits, a client has to take so many bytes within the time limit. A stream begins to wait at 64 KiB and
+# goes on at 16, so it ends if it waits for longer than the limit.
+LEAST_READ = 48 << 10
 
 
 class ClientGone(ConnectionError):
@@ -39,7 +44,7 @@ class ClientGone(ConnectionError):
 class Connection(H11Protocol):
     """Closes itself `timeout_s` after it was made, or after a request's first byte, unless the headers are complete.
 
-    Also if for so long none of a reply is read that the system's buffers do not hold.
+    Also if within that time less than LEAST_READ of a reply is read that the system's buffers do not hold.
     """
 
     timeout_s = 60.0
@@ -78,14 +83,26 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
-        """The application with a `send` that raises `ClientGone` once the connection is lost."""
+        """The application with a `send` that raises `ClientGone` once the connection is lost.
+
+        Events are written here, as chunks (RFC 9112, 7.1): uvicorn's and h11's way costs as much as all else that is
+        done with an event. The head and the end of a stream go that way.
+        """
         cycle = self.cycle
+        has_events = False
 
         async def sending(message: Message) -> None:
+            nonlocal has_events
             if self.transport.is_closing():
                 cycle.disconnected = True  # uvicorn's own note of it comes when the event loop runs next
                 raise ClientGone
+            if has_events and message.get("more_body") and message["body"] and not self.flow.write_paused:
+                body = message["body"]
+                self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+                return
             await send(message)
+            if message["type"] == "http.response.start":
+                has_events = self.conn.their_http_version == b"1.1" and _has_events(message)
 
         await self.config.loaded_app(scope, receive, sending)
 
@@ -124,18 +141,25 @@ class Connection(H11Protocol):
 
     def _wait_for_reader(self) -> None:
         n_bytes = self.transport.get_write_buffer_size()
-        self._unread = self.loop.call_later(PATIENCE * self.timeout_s, self._check_reader, n_bytes)
+        self._unread = self.loop.call_later(self.timeout_s, self._check_reader, n_bytes)
 
     def _check_reader(self, n_before: int) -> None:
-        if self.transport.get_write_buffer_size() < n_before:
+        if n_before - self.transport.get_write_buffer_size() >= LEAST_READ:
             self._wait_for_reader()
         else:
+            log.warning("reader_timeout", seconds=self.timeout_s)
             self.transport.abort()
 
     def _was_read(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+
+def _has_events(start: Message) -> bool:
+    """Whether a reply that begins so is a stream of events; those have no length, so in HTTP/1.1 they are chunks."""
+    headers = start["headers"]
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
 def connection(timeout_s: float) -> type[Connection]:

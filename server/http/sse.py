@@ -1,4 +1,4 @@
-"""Server-sent events; and cancellation: a client that leaves, or reads nothing for too long, ends its generation."""
+"""Server-sent events; and cancellation: the generation of a client whose connection is lost ends."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from typing import Any, TypeVar
 import anyio
 import orjson
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from slipstream.engine.api import EventStream
-from slipstream.server.report.logs import logger
 
-log = logger(__name__)
 T = TypeVar("T")
 
 PING_S = 15.0  # proxies give up on a silent connection after 30 to 60 s
@@ -41,17 +38,11 @@ async def close_all(streams: Sequence[EventStream]) -> None:
 class Events(EventSourceResponse):
     """Sends `chunks` and closes `streams` when the response ends, for any reason, even before the first chunk.
 
-    A client that reads nothing for `timeout_s` counts as gone, so that its slot becomes free. `grace_s`: how long a
-    response may go on while the server stops.
+    `grace_s`: how long a response may go on while the server stops.
     """
 
     def __init__(
-        self,
-        chunks: AsyncIterator[bytes],
-        streams: Sequence[EventStream],
-        *,
-        grace_s: float,
-        timeout_s: float,
+        self, chunks: AsyncIterator[bytes], streams: Sequence[EventStream], *, grace_s: float
     ) -> None:
         super().__init__(
             chunks,
@@ -59,20 +50,23 @@ class Events(EventSourceResponse):
             sep="\n",
             ping=PING_S,
             ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
-            send_timeout=timeout_s,
             shutdown_event=anyio.Event(),
             shutdown_grace_period=grace_s,
         )
         self.streams = streams
-        self.timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
-        except SendTimeoutError:
-            log.warning("reader_timeout", seconds=self.timeout_s)
         finally:
             await close_all(self.streams)
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """Without the library's time limit, which costs as much as all else that is done with an event.
+
+        `connection.py` has a limit for every kind of reply.
+        """
+        await send(message)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

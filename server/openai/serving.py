@@ -90,9 +90,7 @@ async def answer(request: Request, engine: AsyncEngine, job: Job, settings: Sett
     if job.stream:
         streams = await submit(engine, job)
         reply = begun(job, engine.info, streams)
-        return Events(
-            chunks(reply, streams), streams, grace_s=settings.shutdown_timeout, timeout_s=settings.timeout
-        )
+        return Events(chunks(reply, streams), streams, grace_s=settings.shutdown_timeout)
 
     async def whole() -> bytes:
         streams = await submit(engine, job)

@@ -23,7 +23,7 @@ from slipstream.server.command.serve import run
 from slipstream.server.http import web_page as pages
 from slipstream.server.http.address import bind, is_taken
 from slipstream.server.http.auth import keys_of
-from slipstream.server.http.connection import Connection
+from slipstream.server.http.connection import LEAST_READ, Connection
 from slipstream.server.http.limits import check
 from tests.http.entry import load
 from tests.http.fake import delta, done
@@ -352,8 +352,9 @@ def test_replies_that_are_not_read_are_cut_off(impatient: Served) -> None:
 
 
 def test_a_reply_that_is_read_slowly_is_not_cut_off() -> None:
-    """As long as something has been read since the last look."""
-    one, left = object.__new__(Connection), Mock(side_effect=(9, 8, 8, 8))
+    """As long as enough has been read since the last look."""
+    sizes = 1 << 20, (1 << 20) - LEAST_READ, 1 << 19, (1 << 19) - LEAST_READ + 1
+    one, left = object.__new__(Connection), Mock(side_effect=sizes)
     one.loop, one.transport = Mock(), Mock(get_write_buffer_size=left)
     one._wait_for_reader()
     for is_cut in (False, True):

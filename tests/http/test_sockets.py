@@ -191,3 +191,37 @@ def test_bytes_after_an_answer_to_a_broken_body(server: Served, caplog: pytest.L
         connection.sendall(b"no chunk\r\n")
         assert connection.recv(65536) == b""
     assert not [one for one in caplog.records if one.exc_info]
+
+
+def _of_chunks(data: bytes) -> tuple[list[bytes], bytes]:
+    """The chunks of a body, and what comes behind its end."""
+    chunks = []
+    while True:
+        size, _, data = data.partition(b"\r\n")
+        n = int(size, 16)
+        chunk, end, data = data[:n], data[n : n + 2], data[n + 2 :]
+        assert end == b"\r\n"
+        if not n:
+            return chunks, data
+        chunks.append(chunk)
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_the_bytes_of_a_stream(server: Served, version: bytes) -> None:
+    """A chunk for each event, and the connection goes on; HTTP/1.0 has neither chunks nor another request."""
+    body = json.dumps({"prompt": "a", "stream": True}).encode()
+    head = HEAD.replace(b"1.1", version) + b"content-length: %d\r\n\r\n" % len(body)
+    answer = raw(server.port, head + body + b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    fields, _, rest = answer.partition(b"\r\n\r\n")
+    assert fields.startswith(b"HTTP/1.1 200 ")
+    if version == b"1.0":
+        assert b"transfer-encoding" not in fields.lower()
+        assert rest.startswith(b"data: {")
+        assert rest.endswith(b"\n\ndata: [DONE]\n\n")
+        return
+    assert b"transfer-encoding: chunked" in fields.lower()
+    chunks, behind = _of_chunks(rest)
+    assert len(chunks) == len(list(server.engine.script(server.engine.requests[0]))) + 1
+    assert all(one.startswith(b"data: ") and one.endswith(b"\n\n") for one in chunks)
+    assert chunks[-1] == b"data: [DONE]\n\n"
+    assert behind.startswith(b"HTTP/1.1 200 ")
