@@ -109,11 +109,12 @@ mutants: setup
 clients: setup
 	$(ONE_THREAD) $(BIN)/python -m tests.clients $(ARGS)
 
-# The cluster on Ray, in an environment of its own: clients, replicas that are killed under a storm, and what it costs.
+# The cluster on Ray, in an environment of its own: clients, replicas that are killed and applications that change under
+# a storm, and what it costs.
 ray: setup
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
-	for part in clients storm chats overhead router_cost; do .venv-ray/bin/python -m tests.ray.$$part || exit 1; done
+	for part in clients storm changes chats overhead router_cost; do .venv-ray/bin/python -m tests.ray.$$part || exit 1; done
 
 # Installs the wheel beside Hugging Face's `kernels` in a fresh environment and asks the server there.
 wheel: setup

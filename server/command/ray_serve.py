@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib.util
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 from slipstream.server.command.starting import EXIT_INTERRUPTED, checked, configure_logs, preset
@@ -59,14 +60,16 @@ def _run(call: Call) -> int:
     from slipstream.server.cluster.on_ray.application import application_of
 
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     ray.init(address=call.own["ray_address"], log_to_driver=True, include_dashboard=call.own["dashboard"])
+    # Only now, as Ray sets its own handlers, which end the process at once and all streams with it.
+    _at_signals(signal.default_int_handler)
     try:
         serve.start(http_options=HTTPOptions(host=settings.host, port=settings.port, request_timeout_s=None))
         serve.run(application_of(settings, call.own), name=NAME, route_prefix="/")
+        _at_signals(lambda *_: stop.set())
         log.info("ready", url=f"http://{settings.host}:{settings.port}", replicas=call.own["replicas"])
         stop.wait()
+        _at_signals(signal.default_int_handler)  # a second one does not wait
         log.info("draining", timeout_s=settings.shutdown_timeout)
         serve.delete(NAME)
     except KeyboardInterrupt:
@@ -74,6 +77,11 @@ def _run(call: Call) -> int:
     finally:
         ray.shutdown()
     return 0
+
+
+def _at_signals(handler: Callable[[int, FrameType | None], object]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
 
 
 def refuse(call: Call) -> None:

@@ -21,6 +21,14 @@ N_REPLICAS, N_SLOTS = 3, 8
 CLUSTER = ("ray-serve", "--replicas", str(N_REPLICAS), "--replica-cpus", "0.1")
 SETTINGS = ("--ctx-size", "2048", "--parallel", str(N_SLOTS), "--threads", "1", "--max-queue", "200")
 READY_S = 300.0
+# As where the server has keys or a host that others reach.
+ENVIRON = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_AUTH_MODE": "disabled",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -75,9 +83,6 @@ def started(
     folder: Path, *more: str, n: int = N_REPLICAS, settings: Sequence[str] = SETTINGS
 ) -> Iterator[Cluster]:
     """The demo pair in `n` replicas; stopped at the end, and Ray with it."""
-    environ = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1", "OMP_NUM_THREADS": "1"}
-    # As where the server has keys or a host that others reach.
-    environ |= {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
     arguments = (CLUSTER[0], "--replicas", str(n), *CLUSTER[3:], *DEMO, *settings, *more)
-    with running(folder / "cluster.log", arguments, environ=environ, ready_s=READY_S) as server:
+    with running(folder / "cluster.log", arguments, environ=ENVIRON, ready_s=READY_S) as server:
         yield Cluster(server, n * N_SLOTS)

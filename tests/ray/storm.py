@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,16 @@ class Tally:
     ended: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     pauses_s: list[float] = field(default_factory=list)  # the longest of each stream that moved or waited
-    n_killed: int = 0
+    n_disturbed: int = 0
     seconds: float = 0.0
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there was a disturbance, and no request suffered."""
+        return not self.ended["failed"] and not self.ended["different"] and self.n_disturbed > 0
+
+
+Disturbance = Callable[[Tally], Coroutine[Any, Any, None]]
 
 
 class Client:
@@ -100,26 +109,30 @@ async def answers(url: str, n_streams: int) -> Known:
     return found
 
 
-async def storm(cluster: Cluster, known: Known, n_requests: int, n_streams: int) -> Tally:
-    """So many requests, while replicas are killed."""
+async def storm(url: str, known: Known, n_requests: int, n_streams: int, disturb: Disturbance) -> Tally:
+    """So many requests at most, until the disturbance ends."""
     tally = Tally()
     left = iter(range(n_requests))
 
     async def stream(seed: int) -> None:
         draw = random.Random(seed)
-        client = Client(cluster.url)
+        client = Client(url)
         async with client.http:
             for number in left:
+                if disturbing.done():
+                    return
                 await _one(client, draw, known, tally, number)
 
-    killing = asyncio.create_task(_kill(cluster, tally))
+    disturbing = asyncio.create_task(disturb(tally))
     started_s = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for seed in range(n_streams):
             group.create_task(stream(seed))
     tally.seconds = time.monotonic() - started_s
-    killing.cancel()
-    await asyncio.gather(killing, return_exceptions=True)
+    if disturbing.done():
+        disturbing.result()
+    disturbing.cancel()
+    await asyncio.gather(disturbing, return_exceptions=True)
     return tally
 
 
@@ -152,8 +165,24 @@ async def _kill(cluster: Cluster, tally: Tally) -> None:
         await asyncio.to_thread(cluster.wait_until_whole)
         await asyncio.sleep(draw.uniform(0.5, 2.0))
         await asyncio.to_thread(cluster.kill, draw)
-        tally.n_killed += 1
+        tally.n_disturbed += 1
         await asyncio.sleep(1.0)  # until it is known
+
+
+def say(tally: Tally, n_streams: int, what: str, surprises: list[str]) -> None:
+    """Print what came of it."""
+    print(
+        f"{sum(tally.ended.values())} requests over {n_streams} streams in {tally.seconds:.0f} s,"
+        f" {tally.n_disturbed} {what}: {dict(tally.ended)}"
+    )
+    pauses = sorted(tally.pauses_s)
+    if pauses:
+        print(
+            f"{len(pauses)} streams paused for more than {PAUSE_S:g} s: median {pauses[len(pauses) // 2]:.2f} s,"
+            f" p99 {pauses[int(len(pauses) * 0.99)]:.2f} s, longest {pauses[-1]:.2f} s"
+        )
+    for note in [*tally.notes[:10], *surprises[:5]]:
+        print(note)
 
 
 def main() -> None:
@@ -166,23 +195,17 @@ def main() -> None:
         with running(folder / "plain.log", (*DEMO, *SETTINGS)) as plain:
             known = asyncio.run(answers(plain.url, 16))
         with started(folder) as cluster:
-            tally = asyncio.run(storm(cluster, known, options.requests, options.streams))
-            log = cluster.server.log.read_text(errors="replace").splitlines()
-            surprises = [line for line in log if any(sign in line for sign in SURPRISES)]
-    pauses = sorted(tally.pauses_s)
-    print(
-        f"{sum(tally.ended.values())} requests over {options.streams} streams in {tally.seconds:.0f} s,",
-        end=" ",
-    )
-    print(f"{tally.n_killed} replicas killed: {dict(tally.ended)}")
-    if pauses:
-        print(
-            f"{len(pauses)} streams paused for more than {PAUSE_S:g} s: median {pauses[len(pauses) // 2]:.2f} s,"
-            f" p99 {pauses[int(len(pauses) * 0.99)]:.2f} s, longest {pauses[-1]:.2f} s"
-        )
-    for note in [*tally.notes[:10], *surprises[:5]]:
-        print(note)
-    sys.exit(1 if tally.ended["failed"] or tally.ended["different"] or not tally.n_killed else 0)
+            disturb = partial(_kill, cluster)
+            tally = asyncio.run(storm(cluster.url, known, options.requests, options.streams, disturb))
+            surprises = surprises_in(cluster.server.log)
+    say(tally, options.streams, "replicas killed", surprises)
+    sys.exit(0 if tally.is_good else 1)
+
+
+def surprises_in(log: Path) -> list[str]:
+    """Lines that no log should have."""
+    lines = log.read_text(errors="replace").splitlines()
+    return [line for line in lines if any(sign in line for sign in SURPRISES)]
 
 
 if __name__ == "__main__":
