@@ -1,8 +1,9 @@
 """Which replica has most of a prompt in its prefix cache, as far as that can be known from where prompts went before.
 
-A conversation's next turn begins with its last one, so it belongs where that ran, unless much more runs there than
-elsewhere: then computing the prompt again is cheaper than waiting. Prompts are compared as texts, in blocks, by chained
-hashes: tokens are not known here, and a wrong guess costs time alone. What SGLang's router does with a radix tree.
+A conversation's next turn begins with its last one, so it belongs where that ran, unless it would wait for a slot there
+and not so long elsewhere: computing the prompt again is cheaper than waiting. Prompts are compared as texts, in blocks,
+by chained hashes: tokens are not known here, and a wrong guess costs time alone. What SGLang's router does with a radix
+tree.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def _told(message: Mapping[str, Any], keys: Iterator[str]) -> Mapping[str, Any]:
 class Affinity:
     """Where prompts went. `choose` reads, `note` writes."""
 
-    def __init__(self, slack: int) -> None:
-        """slack: requests that a replica may have more than the least busy, and still get a prompt that it knows."""
-        self._slack = slack
+    def __init__(self, n_slots: int) -> None:
+        """n_slots: requests that run on a replica at once; more wait."""
+        self._n_slots = n_slots
         # By the hash of a prompt's beginning: the replica that had it last, the oldest first.
         self._homes: OrderedDict[int, str] = OrderedDict()
 
@@ -60,7 +61,7 @@ class Affinity:
         salt = blake2b(text[:_FIRST].encode(errors="surrogatepass"), digest_size=8).digest()
         names = sorted(loads, key=lambda name: (loads[name], _rank(salt, name)))
         home = self._home(list(_hashes(text, request.tenant)), loads)
-        if home is not None and loads[home] <= loads[names[0]] + self._slack:
+        if home is not None and (loads[home] < self._n_slots or loads[home] == loads[names[0]]):
             names.remove(home)
             names.insert(0, home)
         return names

@@ -40,7 +40,7 @@ def application_of(settings: Settings, own: Mapping[str, Any]) -> Application:
         request_router_config=RequestRouterConfig(
             # By name: a class would reach the ingresses as a copy, with module globals of its own.
             request_router_class=f"{PrefixRouter.__module__}.{PrefixRouter.__qualname__}",
-            request_router_kwargs={"slack": settings.parallel},
+            request_router_kwargs={"n_slots": settings.parallel},
         ),
         **_number(settings, own),
     )

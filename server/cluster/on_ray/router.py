@@ -13,9 +13,9 @@ from slipstream.server.cluster.run_frames import Assignment
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
     """Implements Ray Serve's `RequestRouter`. In the process of each ingress; two share nothing."""
 
-    def initialize_state(self, slack: int) -> None:
-        """Ray calls it with the deployment's `request_router_kwargs`. slack: as for `Affinity`."""
-        self._affinity = Affinity(slack)
+    def initialize_state(self, n_slots: int) -> None:
+        """Ray calls it with the deployment's `request_router_kwargs`. n_slots: of each replica."""
+        self._affinity = Affinity(n_slots)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
