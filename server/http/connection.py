@@ -14,7 +14,7 @@ from typing import Any
 
 import h11
 import orjson
-from starlette.types import Message, Receive, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slipstream.server.http.error_table import Problem
@@ -154,6 +154,28 @@ class Connection(H11Protocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+
+class ReaderLimit:
+    """ASGI layer for connections of other servers, which wait for a slow reader without end: it is gone after a while.
+
+    Every message has `timeout_s` to be taken.
+    """
+
+    def __init__(self, app: ASGIApp, timeout_s: float) -> None:
+        self.app = app
+        self.timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def limited(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    await send(message)
+            except TimeoutError:
+                log.warning("reader_timeout", seconds=self.timeout_s)
+                raise ClientGone from None
+
+        await self.app(scope, receive, limited)
 
 
 def _has_events(start: Message) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from slipstream.server.http.connection import ClientGone, ReaderLimit
 from tests.http.fake import delta, done, words
 from tests.http.serving import PATIENCE_S, Served, logged, send, served, until, with_loop
 
@@ -141,3 +144,26 @@ def test_a_stream_that_never_pauses_ends_with_its_connection(
         server.engine.script = words
         assert server.chat().status_code == 200
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+async def test_a_reader_that_takes_nothing_of_another_server(caplog: pytest.LogCaptureFixture) -> None:
+    """Behind `ReaderLimit` an application hears of it; what is taken in time is no trouble."""
+    taken: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        if message["body"] == b"late":
+            await asyncio.Event().wait()
+        taken.append(message["body"])
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        for body in (b"one", b"two", b"late", b"never"):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    with pytest.raises(ClientGone):
+        await ReaderLimit(answer, 0.05)({"type": "http"}, receive_nothing, send)
+    assert taken == [b"one", b"two"]
+    assert len(logged(caplog, "reader_timeout")) == 1
+
+
+async def receive_nothing() -> Message:
+    raise AssertionError

@@ -19,6 +19,7 @@ from slipstream.server.cluster.placement import asked
 from slipstream.server.cluster.runs import Runs
 from slipstream.server.command.starting import configure_logs
 from slipstream.server.http.app import create_app
+from slipstream.server.http.connection import ReaderLimit
 from slipstream.server.http.gate import Gate
 from slipstream.server.openai.formats.reading import Knowing
 
@@ -42,9 +43,10 @@ class Ingress:
         knowing = Knowing(settings)
         await knowing.of(self._engine)  # so that no request waits for it
         self._app = create_app(Gate(self._engine), settings, knowing)
+        self._timeout_s = settings.timeout
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return Leaving(self._app)
+        return Leaving(ReaderLimit(self._app, self._timeout_s))
 
     def _hear(self, names: frozenset[str]) -> None:
         """The router may have a thread of its own."""
