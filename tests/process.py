@@ -72,7 +72,7 @@ def running(
         )
     one = Running(process, f"http://127.0.0.1:{port}", log)
     try:
-        _wait(one, ready_s)
+        wait(one, "/health", ready_s)
         yield one
     finally:
         if process.poll() is None:
@@ -86,12 +86,13 @@ def running(
             process.stdin.close()
 
 
-def _wait(one: Running, ready_s: float) -> None:
+def wait(one: Running, path: str, ready_s: float) -> None:
+    """Until a page of the server is there. Raises AssertionError if that takes longer, or the process has ended."""
     end = time.monotonic() + ready_s
     while time.monotonic() < end:
         assert one.process.poll() is None, one.log.read_text()[-2000:]
         try:
-            with urllib.request.urlopen(one.url + "/health", timeout=5):
+            with urllib.request.urlopen(one.url + path, timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)

@@ -85,8 +85,8 @@ class Connection(H11Protocol):
     async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
         """The application with a `send` that raises `ClientGone` once the connection is lost.
 
-        Events are written here, as chunks (RFC 9112, 7.1): uvicorn's and h11's way costs as much as all else that is
-        done with an event. The head and the end of a stream go that way.
+        Events are written here, as chunks (RFC 9112, 7.1): uvicorn's and h11's way, which the head and the end of a
+        stream go, would be a seventh of the event loop's work for a token.
         """
         cycle = self.cycle
         has_events = False

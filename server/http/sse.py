@@ -62,7 +62,7 @@ class Events(EventSourceResponse):
             await close_all(self.streams)
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
-        """Without the library's time limit, which costs as much as all else that is done with an event.
+        """Without the library's time limit, a sixth of the event loop's work for a token.
 
         `connection.py` has a limit for every kind of reply.
         """

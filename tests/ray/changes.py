@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from tests.process import DEMO, ROOT, free_port, running
+from tests.process import DEMO, ROOT, Running, free_port, running, wait
 from tests.ray.cluster import ENVIRON, N_SLOTS, READY_S, SETTINGS, Cluster, started
 from tests.ray.storm import Client, Disturbance, Known, Tally, answers, request, say, storm, surprises_in
 
@@ -42,7 +42,6 @@ ARGS: dict[str, Any] = {
 }
 NUMBERS = (1, 3, 2, 3, 1, 2)  # of replicas, one after the other
 N_UPDATES = 2
-MOST_REQUESTS = 20_000  # of a storm, which ends before with what it is for
 SETTLED_S = 1.0  # for which a number stays
 # As `--max-replicas 3` has it, but in a hurry.
 SCALING = {
@@ -55,6 +54,7 @@ SCALING = {
 N_FEW = 3  # streams, for which a replica is enough
 N_LONG, LONG, UNDER_WAY_S = 12, 1200, 2.0  # streams, tokens of each, and seconds until they are interrupted
 NAME = "slipstream"
+STATE = "/api/serve/applications/"  # of Ray's dashboard
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Deployed:
         return [replica["state"] for replica in there] == ["RUNNING"] * self.n_replicas
 
     def _state(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{self.dashboard}/api/serve/applications/", timeout=60).json()
+        found: dict[str, Any] = httpx.get(self.dashboard + STATE, timeout=60).json()
         return found
 
     def surprises(self) -> list[str]:
@@ -133,28 +133,18 @@ def deployed(folder: Path) -> Iterator[Deployed]:
     dashboard = free_port()
     command = [BIN / "ray", "start", "--head", "--block", "--num-cpus", "4", "--port", "0"]
     command += ["--temp-dir", folder / "ray", "--dashboard-port", str(dashboard), "--disable-usage-stats"]
-    with (folder / "ray.log").open("wb") as log:
-        head = subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=log, stderr=subprocess.STDOUT)
+    log = folder / "ray.log"
+    with log.open("wb") as file:
+        head = subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=file, stderr=subprocess.STDOUT)
     try:
         one = Deployed(folder, f"http://127.0.0.1:{dashboard}", free_port())
-        _until_answering(one.dashboard + "/api/serve/applications/", head)
+        wait(Running(head, one.dashboard, log), STATE, READY_S)
         one.deploy()
         one.wait()
         yield one
     finally:
         head.terminate()
         head.wait(60)
-
-
-def _until_answering(url: str, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + READY_S
-    while True:
-        assert process.poll() is None, "Ray has not started"
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=10).status_code == 200:
-                return
-        assert time.monotonic() < end, "Ray's dashboard does not answer"
-        time.sleep(0.2)
 
 
 async def scale(one: Deployed, tally: Tally) -> None:
@@ -189,7 +179,7 @@ def under_change(one: Deployed, known: Known, n_streams: int) -> Iterator[Tally]
     """All changes of a deployed application, each under a storm."""
 
     def played(what: str, disturb: Disturbance, n_streams: int) -> Tally:
-        tally = asyncio.run(storm(one.url, known, MOST_REQUESTS, n_streams, disturb))
+        tally = asyncio.run(storm(one.url, known, sys.maxsize, n_streams, disturb))
         say(tally, n_streams, what, [])
         return tally
 
@@ -218,7 +208,7 @@ async def said_at_length(url: str, tally: Tally | None = None) -> list[Any]:
 
 
 async def stop(cluster: Cluster, known: list[Any]) -> Tally:
-    """SIGTERM for `slipstream ray-serve` while streams run: they end, nothing new begins, the status is 0."""
+    """SIGTERM for `slipstream ray-serve` while streams run: they end, and the status is 0."""
     tally = Tally()
     started_s = time.monotonic()
     saying = asyncio.create_task(said_at_length(cluster.url, tally))
