@@ -154,7 +154,7 @@ def test_a_message_waits_for_its_images(page: Any) -> None:
             }"""
         )
         assert hand_over(page, "paste", "#prompt", file(picture()))
-        page.wait_for_function("window.letGo !== undefined")
+        page.wait_for_function("() => window.letGo !== undefined")  # a function: the page forbids eval of a text
         sent = bodies(page)
         page.fill("#prompt", "Look")
         page.press("#prompt", "Enter")
