@@ -61,6 +61,11 @@ class Frame:
         tensors = self._layout.tensors(self._buffer)
         self.batch = replace(empty.with_parts(dict(zip(padding, tensors, strict=True))), frame=self)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Its spans and rows; no two frames of a store have the same."""
+        return self.n_spans, self.n_rows
+
     def takes(self, batch: Batch) -> bool:
         """Whether a batch of the host has room in it."""
         return all(
@@ -124,6 +129,11 @@ class Frames:
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.frames = sorted(frames, key=lambda one: (one.n_rows, one.n_spans))
+        self._by_size = {one.size: one for one in frames}
+
+    def of_size(self, n_spans: int, n_rows: int) -> Frame:
+        """The frame of so many spans and rows. Raises KeyError if there is none."""
+        return self._by_size[n_spans, n_rows]
 
     def place(self, batch: Batch, device: torch.device) -> Batch:
         """A batch of the host on the device: in the smallest frame that takes it, or by itself if none does."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.spread import Others, SpreadHeld
@@ -18,10 +19,25 @@ from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network
 from slipstream.engine.ranks import Ranks
 from slipstream.engine.service.run.follower import Follower
+from tests.recording import kept, record
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
 c10d: Any = torch.distributed
+
+
+class Gathering:
+    """A process group whose gatherings can be recorded, as a CUDA graph has NCCL's."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def _allgather_base(self, parts: Tensor, part: Tensor) -> Gathering:
+        kept(lambda parts, part: self._group._allgather_base(parts, part).wait(), parts, part)
+        return self
+
+    def wait(self) -> None:
+        """It has waited."""
 
 
 def together(n: int, work: Callable[[Ranks], T]) -> list[T]:
@@ -29,7 +45,7 @@ def together(n: int, work: Callable[[Ranks], T]) -> list[T]:
     meeting = c10d.HashStore()
 
     def one(rank: int) -> T:
-        return work(Ranks(rank, n, c10d.ProcessGroupGloo(meeting, rank, n)))
+        return work(Ranks(rank, n, Gathering(c10d.ProcessGroupGloo(meeting, rank, n))))
 
     with ThreadPoolExecutor(n) as pool:
         return list(pool.map(one, range(n)))
@@ -45,19 +61,22 @@ class Divided:
         dtype: torch.dtype,
         n_ctx: int,
         n_vocab: int | None,
-        kept: torch.dtype | None = None,
+        kept_dtype: torch.dtype | None = None,
     ) -> None:
-        """kept: dtype of keys and values; None: the network's."""
+        """kept_dtype: dtype of keys and values; None: the network's."""
 
         def load(ranks: Ranks) -> Network:
             return load_network(folder, dtype, CPU, n_ctx, n_vocab, ranks)
 
+        def follower(network: Network) -> Follower:
+            return Follower(network, network.ranks, kept_dtype, lambda device: record)
+
         self.network, *others = together(n, load)
-        self._kept = kept
+        self._kept = kept_dtype
         ends = [Pipe() for _ in others]
         self.others = Others([ours for ours, _ in ends])
         self._threads = [
-            threading.Thread(target=Follower(network, network.ranks, kept).serve, args=(its,), daemon=True)
+            threading.Thread(target=follower(network).serve, args=(its,), daemon=True)
             for network, (_, its) in zip(others, ends, strict=True)
         ]
         for thread in self._threads:

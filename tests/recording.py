@@ -8,6 +8,7 @@ there.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -81,25 +82,43 @@ def is_in_place(function: Any) -> bool:
     return schema is not None and schema.is_mutable
 
 
+def kept(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call it, as one operation of the tape that this thread records; whatever it does, it may look at values."""
+    tape = _get_current_dispatch_mode()
+    if not isinstance(tape, Tape):
+        return function(*args, **kwargs)
+    with _disable_current_modes():
+        return tape.keep(function, args, kwargs)
+
+
+_CALL, _TOLIST = dispatch.Op.__call__, Tensor.tolist
+_LOCK, _TAPES = threading.Lock(), list[Tape]()  # ranks record at the same time, each in a thread
+
+
+def _kept_op(op: dispatch.Op[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
+    return kept(_CALL, op, *args, **kwargs)
+
+
+def _listed(tensor: Tensor) -> Any:  # no operation of torch: a tape would not see it
+    if isinstance(_get_current_dispatch_mode(), Tape):
+        raise ReadsValueError("tolist")
+    return _TOLIST(tensor)
+
+
 @contextlib.contextmanager
 def ops_kept(tape: Tape) -> Iterator[None]:
     """Our own ops are operations of the tape inside the block; only they may look at values."""
-    original, tolist = dispatch.Op.__call__, Tensor.tolist
-
-    def call(op: dispatch.Op[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
-            return tape.keep(lambda *a, **k: original(op, *a, **k), args, kwargs)
-
-    def listed(tensor: Tensor) -> Any:  # no operation of torch: a tape would not see it
-        if _get_current_dispatch_mode() is tape:
-            raise ReadsValueError("tolist")
-        return tolist(tensor)
-
-    dispatch.Op.__call__, Tensor.tolist = call, listed  # type: ignore[method-assign,assignment]
+    with _LOCK:
+        _TAPES.append(tape)
+        dispatch.Op.__call__ = _kept_op  # type: ignore[method-assign,assignment]
+        Tensor.tolist = _listed  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        dispatch.Op.__call__, Tensor.tolist = original, tolist  # type: ignore[method-assign]
+        with _LOCK:
+            _TAPES.remove(tape)
+            if not _TAPES:
+                dispatch.Op.__call__, Tensor.tolist = _CALL, _TOLIST  # type: ignore[method-assign]
 
 
 def record(work: Callable[[], None]) -> Replay:

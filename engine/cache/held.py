@@ -42,8 +42,11 @@ class Held:
         """Around every pass over the memory: all ranks run it."""
         return _NOTHING
 
-    def note(self, batch: Batch) -> None:
-        """The batch, on the host, of the pass that runs next."""
+    def note(self, batch: Batch, frame: tuple[int, int] | None) -> None:
+        """The batch, on the host, of the pass that runs next; spans and rows of the frame it runs in, if it does."""
+
+    def capture(self, sizes: Sequence[tuple[int, int]], n_pages: int, n_drafts: int) -> None:
+        """Passes over the memory are captured next, in frames as `Store.make_frames` makes them."""
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy all layers' rows of one page onto another."""

@@ -95,6 +95,7 @@ class SpreadHeld(Held):
         super().__init__(own, sizes, dtype, device)
         self._whole = Held(whole, sizes, dtype, _META)
         self._batch: Batch | None = None
+        self._frame: tuple[int, int] | None = None
         self._page_joints: dict[PageKind, list[Joint | None]] = {"full": [], "window": []}
         for need in (one for one in own if one.source is None):
             self._page_joints["full" if need.window is None else "window"] += need.page_joints
@@ -104,7 +105,8 @@ class SpreadHeld(Held):
     def together(self) -> Generator[None]:
         """All ranks run the noted batch. If it fails on one, the others wait for what never comes: it ends all."""
         assert self._batch is not None
-        self._others.say(Message("run", self._batch.has, list(self._batch.parts.values())))
+        arguments = self._frame, self._batch.has
+        self._others.say(Message("run", arguments, list(self._batch.parts.values())))
         try:
             yield
         except RankLost:
@@ -112,8 +114,11 @@ class SpreadHeld(Held):
         except Exception as error:
             raise RankLost("its part of a pass has failed") from error
 
-    def note(self, batch: Batch) -> None:
-        self._batch = batch
+    def note(self, batch: Batch, frame: tuple[int, int] | None) -> None:
+        self._batch, self._frame = batch, frame
+
+    def capture(self, sizes: Sequence[tuple[int, int]], n_pages: int, n_drafts: int) -> None:
+        self._others.say(Message("capture", (list(sizes), n_pages, n_drafts)))
 
     def copy_page(self, source: int, target: int) -> None:
         self._others.say(Message("copy_page", (source, target)))

@@ -62,6 +62,7 @@ class Store:
 
     def make_frames(self, sizes: Sequence[tuple[int, int]], n_pages: int, n_drafts: int) -> list[Frame]:
         """Frames of these (spans, rows). n_pages: of a sequence at full length; n_drafts: of a slot at most."""
+        self.held.capture(sizes, n_pages, n_drafts)
         room = Room(
             n_pages=n_pages,
             spare_page=self.sizes.n_pages,
@@ -72,8 +73,9 @@ class Store:
 
     def place(self, batch: Batch) -> Batch:
         """A batch of the host, which is about to run, on the device."""
-        self.held.note(batch)
-        return self.frames.place(batch, self.device)
+        placed = self.frames.place(batch, self.device)
+        self.held.note(batch, placed.frame.size if isinstance(placed.frame, Frame) else None)
+        return placed
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy all layers' rows of one page onto another, for copy-on-write of a shared page."""

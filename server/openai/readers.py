@@ -244,7 +244,7 @@ def _are_ids(value: Any) -> bool:
 
 def _text_of(value: Any) -> Any:
     """The text of llama-server's `{"prompt_string": …}` without media; other values as they are."""
-    if isinstance(value, dict) and not value.get("multimodal_data"):
+    if isinstance(value, dict) and value.get("multimodal_data") in (None, []):
         return value.get("prompt_string")
     return value
 
@@ -323,9 +323,7 @@ _Names = Annotated[list[_Name], Field(min_length=1, max_length=MAX_TYPES)]
 _Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 _Biases = (
-    Annotated[
-        dict[_Text, _Bias], Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False})
-    ]
+    Annotated[dict[_Text, _Bias], Field(max_length=MAX_BIASES)]
     | Annotated[list[tuple[TokenId | _Text, _Bias]], Field(max_length=MAX_BIASES)]
 )
 _Samplers = list[Literal[(*SAMPLERS, *OTHER_SAMPLERS)]]  # type: ignore[valid-type]

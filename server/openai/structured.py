@@ -48,10 +48,13 @@ def read_response_format(value: Any) -> Any:
         )
     if inner is not None and not isinstance(inner, dict):
         raise wrong("json_schema should be an object with a schema")
+    texts = [(inner or {}).get(name) for name in ("name", "description")]
     if inner and not (
-        isinstance(inner.get("name"), str | None) and isinstance(inner.get("strict"), bool | None)
+        all(isinstance(one, str | None) for one in texts) and isinstance(inner.get("strict"), bool | None)
     ):
-        raise wrong("json_schema should have a string as 'name' and true or false as 'strict'")
+        raise wrong(
+            "json_schema should have strings as 'name' and 'description' and true or false as 'strict'"
+        )
     schema = (inner or {}).get("schema", value.get("schema"))
     if schema is None and kind == "json_object":
         return "json_schema", ANY_OBJECT

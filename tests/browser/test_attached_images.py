@@ -154,7 +154,8 @@ def test_a_message_waits_for_its_images(page: Any) -> None:
             }"""
         )
         assert hand_over(page, "paste", "#prompt", file(picture()))
-        page.wait_for_function("() => window.letGo !== undefined")  # a function: the page forbids eval of a text
+        # As a function: the page's policy forbids the evaluation of a text, which a second look would be.
+        page.wait_for_function("() => window.letGo !== undefined")
         sent = bodies(page)
         page.fill("#prompt", "Look")
         page.press("#prompt", "Enter")

@@ -279,6 +279,7 @@ OF_LLAMA = [
     Row({}, "prompt", "required", "missing_field", NATIVE),
     native("prompt", "a string, a list", prompt={"prompt_string": 7}),
     native("prompt", "a string, a list", prompt={"prompt_string": "a", "multimodal_data": ["b"]}),
+    native("prompt", "a string, a list", prompt={"prompt_string": "a", "multimodal_data": {}}),
     native("prompt", "a string, a list", prompt=["a", {}]),
     native("prompt", "not be empty", prompt=""),
     native("prompt", "a string, a list", prompt=[]),
@@ -348,6 +349,7 @@ OF_RESPONSES = [
     format_("only the types", UNSUPPORTED, type="xml"),
     format_("a schema", type="json_schema"),
     format_("JSON schema", type="json_schema", name="a", schema=7),
+    format_("'description'", type="json_schema", name="a", description={}),
     response(
         "text.format",
         "response_format",

@@ -35,5 +35,5 @@ class RanksLab(Lab):
         return self.divided.store(sizes) if network is self.target else super()._store(network, sizes)
 
     def engine(self, bench: Bench, future: Callable[[Slot], Sequence[int]] | None = None) -> Engine:
-        """Without captures: the ranks do not replay together."""
-        return super().engine(replace(bench, captured=False), future)
+        """Replays are not launched ahead: what a frame is given on the device, other ranks do not have."""
+        return super().engine(replace(bench, overlaps=bench.overlaps and not bench.captured), future)

@@ -35,7 +35,7 @@ def compare_all_sizes(lab: Lab) -> list[str]:
     n_layers = target.config.n_layers
     tapped = (0, 2, n_layers, n_layers + 1)
     stream = torch.zeros(1, target.config.d_model, dtype=target.dtype, device=target.device)
-    captured = Capturing(lab.capture, sizes, 8, N_DRAFTS, stream).forward(target.forward, store, tapped)
+    captured = Capturing(lab.capture, sizes, 8, N_DRAFTS, stream).forward(target.run, store, tapped)
     filled = store.frames
     pages = [*store.page_tensors, *store.window_tensors]  # [n_pages + 1, …] each
     wrong = []
@@ -51,7 +51,8 @@ def compare_all_sizes(lab: Lab) -> list[str]:
         store.frames = filled
         batch = cache.batch(forward.STORE, spans)
         assert batch.frame is not None
-        logits = captured(batch, store, taps)
+        with store.held.together():
+            logits = captured(batch, store, taps)
         n_own = sum(len(one.token_ids) for one in spans)
         pairs = [(logits, meant)]
         pairs += zip((one[:n_own] for one in taps.of(tapped)), meant_taps.of(tapped), strict=True)

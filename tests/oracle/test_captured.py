@@ -16,6 +16,7 @@ from slipstream.engine.batch import Batch
 from slipstream.engine.frames import ROWS, Frame, frame_sizes
 from tests.oracle.lab import DEMO, Bench, Lab, play
 from tests.oracle.lossless import HEADS, demo_cases, folders_of
+from tests.oracle.ranks_lab import RanksLab
 from tests.oracle.replays import compare_all_sizes, same_drafts
 from tests.recording import ReadsValueError, record
 
@@ -33,6 +34,18 @@ def test_every_captured_size_gives_the_bits_of_the_pass_itself(lab: Lab) -> None
 
 def test_every_captured_size_gives_the_bits_of_the_pass_itself_with_windows(tmp_path: Path) -> None:
     assert compare_all_sizes(Lab(folders_of("window", tmp_path), torch.bfloat16)) == []
+
+
+@pytest.mark.parametrize("kind", ["paged", "window", "many-heads"])
+def test_ranks_replay_together(kind: str, tmp_path: Path) -> None:
+    """Gatherings are captured as well, and the first rank names the frame that all of them replay."""
+    lab = RanksLab(folders_of(kind, tmp_path), torch.bfloat16, 2)
+    if kind != "many-heads":  # whose states move with every pass
+        assert compare_all_sizes(lab) == []
+    n_accepted, same = same_drafts(lab, ("draft-model",))
+    assert same
+    assert n_accepted > 0
+    lab.divided.close()
 
 
 @pytest.mark.parametrize("lab", [torch.bfloat16], ids=str, indirect=True)

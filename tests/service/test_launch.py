@@ -156,25 +156,23 @@ async def test_memory_of_states_is_told_and_a_size_without_use_refused(
         launch(replace(base, model=str(dense), cache_ram=1))
 
 
+def fails(work: Callable[[], None]) -> Callable[[], None]:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
 @pytest.mark.parametrize("works", [True, False])
 def test_passes_are_captured_where_that_works(
     works: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on CUDA, with a tape for graphs."""
-
-    def capture(work: Callable[[], None]) -> Callable[[], None]:
-        if not works:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return record(work)
-
-    monkeypatch.setattr(launching, "cuda_capture", lambda device: capture)
+    monkeypatch.setattr(launching, "cuda_capture", lambda device: record if works else fails)
     settings = Settings(model=TARGET, model_draft=DRAFT, parallel=2, ctx_size=256, draft_max=3)
     served = launch(settings)
     engine = served._engine
     target = engine._cache.stores["target"]
     assert not target.frames.frames  # not on the CPU
     with caplog.at_level("INFO"), torch.inference_mode():
-        launching._capture(engine, engine.target, settings, n_drafts=3)
+        launching._capture(engine, engine.target, settings, 3, None)
     asyncio.run(served.close())
     assert ("captured sizes=" in caplog.text) == works
     assert ("--no-cuda-graphs" in caplog.text) != works
@@ -182,6 +180,22 @@ def test_passes_are_captured_where_that_works(
     if works:
         assert {(one.n_spans, one.n_rows) for one in target.frames.frames} == set(frame_sizes(2, 3))
         assert engine._target.captured is not None
+
+
+async def test_ranks_capture_their_passes_together_or_the_server_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other ranks may have captured what this one has not, so there is no going on without graphs."""
+    monkeypatch.setattr(launching, "cuda_capture", lambda device: fails)
+    settings = Settings(model=TARGET, parallel=2, ctx_size=256, tensor_parallel_size=2, threads=2)
+    served = launch(settings)
+    engine, processes = served._engine, served._processes
+    with pytest.raises(
+        LoadError, match=r"captured on all ranks; --no-cuda-graphs .*: operation not permitted"
+    ):
+        launching._capture(engine, engine.target, settings, 3, processes)
+    assert all(one.poll() is not None for one in processes._processes)
+    await served.close()
 
 
 def test_a_start_on_the_cpu_loads_no_compiler_of_kernels_for_gpus() -> None:

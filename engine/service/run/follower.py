@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
 import torch
@@ -11,6 +12,7 @@ from slipstream.engine.cache.messages import Message
 from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.spread import Part
 from slipstream.engine.cache.store import Store
+from slipstream.engine.models.captured import Capture, Capturing, Forward, cuda_capture
 from slipstream.engine.models.network import Network
 from slipstream.engine.ranks import Ranks
 
@@ -18,9 +20,16 @@ from slipstream.engine.ranks import Ranks
 class Follower:
     """A part of the target with the memory of its layers. It knows of no sequence."""
 
-    def __init__(self, network: Network, ranks: Ranks, kept_dtype: torch.dtype | None) -> None:
-        """kept_dtype: of keys and values; None: the network's."""
-        self._network, self._ranks = network, ranks
+    def __init__(
+        self,
+        network: Network,
+        ranks: Ranks,
+        kept_dtype: torch.dtype | None,
+        capture: Callable[[torch.device], Capture] = cuda_capture,
+    ) -> None:
+        """kept_dtype: of keys and values; None: the network's. capture: as the first rank captures its passes."""
+        self._network, self._ranks, self._capture_on = network, ranks, capture
+        self._forward: Forward = network.run
         self._needs = [need.kept_in(kept_dtype) for need in network.needs]
         self._part: Part | None = None
         self._store: Store | None = None
@@ -40,16 +49,35 @@ class Follower:
             self._allocate(Sizes(**message.arguments[0]))
             return
         assert self._part is not None
-        assert self._store is not None
         if message.verb == "run":
-            names = Batch.part_names(message.arguments)
-            parts = dict(zip(names, message.tensors, strict=True))
-            batch = Batch.of_parts(parts).to(self._network.device)
-            self._network.run(batch, self._store)
+            self._run(message)
+        elif message.verb == "capture":
+            self._capture(*message.arguments)
         else:
             self._part.follow(message)
 
+    def _run(self, message: Message) -> None:
+        """A pass of the batch, in the frame that the first rank runs it in."""
+        assert self._store is not None
+        frame, has = message.arguments
+        batch = Batch.of_parts(dict(zip(Batch.part_names(has), message.tensors, strict=True)))
+        placed = (
+            batch.to(self._network.device)
+            if frame is None
+            else self._store.frames.of_size(*frame).fill(batch)
+        )
+        self._forward(placed, self._store, None)
+
+    def _capture(self, sizes: Sequence[tuple[int, int]], n_pages: int, n_drafts: int) -> None:
+        """Capture passes while the first rank captures its own: neither runs, nor is captured, without the other."""
+        assert self._store is not None
+        network = self._network
+        stream = torch.zeros(1, network.config.d_model, dtype=network.dtype, device=network.device)
+        capturing = Capturing(self._capture_on(network.device), sizes, n_pages, n_drafts, stream)
+        self._forward = capturing.forward(network.run, self._store)
+
     def _allocate(self, sizes: Sizes) -> None:
         network = self._network
+        self._forward = network.run
         self._part = Part(self._needs, sizes, network.dtype, network.device, self._ranks)
         self._store = Store(self._needs, sizes, network.dtype, network.device, self._part)

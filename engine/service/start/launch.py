@@ -24,7 +24,7 @@ from slipstream.engine.core import forward
 from slipstream.engine.core.engine import Capacity, Engine
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.device_loss import raise_if_lost
-from slipstream.engine.errors import DraftMismatch, SettingError
+from slipstream.engine.errors import DraftMismatch, LoadError, SettingError
 from slipstream.engine.frames import frame_sizes
 from slipstream.engine.images import OpenVision
 from slipstream.engine.models.captured import Capturing, cuda_capture
@@ -127,8 +127,8 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
     acceptance = coupled if rates is None else SyntheticAcceptance(rates, tokenizer.eos_ids)
     waiting = Waiting(settings.max_queue_wait, settings.request_timeout)
     engine = Engine(target, cache, chain, capacity, acceptance, waiting)
-    if settings.cuda_graphs and target.device.type == "cuda" and processes is None:
-        _capture(engine, target, settings, n_drafts=settings.draft_max if types else 0)
+    if settings.cuda_graphs and target.device.type == "cuda":
+        _capture(engine, target, settings, settings.draft_max if types else 0, processes)
     with _phase("warm"):
         engine.warm_up(settings.draft_max)
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size), sight)
@@ -166,8 +166,13 @@ def _always_in_full(settings: Settings, drafters: Sequence[Drafter]) -> Settings
     return replace(settings, spec_adaptive=False, draft_max=min([settings.draft_max, *longest]))
 
 
-def _capture(engine: Engine, target: Network, settings: Settings, n_drafts: int) -> None:
-    """Capture the passes of all networks as CUDA graphs. If that fails, they run without graphs."""
+def _capture(
+    engine: Engine, target: Network, settings: Settings, n_drafts: int, processes: RankProcesses | None
+) -> None:
+    """Capture the passes of all networks as CUDA graphs. If that fails, they run without graphs.
+
+    Raises `LoadError` if it fails where ranks capture together: the others may have got further, or wait for this one.
+    """
     started = time.perf_counter()
     capturing = Capturing(
         cuda_capture(target.device),
@@ -179,6 +184,11 @@ def _capture(engine: Engine, target: Network, settings: Settings, n_drafts: int)
     try:
         engine.capture(capturing)
     except Exception as error:
+        if processes is not None:
+            processes.close()
+            raise LoadError(
+                f"passes could not be captured on all ranks; --no-cuda-graphs does not try: {error}"
+            ) from error
         raise_if_lost(error)
         log.exception(
             "passes could not be captured and run slower than they should; --no-cuda-graphs does not try"
