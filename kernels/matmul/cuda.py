@@ -1,4 +1,4 @@
-"""Linear layers on CUDA for few rows: weights go through the tensor cores once, whatever the number of rows.
+"""Linear layers on CUDA: up to 64 rows the weights go through the tensor cores once, whatever the number of rows.
 
 The weight's shape alone says how the inner dimension is cut into splits and in which order they are added, so a row
 has the same bits alone, beside others, and in a prompt of any length.
@@ -17,8 +17,8 @@ from slipstream.kernels.matmul.quantized import Int4Weight, Quantized
 from slipstream.kernels.matmul.reference import take_rows as take_rows
 from slipstream.kernels.torch_op import torch_op
 
-STAGES, THREADS = 3, 128  # as in matmul.cu
-WIDTHS = (16, 32, 64)  # rows of a block: eight times N_TILES
+STAGES, TEAM, TEAM_ROWS = 3, 128, 64  # as in matmul.cu: threads of a team, and its rows at most
+WIDTHS = (16, 32, 64, 128)  # rows of a block: eight times N_TILES
 BITS = (16, 8, 4)  # of a weight
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 SOURCE = Source(
@@ -28,6 +28,7 @@ SOURCE = Source(
 )
 SPLIT_BELOW = 256  # tiles: a weight with fewer is split, to two blocks for each of about 132 multiprocessors
 SPREAD_BELOW = 256  # tiles: launches with fewer give every split a block of its own
+WIDEST_FROM = 128  # blocks of the widest kind, which keep about 132 multiprocessors busy one at a time
 LEAST_STEPS = 4  # of a split: with fewer the pipeline hardly starts
 MOST_SPLITS = 16
 
@@ -103,10 +104,10 @@ def product(
     (n_rows, n_in), (n_tiles, n_steps, n_bytes), (n_out, group) = x.shape, codes.shape, sizes
     out = x.new_empty(n_rows, n_out, dtype=out_dtype)
     wide = out_dtype == torch.float32
-    width = next((n for n in WIDTHS if n_rows <= n), WIDTHS[-1])
+    width = _width(n_rows, n_tiles)
     row_tiles, splits = -(-n_rows // width), n_splits(n_out, n_in)
     # With many rows there are blocks enough: each runs all splits of its tile, in the same order.
-    spread = splits > 1 and row_tiles * n_tiles < SPREAD_BELOW
+    spread = splits > 1 and width <= TEAM_ROWS and row_tiles * n_tiles < SPREAD_BELOW
     partials = (
         x.new_empty(row_tiles * n_tiles * splits * width * TILE, dtype=torch.float32) if spread else None
     )
@@ -114,12 +115,20 @@ def product(
         SOURCE,
         f"linear<{NAMES[x.dtype]}, {n_bytes * 8 // (TILE * STEP)}, {width // 8}>",
         (row_tiles, n_tiles, splits if spread else 1),
-        THREADS,
+        TEAM * -(-width // TEAM_ROWS),
         *(x, codes, words, bias, None if wide else out, out if wide else None, partials, n_done),
         *(n_rows, n_in, n_out, n_steps, splits, 0 if words is None else words.shape[1], group),
         shared=_shared(n_bytes, width),
     )
     return out
+
+
+def _width(n_rows: int, n_tiles: int) -> int:
+    """Rows of a block. No part of a result's bits: a row's sums are the same in each."""
+    *of_one_team, widest = WIDTHS
+    if n_rows > TEAM_ROWS and -(-n_rows // widest) * n_tiles >= WIDEST_FROM:
+        return widest
+    return next((n for n in of_one_team if n_rows <= n), TEAM_ROWS)
 
 
 def _shared(n_code_bytes: int, width: int) -> int:

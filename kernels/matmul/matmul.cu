@@ -1,4 +1,4 @@
-// y = x W^T + bias for few rows: every weight is read once, straight into the registers of a tensor-core product.
+// y = x W^T + bias: for few rows every weight is read once, straight into the registers of a tensor-core product.
 //
 // A block makes TILE outputs of at most 8 N_TILES rows. Weights are the product's left side (16 outputs), rows its right
 // side (8 rows), so one row costs what eight cost. The bits of an output follow from the weight's shape alone: inputs
@@ -13,7 +13,17 @@
 #include "mma.cuh"
 
 constexpr int STAGES = 3;     // of 16 bits; codes have as many as that room holds
-constexpr int THREADS = 128;  // eight copy a row's step, so all of them 16 rows
+constexpr int TEAM = 128;     // threads that have the same rows: four warps, each with outputs of its own
+constexpr int EIGHTHS = 8;    // threads that copy a row's step
+
+// Sums of more than eight tiles of rows do not fit a lane's registers. A block of more has teams, which share its weights
+// and have their own rows, so that many rows read weights from L2 less often.
+template <int N_TILES>
+constexpr int TEAMS = N_TILES > 8 ? N_TILES / 8 : 1;
+template <int N_TILES>
+constexpr int OWN = N_TILES / TEAMS<N_TILES>;  // tiles of a team
+template <int N_TILES>
+constexpr int THREADS = TEAM * TEAMS<N_TILES>;
 
 // Bytes of a stage of the pipeline, and how many there are.
 template <int BITS, int N_TILES>
@@ -27,7 +37,14 @@ struct Stage {
 
 // Sums of a warp's outputs: [part of 16 outputs][eight rows][as in mma.cuh].
 template <int N_TILES>
-using Sums = float[PARTS][N_TILES][4];
+using Sums = float[PARTS][OWN<N_TILES>][4];
+
+__device__ inline int warp_of_team() { return threadIdx.x / WARP % (TEAM / WARP); }
+// The first row of the thread's team within its block.
+template <int N_TILES>
+__device__ inline int first_of_team() {
+  return threadIdx.x / TEAM * (8 * OWN<N_TILES>);
+}
 
 // What a block works on. Steps are counted over all inputs; split s owns steps s * n_steps / n_splits up to the next's.
 template <class T>
@@ -50,15 +67,16 @@ __device__ inline int cell_of_row(int row, int chunk) { return row * STEP + ((ch
 template <class T, int BITS, int N_TILES>
 struct Feed {
   using Bytes = Stage<BITS, N_TILES>;
+  static constexpr int AT_ONCE = THREADS<N_TILES> / EIGHTHS;
   const Work<T>& work;
   const unsigned char* codes;
   const unsigned* words = nullptr;  // null: others copy them
-  const T* row;                     // of every 16 rows the thread copies 8 inputs of one
+  const T* row;                     // of as many rows as all copy at a time the thread copies 8 inputs of one
   int place, input, n_before = 0;   // n_before: inputs of the words' group that lie before the step
 
   __device__ Feed(const Work<T>& work, int step) : work(work) {
     codes = work.codes + static_cast<long long>(step) * Bytes::CODES + threadIdx.x * 16;
-    place = work.first_row + threadIdx.x / 8, input = step * STEP + threadIdx.x % 8 * 8;
+    place = work.first_row + threadIdx.x / EIGHTHS, input = step * STEP + threadIdx.x % EIGHTHS * 8;
     row = work.x + static_cast<long long>(place) * work.n_in + input;
     const int block = threadIdx.x / WARP;
     if (BITS < 16 && (block == 0 || (block == 1 && work.changes_within_step()))) {
@@ -70,8 +88,8 @@ struct Feed {
 
   __device__ void next(unsigned char* stage) {
 #pragma unroll
-    for (int i = 0; i < Bytes::CODES / 16 / THREADS; ++i)
-      copy16(stage + (i * THREADS + threadIdx.x) * 16, codes + i * THREADS * 16);
+    for (int i = 0; i < Bytes::CODES / 16 / THREADS<N_TILES>; ++i)
+      copy16(stage + (i * THREADS<N_TILES> + threadIdx.x) * 16, codes + i * THREADS<N_TILES> * 16);
     codes += Bytes::CODES;
     if (BITS < 16 && words != nullptr) {
       copy16(stage + Bytes::CODES + threadIdx.x * 16, words);
@@ -79,9 +97,10 @@ struct Feed {
     }
     T* rows = reinterpret_cast<T*>(stage + Bytes::CODES + Bytes::WORDS);
 #pragma unroll
-    for (int i = 0; i < N_TILES / 2; ++i) {
-      T* to = rows + cell_of_row(i * 16 + threadIdx.x / 8, threadIdx.x % 8);
-      copy16(to, row + i * 16LL * work.n_in, place + i * 16 < work.n_rows && input < work.n_in);
+    for (int i = 0; i < 8 * N_TILES / AT_ONCE; ++i) {
+      T* to = rows + cell_of_row(i * AT_ONCE + threadIdx.x / EIGHTHS, threadIdx.x % EIGHTHS);
+      const long long further = i * AT_ONCE;
+      copy16(to, row + further * work.n_in, place + further < work.n_rows && input < work.n_in);
     }
     row += STEP, input += STEP;
   }
@@ -91,16 +110,17 @@ template <class T, int BITS, int N_TILES>
 __device__ inline void multiply(
     const Work<T>& work, const unsigned char* stage, Meaning<T, BITS>& meaning, Sums<N_TILES>& sums) {
   using Bytes = Stage<BITS, N_TILES>;
-  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, pair = lane % 4;
-  constexpr int PIECE = Bytes::CODES / (THREADS / WARP) / (STEP / BLOCK) / PARTS;
+  const int lane = threadIdx.x % WARP, warp = warp_of_team(), group = lane / 4, pair = lane % 4;
+  constexpr int PIECE = Bytes::CODES / (TEAM / WARP) / (STEP / BLOCK) / PARTS;
   const unsigned char* codes = stage + warp * (STEP / BLOCK * PARTS) * PIECE;
   const unsigned* words = reinterpret_cast<const unsigned*>(stage + Bytes::CODES) + (warp * 8 + group) * 4;
-  const T* rows = reinterpret_cast<const T*>(stage + Bytes::CODES + Bytes::WORDS);
+  const T* rows = reinterpret_cast<const T*>(stage + Bytes::CODES + Bytes::WORDS) +
+                  cell_of_row(first_of_team<N_TILES>(), 0);
 #pragma unroll
   for (int block = 0; block < STEP / BLOCK; ++block) {
-    uint4 x[N_TILES];
+    uint4 x[OWN<N_TILES>];
 #pragma unroll
-    for (int n = 0; n < N_TILES; ++n)
+    for (int n = 0; n < OWN<N_TILES>; ++n)
       x[n] = *reinterpret_cast<const uint4*>(rows + cell_of_row(8 * n + group, block * 4 + pair));
     if constexpr (BITS < 16)
       if (block == 0 || work.changes_within_step()) meaning.take(words + block * TILE);
@@ -109,7 +129,7 @@ __device__ inline void multiply(
       unsigned weights[2][4];
       meaning.widen(codes + (block * PARTS + part) * PIECE, part, weights);
 #pragma unroll
-      for (int n = 0; n < N_TILES; ++n) {
+      for (int n = 0; n < OWN<N_TILES>; ++n) {
         mma_16x8x16<T>(sums[part][n], weights[0], {x[n].x, x[n].y});
         mma_16x8x16<T>(sums[part][n], weights[1], {x[n].z, x[n].w});
       }
@@ -122,7 +142,7 @@ __device__ inline void add(Sums<N_TILES>& total, Sums<N_TILES>& sums) {
 #pragma unroll
   for (int part = 0; part < PARTS; ++part)
 #pragma unroll
-    for (int n = 0; n < N_TILES; ++n)
+    for (int n = 0; n < OWN<N_TILES>; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         total[part][n][i] += sums[part][n][i];
@@ -161,17 +181,17 @@ __device__ inline void run_splits(const Work<T>& work, int first_split, int end_
 }
 
 // Leaves the block's sums in memory. True in the block that comes last of its tile: it finds all of them there and adds
-// them, from the first split to the last.
+// them, from the first split to the last. For blocks of one team.
 template <int N_TILES>
 __device__ inline bool combine(float4* partials, int* n_done, int n_wanted, Sums<N_TILES>& total) {
   __shared__ int n_before;
   const int tile = blockIdx.x * gridDim.y + blockIdx.y, pair = threadIdx.x % 4, n_splits = gridDim.z;
-  constexpr int SIZE = PARTS * N_TILES * THREADS;
+  constexpr int SIZE = PARTS * N_TILES * TEAM;
   float4* mine = partials + (static_cast<long long>(tile) * n_splits + blockIdx.z) * SIZE + threadIdx.x;
 #pragma unroll
   for (int i = 0; i < PARTS * N_TILES; ++i) {
     const float(&four)[4] = total[i / N_TILES][i % N_TILES];
-    if (i % N_TILES * 8 + 2 * pair < n_wanted) __stcg(mine + i * THREADS, make_float4(four[0], four[1], four[2], four[3]));
+    if (i % N_TILES * 8 + 2 * pair < n_wanted) __stcg(mine + i * TEAM, make_float4(four[0], four[1], four[2], four[3]));
   }
   __threadfence();
   __syncthreads();
@@ -189,7 +209,7 @@ __device__ inline bool combine(float4* partials, int* n_done, int n_wanted, Sums
 #pragma unroll
     for (int i = 0; i < PARTS * N_TILES; ++i) {
       if (i % N_TILES * 8 + 2 * pair >= n_wanted) continue;
-      const float4 four = __ldcg(from + i * THREADS);
+      const float4 four = __ldcg(from + i * TEAM);
       float(&sums)[4] = total[i / N_TILES][i % N_TILES];
       sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
     }
@@ -203,12 +223,12 @@ __device__ inline void store(const Sums<N_TILES>& total, const T* bias, T* out, 
   const int lane = threadIdx.x % WARP, group = lane / 4, pair = lane % 4;
 #pragma unroll
   for (int i = 0; i < PARTS * 2; ++i) {  // eight outputs each
-    const int output = blockIdx.y * TILE + threadIdx.x / WARP * (16 * PARTS) + i * 8 + group;
+    const int output = blockIdx.y * TILE + warp_of_team() * (16 * PARTS) + i * 8 + group;
     if (output >= n_out) continue;
     const float added = bias == nullptr ? 0.0f : widened(bias[output]);
 #pragma unroll
-    for (int j = 0; j < N_TILES * 2; ++j) {
-      const int row = blockIdx.x * (8 * N_TILES) + j / 2 * 8 + 2 * pair + j % 2;
+    for (int j = 0; j < OWN<N_TILES> * 2; ++j) {
+      const int row = blockIdx.x * (8 * N_TILES) + first_of_team<N_TILES>() + j / 2 * 8 + 2 * pair + j % 2;
       if (row >= n_rows) continue;
       const float sum = total[i / 2][j / 2][i % 2 * 2 + j % 2] + added;
       const long long place = static_cast<long long>(row) * n_out + output;
@@ -223,10 +243,10 @@ __device__ inline void store(const Sums<N_TILES>& total, const T* bias, T* out, 
 
 // Grid: tiles of rows, tiles of outputs, and either all splits or one, for blocks that run all splits themselves.
 // codes [n_tiles][n_steps][Stage::CODES]. words [n_tiles][n_groups][TILE], for codes of 8 and 4 bits; a group is `group`
-// inputs. partials [grid x][grid y][splits][PARTS * N_TILES * THREADS] and n_done [grid x][grid y] of zeros, which it
-// leaves as zeros, for a grid over splits. n_in: a multiple of 8; x 16-byte aligned.
+// inputs. partials [grid x][grid y][splits][PARTS * N_TILES * TEAM] and n_done [grid x][grid y] of zeros, which it
+// leaves as zeros, for a grid over splits, of blocks of one team. n_in: a multiple of 8; x 16-byte aligned.
 template <class T, int BITS, int N_TILES>
-__global__ void __launch_bounds__(THREADS, N_TILES == 2 ? 4 : N_TILES == 4 ? 3 : 2)
+__global__ void __launch_bounds__(THREADS<N_TILES>, N_TILES == 2 ? 4 : N_TILES == 4 ? 3 : N_TILES == 8 ? 2 : 1)
     linear(const T* x, const unsigned char* codes, const unsigned* words, const T* bias, T* out, float* wide_out,
            float4* partials, int* n_done, int n_rows, int n_in, int n_out, int n_steps, int n_splits, int n_groups, int group) {
   const int first_row = blockIdx.x * (8 * N_TILES);
@@ -237,6 +257,7 @@ __global__ void __launch_bounds__(THREADS, N_TILES == 2 ? 4 : N_TILES == 4 ? 3 :
   const bool whole = gridDim.z == 1;
   const int first_split = blockIdx.z;
   run_splits<T, BITS, N_TILES>(work, first_split, whole ? n_splits : first_split + 1, total);
-  if (!whole && !combine<N_TILES>(partials, n_done, n_rows - first_row, total)) return;
+  if constexpr (TEAMS<N_TILES> == 1)
+    if (!whole && !combine<N_TILES>(partials, n_done, n_rows - first_row, total)) return;
   store<T, N_TILES>(total, bias, out, wide_out, n_rows, n_out);
 }

@@ -16,25 +16,27 @@ from slipstream.kernels.proof.inputs import Inputs
 NARROW = ("int4", "fp8")
 
 
-def of_linear(inputs: Inputs, n_out: int = 192, n_in: int = 1000) -> Rows:
+def of_linear(inputs: Inputs, n_out: int = 192, n_in: int = 1000, n_rows: int = N_ROWS) -> Rows:
     """A plain weight with a bias."""
     weight = inputs.put(torch.randn(n_out, n_in, generator=inputs.g) / n_in**0.5)
-    packed, x = pack(weight.clone(), inputs.normal(n_out)), inputs.normal(N_ROWS, n_in)
-    ids = torch.arange(N_ROWS, device=inputs.device) * 37 % n_out
+    packed, x = pack(weight.clone(), inputs.normal(n_out)), inputs.normal(n_rows, n_in)
+    ids = torch.arange(n_rows, device=inputs.device) * 37 % n_out
 
     def compute(first: int, n: int) -> Sequence[Tensor]:
         rows = slice(first, first + n)
         return linear(x[rows], packed), take_rows(weight, ids[rows])
 
-    return Rows(compute)
+    return Rows(compute, n_rows)
 
 
-def of_narrow(inputs: Inputs, kind: str, n_out: int = 192, n_in: int = 1024, group: int = 128) -> Rows:
-    """A weight of few bits. In float64 its values are those of the dtype that is tested."""
-    weight = narrow(kind, (n_out, n_in), group, inputs)
-    x = inputs.normal(N_ROWS, n_in)
+def of_narrow(
+    inputs: Inputs, kind: str, shape: tuple[int, int] = (192, 1024), group: int = 128, n_rows: int = N_ROWS
+) -> Rows:
+    """A weight [n_out, n_in] of few bits. In float64 its values are those of the dtype that is tested."""
+    weight = narrow(kind, shape, group, inputs)
+    x = inputs.normal(n_rows, shape[1])
     packed = pack(weight if x.dtype == inputs.dtype else weight.dense().to(x.dtype))
-    return Rows(lambda first, n: (linear(x[first : first + n], packed),))
+    return Rows(lambda first, n: (linear(x[first : first + n], packed),), n_rows)
 
 
 def narrow(kind: str, shape: tuple[int, int], group: int, inputs: Inputs) -> Quantized:
@@ -50,8 +52,12 @@ def narrow(kind: str, shape: tuple[int, int], group: int, inputs: Inputs) -> Qua
     return Int4Weight(packed, (scales / 5).half().float().to(inputs.device), zeros, None, inputs.dtype)
 
 
+# Enough rows and outputs for what an implementation has for prompts alone.
+_PROMPT = 144
 CASES: Mapping[str, Make] = {
     "wide": of_linear,
     "deep": partial(of_linear, n_out=96, n_in=2560),
+    "prompt": partial(of_linear, n_out=8192, n_in=96, n_rows=_PROMPT),
     **{kind: partial(of_narrow, kind=kind) for kind in NARROW},
+    **{f"{kind} prompt": partial(of_narrow, kind=kind, shape=(8192, 128), n_rows=_PROMPT) for kind in NARROW},
 }

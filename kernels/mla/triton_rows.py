@@ -15,7 +15,8 @@ from slipstream.kernels.norm_rope_write.triton import stored
 from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
 
 HEADS = 8  # of a program that rotates
-ROWS, COLUMNS, DEPTH = 16, 64, 32  # of a tile of `head_linear`; inputs of a step
+ROWS, DEPTH = 16, 32  # of a tile of `head_linear`; inputs of a step
+COLUMNS = {4: 32, 2: 64}  # of a tile, by bytes of an element: 64 of float32 spill
 
 
 class DeviceHeads(PlainHeads):
@@ -36,9 +37,10 @@ def head_linear(x: Tensor, packed: PackedHeads) -> Tensor:
     if x.stride(2) != 1 or x.stride(1) * x.element_size() % 16:
         x = aligned(x)
     if n_rows > 0:
-        _head_linear[n_heads, tiles(d_out, COLUMNS), tiles(n_rows, ROWS)](
+        columns = COLUMNS[x.element_size()]
+        _head_linear[n_heads, tiles(d_out, columns), tiles(n_rows, ROWS)](
             *(x, packed.weight, out, n_rows, x.stride(0), x.stride(1)),
-            *(n_heads, d_in, d_out, ROWS, COLUMNS, DEPTH),
+            *(n_heads, d_in, d_out, ROWS, columns, DEPTH),
             num_warps=4,
             **FUSED,
         )

@@ -29,15 +29,14 @@ from slipstream.kernels.short_conv.proof import of_short_conv
 from tests.gpu.parity import DTYPES, short, split
 from tests.gpu.setting import Finding, Findings, Setting
 
-_PRODUCT, _EXPERTS = (
-    {"n_out": 1024, "n_in": 4096},
-    {"d_model": 2048, "d_inner": 768, "n_experts": 128, "top_k": 8},
-)
+_EXPERTS = {"d_model": 2048, "d_inner": 768, "n_experts": 128, "top_k": 8}
 _of_attention = partial(of_attention, n_past=1000, heads=(16, 4, 128))
 LARGE: Mapping[str, Sequence[Make]] = {
     "matmul": (
-        partial(of_linear, **_PRODUCT),
-        *(partial(of_narrow, kind=kind, **_PRODUCT) for kind in NARROW),
+        partial(of_linear, n_out=1024, n_in=4096),
+        *(partial(of_narrow, kind=kind, shape=(1024, 4096)) for kind in NARROW),
+        partial(of_linear, n_out=14336, n_in=4096, n_rows=300),
+        *(partial(of_narrow, kind=kind, shape=(14336, 4096), n_rows=300) for kind in NARROW),
     ),
     "norm": (partial(of_norm, d=4096),),
     "norm_rope_write": (
@@ -63,7 +62,7 @@ LARGE: Mapping[str, Sequence[Make]] = {
 SMALL: Mapping[str, Sequence[Make]] = {
     "matmul": (
         partial(of_linear, n_out=48, n_in=96),
-        *(partial(of_narrow, kind=kind, n_out=48, n_in=96, group=32) for kind in NARROW),
+        *(partial(of_narrow, kind=kind, shape=(48, 96), group=32) for kind in NARROW),
     ),
     "norm": (partial(of_norm, d=100),),
     "norm_rope_write": (

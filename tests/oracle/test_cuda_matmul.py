@@ -92,6 +92,31 @@ def test_blocks_that_run_all_splits_add_them_in_the_same_order(
         assert same(cuda.linear(x, packed, torch.float32), spread)
 
 
+@each_dtype
+def test_blocks_of_more_rows_add_them_in_the_same_order(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two teams of a block share its weights; the second of the last block has few rows, or none."""
+    weight, x = random(150, 900, dtype=dtype), random(200, 900, dtype=dtype, seed=1)
+    packed = cuda.pack(weight, random(150, dtype=dtype, seed=2))
+    with emulated():
+        meant = cuda.linear(x, packed, torch.float32)
+        monkeypatch.setattr(cuda, "WIDEST_FROM", 1)
+        for n in (200, 130, 66):
+            assert same(cuda.linear(x[:n], packed, torch.float32), meant[:n])
+    assert_near(meant, x, weight, random(150, dtype=dtype, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_tiles", "width"),
+    [(1, 224, 16), (64, 224, 64), (65, 224, 128), (65, 32, 64), (512, 32, 128), (2048, 32, 128)],
+)
+def test_only_prompts_have_blocks_of_more_rows_where_there_are_enough(
+    n_rows: int, n_tiles: int, width: int
+) -> None:
+    assert cuda._width(n_rows, n_tiles) == width
+
+
 @pytest.mark.parametrize("order", [0, 1, 7, 8])
 def test_no_order_of_threads_and_blocks_changes_a_bit(order: int) -> None:
     weight, x = random(150, 900, dtype=torch.bfloat16), random(21, 900, dtype=torch.bfloat16, seed=1)

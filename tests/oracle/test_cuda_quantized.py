@@ -150,6 +150,17 @@ def test_blocks_that_run_all_splits_add_them_in_the_same_order(
     assert same(product(x, weight, bits=bits), spread)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_of_more_rows_add_them_in_the_same_order(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, dtype = (150, 640), torch.bfloat16
+    weight = an_int4(shape, 32, dtype) if bits == 4 else an_fp8(shape, (75, 32), dtype)
+    x = random(200, shape[1], dtype=dtype)
+    meant = product(x, weight, bits=bits)
+    monkeypatch.setattr(cuda, "WIDEST_FROM", 1)
+    for n in (200, 130, 66):
+        assert same(product(x[:n], weight, bits=bits), meant[:n])
+
+
 @each_dtype
 def test_columns_in_another_order_meet_their_inputs(dtype: torch.dtype) -> None:
     order = torch.randperm(128, generator=torch.Generator().manual_seed(3))
