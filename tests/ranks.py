@@ -39,6 +39,9 @@ class Gathering:
     def wait(self) -> None:
         """It has waited."""
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
 
 def together(n: int, work: Callable[[Ranks], T]) -> list[T]:
     """What each of n ranks makes of the work, in order of rank."""

@@ -42,7 +42,7 @@ def test_ranks_replay_together(kind: str, tmp_path: Path) -> None:
     lab = RanksLab(folders_of(kind, tmp_path), torch.bfloat16, 2)
     if kind != "many-heads":  # whose states move with every pass
         assert compare_all_sizes(lab) == []
-    n_accepted, same = same_drafts(lab, ("draft-model",))
+    n_accepted, same = same_drafts(lab, ("draft-model",), n_cases=3)
     assert same
     assert n_accepted > 0
     lab.divided.close()
