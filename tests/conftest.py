@@ -66,6 +66,8 @@ def pytest_collection_finish() -> None:
     # What bindings see freed at the end of a process they do not report as leaks.
     atexit.register(gc.unfreeze)
     gc.enable()
+    # By default a look follows every 700 new objects: a fifth of the time in which numba compiles.
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -19,7 +19,7 @@ from tests.reach import ROOT
 
 RECORD = Path(__file__).with_name("full_record.txt")
 KEEP = 2  # cases of a function, unless its mark says otherwise
-EXTRA_S = 60.0
+EXTRA_S = 30.0
 UNKNOWN_S = 20.0  # what a file that is not in the record is taken to cost
 POSTPONED = "a sample ran, though changed since every case did (make check-all)"
 STEADY = 2.0  # times are written anew only where they are off by more than this factor, so that lines stay as they are

@@ -88,7 +88,7 @@ def test_what_is_stored_is_what_would_have_been(chosen: None, dtype: torch.dtype
         assert torch.equal(bits(store), bits(cut(meant)))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(keep=1)
 @each_dtype
 def test_every_code_is_read_as_what_it_means(chosen: None, dtype: torch.dtype) -> None:
     """A row that sees itself alone says its value."""

@@ -259,6 +259,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     return Lab(Folders(files["target"], files["draft"], heads), torch.bfloat16)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("drafter", ["draft-model", "draft-eagle3", "draft-dflash"])
 def test_text_is_that_of_plain_decoding(lab: Lab, drafter: str) -> None:
     cases = demo_cases(lab, "greedy", 3)

@@ -215,6 +215,7 @@ def logits(folder: Path, prompt: Tensor, dtype: torch.dtype) -> Tensor:
     return Windowed(loaded(folder, dtype)).feed(rows(0, prompt.tolist(), 0, N_PROMPT))
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_mxfp4_has_the_logits_of_its_values(
     oracle: Callable[[str], Oracle],

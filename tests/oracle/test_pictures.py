@@ -31,7 +31,7 @@ CHAT = [
     {"role": "user", "content": [{"type": "text", "text": "and then"}, IMAGE]},
 ]
 PICTURES = (picture(24, 16, 3), picture(16, 40, 4), picture(20, 20, 5))
-pytestmark = [pytest.mark.usefixtures("_selected"), pytest.mark.sampled(keep=5)]
+pytestmark = [pytest.mark.usefixtures("_selected"), pytest.mark.sampled(keep=4)]
 
 
 @pytest.fixture(scope="module", params=VARIANTS)

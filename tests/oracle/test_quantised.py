@@ -98,6 +98,7 @@ def test_logits_are_those_of_the_values(plain: Any, tmp_path: Path, name: str) -
     assert not torch.equal(logits(narrow), logits(plain("qwen3")))  # rounding was lossy, so it was read
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize(
     "name",
     ["fp8", "fp8-whole", "awq", "gptq-order", "compressed-fp8", "compressed-whole", "int8", "int8-packed"],

@@ -117,6 +117,7 @@ def test_features_are_transformers_bit_for_bit(
             assert len(seen.deep) == 2
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_an_image_is_the_same_whatever_comes_with_it(folder: Folder, opened: Open, variant: str) -> None:
     path = folder(variant)

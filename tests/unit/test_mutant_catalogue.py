@@ -16,7 +16,8 @@ CATALOGUE = list(faults())
 def test_a_fault_can_be_planted(fault: Fault) -> None:
     planted = fault.planted()
     assert planted != (ROOT / fault.file).read_text(encoding="utf-8")
-    compile(planted, fault.file, "exec")
+    if fault.file.endswith(".py"):
+        compile(planted, fault.file, "exec")
     assert fault.why.endswith(".")
     assert fault.tests
     for test in fault.tests:
