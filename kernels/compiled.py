@@ -38,8 +38,9 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _sources() -> str:
-    """Digest of the package's sources, but those for GPUs. numba's own stamp sees only the file a kernel is in, not what
-    it calls.
+    """Digest of the package's sources, but those for GPUs alone.
+
+    numba's own stamp sees only the file a kernel is in, not what it calls.
     """
     folder = Path(__file__).parent
     digest = hashlib.sha256()
