@@ -45,9 +45,8 @@ def latent_attention(q: Tensor, q_rope: Tensor, latents: Tensor, spans: Spans, s
     softmax = torch.empty((n_at_once, n_heads, n_runs, 2), dtype=torch.float32, device=q.device)
     batch = spans.span_starts.contiguous(), spans.n_past.contiguous(), spans.page_table.contiguous()
     sizes = n_heads, d_latent
-    stages = (
-        1 if q.dtype == torch.float32 else 2
-    )  # with two, float32 spills on compute capability 8.6 and 8.9
+    # With two, float32 spills on compute capability 8.6 and 8.9.
+    stages = 1 if q.dtype == torch.float32 else 2
     for first in range(0, n_rows, n_at_once):
         n = min(n_at_once, n_rows - first)
         _attend[n * tiles(n_heads, LANES), n_runs](

@@ -131,7 +131,7 @@ def test_errors(client: Any, base: str, question: Any) -> None:
     assert (error["type"], error["message"].partition(":")[0]) == ("invalid_request_error", "temperature")
     assert caught.value.request_id
     image = {"type": "image", "source": {"type": "url", "url": "http://localhost/a.png"}}
-    with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0: only blocks"):
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0\.source: .*sees no images"):
         client.messages.create(model="demo", messages=[{"role": "user", "content": [image]}], max_tokens=8)
 
 
