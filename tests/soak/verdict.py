@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from statistics import median
 
@@ -12,6 +13,8 @@ MOST_GROWTH = 1.05  # of memory, between a sixth of the run and its end
 # Of a run whose memory and drafts are looked at. Caches fill up to their bounds in the first minutes, among them one
 # compiled matrix product per shape; and a few drafts may happen to be all accepted.
 LEAST_S = 900.0
+# Threads of asyncio's own pool, which grows as it is used, up to this.
+POOL = min(32, (os.cpu_count() or 1) + 4)
 SLACK_MIB = 2.0  # of a child process, which is small
 
 
@@ -49,7 +52,7 @@ def _held(before: Sample, after: Sample) -> Iterable[str]:
         ("n_waiting", 0),
         ("n_pages_held", 0),
         ("n_files", before.n_files),
-        ("n_threads", before.n_threads),
+        ("n_threads", before.n_threads + POOL),
         ("n_children", before.n_children),
     ):
         if (found := getattr(after, name)) > most:
