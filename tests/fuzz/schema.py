@@ -39,8 +39,6 @@ def main(arguments: Sequence[str]) -> int:
             *(
                 "run",
                 f"{options.url}/openapi.json",
-                "--checks",
-                "all",
                 "--phases",
                 "examples,coverage,fuzzing",
             ),
