@@ -14,7 +14,7 @@
 
 constexpr int STAGES = 3;     // of 16 bits; codes have as many as that room holds
 constexpr int TEAM = 128;     // threads that have the same rows: four warps, each with outputs of its own
-constexpr int EIGHTHS = 8;    // threads that copy a row's step
+constexpr int COPIERS = 8;    // threads that copy a row's step
 
 // Sums of more than eight tiles of rows do not fit a lane's registers. A block of more has teams, which share its weights
 // and have their own rows, so that many rows read weights from L2 less often.
@@ -67,16 +67,16 @@ __device__ inline int cell_of_row(int row, int chunk) { return row * STEP + ((ch
 template <class T, int BITS, int N_TILES>
 struct Feed {
   using Bytes = Stage<BITS, N_TILES>;
-  static constexpr int AT_ONCE = THREADS<N_TILES> / EIGHTHS;
+  static constexpr int AT_ONCE = THREADS<N_TILES> / COPIERS;
   const Work<T>& work;
   const unsigned char* codes;
   const unsigned* words = nullptr;  // null: others copy them
-  const T* row;                     // of as many rows as all copy at a time the thread copies 8 inputs of one
+  const T* row;                     // of AT_ONCE rows the thread copies 8 inputs of one
   int place, input, n_before = 0;   // n_before: inputs of the words' group that lie before the step
 
   __device__ Feed(const Work<T>& work, int step) : work(work) {
     codes = work.codes + static_cast<long long>(step) * Bytes::CODES + threadIdx.x * 16;
-    place = work.first_row + threadIdx.x / EIGHTHS, input = step * STEP + threadIdx.x % EIGHTHS * 8;
+    place = work.first_row + threadIdx.x / COPIERS, input = step * STEP + threadIdx.x % COPIERS * 8;
     row = work.x + static_cast<long long>(place) * work.n_in + input;
     const int block = threadIdx.x / WARP;
     if (BITS < 16 && (block == 0 || (block == 1 && work.changes_within_step()))) {
@@ -98,7 +98,7 @@ struct Feed {
     T* rows = reinterpret_cast<T*>(stage + Bytes::CODES + Bytes::WORDS);
 #pragma unroll
     for (int i = 0; i < 8 * N_TILES / AT_ONCE; ++i) {
-      T* to = rows + cell_of_row(i * AT_ONCE + threadIdx.x / EIGHTHS, threadIdx.x % EIGHTHS);
+      T* to = rows + cell_of_row(i * AT_ONCE + threadIdx.x / COPIERS, threadIdx.x % COPIERS);
       const long long further = i * AT_ONCE;
       copy16(to, row + further * work.n_in, place + further < work.n_rows && input < work.n_in);
     }

@@ -35,8 +35,8 @@ LARGE: Mapping[str, Sequence[Make]] = {
     "matmul": (
         partial(of_linear, n_out=1024, n_in=4096),
         *(partial(of_narrow, kind=kind, shape=(1024, 4096)) for kind in NARROW),
-        partial(of_linear, n_out=14336, n_in=4096, n_rows=300),
-        *(partial(of_narrow, kind=kind, shape=(14336, 4096), n_rows=300) for kind in NARROW),
+        partial(of_linear, n_out=8192, n_in=2048, n_rows=300),
+        *(partial(of_narrow, kind=kind, shape=(8192, 2048), n_rows=300) for kind in NARROW),
     ),
     "norm": (partial(of_norm, d=4096),),
     "norm_rope_write": (

@@ -183,7 +183,7 @@ def test_passes_are_captured_where_that_works(
 
 
 async def test_ranks_capture_their_passes_together_or_the_server_does_not_start(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The other ranks may have captured what this one has not, so there is no going on without graphs."""
     monkeypatch.setattr(launching, "cuda_capture", lambda device: fails)
