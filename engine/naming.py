@@ -10,7 +10,8 @@ from slipstream.engine.errors import LoadError
 
 GGUF = ".gguf"
 # What `--spec-type` takes, in the order of `speculate/registry.py`, which has the same names and cannot be imported by
-# those who read a command line; `draft-simple` is llama.cpp's name of `draft-model`.
+# those who read a command line; `draft-simple` is llama.cpp's name of `draft-model`, `ngram-gpu` nearly vLLM's of
+# `ngram-device`.
 DRAFTERS = (
     *(
         "forced",
@@ -30,6 +31,8 @@ DRAFTERS = (
         "draft-mtp",
         "draft-dspark",
         "draft-dflash",
+        "ngram-device",
+        "ngram-gpu",
     ),
 )
 TEST_DRAFTERS = ("garbage", "synthetic")  # not offered

@@ -25,9 +25,9 @@ class Settings(ModelSettings):
         "auto",
         "comma list of drafters: forced and prediction (in every list), ngram-simple, ngram-map-k, ngram-map-k4v,"
         " ngram-mod, ngram-cache, suffix, draft-model, draft-eagle3, draft-mtp, draft-assistant, draft-dflash,"
-        " draft-dspark;"
-        " none: plain decoding; auto: suffix, ngram-cache where -lcs or -lcd is given, and the network given or in"
-        " the model's own folder",
+        " draft-dspark, ngram-device;"
+        " none: plain decoding; auto: suffix, ngram-device on a GPU, ngram-cache where -lcs or -lcd is given, and the"
+        " network given or in the model's own folder",
     )
     spec_order: str = setting(
         "value",

@@ -1,4 +1,4 @@
-"""All drafters of a server, asked for each pass: text drafters guess for every slot, networks where they promise more.
+"""All drafters of a server, asked for each pass: text drafters guess for every slot, others where they promise more.
 
 For each slot the draft with the greatest expected gain wins, cut to a length that pays.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 from slipstream.engine.models.captured import Capturing
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.decide.account import Account
+from slipstream.engine.speculate.decide.asking import Asking
 from slipstream.engine.speculate.decide.reasons import Reasons
 from slipstream.engine.speculate.decide.survival import Shadows, Survival, grades
 from slipstream.engine.speculate.decide.value import Lengths, Pass, worth
@@ -21,6 +22,7 @@ from slipstream.engine.speculate.drafter import (
     NO_DRAFT,
     NO_DRAFTS,
     UNREAD,
+    DeviceDrafter,
     Draft,
     Drafter,
     Drafts,
@@ -28,15 +30,11 @@ from slipstream.engine.speculate.drafter import (
     Guesses,
     Kept,
     Lasting,
-    NetworkDrafter,
     TextDrafter,
     Want,
 )
 from slipstream.engine.speculate.guard import Guard
 from slipstream.engine.speculate.tails import Tails
-
-_TRIAL = 4  # tokens asked of a network that promises too little
-_REST = 4  # tokens of a slot for which such a network is not weighed again: what it promises changes by trials alone
 
 
 class Chain:
@@ -55,19 +53,25 @@ class Chain:
     ) -> None:
         """now: a clock in seconds, which the engine goes by too."""
         self._readers = [one for one in drafters if isinstance(one, TextDrafter)]
-        self._networks = [one for one in drafters if isinstance(one, NetworkDrafter)]
-        self._all: Sequence[Drafter] = [*self._readers, *self._networks]
+        self._on_device = [one for one in drafters if isinstance(one, DeviceDrafter)]
+        self._all: Sequence[Drafter] = [*self._readers, *self._on_device]
         self.lengths = lengths
         self._by_value = by_value
         self.now = now
-        # Network and slot id -> tokens of the slot until it is weighed again.
-        self._rests: dict[tuple[str, int], int] = {}
         self._survival = Survival()
         self._shadows = Shadows(self._survival)
-        networks = [one.name for one in self._networks]
+        networks = [one.name for one in self._on_device if not one.reads_text]
         self.guard = Guard([one.name for one in drafters], networks, now)
-        self.account = Account(self.guard, networks, lengths, self._survival)
+        self.account = Account(self.guard, [one.name for one in self._on_device], lengths, self._survival)
         self._reasons = Reasons(self.guard)
+        self._asking = Asking(
+            self.guard,
+            lengths,
+            self._survival,
+            self.account,
+            self._reasons,
+            [one.name for one in self._readers],
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,15 +80,15 @@ class Chain:
     @property
     def taps(self) -> tuple[int, ...]:
         """Residual streams of the target that any drafter reads."""
-        return tuple(sorted({tap for drafter in self._networks for tap in drafter.taps}))
+        return tuple(sorted({tap for drafter in self._on_device for tap in drafter.taps}))
 
     def reads_streams(self, slot: Slot) -> bool:
         """Whether any drafter reads the target's streams at the slot's tokens."""
-        return any(one.taps and self._serves(one, slot) for one in self._networks)
+        return any(one.taps and self.guard.serves(one.name, slot) for one in self._on_device)
 
     def capture(self, capturing: Capturing) -> None:
         """Capture the passes of the networks."""
-        for drafter in self._networks:
+        for drafter in self._on_device:
             drafter.capture(capturing)
 
     def begin(self, slot: Slot) -> None:
@@ -96,8 +100,7 @@ class Chain:
         """The slot's tokens have become fewer; what was learnt of its request holds."""
         self.lengths.begin(slot.id)
         self._shadows.drop(slot.id)
-        for network in self._networks:
-            self._rests.pop((network.name, slot.id), None)
+        self._asking.begin(slot.id)
         for drafter in self._following(slot):
             self.guard.run(drafter.name, "begin", [slot], partial(drafter.begin, slot))
 
@@ -123,20 +126,12 @@ class Chain:
         if not wants:
             return NO_DRAFTS
         self._reasons.clear()
-        known = wants
-        if tails is None:
-            self.lengths.overlap.ask(self._read_by_text_drafters(wants))
-        elif self.lengths.overlap.reads_first(
-            self._read_by_text_drafters(wants), self.lengths.token_s(coming)
-        ):
-            return None
-        else:
-            known = [replace(want, after=()) for want in wants]
-        offers = self._text_drafts(known, coming)
+        read = [want.slot.id for want in wants if self._asking.is_read(want.slot)]
         if tails is not None:
-            has_something = any(self.lengths.trim([one.survival for one in offers], coming))
-            return None if has_something else self._unread_drafts(wants, coming, tails)
-        for drafter in self._networks:
+            return self._behind(wants, coming, tails, read)
+        self.lengths.overlap.ask(read)
+        offers = self._text_drafts(wants, coming)
+        for drafter in self._on_device:
             offers = self._with_network(drafter, wants, offers, coming)
         limits = self.lengths.trim([one.survival for one in offers], coming)
         drafts = zip(wants, offers, limits, strict=True)
@@ -148,10 +143,24 @@ class Chain:
         silent = [want.slot for want in wants if want.slot.request.steps and not drafts.get(want.slot.id)]
         return {**drafts, **{slot.id: Draft(why_not=self._reasons.of(slot)) for slot in silent}}
 
+    def _behind(
+        self, wants: Sequence[Want], coming: Pass, tails: Tails, read: Sequence[int]
+    ) -> Drafts | None:
+        """The drafts behind an unread pass, or None. read: the slots whose text any text drafter reads."""
+        n_spared = sum(self._asking.promise(one, wants) for one in self._on_device if one.reads_text)
+        if self.lengths.overlap.reads_first(read, self.lengths.token_s(coming), n_spared):
+            return None
+        known = [replace(want, after=()) for want in wants]
+        survivals = [one.survival for one in self._text_drafts(known, coming)]
+        limits = self.lengths.trim(survivals, coming)
+        n_offered = sum(float(one[:n].sum()) for one, n in zip(survivals, limits, strict=True))
+        return None if n_offered > n_spared else self._unread_drafts(wants, coming, tails)
+
     def _unread_drafts(self, wants: Sequence[Want], coming: Pass, tails: Tails) -> Drafts | None:
-        """The drafts of the first network that promises enough, as deep as can be chosen before they are known."""
-        for drafter in self._networks:
-            asked = self._asked(drafter, wants, [NO_DRAFT] * len(wants), coming)
+        """The drafts of the drafter that promises most and enough, as deep as can be chosen before they are known."""
+        promise = partial(self._asking.promise, wants=wants)
+        for drafter in sorted(self._on_device, key=promise, reverse=True):
+            asked = self._asking.asked(drafter, dict(enumerate(wants)), [NO_DRAFT] * len(wants), coming)
             if any(want.slot.speculate.p_min > 0 for want in asked.values()):
                 return None  # unsure guesses are not to be verified, and only the host cuts a draft
             if asked:
@@ -159,7 +168,7 @@ class Chain:
                 return drafts and replace(drafts, by_slot=self._explained(wants, drafts.by_slot))
         return Drafts(self._explained(wants, {}))
 
-    def _launched(self, drafter: NetworkDrafter, wants: Sequence[Want], tails: Tails) -> Drafts | None:
+    def _launched(self, drafter: DeviceDrafter, wants: Sequence[Want], tails: Tails) -> Drafts | None:
         slots = [want.slot for want in wants]
         ends = tails.of_slots([slot.id for slot in slots])
 
@@ -190,7 +199,7 @@ class Chain:
             served = [
                 i
                 for i, want in enumerate(wants)
-                if self._serves(drafter, want.slot)
+                if self.guard.serves(drafter.name, want.slot)
                 and self.lengths.allowance.pays(want.slot, drafter.name, call_s, token_s)
             ]
             if not served:
@@ -204,10 +213,11 @@ class Chain:
         return offers
 
     def _with_network(
-        self, drafter: NetworkDrafter, wants: Sequence[Want], offers: Sequence[Draft], coming: Pass
+        self, drafter: DeviceDrafter, wants: Sequence[Want], offers: Sequence[Draft], coming: Pass
     ) -> list[Draft]:
         """The drafts after a network has been asked, for slots where it promises more, as deep as it pays."""
-        asked = self._asked(drafter, wants, offers, coming)
+        open_to_it = {i: want for i, want in enumerate(wants) if self._by_value or not offers[i]}
+        asked = self._asking.asked(drafter, open_to_it, offers, coming)
         if not asked:
             return list(offers)
         wanted = list(asked.values())
@@ -221,64 +231,6 @@ class Chain:
         for i, offer in self._extended(wants, dict(zip(asked, made, strict=True)), coming).items():
             better[i] = self._better(offers[i], offer, coming)
         return better
-
-    def _asked(
-        self, drafter: NetworkDrafter, wants: Sequence[Want], offers: Sequence[Draft], coming: Pass
-    ) -> dict[int, Want]:
-        """What to ask a network for, by index of `wants`.
-
-        Where it promises too little it is now and then asked for a few tokens all the same, as a trial: whether they
-        are verified or not, the text will judge them. Without adaptive lengths there are no trials.
-        """
-        able = self._able(drafter, wants, offers)
-        if not able:
-            if any(self._serves(drafter, want.slot) for want in wants):
-                self.account.consider(drafter.name, ())
-            return {}
-        most = {i: min(want.n_max, drafter.longest) for i, want in able.items()}
-        promised = [self._survival.expected(drafter.name, able[i].slot, n) for i, n in most.items()]
-        n_unfed = {i: drafter.n_unfed(want.slot) for i, want in able.items()}
-        depth, takes = self.lengths.depth(
-            drafter.name, [offers[i].survival for i in able], promised, [*n_unfed.values()], coming
-        )
-        self.account.consider(drafter.name, takes)
-        token_s = self.lengths.token_s(coming)
-        asked: dict[int, Want] = {}
-        for (i, want), taken in zip(able.items(), takes, strict=True):
-            n, n_min = depth, want.slot.speculate.n_min
-            if not taken:
-                self._reasons.note((want.slot,), "network_too_slow")
-                trial_s = self.lengths.costs.draft_s(drafter.name, _TRIAL, n_unfed[i])
-                allowance = self.lengths.allowance
-                if not self.lengths.adaptive:
-                    continue
-                if not allowance.pays(want.slot, drafter.name, trial_s, token_s):
-                    if not offers[i]:
-                        self._rests[drafter.name, want.slot.id] = len(want.slot.tokens) + _REST
-                    continue
-                n = _TRIAL
-            # A draft worth making is asked for at the request's least length, or it would be thrown away.
-            n = min(most[i], max(n, n_min))
-            if n >= max(1, n_min):
-                asked[i] = replace(want, n_max=n)
-        return asked
-
-    def _able(
-        self, drafter: NetworkDrafter, wants: Sequence[Want], offers: Sequence[Draft]
-    ) -> dict[int, Want]:
-        """The wants that a network is weighed for, by index: it rests where it promised too little a moment ago."""
-        served = {
-            i: want
-            for i, want in enumerate(wants)
-            if self._serves(drafter, want.slot) and (self._by_value or not offers[i])
-        }
-        able = {
-            i: want
-            for i, want in served.items()
-            if len(want.slot.tokens) >= self._rests.get((drafter.name, want.slot.id), 0)
-        }
-        self._reasons.note((served[i].slot for i in served.keys() - able), "network_too_slow")
-        return able
 
     def _extended(self, wants: Sequence[Want], made: Mapping[int, Draft], coming: Pass) -> dict[int, Draft]:
         """Networks' drafts, each extended by what a text drafter expects to follow it. Keys index `wants`."""
@@ -334,11 +286,11 @@ class Chain:
                 self.lengths.allowance.refund(one.slot, name)
         for reader in self._readers:
             self._accept(reader, [one for one in kept if reader.name in one.draft.sources])
-        for network in self._networks:
+        for network in self._on_device:
             self._accept(network, kept)
 
     def _accept(self, drafter: Drafter, kept: Sequence[Kept]) -> None:
-        followed = [one for one in kept if self._follows(drafter, one.slot)]
+        followed = [one for one in kept if self.guard.serves(drafter.name, one.slot)]
         if followed:
             slots = [one.slot for one in followed]
             self.guard.run(drafter.name, "accept", slots, partial(drafter.accept, followed))
@@ -360,22 +312,7 @@ class Chain:
             self.lengths.allowance.credit(slot, name, n_gained, token_s)
 
     def _following(self, slot: Slot) -> list[Drafter]:
-        return [drafter for drafter in self._all if self._follows(drafter, slot)]
-
-    def _follows(self, drafter: Drafter, slot: Slot) -> bool:
-        """Whether the drafter is informed of the slot; otherwise it costs the slot nothing, not even for its prompt."""
-        return self._serves(drafter, slot)
-
-    def _read_by_text_drafters(self, wants: Sequence[Want]) -> list[int]:
-        """The slots whose text any drafter reads."""
-        return [want.slot.id for want in wants if any(self._serves(one, want.slot) for one in self._readers)]
-
-    def _serves(self, drafter: Drafter, slot: Slot) -> bool:
-        """Whether the slot uses the drafter's guesses."""
-        return self._asks(drafter, slot) and self.guard.works(drafter.name, slot)
-
-    def _asks(self, drafter: Drafter, slot: Slot) -> bool:
-        return slot.speculate.n_max > 0 and drafter.name in slot.speculate.types
+        return [drafter for drafter in self._all if self.guard.serves(drafter.name, slot)]
 
 
 def _read(guesses: Guesses | None) -> list[Guess]:

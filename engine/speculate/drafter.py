@@ -1,8 +1,8 @@
 """The interface of drafters, which propose tokens for the target to verify: `begin`, `draft`, `accept`, `end`.
 
 A drafter changes how soon tokens come, never which. There are two kinds. A text drafter reads a slot's tokens and
-answers at once. A network drafter guesses on a device, so its answer may be unread: the tokens lie where the next pass
-can take them, and `read` waits for them.
+answers at once. A device drafter, nearly always a network, guesses on a device, so its answer may be unread: the tokens
+lie where the next pass can take them, and `read` waits for them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ NO_GUESS = Guess()
 
 
 class Guesses(Protocol):
-    """A network's guesses, one per want, that may be unread."""
+    """A device drafter's guesses, one per want, that may be unread."""
 
     @property
     def token_ids(self) -> Tensor:
@@ -177,13 +177,16 @@ class TextDrafter(Drafter):
         """One guess per want, at most `n_max` tokens, empty if there is no guess."""
 
 
-class NetworkDrafter(Drafter):
-    """A drafter that runs a network on a device, asked only where it promises more than other drafts."""
+class DeviceDrafter(Drafter):
+    """A drafter that guesses on a device, asked only where it promises more than other drafts."""
 
     longest: int = 64  # tokens a guess can have
     # Residual streams of the target that the drafter reads (`engine.layers.decoder.Taps`). They exist only while the
     # target computes a token, so a network accepts every pass of the slots that use it. It runs only when it is asked.
     taps: tuple[int, ...] = ()
+    # Whether it runs no network and guesses from a slot's tokens alone. It then promises nothing where text drafters
+    # have been asked, and takes their part behind an unread pass, whose tokens they do not see.
+    reads_text: bool = False
 
     def capture(self, capturing: Capturing) -> None:
         """Capture the drafter's passes, so that they can be replayed. Called once, before the first sequence."""

@@ -32,7 +32,7 @@ class Guard:
     def __init__(self, names: Sequence[str], suspects: Sequence[str], now: Callable[[], float]) -> None:
         self.totals: Mapping[str, DrafterTally] = {name: DrafterTally() for name in names}
         self._now = now
-        self._suspects = frozenset(suspects)
+        self.suspects = frozenset(suspects)
         # When its last failures were.
         self._failures: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_MOST_FAILURES))
         self._doubtful: set[str] = set()
@@ -51,6 +51,11 @@ class Guard:
     def doubtful(self) -> tuple[str, ...]:
         """Networks whose guesses are so rarely right that something must be wrong with them."""
         return tuple(sorted(self._doubtful))
+
+    def serves(self, name: str, slot: Slot) -> bool:
+        """Whether the slot uses the drafter's guesses; otherwise it costs the slot nothing, not even for its prompt."""
+        is_asked_for = slot.speculate.n_max > 0 and name in slot.speculate.types
+        return is_asked_for and self.works(name, slot)
 
     def works(self, name: str, slot: Slot) -> bool:
         """Whether the drafter is still asked for the slot."""
@@ -87,7 +92,7 @@ class Guard:
         """Count a verified draft: the places of the drafter's tokens in it, and how many tokens of it were accepted."""
         for tally in (slot.stats.tally(name), self.totals[name]):
             tally.credit(positions, n_accepted)
-        if name in self._suspects:
+        if name in self.suspects:
             self._suspect(name)
 
     def _suspect(self, name: str) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.checkpoint.weights import tensor_names
 from slipstream.engine.errors import UnsupportedModel
@@ -32,6 +34,7 @@ from slipstream.engine.speculate.network.draft_block import DraftBlock
 from slipstream.engine.speculate.network.draft_hidden import DraftHidden
 from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
 from slipstream.engine.speculate.ngram.ngram_cache import NgramCache
+from slipstream.engine.speculate.ngram.ngram_device import NgramDevice
 from slipstream.engine.speculate.ngram.ngram_map import NgramMapK, NgramMapK4V
 from slipstream.engine.speculate.ngram.ngram_mod import NgramMod
 from slipstream.engine.speculate.ngram.ngram_simple import NgramSimple
@@ -54,6 +57,7 @@ class Parts:
     vocab_size: int
     eos_ids: frozenset[int]
     n_ctx: int  # most tokens of a sequence
+    device: torch.device  # the target's
 
     @property
     def n_context(self) -> int:
@@ -94,8 +98,9 @@ class Row:
     settings: tuple[str, ...] = ()
     needs_one_of: tuple[str, ...] = ()  # settings of which at least one must be set
     network: NetworkKind | None = None  # what it runs; None: it only reads text
-    # Whether `auto` loads it. Drafters with a network are loaded where their network is.
-    is_auto: Callable[[Settings], bool] = lambda settings: False
+    # Whether `auto` loads it; the second argument: whether passes are launched behind unread passes. Drafters with a
+    # network are loaded where their network is.
+    is_auto: Callable[[Settings, bool], bool] = lambda settings, overlaps: False
     # What of a request it drafts from: "prediction", "grammar". It is asked for requests that bring one and for no
     # others, whatever types they name; every server that drafts loads it, as it costs nothing until then.
     brought_by: str | None = None
@@ -147,10 +152,17 @@ DRAFTERS = (
             n_slots=parts.n_slots, vocab_size=parts.vocab_size, **parts.given("lookup_cache_")
         ),
         settings=("lookup_cache_",),
-        is_auto=lambda settings: bool(settings.lookup_cache_static or settings.lookup_cache_dynamic),
+        is_auto=lambda settings, overlaps: bool(
+            settings.lookup_cache_static or settings.lookup_cache_dynamic
+        ),
     ),
-    # The only text drafter that `auto` always loads: it finds what the others find.
-    Row(name="suffix", build=_suffix, settings=("spec_shared_history",), is_auto=lambda settings: True),
+    # The only drafter that `auto` always loads: it finds what the others that read text find.
+    Row(
+        name="suffix",
+        build=_suffix,
+        settings=("spec_shared_history",),
+        is_auto=lambda settings, overlaps: True,
+    ),
     Row(
         name="draft-assistant",
         build=lambda parts: DraftAssistant(parts.networks["draft-assistant"], parts.cache),
@@ -191,6 +203,12 @@ DRAFTERS = (
         build=_head(DraftBlock, "draft-dflash"),
         network=NetworkKind(fits=is_dflash, load=load_dflash, exported_as="dflash"),
         settings=("draft_p_min", "draft_context", "draft_taps"),
+    ),
+    Row(
+        name="ngram-device",
+        aliases=("ngram-gpu",),
+        build=lambda parts: NgramDevice(parts.n_slots, parts.n_ctx, parts.device),
+        is_auto=lambda settings, overlaps: overlaps,
     ),
     Row(name="garbage", build=lambda parts: Garbage(parts.vocab_size), is_offered=False),
     Row(

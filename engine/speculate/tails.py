@@ -47,7 +47,7 @@ class Tails:
         self._picks = picks.clamp_min(0)
 
     @cached_property
-    def _ends(self) -> tuple[Tensor, Tensor]:
+    def _ends(self) -> tuple[Tensor, Tensor, Tensor]:
         counts = np.array([len(rows) for rows in self.rows.values()])
         n, device = len(counts), self._picks.device
         starts = np.cumsum([0, *counts]).astype(np.int32)
@@ -60,18 +60,28 @@ class Tails:
         lengths = torch.ones(n, dtype=torch.int32, device=device)
         drafts = self._token_ids[drafted] if self._drafts is None else self._drafts
         n_accepted, _ = verify(self._picks, drafts, span_starts, spans, tokens, lengths)
-        ends = torch.stack((lengths - 2, lengths - 1), 1).long()  # [n, 2]
-        return tokens.gather(1, ends).long(), n_drafts - n_accepted
+        return tokens, lengths, n_drafts - n_accepted
 
     @property
-    def last(self) -> Tensor:
-        """[n_slots, 2] int64: the last two tokens of each sequence."""
+    def tokens(self) -> Tensor:
+        """[n_slots, 2 + most drafts] int32: each sequence from its last certain token on, as far as `lengths` says."""
         return self._ends[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        """[n_slots] int32: tokens in each row of `tokens`, at least 2."""
+        return self._ends[1]
 
     @property
     def n_lost(self) -> Tensor:
         """[n_slots] int64: drafts of each sequence that were not kept."""
-        return self._ends[1]
+        return self._ends[2]
+
+    @cached_property
+    def last(self) -> Tensor:
+        """[n_slots, 2] int64: the last two tokens of each sequence."""
+        ends = torch.stack((self.lengths - 2, self.lengths - 1), 1).long()  # [n_slots, 2]
+        return self.tokens.gather(1, ends).long()
 
     @property
     def device(self) -> torch.device:
@@ -97,5 +107,5 @@ class Tails:
         )
         chosen = Tails(self.rows, self._token_ids, self._picks, self._drafts, self.streams)
         chosen.slot_ids = slot_ids
-        chosen._ends = self.last[index], self.n_lost[index]
+        chosen._ends = self.tokens[index], self.lengths[index], self.n_lost[index]
         return chosen

@@ -11,6 +11,7 @@ from slipstream.kernels.torch_op import torch_op
 
 SOURCE = Source(__file__, "ngram.cu", ("find", "take"))
 THREADS, CHUNK = 256, 2048  # of `find`, as in ngram.cu
+MOST = 1 << 26  # tokens of a text: `END_BITS` there
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -21,31 +22,29 @@ def prepare(device: torch.device) -> None:
     compile_for(device, SOURCE)
 
 
-def shapes(
-    tokens: Tensor, lengths: Tensor, slots: Tensor, n_match: Tensor, n_drafts_max: int
-) -> tuple[Tensor, Tensor]:
-    """What `ngram` returns, unfilled: drafts [n_active, n_drafts_max] and their numbers [n_active]."""
+def shapes(tokens: Tensor, lengths: Tensor, slots: Tensor, n_drafts_max: int) -> tuple[Tensor, Tensor]:
+    """What `ngram` returns, unfilled: drafts [n_active, n_drafts_max] and lengths of runs [n_active]."""
     n_active = slots.shape[0]
     return tokens.new_empty(n_active, n_drafts_max), tokens.new_empty(n_active)
 
 
 @torch_op(shapes)
-def ngram(
-    tokens: Tensor, lengths: Tensor, slots: Tensor, n_match: Tensor, n_drafts_max: int
-) -> tuple[Tensor, Tensor]:
-    _check(tokens, lengths, slots, n_match)
+def ngram(tokens: Tensor, lengths: Tensor, slots: Tensor, n_drafts_max: int) -> tuple[Tensor, Tensor]:
+    _check(tokens, lengths, slots)
     capacity, n_active = tokens.shape[1], slots.shape[0]
     n_chunks = -(-capacity // CHUNK)
-    newest = tokens.new_empty(n_active, n_chunks)  # [n_active, n_chunks]
-    drafts, n_drafts = shapes(tokens, lengths, slots, n_match, n_drafts_max)
-    text = (tokens, lengths, slots, n_match, capacity)
-    launch(SOURCE, "find", (n_chunks, n_active, 1), THREADS, *text, newest)
-    launch(SOURCE, "take", (n_active, 1, 1), 32, *text, newest, n_chunks, n_drafts_max, drafts, n_drafts)
-    return drafts, n_drafts
+    longest = tokens.new_empty(n_active, n_chunks)  # [n_active, n_chunks]
+    drafts, n_matched = shapes(tokens, lengths, slots, n_drafts_max)
+    text = (tokens, lengths, slots, capacity)
+    launch(SOURCE, "find", (n_chunks, n_active, 1), THREADS, *text, longest)
+    launch(SOURCE, "take", (n_active, 1, 1), 32, *text, longest, n_chunks, n_drafts_max, drafts, n_matched)
+    return drafts, n_matched
 
 
-def _check(tokens: Tensor, lengths: Tensor, slots: Tensor, n_match: Tensor) -> None:
-    """Raises ValueError on tensors the kernels would read as other bits."""
-    meant = ((tokens, torch.int32), (lengths, torch.int32), (slots, torch.int64), (n_match, torch.int32))
+def _check(tokens: Tensor, lengths: Tensor, slots: Tensor) -> None:
+    """Raises ValueError on tensors the kernels would read as other bits, and on longer texts than they can count."""
+    meant = ((tokens, torch.int32), (lengths, torch.int32), (slots, torch.int64))
     if any(one.dtype != dtype or not one.is_contiguous() for one, dtype in meant):
-        raise ValueError("tokens, lengths and n_match are contiguous int32, slots int64")
+        raise ValueError("tokens and lengths are contiguous int32, slots int64")
+    if tokens.shape[1] > MOST:
+        raise ValueError(f"texts of {tokens.shape[1]} tokens; the kernels count to {MOST}")

@@ -17,10 +17,9 @@ def of_ngram(inputs: Inputs) -> Once:
     tokens = torch.randint(0, 3, (6, 500), generator=inputs.g).int().to(inputs.device)
     lengths = inputs.column([0, 1, 500, 17, 300, 499], 6, torch.int32)
     slots = inputs.column([5, -1, 2, 0, 1, 3, 4, 2], 8, torch.int64)
-    n_match = inputs.column([1, 2, 3, 4, 5, 8, 16, 17], 8, torch.int32)
 
     def call() -> Sequence[Tensor]:
-        return ngram(tokens, lengths, slots, n_match, 8)
+        return ngram(tokens, lengths, slots, 8)
 
     return Once(call)
 

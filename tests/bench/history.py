@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from slipstream.engine.api import Request
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import NO_DRAFT, Drafter, Guess, Kept, Want
+from slipstream.engine.speculate.drafter import NO_DRAFT, Drafter, Guess, Kept, TextDrafter, Want
 from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS, Parts
 from slipstream.engine.text.tokenizer import Tokenizer
 from tests.bench.playing import ROOT
@@ -35,15 +36,23 @@ N_BEGINS = 7
 N_STEPS = 500
 N_MAX = 16
 VOCAB = 4096
-NAMES = [
-    row.name for row in DRAFTERS if row.network is None and row.brought_by != "grammar" and row.is_offered
-]
 NO_CACHE: Any = None  # of keys and values: drafters that read text need none
+PARTS = Parts(Settings(parallel=1), {}, NO_CACHE, 0, VOCAB, frozenset(), 0, torch.device("cpu"))
 
 
 def make(name: str) -> Drafter:
     """A drafter at its default settings."""
-    return BY_NAME[name].build(Parts(Settings(parallel=1), {}, NO_CACHE, 0, VOCAB, frozenset(), 0))
+    return BY_NAME[name].build(PARTS)
+
+
+NAMES = [
+    row.name
+    for row in DRAFTERS
+    if row.network is None
+    and row.brought_by != "grammar"
+    and row.is_offered
+    and isinstance(make(row.name), TextDrafter)
+]
 
 
 def python_text(n: int) -> list[int]:

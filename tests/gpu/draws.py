@@ -391,11 +391,10 @@ def an_ngram(dice: Dice) -> Draw:
         "tokens": torch.randint(0, n_words, (n_slots, capacity), generator=dice.g).int(),
         "lengths": lengths.int(),
         "slots": torch.randint(-1, n_slots, (n_active,), generator=dice.g),
-        "n_match": torch.randint(0, 18, (n_active,), generator=dice.g).int(),
     }
 
     def call(t: Tensors) -> tuple[Tensor, ...]:
-        return ngram(t["tokens"], t["lengths"], t["slots"], t["n_match"], n_drafts_max)
+        return ngram(t["tokens"], t["lengths"], t["slots"], n_drafts_max)
 
     return Draw(tensors, call, f"{n_active} rows in {n_slots} texts of {capacity}, {n_words} words")
 

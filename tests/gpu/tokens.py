@@ -27,6 +27,7 @@ CHAINS: dict[str, tuple[tuple[str, ...], bool]] = {
     "plain": ((), True),
     f"plain{NO_OVERLAP}": ((), False),
     "ngram-simple": (("ngram-simple",), True),
+    "ngram-device": (("ngram-device",), True),
     "draft-model": (("draft-model",), True),
     f"draft-model{NO_OVERLAP}": (("draft-model",), False),
 }
@@ -114,9 +115,10 @@ def streams(setting: Setting, n: int) -> Findings:
     sides: Mapping[str, tuple[str, ...]] = {
         "plain": (),
         "ngram-simple": ("ngram-simple",),
+        "ngram-device": ("ngram-device",),
         "draft-model": ("draft-model",),
     }
-    stage = Stage(scene(setting).lab, ("ngram-simple", "draft-model"), n_slots=n, n_ctx=512)
+    stage = Stage(scene(setting).lab, ("ngram-simple", "ngram-device", "draft-model"), n_slots=n, n_ctx=512)
     tasks = asked(setting, ("rename", "continue"), setting.pick(-(-n // 2), 1), setting.pick(96, 6))
     stage.play(tasks, at_once=n)  # prompts are cached
     rates, texts = {}, {}

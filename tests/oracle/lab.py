@@ -194,7 +194,16 @@ class Lab:
         }
         cache = Cache(stores, bench.n_slots, bench.n_pages, bench.page_size, Snapshots(bench.snapshot_bytes))
         eos_ids, vocab_size = self.tokenizer.eos_ids, self.target.vocab_size
-        parts = Parts(bench.settings, networks, cache, bench.batch_size, vocab_size, eos_ids, self.n_ctx)
+        parts = Parts(
+            bench.settings,
+            networks,
+            cache,
+            bench.batch_size,
+            vocab_size,
+            eos_ids,
+            self.n_ctx,
+            self.target.device,
+        )
         drafters = [self._drafter(name, parts, future) for name in bench.types]
         chain = Chain(drafters, Lengths(adaptive=bench.adaptive), by_value=bench.by_value, now=bench.now)
         capacity = Capacity(

@@ -18,7 +18,8 @@ from slipstream.engine.batch import Batch
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.flight import Flight
 from slipstream.engine.speculate.chain import Chain
-from slipstream.engine.speculate.drafter import Draft, Guess, Kept, NetworkDrafter, Want
+from slipstream.engine.speculate.decide.asking import Asking
+from slipstream.engine.speculate.drafter import DeviceDrafter, Draft, Guess, Kept, Want
 from slipstream.engine.speculate.network.backlog import Backlog
 from tests.checkpoints import tiny_checkpoint
 from tests.oracle.lab import DEMO, Bench, Case, Folders, Lab, play
@@ -73,7 +74,7 @@ def guessed(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], list[Seque
 
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("host_looks", [0, 3])
-@pytest.mark.parametrize("name", ["draft-model", "draft-eagle3", "draft-mtp"])
+@pytest.mark.parametrize("name", ["draft-model", "draft-eagle3", "draft-mtp", "ngram-device"])
 def test_a_network_guesses_ahead_what_it_guesses_when_it_is_asked(
     lab: Lab,
     cases: Sequence[Case],
@@ -116,16 +117,16 @@ def test_a_network_asked_seldom_catches_up_behind_an_unread_pass(
     """At the same place it guesses what it guesses when it is asked each time, and nothing is unread."""
     bench = Bench((name,), adaptive=False, captured=True)
     play(lab, bench, [replace(one, speculate=Speculate(n_max=1)) for one in cases])
-    turns, asked, n_behind = count(), Chain._asked, []
+    turns, asked, n_behind = count(), Asking.asked, []
 
-    def seldom(self: Chain, drafter: NetworkDrafter, wants: Sequence[Want], *rest: Any) -> Any:
-        found = asked(self, drafter, wants, *rest)
+    def seldom(self: Asking, drafter: DeviceDrafter, *rest: Any) -> Any:
+        found = asked(self, drafter, *rest)
         if next(turns) % 3:
             return {}
         n_behind.extend(drafter.n_unfed(one.slot) for one in found.values() if one.after)
         return found
 
-    monkeypatch.setattr(Chain, "_asked", seldom)
+    monkeypatch.setattr(Asking, "asked", seldom)
     play(lab, replace(bench, overlaps=True), cases)
     assert sum(n > 2 for n in n_behind) > 4, "it lacked something"
     twice = [one for one in guessed.values() if len(one) == 2]

@@ -20,7 +20,7 @@ from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Lengths
-from slipstream.engine.speculate.drafter import Guesses, NetworkDrafter, Want
+from slipstream.engine.speculate.drafter import DeviceDrafter, Guesses, Want
 from slipstream.engine.speculate.network.draft_block import DraftBlock
 from slipstream.engine.speculate.network.draft_hidden import DraftHidden
 from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
@@ -37,14 +37,14 @@ Folders = Callable[[str], Path]
 SIZES = Sizes(n_slots=2, n_pages=64, page_size=PAGE)
 
 
-def eagle3(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
+def eagle3(folder: Path, target: Network, cache: Cache) -> DeviceDrafter:
     case = made.EAGLE3["SpecForge"]
     head = load_eagle3(made.write(folder, made.eagle3_tensors(case), case["config"]), target, N_CTX)
     return DraftHidden(STORE, head, cache, 64)
 
 
-def mtp(n_layers: int) -> Callable[[Path, Network, Cache], NetworkDrafter]:
-    def make(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
+def mtp(n_layers: int) -> Callable[[Path, Network, Cache], DeviceDrafter]:
+    def make(folder: Path, target: Network, cache: Cache) -> DeviceDrafter:
         tensors: made.Tensors = {}
         for i in range(n_layers):
             tensors |= made.mtp_deepseek(f"model.layers.{6 + i}.", 4 + i)
@@ -53,7 +53,7 @@ def mtp(n_layers: int) -> Callable[[Path, Network, Cache], NetworkDrafter]:
     return make
 
 
-def dspark(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
+def dspark(folder: Path, target: Network, cache: Cache) -> DeviceDrafter:
     config = {**made.DSPARK_CONFIG, "block_size": 16}
     head = load_dspark(
         made.write(folder, made.dspark(31, n_layers=2, n_taps=2, rank=12), config), target, N_CTX
@@ -61,7 +61,7 @@ def dspark(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
     return DraftBlock(STORE, head, cache, 64)
 
 
-def draft_model(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
+def draft_model(folder: Path, target: Network, cache: Cache) -> DeviceDrafter:
     return DraftModel(target, cache, 64, 64)
 
 
@@ -71,7 +71,7 @@ def draft_model(folder: Path, target: Network, cache: Cache) -> NetworkDrafter:
     ids=["draft-model", "eagle3", "mtp", "mtp of three", "dspark"],
 )
 def test_reads_of_a_draft_do_not_grow_with_it(
-    make: Callable[[Path, Network, Cache], NetworkDrafter],
+    make: Callable[[Path, Network, Cache], DeviceDrafter],
     folder_of: Folders,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.drafter import (
+    DeviceDrafter,
     Guess,
     Guesses,
-    NetworkDrafter,
     TextDrafter,
     Want,
 )
@@ -56,7 +56,7 @@ class _Read:
         return self.guesses
 
 
-class ScriptedNetwork(NetworkDrafter):
+class ScriptedNetwork(DeviceDrafter):
     """Is right where the script says so; it has to be fed the text, as a draft model has."""
 
     name = NETWORK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import Draft, Drafter, Guess, Kept, NetworkDrafter, TextDrafter
+from slipstream.engine.speculate.drafter import DeviceDrafter, Draft, Drafter, Guess, Kept, TextDrafter
 from tests.simulate.planner import Pass, Verified, Want, measured
 
 
@@ -18,7 +18,7 @@ class Static:
     def __init__(self, drafters: Sequence[Drafter], types: Sequence[str], n_max: int) -> None:
         """n_max: tokens of a draft."""
         self._drafters = [one for one in drafters if one.name in types]
-        self._networks = [one for one in self._drafters if isinstance(one, NetworkDrafter)]
+        self._networks = [one for one in self._drafters if isinstance(one, DeviceDrafter)]
         self.types = tuple(types)
         self.n_max = n_max
 
@@ -56,7 +56,7 @@ class Static:
 def _guesses(drafter: Drafter, wants: Sequence[Want]) -> Sequence[Guess]:
     if isinstance(drafter, TextDrafter):
         return drafter.draft(wants)
-    assert isinstance(drafter, NetworkDrafter)
+    assert isinstance(drafter, DeviceDrafter)
     made = drafter.draft(wants)
     assert made is not None
     return made.read()

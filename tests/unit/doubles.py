@@ -11,11 +11,11 @@ from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Pass
 from slipstream.engine.speculate.drafter import (
+    DeviceDrafter,
     Draft,
     Guess,
     Guesses,
     Kept,
-    NetworkDrafter,
     TextDrafter,
     Want,
 )
@@ -36,7 +36,7 @@ class Ready:
         return self._guesses
 
 
-class AsNetwork(NetworkDrafter):
+class AsNetwork(DeviceDrafter):
     """Says what a text drafter says, as a network that has to be read first."""
 
     def __init__(self, drafter: TextDrafter) -> None:
@@ -55,7 +55,7 @@ class AsNetwork(NetworkDrafter):
         self._drafter.end(slot)
 
 
-def read(drafter: NetworkDrafter, want: Want) -> Guess:
+def read(drafter: DeviceDrafter, want: Want) -> Guess:
     """A network's guess for one want, with nothing unread before it."""
     guesses = drafter.draft([want])
     assert guesses is not None

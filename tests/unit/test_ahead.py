@@ -17,11 +17,11 @@ from slipstream.engine.speculate import tails
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Pass
 from slipstream.engine.speculate.drafter import (
+    DeviceDrafter,
     Draft,
     Drafts,
     Guess,
     Guesses,
-    NetworkDrafter,
     TextDrafter,
     Want,
 )
@@ -60,7 +60,7 @@ class Made:
         return [Guess(one) for one in self._made]
 
 
-class Knowing(NetworkDrafter):
+class Knowing(DeviceDrafter):
     """Stands for a network: knows the text, but for every third position of it."""
 
     name = "knowing"

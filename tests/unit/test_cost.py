@@ -165,6 +165,15 @@ def test_a_networks_calls_positions_and_rows_are_told_apart() -> None:
     assert row_s == pytest.approx(0.01e-3, rel=0.1)
 
 
+def test_a_call_that_costs_the_same_at_any_length_leaves_no_cost_at_nothing() -> None:
+    """It would have to be below nothing to explain calls that take less and less for more and more."""
+    costs = measured().costs
+    for i in range(3000):
+        costs.drafted("flat", 1 + i % 16, 0.2e-3 - i % 16 * 1e-6)
+    assert all(0 < one < 0.3e-3 for one in costs.call_s("flat"))
+    assert costs.draft_s("flat", 8) == pytest.approx(0.19e-3, rel=0.1)
+
+
 def test_what_is_fed_by_the_way_is_not_taken_for_what_rows_cost() -> None:
     """A network that is asked at every pass is fed a row or two; many rows in one call would cost next to nothing."""
     costs = measured().costs

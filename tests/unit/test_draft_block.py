@@ -175,7 +175,7 @@ def test_a_prompt_is_fed_as_far_back_as_the_context(n_context: int, n_fed: int) 
     slot = toy_slot(0, "a", PROMPT, types=("draft",), n_max=3, temperature=0.0)
     toy.engine.add("a", lambda slot_id: slot)
     toy.engine.step()
-    (drafter,) = toy.engine._chain._networks
+    (drafter,) = toy.engine._chain._on_device
     assert drafter.n_unfed(slot) == n_fed
     assert head.n_injected == 0
     toy.engine.step()

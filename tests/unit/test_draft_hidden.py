@@ -204,7 +204,7 @@ def forgetful(n_modules: int = 1, n_context: int = 64) -> tuple:
 
 
 def drafter_of(toy) -> DraftHidden:
-    (drafter,) = toy.engine._chain._networks
+    (drafter,) = toy.engine._chain._on_device
     assert isinstance(drafter, DraftHidden)
     return drafter
 

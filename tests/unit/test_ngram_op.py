@@ -10,19 +10,22 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slipstream.kernels.ngram import cuda, reference
+from slipstream.kernels.ngram.op import N_MAX
 from tests.emulator import emulated, needs_compiler, same
 
-Ngram = Callable[[Tensor, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+Ngram = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
-def searched(text: list[int], n: int, m: int) -> list[int]:
-    """The definition in words: the newest earlier place where the last n tokens stand, and what follows."""
-    if not 1 <= n <= 16:
-        return []
-    for start in range(len(text) - n - 1, -1, -1):
-        if text[start : start + n] == text[-n:]:
-            return text[start + n : start + n + m]
-    return []
+def searched(text: list[int], m: int) -> tuple[list[int], int]:
+    """The definition in words: the longest earlier run of the last tokens, the newest of equals, and what follows."""
+    for n in range(min(N_MAX, len(text) - 1), 0, -1):
+        for start in range(len(text) - n - 1, -1, -1):
+            if text[start : start + n] == text[-n:]:
+                followed = list(text)
+                while len(followed) < start + n + m:
+                    followed.append(followed[len(followed) - len(text) + start + n])
+                return followed[start + n : start + n + m], n
+    return [0] * m, 0
 
 
 def case(seed: int, capacity: int, n_words: int, n_slots: int = 7) -> tuple[Tensor, ...]:
@@ -34,23 +37,19 @@ def case(seed: int, capacity: int, n_words: int, n_slots: int = 7) -> tuple[Tens
     lengths[:2] = torch.tensor([capacity, min(capacity, 3)])
     slots = torch.randint(n_slots, (9,), generator=random)
     slots[4] = -1
-    n_match = torch.randint(0, 18, (9,), generator=random, dtype=torch.int32)
-    n_match[:4] = torch.tensor([1, 2, 3, 16])
-    return tokens, lengths, slots, n_match
+    return tokens, lengths, slots
 
 
-def check(ngram: Ngram, arguments: tuple[Tensor, ...], m: int) -> int:
-    """Compare every row with the search; returns how many rows drafted."""
-    tokens, lengths, slots, n_match = arguments
-    drafts, n_drafts = ngram(tokens, lengths, slots, n_match, m)
-    assert drafts.dtype == n_drafts.dtype == torch.int32
+def check(ngram: Ngram, arguments: tuple[Tensor, ...], m: int) -> list[int]:
+    """Compare every row with the search; returns how many tokens matched."""
+    tokens, lengths, slots = arguments
+    drafts, n_matched = ngram(tokens, lengths, slots, m)
+    assert drafts.dtype == n_matched.dtype == torch.int32
     assert drafts.shape == (len(slots), m)
     for row, slot in enumerate(slots.tolist()):
         text = tokens[slot, : lengths[slot]].tolist() if slot >= 0 else []
-        meant = searched(text, int(n_match[row]), m)
-        assert n_drafts[row] == len(meant), row
-        assert drafts[row].tolist() == meant + [0] * (m - len(meant)), row
-    return int((n_drafts > 0).sum())
+        assert (drafts[row].tolist(), int(n_matched[row])) == searched(text, m), row
+    return [int(n) for n in n_matched]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -74,23 +73,39 @@ def test_the_kernel_is_the_search(seed: int, capacity: int, n_words: int, order:
 
 @needs_compiler
 @pytest.mark.parametrize("start", [0, 1, 2047, 2048, 4095, 4096, 6000])
-def test_a_match_is_found_at_every_border(start: int) -> None:
-    capacity, n = 6016, 16
+def test_a_run_is_found_at_every_border(start: int) -> None:
+    capacity, n = 6016, 12
     tokens = torch.arange(capacity, dtype=torch.int32)[None].contiguous()
-    tokens[0, -n:] = tokens[0, start : start + n] if start + n <= capacity - n else 7
-    arguments = (tokens, torch.tensor([capacity]).int(), torch.tensor([0]), torch.tensor([n]).int())
+    is_there = start + n <= capacity - n
+    tokens[0, -n:] = tokens[0, start : start + n] if is_there else 7
+    arguments = (tokens, torch.tensor([capacity]).int(), torch.tensor([0]))
     with emulated():
-        check(cuda.ngram, arguments, 8)
-    n_rows = check(reference.ngram, arguments, 8)
-    assert n_rows == (start + n <= capacity - n)
+        found = check(cuda.ngram, arguments, 8)
+    assert found == check(reference.ngram, arguments, 8)
+    assert found == ([n] if is_there else [11])  # else a token that repeats
+
+
+def test_the_newest_of_equal_runs_serves_and_a_loop_goes_on() -> None:
+    text = torch.tensor([[5, 1, 2, 9, 5, 1, 2, 8, 5, 1, 2]], dtype=torch.int32)
+    arguments = (text, torch.tensor([11]).int(), torch.tensor([0]))
+    drafts, n_matched = reference.ngram(*arguments, 10)
+    assert drafts.tolist() == [[8, 5, 1, 2, 8, 5, 1, 2, 8, 5]]
+    assert n_matched.tolist() == [3]
 
 
 def test_wrong_types_are_refused() -> None:
-    tokens, lengths, slots, n_match = case(0, 20, 2)
+    tokens, lengths, slots = case(0, 20, 2)
     with emulated(), pytest.raises(ValueError, match="int32"):
-        cuda.ngram(tokens.long(), lengths, slots, n_match, 4)
+        cuda.ngram(tokens.long(), lengths, slots, 4)
     with emulated(), pytest.raises(ValueError, match="int64"):
-        cuda.ngram(tokens, lengths, slots.int(), n_match, 4)
+        cuda.ngram(tokens, lengths, slots.int(), 4)
+
+
+def test_a_text_longer_than_can_be_counted_is_refused() -> None:
+    tokens = torch.empty(1, cuda.MOST + 1, dtype=torch.int32, device="meta")
+    lengths, slots = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    with emulated(), pytest.raises(ValueError, match="67108864"):
+        cuda.ngram(tokens, lengths, slots, 4)
 
 
 def test_the_registered_op_and_its_fake_agree_with_the_reference() -> None:

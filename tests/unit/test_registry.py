@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+import torch
 
 from slipstream.engine.errors import SettingError
 from slipstream.engine.service.start.drafters import drafter_types
@@ -21,7 +22,7 @@ DEFAULTS = Settings()
 
 @pytest.mark.parametrize("row", READERS, ids=lambda row: row.name)
 def test_a_row_builds_the_drafter_of_its_name(row: Row) -> None:
-    parts = Parts(Settings(parallel=2), {}, NO_CACHE, 16, 100, frozenset({0}), 64)
+    parts = Parts(Settings(parallel=2), {}, NO_CACHE, 16, 100, frozenset({0}), 64, torch.device("cpu"))
     assert row.build(parts).name == row.name
 
 

@@ -343,7 +343,7 @@ def fed_of(
     while slot.n_gap > 1:
         toy.engine.step()
     assert network.n_passes == 0, "a prompt is not fed before a draft is asked for"
-    (drafter,) = toy.engine._chain._networks
+    (drafter,) = toy.engine._chain._on_device
     n_unfed, rows = drafter.n_unfed(slot), list[int]()
     network.spoil = lambda batch, logits: rows.append(len(batch.token_ids))
     toy.engine.step()

@@ -12,6 +12,7 @@ const LETTERS: Record<string, string> = {
   "ngram-map-k4v": "V",
   "ngram-mod": "M",
   "ngram-cache": "C",
+  "ngram-device": "G",
   "draft-model": "D",
   "draft-eagle3": "E",
   "draft-mtp": "T",

@@ -13,12 +13,13 @@ from slipstream.engine.speculate.registry import DRAFTERS, Row, setting_names
 _DEFAULTS = Settings()
 
 
-def drafter_types(settings: Settings, network: str | None) -> tuple[str, ...]:
+def drafter_types(settings: Settings, network: str | None, *, overlaps: bool = False) -> tuple[str, ...]:
     """The drafters to load, in order. Raises `SettingError` for flags that could not take effect.
 
-    network: the drafter whose network `--model-draft` or the target's own folder holds, if any.
+    network: the drafter whose network `--model-draft` or the target's own folder holds, if any. overlaps: whether
+    passes are launched behind unread passes.
     """
-    rows = _rows(settings, network)
+    rows = _rows(settings, network, overlaps=overlaps)
     for row in rows:
         _check_needs(settings, row, network)
     names = tuple(row.name for row in rows)
@@ -30,7 +31,7 @@ def drafter_types(settings: Settings, network: str | None) -> tuple[str, ...]:
     return names
 
 
-def _rows(settings: Settings, network: str | None) -> list[Row]:
+def _rows(settings: Settings, network: str | None, *, overlaps: bool) -> list[Row]:
     asked = [name.strip() for name in settings.spec_type.split(",")]
     if NO_DRAFTER in asked:
         return []
@@ -43,7 +44,7 @@ def _rows(settings: Settings, network: str | None) -> list[Row]:
         for row in DRAFTERS
         if row.brought_by is not None
         or {row.name, *row.aliases} & {*asked}
-        or (is_auto and (row.name == network or row.is_auto(settings)))
+        or (is_auto and (row.name == network or row.is_auto(settings, overlaps)))
     ]
 
 

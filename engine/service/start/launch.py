@@ -66,7 +66,7 @@ from slipstream.engine.settings_check import check
 from slipstream.engine.speculate.acceptance import SyntheticAcceptance, coupled, synthetic_rates
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.value import Lengths
-from slipstream.engine.speculate.drafter import Drafter, NetworkDrafter
+from slipstream.engine.speculate.drafter import DeviceDrafter, Drafter
 from slipstream.engine.speculate.network import draft_model
 from slipstream.engine.speculate.registry import BY_NAME, Parts
 from slipstream.engine.text.chat import load_chat_template
@@ -92,12 +92,14 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
     use_device(target_from.device)
     draft_path = None if settings.model_draft is None else local_checkpoint(settings.model_draft)
     source = draft_source(draft_path, target_from)
-    types = drafter_types(settings, None if source is None else source.name)
+    # What a pass reads on the device alone, other ranks do not have.
+    overlaps = settings.async_scheduling and target_from.device.type == "cuda" and target_from.n_ranks == 1
+    types = drafter_types(settings, None if source is None else source.name, overlaps=overlaps)
     rates = synthetic_rates(settings, types)  # refused, if it must be, before anything is loaded
     text_from = text_source(target_from.path)
     tokenizer = Tokenizer(text_from)
     template = load_chat_template(with_given_template(text_from, settings), tokenizer)
-    used = source if source is not None and source.name in types else None
+    used = source if source and source.name in types else None
     divided.check(settings, target_from, used)
     sight = _sight(settings, open_vision, target_from, used)  # first, so that its memory counts as taken
     with _phase("weights loaded"):
@@ -109,21 +111,17 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
         n_ctx=n_ctx,
         batch_size=batch_size(settings, target.device),
         eos_ids=tokenizer.eos_ids,
-        # What a pass reads on the device alone, other ranks do not have.
-        overlaps=settings.async_scheduling and target.device.type == "cuda" and processes is None,
+        overlaps=overlaps,
     )
     cache = make_cache(settings, networks, n_ctx, None if processes is None else processes.others)
-    parts = Parts(settings, networks, cache, capacity.batch_size, target.vocab_size, tokenizer.eos_ids, n_ctx)
+    sizes = capacity.batch_size, target.vocab_size, tokenizer.eos_ids, n_ctx, target.device
+    parts = Parts(settings, networks, cache, *sizes)
     drafters = [BY_NAME[name].build(parts) for name in types]
     if rates is not None:
         settings = _always_in_full(settings, drafters)
         rates = synthetic_rates(settings, types)
-    chain = Chain(
-        drafters,
-        Lengths(adaptive=settings.spec_adaptive),
-        by_value=settings.spec_order == "value",
-        now=time.perf_counter,
-    )
+    lengths, by_value = Lengths(adaptive=settings.spec_adaptive), settings.spec_order == "value"
+    chain = Chain(drafters, lengths, by_value=by_value, now=time.perf_counter)
     acceptance = coupled if rates is None else SyntheticAcceptance(rates, tokenizer.eos_ids)
     waiting = Waiting(settings.max_queue_wait, settings.request_timeout)
     engine = Engine(target, cache, chain, capacity, acceptance, waiting)
@@ -133,7 +131,7 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
         engine.warm_up(settings.draft_max)
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size), sight)
     info = _info(settings, target_from, text, engine, types, loaded)
-    made_by = [one.path for one in (target_from, used) if one is not None]
+    made_by = [one.path for one in (target_from, used) if one]
     slot_files = None if slot_folder is None else _slot_files(slot_folder, made_by, cache)
     _log_ready(info)
     end_team()  # passes run on the engine's own thread
@@ -162,7 +160,7 @@ def _sight(
 
 def _always_in_full(settings: Settings, drafters: Sequence[Drafter]) -> Settings:
     """The settings with drafts of one length, which all networks can make."""
-    longest = [one.longest for one in drafters if isinstance(one, NetworkDrafter)]
+    longest = [one.longest for one in drafters if isinstance(one, DeviceDrafter)]
     return replace(settings, spec_adaptive=False, draft_max=min([settings.draft_max, *longest]))
 
 

@@ -27,7 +27,8 @@ _TRIED = 0.001  # share of the passes from which on a drafter is not left out
 class Account:
     """Counts of the passes that could carry drafts, by outcome, length and drafters asked."""
 
-    def __init__(self, guard: Guard, networks: Sequence[str], lengths: Lengths, survival: Survival) -> None:
+    def __init__(self, guard: Guard, on_device: Sequence[str], lengths: Lengths, survival: Survival) -> None:
+        """on_device: drafters that are asked where they promise enough."""
         self._guard, self._costs, self._overlap, self._survival = (
             guard,
             lengths.costs,
@@ -40,7 +41,7 @@ class Account:
         self._lengths = [0.0] * (MOST_PLACES + 1)  # slots' passes by draft tokens
         self._n_lengths = [0] * (MOST_PLACES + 1)
         self._asked = dict.fromkeys(guard.totals, 0.0)
-        self._trusted = dict.fromkeys(networks, 0.0)  # passes for which a network promised enough
+        self._trusted = dict.fromkeys(on_device, 0.0)  # passes for which it promised enough
         self._n_calls = dict.fromkeys(guard.totals, 0)
         self.has_offers = False  # whether a drafter has a guess for the coming pass
         self._has_refused = False  # whether a network promises too little for it
@@ -48,11 +49,11 @@ class Account:
         self._off_s = 0.0  # seconds of work in such passes since the last draft
         self._is_logged = False
 
-    def consider(self, network: str, takes: Sequence[bool]) -> None:
-        """A network was considered for the coming pass. takes: for each slot whether it promises enough."""
+    def consider(self, drafter: str, takes: Sequence[bool]) -> None:
+        """A drafter on a device was considered for the coming pass. takes: for each slot whether it promises enough."""
         if any(takes):
-            self._trusted[network] += self._weight
-        else:
+            self._trusted[drafter] += self._weight
+        elif drafter in self._guard.suspects:
             self._has_refused = True
 
     def drafted(self, wants: Sequence[Want], drafts: Drafts) -> None:

@@ -20,7 +20,8 @@ _HICCUP = 3.0  # times too long or too short, and
 _ODD = 4.0  # standard deviations from what was expected
 _MOST = 9.0  # believed of one change
 _WEIGHT = 1 / 64  # of a cost in what is usual
-_LEAST = 0.1  # of what it was: no cost falls further by one call, or to nothing
+_LEAST = 0.1  # of what it was: no cost falls further by one call
+_LEAST_S = 1e-9  # and none falls below: a drafter may take as long for one position as for sixteen
 
 
 def assumed(pass_s: float) -> Floats:
@@ -76,7 +77,6 @@ class DraftCost:
         expected = float(call @ self.recent)
         column = self._covariance @ call  # [3]
         variance = float(call @ column) + (_NOISE * max(seconds, expected)) ** 2
-        self.recent = np.maximum(
-            _LEAST * self.recent, self.recent + column * ((seconds - expected) / variance)
-        )
+        corrected = self.recent + column * ((seconds - expected) / variance)
+        self.recent = np.maximum(np.maximum(_LEAST * self.recent, corrected), _LEAST_S)
         self._covariance -= np.outer(column, column) / variance

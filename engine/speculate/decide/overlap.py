@@ -2,8 +2,8 @@
 
 Reading costs the gap between the passes, in which the device waits. It gains what text drafters find from the tokens
 just picked; behind an unread pass they have only the text before it. So per slot the tokens gained are averaged over
-the passes that text drafters were asked for, and weighed against the gap at the rate of plain decoding. A slot begins
-with the average of all requests.
+the passes that text drafters were asked for, and weighed against the gap at the rate of plain decoding, less what a
+drafter that reads the text on the device finds without the host. A slot begins with the average of all requests.
 """
 
 from __future__ import annotations
@@ -51,10 +51,13 @@ class Overlap:
             self._gained[slot_id] = _moved(self._gained.get(slot_id, self._usual), n_accepted, _SLOT_WEIGHT)
             self._usual = _moved(self._usual, n_accepted, _USUAL_WEIGHT)
 
-    def reads_first(self, slot_ids: Iterable[int], token_s: float) -> bool:
-        """Whether reading the pass first pays for these slots. token_s: seconds of plain decoding per token."""
-        gained_s = token_s * sum(self._gained.get(slot_id, self._usual) for slot_id in slot_ids)
-        return gained_s > (self.gap_s if self._adaptive else 0.0)
+    def reads_first(self, slot_ids: Iterable[int], token_s: float, n_spared: float = 0.0) -> bool:
+        """Whether reading the pass first pays for these slots.
+
+        token_s: seconds of plain decoding per token; n_spared: tokens expected of the text without reading the pass.
+        """
+        n_gained = sum(self._gained.get(slot_id, self._usual) for slot_id in slot_ids)
+        return token_s * (n_gained - n_spared) > (self.gap_s if self._adaptive else 0.0)
 
 
 def _moved(average: float, value: float, weight: float) -> float:

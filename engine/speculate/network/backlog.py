@@ -94,7 +94,7 @@ class Backlog:
         return range(n_past - 1, n_past) if n_past - 1 in self._noted.get(slot.id, ()) else None
 
     def n_unfed(self, slot: Slot) -> int:
-        """As `NetworkDrafter.n_unfed`."""
+        """As `DeviceDrafter.n_unfed`."""
         return len(self.unfed(slot) or ())
 
     def reserve(self, slot: Slot, rows: range, n_drafts: int) -> bool:

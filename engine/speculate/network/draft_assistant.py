@@ -19,7 +19,7 @@ from slipstream.engine.cache.store import Store
 from slipstream.engine.frames import wanted
 from slipstream.engine.models.captured import CapturedPass, Capturing
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import UNREAD, Guesses, Kept, NetworkDrafter, Want
+from slipstream.engine.speculate.drafter import UNREAD, DeviceDrafter, Guesses, Kept, Want
 from slipstream.engine.speculate.network.unroll import Going, Rows, Unrolled
 from slipstream.engine.speculate.tails import Tails
 
@@ -38,7 +38,7 @@ class AssistantHead(Protocol):
         """[n_rows, d_model] -> [n_rows, vocab] float32."""
 
 
-class DraftAssistant(NetworkDrafter):
+class DraftAssistant(DeviceDrafter):
     """Drafts over the target's store."""
 
     name = "draft-assistant"

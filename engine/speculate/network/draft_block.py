@@ -20,7 +20,7 @@ from slipstream.engine.cache.store import Store
 from slipstream.engine.frames import wanted
 from slipstream.engine.models.captured import CapturedPass, Capturing
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import Guesses, Kept, NetworkDrafter, Want
+from slipstream.engine.speculate.drafter import DeviceDrafter, Guesses, Kept, Want
 from slipstream.engine.speculate.network.backlog import Backlog
 from slipstream.engine.speculate.network.unroll import Going, Rows, Unrolled
 from slipstream.engine.speculate.tails import Tails
@@ -56,7 +56,7 @@ class BlockHead(Protocol):
         """How likely the pick after `previous` is to be accepted if all before it are, [n_rows]; None: unknown."""
 
 
-class DraftBlock(NetworkDrafter):
+class DraftBlock(DeviceDrafter):
     """Drafts with a block network. Its store has the drafter's name and is fed when a draft is asked for."""
 
     def __init__(self, name: str, head: BlockHead, cache: Cache, n_context: int) -> None:

@@ -44,7 +44,7 @@ from slipstream.engine.cache.store import Store
 from slipstream.engine.frames import wanted
 from slipstream.engine.models.captured import CapturedPass, Capturing, Pass
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import UNREAD, Guesses, Kept, NetworkDrafter, Want
+from slipstream.engine.speculate.drafter import UNREAD, DeviceDrafter, Guesses, Kept, Want
 from slipstream.engine.speculate.network.backlog import Backlog
 from slipstream.engine.speculate.network.lanes import Lanes
 from slipstream.engine.speculate.network.unroll import Going, Rows, Unrolled
@@ -158,7 +158,7 @@ class _Climb:
         )
 
 
-class DraftHidden(NetworkDrafter):
+class DraftHidden(DeviceDrafter):
     """Drafts with a head. Its store has the drafter's name and is fed when a draft is asked for."""
 
     def __init__(self, name: str, head: Head, cache: Cache, n_context: int) -> None:

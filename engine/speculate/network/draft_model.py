@@ -16,7 +16,7 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.models.captured import Capturing, Forward
 from slipstream.engine.models.network import Network
 from slipstream.engine.slot import Slot
-from slipstream.engine.speculate.drafter import UNREAD, Guesses, Kept, NetworkDrafter, Want
+from slipstream.engine.speculate.drafter import UNREAD, DeviceDrafter, Guesses, Kept, Want
 from slipstream.engine.speculate.network.lanes import Lanes
 from slipstream.engine.speculate.network.unroll import Going, Loop, Rows, Step, Unrolled
 from slipstream.engine.speculate.tails import Tails
@@ -25,7 +25,7 @@ from slipstream.kernels.choose.op import RowParams
 STORE = "draft"
 
 
-class DraftModel(NetworkDrafter):
+class DraftModel(DeviceDrafter):
     """Picks with the target's noise, truncation and temperature on its own logits."""
 
     name = "draft-model"

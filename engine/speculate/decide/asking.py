@@ -1,0 +1,119 @@
+"""Which slots a drafter on a device is asked for in a pass, and for how many tokens.
+
+It is asked where it promises more than other drafts. Where it promises too little it is now and then asked for a few
+tokens all the same, as a trial: whether they are verified or not, the text will judge them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.decide.account import Account
+from slipstream.engine.speculate.decide.reasons import Reasons
+from slipstream.engine.speculate.decide.survival import Survival
+from slipstream.engine.speculate.decide.value import Floats, Lengths, Pass
+from slipstream.engine.speculate.drafter import DeviceDrafter, Draft, Want
+from slipstream.engine.speculate.guard import Guard
+
+_TRIAL = 4  # tokens asked of a drafter that promises too little
+_REST = 4  # tokens of a slot for which it is then not weighed again: what it promises changes by trials alone
+
+
+class Asking:
+    """What drafters on devices promise, slot by slot, weighed against what they cost."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        lengths: Lengths,
+        survival: Survival,
+        account: Account,
+        reasons: Reasons,
+        readers: Sequence[str],
+    ) -> None:
+        """readers: the text drafters."""
+        self._guard, self._lengths, self._survival = guard, lengths, survival
+        self._account, self._reasons, self._readers = account, reasons, readers
+        # Drafter and slot id -> tokens of the slot until it is weighed again.
+        self._rests: dict[tuple[str, int], int] = {}
+
+    def begin(self, slot_id: int) -> None:
+        """The slot has another text."""
+        for key in [key for key in self._rests if key[1] == slot_id]:
+            del self._rests[key]
+
+    def is_read(self, slot: Slot) -> bool:
+        """Whether any text drafter reads the slot's text."""
+        return any(self._guard.serves(name, slot) for name in self._readers)
+
+    def promise(self, drafter: DeviceDrafter, wants: Sequence[Want]) -> float:
+        """Tokens that a drafter promises in all."""
+        return sum(float(self._promised(drafter, want).sum()) for want in wants)
+
+    def asked(
+        self, drafter: DeviceDrafter, wants: Mapping[int, Want], offers: Sequence[Draft], coming: Pass
+    ) -> dict[int, Want]:
+        """What to ask a drafter for. wants: by index of `offers`, which are the other drafts of each.
+
+        Without adaptive lengths there are no trials.
+        """
+        served = {i: want for i, want in wants.items() if self._guard.serves(drafter.name, want.slot)}
+        able = self._able(drafter, served)
+        if not able:
+            if served:
+                self._account.consider(drafter.name, ())
+            return {}
+        promised = [self._promised(drafter, want) for want in able.values()]
+        n_unfed = {i: drafter.n_unfed(want.slot) for i, want in able.items()}
+        depth, takes = self._lengths.depth(
+            drafter.name, [offers[i].survival for i in able], promised, [*n_unfed.values()], coming
+        )
+        self._account.consider(drafter.name, takes)
+        token_s = self._lengths.token_s(coming)
+        asked: dict[int, Want] = {}
+        for (i, want), taken in zip(able.items(), takes, strict=True):
+            n, n_min = depth, want.slot.speculate.n_min
+            if not taken:
+                self._refuse(drafter, (want.slot,))
+                trial_s = self._lengths.costs.draft_s(drafter.name, _TRIAL, n_unfed[i])
+                allowance = self._lengths.allowance
+                if not self._lengths.adaptive:
+                    continue
+                if not allowance.pays(want.slot, drafter.name, trial_s, token_s):
+                    if not offers[i]:
+                        self._rests[drafter.name, want.slot.id] = len(want.slot.tokens) + _REST
+                    continue
+                n = _TRIAL
+            # A draft worth making is asked for at the request's least length, or it would be thrown away.
+            n = min(want.n_max, drafter.longest, max(n, n_min))
+            if n >= max(1, n_min):
+                asked[i] = replace(want, n_max=n)
+        return asked
+
+    def _able(self, drafter: DeviceDrafter, served: Mapping[int, Want]) -> dict[int, Want]:
+        """The wants that it is weighed for: it rests where it promised too little a moment ago."""
+        able = {
+            i: want
+            for i, want in served.items()
+            if len(want.slot.tokens) >= self._rests.get((drafter.name, want.slot.id), 0)
+        }
+        self._refuse(drafter, [served[i].slot for i in served.keys() - able])
+        return able
+
+    def _refuse(self, drafter: DeviceDrafter, slots: Sequence[Slot]) -> None:
+        """Note for these slots that a network promises too little."""
+        if not drafter.reads_text:
+            self._reasons.note(slots, "network_too_slow")
+
+    def _promised(self, drafter: DeviceDrafter, want: Want) -> Floats:  # [at most n_max]
+        """Survivals expected of a drafter before it is asked."""
+        if not self._guard.serves(drafter.name, want.slot):
+            return np.zeros(0)
+        n = min(want.n_max, drafter.longest)
+        if drafter.reads_text and not want.after and self.is_read(want.slot):
+            return np.zeros(n)  # it knows nothing that text drafters have not said
+        return self._survival.expected(drafter.name, want.slot, n)
