@@ -107,6 +107,7 @@ class Chain:
     def end(self, slot: Slot) -> None:
         """A request leaves its slot."""
         self._shadows.drop(slot.id)
+        self.lengths.allowance.end(slot)
         for drafter in self._following(slot):
             self.guard.run(drafter.name, "end", [slot], partial(drafter.end, slot))
 

@@ -153,7 +153,7 @@ def test_what_is_kept_for_a_head_is_not_of_the_next_replay(
         found.extend(self.states([(one.slot, range(one.start, one.slot.n_past)) for one in kept]))
 
     monkeypatch.setattr(Backlog, "note", watched)
-    monkeypatch.setattr(Chain, "_asked", lambda *args: {})
+    monkeypatch.setattr(Asking, "asked", lambda *args: {})
     bench = Bench((name,), adaptive=False, captured=True)
     play(lab, bench, cases[:1])
     meant, found = found, []

@@ -23,6 +23,7 @@ CELLS = [
     ("moe-30b", "short", 4),
     ("tiny-demo", "random", 16),
     ("dear-network", "editing", 1),
+    ("h100-8b", "apart", 4),
 ]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.simulate.clock import Jump, Spell, Suspension, Trouble
 from tests.simulate.machine import all_machines, read_machine
 from tests.simulate.planner import Auto
-from tests.simulate.workload import Workload
+from tests.simulate.workload import NETWORK, Workload, all_workloads, read_workload
 from tests.simulate.world import Scene, World
 
 ABOUT = ("engine/speculate/decide/*.py", "engine/speculate/chain.py")
@@ -106,3 +106,12 @@ def test_whatever_passes_have_cost_it_drafts_again(
     world.play(n_passes=_SOON)
     played = world.play(n_passes=50)
     assert played.n_drafted >= played.n_passes, f"{played.n_drafted} tokens drafted in 50 passes"
+
+
+def test_short_requests_that_were_all_wrong_do_not_end_drafting() -> None:
+    """The network is never right in the first 24 requests of 32 tokens, none of which can pay for a trial alone."""
+    machine, workload = (read_machine(all_machines()["h100-8b"]), read_workload(all_workloads()["apart"]))
+    right = [sum(workload.script(0, i).told[NETWORK].right) > 32 for i in range(40)]
+    assert right == [False] * 24 + [True] * 16
+    played = World(Scene(machine, workload, 4), Auto).play(n_tokens=40 * 32)
+    assert played.n_accepted > 0.5 * 16 * 32, f"{played.n_accepted} accepted in {played.n_passes} passes"

@@ -92,7 +92,7 @@ class Workload:
 
     def __init__(self, table: Mapping[str, Any], name: str) -> None:
         """table: a workload's file; raises `TypeError` for a key that is unknown."""
-        if extra := set(table) - {"about", "estimates", "request"}:
+        if extra := set(table) - {"about", "estimates", "in_a_row", "request"}:
             raise TypeError(f"workload {name}: unknown keys {sorted(extra)}")
         self.name, self.about = name, table.get("about", "")
         self.estimates = {TEXT: "none", NETWORK: "none"} | {
@@ -101,6 +101,7 @@ class Workload:
         if unknown := set(self.estimates.values()) - set(ESTIMATES):
             raise TypeError(f"workload {name}: unknown estimates {sorted(unknown)}")
         self.kinds = [_kind(one) for one in table["request"]]
+        self._in_a_row: int = table.get("in_a_row", 1)
         weights = np.array([one.weight for one in self.kinds])
         self._shares = weights / weights.sum()
         self._scripts: dict[tuple[int, int], Script] = {}
@@ -109,11 +110,15 @@ class Workload:
         """The request of a number, counted from 0."""
         key = (seed, number)
         if key not in self._scripts:
-            self._scripts[key] = self._written(np.random.default_rng([seed, number]))
+            # The first draw of a row's first request says of which kind all of them are.
+            row = np.random.default_rng([seed, number // self._in_a_row * self._in_a_row])
+            kind = self.kinds[int(row.choice(len(self.kinds), p=self._shares))]
+            random = np.random.default_rng([seed, number])
+            random.random()
+            self._scripts[key] = self._written(kind, random)
         return self._scripts[key]
 
-    def _written(self, random: np.random.Generator) -> Script:
-        kind = self.kinds[int(random.choice(len(self.kinds), p=self._shares))]
+    def _written(self, kind: Kind, random: np.random.Generator) -> Script:
         n_prompt = int(random.integers(kind.prompt[0], kind.prompt[1] + 1))
         n_reply = int(random.integers(kind.reply[0], kind.reply[1] + 1))
         truth = random.integers(0, 2**27, n_reply + ROOM) * 4  # the tokens between them are wrong

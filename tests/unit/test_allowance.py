@@ -14,9 +14,10 @@ from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.cost import WIDTHS
 from slipstream.engine.speculate.decide.trials import Allowance
 from slipstream.engine.speculate.decide.value import Lengths, Pass
-from slipstream.engine.speculate.drafter import Drafter, Guess, Kept, TextDrafter, Want
+from slipstream.engine.speculate.drafter import NO_DRAFT, Drafter, Guess, Kept, TextDrafter, Want
 from slipstream.engine.speculate.text.suffix import Suffix
 from tests.unit.doubles import AsNetwork, drafts_of
+from tests.unit.test_speculate import chain_of
 from tests.unit.toy import toy_slot
 
 SHARE = 0.005
@@ -104,6 +105,53 @@ def test_savings_are_a_slots_and_a_drafters_own_and_end_with_the_text() -> None:
     assert not allowance.pays(slot, "a", 0.3, 1.0)
     allowance.begin(slot.id)
     assert allowance.pays(slot, "a", 0.3, 1.0)
+
+
+def test_requests_too_short_to_pay_for_a_trial_pay_for_it_together() -> None:
+    """Of 32 tokens at a second each, to each of which a second is given at first that is its own."""
+    allowance, asked = Allowance(adaptive=True), []
+    for i in range(400):
+        slot = slot_with(3, "a", "b")
+        allowance.begin(slot.id)
+        for _ in range(32):
+            if allowance.pays(slot, "a", 3.0, 1.0):
+                asked.append(i)
+            slot.append(1)
+        allowance.end(slot)
+    given = SHARE / 2 * 32  # to a drafter, by each request
+    assert 3 <= len(asked) <= 400 * given / (3.0 - 0.5)
+    assert max(b - a for a, b in pairwise([0, *asked])) < 3.0 / (0.4 * given)
+
+
+def test_what_is_left_is_no_more_than_two_trials_and_a_drafters_own() -> None:
+    allowance = Allowance(adaptive=True)
+    assert not allowance.pays(slot_with(3, "a", "b"), "a", 9.0, 1.0)
+    for i in range(1000):
+        slot = toy_slot(i % 3, "r", [1, 1, 1], types=("a", "b"))
+        allowance.begin(slot.id)
+        allowance.credit(slot, "a", 0.0, 1.0)
+        slot.tokens += [1] * 500
+        allowance.end(slot)
+    assert exhausted(allowance, slot_with(3, "b", "a"), 3.0) == 0
+    assert exhausted(allowance, slot_with(3, "a", "b"), 3.0) == 6
+
+
+def test_slots_on_trial_together_pay_for_one_call_and_each_for_what_it_is_fed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A token takes a third of a second, which each slot is given at first; a call for four tokens 0.3 s."""
+    network = AsNetwork(Timed(Clock(), "net", 0.0, lambda want: ()))
+    chain = chain_of(network, slope=0.0)
+    chain.lengths.costs.call_s = lambda name: (0.26, 0.01, 0.001)  # type: ignore[method-assign]
+    monkeypatch.setattr(chain._survival, "expected", lambda name, slot, n: np.zeros(n))
+    monkeypatch.setattr(network, "n_unfed", lambda slot: (0, 300, 350, 300)[slot.id])
+    slots = [toy_slot(i, f"r{i}", [1, 2], types=("net",), n_max=8) for i in range(3)]
+    offers = [NO_DRAFT] * 3
+    wants = {i: Want(slot, 8) for i, slot in enumerate(slots)}
+    asked = chain._asking.asked(network, wants, offers, Pass(3, 3))
+    assert {i: want.n_max for i, want in asked.items()} == {0: 4, 1: 4}
+    again = {0: Want(toy_slot(3, "r3", [1, 2], types=("net",), n_max=8), 8)}
+    assert not chain._asking.asked(network, again, offers, Pass(3, 3)), "0.6 s, were it alone"
 
 
 class Clock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -74,12 +75,15 @@ class Asking:
         )
         self._account.consider(drafter.name, takes)
         token_s = self._lengths.token_s(coming)
+        # Slots are asked for together: a trial pays for what the call does not do anyway.
+        draft_s = partial(self._lengths.costs.draft_s, drafter.name)
+        made_s = draft_s(min(depth, _TRIAL)) if any(takes) else 0.0
         asked: dict[int, Want] = {}
         for (i, want), taken in zip(able.items(), takes, strict=True):
             n, n_min = depth, want.slot.speculate.n_min
             if not taken:
                 self._refuse(drafter, (want.slot,))
-                trial_s = self._lengths.costs.draft_s(drafter.name, _TRIAL, n_unfed[i])
+                trial_s = draft_s(_TRIAL, n_unfed[i]) - made_s
                 allowance = self._lengths.allowance
                 if not self._lengths.adaptive:
                     continue
@@ -87,7 +91,7 @@ class Asking:
                     if not offers[i]:
                         self._rests[drafter.name, want.slot.id] = len(want.slot.tokens) + _REST
                     continue
-                n = _TRIAL
+                n, made_s = _TRIAL, draft_s(_TRIAL)
             # A draft worth making is asked for at the request's least length, or it would be thrown away.
             n = min(want.n_max, drafter.longest, max(n, n_min))
             if n >= max(1, n_min):

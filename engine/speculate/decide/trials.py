@@ -6,6 +6,9 @@ plain decoding makes a token, less that of the rows its draft took. Besides, sav
 of the time in which plain decoding makes it, shared evenly by the slot's drafters. So trials take no more than that
 beyond what they earn, whatever a pass costs and however many slots there are.
 
+A request may be too short to save up for one trial. So a part of what a request leaves unused pays for trials of those
+that come: a drafter that was wrong in all requests lately is asked again, however short they are.
+
 If passes are expensive, that pays for a trial at every token, and text drafters are always asked. If passes are cheap,
 a drafter that earns nothing is asked only every few tokens, and may miss text that it could draft for as long.
 """
@@ -19,12 +22,16 @@ from slipstream.engine.slot import Slot
 
 _MOST = 4.0  # tokens' time that a drafter can save up
 _SHARE = 0.005  # of the time of plain decoding
+_LEFT = 0.5  # of what a request has left over, that others may use
+_MOST_LEFT = 2.0  # trials that all of it pays for
 
 
 @dataclass(slots=True)
 class _Savings:
     seconds: float
     since: int  # tokens of the slot when they were counted
+    grows: float = 0.0  # seconds that they grow by with each token
+    gained: float = 0.0  # seconds that came to them since they began
     due: int = 0  # tokens of the slot before which they do not pay for a trial
     paid: float = 0.0  # seconds, for the last trial
 
@@ -38,24 +45,36 @@ class Allowance:
     def __init__(self, *, adaptive: bool) -> None:
         self._adaptive = adaptive
         self._savings: dict[tuple[int, str], _Savings] = {}
+        self._left: dict[str, float] = {}  # by drafter, seconds that requests have left to those that come
+        self._too_dear: dict[str, float] = {}  # by drafter, the last trial that could not be paid for
 
     def begin(self, slot_id: int) -> None:
         """The slot has another text."""
         for key in [key for key in self._savings if key[0] == slot_id]:
             del self._savings[key]
 
+    def end(self, slot: Slot) -> None:
+        """The slot's request is over. What a text was given at first is no other's."""
+        for slot_id, name in [key for key in self._savings if key[0] == slot.id]:
+            own = self._savings.pop((slot_id, name))
+            unused = min(own.seconds, own.gained) + (len(slot.tokens) - own.since) * own.grows
+            most = _MOST_LEFT * self._too_dear.get(name, 0.0)
+            self._left[name] = min(self._left.get(name, 0.0) + _LEFT * unused, most)
+
     def pays(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
         """Whether a drafter can pay for a trial that takes so long; it does so then."""
         if not self._adaptive:
             return True
-        own = self._savings.get((slot.id, name))
-        if own is not None and len(slot.tokens) < own.due:
+        own, left = self._savings.get((slot.id, name)), self._left.get(name, 0.0)
+        if own is not None and len(slot.tokens) < own.due and own.seconds + left < seconds:
             return False
         own = self._counted(slot, name, seconds, token_s)
-        if own.seconds < seconds:
-            own.due = own.since + math.ceil((seconds - own.seconds) / _grows(slot, token_s))
+        if own.seconds + left < seconds:
+            own.due = own.since + math.ceil((seconds - own.seconds) / own.grows)
+            self._too_dear[name] = seconds
             return False
-        own.seconds -= seconds
+        self._left[name] = left - max(0.0, seconds - own.seconds)
+        own.seconds = max(0.0, own.seconds - seconds)
         own.paid = seconds
         return True
 
@@ -70,6 +89,7 @@ class Allowance:
         """A draft was verified; n_gained: the drafter's accepted tokens, less what all its tokens' rows cost."""
         own = self._counted(slot, name, 0.0, token_s)
         own.seconds = max(0.0, own.seconds + n_gained * token_s)
+        own.gained = max(0.0, own.gained + n_gained * token_s)
         own.due = 0
 
     def _counted(self, slot: Slot, name: str, price: float, token_s: float) -> _Savings:
@@ -80,7 +100,10 @@ class Allowance:
         """
         n, share_s = len(slot.tokens), _share(slot, token_s)
         own = self._savings.setdefault((slot.id, name), _Savings(share_s, n))
-        own.seconds = min(own.seconds + (n - own.since) * _grows(slot, token_s), max(_MOST * share_s, price))
+        own.grows = _SHARE * share_s
+        grown = (n - own.since) * own.grows
+        own.seconds = min(own.seconds + grown, max(_MOST * share_s, price))
+        own.gained += grown
         own.since = n
         return own
 
@@ -88,8 +111,3 @@ class Allowance:
 def _share(slot: Slot, token_s: float) -> float:
     """A drafter's share of a token's time."""
     return token_s / len(slot.speculate.types)
-
-
-def _grows(slot: Slot, token_s: float) -> float:
-    """Seconds that a drafter's savings grow by with each token."""
-    return _SHARE * _share(slot, token_s)
