@@ -31,14 +31,19 @@ class Found:
     """
 
     def __init__(self, wants: Sequence[Want], drafts: Tensor, n_matched: Tensor) -> None:
-        """drafts: [n_wants, at least n_max] int32; n_matched: [n_wants] int32."""
+        """drafts: [n_wants, most n_max] int32; n_matched: [n_wants] int32."""
         self._n_max = [want.n_max for want in wants]
         self._drafts = drafts
         self._on_host = Download(torch.cat((n_matched[:, None], drafts), 1))  # [n_wants, 1 + n_max]
 
     @property
     def token_ids(self) -> Tensor:
-        return torch.cat([row[:n] for row, n in zip(self._drafts, self._n_max, strict=True)]).long()
+        flat, width = self._drafts.flatten().long(), self._drafts.shape[1]
+        if min(self._n_max) == width:
+            return flat
+        places = [np.arange(n) + i * width for i, n in enumerate(self._n_max)]
+        (index,) = upload((np.concatenate(places),), flat.device)
+        return flat[index]
 
     def read(self) -> list[Guess]:
         rows = zip(self._on_host.read().tolist(), self._n_max, strict=True)
