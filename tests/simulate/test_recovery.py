@@ -114,4 +114,4 @@ def test_short_requests_that_were_all_wrong_do_not_end_drafting() -> None:
     right = [sum(workload.script(0, i).told[NETWORK].right) > 32 for i in range(40)]
     assert right == [False] * 24 + [True] * 16
     played = World(Scene(machine, workload, 4), Auto).play(n_tokens=40 * 32)
-    assert played.n_accepted > 0.5 * 16 * 32, f"{played.n_accepted} accepted in {played.n_passes} passes"
+    assert played.n_accepted > 0.2 * 16 * 32, f"{played.n_accepted} accepted in {played.n_passes} passes"

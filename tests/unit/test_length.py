@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from unittest.mock import patch
 
 import numpy as np
@@ -151,6 +152,59 @@ def test_a_slot_deviates_from_the_average_and_its_next_request_does_not() -> Non
     assert bad < 0.5 * good
     survival.begin(1)
     assert survival.expected("d", toy_slot(1, "r", [1]), 1)[0] > 0.8
+
+
+def judged_requests(survival: Survival, rates: Iterable[float], seed: int = 0) -> None:
+    """Requests, one behind the other in a slot, in which so many of single tokens are right."""
+    random = np.random.default_rng(seed)
+    for rate in rates:
+        survival.begin(0)
+        slot = toy_slot(0, "r", [1])
+        for _ in range(24):
+            survival.judge("d", slot, [0], 0, int(random.random() < rate))
+            slot.append(1)
+
+
+def believed(survival: Survival, n_wrong: int) -> float:
+    """What is expected of a first token in a new request, after so many that were wrong."""
+    slot = toy_slot(1, "r", [1])
+    survival.begin(1)
+    for _ in range(n_wrong):
+        survival.judge("d", slot, [0], 0, 0)
+    return float(survival.expected("d", slot, 1)[0])
+
+
+def test_how_soon_a_request_is_believed_to_differ_follows_how_requests_do() -> None:
+    """Half of the tokens are right, of every request or of all together."""
+    alike, different = Survival(), Survival()
+    judged_requests(alike, [0.5] * 40)
+    judged_requests(different, [1.0, 0.0] * 20)
+    assert believed(alike, 0) == pytest.approx(0.5, abs=0.12)
+    assert believed(alike, 4) > 0.38
+    assert believed(different, 4) < 0.12
+
+
+def test_a_request_begins_as_the_last_requests_were() -> None:
+    """Long before the average of all guesses says so."""
+    survival = Survival()
+    judged_requests(survival, [0.9] * 30)
+    before = believed(survival, 0)
+    judged_requests(survival, [0.02] * 6)
+    assert before > 0.8
+    assert believed(survival, 0) < 0.3
+    assert survival.places("d")[0].acceptance > 0.6
+    judged_requests(survival, [0.9] * 6)
+    assert believed(survival, 0) > 0.55
+
+
+def test_a_request_of_which_nothing_was_judged_changes_nothing() -> None:
+    survival = Survival()
+    judged_requests(survival, [0.1] * 10)
+    survival.begin(0)
+    before = believed(survival, 0)
+    for _ in range(20):
+        survival.begin(0)
+    assert believed(survival, 0) == before
 
 
 def test_only_what_was_judged_counts() -> None:

@@ -3,14 +3,16 @@
 Per drafter a table over (grade, place): the grade is the class of the drafter's own estimate, the place how far into
 the draft the token stands. Only tokens up to the first rejection were judged; those after it followed a wrong
 prefix and say nothing, so *conditional* rates are counted, with old rounds fading. A slot differs from the server's
-average by an offset of log-odds, learnt from what was accepted against what the table expected and shrunk to zero.
+average by an offset of log-odds, learnt from what was accepted against what the table expected. It is shrunk to the
+offset of the last requests (like follows like, and the table takes many requests to move): the more, the less requests
+were found to differ.
 
 The evidence comes from guesses that are watched until the text itself has judged them, whether they were verified or
 not: however a token came about, it shows whether a guess made for its place was right. So a drafter that loses to
 another, or is not verified because nothing pays, is still learnt about, at the cost of a comparison.
 
 Source: calibrated acceptance with a slot's residual, as in goodput planning (SmartSpec, arXiv 2406.14066) and online
-logistic calibration of draft confidences.
+logistic calibration of draft confidences; how far slots differ by the moments of a beta-binomial distribution.
 """
 
 from __future__ import annotations
@@ -45,9 +47,13 @@ _FIRST_PLACES: list[int] = np.unique(_PLACES, return_index=True)[1].tolist()
 _FADE = 0.998  # what a round's evidence is worth to the table one round later
 _REFRESH = 8  # rounds after which the table's rates are worked out again
 _SLOT_FADE = 0.98  # what a token's evidence is worth to its slot one token later, judged or not
-# Judged tokens without deviation that a slot begins with. Few: requests differ more from each other than the tokens of
-# a request, and what a drafter is worth to others says little if a request's first guesses are wrong.
-_SLOT_WEIGHT = 2.0
+# Judged tokens of the usual deviation that a slot begins with: at first, and at least and most by what was learnt.
+_SLOT_WEIGHT, _LEAST_WEIGHT, _MOST_WEIGHT = 2.0, 0.5, 30.0
+_STRETCH = 8  # judged tokens of a slot that are compared with what was expected of them
+_STRETCH_FADE = 0.99  # what a stretch is worth one stretch later
+_STRETCHES_AT_FIRST = 12.0  # for which that weight stands, where tokens have a rate of 0.75
+_USUAL_WEIGHT = 0.3  # of a request in the usual deviation,
+_USUAL_JUDGED = 4.0  # half of that where so many of its tokens were judged
 _LEAST, _MOST = 0.01, 0.997
 _PLAIN, _GRADED = 0, 1  # two views of a token: without and with its drafter's own estimate
 
@@ -64,6 +70,11 @@ def grades(survival: Sequence[float], n: int) -> Grades:  # [n]
 def _logit(p: float) -> float:
     p = min(max(p, _LEAST), _MOST)
     return math.log(p / (1.0 - p))
+
+
+def _moved(p: float, by: float) -> float:
+    """A probability moved by log-odds."""
+    return 1.0 / (1.0 + math.exp(-_logit(p) - by))
 
 
 class _Table:
@@ -106,10 +117,42 @@ class _Table:
             self._refresh()
 
 
+class _Requests:
+    """How requests deviate from the table, in one view.
+
+    `weight`: the judged tokens that `usual` stands for. Of n judged tokens the accepted ones vary by the sum v of
+    p (1 - p), and by (n - 1) v / (weight + 1) more if every slot has rates of its own, beta-distributed around p.
+    """
+
+    def __init__(self) -> None:
+        self._within = _STRETCHES_AT_FIRST * (_STRETCH - 1) * _STRETCH * 0.75 * 0.25
+        self._between = self._within / (_SLOT_WEIGHT + 1.0)
+        self.weight = _SLOT_WEIGHT
+        self.usual = (0.0, 0.0)  # log-odds of the first token, of later tokens, of the last requests
+
+    def compare(self, n_judged: int, n_accepted: int, expected: float, variance: float) -> None:
+        """A stretch of a slot's text. variance: v."""
+        self._between = _STRETCH_FADE * self._between + (n_accepted - expected) ** 2 - variance
+        self._within = _STRETCH_FADE * self._within + (n_judged - 1) * variance
+        weight = self._within / max(self._between, 1e-9) - 1.0
+        self.weight = min(max(weight, _LEAST_WEIGHT), _MOST_WEIGHT)
+
+    def ended(self, n_judged: float, first: float, later: float) -> None:
+        """A request is over that deviated so far."""
+        share = _USUAL_WEIGHT * n_judged / (n_judged + _USUAL_JUDGED)
+        self.usual = (
+            self.usual[0] + share * (first - self.usual[0]),
+            self.usual[1] + share * (later - self.usual[1]),
+        )
+
+
 class _Deviation:
     """A slot against the table, in one view."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: _Requests) -> None:
+        self._requests = requests
+        self._rates: list[float] = []  # of a stretch under way, as expected
+        self._n_accepted = 0  # in it
         self._sums = [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]  # first, all: judged, accepted, expected; fading
         self._at = 0  # tokens of the slot when a token was last judged
 
@@ -125,20 +168,30 @@ class _Deviation:
                 sums[0] += 1.0
                 sums[1] += i < n_accepted
                 sums[2] += rate
+        self._rates += expected
+        self._n_accepted += n_accepted
+        if len(self._rates) >= _STRETCH:
+            variance = sum(rate * (1.0 - rate) for rate in self._rates)
+            self._requests.compare(len(self._rates), self._n_accepted, sum(self._rates), variance)
+            self._rates, self._n_accepted = [], 0
 
     def offsets(self, at: int) -> tuple[float, float]:
         """Log-odds of the first token, of later tokens. They fade as the text goes on without being judged."""
         fade = _SLOT_FADE ** (at - self._at)
         first, every = self._sums
-        return self._offset(fade, *first), self._offset(fade, *every)
+        usual = self._requests.usual
+        return self._offset(fade, usual[0], *first), self._offset(fade, usual[1], *every)
 
-    @staticmethod
-    def _offset(fade: float, judged: float, accepted: float, expected: float) -> float:
+    def _offset(self, fade: float, usual: float, judged: float, accepted: float, expected: float) -> float:
         if judged < 1e-9:
-            return 0.0
+            return usual
         mean = expected / judged
-        weight = _SLOT_WEIGHT / fade
-        return _logit((accepted + weight * mean) / (judged + weight)) - _logit(mean)
+        weight = self._requests.weight / fade
+        return _logit((accepted + weight * _moved(mean, usual)) / (judged + weight)) - _logit(mean)
+
+    def end(self) -> None:
+        """The slot's request is over."""
+        self._requests.ended(self._sums[1][0], *self.offsets(self._at))
 
 
 class Survival:
@@ -146,12 +199,14 @@ class Survival:
 
     def __init__(self) -> None:
         self._tables: dict[str, _Table] = {}
+        self._requests: dict[str, tuple[_Requests, _Requests]] = {}  # by drafter, in both views
         self._deviations: dict[tuple[int, str], tuple[_Deviation, _Deviation]] = {}
 
     def begin(self, slot_id: int) -> None:
-        """Forget what the slot's last request taught; the server's average stays."""
+        """Forget what the slot's last request taught; the server's average stays, and what is usual of requests."""
         for key in [key for key in self._deviations if key[0] == slot_id]:
-            del self._deviations[key]
+            for own in self._deviations.pop(key):
+                own.end()
 
     def of(self, name: str, slot: Slot, grade: Grades) -> Floats:  # [n_tokens], never increasing
         """Probability that each token of a draft is accepted together with all before it. grade: [n_tokens]."""
@@ -168,9 +223,9 @@ class Survival:
         return self._survival(self._table(name).odds[0, _PLACES[:n]], name, slot, _PLAIN)
 
     def _survival(self, odds: Floats, name: str, slot: Slot, view: int) -> Floats:
-        deviations = self._deviations.get((slot.id, name))
-        if deviations is not None:
-            first, later = deviations[view].offsets(len(slot.tokens))
+        own, requests = self._deviations.get((slot.id, name)), self._requests.get(name)
+        if requests is not None:
+            first, later = own[view].offsets(len(slot.tokens)) if own else requests[view].usual
             odds += later
             odds[0] += first - later
         return np.multiply.accumulate(1.0 / (1.0 + np.exp(-odds)))
@@ -183,12 +238,15 @@ class Survival:
         if not grade:
             return
         table, at = self._table(name), len(slot.tokens)
-        plain, graded = self._deviations.setdefault((slot.id, name), (_Deviation(), _Deviation()))
+        own = self._deviations.get((slot.id, name))
+        if own is None:
+            plain, graded = self._requests.setdefault(name, (_Requests(), _Requests()))
+            own = self._deviations[slot.id, name] = _Deviation(plain), _Deviation(graded)
         places = _PLACE[start : start + len(grade)]
-        plain.add([table.rates[0][place] for place in places], start, n_accepted, at)
+        own[_PLAIN].add([table.rates[0][place] for place in places], start, n_accepted, at)
         if grade[0]:
             expected = [table.rates[one][place] for one, place in zip(grade, places, strict=True)]
-            graded.add(expected, start, n_accepted, at)
+            own[_GRADED].add(expected, start, n_accepted, at)
         table.add(grade, start, n_accepted)
 
     def _table(self, name: str) -> _Table:
