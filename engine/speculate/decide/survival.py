@@ -3,9 +3,9 @@
 Per drafter a table over (grade, place): the grade is the class of the drafter's own estimate, the place how far into
 the draft the token stands. Only tokens up to the first rejection were judged; those after it followed a wrong
 prefix and say nothing, so *conditional* rates are counted, with old rounds fading. A slot differs from the server's
-average by an offset of log-odds, learnt from what was accepted against what the table expected. It is shrunk to the
-offset of the last requests (like follows like, and the table takes many requests to move): the more, the less requests
-were found to differ.
+average by an offset of log-odds, learnt from what was accepted against what the table expected and shrunk: the more,
+the less requests were found to differ. Before a draft is made, when no estimate tells one request from another, it is
+shrunk to the offset of the last requests (like follows like, and the table takes many requests to move), else to zero.
 
 The evidence comes from guesses that are watched until the text itself has judged them, whether they were verified or
 not: however a token came about, it shows whether a guess made for its place was right. So a drafter that loses to
@@ -205,8 +205,8 @@ class Survival:
     def begin(self, slot_id: int) -> None:
         """Forget what the slot's last request taught; the server's average stays, and what is usual of requests."""
         for key in [key for key in self._deviations if key[0] == slot_id]:
-            for own in self._deviations.pop(key):
-                own.end()
+            # A drafter's own estimates tell one request from another; without them, like follows like.
+            self._deviations.pop(key)[_PLAIN].end()
 
     def of(self, name: str, slot: Slot, grade: Grades) -> Floats:  # [n_tokens], never increasing
         """Probability that each token of a draft is accepted together with all before it. grade: [n_tokens]."""
