@@ -28,13 +28,8 @@ from slipstream.kernels.proof.proving import NotTriedError, Task, Tried
 log = logging.getLogger(__name__)
 
 PRODUCTS = ("matmul",)  # ops that layers of a narrower dtype may run in float32
-_ALWAYS = (
-    "matmul",
-    "norm",
-    "choose",
-    "verify",
-    "ngram",
-)  # of every network, of every pick and of text on the device
+# Of every network, of every pick, and of text on the device.
+_ALWAYS = ("matmul", "norm", "choose", "verify", "ngram")
 _LONGEST = ("attention", "gated_delta", "choose")  # to compile; these come first
 _REFERENCE = "reference"  # the definition, which has nothing to prove
 
