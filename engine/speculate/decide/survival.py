@@ -48,7 +48,7 @@ _FADE = 0.998  # what a round's evidence is worth to the table one round later
 _REFRESH = 8  # rounds after which the table's rates are worked out again
 _SLOT_FADE = 0.98  # what a token's evidence is worth to its slot one token later, judged or not
 # Judged tokens of the usual deviation that a slot begins with: at first, and at least and most by what was learnt.
-_SLOT_WEIGHT, _LEAST_WEIGHT, _MOST_WEIGHT = 2.0, 0.5, 30.0
+_SLOT_WEIGHT, _LEAST_WEIGHT, _MOST_WEIGHT = 2.0, 0.5, 10.0
 _STRETCH = 8  # judged tokens of a slot that are compared with what was expected of them
 _STRETCH_FADE = 0.99  # what a stretch is worth one stretch later
 _STRETCHES_AT_FIRST = 12.0  # for which that weight stands, where tokens have a rate of 0.75
