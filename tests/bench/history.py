@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Sequence
+from functools import cache
 from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,13 @@ def make(name: str) -> Drafter:
     return BY_NAME[name].build(PARTS)
 
 
-NAMES = [
-    row.name
-    for row in DRAFTERS
-    if row.network is None
-    and row.brought_by != "grammar"
-    and row.is_offered
-    and isinstance(make(row.name), TextDrafter)
-]
+@cache
+def names() -> tuple[str, ...]:
+    """The drafters that are asked on the host."""
+    asked = [
+        row for row in DRAFTERS if row.network is None and row.brought_by != "grammar" and row.is_offered
+    ]
+    return tuple(row.name for row in asked if isinstance(make(row.name), TextDrafter))
 
 
 def python_text(n: int) -> list[int]:
@@ -80,7 +80,7 @@ def texts(n: int) -> dict[str, list[int]]:
 def slot_of(tokens: Sequence[int], n_prompt: int) -> Slot:
     """A slot with the text's first tokens; the whole text is what its caller expects."""
     prepared = Prepared(tokens[:n_prompt], None, tuple(tokens))  # type: ignore[arg-type]
-    factory = SlotFactory(Settings(draft_max=N_MAX), NAMES, len(tokens) + 1, VOCAB, frozenset())
+    factory = SlotFactory(Settings(draft_max=N_MAX), names(), len(tokens) + 1, VOCAB, frozenset())
     return factory.resolve(Request(id="bench", prompt=""), prepared)(0)
 
 
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str]) -> int:
     n_ctx = options.length + 4 * N_STEPS + N_MAX
     n_missed = 0
     sys.stdout.write(f"{'drafter':14} {'text':10} {'begin ms':>9} {'step us':>8} {'tokens/step':>11}\n")
-    for name in NAMES:
+    for name in names():
         drafter = make(name)
         for kind, tokens in texts(n_ctx).items():
             begins = min(begin_ms(drafter, tokens, options.length) for _ in range(options.runs))

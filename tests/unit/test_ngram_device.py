@@ -203,6 +203,7 @@ def test_one_that_is_always_wrong_is_left_out_and_no_network_is_blamed() -> None
     told = chain.account.report([slot])
     assert told.why_not == "not_worth_asking"
     assert told.drafters["ngram-device"].treatment == "tried"
+    assert told.drafters["ngram-device"].guess_s == chain.lengths.costs.call_s("ngram-device")[0], "of a call"
     assert chain.guard.doubtful == ()
 
 

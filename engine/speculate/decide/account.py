@@ -160,7 +160,7 @@ class Account:
         return DrafterState(
             treatment=self._treatment(name, share, self._trusted.get(name, self._asked[name]) / n_lately),
             asked_share=min(1.0, share),
-            guess_s=position_s if name in self._trusted else call_s,
+            guess_s=position_s if name in self._guard.suspects else call_s,
             fed_row_s=row_s,
             places=self._survival.places(name),
         )
