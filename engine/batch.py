@@ -147,7 +147,8 @@ class Layout:
         for one in arrays:
             places.append(slice(end, end + one.nbytes))
             end += -(-one.nbytes // 16) * 16
-        return cls([one.shape for one in arrays], [one.dtype for one in arrays], places, end)
+        n_bytes = max(end, 16)  # torch gives a tensor without a byte no stride, and then no other dtype
+        return cls([one.shape for one in arrays], [one.dtype for one in arrays], places, n_bytes)
 
     def arrays(self, buffer: NDArray[np.uint8]) -> list[AnyArray]:
         """The arrays in a buffer of the host, [n_bytes]."""

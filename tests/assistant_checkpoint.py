@@ -21,6 +21,9 @@ LIKE_TARGET = ("hidden_size", "num_attention_heads", "num_key_value_heads", "hea
 @contextmanager
 def all_layers_shared() -> Iterator[None]:
     """transformers 5.23 refuses configs all of whose layers read others, which is what an assistant is."""
+    if not hasattr(Gemma4TextConfig, "kv_sharing_modes"):  # older ones, such as 5.17, do not ask
+        yield
+        return
     original = Gemma4TextConfig.kv_sharing_modes.fget
 
     def modes(config: Gemma4TextConfig) -> list[str | None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tests.bench.stage import Stage, Task, demo_tasks, random_tasks
-from tests.gpu.ceilings import copy_rate, matmul_rate
+from tests.gpu.ceilings import matmul_rate, memory_rate
 from tests.gpu.setting import Setting
 from tests.oracle.lab import Lab
 
@@ -34,9 +34,9 @@ class Scene:
 
     @functools.cached_property
     def read_rate(self) -> float:
-        """Bytes/s: of a copy, read and written counted; on CPU of prepacked linears, which read alone."""
+        """Bytes/s: of a plain read or a copy; on CPU of prepacked linears, which read alone."""
         if self.setting.on_gpu or self.setting.quick:
-            return copy_rate(self.setting)
+            return memory_rate(self.setting)
         from tests.bench.bars import bandwidth
 
         return bandwidth()

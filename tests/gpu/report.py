@@ -20,10 +20,10 @@ MARKS = {True: "ok", False: "**FAILED**", None: ""}
 class Report:
     """What is known of a run so far, in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._started = folder, time.monotonic()
+    def __init__(self, folder: Path, only: Sequence[str] = ()) -> None:
+        """only: the parts that were picked; none where all run."""
+        self._folder, self._only, self._started = folder, only, time.monotonic()
         self._when = datetime.datetime.now().astimezone()
-        self._stem = ""
 
     @property
     def seconds(self) -> float:
@@ -56,7 +56,8 @@ class Report:
         }
         texts = {".json": json.dumps(data, indent=1), ".md": "\n".join(_pages(data, progress))}
         self._folder.mkdir(parents=True, exist_ok=True)
-        files = [self._folder / f"{slug}-{self._when:%Y-%m-%d}{kind}" for kind in texts]
+        stem = "-".join((slug, f"{self._when:%Y-%m-%d}", *self._only))
+        files = [self._folder / f"{stem}{kind}" for kind in texts]
         for file, text in zip(files, texts.values(), strict=True):
             unfinished = file.with_name(f".{file.name}")
             unfinished.write_text(text + "\n")

@@ -23,6 +23,7 @@ from tests.gpu.report import Report, bars, named, table, unmeasured
 from tests.gpu.supervise import Progress, Supervisor
 
 ROOT = Path(__file__).parents[2]
+ALWAYS = ("machine",)
 PROVING = {"selfcheck", "parity", "width", "replays", "lossless", "parity-wide", "width-wide"}
 
 
@@ -30,8 +31,9 @@ def main(arguments: Sequence[str] | None = None, child: Sequence[str] = ("-m", "
     """The exit status. child: what the working process runs, behind the interpreter."""
     options = parser().parse_args(arguments)
     command = [sys.executable, *child, "--device", options.device, *(["--quick"] if options.quick else [])]
-    parts = {name: part for name, part in PARTS.items() if name in options.only}
-    report = Report(options.out)
+    # Results are named after the machine, and those of some parts after these as well.
+    parts = {name: part for name, part in PARTS.items() if name in (*ALWAYS, *options.only)}
+    report = Report(options.out, [] if options.only == list(PARTS) else options.only)
     progress = Supervisor(command, parts, options.seconds, GRACE_S, report.write).run()
     files = report.close(progress)
     n_failed = summarise(progress, report.seconds)

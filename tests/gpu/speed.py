@@ -30,7 +30,7 @@ from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_wri
 from slipstream.kernels.short_conv.op import ConvState, short_conv
 from slipstream.kernels.verify.op import verify
 from tests.gpu import quantized
-from tests.gpu.ceilings import copy_rate
+from tests.gpu.ceilings import memory_rate
 from tests.gpu.clock import Took, measure
 from tests.gpu.setting import Figures, Finding, Findings, Setting, bar
 
@@ -59,15 +59,15 @@ def run(setting: Setting, case: str) -> Findings:
 
 @functools.cache
 def ceiling(setting: Setting) -> float:
-    """Bytes a second of a copy; measured once per process."""
-    return copy_rate(setting)
+    """Bytes a second of the memory; measured once per process."""
+    return memory_rate(setting)
 
 
 def figures(setting: Setting, took: Took, n_bytes: float = 0.0, other: Took | None = None) -> Figures:
     """The columns of one line."""
     told: Figures = {"us": took.us}
     if n_bytes:
-        told |= {"GB/s": n_bytes / took.seconds / 1e9, "of copy": n_bytes / took.seconds / ceiling(setting)}
+        told |= {"GB/s": n_bytes / took.seconds / 1e9, "of memory": n_bytes / took.seconds / ceiling(setting)}
     if other is not None:
         told |= {"torch us": other.us, "x torch": other.seconds / took.seconds}
     if not took.in_graph:
@@ -128,7 +128,7 @@ def packed_products(setting: Setting) -> Findings:
 def products_of(
     setting: Setting, kind: str, shapes: dict[str, tuple[int, int, int]], widths: tuple[int, ...], goal: float
 ) -> Findings:
-    """goal: of the bandwidth of a copy, at 16 rows and fewer."""
+    """goal: of what the memory gives, at 16 rows and fewer."""
     total = {n: [0.0, 0.0, 0.0] for n in widths}  # bytes, seconds, torch's seconds of one pass
     label = "" if kind == "plain" else f"{kind} "
     complete = True
@@ -154,10 +154,10 @@ def products_of(
         yield Finding(
             f"all {label}products of a pass, {n} rows",
             None,
-            {"us": 1e6 * seconds, "of copy": share, "x torch": ratio},
+            {"us": 1e6 * seconds, "of memory": share, "x torch": ratio},
         )
         if n <= 16:
-            yield bar(f"{label}matmul, {n} rows, share of copy", share, f"{goal:g}", met=share >= goal)
+            yield bar(f"{label}matmul, {n} rows, share of memory", share, f"{goal:g}", met=share >= goal)
         if n <= 16 and kind == "plain":
             yield bar(f"matmul, {n} rows, x torch", ratio, "0.95", met=ratio >= 0.95)
 
@@ -197,7 +197,7 @@ def attentions(setting: Setting) -> Findings:
             yield Finding(label, None, figures(setting, measure(works, setting.device), n_bytes / 2))
             if n_past >= 32_768 and n <= 16:
                 share = n_bytes / took.seconds / ceiling(setting)
-                yield bar(f"attention at 32k, {n} rows, share of copy", share, "0.6", met=share >= 0.6)
+                yield bar(f"attention at 32k, {n} rows, share of memory", share, "0.6", met=share >= 0.6)
 
 
 def picks(setting: Setting) -> Findings:

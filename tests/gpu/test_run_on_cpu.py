@@ -37,7 +37,7 @@ def report_of(folder: Path) -> dict[str, Any]:
     assert page.suffix == ".md"
     assert page.stem == data.stem
     found: dict[str, Any] = json.loads(data.read_text())
-    assert data.stem == f"cpu-x86-64-{found['when'][:10]}" or not data.stem.startswith("cpu-x86")
+    assert data.stem.startswith(f"cpu-x86-64-{found['when'][:10]}") or not data.stem.startswith("cpu-x86")
     for name in found["failed"]:
         assert f"FAILED {name}" in page.read_text()
     return found
@@ -107,6 +107,8 @@ def test_what_fails_is_named_and_the_rest_goes_on(tmp_path: Path, capsys: pytest
     assert run.main([*QUICK, str(tmp_path), *parts], child=("-c", BROKEN)) == 1
     said = capsys.readouterr().out
     found = report_of(tmp_path)
+    (data,) = tmp_path.glob("*.json")
+    assert data.stem.endswith("-".join(parts[1:]))  # it is not taken for a whole run
     assert found["failed"] == [
         "machine: device",
         "ceilings: copy",
@@ -289,6 +291,11 @@ def test_the_sanitizer_names_the_kernel() -> None:
     found = {one.name: one.ok for one in sanitizer.findings("memcheck", Ended(output, 9, is_late=False))}
     marks = {"norm.triton, memcheck": True, "choose.cuda, memcheck": False, "matmul.cuda, memcheck": True}
     assert found == {**marks, "memcheck": False}
+    summed = "\ncase norm.triton\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+    (clean,) = sanitizer.findings("racecheck", Ended(summed, 0, is_late=False))
+    assert clean.ok
+    *_, before = sanitizer.findings("memcheck", Ended(f"{fault}{summed}", 9, is_late=False))
+    assert (before.name, before.figures["why"]) == ("memcheck", fault)
     late = {one.name: one.ok for one in sanitizer.findings("memcheck", Ended(output, -9, is_late=True))}
     assert late == {**marks, "matmul.cuda, memcheck": None}
     (none,) = sanitizer.findings("racecheck", Ended("", -9, is_late=True))

@@ -245,7 +245,7 @@ def disturbed(lab: Lab, bench: Bench, cases: Sequence[Case], expected: Played, s
     """One engine under random arrivals, cancels, cuts and overrides against the expected tokens."""
     asked = narrowed(cases, bench.types, seed)
     played = play(lab, bench, asked, seed=seed + 1, trouble=TROUBLE, known=expected.tokens)
-    assert not played.failed, played.failed
+    assert not played.failed, {i: (one.error, one.error.__cause__) for i, one in played.failed.items()}
     assert set(played.tokens) == set(expected.tokens)
     assert played.stats is not None
     assert played.stats.n_pages_held == 0
