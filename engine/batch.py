@@ -96,8 +96,10 @@ class RecurrentRows:
 
 def use_device(device: torch.device) -> None:
     """Make a GPU the one that this thread launches on: kernels of our own go to the thread's current device."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    if (
+        device.type == "cuda"
+    ):  # without a number it is the thread's current one, which torch wants by its number
+        torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def upload(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:

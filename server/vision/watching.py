@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from slipstream.engine.api import Image
+from slipstream.engine.batch import use_device
 from slipstream.engine.device_loss import device_loss
 from slipstream.engine.errors import EngineError, EngineStopped, StepFailed
 from slipstream.engine.images import ImageFeatures, ImageLayout
@@ -141,7 +142,7 @@ def on_own_stream(family: Family) -> Callable[[Image], ImageFeatures]:
     device = family.parts.device
     if device.type != "cuda":
         return family.look
-    torch.cuda.set_device(device)
+    use_device(device)
     own: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream(device))  # the weights are there
 

@@ -143,11 +143,12 @@ class Stage:
         adaptive: bool = True,
         captured: bool | None = None,
         overlaps: bool | None = None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """n_ctx: tokens that each slot has pages for, and as many again for prefixes.
 
         captured: whether passes are captured and replayed; overlaps: whether they are launched before the one before
-        has been read. None: as a server does on the lab's device.
+        has been read. None: as a server does on the lab's device. now: by which the planner knows what work costs.
         """
         self.lab = lab
         n_pages = 2 * n_slots * (n_ctx // PAGE + 2)
@@ -165,6 +166,7 @@ class Stage:
             n_window_pages=n_pages,
             captured=on_gpu if captured is None else captured,
             overlaps=on_gpu if overlaps is None else overlaps,
+            now=now,
         )
         self.engine: Engine = lab.engine(self.bench)
         self._is_warm = False

@@ -26,6 +26,7 @@ from tests.gpu.lossless import launched_ahead
 from tests.gpu.setting import Setting
 from tests.gpu.tokens import goals
 from tests.oracle.lab import DEMO, Lab
+from tests.wound_clock import WoundClock
 
 pytestmark = pytest.mark.sampled
 
@@ -69,7 +70,7 @@ def test_a_recited_reply_takes_the_passes_that_its_right_guesses_leave(
     lab: PlannedLab, wrong: tuple[int, ...]
 ) -> None:
     lab.guesses = [token_id + (i in wrong) for i, token_id in enumerate(REPLY)]
-    stage = Stage(lab, ("scripted",), adaptive=False)
+    stage = Stage(lab, ("scripted",), adaptive=False, now=WoundClock(1e-4))
     reply = stage.play([Task("made up", PROMPT, REPLY)], ("scripted",), N_MAX).replies[0]
     assert tuple(reply.token_ids) == REPLY
     seconds, n_tokens, n_passes = reply.decoding(len(REPLY))
@@ -90,7 +91,8 @@ def tasks(lab: PlannedLab) -> list[Task]:
 def test_passes_that_overlap_say_the_same_and_keep_the_same_drafts(
     lab: PlannedLab, tasks: list[Task], types: tuple[str, ...], captured: bool
 ) -> None:
-    stage = Stage(lab, types, n_slots=2, adaptive=False, captured=captured, overlaps=False)
+    clock = WoundClock(1e-4)
+    stage = Stage(lab, types, n_slots=2, adaptive=False, captured=captured, overlaps=False, now=clock)
     asked = [*tasks, *(replace(task, reply=(), max_tokens=task.n_tokens, may_end=True) for task in tasks)]
 
     def steps() -> list[list[int]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.cuda._utils import _get_device_index
 
 from slipstream.engine.batch import use_device
 from slipstream.engine.errors import SettingError
@@ -60,8 +61,9 @@ def test_a_device_that_there_is_not_is_refused_under_its_own_flag(name: str, rea
 
 
 def test_a_thread_launches_on_its_networks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", used.append)
-    for name in ("cuda:1", "cpu"):
+    used: list[int] = []
+    # As torch does it, which takes no GPU without its number.
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(_get_device_index(device)))
+    for name in ("cuda:1", "cpu", "cuda"):
         use_device(torch.device(name))
-    assert used == [torch.device("cuda:1")]
+    assert used == [1, 0]
