@@ -94,12 +94,17 @@ class RecurrentRows:
         return cls(*upload(arrays, device))
 
 
+def numbered(device: torch.device) -> torch.device:
+    """A GPU by its number, as its tensors name it and devices can be compared: `cuda` alone is the current one."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def use_device(device: torch.device) -> None:
     """Make a GPU the one that this thread launches on: kernels of our own go to the thread's current device."""
-    if (
-        device.type == "cuda"
-    ):  # without a number it is the thread's current one, which torch wants by its number
-        torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
+    if device.type == "cuda":
+        torch.cuda.set_device(numbered(device))
 
 
 def upload(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:

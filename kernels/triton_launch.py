@@ -7,15 +7,21 @@ specialised on (`do_not_specialize`), and every tensor whose rows are summed sta
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # Options of launches. Whether products and sums may be fused is always said: the default is not the same everywhere.
 FUSED = {"enable_fp_fusion": True}
 ROUNDED = {"enable_fp_fusion": False}  # every product and sum by itself, as torch does it
 LEAST_CAPABILITY = (8, 0)
+EARLY_FROM = (9, 0)  # capability that has programmatic dependent launch
 ALIGNMENT = 16  # bytes; what Triton asks of a pointer before it loads whole vectors
 
 
@@ -33,6 +39,23 @@ def refuses_device(device: torch.device) -> str | None:
     if not isinstance(triton.language.standard.sum, triton.JITFunction):
         return "TRITON_INTERPRET makes Triton run its kernels on the CPU"
     return None
+
+
+@functools.cache
+def begun(device: torch.device) -> dict[str, Any]:
+    """Options of a kernel that begins with `begin`: where the device can, it is launched before the kernel before it
+    has ended.
+    """
+    early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= EARLY_FROM
+    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+
+
+@triton.jit
+def begin(EARLY: tl.constexpr):
+    """Let the next kernel begin, and wait for the end of all before this one: nothing may be read or written sooner."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 def aligned(x: Tensor) -> Tensor:

@@ -288,6 +288,8 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, D >= 256 ? 2 : 3)
     attention(const T* q, const KV* keys, const KV* values, const int* span_starts, const int* n_past, const int* page_table,
               const int* wholes, const float* sinks, T* out, float* sums, float* softmax, int n_rows, int n_spans, int n_pages_max, int n_heads, int n_kv,
               int page_size, int d_head, int d_value, int window, float scale) {
+  let_next_begin();
+  wait_for_earlier();
   const int share = n_heads / n_kv, size = QUERIES * (blockDim.x / (WARP * SLICES<D>));
   int span = 0, item = blockIdx.z, n = 0;
   for (; span < n_spans; ++span) {
@@ -331,6 +333,8 @@ template <class T>
 __global__ void __launch_bounds__(MOST_WARPS * WARP, 1)
     merge_chunks(const float* sums, const float* softmax, const int* span_starts, const int* n_past, const int* wholes,
                  const float* sinks, T* out, int n_rows, int n_spans, int n_heads, int n_parts, int d_value, int window) {
+  let_next_begin();
+  wait_for_earlier();
   const int warp = blockIdx.x * MOST_WARPS + threadIdx.x / WARP, query = warp / n_parts, row = query / n_heads;
   const int column = (warp % n_parts * WARP + threadIdx.x % WARP) * 2;
   int span = 0;

@@ -50,6 +50,7 @@ SOURCE = Source(
         *(f"merge_chunks<{NAMES[q]}>" for q in DTYPES),
     ),
     fuse=False,  # both ways of joining chunks must round alike
+    early=True,
 )
 NO_WINDOW = 1 << 30
 ENOUGH_BLOCKS = 264  # two for each of about 132 multiprocessors: then each goes through all chunks by itself

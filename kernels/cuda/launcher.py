@@ -22,7 +22,7 @@ Runner = Callable[[Source, str, Grid, int, tuple[Argument, ...], int], None]
 _loading = threading.Lock()
 _thread = threading.local()  # .device: whose context the thread is known to have
 _streams: dict[int, Any] = {}  # cuda.core's by handle
-_configs: dict[tuple[Grid, int, int], Any] = {}
+_configs: dict[tuple[Grid, int, int, bool], Any] = {}
 
 
 def launch(
@@ -90,7 +90,8 @@ def on_device(
         kernel = _loaded(source, instance, device)
     handle: int = torch._C._cuda_getCurrentRawStream(device)
     stream = _streams.get(handle) or _stream(handle)
-    config = _configs.get((grid, block, shared)) or _config(grid, block, shared)
+    early = source.early and _runs_early(device)
+    config = _configs.get((grid, block, shared, early)) or _config(grid, block, shared, early)
     _launch()(stream, config, kernel, *packed(arguments))
 
 
@@ -184,12 +185,20 @@ def _stream(handle: int) -> Any:
     return stream
 
 
-def _config(grid: Grid, block: int, shared: int) -> Any:
+@functools.cache
+def _runs_early(device: int) -> bool:
+    """Whether it has programmatic dependent launch, as from Hopper on."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _config(grid: Grid, block: int, shared: int, early: bool) -> Any:  # noqa: FBT001
     from cuda.core import LaunchConfig
 
     if len(_configs) > 4096:  # a grid that follows the length of a text has many values
         _configs.clear()
-    config = _configs[grid, block, shared] = LaunchConfig(grid=grid, block=block, shmem_size=shared)
+    config = _configs[grid, block, shared, early] = LaunchConfig(
+        grid=grid, block=block, shmem_size=shared, programmatic_stream_serialization=early
+    )
     return config
 
 

@@ -23,13 +23,17 @@ class Source:
 
     beside: `__file__` of that module. instances: name expressions of the kernels, such as "rows<__nv_bfloat16, 8>";
     nothing else of the file can be launched. fuse: whether the compiler may turn a * b + c into one rounding; False
-    where the bits are part of the meaning.
+    where the bits are part of the meaning. early: whether its kernels wait by themselves for the kernel before them
+    (`wait_for_earlier` in device.cuh), so that they may begin before it has ended.
     """
 
-    def __init__(self, beside: str, name: str, instances: tuple[str, ...], *, fuse: bool = True) -> None:
+    def __init__(
+        self, beside: str, name: str, instances: tuple[str, ...], *, fuse: bool = True, early: bool = False
+    ) -> None:
         self.path = Path(beside).parent / name
         self.instances = instances
         self.fuse = fuse
+        self.early = early
         self.loaded: dict[tuple[str, int], Any] = {}  # kernels by instance and device, filled by the launcher
         if len(set(instances)) != len(instances):
             raise ValueError(f"{name} names an instance twice")

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gated.reference import check_gate
-from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
+from slipstream.kernels.triton_launch import FUSED, aligned, begin, begun, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
 TILE = 1024  # elements of a program
@@ -56,7 +56,7 @@ def _pairs(gate_up: Tensor, form: str, limit: float = 0.0, steepness: float = 0.
     out = gate_up.new_empty((n_rows, d_inner))
     if out.numel() > 0:
         grid, how = (n_rows, tiles(d_inner, TILE)), (d_inner, TILE, form, limit, steepness)
-        _gated[grid](aligned(gate_up), out, *how, num_warps=4, **FUSED)
+        _gated[grid](aligned(gate_up), out, *how, num_warps=4, **begun(out.device), **FUSED)
     return out
 
 
@@ -96,8 +96,10 @@ def _gated(
     FORM: tl.constexpr,
     LIMIT: tl.constexpr,
     STEEPNESS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """FORM: silu, gelu, clamped or limited; LIMIT is of the last two, STEEPNESS of clamped."""
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = i < D

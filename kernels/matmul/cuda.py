@@ -17,7 +17,7 @@ from slipstream.kernels.matmul.quantized import Int4Weight, Quantized
 from slipstream.kernels.matmul.reference import take_rows as take_rows
 from slipstream.kernels.torch_op import torch_op
 
-STAGES, TEAM, TEAM_ROWS = 3, 128, 64  # as in matmul.cu: threads of a team, and its rows at most
+TEAM, TEAM_ROWS = 128, 64  # as in matmul.cu: threads of a team, and its rows at most
 WIDTHS = (16, 32, 64, 128)  # rows of a block: eight times N_TILES
 BITS = (16, 8, 4)  # of a weight
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -25,8 +25,9 @@ SOURCE = Source(
     __file__,
     "matmul.cu",
     tuple(f"linear<{name}, {bits}, {n // 8}>" for name in NAMES.values() for bits in BITS for n in WIDTHS),
+    early=True,
 )
-SPLIT_BELOW = 256  # tiles: a weight with fewer is split, to two blocks for each of about 132 multiprocessors
+MOST_SPREAD = 256  # blocks of a weight that is split: at most two for each of about 132 multiprocessors
 SPREAD_BELOW = 256  # tiles: launches with fewer give every split a block of its own
 WIDEST_FROM = 128  # blocks of the widest kind, which keep about 132 multiprocessors busy one at a time
 LEAST_STEPS = 4  # of a split: with fewer the pipeline hardly starts
@@ -80,7 +81,7 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
 def n_splits(n_out: int, n_in: int) -> int:
     """Into how many parts the inner dimension is cut. Part of every result's bits."""
     n_tiles, n_steps = -(-n_out // TILE), -(-n_in // STEP)
-    return max(1, min(-(-SPLIT_BELOW // n_tiles), n_steps // LEAST_STEPS, MOST_SPLITS))
+    return max(1, min(MOST_SPREAD // n_tiles, n_steps // LEAST_STEPS, MOST_SPLITS))
 
 
 @torch_op(
@@ -136,4 +137,9 @@ def _shared(n_code_bytes: int, width: int) -> int:
     full, rows = 2 * TILE * STEP, 2 * STEP * width
     words = 0 if n_code_bytes == full else STEP // BLOCK * TILE * 4
     stage = n_code_bytes + words + rows
-    return STAGES * (full + rows) // stage * stage
+    return _stages(n_code_bytes == full, width) * (full + rows) // stage * stage
+
+
+def _stages(is_plain: bool, width: int) -> int:  # noqa: FBT001
+    """As `STAGES` in matmul.cu."""
+    return 5 if is_plain and width == WIDTHS[0] else 3

@@ -12,7 +12,9 @@
 #include "fragments.cuh"
 #include "mma.cuh"
 
-constexpr int STAGES = 3;     // of 16 bits; codes have as many as that room holds
+// Of 16 bits; codes have as many as that room holds. Two blocks of few rows and plain weights fill a multiprocessor.
+template <int BITS, int N_TILES>
+constexpr int STAGES = BITS == 16 && N_TILES == 2 ? 5 : 3;
 constexpr int TEAM = 128;     // threads that have the same rows: four warps, each with outputs of its own
 constexpr int COPIERS = 8;    // threads that copy a row's step
 
@@ -32,7 +34,7 @@ struct Stage {
   static constexpr int WORDS = BITS == 16 ? 0 : STEP / BLOCK * TILE * 4;
   static constexpr int ROWS = 8 * N_TILES * STEP * 2;
   static constexpr int SIZE = CODES + WORDS + ROWS;
-  static constexpr int COUNT = STAGES * (CELLS * 2 + ROWS) / SIZE;
+  static constexpr int COUNT = STAGES<BITS, N_TILES> * (CELLS * 2 + ROWS) / SIZE;
 };
 
 // Sums of a warp's outputs: [part of 16 outputs][eight rows][as in mma.cuh].
@@ -67,7 +69,7 @@ __device__ inline int cell_of_row(int row, int chunk) { return row * STEP + ((ch
 template <class T, int BITS, int N_TILES>
 struct Feed {
   using Bytes = Stage<BITS, N_TILES>;
-  static constexpr int AT_ONCE = THREADS<N_TILES> / COPIERS;
+  static constexpr int AT_ONCE = THREADS<N_TILES> / COPIERS, EACH = 8 * N_TILES / AT_ONCE;
   const Work<T>& work;
   const unsigned char* codes;
   const unsigned* words = nullptr;  // null: others copy them
@@ -87,6 +89,11 @@ struct Feed {
   }
 
   __device__ void next(unsigned char* stage) {
+    next_weights(stage);
+    next_rows(stage);
+  }
+
+  __device__ void next_weights(unsigned char* stage) {
 #pragma unroll
     for (int i = 0; i < Bytes::CODES / 16 / THREADS<N_TILES>; ++i)
       copy16(stage + (i * THREADS<N_TILES> + threadIdx.x) * 16, codes + i * THREADS<N_TILES> * 16);
@@ -95,15 +102,42 @@ struct Feed {
       copy16(stage + Bytes::CODES + threadIdx.x * 16, words);
       for (n_before += STEP; n_before >= work.group; n_before -= work.group) words += TILE;
     }
-    T* rows = reinterpret_cast<T*>(stage + Bytes::CODES + Bytes::WORDS);
+  }
+
+  __device__ void next_rows(unsigned char* stage) {
 #pragma unroll
-    for (int i = 0; i < 8 * N_TILES / AT_ONCE; ++i) {
-      T* to = rows + cell_of_row(i * AT_ONCE + threadIdx.x / COPIERS, threadIdx.x % COPIERS);
-      const long long further = i * AT_ONCE;
-      copy16(to, row + further * work.n_in, place + further < work.n_rows && input < work.n_in);
-    }
+    for (int i = 0; i < EACH; ++i) copy16(cell_of(stage, i), source(i), wanted(i));
     row += STEP, input += STEP;
   }
+
+  // Those of the first `n` of N stages, which are there when this returns: as copies they would end behind the weights of
+  // all these stages, which need not wait for each other.
+  template <int N>
+  __device__ void first_rows(unsigned char* stages, int n) {
+    Vector16<T> eight[N][EACH];
+#pragma unroll
+    for (int stage = 0; stage < N; ++stage, row += STEP, input += STEP) {
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) {
+        eight[stage][i] = {};
+        if (stage < n && wanted(i)) eight[stage][i] = load16(source(i));
+      }
+    }
+#pragma unroll
+    for (int stage = 0; stage < N; ++stage) {
+      if (stage >= n) break;
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) store16(cell_of(stages + stage * Bytes::SIZE, i), eight[stage][i]);
+    }
+  }
+
+  // Of the thread's i-th row: where 8 inputs of it go, where they come from, and whether there are such.
+  __device__ T* cell_of(unsigned char* stage, int i) const {
+    T* rows = reinterpret_cast<T*>(stage + Bytes::CODES + Bytes::WORDS);
+    return rows + cell_of_row(i * AT_ONCE + threadIdx.x / COPIERS, threadIdx.x % COPIERS);
+  }
+  __device__ const T* source(int i) const { return row + static_cast<long long>(i * AT_ONCE) * work.n_in; }
+  __device__ bool wanted(int i) const { return place + i * AT_ONCE < work.n_rows && input < work.n_in; }
 };
 
 template <class T, int BITS, int N_TILES>
@@ -160,9 +194,11 @@ __device__ inline void run_splits(const Work<T>& work, int first_split, int end_
   Meaning<T, BITS> meaning;
 #pragma unroll
   for (int i = 0; i < COUNT - 1; ++i) {
-    if (begin + i < end) feed.next(stages + i * SIZE);
+    if (begin + i < end) feed.next_weights(stages + i * SIZE);
     copies_commit();
   }
+  wait_for_earlier();  // rows are what it has written
+  feed.template first_rows<COUNT - 1>(stages, end - begin);
   Sums<N_TILES> sums = {};
   int split = first_split, border = work.border(first_split + 1), stage = 0;
   for (int step = begin; step < end; ++step) {
@@ -246,9 +282,11 @@ __device__ inline void store(const Sums<N_TILES>& total, const T* bias, T* out, 
 // inputs. partials [grid x][grid y][splits][PARTS * N_TILES * TEAM] and n_done [grid x][grid y] of zeros, which it
 // leaves as zeros, for a grid over splits, of blocks of one team. n_in: a multiple of 8; x 16-byte aligned.
 template <class T, int BITS, int N_TILES>
-__global__ void __launch_bounds__(THREADS<N_TILES>, N_TILES == 2 ? 4 : N_TILES == 4 ? 3 : N_TILES == 8 ? 2 : 1)
+__global__ void __launch_bounds__(
+    THREADS<N_TILES>, N_TILES == 2 ? (BITS == 16 ? 2 : 4) : N_TILES == 4 ? 3 : N_TILES == 8 ? 2 : 1)
     linear(const T* x, const unsigned char* codes, const unsigned* words, const T* bias, T* out, float* wide_out,
            float4* partials, int* n_done, int n_rows, int n_in, int n_out, int n_steps, int n_splits, int n_groups, int group) {
+  let_next_begin();
   const int first_row = blockIdx.x * (8 * N_TILES);
   const long long tile = blockIdx.y;
   const Work<T> work{x, codes + tile * n_steps * Stage<BITS, N_TILES>::CODES, words + tile * n_groups * TILE,

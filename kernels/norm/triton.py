@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two
+from slipstream.kernels.triton_launch import FUSED, aligned, begin, begun, power_of_two
 from slipstream.kernels.triton_launch import refuses as refuses
 
 
@@ -38,7 +38,10 @@ def _launch(
         return
     size = power_of_two(d_model)
     _row[(x.numel() // d_model,)](
-        *tensors, aligned(weight), out, eps, d_model, size, added, num_warps=warps(size), **FUSED
+        *(*tensors, aligned(weight), out, eps, d_model, size, added),
+        num_warps=warps(size),
+        **begun(x.device),
+        **FUSED,
     )
 
 
@@ -65,8 +68,10 @@ def _row(
     D: tl.constexpr,
     SIZE: tl.constexpr,
     ADDED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The kind of the weight says where its product is rounded, as in the reference."""
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, SIZE)
     inside = i < D

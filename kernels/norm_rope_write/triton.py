@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.kernels.norm.triton import inverse_rms
 from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count_query_heads
-from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
+from slipstream.kernels.triton_launch import FUSED, aligned, begin, begun, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
 HEADS, VALUES = 4, 1024  # of a program, at most
@@ -58,6 +58,7 @@ def norm_rope_write(
             norms is not None,
             norms is not None and norms.values,
             num_warps=4,
+            **begun(qkv.device),
             **FUSED,
         )
     return q
@@ -122,8 +123,10 @@ def _heads(
     HEADS: tl.constexpr,
     NORMED: tl.constexpr,
     NORMS_VALUES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Dimension i turns with its partner HALF places on or back; both are read, the partner from the cache."""
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     i = tl.arange(0, SIZE)

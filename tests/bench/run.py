@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from slipstream.engine.batch import numbered
 from tests.bench import drafting, passes, peers, plots, report
 from tests.bench.models import CACHE, MODELS, load
 from tests.bench.page import renew
@@ -89,7 +90,8 @@ class Notes:
 def main(arguments: Sequence[str]) -> int:
     """The exit status: 1 if a part raised, 2 for arguments that cannot be."""
     options = parser().parse_args(arguments)
-    device = torch.device("cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu")
+    on_gpu = torch.cuda.is_available() and options.device != "cpu"
+    device = numbered(torch.device("cuda" if on_gpu else "cpu"))
     if device.type != options.device and options.device != "auto":
         sys.stderr.write(f"--device {options.device}: there is none here\n")
         return 2

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 import torch
 
+from slipstream.engine.batch import numbered
 from slipstream.kernels.device_fault import is_device_fault
 from tests.gpu.setting import Finding, Setting, not_measured
 
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plan", required=True, type=json.loads)
     parser.add_argument("--lines", required=True, type=Path)
     options = parser.parse_args(arguments)
-    device = torch.device(options.device)
+    device = numbered(torch.device(options.device))
     with options.lines.open("a") as file, torch.inference_mode():
         lines = Lines(file)
         for one in options.plan:

@@ -35,7 +35,8 @@ def draft_on(name: str | None, target: str) -> torch.device:
     [
         (None, "cuda:1", "cuda:1"),
         ("cuda:1", "cuda:1", "cuda:1"),
-        ("cuda", "cuda:0", "cuda"),
+        ("cuda", "cuda:0", "cuda:0"),
+        (None, "cuda", "cuda:0"),
         ("cpu", "cuda:1", "cpu"),
     ],
 )
@@ -58,6 +59,15 @@ def test_a_device_that_there_is_not_is_refused_under_its_own_flag(name: str, rea
         draft_on(name, "cpu")
     with pytest.raises(SettingError, match=f"^--device {name}: {reason}"):
         launch._checkpoint(str(DEMO / "target"), name, "auto")
+
+
+@pytest.mark.parametrize("name", ["cuda", "auto"])
+def test_a_gpu_has_its_number_wherever_devices_are_compared(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tensors have it, and a draft model is captured and drafts ahead where its device is that of a tensor."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert launch._checkpoint(str(DEMO / "target"), name, "auto").device == torch.device("cuda", 0)
 
 
 def test_a_thread_launches_on_its_networks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

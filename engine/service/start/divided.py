@@ -27,7 +27,7 @@ def check(settings: Settings, target: Checkpoint, source: DraftSource | None) ->
         return SettingError("tensor_parallel_size", n, why)
 
     target.outline  # noqa: B018 - heads and features that do not come out even
-    if target.device.type == "cuda" and target.device.index is not None:
+    if target.device.type == "cuda" and ":" in settings.device:
         raise refuse(f"takes the first {n} GPUs; leave out --device {settings.device}")
     if target.device.type == "cuda" and torch.cuda.device_count() < n:
         raise refuse(f"this machine has {torch.cuda.device_count()} CUDA devices")

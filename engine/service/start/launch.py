@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from slipstream.engine.api import ModelInfo
-from slipstream.engine.batch import use_device
+from slipstream.engine.batch import numbered, use_device
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core import forward
 from slipstream.engine.core.engine import Capacity, Engine
@@ -292,20 +292,16 @@ def _draft_checkpoint(source: DraftSource, target: Checkpoint, settings: Setting
     if name is None:
         return _checkpoint(str(source.path), str(target.device), settings.dtype)
     draft = _checkpoint(str(source.path), name, settings.dtype, "device_draft")
-    if draft.device.type == target.device.type == "cuda" and _index(draft.device) != _index(target.device):
+    if draft.device.type == target.device.type == "cuda" and draft.device != target.device:
         raise SettingError(
             "device_draft", name, f"another GPU than the target's ({target.device}); leave it out"
         )
     return draft
 
 
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
-
-
 def _device(name: str, setting: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return numbered(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -314,7 +310,7 @@ def _device(name: str, setting: str) -> torch.device:
         raise SettingError(setting, name, "is not cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise SettingError(setting, name, f"this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
+    return numbered(device)
 
 
 def _load(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int, ranks: Ranks = ALONE) -> Network:
