@@ -35,7 +35,7 @@ def cases(setting: Setting) -> list[str]:
         f"drafting {kind} {name}"
         for name, kind in itertools.product(setting.pick(SAMPLINGS, ("warm",)), kinds)
     ]
-    before = [f"{name} {kind}" for name in ("replays", "overlapping") for kind in kinds]
+    before = [f"{name} {kind}" for kind in kinds for name in ("replays", "overlapping")]
     return [*before, *drafting, *(f"as on the CPU {kind}" for kind in kinds)]
 
 
