@@ -237,7 +237,7 @@ class _Choice:
         if prepare is None or not self.prepares:
             return None
         try:
-            prepare(self.device)
+            prepare(self.device, self.dtype)
         except CannotRunError as error:
             return str(error)
         return None

@@ -1,8 +1,8 @@
 // Attention of ragged spans over paged keys and values. A query is one head of one row; QUERIES of them that read the same
 // K/V head are the left side of a warp's products, keys and then values the right side.
 //
-// What a query adds up in which order depends on its position alone: chunks begin at multiples of CHUNK, within a chunk the
-// softmax moves on STEP positions at a time, and chunks are joined in ascending order, by the block that made them or by
+// What a query adds up in which order depends on its position alone: where chunks begin is fixed (chunks.cuh), within a chunk
+// the softmax moves on STEP positions at a time, and chunks are joined in ascending order, by the block that made them or by
 // merge_chunks. A step of which a query sees nothing leaves its sums as they are, so its neighbours do not matter.
 #include "attention/chunks.cuh"
 #include "attention/stages.cuh"
@@ -171,17 +171,18 @@ __device__ inline void advance(Queries<D>& mine, int at, float scale, const T* s
 template <class T, class KV, int D>
 __device__ inline void run_chunk(
     Queries<D>& mine, const Pages<KV>& pages, const Seen& seen, int chunk, float scale) {
-  __shared__ int rows[CHUNK];  // of the store, a head's own; -1: nobody sees it
+  __shared__ int rows[LONGEST];  // of the store, a head's own; -1: nobody sees it
   constexpr int N_STAGES = STAGES<T, KV, D>, SIZE = 2 * STEP<D> * D;
   KV* stages = dynamic_shared<KV>();
   if constexpr (sizeof(KV) < sizeof(T)) stages += SIZE * (sizeof(T) / sizeof(KV));
-  for (int i = threadIdx.x; i < CHUNK; i += blockDim.x) {
-    const int at = chunk * CHUNK + i;
+  const int start = first_of(chunk), length = first_of(chunk + 1) - start;
+  for (int i = threadIdx.x; i < length; i += blockDim.x) {
+    const int at = start + i;
     rows[i] = -1;
     if (seen.has(at)) rows[i] = (pages.table[at / pages.size] * pages.n_kv + pages.head) * pages.size + at % pages.size;
   }
   __syncthreads();  // the rows are there, and the last chunk's stages free; its rows were read before its last step
-  const int begin = max(seen.first - chunk * CHUNK, 0) / STEP<D>, end = min(seen.last - chunk * CHUNK, CHUNK - 1) / STEP<D> + 1;
+  const int begin = max(seen.first - start, 0) / STEP<D>, end = min(seen.last - start, length - 1) / STEP<D> + 1;
 #pragma unroll
   for (int i = 0; i < N_STAGES - 1; ++i) {
     if (begin + i < end) fetch<KV, D>(pages, rows, begin + i, stages + i * SIZE);
@@ -198,7 +199,7 @@ __device__ inline void run_chunk(
     const int ahead = step + N_STAGES - 1;
     if (ahead < end) fetch<KV, D>(pages, rows, ahead, stages + (stage + N_STAGES - 1) % N_STAGES * SIZE);
     copies_commit();
-    advance<T, D>(mine, chunk * CHUNK + step * STEP<D>, scale, as_products_want<T, D>(stages + stage * SIZE));
+    advance<T, D>(mine, start + step * STEP<D>, scale, as_products_want<T, D>(stages + stage * SIZE));
     stage = (stage + 1) % N_STAGES;
   }
   copies_wait<0>();
@@ -253,6 +254,52 @@ __device__ inline void join_chunk(
   }
 }
 
+// The sums of a lane's queries over the chunks so far, in registers, but for a few of 128 columns, which spilled on sm_100.
+template <int D>
+struct Totals {
+  static constexpr int N = COLUMNS<D> / 8, SHARED = D == 128 ? 6 : 0;
+  float2 kept[N - SHARED][2];
+
+  __device__ float2& at(int n, int half) {
+    if constexpr (SHARED > 0) {
+      __shared__ float2 others[SHARED][2][MOST_WARPS * WARP];
+      if (n >= N - SHARED) return others[n - (N - SHARED)][half][threadIdx.x];
+    }
+    return kept[n][half];
+  }
+};
+
+// Joins a chunk of one query to those before.
+template <int D>
+__device__ inline void add_chunk(const Queries<D>& mine, int half, int slot, Softmax& total, Totals<D>& totals) {
+  const bool is_first = slot == 0;  // chosen value by value: two loops in a branch spilled
+  if (is_first) total = {least(), 0.0f};
+  const Shares shares = join(total, mine.softmax[half]);
+  if (is_first) total = mine.softmax[half];
+#pragma unroll
+  for (int n = 0; n < COLUMNS<D> / 8; ++n) {
+    float2& two = totals.at(n, half);
+    const float2 own = make_float2(mine.sums[n][2 * half], mine.sums[n][2 * half + 1]);
+    const float2 both = make_float2(joined(shares, two.x, own.x), joined(shares, two.y, own.y));
+    two = is_first ? own : both;
+  }
+}
+
+// The result of one query whose chunks are all joined.
+template <class T, int D>
+__device__ inline void write(
+    const Queries<D>& mine, int half, const Softmax& total, Totals<D>& totals, int d_value, const Sinks& sinks, T* out) {
+  const int column = first_column<D>();
+  const float over = sinks.over(total, mine.index[half]);
+  T* to = out + static_cast<long long>(mine.index[half]) * d_value + column + 2 * (threadIdx.x % 4);
+#pragma unroll
+  for (int n = 0; n < COLUMNS<D> / 8; ++n) {
+    if (column + n * 8 >= d_value) continue;
+    const float2 two = totals.at(n, half);
+    *reinterpret_cast<unsigned*>(to + n * 8) = packed_pair<T>(__fmul_rn(two.x, over), __fmul_rn(two.y, over));
+  }
+}
+
 // The warp's queries of a span: those from `first` to `end`, counted over its rows and the heads of the K/V head.
 template <class T, int D>
 __device__ inline void take_queries(
@@ -270,6 +317,7 @@ __device__ inline void take_queries(
     mine.seen[half] = seen_by(query);
     mine.index[half] = index_of(query);
   }
+  if (first >= end) return;
   for (int i = lane + slice<D>() * WARP; i < QUERIES * D / 8; i += WARP * SLICES<D>) {
     const int row = i / (D / 8), chunk = i % (D / 8);
     Vector16<T> eight = {};
@@ -280,18 +328,21 @@ __device__ inline void take_queries(
 }
 
 // Grid: chunks (one block: it goes through all and joins them), K/V heads, items. An item is QUERIES queries of one span per
-// SLICES warps; spans have their items one after another, and there may be more blocks than items. Blocks along x share the
-// chunks that an item sees. scale: times log2(e). window: at most 2^30, which means none. d_head, d_value: multiples of 8, at
-// most D; of 16 where keys and values are float8.
-template <class T, class KV, int D>
-__global__ void __launch_bounds__(MOST_WARPS * WARP, D >= 256 ? 2 : 3)
+// SLICES warps, n_tiles times; a block's other warps help to fetch. Spans have their items one after another, and there may be
+// more blocks than items. Blocks along x share the chunks that an item sees. What takes longest begins first: an item's last
+// chunks, or, where a block goes through all of an item's, the last items. scale: times log2(e). window: at most 2^30, which
+// means none. d_head, d_value: multiples of 8, at most D; of 16 where keys and values are float8.
+//
+// WALKS: for one block along x, whose sums over all chunks are in registers; heads wider than 128 leave no room for them.
+template <class T, class KV, int D, bool WALKS>
+__global__ void __launch_bounds__(MOST_WARPS * WARP, WALKS || D >= 256 ? 2 : 3)
     attention(const T* q, const KV* keys, const KV* values, const int* span_starts, const int* n_past, const int* page_table,
               const int* wholes, const float* sinks, T* out, float* sums, float* softmax, int n_rows, int n_spans, int n_pages_max, int n_heads, int n_kv,
-              int page_size, int d_head, int d_value, int window, float scale) {
+              int page_size, int d_head, int d_value, int window, float scale, int n_tiles) {
   let_next_begin();
   wait_for_earlier();
-  const int share = n_heads / n_kv, size = QUERIES * (blockDim.x / (WARP * SLICES<D>));
-  int span = 0, item = blockIdx.z, n = 0;
+  const int share = n_heads / n_kv, size = QUERIES * n_tiles;
+  int span = 0, item = gridDim.x == 1 ? gridDim.z - 1 - blockIdx.z : blockIdx.z, n = 0;
   for (; span < n_spans; ++span) {
     n = (span_starts[span + 1] - span_starts[span]) * share;
     const int n_items = (n + size - 1) / size;
@@ -303,27 +354,39 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, D >= 256 ? 2 : 3)
   const long long table = static_cast<long long>(span) * n_pages_max;
   const Pages<KV> pages{keys, values, page_table + table, n_kv, static_cast<int>(blockIdx.y), page_size, d_head, d_value};
   const Sums memory{sums, reinterpret_cast<Softmax*>(softmax), n_rows * n_heads, d_value};
-  const int first = item * size + threadIdx.x / (WARP * SLICES<D>) * QUERIES;
   const Bounds bounds{window, wholes};
-  Queries<D> mine;
-  take_queries<T, D>(mine, q, first, n, past, span_starts[span], bounds, n_heads, share, d_head);
   const int first_row = item * size / share, last_row = (min((item + 1) * size, n) - 1) / share;  // of the span
   const Seen seen{bounds.seen(past + first_row, span_starts[span] + first_row).first,
                   bounds.seen(past + last_row, span_starts[span] + last_row).last};
+  const int first_chunk = seen.first_chunk(), n_chunks = seen.n_chunks();
+  if (static_cast<int>(blockIdx.x) >= n_chunks) return;
+  const int tile = threadIdx.x / (WARP * SLICES<D>), first = tile < n_tiles ? item * size + tile * QUERIES : n;
+  Queries<D> mine;
+  take_queries<T, D>(mine, q, first, n, past, span_starts[span], bounds, n_heads, share, d_head);
+  const Sinks sink{sinks, n_heads};
   Softmax total[2];
-  for (int chunk = seen.first_chunk() + blockIdx.x; chunk <= seen.last / CHUNK; chunk += gridDim.x) {
+  [[maybe_unused]] Totals<D> totals;
+  for (int i = blockIdx.x; i < n_chunks; i += gridDim.x) {
+    const int chunk = first_chunk + (gridDim.x == 1 ? i : n_chunks - 1 - i);
     run_chunk<T, KV, D>(mine, pages, seen, chunk, scale);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Seen& own = mine.seen[half];
       const int slot = chunk - own.first_chunk();
       if (own.last < 0 || slot < 0 || slot >= own.n_chunks()) continue;
-      if (gridDim.x == 1) {
-        join_chunk<T, D>(mine, half, slot, own.n_chunks(), total[half], memory, Sinks{sinks, n_heads}, out);
+      if constexpr (WALKS) {
+        add_chunk<D>(mine, half, slot, total[half], totals);
+      } else if (D > 128 && gridDim.x == 1) {
+        join_chunk<T, D>(mine, half, slot, own.n_chunks(), total[half], memory, sink, out);
       } else {
         leave<D>(mine, half, slot, memory);
       }
     }
+  }
+  if constexpr (WALKS) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (mine.seen[half].last >= 0) write<T, D>(mine, half, total[half], totals, d_value, sink, out);
   }
 }
 

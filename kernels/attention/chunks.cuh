@@ -3,7 +3,22 @@
 
 #include "device.cuh"
 
-constexpr int CHUNK = 512;
+// Chunks of positions, which blocks work on side by side: short where a text begins, as a chunk's time is all that a short
+// text takes, and longer behind, as each leaves sums to be joined.
+constexpr int LONGEST = 512;
+constexpr int SHORT_UNTIL = 1024, MIDDLE_UNTIL = 2048;
+constexpr int N_SHORT = SHORT_UNTIL / (LONGEST / 4), N_MIDDLE = (MIDDLE_UNTIL - SHORT_UNTIL) / (LONGEST / 2);
+__device__ inline int chunk_of(int position) {
+  if (position < SHORT_UNTIL) return position / (LONGEST / 4);
+  if (position < MIDDLE_UNTIL) return N_SHORT + (position - SHORT_UNTIL) / (LONGEST / 2);
+  return N_SHORT + N_MIDDLE + (position - MIDDLE_UNTIL) / LONGEST;
+}
+// The first position of a chunk.
+__device__ inline int first_of(int chunk) {
+  if (chunk < N_SHORT) return chunk * (LONGEST / 4);
+  if (chunk < N_SHORT + N_MIDDLE) return SHORT_UNTIL + (chunk - N_SHORT) * (LONGEST / 2);
+  return MIDDLE_UNTIL + (chunk - N_SHORT - N_MIDDLE) * LONGEST;
+}
 // Minus infinity.
 __device__ inline float least() { return __uint_as_float(0xff800000u); }
 
@@ -45,8 +60,8 @@ struct Sinks {
 struct Seen {
   int first, last;  // nothing: first > last
 
-  __device__ int first_chunk() const { return first / CHUNK; }
-  __device__ int n_chunks() const { return last / CHUNK - first / CHUNK + 1; }
+  __device__ int first_chunk() const { return chunk_of(first); }
+  __device__ int n_chunks() const { return chunk_of(last) - chunk_of(first) + 1; }
   __device__ bool has(int at) const { return first <= at && at <= last; }
 };
 

@@ -22,7 +22,8 @@ from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
 from slipstream.kernels.cuda.source import Source
 from slipstream.kernels.torch_op import torch_op
 
-CHUNK, QUERIES, MOST_WARPS, WARP = 512, 16, 4, 32  # as in attention.cu
+QUERIES, MOST_WARPS, WARP = 16, 4, 32  # as in attention.cu
+LONGEST, SHORT_UNTIL, MIDDLE_UNTIL = 512, 1024, 2048  # positions of chunks, as in chunks.cuh
 
 
 class Width(NamedTuple):
@@ -32,29 +33,38 @@ class Width(NamedTuple):
     stages: int
     step: int = 32  # positions of a stage
     slices: int = 1  # warps that have the same queries, each with its part of the columns of values
+    walks: bool = False  # with sums over all chunks in registers
 
 
-WIDTHS = Width(64, 3), Width(128, 3), Width(256, 2), Width(WIDEST_ON_CUDA, 2, step=16, slices=2)
+WIDTHS = (
+    *(Width(64, 3, walks=True), Width(128, 3, walks=True)),
+    *(Width(256, 2), Width(WIDEST_ON_CUDA, 2, step=16, slices=2)),
+)
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float8_e4m3fn: "float8"}
 DTYPES = (torch.bfloat16, torch.float16)  # of queries; keys and values have theirs or float8
-SOURCE = Source(
-    __file__,
-    "attention.cu",
-    (
-        *(
-            f"attention<{NAMES[q]}, {NAMES[kv]}, {width.most}>"
-            for q in DTYPES
-            for kv in (q, torch.float8_e4m3fn)
-            for width in WIDTHS
+# By dtype of queries: a model has one, and compiling takes seconds.
+SOURCES = {
+    q: Source(
+        __file__,
+        "attention.cu",
+        (
+            *(
+                f"attention<{NAMES[q]}, {NAMES[kv]}, {width.most}, {walks}>"
+                for kv in (q, torch.float8_e4m3fn)
+                for width in WIDTHS
+                for walks in (("false", "true") if width.walks else ("false",))
+            ),
+            f"merge_chunks<{NAMES[q]}>",
         ),
-        *(f"merge_chunks<{NAMES[q]}>" for q in DTYPES),
-    ),
-    fuse=False,  # both ways of joining chunks must round alike
-    early=True,
-)
+        fuse=False,  # both ways of joining chunks must round alike
+        early=True,
+    )
+    for q in DTYPES
+}
 NO_WINDOW = 1 << 30
-ENOUGH_BLOCKS = 264  # two for each of about 132 multiprocessors: then each goes through all chunks by itself
+ENOUGH_BLOCKS = 128  # one for each of about 132 multiprocessors: then each goes through all chunks by itself
 MOST_BLOCKS = 16 * 132  # blocks that find nothing to do cost time as well
+FEW_BLOCKS = 3 * 132  # as many run at a time: blocks of so few have more warps, to fetch sooner
 MOST_SUMS = 1 << 26  # floats kept between the two launches
 
 
@@ -62,8 +72,8 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return refusal(device) if dtype in DTYPES else "bfloat16 and float16 only"
 
 
-def prepare(device: torch.device) -> None:
-    compile_for(device, SOURCE)
+def prepare(device: torch.device, dtype: torch.dtype) -> None:
+    compile_for(device, SOURCES[dtype])
 
 
 def attention(
@@ -115,25 +125,28 @@ def paged_attention(
     width = _width(d_head)
     reach = window if wholes is None else NO_WINDOW  # where a whole begins is known to the device alone
     n_tiles, n_items, n_chunks = _plan(q, values, n_spans, n_pages * page_size, reach)
-    kept = n_rows * n_heads * (1 if n_chunks[0] == 1 else n_chunks[1])  # of queries, between chunks
+    walks = width.walks and n_chunks[0] == 1
+    between = 0 if walks else 1 if n_chunks[0] == 1 else n_chunks[1]
+    kept = n_rows * n_heads * between  # of queries, between chunks
     sums = q.new_empty(kept * d_value, dtype=torch.float32)
     softmax = q.new_empty(kept * 2, dtype=torch.float32)
+    is_few = n_chunks[0] * n_kv * n_items <= FEW_BLOCKS
     launch(
-        SOURCE,
-        f"attention<{NAMES[q.dtype]}, {NAMES[keys.dtype]}, {width.most}>",
+        SOURCES[q.dtype],
+        f"attention<{NAMES[q.dtype]}, {NAMES[keys.dtype]}, {width.most}, {str(walks).lower()}>",
         (n_chunks[0], n_kv, n_items),
-        n_tiles * width.slices * WARP,
+        (MOST_WARPS if is_few else n_tiles * width.slices) * WARP,
         *(q, keys, values),
         *batch,
         *(wholes, sinks, out, sums, softmax),
         *(n_rows, n_spans, n_pages, n_heads, n_kv, page_size, d_head, d_value),
-        *(window, scale * math.log2(math.e)),
+        *(window, scale * math.log2(math.e), n_tiles),
         shared=(width.stages * 2 * width.step + n_tiles * QUERIES) * width.most * q.element_size(),
     )
     if n_chunks[0] > 1:
         n_parts = -(-d_value // (2 * WARP))
         launch(
-            SOURCE,
+            SOURCES[q.dtype],
             f"merge_chunks<{NAMES[q.dtype]}>",
             (-(-n_rows * n_heads * n_parts // MOST_WARPS), 1, 1),
             MOST_WARPS * WARP,
@@ -162,12 +175,24 @@ def _plan(
     n_tiles = next((n for n in (1, 2) if per_span <= QUERIES * n), most)
     n_items = n_queries // (QUERIES * n_tiles) + n_spans  # every span's last one may be partly filled
     n_rows_seen = min(n_positions, reach + QUERIES * n_tiles)
-    n_chunks = min(-(-n_positions // CHUNK), -(-n_rows_seen // CHUNK) + 1)
+    # Chunks do not get shorter: as many positions touch most of them where the text begins.
+    n_chunks = min(_chunk_of(n_positions - 1) + 1, _chunk_of(n_rows_seen - 1) + 2)
     n_full = n_queries // (QUERIES * n_tiles) * n_kv
     if n_full >= ENOUGH_BLOCKS or n_rows * n_heads * n_chunks * d_value > MOST_SUMS:
         return n_tiles, n_items, (1, n_chunks)
     n_blocks = min(n_chunks, max(1, MOST_BLOCKS // (n_items * n_kv)))
     return n_tiles, n_items, (n_blocks, n_chunks)
+
+
+def _chunk_of(position: int) -> int:
+    """As `chunk_of` in chunks.cuh."""
+    short, middle = LONGEST // 4, LONGEST // 2
+    n_short, n_middle = SHORT_UNTIL // short, (MIDDLE_UNTIL - SHORT_UNTIL) // middle
+    if position < SHORT_UNTIL:
+        return position // short
+    if position < MIDDLE_UNTIL:
+        return n_short + (position - SHORT_UNTIL) // middle
+    return n_short + n_middle + (position - MIDDLE_UNTIL) // LONGEST
 
 
 def _check(q: Tensor, keys: Tensor, values: Tensor, batch: list[Tensor]) -> None:

@@ -19,7 +19,9 @@ def sources() -> Iterator[Source]:
     """Every .cu that some operator launches."""
     for path in sorted(KERNELS.glob("*/cuda.py")):
         module = importlib.import_module(f"slipstream.kernels.{path.parent.name}.cuda")
-        yield from (one for one in vars(module).values() if isinstance(one, Source))
+        for one in vars(module).values():
+            found = one.values() if isinstance(one, dict) else (one,)
+            yield from (source for source in found if isinstance(source, Source))
 
 
 def compile_ahead(architectures: Sequence[str], n_threads: int) -> Iterator[str]:

@@ -21,12 +21,16 @@ TEAM, TEAM_ROWS = 128, 64  # as in matmul.cu: threads of a team, and its rows at
 WIDTHS = (16, 32, 64, 128)  # rows of a block: eight times N_TILES
 BITS = (16, 8, 4)  # of a weight
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-SOURCE = Source(
-    __file__,
-    "matmul.cu",
-    tuple(f"linear<{name}, {bits}, {n // 8}>" for name in NAMES.values() for bits in BITS for n in WIDTHS),
-    early=True,
-)
+# By dtype: a model has one, and compiling takes seconds.
+SOURCES = {
+    dtype: Source(
+        __file__,
+        "matmul.cu",
+        tuple(f"linear<{name}, {bits}, {n // 8}>" for bits in BITS for n in WIDTHS),
+        early=True,
+    )
+    for dtype, name in NAMES.items()
+}
 MOST_SPREAD = 256  # blocks of a weight that is split: at most two for each of about 132 multiprocessors
 SPREAD_BELOW = 256  # tiles: launches with fewer give every split a block of its own
 WIDEST_FROM = 128  # blocks of the widest kind, which keep about 132 multiprocessors busy one at a time
@@ -38,8 +42,8 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return refusal(device) if dtype in NAMES else "bfloat16 and float16 only"
 
 
-def prepare(device: torch.device) -> None:
-    compile_for(device, SOURCE)
+def prepare(device: torch.device, dtype: torch.dtype) -> None:
+    compile_for(device, SOURCES[dtype])
 
 
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
@@ -113,7 +117,7 @@ def product(
         x.new_empty(row_tiles * n_tiles * splits * width * TILE, dtype=torch.float32) if spread else None
     )
     launch(
-        SOURCE,
+        SOURCES[x.dtype],
         f"linear<{NAMES[x.dtype]}, {n_bytes * 8 // (TILE * STEP)}, {width // 8}>",
         (row_tiles, n_tiles, splits if spread else 1),
         TEAM * -(-width // TEAM_ROWS),

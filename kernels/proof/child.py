@@ -54,7 +54,7 @@ def _problem(
     try:
         prepare = getattr(importlib.import_module(f"slipstream.kernels.{folder}.{name}"), "prepare", None)
         if prepare is not None:
-            prepare(device)
+            prepare(device, dtype)
         return problem(folder, name, device, dtype, leaves_out=leaves_out)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
         if is_device_fault(error):

@@ -16,7 +16,7 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return refusal(device)
 
 
-def prepare(device: torch.device) -> None:
+def prepare(device: torch.device, _dtype: torch.dtype) -> None:
     compile_for(device, SPANS)
 
 

@@ -307,7 +307,7 @@ def test_a_kernel_that_cannot_be_prepared_is_named_and_the_reference_takes_its_p
 ) -> None:
     from slipstream.kernels.gated import cpu as gated
 
-    def cannot(device: torch.device) -> None:
+    def cannot(device: torch.device, dtype: torch.dtype) -> None:
         raise CannotRunError("kernels/gated/gated.cu: does not compile")
 
     monkeypatch.setattr(gated, "prepare", cannot, raising=False)

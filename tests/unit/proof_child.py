@@ -57,7 +57,7 @@ def hangs(_: Tensor) -> Tensor:
     raise TimeoutError
 
 
-def does_not_compile(_: torch.device) -> NoReturn:
+def does_not_compile(_: torch.device, __: torch.dtype) -> NoReturn:
     raise CannotRunError("kernels/gated/gated.cu: does not compile")
 
 

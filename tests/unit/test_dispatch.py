@@ -23,7 +23,7 @@ CUDA = torch.device("cuda", 0)
 def module(name: str, refusal: str | None, prepared: list[str]) -> ModuleType:
     made = ModuleType(name)
     made.refuses = lambda device, dtype: refusal  # type: ignore[attr-defined]
-    made.prepare = lambda device: prepared.append(f"{name} on {device.type}")  # type: ignore[attr-defined]
+    made.prepare = lambda device, dtype: prepared.append(f"{name} on {device.type}")  # type: ignore[attr-defined]
     made.double = lambda x: name  # type: ignore[attr-defined]
     return made
 
