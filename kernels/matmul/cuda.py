@@ -32,7 +32,9 @@ SOURCES = {
     for dtype, name in NAMES.items()
 }
 MOST_SPREAD = 256  # blocks of a weight that is split: at most two for each of about 132 multiprocessors
-SPREAD_BELOW = 256  # tiles: launches with fewer give every split a block of its own
+# Tiles: launches with fewer give every split a block of its own. Plain weights are bound by memory alone, while a block
+# takes longer to widen codes than to read them.
+SPREAD_BELOW, SPREAD_CODES_BELOW = 129, 256
 WIDEST_FROM = 128  # blocks of the widest kind, which keep about 132 multiprocessors busy one at a time
 LEAST_STEPS = 4  # of a split: with fewer the pipeline hardly starts
 MOST_SPLITS = 16
@@ -59,7 +61,7 @@ def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
     n_out, n_in = weight.shape
     codes, words, group = coded(weight)
     order = weight.order if isinstance(weight, Int4Weight) and words is not None else None
-    n_done = torch.zeros(SPREAD_BELOW, dtype=torch.int32, device=codes.device)
+    n_done = torch.zeros(SPREAD_CODES_BELOW, dtype=torch.int32, device=codes.device)
     bias = None if bias is None else bias.contiguous()
     return FragmentWeight(codes, words, group, order, bias, n_done, weight.dtype, n_in, n_out)
 
@@ -85,7 +87,8 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
 def n_splits(n_out: int, n_in: int) -> int:
     """Into how many parts the inner dimension is cut. Part of every result's bits."""
     n_tiles, n_steps = -(-n_out // TILE), -(-n_in // STEP)
-    return max(1, min(MOST_SPREAD // n_tiles, n_steps // LEAST_STEPS, MOST_SPLITS))
+    wanted = max(MOST_SPREAD // n_tiles, 2 if n_tiles < MOST_SPREAD else 1)
+    return max(1, min(wanted, n_steps // LEAST_STEPS, MOST_SPLITS))
 
 
 @torch_op(
@@ -112,7 +115,8 @@ def product(
     width = _width(n_rows, n_tiles)
     row_tiles, splits = -(-n_rows // width), n_splits(n_out, n_in)
     # With many rows there are blocks enough: each runs all splits of its tile, in the same order.
-    spread = splits > 1 and width <= TEAM_ROWS and row_tiles * n_tiles < SPREAD_BELOW
+    below = SPREAD_BELOW if words is None else SPREAD_CODES_BELOW
+    spread = splits > 1 and width <= TEAM_ROWS and row_tiles * n_tiles < below
     partials = (
         x.new_empty(row_tiles * n_tiles * splits * width * TILE, dtype=torch.float32) if spread else None
     )

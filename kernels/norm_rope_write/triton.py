@@ -151,9 +151,7 @@ def _heads(
     turns = i < 2 * HALF
     cos = tl.load(cos_at + turn + angle, mask=turns, other=1.0)[None, :]  # [1, SIZE]
     sin = tl.load(sin_at + turn + angle, mask=turns, other=0.0)[None, :]
-    turned = x * cos + tl.where(i[None, :] < HALF, -y, y) * sin
-    turned = tl.where(turns[None, :], turned, x).to(own.dtype)
-
+    turned = tl.where(turns[None, :], x * cos + tl.where(i[None, :] < HALF, -y, y) * sin, x).to(own.dtype)
     tl.store(q_at + row * (N_HEADS * D) + head[:, None] * D + i[None, :], turned, mask=exists & is_q)
     cell = tl.load(pages_at + row) * (N_KV * PAGE_SIZE) + tl.load(offsets_at + row)
     kv_head = tl.where(is_v, head[:, None] - N_KV, head[:, None]) - N_HEADS

@@ -146,7 +146,7 @@ def test_blocks_that_run_all_splits_add_them_in_the_same_order(
     assert cuda.n_splits(*shape) == 3
     x = random(5, shape[1], dtype=dtype)
     spread = product(x, weight, bits=bits)
-    monkeypatch.setattr(cuda, "SPREAD_BELOW", 0)
+    monkeypatch.setattr(cuda, "SPREAD_CODES_BELOW", 0)
     assert same(product(x, weight, bits=bits), spread)
 
 
