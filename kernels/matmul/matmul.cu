@@ -283,7 +283,7 @@ __device__ inline void store(const Sums<N_TILES>& total, const T* bias, T* out, 
 // leaves as zeros, for a grid over splits, of blocks of one team. n_in: a multiple of 8; x 16-byte aligned.
 template <class T, int BITS, int N_TILES>
 __global__ void __launch_bounds__(
-    THREADS<N_TILES>, N_TILES == 2 ? (BITS == 16 ? 2 : 4) : N_TILES == 4 ? 3 : N_TILES == 8 ? 2 : 1)
+    THREADS<N_TILES>, N_TILES == 2 ? (BITS == 16 ? 2 : 4) : N_TILES == 8 ? 2 : 1)
     linear(const T* x, const unsigned char* codes, const unsigned* words, const T* bias, T* out, float* wide_out,
            float4* partials, int* n_done, int n_rows, int n_in, int n_out, int n_steps, int n_splits, int n_groups, int group) {
   let_next_begin();
