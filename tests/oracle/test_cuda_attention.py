@@ -375,23 +375,28 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("width", cuda.WIDTHS, ids=lambda width: str(width.most))
 @pytest.mark.parametrize("coded", [False, True], ids=["16 bits", "float8"])
-def test_blocks_fit_every_gpu(width: cuda.Width, coded: bool) -> None:
+def test_blocks_fit_every_gpu(width: cuda.Width, coded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are those of the kernel's launch bounds; shared memory is what compute capability 8.9 and 12.0 have."""
-    blocks = set()
+    blocks: set[tuple[int, int]] = set()
 
     def note(_: object, __: str, grid: Grid, block: int, ___: object, shared: int) -> None:
         if shared:  # not merge_chunks
             blocks.add((block, shared))
 
-    for n_rows in (1, 9, 17, 40, 65):
-        prompt = Prompt(n_rows, (2, 1, width.most), torch.bfloat16)
-        stores = [one.to(torch.float8_e4m3fn) if coded else one for one in prompt.stores]
-        with launched_by(note):
-            cuda.attention(prompt.q, *stores, prompt.spans, 0.2)
-    assert max(block for block, _ in blocks) == cuda.MOST_WARPS * cuda.WARP
-    fixed = 4 * cuda.LONGEST + (12288 if width.walks else 0)  # rows of a chunk, sums that lie in no register
-    assert max(shared for _, shared in blocks) + fixed <= 99 * 1024
-    assert len(blocks) == len({shared for _, shared in blocks}) == (2 if width.slices > 1 else 3)
+    for few in (cuda.FEW_BLOCKS, 0):  # blocks with warps that only help, and without
+        monkeypatch.setattr(cuda, "FEW_BLOCKS", few)
+        blocks.clear()
+        for n_rows in (1, 9, 17, 40, 65):
+            prompt = Prompt(n_rows, (2, 1, width.most), torch.bfloat16)
+            stores = [one.to(torch.float8_e4m3fn) if coded else one for one in prompt.stores]
+            with launched_by(note):
+                cuda.attention(prompt.q, *stores, prompt.spans, 0.2)
+        assert max(block for block, _ in blocks) == cuda.MOST_WARPS * cuda.WARP
+        fixed = 4 * cuda.LONGEST + (
+            12288 if width.walks else 0
+        )  # rows of a chunk, sums that lie in no register
+        assert max(shared for _, shared in blocks) + fixed <= 99 * 1024
+        assert len(blocks) == len({shared for _, shared in blocks}) == (2 if width.slices > 1 else 3)
 
 
 def test_traced_graphs_know_the_shape() -> None:
