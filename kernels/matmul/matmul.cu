@@ -110,8 +110,8 @@ struct Feed {
     row += STEP, input += STEP;
   }
 
-  // Those of the first `n` of N stages, which are there when this returns: as copies they would end behind the weights of
-  // all these stages, which need not wait for each other.
+  // Those of the first `n` of N stages, loaded and stored: as copies they would end behind the weights of all these stages,
+  // which need not wait for each other.
   template <int N>
   __device__ void first_rows(unsigned char* stages, int n) {
     Vector16<T> eight[N][EACH];
