@@ -7,7 +7,6 @@ specialised on (`do_not_specialize`), and every tensor whose rows are summed sta
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -16,12 +15,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from slipstream.kernels.cuda.launcher import runs_early
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # Options of launches. Whether products and sums may be fused is always said: the default is not the same everywhere.
 FUSED = {"enable_fp_fusion": True}
 ROUNDED = {"enable_fp_fusion": False}  # every product and sum by itself, as torch does it
 LEAST_CAPABILITY = (8, 0)
-EARLY_FROM = (9, 0)  # capability that has programmatic dependent launch
 ALIGNMENT = 16  # bytes; what Triton asks of a pointer before it loads whole vectors
 
 
@@ -41,13 +41,13 @@ def refuses_device(device: torch.device) -> str | None:
     return None
 
 
-@functools.cache
-def begun(device: torch.device) -> dict[str, Any]:
+def early(device: torch.device) -> dict[str, Any]:
     """Options of a kernel that begins with `begin`: where the device can, it is launched before the kernel before it
     has ended.
     """
-    early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= EARLY_FROM
-    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+    if device.type == "cuda" and runs_early(device):
+        return {"EARLY": True, "launch_pdl": True}
+    return {"EARLY": False}
 
 
 @triton.jit

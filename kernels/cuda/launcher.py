@@ -66,6 +66,12 @@ def refusal(device: torch.device) -> str | None:
     return None
 
 
+@functools.cache
+def runs_early(device: torch.device | int) -> bool:
+    """Whether a GPU has programmatic dependent launch, as from Hopper on."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 @contextmanager
 def launched_by(runner: Runner) -> Iterator[None]:
     """Launches go to `runner` inside the block, in the whole process. For tests without a GPU."""
@@ -90,7 +96,7 @@ def on_device(
         kernel = _loaded(source, instance, device)
     handle: int = torch._C._cuda_getCurrentRawStream(device)
     stream = _streams.get(handle) or _stream(handle)
-    early = source.early and _runs_early(device)
+    early = source.early and runs_early(device)
     config = _configs.get((grid, block, shared, early)) or _config(grid, block, shared, early)
     _launch()(stream, config, kernel, *packed(arguments))
 
@@ -183,12 +189,6 @@ def _stream(handle: int) -> Any:
     stream = Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM
     _streams[handle] = stream
     return stream
-
-
-@functools.cache
-def _runs_early(device: int) -> bool:
-    """Whether it has programmatic dependent launch, as from Hopper on."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _config(grid: Grid, block: int, shared: int, early: bool) -> Any:  # noqa: FBT001

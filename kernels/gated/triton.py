@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gated.reference import check_gate
-from slipstream.kernels.triton_launch import FUSED, aligned, begin, begun, power_of_two, tiles
+from slipstream.kernels.triton_launch import FUSED, aligned, begin, early, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
 TILE = 1024  # elements of a program
@@ -56,7 +56,7 @@ def _pairs(gate_up: Tensor, form: str, limit: float = 0.0, steepness: float = 0.
     out = gate_up.new_empty((n_rows, d_inner))
     if out.numel() > 0:
         grid, how = (n_rows, tiles(d_inner, TILE)), (d_inner, TILE, form, limit, steepness)
-        _gated[grid](aligned(gate_up), out, *how, num_warps=4, **begun(out.device), **FUSED)
+        _gated[grid](aligned(gate_up), out, *how, num_warps=4, **early(out.device), **FUSED)
     return out
 
 

@@ -143,11 +143,7 @@ def _width(n_rows: int, n_tiles: int) -> int:
 def _shared(n_code_bytes: int, width: int) -> int:
     """Bytes of all stages, as `Stage` in matmul.cu counts them. n_code_bytes: of a step."""
     full, rows = 2 * TILE * STEP, 2 * STEP * width
-    words = 0 if n_code_bytes == full else STEP // BLOCK * TILE * 4
-    stage = n_code_bytes + words + rows
-    return _stages(n_code_bytes == full, width) * (full + rows) // stage * stage
-
-
-def _stages(is_plain: bool, width: int) -> int:  # noqa: FBT001
-    """As `STAGES` in matmul.cu."""
-    return 5 if is_plain and width == WIDTHS[0] else 3
+    is_plain = n_code_bytes == full
+    stage = n_code_bytes + (0 if is_plain else STEP // BLOCK * TILE * 4) + rows
+    n_stages = 5 if is_plain and width == WIDTHS[0] else 3
+    return n_stages * (full + rows) // stage * stage

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.triton_launch import FUSED, aligned, begin, begun, power_of_two
+from slipstream.kernels.triton_launch import FUSED, aligned, begin, early, power_of_two
 from slipstream.kernels.triton_launch import refuses as refuses
 
 
@@ -40,7 +40,7 @@ def _launch(
     _row[(x.numel() // d_model,)](
         *(*tensors, aligned(weight), out, eps, d_model, size, added),
         num_warps=warps(size),
-        **begun(x.device),
+        **early(x.device),
         **FUSED,
     )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.kernels.norm.triton import inverse_rms
 from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count_query_heads
-from slipstream.kernels.triton_launch import FUSED, aligned, begin, begun, power_of_two, tiles
+from slipstream.kernels.triton_launch import FUSED, aligned, begin, early, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
 HEADS, VALUES = 4, 1024  # of a program, at most
@@ -58,7 +58,7 @@ def norm_rope_write(
             norms is not None,
             norms is not None and norms.values,
             num_warps=4,
-            **begun(qkv.device),
+            **early(qkv.device),
             **FUSED,
         )
     return q

@@ -214,6 +214,8 @@ def compiled_instead(capability: int, found: list[Any]) -> Any:
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        if "EARLY" in kwargs and capability >= 90:  # as `triton_launch.early` says of such a device
+            kwargs |= {"EARLY": True, "launch_pdl": True}
         found.append((self, run(self, *args, grid=grid, warmup=True, **kwargs)))
 
     driver.set_active(NoDevice(capability))
@@ -234,7 +236,14 @@ def figures(kernel: Any) -> dict[str, int]:
     (registers,), (stack,) = re.findall(r"REG:(\d+)", usage), re.findall(r"STACK:(\d+)", usage)
     threads = 32 * kernel.metadata.num_warps
     shared = kernel.metadata.shared
-    return {"registers": int(registers), "stack": int(stack), "shared": shared, "threads": threads}
+    waits = "griddepcontrol.wait" in kernel.asm["ptx"]
+    return {
+        "registers": int(registers),
+        "stack": int(stack),
+        "shared": shared,
+        "threads": threads,
+        "waits": int(waits),
+    }
 
 
 def compile_all(capability: int, dtypes: tuple[torch.dtype, ...]) -> dict[str, dict[str, int]]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import subprocess
+from pathlib import Path
 
-from tests.emulator.sources import FOLDERS, check
+import pytest
+import triton
+
+from tests.emulator.sources import FOLDERS, check, compiled, sources_of
 
 ABOUT = ("kernels/*/*.cu", "kernels/**/*.cuh", "kernels/*/cuda.py", "kernels/cuda/*.py")
 # Begins with another folder than the files beside it, so that a sample of one case of each compiles different sources.
 TURNED = FOLDERS[2:] + FOLDERS[:2]
+DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+WAIT, LET_NEXT = "ACQBULK", "PREEXIT"  # griddepcontrol.wait and .launch_dependents
 
 
 @pytest.mark.sampled(keep=1)
@@ -16,3 +22,18 @@ TURNED = FOLDERS[2:] + FOLDERS[:2]
 @pytest.mark.parametrize("folder", TURNED)
 def test_compiles_for_hopper(folder: str, arch: str) -> None:
     check(folder, arch)
+
+
+def test_kernels_that_begin_early_wait_and_others_do_not(tmp_path: Path) -> None:
+    """Without waiting a kernel reads what is not written yet, which neither emulation nor a launch by itself shows."""
+    seen = set()
+    for source in (one for folder in FOLDERS for one in sources_of(folder)):
+        path = tmp_path / "a.cubin"
+        path.write_bytes(compiled(source, "sm_90a").cubin)
+        said = subprocess.run([DISASSEMBLER, "--dump-sass", path], capture_output=True, text=True, check=True)
+        kernels = said.stdout.split("Function : ")[1:]
+        assert len(kernels) == len(source.instances)
+        for code in kernels:
+            assert (WAIT in code, LET_NEXT in code) == (source.early, source.early), code.partition("\n")[0]
+        seen.add(source.early)
+    assert seen == {True, False}

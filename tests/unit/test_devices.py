@@ -12,7 +12,7 @@ from torch.cuda._utils import _get_device_index
 
 from slipstream.engine.batch import use_device
 from slipstream.engine.errors import SettingError
-from slipstream.engine.service.start import launch
+from slipstream.engine.service.start import divided, launch
 from slipstream.engine.settings import Settings
 
 DEMO = Path(__file__).parents[2] / "demo"
@@ -68,6 +68,21 @@ def test_a_gpu_has_its_number_wherever_devices_are_compared(
     """Its tensors have it, and a draft model is captured and drafts ahead where its device is that of a tensor."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert launch._checkpoint(str(DEMO / "target"), name, "auto").device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(("name", "is_refused"), [("cuda", False), ("auto", False), ("cuda:1", True)])
+def test_a_divided_model_takes_the_first_gpus(
+    name: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which have numbers too, but none that was asked for."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    settings = Settings(model=str(DEMO / "target"), device=name, tensor_parallel_size=2)
+    target = launch._target_checkpoint(settings)
+    if is_refused:
+        with pytest.raises(SettingError, match=f"takes the first 2 GPUs; leave out --device {name}"):
+            divided.check(settings, target, None)
+    else:
+        divided.check(settings, target, None)
 
 
 def test_a_thread_launches_on_its_networks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
