@@ -21,10 +21,10 @@ from torch import Tensor
 
 from slipstream.kernels import threads
 from slipstream.kernels.cpu_features import missing
-from slipstream.kernels.matmul import code_floats, code_pairs
+from slipstream.kernels.matmul import code_floats, code_pairs, narrow_sums, narrow_tiles
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.formats import INT8, LAYOUTS, PANEL
-from slipstream.kernels.matmul.narrow_sums import block_task, dense_task, multiply
+from slipstream.kernels.matmul.narrow_sums import dense_task, multiply
 from slipstream.kernels.matmul.panel_sums import panels_of
 from slipstream.kernels.matmul.quantized import (
     ByteWeight,
@@ -36,6 +36,7 @@ from slipstream.kernels.matmul.quantized import (
 )
 from slipstream.kernels.matmul.records import records
 from slipstream.kernels.matmul.scaled import kind_of
+from slipstream.kernels.matmul.tile_sums import HAS_TILES
 
 SERIAL_BELOW = 500_000  # multiply-adds; less is done before a second thread has begun
 
@@ -84,7 +85,7 @@ def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> Narrow
     found = [records(part, for_pairs=by_pairs) if _is_narrow(part) else None for part in parts]
     laid = [panels_of(widened(part)) if one is None else one for part, one in zip(parts, found, strict=True)]
     kinds = ["" if one is None else kind_of(part) for part, one in zip(parts, found, strict=True)]
-    tasks = [block_task(kind, int(not by_pairs)) if kind else dense_task[weight.dtype] for kind in kinds]
+    tasks = [_block_task(kind, by_pairs) if kind else dense_task[weight.dtype] for kind in kinds]
     n_outs = [part.shape[0] for part in parts]
     ends = torch.zeros(sum(n_outs)) if bias is None else bias.to(torch.float32)
     ends = torch.cat([F.pad(one, (0, -len(one) % PANEL)) for one in ends.split(n_outs)])
@@ -100,6 +101,12 @@ def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> Narrow
         in_features=weight.shape[1],
         out_features=sum(n_outs),
     )
+
+
+def _block_task(kind: str, by_pairs: bool) -> int:  # noqa: FBT001
+    if by_pairs and HAS_TILES:
+        return narrow_tiles.block_task(kind)
+    return narrow_sums.block_task(kind, int(not by_pairs))
 
 
 def packed_bytes(weight: Quantized) -> int:

@@ -27,19 +27,36 @@ from slipstream.kernels.compiled import (
     shifted,
 )
 from slipstream.kernels.matmul.formats import CHUNK, PANEL
-from slipstream.kernels.matmul.panel_sums import add_panel, multiply_floats, multiply_pairs
+from slipstream.kernels.matmul.panel_sums import BY_FLOATS
 from slipstream.kernels.matmul.records import constants_of
-from slipstream.kernels.matmul.unpack import COLUMNS_1, COLUMNS_4, COLUMNS_8, MOST_ROWS, add_chunk, end_block
+from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES
+from slipstream.kernels.matmul.unpack import (
+    COLUMNS_1,
+    COLUMNS_4,
+    COLUMNS_8,
+    MOST_ROWS,
+    SUM_ROWS,
+    add_chunk,
+    end_block,
+)
 from slipstream.kernels.vector import WIDTH, load, store, store_part, sum_lanes
 
 VISIT = 8  # chunks of 32 inputs taken with all rows before the next: their codes stay in the first cache
 # Arguments of a group; the first of them, and three more, are those of what adds one panel's products to the totals.
 X, TILES, SUMS, N_ROWS, N_IN, OUT, BIAS, SEGMENTS, N_OUT, ARRANGED, GROUP_FIELDS = range(11)
-RECORDS, TOTALS, PARTIAL = 5, 6, 7
+RECORDS, TOTALS, PARTIAL, FOUND, VALUES = (
+    5,
+    6,
+    7,
+    8,
+    9,
+)  # FOUND and VALUES: what `narrow_tiles.py` keeps there
 GROUPS, N_GROUPS, N_PANELS, MOST, N_THREADS, ARRIVED, NEXT = range(7)  # of a call; MOST: rows of a group
 FIRST_PANEL, TASK, ADDRESS, PANEL_BYTES, FIRST_OUTPUT, SEGMENT_OUTPUTS, FIELDS = range(7)  # of a segment
 SUM_BYTES = 12  # of a chunk's three sums of inputs
 SPREAD = 8  # words between the threads' counters, so that each has a line of the cache
+N_FOUND = 2 * 2 * SUM_ROWS if HAS_TILES else 0  # rows of 64 sums: of two chunks' groups
+N_VALUES = VISIT * CHUNK * PANEL // 2 if HAS_TILES else 0  # words of two values
 PADDING = 7  # rows that a group's last tile may have too many
 
 
@@ -57,7 +74,7 @@ def multiply(addresses: Any, shape: Any, dtypes: Any, n_threads: int) -> None:
 
 
 @inlined
-def _tile_rows(left: int) -> int:
+def tile_rows(left: int) -> int:
     """Rows that are computed together of those that are left; where they are fewer, the last is done again."""
     if left > 4 and MOST_ROWS == 8:
         return 8
@@ -68,7 +85,8 @@ def _tile_rows(left: int) -> int:
 def _arrange(a: Any, kind: Any, words: Any, two: Any) -> None:
     """Copy rows into tiles, [steps, rows of the tile] words of two inputs, and add up the inputs of every 32.
 
-    a: the arguments; kind: of an input; words: of two inputs and of two in a tile; two: makes the second of the first.
+    a: the arguments; kind: of an input; words: of two inputs and of two in a tile; two: makes the second of the first,
+    or is None where nothing is copied.
     """
     n_rows, n_steps = a[N_ROWS], a[N_IN] // 2
     x, tiles = pointer(a[X], words[0]), pointer(a[TILES], words[1])
@@ -76,11 +94,12 @@ def _arrange(a: Any, kind: Any, words: Any, two: Any) -> None:
     while tile * 8 < n_rows:
         row = tile * 8
         while row < min(tile * 8 + 8, n_rows):
-            n = _tile_rows(n_rows - row)
+            n = tile_rows(n_rows - row)
             for r in range(n):
                 source = min(row + r, n_rows - 1)
-                for step in range(n_steps):
-                    tiles[row * n_steps + step * n + r] = two(x[source * n_steps + step])
+                if two is not None:
+                    for step in range(n_steps):
+                        tiles[row * n_steps + step * n + r] = two(x[source * n_steps + step])
                 _add_inputs(a, pointer(a[X], kind), source, (row, n, r))
             row += n
         tile = fetch_add(shifted(a, ARRANGED), 1)
@@ -106,7 +125,7 @@ def _add_blocks(a: Any, kind: Any, wide: Any) -> None:
         span = begin, min(begin + VISIT, n_chunks)
         row = 0
         while row < n_rows:
-            n = _tile_rows(n_rows - row)
+            n = tile_rows(n_rows - row)
             if MOST_ROWS == 8 and n == 8:
                 _add_span(a, row, span, (kind, 8, wide))
             elif n == 4:
@@ -135,11 +154,13 @@ def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
 
 
 @inlined
-def _add_dense(a: Any, steps_at_once: int, multiply: Any) -> None:
+def _add_dense(a: Any, way: Any) -> None:
     """The same for weights of the rows' own dtype, in panels."""
-    n_steps = a[N_IN] // steps_at_once
-    rows = float_pointer(a[X]), a[N_ROWS], n_steps
-    add_panel(rows, float_pointer(a[RECORDS]), (float_pointer(a[TOTALS]), multiply))
+    inputs_per_step, begin, add, end = way
+    rows = float_pointer(a[X]), a[N_ROWS], a[N_IN] // inputs_per_step
+    begin(a[N_ROWS])
+    add(rows, float_pointer(a[RECORDS]), float_pointer(a[TOTALS]))
+    end()
 
 
 @functools.cache
@@ -159,9 +180,9 @@ def dense_task(kind: Any) -> int:
 
     def items(address: int) -> None:
         if by_twos:
-            _add_dense(long_pointer(address), 2, multiply_pairs)
+            _add_dense(long_pointer(address), BY_TWOS)
         else:
-            _add_dense(long_pointer(address), 1, multiply_floats)
+            _add_dense(long_pointer(address), BY_FLOATS)
 
     return threads.compile_task(items)
 
@@ -170,10 +191,11 @@ def dense_task(kind: Any) -> int:
 def _panels(a: Any, kind: Any) -> None:
     """Do panels until none is left: first those of this thread's own share, which lie together in memory."""
     n_items, n_threads = a[N_GROUPS] * a[N_PANELS], a[N_THREADS]
-    memory = np.zeros((8 + a[MOST] + 8) * PANEL + WIDTH, np.float32)
-    own = np.empty(PARTIAL + 1, np.int64)
-    own[PARTIAL] = (memory.ctypes.data + 63) // 64 * 64
-    own[TOTALS] = own[PARTIAL] + 8 * PANEL * 4
+    memory = np.zeros((SUM_ROWS + N_FOUND + a[MOST] + 8) * PANEL + WIDTH, np.float32)
+    values, own = np.empty(N_VALUES + WIDTH, np.float32), np.empty(VALUES + 1, np.int64)
+    own[PARTIAL], own[VALUES] = (memory.ctypes.data + 63) // 64 * 64, (values.ctypes.data + 63) // 64 * 64
+    own[FOUND] = own[PARTIAL] + SUM_ROWS * PANEL * 4
+    own[TOTALS] = own[FOUND] + N_FOUND * PANEL * 4
     arrived = fetch_add(shifted(a, ARRIVED), 1)
     for turn in range(n_threads):
         share = (arrived + turn) % n_threads
@@ -183,7 +205,7 @@ def _panels(a: Any, kind: Any) -> None:
             group = shifted(long_pointer(a[GROUPS]), item // a[N_PANELS] * GROUP_FIELDS)
             _one_panel(group, item % a[N_PANELS], pointer(group[OUT], kind), own)
             item = fetch_add(counter, 1)
-    memory[:0], own[:0] = 0, 0  # keeps the memory alive until here
+    memory[:0], values[:0], own[:0] = 0, 0, 0  # keeps the memory alive until here
 
 
 @inlined
@@ -235,13 +257,15 @@ def _two_floats(word: Any) -> Any:
 def _arrange_task(dtype: torch.dtype, by_pairs: bool) -> int:  # noqa: FBT001
     """Address of the compiled task that comes before, for inputs of this dtype."""
     kind, word = KINDS[dtype], np.uint32 if dtype is torch.bfloat16 else np.int64
-    widens = int(dtype is torch.bfloat16 and not by_pairs)
+    widens, in_place = int(dtype is torch.bfloat16 and not by_pairs), int(by_pairs and HAS_TILES)
 
     def items(address: int) -> None:
         a = long_pointer(address)
         for i in range(a[N_GROUPS]):
             group = shifted(long_pointer(a[GROUPS]), i * GROUP_FIELDS)
-            if widens:
+            if in_place:
+                _arrange(group, kind, (word, word), None)
+            elif widens:
                 _arrange(group, kind, (word, np.int64), _two_floats)
             else:
                 _arrange(group, kind, (word, word), _same)

@@ -29,13 +29,9 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.matmul import panels
 from slipstream.kernels.matmul.formats import PANEL
-from slipstream.kernels.matmul.panel_sums import (
-    inputs_per_step,
-    multiply_floats,
-    multiply_pairs,
-    one_panel,
-)
+from slipstream.kernels.matmul.panel_sums import BY_FLOATS, inputs_per_step, one_panel
 from slipstream.kernels.matmul.panels import SERIAL_BELOW
+from slipstream.kernels.matmul.tile_sums import BY_TWOS
 from slipstream.kernels.vector import WIDTH
 
 X, PANELS, BIAS, OUT, MATRICES, STARTS, N_GROUPS, N_STEPS, N_OUT, NEXT = range(10)
@@ -98,8 +94,8 @@ def _run(addresses: Any, shape: Any, task: int, n_threads: int) -> None:
 
 
 @inlined
-def _all_groups(a: Any, out: Any, multiply: Any) -> None:
-    """Do panels of matrices until none is left. a: the arguments. multiply: (total, inputs, weights) -> total."""
+def _all_groups(a: Any, out: Any, way: Any) -> None:
+    """Do panels of matrices until none is left. a: the arguments. way: how products are added, `BY_…`."""
     n_steps, n_out, n_groups = a[N_STEPS], a[N_OUT], a[N_GROUPS]
     matrix_ids, starts = int_pointer(a[MATRICES]), int_pointer(a[STARTS])
     n_panels, most = (n_out + PANEL - 1) // PANEL, 0
@@ -107,29 +103,35 @@ def _all_groups(a: Any, out: Any, multiply: Any) -> None:
         most = max(most, starts[i + 1] - starts[i])
     memory = np.empty((most + 3) * PANEL + WIDTH, np.float32)
     totals = float_pointer((memory.ctypes.data + 63) // 64 * 64)
+    _, begin, add, end = way
+    begun = np.int64(0)
     item = fetch_add(shifted(a, NEXT), 1)
     while item < n_groups * n_panels:
         i, panel = item // n_panels, item % n_panels
         first = np.int64(starts[i])
         rows = shifted(float_pointer(a[X]), first * n_steps), starts[i + 1] - first, n_steps
+        if rows[1] != begun:
+            begun = rows[1]
+            begin(begun)
         place = np.int64(matrix_ids[i]) * n_panels + panel
         weight = shifted(float_pointer(a[PANELS]), place * n_steps * PANEL)
         target = shifted(out, first * n_out), n_out, panel
-        one_panel(rows, weight, shifted(float_pointer(a[BIAS]), place * PANEL), target, (totals, multiply))
+        one_panel(rows, weight, shifted(float_pointer(a[BIAS]), place * PANEL), target, (totals, add))
         item = fetch_add(shifted(a, NEXT), 1)
+    end()
     memory[:0] = 0  # keeps the memory alive until here
 
 
 @per_dtype
 def _task(x_kind: Any, kind: Any) -> int:
     """Address of the compiled task for inputs and results of these kinds."""
-    by_pairs = x_kind is KINDS[torch.bfloat16]
+    by_twos = x_kind is KINDS[torch.bfloat16]
 
     def items(address: int) -> None:
         a = long_pointer(address)
-        if by_pairs:
-            _all_groups(a, pointer(a[OUT], kind), multiply_pairs)
+        if by_twos:
+            _all_groups(a, pointer(a[OUT], kind), BY_TWOS)
         else:
-            _all_groups(a, pointer(a[OUT], kind), multiply_floats)
+            _all_groups(a, pointer(a[OUT], kind), BY_FLOATS)
 
     return threads.compile_task(items)

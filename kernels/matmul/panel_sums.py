@@ -52,15 +52,16 @@ def panels_of(weight: Tensor) -> Tensor:
 def one_panel(rows: Any, weight: Any, bias: Any, target: Any, work: Any) -> None:
     """64 outputs of all rows. rows: (pointer, how many, steps of each); target: (pointer, n_out, panel).
 
-    work: (scratch of (n_rows + 3) * 64 floats, multiply). What `kernels/moe` runs for each expert.
+    work: (scratch of (n_rows + 3) * 64 floats, add: (rows, weight, totals) adds the panel's products to [n_rows, 64]).
+    What `kernels/moe` runs for each expert.
     """
     n_rows = rows[1]
     out, n_out, panel = target
-    totals = work[0]
+    totals, add = work
     for row in range(n_rows):
         for i in range(0, PANEL, WIDTH):
             store(totals, row * PANEL + i, load(bias, i))
-    add_panel(rows, weight, work)
+    add(rows, weight, totals)
     for row in range(n_rows):
         place = shifted(out, row * n_out + panel * PANEL)
         for i in range(0, min(PANEL, n_out - panel * PANEL), WIDTH):
@@ -68,11 +69,23 @@ def one_panel(rows: Any, weight: Any, bias: Any, target: Any, work: Any) -> None
 
 
 @inlined
-def add_panel(rows: Any, weight: Any, work: Any) -> None:
-    """Add the products of 64 outputs to the totals, [n_rows, 64]. As `one_panel`."""
+def add_by_floats(rows: Any, weight: Any, totals: Any) -> None:
+    """Add the products of 64 outputs to the totals, [n_rows, 64] float32; inputs and weights are float32."""
+    add_steps(rows, weight, 0, (totals, multiply_floats))
+
+
+@inlined
+def add_by_pairs(rows: Any, weight: Any, totals: Any) -> None:
+    """The same of bfloat16, two inputs at a time."""
+    add_steps(rows, weight, 0, (totals, multiply_pairs))
+
+
+@inlined
+def add_steps(rows: Any, weight: Any, first: int, work: Any) -> None:
+    """The same from a step on. work: (totals, multiply: (total, inputs, weights) -> total)."""
     x, n_rows, n_steps = rows
     steps = n_steps if n_rows <= 4 else STEPS
-    for begin in range(0, n_steps, steps):
+    for begin in range(first, n_steps, steps):
         _all_rows(x, (n_rows, n_steps), weight, (begin, min(begin + steps, n_steps)), work)
 
 
@@ -170,3 +183,18 @@ def multiply_floats(total: Any, x: Any, weight: Any) -> Any:
 @inlined
 def multiply_pairs(total: Any, x: Any, weight: Any) -> Any:
     return add_pairs(total, x, weight)
+
+
+@inlined
+def no_beginning(n_rows: int) -> None:
+    """What a thread does before it adds panels."""
+
+
+@inlined
+def no_end() -> None:
+    """What it does behind the last."""
+
+
+# Ways to multiply: inputs of a step, what comes before panels, what adds a panel's products, what comes behind them.
+BY_FLOATS = 1, no_beginning, add_by_floats, no_end
+BY_PAIRS = 2, no_beginning, add_by_pairs, no_end

@@ -32,14 +32,14 @@ from slipstream.kernels.matmul import narrow
 from slipstream.kernels.matmul.formats import PANEL
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.panel_sums import (
+    BY_FLOATS,
     inputs_per_step,
-    multiply_floats,
-    multiply_pairs,
     one_panel,
     panels_of,
 )
 from slipstream.kernels.matmul.quantized import Quantized, widened
 from slipstream.kernels.matmul.reference import take_rows as take_rows
+from slipstream.kernels.matmul.tile_sums import BY_TWOS
 from slipstream.kernels.vector import WIDTH
 
 SERIAL_BELOW = 500_000  # multiply-adds; less is done before a second thread has begun
@@ -109,30 +109,33 @@ def _run(addresses: Any, shape: Any, task: int, n_threads: int) -> None:
 
 
 @inlined
-def _panels(a: Any, out: Any, multiply: Any) -> None:
-    """Do panels until none is left. a: the arguments. multiply: (total, inputs, weights) -> total."""
+def _panels(a: Any, out: Any, way: Any) -> None:
+    """Do panels until none is left. a: the arguments. way: how products are added, `BY_…`."""
     x, n_rows, n_steps, n_out = float_pointer(a[X]), a[N_ROWS], a[N_STEPS], a[N_OUT]
     memory = np.empty((n_rows + 3) * PANEL + WIDTH, np.float32)
     totals = float_pointer((memory.ctypes.data + 63) // 64 * 64)
+    _, begin, add, end = way
+    begin(n_rows)
     panel = fetch_add(shifted(a, NEXT), 1)
     while panel * PANEL < n_out:
         weight = shifted(float_pointer(a[WEIGHT]), panel * PANEL * n_steps)
         bias = shifted(float_pointer(a[BIAS]), panel * PANEL)
-        one_panel((x, n_rows, n_steps), weight, bias, (out, n_out, panel), (totals, multiply))
+        one_panel((x, n_rows, n_steps), weight, bias, (out, n_out, panel), (totals, add))
         panel = fetch_add(shifted(a, NEXT), 1)
+    end()
     memory[:0] = 0  # keeps the memory alive until here
 
 
 @per_dtype
 def _task(x_kind: Any, kind: Any) -> int:
     """Address of the compiled task for inputs and results of these kinds."""
-    by_pairs = x_kind is KINDS[torch.bfloat16]
+    by_twos = x_kind is KINDS[torch.bfloat16]
 
     def items(address: int) -> None:
         a = long_pointer(address)
-        if by_pairs:
-            _panels(a, pointer(a[OUT], kind), multiply_pairs)
+        if by_twos:
+            _panels(a, pointer(a[OUT], kind), BY_TWOS)
         else:
-            _panels(a, pointer(a[OUT], kind), multiply_floats)
+            _panels(a, pointer(a[OUT], kind), BY_FLOATS)
 
     return threads.compile_task(items)

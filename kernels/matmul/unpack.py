@@ -45,6 +45,9 @@ from slipstream.kernels.vector import BFLOATS, BYTES, FLOATS, INTS, WIDTH, call_
 
 AHEAD = 4096  # bytes between the records in use and those that are being fetched
 MOST_ROWS = 8 if IS_WIDE else 4  # of a tile
+SUM_ROWS = (
+    16 + 8
+)  # rows of groups' sums that lie in memory: of one of AMX's tiles, and of a tile that begins with its last
 # Vectors of 16 outputs that a tile of 8, 4 or 1 rows has: sums, values and an input have to fit the registers.
 COLUMNS_8, COLUMNS_4, COLUMNS_1 = (2, 4, 4) if IS_WIDE else (0, 1, 2)
 
@@ -210,6 +213,36 @@ def _store(builder: Emitter, value: Value, address: Value) -> None:
     builder.store(value, builder.inttoptr(address, FLOATS.as_pointer()), align=4)
 
 
+def emit_values(builder: Emitter, tile: Tile, at: Place, target: Value) -> None:
+    """Lay down what the codes of 32 inputs and 64 outputs stand for: pairs of bfloat16, [4, 16 steps, 16 outputs]."""
+    form = tile.form
+    codes = _address(builder, at.record, form.codes, (at.chunk, PANEL * CHUNK * form.bits // 8))
+    columns = [pairs(builder, form, builder.add(codes, LONG(LINE * i))) for i in range(tile.n_columns)]
+    fetches = _fetches(builder, tile, at)
+    next(fetches)
+    for step in range(CHUNK // 2):
+        weights = [next(column)[0] for column in columns]
+        fetches.send(weights[0])
+        for i, weight in enumerate(weights):
+            place = builder.add(target, LONG((i * CHUNK // 2 + step) * LINE))
+            builder.store(weight, builder.inttoptr(place, BFLOATS.as_pointer()), align=LINE)
+
+
+def emit_groups(builder: Emitter, tile: Tile, at: Place, found: Value) -> None:
+    """What `emit_tile` does with the sums of groups, which lie in memory, float32 [n_groups, SUM_ROWS, 64]."""
+    n_groups = CHUNK // tile.form.group
+    for group in range(n_groups):
+        sums = [
+            [
+                load_at(builder, FLOATS, found, ((group * SUM_ROWS + row) * PANEL + i * WIDTH) * 4)
+                for i in range(tile.n_columns)
+            ]
+            for row in range(tile.n_rows)
+        ]
+        place = builder.add(builder.mul(at.chunk, LONG(n_groups)), LONG(group))
+        _emit_scaling(builder, tile, at, (place, group, sums))
+
+
 def emit_end(builder: Emitter, tile: Tile, at: Place) -> None:
     """Add a block's partial sums, times its scales, to the totals of 64 outputs; they begin anew at zero.
 
@@ -300,5 +333,31 @@ def _end_block(typing: Any, place: Any, kind: Any, n_rows: Any) -> Any:
     return types.void(place, kind, n_rows), generate
 
 
+def _lay_chunk(typing: Any, place: Any, kind: Any, target: Any) -> Any:
+    """(place, kind, address) lays down 32 inputs of 64 outputs."""
+
+    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
+        form = LAYOUTS[kind.literal_value]
+        tile = Tile(form, 1, PANEL // WIDTH, wide=False)
+        emit_values(builder, tile, _placed(builder, form, values[0]), values[2])
+        return context.get_dummy_value()
+
+    return types.void(place, kind, types.int64), generate
+
+
+def _scale_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, found: Any) -> Any:
+    """(place, kind, rows, address of the groups' sums) adds them to the totals or partial sums of 64 outputs."""
+
+    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
+        form = LAYOUTS[kind.literal_value]
+        tile = Tile(form, n_rows.literal_value, PANEL // WIDTH, wide=False)
+        emit_groups(builder, tile, _placed(builder, form, values[0]), values[3])
+        return context.get_dummy_value()
+
+    return types.void(place, kind, n_rows, types.int64), generate
+
+
+lay_chunk: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_lay_chunk)
+scale_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_scale_chunk)
 add_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_chunk)
 end_block: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_end_block)

@@ -27,7 +27,7 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.exponential import exp
 from slipstream.kernels.matmul.formats import PANEL
-from slipstream.kernels.matmul.panel_sums import add_panel, multiply_floats, multiply_pairs
+from slipstream.kernels.matmul.panel_sums import add_by_floats, add_by_pairs
 from slipstream.kernels.vector import (
     FLOATS,
     INTS,
@@ -102,7 +102,7 @@ def attend_lanes(a: Any, item: Any, stores: Any, out: Any, work: Any) -> None:
     item: (span, (first, end)). stores: (q, latents), typed. work: (pointers of `scratch`, BY_PAIRS or BY_FLOATS).
     """
     span, (begin, end) = item
-    memory, (at_once, multiply, lay_values) = work
+    memory, (at_once, add, lay_values) = work
     keys, values, scores, weights, totals, states, _, addresses = memory
     n_heads, d_latent, lanes = a[N_HEADS], a[D_LATENT], a[LANES] + SLACK
     n_panels = (d_latent + PANEL - 1) // PANEL
@@ -127,9 +127,9 @@ def attend_lanes(a: Any, item: Any, stores: Any, out: Any, work: Any) -> None:
         for i in range(first * BLOCK, n * BLOCK, WIDTH):
             store(scores, i, zero)
         sums = shifted(scores, first * BLOCK)
-        add_panel((shifted(q, first * steps), n - first, steps), keys, (sums, multiply))
+        add((shifted(q, first * steps), n - first, steps), keys, sums)
         rest = shifted(keys, steps * PANEL)
-        add_panel((shifted(q_rope, first * steps_rope), n - first, steps_rope), rest, (sums, multiply))
+        add((shifted(q_rope, first * steps_rope), n - first, steps_rope), rest, sums)
         for lane in range(first, n):
             seen = past + (begin + lane) // n_heads - block + 1
             _soften(a, (lane, seen), stores[0], memory)
@@ -138,7 +138,7 @@ def attend_lanes(a: Any, item: Any, stores: Any, out: Any, work: Any) -> None:
             lay_values(addresses, (panel * PANEL, d_latent), stores[0], of_panel)
             mixed = shifted(totals, (panel * lanes + first) * PANEL)
             shares = shifted(weights, first * steps_block), n - first, steps_block
-            add_panel(shares, of_panel, (mixed, multiply))
+            add(shares, of_panel, mixed)
     _finish(a, (lane0, n), out, memory)
 
 
@@ -278,5 +278,5 @@ def _lay_floats(addresses: Any, columns: Any, like: Any, target: Any) -> None:
 
 
 # Inputs of a step, how a step is multiplied, how values are laid out.
-BY_PAIRS = 2, multiply_pairs, _lay_pairs
-BY_FLOATS = 1, multiply_floats, _lay_floats
+BY_PAIRS = 2, add_by_pairs, _lay_pairs
+BY_FLOATS = 1, add_by_floats, _lay_floats

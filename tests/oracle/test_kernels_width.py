@@ -17,7 +17,7 @@ from slipstream.kernels.norm.op import add_rms_norm, rms_norm
 from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 from tests.oracle.test_kernels import FAST, make_spans, random, skip_unless_it_runs
 
-WIDTHS = (1, 2, 3, 5, 8, 16, 64)
+WIDTHS = (1, 2, 3, 5, 8, 16, 17, 64)
 each_fast_dtype = pytest.mark.parametrize("dtype", FAST, ids=lambda dtype: str(dtype)[6:])
 
 

@@ -1,0 +1,118 @@
+"""Products of bfloat16 rows with the panels of `panel_sums.py` in the tiles of AMX, where the CPU has them.
+
+Of 32 inputs the even ones are added from zero on, the odd ones too, in ascending order and each with one rounding; then
+the two sums, and to the total what they make. Inputs behind the last 32 are added two at a time, as without tiles. So a
+row's sums do not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slipstream.kernels.compiled import address_of, fetch_once, inlined, routine
+from slipstream.kernels.cpu_features import TILES, features
+from slipstream.kernels.matmul.amx import configure, load, multiply, release, store
+from slipstream.kernels.matmul.formats import PANEL
+from slipstream.kernels.matmul.panel_sums import BY_PAIRS, add_steps, multiply_pairs
+
+MOST_ROWS = 16  # of a tile
+DEPTH = 32  # inputs of a tile
+STEPS = DEPTH // 2  # of a panel
+LINE = 64  # bytes: a tile's row, and a line of the cache
+STEP_BYTES = PANEL * 4  # a panel's weights of two inputs; also 64 sums
+TILE_BYTES = STEPS * STEP_BYTES  # of four tiles of weights, which lie side by side in a panel
+VISIT = (
+    8  # times 32 inputs that all rows take before the next: their weights, 32 KiB, stay in the first cache
+)
+AHEAD = 2 * TILE_BYTES  # bytes between the weights in use and those that are being fetched
+
+
+@inlined
+def begin(n_rows: int) -> None:
+    """Shape the thread's tiles for so many rows."""
+    configure(max(min(n_rows, MOST_ROWS), 1), np.int64(DEPTH))
+
+
+@inlined
+def end() -> None:
+    """Give the tiles up."""
+    release()
+
+
+@inlined
+def add_by_tiles(rows: Any, weight: Any, totals: Any) -> None:
+    """Add the products of 64 outputs to the totals, [n_rows, 64] float32; between `begin` and `end`."""
+    x, n_rows, n_steps = rows
+    n, row_bytes = n_steps // STEPS, n_steps * 4
+    whole, rest = n_rows // MOST_ROWS, n_rows % MOST_ROWS
+    places = address_of(x), address_of(weight), address_of(totals)
+    visit = VISIT if n_rows > MOST_ROWS else max(n, 1)
+    for first in range(0, n, visit):
+        # Every 16 rows fetch a share of the next weights, so that memory is neither idle nor in a rush.
+        for i in range(whole):
+            lines = STEPS * 4 * i // whole, STEPS * 4 * (i + 1) // whole
+            ahead = AHEAD if whole == 1 else VISIT * TILE_BYTES
+            _add_tile(
+                _of_tile(places, i, row_bytes), row_bytes, (first, min(first + visit, n)), (ahead, lines)
+            )
+    if rest > 0:
+        if whole > 0:
+            configure(rest, np.int64(DEPTH))
+        lines = 0, (STEPS * 4 if whole == 0 else 0)
+        _add_tile(_of_tile(places, whole, row_bytes), row_bytes, (0, n), (AHEAD, lines))
+        if whole > 0:
+            configure(np.int64(MOST_ROWS), np.int64(DEPTH))
+    if n * STEPS < n_steps:
+        add_steps(rows, weight, n * STEPS, (totals, multiply_pairs))
+
+
+@inlined
+def _of_tile(places: Any, i: int, row_bytes: int) -> Any:
+    """Addresses of inputs, weights and totals of the tile's rows."""
+    x, weight, totals = places
+    return x + i * MOST_ROWS * row_bytes, weight, totals + i * MOST_ROWS * STEP_BYTES
+
+
+@routine
+def _add_tile(places: Any, row_bytes: int, span: Any, fetch: Any) -> None:
+    """Some times 32 inputs of a tile's rows. fetch: (how far ahead, which lines of each four tiles of weights)."""
+    x, weight, totals = places
+    load(0, totals, STEP_BYTES)
+    load(1, totals + LINE, STEP_BYTES)
+    load(2, totals + 2 * LINE, STEP_BYTES)
+    load(3, totals + 3 * LINE, STEP_BYTES)
+    ahead, (line, last) = fetch
+    quarter = (last - line + 3) // 4
+    for k in range(span[0], span[1]):
+        w = weight + k * TILE_BYTES
+        following = w + ahead
+        load(4, x + k * LINE, row_bytes)
+        _fetch(following, line, quarter, last)
+        load(5, w, STEP_BYTES)
+        multiply(0, 5)
+        _fetch(following, line + quarter, quarter, last)
+        load(6, w + LINE, STEP_BYTES)
+        multiply(1, 6)
+        _fetch(following, line + 2 * quarter, quarter, last)
+        load(7, w + 2 * LINE, STEP_BYTES)
+        multiply(2, 7)
+        _fetch(following, line + 3 * quarter, quarter, last)
+        load(5, w + 3 * LINE, STEP_BYTES)
+        multiply(3, 5)
+    store(0, totals, STEP_BYTES)
+    store(1, totals + LINE, STEP_BYTES)
+    store(2, totals + 2 * LINE, STEP_BYTES)
+    store(3, totals + 3 * LINE, STEP_BYTES)
+
+
+@inlined
+def _fetch(start: int, line: int, n: int, last: int) -> None:
+    for i in range(line, min(line + n, last)):
+        fetch_once(start + i * LINE)
+
+
+HAS_TILES = features() >= TILES
+BY_TILES = 2, begin, add_by_tiles, end
+BY_TWOS = BY_TILES if HAS_TILES else BY_PAIRS  # how products of bfloat16 are added here

@@ -1,0 +1,106 @@
+"""AMX's tiles in memory, for CPUs without them: a plugin of pytest that puts them in place of `kernels/matmul/amx.py`.
+
+    NUMBA_CACHE_DIR=/tmp/emulated python -m pytest -p tests.emulator.amx tests/oracle/test_kernels_width.py
+
+There is one set of tiles for all threads, so no test with two threads may run. What each instruction does is said in
+Intel's manual; only that a product flushes numbers below 2^-126 to zero is not done here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from slipstream.kernels import cpu_features
+from slipstream.kernels.compiled import emits, float_pointer, int_pointer, routine
+from slipstream.kernels.vector import VECTOR, _first_half, _second_half, fma, load, splat, store
+
+ROWS, INPUTS, N_TILES = 16, 4, 8
+WORDS = 16  # of a row: 64 bytes
+_MEMORY = np.zeros((N_TILES + 1) * ROWS * WORDS, np.float32)
+TILES = _MEMORY.ctypes.data
+SHAPE = TILES + N_TILES * ROWS * WORDS * 4  # int32: rows of inputs and sums, inputs at a time
+
+
+@emits(VECTOR)
+def first(builder: ir.IRBuilder, pairs: Any) -> Any:
+    """The first bfloat16 of each lane, as float32."""
+    return _first_half(builder, pairs)
+
+
+@emits(VECTOR)
+def second(builder: ir.IRBuilder, pairs: Any) -> Any:
+    return _second_half(builder, pairs)
+
+
+@routine
+def configure(n_rows: int, depth: int) -> None:
+    shape = int_pointer(SHAPE)
+    shape[0], shape[1] = n_rows, depth
+    for tile in range(N_TILES):
+        zero(tile)
+
+
+@routine
+def release() -> None:
+    int_pointer(SHAPE)[0] = 0  # what is multiplied without a shape has no rows
+
+
+@routine
+def zero(tile: int) -> None:
+    for row in range(ROWS):
+        store(float_pointer(TILES), (tile * ROWS + row) * WORDS, splat(np.float32(0)))
+
+
+@routine
+def load_tile(tile: int, address: int, stride: int) -> None:
+    """What a tile is too small for is zero."""
+    zero(tile)
+    shape, words = int_pointer(SHAPE), int_pointer(TILES)
+    n_rows = shape[1] // 2 if tile > INPUTS else shape[0]
+    n_words = shape[1] // 2 if tile == INPUTS else WORDS
+    for row in range(n_rows):
+        source = int_pointer(address + row * stride)
+        for i in range(n_words):
+            words[(tile * ROWS + row) * WORDS + i] = source[i]
+
+
+@routine
+def store_tile(tile: int, address: int, stride: int) -> None:
+    for row in range(int_pointer(SHAPE)[0]):
+        found = load(float_pointer(TILES), (tile * ROWS + row) * WORDS)
+        store(float_pointer(address + row * stride), 0, found)
+
+
+@routine
+def multiply(sums: int, weights: int) -> None:
+    shape, tiles = int_pointer(SHAPE), float_pointer(TILES)
+    for row in range(shape[0]):
+        even, odd = splat(np.float32(0)), splat(np.float32(0))
+        for k in range(shape[1] // 2):
+            x = splat(tiles[(INPUTS * ROWS + row) * WORDS + k])
+            w = load(tiles, (weights * ROWS + k) * WORDS)
+            even, odd = fma(first(x), first(w), even), fma(second(x), second(w), odd)
+        place = (sums * ROWS + row) * WORDS
+        store(tiles, place, load(tiles, place) + (even + odd))
+
+
+def _take_the_place() -> None:
+    there = cpu_features.features()
+    cpu_features.features = lambda: there | cpu_features.TILES  # type: ignore[assignment]
+    from slipstream.kernels.matmul import amx
+
+    for name, function in (
+        ("configure", configure),
+        ("release", release),
+        ("zero", zero),
+        ("load", load_tile),
+        ("store", store_tile),
+        ("multiply", multiply),
+    ):
+        setattr(amx, name, function)
+
+
+_take_the_place()

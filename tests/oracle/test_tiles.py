@@ -1,0 +1,116 @@
+"""Products in AMX's tiles, emulated in memory so that every CPU proves them, and what is asked before them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.kernels import compiled, cpu_features
+from slipstream.kernels.cpu_features import TILES, features, is_amd
+from slipstream.kernels.matmul import narrow, panels
+from slipstream.kernels.matmul.tile_sums import HAS_TILES, MOST_ROWS
+from tests.oracle.packed_products import inputs, tiled_sums
+from tests.process import ROOT
+
+BLOCKS = "tests/oracle/test_kernels_blocks.py::test_a_product_is_what_its_definition_says"
+SCALED = "tests/oracle/test_kernels_scaled.py::test_a_product_is_what_its_definition_says"
+CASES = [
+    # Two groups in 32 inputs, each scaled; blocks whose groups a tile adds up; plain weights.
+    f"{BLOCKS}[one-thread-Q6_K-bfloat16-pairs]",
+    f"{SCALED}[int4 by 64-pairs-1]",
+    "tests/oracle/test_tiles.py::test_plain_weights_add_even_and_odd_inputs_apart",
+]
+
+
+@pytest.mark.skipif(HAS_TILES, reason="the same tests run in this CPU's own tiles")
+@pytest.mark.skipif(not narrow.has_pairs(torch.bfloat16), reason="this CPU has no products of pairs")
+def test_emulated_tiles_give_what_products_are_defined_as(tmp_path: Path) -> None:
+    environ = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-m", "pytest", "-rs", "--whole", "-p", "tests.emulator.amx", *CASES]
+    made = subprocess.run(program, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout[-3000:] + made.stderr[-1000:]
+    assert "SKIPPED" not in made.stdout
+
+
+@pytest.mark.skipif(not HAS_TILES, reason="this CPU has no tiles")
+def test_plain_weights_add_even_and_odd_inputs_apart() -> None:
+    """32 inputs at a time, whatever rows are beside."""
+    n_out, n_in = 16, 64
+    weight = torch.randn(n_out, n_in, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    x = inputs(2 * MOST_ROWS + 5, n_in, torch.bfloat16)
+    packed = panels.pack(weight)
+    found = panels.linear(x, packed, torch.float32)  # [37, 16]
+    for n in (1, MOST_ROWS, MOST_ROWS + 1, 2 * MOST_ROWS):
+        assert torch.equal(panels.linear(x[-n:], packed, torch.float32), found[-n:]), n
+    for row in (0, MOST_ROWS, 2 * MOST_ROWS + 4):
+        total = torch.zeros(n_out)
+        for begin in range(0, n_in, 32):
+            part, turned = (
+                x[row, begin : begin + 32].float(),
+                weight[:, begin : begin + 32].float().t().contiguous(),
+            )
+            sums = torch.empty(16)
+            tiled_sums(part.data_ptr(), turned.data_ptr(), sums.data_ptr(), 32)
+            total = total + sums
+        assert torch.equal(found[row], total), row
+
+
+def test_tiles_are_used_where_linux_grants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_features.config, "CPU_FEATURES", "+avx2,+amx-tile,+amx-bf16,+amx-int8")
+    asked = features.__wrapped__
+    monkeypatch.setattr(cpu_features, "_tiles_are_granted", lambda: True)
+    assert asked() == {"avx2", "amx-int8", *TILES}
+    monkeypatch.setattr(cpu_features, "_tiles_are_granted", lambda: False)
+    assert asked() == {"avx2", "amx-int8"}
+
+
+def test_code_with_tiles_is_not_kept_for_a_process_that_may_not_use_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled, "features", lambda: TILES)
+    granted = compiled._sources()
+    monkeypatch.setattr(compiled, "features", frozenset)
+    assert compiled._sources() != granted
+    assert compiled.SOURCES in (granted, compiled._sources())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("znver5", True), ("emeraldrapids", False), ("haswell", False)]
+)
+def test_whose_cpu_it_is(name: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_features.config, "CPU_NAME", name)
+    assert is_amd() is expected
+
+
+FETCHES = """
+from slipstream.kernels.compiled import fetch_once, kernel
+
+@kernel
+def fetch(address: int) -> None:
+    fetch_once(address)
+
+fetch(0)
+print(next(iter(fetch.inspect_asm().values())))
+"""
+
+
+@pytest.mark.parametrize(("name", "expected"), [("znver4", "prefetchnta"), ("icelake-server", "prefetcht2")])
+def test_what_is_read_once_goes_past_the_caches_of_amd_alone(
+    name: str, expected: str, tmp_path: Path
+) -> None:
+    environ = {
+        **os.environ,
+        "NUMBA_CPU_NAME": name,
+        "NUMBA_CPU_FEATURES": "+avx2",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    program = [sys.executable, "-c", FETCHES]
+    made = subprocess.run(program, cwd=ROOT, env=environ, check=True, capture_output=True, text=True).stdout
+    assert {one for one in ("prefetchnta", "prefetcht2", "prefetcht1", "prefetcht0") if one in made} == {
+        expected
+    }
