@@ -31,8 +31,8 @@ def inputs(n_rows: int, n_in: int, dtype: torch.dtype) -> Tensor:
 
 @kernel
 def group_sums(x: int, values: int, out: int, n_in: int, by_pairs: bool) -> None:
-    """One row, 16 outputs. x: float32 [n_in], or pairs of bfloat16; values: [n_in, 16], or pairs. out: [16] float32."""
-    total = splat(np.float32(0))
+    """Add one row's products to out, [16] float32. x: float32 [n_in], or pairs of bfloat16; values: [n_in, 16], or pairs."""
+    total = load(float_pointer(out), 0)
     for i in range(n_in // 2):
         if by_pairs:
             total = add_pairs(total, splat(float_pointer(x)[i]), load(float_pointer(values), i * 16))
@@ -44,12 +44,12 @@ def group_sums(x: int, values: int, out: int, n_in: int, by_pairs: bool) -> None
 
 @kernel
 def tiled_sums(x: int, values: int, out: int, n_in: int) -> None:
-    """The same as AMX adds: even inputs and odd ones apart. x: float32 [n_in]; values: float32 [n_in, 16]."""
+    """The same as AMX adds, even inputs and odd ones apart. x: float32 [n_in]; values: float32 [n_in, 16]."""
     even, odd = splat(np.float32(0)), splat(np.float32(0))
     for i in range(0, n_in, 2):
         even = fma(splat(float_pointer(x)[i]), load(float_pointer(values), i * 16), even)
         odd = fma(splat(float_pointer(x)[i + 1]), load(float_pointer(values), (i + 1) * 16), odd)
-    store(float_pointer(out), 0, even + odd)
+    store(float_pointer(out), 0, load(float_pointer(out), 0) + (even + odd))
 
 
 @kernel
@@ -79,7 +79,7 @@ def sum_of_inputs(x: Any) -> Any:
 
 def one_group(x: Tensor, values: Any) -> Any:
     """x: [group]; values: [16, group]."""
-    by_pairs, out = x.dtype is torch.bfloat16, np.empty(16, np.float32)
+    by_pairs, out = x.dtype is torch.bfloat16, np.zeros(16, np.float32)
     if by_pairs and features() >= TILES:
         x, turned = x.float().contiguous(), torch.from_numpy(values).float().t().contiguous()
         tiled_sums(x.data_ptr(), turned.data_ptr(), out.ctypes.data, len(x))

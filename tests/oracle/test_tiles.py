@@ -14,7 +14,7 @@ from slipstream.kernels import compiled, cpu_features
 from slipstream.kernels.cpu_features import TILES, features, is_amd
 from slipstream.kernels.matmul import narrow, panels
 from slipstream.kernels.matmul.tile_sums import HAS_TILES, MOST_ROWS
-from tests.oracle.packed_products import inputs, tiled_sums
+from tests.oracle.packed_products import group_sums, inputs, tiled_sums
 from tests.process import ROOT
 
 BLOCKS = "tests/oracle/test_kernels_blocks.py::test_a_product_is_what_its_definition_says"
@@ -39,24 +39,20 @@ def test_emulated_tiles_give_what_products_are_defined_as(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(not HAS_TILES, reason="this CPU has no tiles")
 def test_plain_weights_add_even_and_odd_inputs_apart() -> None:
-    """32 inputs at a time, whatever rows are beside."""
-    n_out, n_in = 16, 64
+    """32 inputs at a time, and those behind them two at a time, whatever rows are beside."""
+    n_out, n_in = 16, 70
     weight = torch.randn(n_out, n_in, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    x = inputs(2 * MOST_ROWS + 5, n_in, torch.bfloat16)
-    packed = panels.pack(weight)
+    x, packed = inputs(2 * MOST_ROWS + 5, n_in, torch.bfloat16), panels.pack(weight)
     found = panels.linear(x, packed, torch.float32)  # [37, 16]
     for n in (1, MOST_ROWS, MOST_ROWS + 1, 2 * MOST_ROWS):
         assert torch.equal(panels.linear(x[-n:], packed, torch.float32), found[-n:]), n
     for row in (0, MOST_ROWS, 2 * MOST_ROWS + 4):
-        total = torch.zeros(n_out)
-        for begin in range(0, n_in, 32):
-            part, turned = (
-                x[row, begin : begin + 32].float(),
-                weight[:, begin : begin + 32].float().t().contiguous(),
-            )
-            sums = torch.empty(16)
-            tiled_sums(part.data_ptr(), turned.data_ptr(), sums.data_ptr(), 32)
-            total = total + sums
+        total, wide, turned = torch.zeros(n_out), x[row].float(), weight.t().float().contiguous()  # [70, 16]
+        for begin in (0, 32):
+            part = turned[begin:].data_ptr()
+            tiled_sums(wide[begin:].data_ptr(), part, total.data_ptr(), 32)
+        rest, pairs = x[row, 64:].clone(), weight[:, 64:].unflatten(1, (-1, 2)).transpose(0, 1).contiguous()
+        group_sums(rest.data_ptr(), pairs.data_ptr(), total.data_ptr(), n_in - 64, True)
         assert torch.equal(found[row], total), row
 
 
