@@ -49,7 +49,8 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
     Its sums are these, all in float32, where fma(a, b, c) is a * b + c rounded once:
 
         group = 0;  group = group + x₀ value₀ + x₁ value₁ for each two inputs of the group: two fma, or, for bfloat16,
-            the CPU's instruction for pairs where there is one
+            the CPU's instruction for pairs where there is one, or even + odd where it has AMX: with
+            even = fma(x₀, value₀, even);  odd = fma(x₁, value₁, odd) for each two inputs from 0 on
         total = bias;  for each block of one group (32 inputs):
             total = fma(half, group, total);  total = fma(minimum, inputs, total) for types with a minimum
         for each block of several groups (256 inputs):

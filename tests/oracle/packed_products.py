@@ -31,7 +31,7 @@ def inputs(n_rows: int, n_in: int, dtype: torch.dtype) -> Tensor:
 
 @kernel
 def group_sums(x: int, values: int, out: int, n_in: int, by_pairs: bool) -> None:
-    """Add one row's products to out, [16] float32. x: float32 [n_in], or pairs of bfloat16; values: [n_in, 16], or pairs."""
+    """Add to out, [16] float32, one row times 16 outputs. x: float32 [n_in], or pairs; values: [n_in, 16], or pairs."""
     total = load(float_pointer(out), 0)
     for i in range(n_in // 2):
         if by_pairs:
