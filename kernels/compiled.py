@@ -53,8 +53,8 @@ def _sources() -> str:
 
 
 SOURCES = _sources()
-# Where a prefetch brings what is read once: on AMD's CPUs past the outer caches; Intel's then read memory at a third of
-# their rate (Emerald Rapids: 5 instead of 15 GB/s a core), but not into the second cache.
+# How near a prefetch brings what is read once. 0 keeps it out of the outer caches, which is free on AMD's CPUs; Intel's
+# then read memory at a third of their rate (Emerald Rapids: 5 GB/s a core, not 15), so there it goes to the second.
 _ONCE = 0 if is_amd() else 1
 
 

@@ -14,11 +14,8 @@ import llvmlite.binding
 from numba import config
 
 TILES = frozenset(("amx-tile", "amx-bf16"))
-_ARCH_PRCTL, _ASK_FOR, _TILE_DATA = (
-    158,
-    0x1023,
-    18,
-)  # Linux on x86-64: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA
+# Of Linux on x86-64: the call, ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA.
+_ARCH_PRCTL, _ASK_FOR, _TILE_DATA = 158, 0x1023, 18
 
 
 @functools.cache

@@ -44,13 +44,8 @@ from slipstream.kernels.vector import WIDTH, load, store, store_part, sum_lanes
 VISIT = 8  # chunks of 32 inputs taken with all rows before the next: their codes stay in the first cache
 # Arguments of a group; the first of them, and three more, are those of what adds one panel's products to the totals.
 X, TILES, SUMS, N_ROWS, N_IN, OUT, BIAS, SEGMENTS, N_OUT, ARRANGED, GROUP_FIELDS = range(11)
-RECORDS, TOTALS, PARTIAL, FOUND, VALUES = (
-    5,
-    6,
-    7,
-    8,
-    9,
-)  # FOUND and VALUES: what `narrow_tiles.py` keeps there
+# The next of them; FOUND and VALUES are where `narrow_tiles.py` keeps groups' sums and what codes stand for.
+RECORDS, TOTALS, PARTIAL, FOUND, VALUES = range(5, 10)
 GROUPS, N_GROUPS, N_PANELS, MOST, N_THREADS, ARRIVED, NEXT = range(7)  # of a call; MOST: rows of a group
 FIRST_PANEL, TASK, ADDRESS, PANEL_BYTES, FIRST_OUTPUT, SEGMENT_OUTPUTS, FIELDS = range(7)  # of a segment
 SUM_BYTES = 12  # of a chunk's three sums of inputs

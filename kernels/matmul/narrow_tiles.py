@@ -36,8 +36,8 @@ from slipstream.kernels.vector import WIDTH
 
 ROW_BYTES = PANEL * 4  # of 64 sums
 WEIGHT_BYTES = CHUNK * WIDTH * 2  # of a tile of weights
-VALUE_BYTES = CHUNK * PANEL * 2
-GROUP_BYTES = SUM_ROWS * ROW_BYTES
+VALUE_BYTES = CHUNK * PANEL * 2  # of what the codes of 32 inputs and 64 outputs stand for
+GROUP_BYTES = SUM_ROWS * ROW_BYTES  # of a group's sums
 
 
 @functools.cache

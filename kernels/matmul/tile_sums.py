@@ -23,9 +23,8 @@ STEPS = DEPTH // 2  # of a panel
 LINE = 64  # bytes: a tile's row, and a line of the cache
 STEP_BYTES = PANEL * 4  # a panel's weights of two inputs; also 64 sums
 TILE_BYTES = STEPS * STEP_BYTES  # of four tiles of weights, which lie side by side in a panel
-VISIT = (
-    8  # times 32 inputs that all rows take before the next: their weights, 32 KiB, stay in the first cache
-)
+# Times 32 inputs that all rows take before the next: their weights, 32 KiB, stay in the first cache.
+VISIT = 8
 AHEAD = 2 * TILE_BYTES  # bytes between the weights in use and those that are being fetched
 
 

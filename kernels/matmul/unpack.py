@@ -45,9 +45,8 @@ from slipstream.kernels.vector import BFLOATS, BYTES, FLOATS, INTS, WIDTH, call_
 
 AHEAD = 4096  # bytes between the records in use and those that are being fetched
 MOST_ROWS = 8 if IS_WIDE else 4  # of a tile
-SUM_ROWS = (
-    16 + 8
-)  # rows of groups' sums that lie in memory: of one of AMX's tiles, and of a tile that begins with its last
+# Rows of groups' sums in memory: those of AMX's tiles, and of a tile of eight that begins with the last of them.
+SUM_ROWS = 16 + 8
 # Vectors of 16 outputs that a tile of 8, 4 or 1 rows has: sums, values and an input have to fit the registers.
 COLUMNS_8, COLUMNS_4, COLUMNS_1 = (2, 4, 4) if IS_WIDE else (0, 1, 2)
 
