@@ -134,7 +134,6 @@ def _add_blocks(a: Any, kind: Any, wide: Any) -> None:
 def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
     """The same for the rows of a tile and some chunks of inputs. form: (kind, n_rows, wide), constants."""
     kind, n, wide = form
-    per_block = constants_of(kind)[1] // CHUNK
     n_chunks, totals = a[N_IN] // CHUNK, a[TOTALS] + row * PANEL * 4
     for chunk in range(span[0], span[1]):
         x = a[TILES] + (row * n_chunks + chunk * n) * (CHUNK * 2 * (1 + wide))
@@ -142,10 +141,18 @@ def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
         n_columns = COLUMNS_8 if n == 8 else COLUMNS_4 if n == 4 else COLUMNS_1
         for first in range(0, PANEL, n_columns * WIDTH):
             add_chunk((x, sums, a[RECORDS], chunk, first, totals, a[PARTIAL]), kind, n, wide)
-        if (chunk + 1) % per_block == 0:
-            begin = chunk + 1 - per_block
-            sums = a[SUMS] + (row * n_chunks + begin * n) * SUM_BYTES
-            end_block((0, sums, a[RECORDS], begin, 0, totals, a[PARTIAL]), kind, n)
+        end_chunk(a, (row, n), chunk, kind, a[PARTIAL])
+
+
+@inlined
+def end_chunk(a: Any, rows: Any, chunk: int, kind: Any, partial: int) -> None:
+    """Behind a block's last chunk, add the partial sums to the totals of some rows. rows: (the first, how many)."""
+    row, n = rows
+    per_block = constants_of(kind)[1] // CHUNK
+    if (chunk + 1) % per_block == 0:
+        begin = chunk + 1 - per_block
+        sums = a[SUMS] + (row * (a[N_IN] // CHUNK) + begin * n) * SUM_BYTES
+        end_block((0, sums, a[RECORDS], begin, 0, a[TOTALS] + row * PANEL * 4, partial), kind, n)
 
 
 @inlined

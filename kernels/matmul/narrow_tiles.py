@@ -1,7 +1,7 @@
 """Products with parts in records in the tiles of AMX: as `narrow_sums.py`, for bfloat16 rows where the CPU has them.
 
-What the codes of 32 inputs and 64 outputs stand for is laid down once, as tiles of weights, and multiplied with all
-rows, 16 at a time. A tile adds up a group's inputs as `tile_sums.py` says; sums are scaled as without tiles.
+What the codes of 32 inputs and 64 outputs stand for is laid down once, as a panel of plain weights is, and multiplied
+with all rows, 16 at a time. A tile adds up a group's inputs as `tile_sums.py` says; sums are scaled as without tiles.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import inlined, long_pointer
-from slipstream.kernels.matmul.amx import configure, load, multiply, release, store, zero
-from slipstream.kernels.matmul.formats import CHUNK, LAYOUTS, PANEL
+from slipstream.kernels.matmul.amx import configure, release, zero
+from slipstream.kernels.matmul.formats import CHUNK, LAYOUTS
 from slipstream.kernels.matmul.narrow_sums import (
     FOUND,
     N_IN,
@@ -27,17 +27,14 @@ from slipstream.kernels.matmul.narrow_sums import (
     VALUES,
     VISIT,
     X,
+    end_chunk,
     tile_rows,
 )
 from slipstream.kernels.matmul.records import constants_of
-from slipstream.kernels.matmul.tile_sums import LINE, MOST_ROWS
-from slipstream.kernels.matmul.unpack import SUM_ROWS, end_block, lay_chunk, scale_chunk
-from slipstream.kernels.vector import WIDTH
+from slipstream.kernels.matmul.tile_sums import MOST_ROWS, STEP_BYTES, TILE_BYTES, add_products, store_sums
+from slipstream.kernels.matmul.unpack import SUM_ROWS, lay_chunk, scale_chunk
 
-ROW_BYTES = PANEL * 4  # of 64 sums
-WEIGHT_BYTES = CHUNK * WIDTH * 2  # of a tile of weights
-VALUE_BYTES = CHUNK * PANEL * 2  # of what the codes of 32 inputs and 64 outputs stand for
-GROUP_BYTES = SUM_ROWS * ROW_BYTES  # of a group's sums
+GROUP_BYTES = SUM_ROWS * STEP_BYTES  # of a group's sums
 
 
 @functools.cache
@@ -81,14 +78,14 @@ def _add_tile(a: Any, rows: Any, span: Any, form: Any) -> None:
     per_block = constants_of(kind)[1] // CHUNK
     for step in range(span[0], span[1] + 2):
         if rows[0] == 0 and step < span[1]:
-            values = a[VALUES] + step % VISIT * VALUE_BYTES
+            values = a[VALUES] + step % VISIT * TILE_BYTES
             lay_chunk((0, 0, a[RECORDS], step, 0, 0, 0), kind, values)
         chunk = step - 1
         if span[0] <= chunk < span[1]:
             _multiply_chunk(a, rows[1], chunk, (form, per_block))
         chunk = step - 2
         if chunk >= span[0] and (joins == 0 or (chunk + 1) % per_block == 0):
-            _scale_tile(a, rows, chunk, (kind, per_block))
+            _scale_tile(a, rows, chunk, kind)
 
 
 @inlined
@@ -97,57 +94,43 @@ def _multiply_chunk(a: Any, start: int, chunk: int, form: Any) -> None:
     (_, group, joins), per_block = form
     n_bytes = a[N_IN] * 2
     x = a[X] + start * n_bytes + chunk * CHUNK * 2
-    values, found = a[VALUES] + chunk % VISIT * VALUE_BYTES, a[FOUND] + chunk % 2 * 2 * GROUP_BYTES
+    values, found = a[VALUES] + chunk % VISIT * TILE_BYTES, a[FOUND] + chunk % 2 * 2 * GROUP_BYTES
     for i in range(CHUNK // group):
         if joins == 0 or chunk % per_block == 0:
             zero(0)
             zero(1)
             zero(2)
             zero(3)
-        weights, sums = values + i * group // 2 * LINE, found + i * GROUP_BYTES
-        load(4, x + i * group * 2, n_bytes)
-        load(5, weights, LINE)
-        multiply(0, 5)
-        load(6, weights + WEIGHT_BYTES, LINE)
-        multiply(1, 6)
-        load(7, weights + 2 * WEIGHT_BYTES, LINE)
-        multiply(2, 7)
-        load(5, weights + 3 * WEIGHT_BYTES, LINE)
-        multiply(3, 5)
+        weights = values + i * group // 2 * STEP_BYTES
+        add_products(x + i * group * 2, n_bytes, weights, (0, (0, 0)))
         if joins == 0 or (chunk + 1) % per_block == 0:
-            store(0, sums, ROW_BYTES)
-            store(1, sums + LINE, ROW_BYTES)
-            store(2, sums + 2 * LINE, ROW_BYTES)
-            store(3, sums + 3 * LINE, ROW_BYTES)
+            store_sums(found + i * GROUP_BYTES)
 
 
 @inlined
-def _scale_tile(a: Any, rows: Any, chunk: int, form: Any) -> None:
+def _scale_tile(a: Any, rows: Any, chunk: int, kind: Any) -> None:
     """Add what the sums of a chunk's groups make, scaled, to the totals of a tile's rows from the first on."""
-    (first, start), (kind, per_block) = rows, form
+    first, start = rows
     row = first
     while row < min(first + MOST_ROWS, a[N_ROWS]):
         n = tile_rows(a[N_ROWS] - row)
         place = row, row - first, row - start
         if n == 8:
-            _scale(a, place, chunk, (kind, 8, per_block))
+            _scale(a, place, chunk, (kind, 8))
         elif n == 4:
-            _scale(a, place, chunk, (kind, 4, per_block))
+            _scale(a, place, chunk, (kind, 4))
         else:
-            _scale(a, place, chunk, (kind, 1, per_block))
+            _scale(a, place, chunk, (kind, 1))
         row += n
 
 
 @inlined
 def _scale(a: Any, place: Any, chunk: int, form: Any) -> None:
-    """The same for n rows. place: where they are in all, among partial sums and groups'. form: (kind, n, chunks)."""
-    (row, of_partial, of_found), (kind, n, per_block) = place, form
-    n_chunks, totals = a[N_IN] // CHUNK, a[TOTALS] + row * ROW_BYTES
-    partial = a[PARTIAL] + of_partial * ROW_BYTES
-    found = a[FOUND] + chunk % 2 * 2 * GROUP_BYTES + of_found * ROW_BYTES
+    """The same for n rows. place: where they are in all, among partial sums and groups'. form: (kind, n)."""
+    (row, of_partial, of_found), (kind, n) = place, form
+    n_chunks, totals = a[N_IN] // CHUNK, a[TOTALS] + row * STEP_BYTES
+    partial = a[PARTIAL] + of_partial * STEP_BYTES
+    found = a[FOUND] + chunk % 2 * 2 * GROUP_BYTES + of_found * STEP_BYTES
     inputs = a[SUMS] + (row * n_chunks + chunk * n) * SUM_BYTES
     scale_chunk((0, inputs, a[RECORDS], chunk, 0, totals, partial), kind, n, found)
-    if (chunk + 1) % per_block == 0:
-        begin = chunk + 1 - per_block
-        inputs = a[SUMS] + (row * n_chunks + begin * n) * SUM_BYTES
-        end_block((0, inputs, a[RECORDS], begin, 0, totals, partial), kind, n)
+    end_chunk(a, (row, n), chunk, kind, partial)

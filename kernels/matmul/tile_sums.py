@@ -78,32 +78,47 @@ def _of_tile(places: Any, i: int, row_bytes: int) -> Any:
 def _add_tile(places: Any, row_bytes: int, span: Any, fetch: Any) -> None:
     """Some times 32 inputs of a tile's rows. fetch: (how far ahead, which lines of each four tiles of weights)."""
     x, weight, totals = places
+    ahead, lines = fetch
     load(0, totals, STEP_BYTES)
     load(1, totals + LINE, STEP_BYTES)
     load(2, totals + 2 * LINE, STEP_BYTES)
     load(3, totals + 3 * LINE, STEP_BYTES)
-    ahead, (line, last) = fetch
-    quarter = (last - line + 3) // 4
     for k in range(span[0], span[1]):
         w = weight + k * TILE_BYTES
-        following = w + ahead
-        load(4, x + k * LINE, row_bytes)
-        _fetch(following, line, quarter, last)
-        load(5, w, STEP_BYTES)
-        multiply(0, 5)
-        _fetch(following, line + quarter, quarter, last)
-        load(6, w + LINE, STEP_BYTES)
-        multiply(1, 6)
-        _fetch(following, line + 2 * quarter, quarter, last)
-        load(7, w + 2 * LINE, STEP_BYTES)
-        multiply(2, 7)
-        _fetch(following, line + 3 * quarter, quarter, last)
-        load(5, w + 3 * LINE, STEP_BYTES)
-        multiply(3, 5)
-    store(0, totals, STEP_BYTES)
-    store(1, totals + LINE, STEP_BYTES)
-    store(2, totals + 2 * LINE, STEP_BYTES)
-    store(3, totals + 3 * LINE, STEP_BYTES)
+        add_products(x + k * LINE, row_bytes, w, (w + ahead, lines))
+    store_sums(totals)
+
+
+@inlined
+def add_products(x: int, row_bytes: int, weights: int, fetch: Any) -> None:
+    """Add a tile of inputs times four of weights, side by side as in a panel, to the tiles of sums; all are addresses.
+
+    fetch: (where, (first, end)), lines of the cache to bring nearer meanwhile.
+    """
+    where, (line, last) = fetch
+    quarter = (last - line + 3) // 4
+    load(4, x, row_bytes)
+    _fetch(where, line, quarter, last)
+    load(5, weights, STEP_BYTES)
+    multiply(0, 5)
+    _fetch(where, line + quarter, quarter, last)
+    load(6, weights + LINE, STEP_BYTES)
+    multiply(1, 6)
+    _fetch(where, line + 2 * quarter, quarter, last)
+    load(7, weights + 2 * LINE, STEP_BYTES)
+    multiply(2, 7)
+    _fetch(where, line + 3 * quarter, quarter, last)
+    load(5, weights + 3 * LINE, STEP_BYTES)
+    multiply(3, 5)
+
+
+@inlined
+def store_sums(sums: int) -> None:
+    """Write the tiles of sums to that address, [n_rows, 64] float32."""
+    store(0, sums, STEP_BYTES)
+    store(1, sums + LINE, STEP_BYTES)
+    store(2, sums + 2 * LINE, STEP_BYTES)
+    store(3, sums + 3 * LINE, STEP_BYTES)
 
 
 @inlined

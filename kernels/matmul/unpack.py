@@ -213,7 +213,7 @@ def _store(builder: Emitter, value: Value, address: Value) -> None:
 
 
 def emit_values(builder: Emitter, tile: Tile, at: Place, target: Value) -> None:
-    """Lay down what the codes of 32 inputs and 64 outputs stand for: pairs of bfloat16, [4, 16 steps, 16 outputs]."""
+    """Lay down what the codes of 32 inputs and 64 outputs stand for: pairs of bfloat16, [16 steps, 64 outputs]."""
     form = tile.form
     codes = _address(builder, at.record, form.codes, (at.chunk, PANEL * CHUNK * form.bits // 8))
     columns = [pairs(builder, form, builder.add(codes, LONG(LINE * i))) for i in range(tile.n_columns)]
@@ -223,7 +223,7 @@ def emit_values(builder: Emitter, tile: Tile, at: Place, target: Value) -> None:
         weights = [next(column)[0] for column in columns]
         fetches.send(weights[0])
         for i, weight in enumerate(weights):
-            place = builder.add(target, LONG((i * CHUNK // 2 + step) * LINE))
+            place = builder.add(target, LONG((step * tile.n_columns + i) * LINE))
             builder.store(weight, builder.inttoptr(place, BFLOATS.as_pointer()), align=LINE)
 
 

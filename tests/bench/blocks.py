@@ -2,7 +2,7 @@
 
     python -m tests.bench.blocks --shapes 8192x2048 4096x1024 --kinds Q4_K Q8_0 wide
 
-Every size works through 300 MB of weights in turn, so that they come from memory as in a pass. The sum and the types
+Every size works through 1.2 GB of weights in turn, so that they come from memory as in a pass. The sum and the types
 alternate, and medians are compared, so that other work on the machine hits all of them; on a busy machine a lower
 quantile says more. A share is the time of the sum over as many bytes as the file has for the matrix, divided by the
 time of a product of one row. The kinds "int4" and "fp8" have scales for 128 inputs
@@ -40,7 +40,7 @@ from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantize
 from slipstream.kernels.vector import load_four, store
 from tests.block_data import block_bytes
 
-IN_TURN = 300e6  # bytes of weights, several times any cache
+IN_TURN = 1200e6  # bytes of weights, several times any cache
 ROWS = (1, 2, 4, 8, 16)
 WIDE = "wide"
 AT_ONCE = 16  # products of one kind before the next kind's turn
