@@ -3,6 +3,9 @@
 A frame has room for some spans and rows. A smaller batch is padded: spans without rows, and rows of no span, which are
 computed like any other and write to the spare page behind the last, which is never read. What is in a frame gets to
 the device in one copy.
+
+That is for devices which compute a row more at no cost. On a CPU each row costs, so there a frame has exactly the
+spans, rows and logits of its batches, and is made when a batch of that shape comes for the second time.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from slipstream.engine.batch import Batch, Layout, RecurrentRows, upload
 
 # Rows of a frame. Between two neighbouring sizes passes cost the same on a device that waits for the weights.
 ROWS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+# Of frames that fit exactly: rows, for more of which a pass is so long that what a replay saves no longer shows; and
+# how many frames a store has at most.
+MOST_EXACT_ROWS, MOST_EXACT = 64, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +54,12 @@ def frame_sizes(n_slots: int, n_drafts: int) -> list[tuple[int, int]]:
 class Frame:
     """One batch that is filled again and again. `batch` has its tensors; their addresses never change."""
 
-    def __init__(self, n_spans: int, n_rows: int, room: Room, device: torch.device) -> None:
-        self.n_spans, self.n_rows = n_spans, n_rows
-        empty = _empty(n_spans, n_rows, room)
+    def __init__(
+        self, n_spans: int, n_rows: int, room: Room, device: torch.device, n_logits: int | None = None
+    ) -> None:
+        """n_logits: of its batches, which then fill it exactly; None: all rows have logits, `wanted` or not."""
+        self.n_spans, self.n_rows, self.is_exact = n_spans, n_rows, n_logits is not None
+        empty = _empty(n_spans, n_rows, n_rows if n_logits is None else n_logits, room)
         padding = {name: one.numpy() for name, one in empty.parts.items()}
         self._layout = Layout.of(list(padding.values()))
         self._padding = np.zeros(self._layout.n_bytes, np.uint8)
@@ -80,7 +89,7 @@ class Frame:
         places = dict(zip(self._shapes, self._layout.arrays(host), strict=True))
         for name, one in batch.parts.items():
             place, values = places[name], one.numpy()
-            if name == "logit_index":
+            if name == "logit_index" and not self.is_exact:
                 continue  # all rows have logits; `wanted` finds those that were asked for
             place[tuple(map(slice, values.shape))] = values
             if name.endswith("_starts"):
@@ -91,7 +100,7 @@ class Frame:
         return replace(self.batch, spans=batch.spans)
 
 
-def _empty(n_spans: int, n_rows: int, room: Room) -> Batch:
+def _empty(n_spans: int, n_rows: int, n_logits: int, room: Room) -> Batch:
     """A frame's batch, on the host, before anything is put into it."""
 
     def filled(shape: tuple[int, ...] | int, value: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -107,7 +116,7 @@ def _empty(n_spans: int, n_rows: int, room: Room) -> Batch:
         page_table=filled((n_spans, room.n_pages), 0),
         row_pages=filled(n_rows, room.spare_page, long),
         row_offsets=filled(n_rows, 0, long),
-        logit_index=torch.arange(n_rows),
+        logit_index=torch.arange(n_logits),
     )
     if room.spare_window_page is not None:
         batch = replace(batch, window=replace(batch, row_pages=filled(n_rows, room.spare_window_page, long)))
@@ -125,10 +134,11 @@ def _empty(n_spans: int, n_rows: int, room: Room) -> Batch:
 
 
 class Frames:
-    """The frames of one store."""
+    """The frames of one store, all made before the first pass."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.frames = sorted(frames, key=lambda one: (one.n_rows, one.n_spans))
+        self.most_rows = max((one.n_rows for one in frames), default=0)
         self._by_size = {one.size: one for one in frames}
 
     def of_size(self, n_spans: int, n_rows: int) -> Frame:
@@ -144,8 +154,35 @@ class Frames:
         return batch.to(device)
 
 
+class ExactFrames(Frames):
+    """The frames of one store, each made for the second batch of its shape."""
+
+    def __init__(self, room: Room, device: torch.device) -> None:
+        super().__init__([])
+        self.most_rows = MOST_EXACT_ROWS
+        self._room, self._device = room, device
+        self._by_shape: dict[tuple[int, int, int], Frame | None] = {}  # spans, rows, logits; None: came once
+
+    def place(self, batch: Batch, device: torch.device) -> Batch:
+        shape = len(batch.spans), len(batch.token_ids), len(batch.logit_index)
+        if batch.has_images or shape[1] > self.most_rows:
+            return batch.to(device)
+        if shape not in self._by_shape:
+            if len(self._by_shape) < MOST_EXACT:
+                self._by_shape[shape] = None
+            return batch.to(device)
+        frame = self._by_shape[shape]
+        if frame is None:
+            n_spans, n_rows, n_logits = shape
+            frame = self._by_shape[shape] = Frame(n_spans, n_rows, self._room, self._device, n_logits)
+        return frame.fill(batch) if frame.takes(batch) else batch.to(device)
+
+
 def wanted(batch: Batch, rows: Tensor) -> Tensor:
-    """What was asked for of all rows of a frame: [n_logits, …] of [n_rows of the frame, …]."""
+    """What was asked for of a pass in the batch's frame, [n_logits, …]. rows: what it gave, [n, …]."""
+    assert isinstance(batch.frame, Frame)
+    if batch.frame.is_exact:
+        return rows
     counts = [(len(span.token_ids), span.n_logits) for span in batch.spans]
     n_rows = sum(n for n, _ in counts)
     if all(n == n_logits for n, n_logits in counts):

@@ -60,9 +60,11 @@ class ModelSettings:
         " computed beside it, so that a seed's text is the same at any load, with any drafts; on the CPU this is so"
         " without asking",
     )
-    cuda_graphs: bool = setting(
-        default=True,
-        meaning="capture passes at start and replay them, on CUDA; takes seconds at start and some device memory",
+    capture_passes: bool = setting(
+        True,  # noqa: FBT003 - as other settings have it
+        "capture passes of few tokens and replay them: on CUDA as graphs at start, which takes seconds and some device"
+        " memory; on the CPU each shape of a pass when it comes for the second time",
+        "--cuda-graphs",
     )
     async_scheduling: bool = setting(
         default=True,

@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 
 from slipstream.kernels.cpu_features import TILES, features, is_amd
 from slipstream.kernels.disk_cache import cache_on_disk
+from slipstream.kernels.kernel import Kernel
 
 POINTER_TO: Any = types.CPointer
 # The kind of a dtype: the type of its elements to numba, for which bfloat16 and float8_e4m3fn are bits.
@@ -105,8 +106,8 @@ def _compile(function: F, *, nogil: bool) -> F:
     name_after_closure(function)
     dispatcher: Any = numba.njit(function, error_model="numpy", nogil=nogil)
     cache_on_disk(dispatcher, SOURCES)
-    compiled: F = dispatcher
-    return compiled
+    compiled: Any = Kernel(function, dispatcher)
+    return compiled  # type: ignore[no-any-return]
 
 
 def name_after_closure(function: Callable[..., Any]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, T
 import torch
 
 from slipstream import kernels
+from slipstream.kernels.kernel import recorder
 
 
 class Placed(Protocol):
@@ -75,14 +76,15 @@ class Op(Generic[X, P, R]):
         self._forced: Callable[..., R] | None = None
 
     def __call__(self, first: X, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._forced is not None:
-            return self._forced(first, *args, **kwargs)
-        chosen = self._table.get((first.device.type, first.dtype))
+        chosen = self._forced or self._table.get((first.device.type, first.dtype))
         if chosen is None:
             raise CannotRunError(
                 f"{self.folder}.{self.name}: nothing selected for {first.device.type} {first.dtype};"
                 " call kernels.select(device, dtype) at start"
             )
+        if (found := recorder()) is not None:
+            result: R = found.operator(chosen, (first, *args), kwargs)
+            return result
         return chosen(first, *args, **kwargs)
 
     def load(self, implementation: str) -> Callable[..., R]:

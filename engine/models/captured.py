@@ -3,6 +3,8 @@
 A pass reads its batch from a frame and its other inputs from memory of its own, and leaves its results in memory that
 all its captures share. A replay does the captured work again for whatever these hold by then: sizes and addresses are
 fixed, values are not. Batches that no frame takes run without a capture.
+
+On CUDA captures are graphs, made before the first request. On a CPU a frame's first pass is recorded while it runs.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from slipstream.engine.frames import Frame, Frames, wanted
 from slipstream.engine.layers.decoder import Taps
 
 Replay = Callable[[], None]
-# Runs the work once, captures it, and returns its replay.
+# Captures the work and returns its replay; by then the work has run once.
 Capture = Callable[[Callable[[], None]], Replay]
 # (batch, other inputs, [n_rows, …] each) -> results of all rows, [n_rows, …] each
 Pass = Callable[[Batch, Sequence[Tensor]], Sequence[Tensor]]
@@ -31,30 +33,36 @@ Forward = Callable[[Batch, Store, Taps | None], Tensor]  # as `Network.forward`
 class CapturedPass:
     """A pass over the frames of a store."""
 
-    def __init__(
-        self, run: Pass, frames: Sequence[Frame], capture: Capture, inputs: Sequence[Tensor] = ()
-    ) -> None:
-        """frames: those with most rows first. inputs: one row of each, [1, …], as an example."""
-        most = frames[0].n_rows
-        self._run = run
-        self._inputs = [one.new_zeros((most, *one.shape[1:])) for one in inputs]
+    def __init__(self, run: Pass, frames: Frames, capture: Capture, inputs: Sequence[Tensor] = ()) -> None:
+        """inputs: one row of each, [1, …], as an example."""
+        self._run, self._capture, self._most_rows = run, capture, frames.most_rows
+        self._inputs = [one.new_zeros((self._most_rows, *one.shape[1:])) for one in inputs]
         self._results: list[Tensor] = []
-        self._replays: dict[object, Replay] = {frame: capture(partial(self._work, frame)) for frame in frames}
+        self._n_rows: dict[object, list[int]] = {}  # by frame: rows of each result
+        self._replays: dict[object, Replay] = {}
+        for frame in reversed(frames.frames):  # the memory that the largest needs serves the smaller ones too
+            self._replays[frame] = capture(partial(self._work, frame))
 
     def _work(self, frame: Frame) -> None:
         """What is captured."""
         results = self._run(frame.batch, [one[: frame.n_rows] for one in self._inputs])
-        if not self._results:  # the first run of the largest frame, before it is captured
-            self._results = [torch.zeros_like(one) for one in results]
+        if not self._results:
+            self._results = [one.new_empty((self._most_rows, *one.shape[1:])) for one in results]
         for kept, one in zip(self._results, results, strict=True):
-            kept[: frame.n_rows].copy_(one)
+            kept[: len(one)].copy_(one)
+        self._n_rows[frame] = [len(one) for one in results]
 
     def __call__(self, batch: Batch, inputs: Sequence[Tensor] = ()) -> list[Tensor]:
         """Results of all rows of the batch's frame; they hold until the next call. inputs: of the batch's rows."""
+        frame = batch.frame
+        assert isinstance(frame, Frame)
         for kept, one in zip(self._inputs, inputs, strict=True):
             kept[: len(one)].copy_(one)
-        self._replays[batch.frame]()
-        return [one[: len(batch.token_ids)] for one in self._results]
+        if (replay := self._replays.get(frame)) is not None:
+            replay()
+        else:
+            self._replays[frame] = self._capture(partial(self._work, frame))
+        return [one[:n] for one, n in zip(self._results, self._n_rows[frame], strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,8 @@ class Capturing:
     """How passes are captured, and of which sizes."""
 
     capture: Capture
-    sizes: Sequence[tuple[int, int]]  # spans and rows, most rows first (`engine.frames.frame_sizes`)
+    # Spans and rows (`engine.frames.frame_sizes`); None: whatever comes, exactly.
+    sizes: Sequence[tuple[int, int]] | None
     n_pages: int  # of a sequence at full length, drafts included
     n_drafts: int  # of a slot at most
     stream: Tensor  # [1, d_target]: what a row of the target's streams is like
@@ -71,8 +80,16 @@ class Capturing:
         """All passes over a store, each with examples of its inputs. Its batches go into frames from now on."""
         frames = store.make_frames(self.sizes, self.n_pages, self.n_drafts)
         captured = [CapturedPass(run, frames, self.capture, inputs) for run, inputs in runs]
-        store.frames = Frames(frames)
+        store.frames = frames
         return captured
+
+    @property
+    def captures_loops(self) -> bool:
+        """Whether a network's guesses are captured too, as one loop for all slots (`Lanes`).
+
+        Not in exact frames: there a slot that has made its last guess costs nothing more.
+        """
+        return self.sizes is not None
 
     def forward(self, forward: Forward, store: Store, taps: Sequence[int] = ()) -> Forward:
         """`Network.forward` of a store's only network. Logits, and the streams `taps`, hold until the next call."""
@@ -113,3 +130,12 @@ def cuda_capture(device: torch.device) -> Capture:
         return replay
 
     return capture
+
+
+def cpu_capture() -> Capture:
+    """Records work while it runs, in memory that all its recordings share: only one of them runs at a time."""
+    # numba, which it loads, is not there in every process that imports this module.
+    from slipstream.kernels.lent_memory import LentMemory
+    from slipstream.kernels.tape import recorder_of
+
+    return recorder_of(LentMemory())

@@ -28,6 +28,7 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.compiled import refuses as refuses
 
+RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
 SERIAL_BELOW = 200_000  # multiply-adds; less is done before a second thread has begun
 
 

@@ -14,6 +14,7 @@ from slipstream.kernels.exponential import over_one_plus_exp
 from slipstream.kernels.gated.reference import check_gate
 from slipstream.kernels.vector import WIDTH, first_lane, fma, larger, load_part, smaller, splat, store_part
 
+RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
 # gelu(x) = x / 2 (1 + tanh u) = x / (1 + exp(-2u)) with u = √(2/π) (x + 0.044715 x³)
 GELU_LINEAR, GELU_CUBIC = np.float32(1.5957691216057308), np.float32(0.07135481627260025)  # of 2u
 

@@ -28,6 +28,7 @@ from slipstream.kernels.gated_delta import reference, walk
 from slipstream.kernels.gated_delta.spans import RecurrentSpans, parts_of
 from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 
+RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
 SERIAL_BELOW = 500_000  # elements of states times updates; less is not worth waking another thread for
 
 

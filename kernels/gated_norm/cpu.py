@@ -14,6 +14,8 @@ from slipstream.kernels.exponential import over_one_plus_exp
 from slipstream.kernels.norm.cpu import inverse_rms
 from slipstream.kernels.vector import WIDTH, load_part, splat, store_part
 
+RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
+
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str) -> Tensor:
     n_rows, n_heads, d = x.shape

@@ -42,6 +42,7 @@ from slipstream.kernels.matmul.reference import take_rows as take_rows
 from slipstream.kernels.matmul.tile_sums import BY_TWOS
 from slipstream.kernels.vector import WIDTH
 
+RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
 SERIAL_BELOW = 500_000  # multiply-adds; less is done before a second thread has begun
 DTYPES = torch.float32, torch.bfloat16
 FEATURE = "fma"  # of the CPU

@@ -28,6 +28,7 @@ from slipstream.kernels.mla import latent_blocks
 from slipstream.kernels.mla.latent_rows import write_latents as write_latents
 from slipstream.kernels.mla.latent_types import PackedHeads, check_latents
 
+RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
 SERIAL_BELOW = 200_000  # multiply-adds, as in `attention`
 
 

@@ -34,6 +34,8 @@ from slipstream.kernels.vector import (
     widen,
 )
 
+RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
+
 
 def write_latents(
     q: Tensor, kv: Tensor, norm: LatentNorm, rope: LatentRope, rows: Rows, latents: Tensor

@@ -21,6 +21,7 @@ from slipstream.kernels.exponential import exp, over_one_plus_exp
 from slipstream.kernels.moe.types import Routed, Routing
 from slipstream.kernels.vector import WIDTH, keep_below, load, load_part, rounded, splat, store, sum_lanes
 
+RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
 FREE, OUT_OF_GROUP, CHOSEN = 0, 1, 2
 
 

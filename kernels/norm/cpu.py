@@ -12,6 +12,8 @@ from slipstream.kernels.compiled import inlined, kernel, per_dtype, pointer, shi
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.vector import WIDTH, fma, load_part, rounded, splat, store_part, sum_lanes
 
+RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x = x.contiguous()

@@ -22,6 +22,8 @@ from slipstream.kernels.norm.cpu import inverse_rms
 from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count_query_heads
 from slipstream.kernels.vector import WIDTH, load_part, rounded, rounded_before, splat, store_part
 
+RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
+
 
 def norm_rope_write(
     qkv: Tensor, norms: HeadNorms | None, rope: Rope, rows: Rows, keys: Tensor, values: Tensor

@@ -27,6 +27,9 @@ from slipstream.kernels.gated_delta.spans import RecurrentSpans, parts_of
 from slipstream.kernels.short_conv.state import ConvState
 from slipstream.kernels.vector import WIDTH, fma, load_part, splat, store_part
 
+RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
+
+
 # Places of the arguments, all int64.
 X, WEIGHT, OUT, WINDOW, PARKED = range(5)
 STARTS, SLOTS, HISTORY_STARTS, HISTORY, SETTLED, PARKS = range(5, 11)

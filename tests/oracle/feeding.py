@@ -15,6 +15,7 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.store import Store
 from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.models.captured import Forward
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network
 from tests.checkpoints import N_PROMPT, theirs
@@ -32,6 +33,7 @@ class Runner:
     def __init__(self, network: Network, store: Store | None = None) -> None:
         """store: of `SIZES`; None: one is made."""
         self.network = network
+        self.forward: Forward = network.forward
         if store is None:
             store = Store(network.needs, SIZES, network.dtype, CPU)
         self.cache = Cache({"target": store}, N_SLOTS, N_PAGES, PAGE)
@@ -45,9 +47,7 @@ class Runner:
             end = span.n_past + len(span.token_ids)
             assert self.cache.reserve(span.slot, "target", span.n_past, end, span.n_drafts)
         with torch.inference_mode():
-            logits = self.network.forward(
-                self.cache.batch("target", spans), self.cache.stores["target"], taps
-            )
+            logits = self.forward(self.cache.batch("target", spans), self.cache.stores["target"], taps)
         for span, n_drafts in zip(spans, n_kept or [0] * len(spans), strict=True):
             end = span.n_past + len(span.token_ids)
             self.cache.commit(span.slot, "target", end - span.n_drafts + n_drafts)
@@ -82,7 +82,7 @@ class Windowed(Runner):
     """A runner whose sequences are published, so that windows move on; pages that nobody holds are NaN."""
 
     def __init__(self, network: Network, n_window_pages: int = N_PAGES) -> None:
-        self.network = network
+        self.network, self.forward = network, network.forward
         sizes = Sizes(
             n_slots=N_SLOTS, n_pages=2 * N_PAGES, page_size=WINDOW_PAGE, n_window_pages=n_window_pages
         )

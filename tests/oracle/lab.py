@@ -25,7 +25,7 @@ from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.errors import InvalidRequest
 from slipstream.engine.frames import frame_sizes
 from slipstream.engine.images import PlacedImage
-from slipstream.engine.models.captured import Capture, Capturing, cuda_capture
+from slipstream.engine.models.captured import Capture, Capturing, cpu_capture, cuda_capture
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import text_source
 from slipstream.engine.models.registry import load_network
@@ -98,7 +98,8 @@ class Bench:
     snapshot_bytes: int = 2**26
     draft_max: int = 24
     draft_context: int = 512
-    captured: bool = False  # passes are captured and replayed
+    captured: bool = False  # passes are captured and replayed, in frames of a GPU's sizes
+    recorded: bool = False  # the same in exact frames, as on the CPU
     overlaps: bool = False  # passes are launched before the one before has been read
     # All work takes as long, so that what is drafted does not hang on the machine.
     now: Callable[[], float] = field(default_factory=lambda: WoundClock(tick=1e-4))
@@ -214,12 +215,16 @@ class Lab:
             overlaps=bench.overlaps,
         )
         engine = Engine(self.target, cache, chain, capacity)
-        if bench.captured:
+        if bench.captured or bench.recorded:
             n_pages = -(-(self.n_ctx + bench.draft_max) // bench.page_size) + 1
             target = self.target
             stream = torch.zeros(1, target.config.d_model, dtype=target.dtype, device=target.device)
-            shapes = frame_sizes(bench.n_slots, bench.draft_max)
-            engine.capture(Capturing(self.capture, shapes, n_pages, bench.draft_max, stream))
+            capture, sizes = (
+                (cpu_capture(), None)
+                if bench.recorded
+                else (self.capture, frame_sizes(bench.n_slots, bench.draft_max))
+            )
+            engine.capture(Capturing(capture, sizes, n_pages, bench.draft_max, stream))
         return engine
 
     def _drafter(self, name: str, parts: Parts, future: Callable[[Slot], Sequence[int]] | None) -> Drafter:

@@ -201,11 +201,21 @@ def narrowed(cases: Sequence[Case], chain: tuple[str, ...], seed: int) -> list[C
 
 def benches(chain: tuple[str, ...]) -> Iterator[Bench]:
     """One slot; four with few pages, so that slots are preempted; eight with few rows; drafts of 64 tokens; passes that
-    are launched ahead; replays, ahead too. Contexts of networks that are shorter than prompts, and longer.
+    are launched ahead; replays, ahead too. Replays in exact frames. Contexts of networks that are shorter than prompts,
+    and longer.
     """
-    yield Bench(chain, n_slots=1, batch_size=32, adaptive=False, shares=True)
+    yield Bench(chain, n_slots=1, batch_size=32, adaptive=False, shares=True, recorded=True)
     yield Bench(chain, n_slots=4, n_pages=26, overlaps=True)
-    yield Bench(chain, n_slots=8, n_pages=512, batch_size=48, page_size=8, adaptive=False, by_value=False)
+    yield Bench(
+        chain,
+        n_slots=8,
+        n_pages=512,
+        batch_size=48,
+        page_size=8,
+        adaptive=False,
+        by_value=False,
+        recorded=True,
+    )
     yield Bench(chain, n_slots=3, batch_size=96, adaptive=False, draft_max=64, n_parked=150)
     yield Bench(chain, n_slots=3, page_size=8, adaptive=False, draft_max=12, overlaps=True, draft_context=50)
     yield Bench(chain, n_slots=3, n_pages=40, draft_max=12, captured=True, overlaps=True, draft_context=33)

@@ -16,7 +16,7 @@ from slipstream.engine.api import Chat
 from slipstream.engine.errors import LoadError, SettingError
 from slipstream.engine.frames import frame_sizes
 from slipstream.engine.models.reading.config import read_config
-from slipstream.engine.service.start import launch as launching
+from slipstream.engine.service.start import capture
 from slipstream.engine.service.start.drafters import drafter_types
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.service.start.sizes import Checkpoint, Memory, context
@@ -165,17 +165,16 @@ def test_passes_are_captured_where_that_works(
     works: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on CUDA, with a tape for graphs."""
-    monkeypatch.setattr(launching, "cuda_capture", lambda device: record if works else fails)
+    found = record if works else fails, frame_sizes(2, 3)
+    monkeypatch.setattr(capture, "way", lambda *args, are_divided: found)
     settings = Settings(model=TARGET, model_draft=DRAFT, parallel=2, ctx_size=256, draft_max=3)
-    served = launch(settings)
+    with caplog.at_level("INFO"):
+        served = launch(settings)
     engine = served._engine
     target = engine._cache.stores["target"]
-    assert not target.frames.frames  # not on the CPU
-    with caplog.at_level("INFO"), torch.inference_mode():
-        launching._capture(engine, engine.target, settings, 3, None)
     asyncio.run(served.close())
     assert ("captured sizes=" in caplog.text) == works
-    assert ("--no-cuda-graphs" in caplog.text) != works
+    assert ("--no-capture-passes" in caplog.text) != works
     assert bool(target.frames.frames) == works
     if works:
         assert {(one.n_spans, one.n_rows) for one in target.frames.frames} == set(frame_sizes(2, 3))
@@ -186,14 +185,15 @@ async def test_ranks_capture_their_passes_together_or_the_server_does_not_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The other ranks may have captured what this one has not, so there is no going on without graphs."""
-    monkeypatch.setattr(launching, "cuda_capture", lambda device: fails)
     settings = Settings(model=TARGET, parallel=2, ctx_size=256, tensor_parallel_size=2, threads=2)
-    served = launch(settings)
+    served = launch(settings)  # on CPUs ranks capture nothing
     engine, processes = served._engine, served._processes
+    assert engine._target.captured is None
+    monkeypatch.setattr(capture, "way", lambda *args, are_divided: (fails, frame_sizes(2, 3)))
     with pytest.raises(
-        LoadError, match=r"captured on all ranks; --no-cuda-graphs .*: operation not permitted"
+        LoadError, match=r"captured on all ranks; --no-capture-passes .*: operation not permitted"
     ):
-        launching._capture(engine, engine.target, settings, 3, processes)
+        capture.capture_passes(engine, settings, 3, processes)
     assert all(one.poll() is not None for one in processes._processes)
     await served.close()
 

@@ -23,11 +23,8 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core import forward
 from slipstream.engine.core.engine import Capacity, Engine
 from slipstream.engine.core.queue import Waiting
-from slipstream.engine.device_loss import raise_if_lost
-from slipstream.engine.errors import DraftMismatch, LoadError, SettingError
-from slipstream.engine.frames import frame_sizes
+from slipstream.engine.errors import DraftMismatch, SettingError
 from slipstream.engine.images import OpenVision
-from slipstream.engine.models.captured import Capturing, cuda_capture
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import checkpoint_files, text_source
 from slipstream.engine.models.registry import load_network, read_model
@@ -41,6 +38,7 @@ from slipstream.engine.service.run.showing import Sight
 from slipstream.engine.service.run.slot_files import SlotFiles, state_fingerprint
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start import divided
+from slipstream.engine.service.start.capture import capture_passes
 from slipstream.engine.service.start.checkpoint_path import local_checkpoint, model_name, run_dtype
 from slipstream.engine.service.start.draft_network import (
     DraftSource,
@@ -58,7 +56,6 @@ from slipstream.engine.service.start.sizes import (
     batch_size,
     context,
     make_cache,
-    pages_each,
     why_shorter,
 )
 from slipstream.engine.settings import Settings
@@ -125,8 +122,8 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
     acceptance = coupled if rates is None else SyntheticAcceptance(rates, tokenizer.eos_ids)
     waiting = Waiting(settings.max_queue_wait, settings.request_timeout)
     engine = Engine(target, cache, chain, capacity, acceptance, waiting)
-    if settings.cuda_graphs and target.device.type == "cuda":
-        _capture(engine, target, settings, settings.draft_max if types else 0, processes)
+    if settings.capture_passes:
+        capture_passes(engine, settings, settings.draft_max if types else 0, processes)
     with _phase("warm"):
         engine.warm_up(settings.draft_max)
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size), sight)
@@ -162,37 +159,6 @@ def _always_in_full(settings: Settings, drafters: Sequence[Drafter]) -> Settings
     """The settings with drafts of one length, which all networks can make."""
     longest = [one.longest for one in drafters if isinstance(one, DeviceDrafter)]
     return replace(settings, spec_adaptive=False, draft_max=min([settings.draft_max, *longest]))
-
-
-def _capture(
-    engine: Engine, target: Network, settings: Settings, n_drafts: int, processes: RankProcesses | None
-) -> None:
-    """Capture the passes of all networks as CUDA graphs. If that fails, they run without graphs.
-
-    Raises `LoadError` if it fails where ranks capture together: the others may have got further, or wait for this one.
-    """
-    started = time.perf_counter()
-    capturing = Capturing(
-        cuda_capture(target.device),
-        frame_sizes(settings.parallel, n_drafts),
-        pages_each(settings, engine.capacity.n_ctx),
-        n_drafts,
-        torch.zeros(1, target.config.d_model, dtype=target.dtype, device=target.device),
-    )
-    try:
-        engine.capture(capturing)
-    except Exception as error:
-        if processes is not None:
-            processes.close()
-            raise LoadError(
-                f"passes could not be captured on all ranks; --no-cuda-graphs does not try: {error}"
-            ) from error
-        raise_if_lost(error)
-        log.exception(
-            "passes could not be captured and run slower than they should; --no-cuda-graphs does not try"
-        )
-        return
-    log.info("captured sizes=%d seconds=%.1f", len(capturing.sizes), time.perf_counter() - started)
 
 
 def _slot_folder(settings: Settings) -> Path | None:

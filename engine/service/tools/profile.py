@@ -1,8 +1,8 @@
 """Where the time of a loaded engine goes: requests played without HTTP, plainly and with drafts, for one slot and all.
 
 Each set of requests runs twice: once as it is, for the parts of the steps (`engine.core.clock`) and the passes by rows,
-and once with every op under a clock of its own. On a GPU an op's call is its launch; ops inside a captured graph are
-not called at all. What the device did is in the trace, which torch's profiler writes.
+and once in an engine that captures no passes, whose replay would call no op, with every op under a clock of its own. On
+a GPU an op's call is its launch. What the device did is in the trace, which torch's profiler writes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,9 @@ class Run:
     n_steps: int
     parts: Mapping[str, float]  # part of the steps -> seconds
     passes: Mapping[int, tuple[int, float]]  # rows, rounded up to a power of two -> (passes, seconds)
-    ops: Mapping[str, OpTime]  # of all networks, in the second playing
-    ops_steps: int  # steps of that
-    ops_steps_s: float  # and their seconds
+    ops: Mapping[str, OpTime] = field(default_factory=dict)  # of all networks, in the second playing
+    ops_steps: int = 0  # steps of that
+    ops_steps_s: float = 0.0  # and their seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,22 @@ def profiled(settings: Settings, order: Order) -> Profile:
 
     Raises `LoadError`, what `submit` raises for a prompt, and `OSError` for a trace that cannot be written.
     """
-    engine = launch(settings)
-    try:
+    with _launched(settings) as engine:
         prompts = order.prompts or random_prompts(engine, order.n_tasks)
         tasks = _Tasks([*itertools.islice(itertools.cycle(prompts), order.n_tasks)], order.n_tokens)
         found = _profile(engine, tasks)
         if order.trace is not None:
             _trace(engine, tasks, order.trace)
-        return found
+    with _launched(replace(settings, capture_passes=False)) as engine:
+        _play(engine, _Tasks(tasks.prompts[:1], tasks.n_tokens), DRAFTS, 1)
+        return replace(found, runs=[_with_ops(engine, tasks, run) for run in found.runs])
+
+
+@contextmanager
+def _launched(settings: Settings) -> Iterator[ThreadEngine]:
+    engine = launch(settings)
+    try:
+        yield engine
     finally:
         asyncio.run(engine.close())
 
@@ -254,9 +262,7 @@ def _run(engine: ThreadEngine, tasks: _Tasks, kind: str, n_slots: int) -> Run:
     n_tokens = _play(engine, tasks, kind, n_slots)
     after = _Figures.of(engine)  # behind the last step, of which the last token is only a part
     seconds = time.perf_counter() - started
-    with _op_times() as ops:
-        _play(engine, tasks, kind, n_slots)
-    found, under_clocks = after.since(before), _Figures.of(engine).since(after)
+    found = after.since(before)
     return Run(
         kind=kind,
         n_slots=n_slots,
@@ -265,10 +271,16 @@ def _run(engine: ThreadEngine, tasks: _Tasks, kind: str, n_slots: int) -> Run:
         n_steps=found.n_steps,
         parts=found.parts,
         passes=found.passes,
-        ops=ops,
-        ops_steps=under_clocks.n_steps,
-        ops_steps_s=sum(under_clocks.parts.values()),
     )
+
+
+def _with_ops(engine: ThreadEngine, tasks: _Tasks, run: Run) -> Run:
+    """The run with the times of the ops, from playing it once more."""
+    before = _Figures.of(engine)
+    with _op_times() as ops:
+        _play(engine, tasks, run.kind, run.n_slots)
+    found = _Figures.of(engine).since(before)
+    return replace(run, ops=ops, ops_steps=found.n_steps, ops_steps_s=sum(found.parts.values()))
 
 
 @contextmanager

@@ -59,10 +59,9 @@ class DraftAssistant(DeviceDrafter):
 
     def capture(self, capturing: Capturing) -> None:
         """Over the frames of the target's store, which have been made."""
-        frames = self._store.frames.frames[::-1]
         self._captured = CapturedPass(
             lambda batch, inputs: self._head.run(batch, inputs[0], self._store),
-            frames,
+            self._store.frames,
             capturing.capture,
             (capturing.stream,),
         )

@@ -183,7 +183,7 @@ class DraftHidden(DeviceDrafter):
             return last.logits(said), state
 
         self._captured = capturing.passes(store, *map(of, self._head.modules))
-        if store.is_positional:
+        if store.is_positional and capturing.captures_loops:
             self._lanes = Lanes(looped, store, capturing.capture, (hidden,))
 
     def begin(self, slot: Slot) -> None:

@@ -46,7 +46,7 @@ class DraftModel(DeviceDrafter):
         if store.device != capturing.stream.device:
             return  # a draft model on another device is not captured
         self._run = capturing.forward(forward, store)
-        if store.is_positional:
+        if store.is_positional and capturing.captures_loops:
             self._lanes = Lanes(lambda batch, _: [forward(batch, store, None)], store, capturing.capture)
 
     def begin(self, slot: Slot) -> None:

@@ -1,0 +1,147 @@
+"""Calls of compiled kernels, written down and made again by one call of compiled code.
+
+Between two kernels of a pass Python prepares the next, and the weights that the last one read have pushed Python's data
+out of the caches: a call that takes 11 µs in a loop takes 38 there, hundreds of times a pass. A program is a list of
+(code, arguments) that one loop of compiled code walks, with the interpreter's lock released.
+
+numba's compiled functions have a native entry: int32 (result *, error **, arguments...), where a tuple is as many
+arguments as it has elements. An adapter, one for each list of argument types, loads them from words of 64 bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+from numpy.typing import NDArray
+
+from slipstream.kernels.compiled import emits, long_kernel, long_pointer
+from slipstream.kernels.kernel import Kernel
+
+_WORD, _STATUS, _BYTES = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
+
+
+class CannotReplay(RuntimeError):
+    """Something that a program cannot do again."""
+
+
+class Program:
+    """Calls of kernels in their order; `seal` ends the writing."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[int, int, int]] = []  # adapter, entry, place of its arguments in `_words`
+        self._words: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
+        """The kernel has just been called so. Raises `CannotReplay` for a call that a program cannot make."""
+        dispatcher = kernel.dispatcher
+        compiled = dispatcher.overloads[tuple(map(dispatcher.typeof_pyval, args))]
+        if compiled.signature.return_type is not types.none:
+            raise CannotReplay(f"{kernel.__qualname__} returns a value")
+        pairs = zip(compiled.signature.args, args, strict=True)
+        words = [word for kind, value in pairs for word in _words_of(kind, value)]
+        packer = cpu_target.target_context.get_arg_packer(compiled.signature.args)
+        entry = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+        self._calls.append((_adapter(tuple(map(str, packer.argument_types))), entry, len(self._words)))
+        self._words += words
+
+    def seal(self) -> Sealed:
+        """What makes all calls again."""
+        words = np.array(self._words, np.uint64)
+        calls = np.array(self._calls, np.int64)  # [n_calls, 3]
+        calls[:, 2] = words.ctypes.data + calls[:, 2] * words.itemsize
+        return Sealed(calls, words)
+
+
+class Sealed:
+    """A program that is written."""
+
+    def __init__(self, calls: NDArray[np.int64], words: NDArray[np.uint64]) -> None:
+        """calls: [n_calls, 3]: adapter, entry, address of arguments, which are in `words`."""
+        self._calls, self._words = calls, words
+        self._address, self._n_calls = calls.ctypes.data, len(calls)
+
+    def __call__(self) -> None:
+        """Make all calls. Raises RuntimeError if one of them fails; those behind it are not made then."""
+        n_made = _make(self._address, self._n_calls)
+        if n_made < self._n_calls:
+            raise RuntimeError(f"call {n_made} of {self._n_calls} of a recorded pass failed")
+
+
+@emits(types.int32)
+def _enter(builder: ir.IRBuilder, adapter: Any, entry: Any, words: Any) -> Any:
+    """Status of the call; 0: it returned."""
+    kind = ir.FunctionType(_STATUS, [_WORD, _WORD])
+    return builder.call(builder.inttoptr(adapter, kind.as_pointer()), [entry, words])
+
+
+@long_kernel
+def _make(calls: int, n: int) -> int:
+    """Calls made before one failed, or all."""
+    a = long_pointer(calls)
+    for i in range(n):
+        if _enter(a[3 * i], a[3 * i + 1], a[3 * i + 2]) != 0:
+            return i
+    return n
+
+
+def _words_of(kind: Any, value: Any) -> list[int]:
+    """An argument of that numba type as words."""
+    if isinstance(kind, types.BaseTuple):
+        return [word for each, one in zip(kind, value, strict=True) for word in _words_of(each, one)]
+    if isinstance(kind, types.NoneType):
+        return [0]
+    if isinstance(kind, types.Integer | types.Boolean):
+        return [int(value) & (1 << 64) - 1]
+    if kind is types.float64:
+        return [int.from_bytes(struct.pack("<d", value), "little")]
+    raise CannotReplay(f"an argument is of type {kind}")
+
+
+_LIBRARIES: list[Any] = []  # compiled adapters live as long as the process
+
+
+@functools.cache
+@global_compiler_lock
+def _adapter(kinds: Sequence[str]) -> int:
+    """Address of compiled (entry, address of words) -> status, for arguments of these LLVM types."""
+    library = cpu_target.target_context.codegen().create_library(f"slipstream.adapter{len(_LIBRARIES)}")
+    module = library.create_ir_module(library.name)
+    function = ir.Function(module, ir.FunctionType(_STATUS, [_WORD, _WORD]), library.name)
+    builder = ir.IRBuilder(function.append_basic_block())
+    entry, place = function.args
+    words = builder.inttoptr(place, _WORD.as_pointer())
+    values = [_loaded(builder, kind, builder.gep(words, [_WORD(i)])) for i, kind in enumerate(kinds)]
+    results = [builder.alloca(_BYTES), builder.alloca(_BYTES)]  # a value, of which there is none; an error
+    arguments = [*results, *values]
+    called = ir.FunctionType(_STATUS, [one.type for one in arguments])
+    builder.ret(builder.call(builder.inttoptr(entry, called.as_pointer()), arguments))
+    library.add_ir_module(module)
+    library.finalize()
+    _LIBRARIES.append(library)
+    address: int = library.get_pointer_to_function(library.name)
+    return address
+
+
+def _loaded(builder: ir.IRBuilder, kind: str, place: Any) -> Any:
+    """The word at that place as an argument of an LLVM type."""
+    word = builder.load(place)
+    if kind == "double":
+        return builder.bitcast(word, ir.DoubleType())
+    if kind == "i8*":
+        return builder.inttoptr(word, _BYTES)
+    if kind in ("i1", "i8", "i16", "i32"):
+        return builder.trunc(word, ir.IntType(int(kind[1:])))
+    if kind != "i64":
+        raise CannotReplay(f"an argument is of LLVM's type {kind}")
+    return word
