@@ -40,6 +40,12 @@ def end_recording() -> None:
     _recorders.pop(get_ident(), None)
 
 
+def run(function: Callable[..., Any], *args: Any) -> Any:
+    """Call an operator's implementation; where the calling thread is recorded, through the recorder."""
+    found = recorder()
+    return function(*args) if found is None else found.operator(function, args, {})
+
+
 class Kernel:
     """A function that numba compiles for the types it is called with."""
 

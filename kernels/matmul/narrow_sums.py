@@ -59,7 +59,8 @@ def multiply(addresses: Any, shape: Any, dtypes: Any, n_threads: int) -> None:
     """Multiply each group's rows by its matrix.
 
     addresses: of inputs [n_rows, n_in], results [n_rows, n_out], a table [n_matrices, 2] of addresses of biases and
-    segments, and ids [n_groups] and starts [n_groups + 1] of groups, int32; these are 0 for one group of all rows.
+    segments, and ids [n_groups] and starts [n_groups + 1] of groups, int32, the last of which may have no rows; 0 for
+    one group of all rows.
     shape: (n_rows, n_in, n_out, panels of a matrix, n_groups). dtypes: (of inputs, whether products are by pairs, of
     results).
     """
@@ -275,10 +276,20 @@ def _arrange_task(dtype: torch.dtype, by_pairs: bool) -> int:  # noqa: FBT001
     return threads.compile_task(items)
 
 
+@inlined
+def with_rows(starts: Any, n_groups: int) -> int:
+    """Groups up to the last that has rows."""
+    while n_groups > 0 and starts[n_groups - 1] == starts[n_groups]:
+        n_groups -= 1
+    return n_groups
+
+
 @long_kernel
 def _run(addresses: Any, shape: Any, tasks: Any, n_bytes: Any, n_threads: int) -> None:
     """tasks: (before, the product). n_bytes: of an input, of one in a tile, of a result."""
     n_rows, n_in, n_out, n_panels, n_groups = shape
+    if addresses[4] != 0:
+        n_groups = with_rows(int_pointer(addresses[4]), n_groups)
     of_input, of_tile, of_result = n_bytes
     n_padded = n_rows + PADDING * n_groups
     tiles = np.empty(n_padded * n_in * of_tile // 8, np.int64)

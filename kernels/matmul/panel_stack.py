@@ -29,6 +29,7 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.matmul import panels
 from slipstream.kernels.matmul.formats import PANEL
+from slipstream.kernels.matmul.narrow_sums import with_rows
 from slipstream.kernels.matmul.panel_sums import BY_FLOATS, inputs_per_step, one_panel
 from slipstream.kernels.matmul.panels import SERIAL_BELOW
 from slipstream.kernels.matmul.tile_sums import BY_TWOS
@@ -66,7 +67,7 @@ def stack_panels(weights: Tensor, biases: Tensor | None = None) -> PanelStack:
 def multiply_groups(
     x: Tensor, matrix_ids: Tensor, starts: Tensor, stack: PanelStack, out_dtype: torch.dtype
 ) -> Tensor:
-    """Rows starts[i] … starts[i + 1] - 1 times the matrix matrix_ids[i], for each group i.
+    """Rows starts[i] … starts[i + 1] - 1 times the matrix matrix_ids[i], for each group i; the last may have no rows.
 
     x: [n_rows, in_features], contiguous. matrix_ids: [n_groups] int32; starts: [n_groups + 1] int32.
     Returns [n_rows, out_features].
@@ -89,6 +90,7 @@ def multiply_groups(
 def _run(addresses: Any, shape: Any, task: int, n_threads: int) -> None:
     memory = np.empty(NEXT + 1, np.int64)
     memory[:6], memory[6:9], memory[NEXT] = addresses, shape, 0
+    memory[N_GROUPS] = with_rows(int_pointer(addresses[STARTS]), shape[0])
     threads.run(task, memory.ctypes.data, n_threads)
     memory[0] = 0  # keeps the memory alive until here
 

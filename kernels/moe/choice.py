@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ FREE, OUT_OF_GROUP, CHOSEN = 0, 1, 2
 def route(logits: Tensor, routing: Routing) -> Routed:
     logits = logits.contiguous()
     n_rows, n_experts = logits.shape
-    bias = torch.zeros(n_experts) if routing.bias is None else routing.bias
+    bias = _no_bias(n_experts) if routing.bias is None else routing.bias
     routed = Routed(
         torch.empty((n_rows, routing.top_k), dtype=torch.int32), torch.empty((n_rows, routing.top_k))
     )
@@ -39,6 +40,11 @@ def route(logits: Tensor, routing: Routing) -> Routed:
         routing.scale,
     )
     return routed
+
+
+@functools.cache
+def _no_bias(n_experts: int) -> Tensor:
+    return torch.zeros(n_experts)
 
 
 @inlined

@@ -53,6 +53,8 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     starts = groups.starts.tolist()
     for i, expert in enumerate(groups.expert_ids.tolist()):
         rows = slice(starts[i], starts[i + 1])
+        if rows.start == rows.stop:
+            break
         inner = activated(linear(gathered[rows], packed.gate_up[expert]), packed.activation)  # [n, d_inner]
         said[rows] = linear(inner, packed.down[expert], torch.float32)  # [n, d_model]
     return add_up(said, groups, routed.weights, x.dtype)

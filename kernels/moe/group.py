@@ -13,10 +13,14 @@ from slipstream.kernels.vector import WIDTH, load_part, splat, store_part
 
 
 class Groups(NamedTuple):
-    """Pairs of a row and one of its experts, in order of experts, then of rows."""
+    """Pairs of a row and one of its experts, in order of experts, then of rows.
 
-    expert_ids: Tensor  # [n_touched] int32: the experts that some row asks for, ascending
-    starts: Tensor  # [n_touched + 1] int32: expert_ids[i] owns pairs starts[i] ...
+    There are as many groups as experts that could be asked for; those behind the last that is are of expert 0 and have
+    no rows. So shapes do not depend on what was asked for.
+    """
+
+    expert_ids: Tensor  # [n_groups] int32: the experts that some row asks for, ascending
+    starts: Tensor  # [n_groups + 1] int32: expert_ids[i] owns pairs starts[i] ...
     rows: Tensor  # [n_pairs] int32: the row of a pair
     places: Tensor  # [n_rows, top_k] int32: the pair of a row's expert
 
@@ -24,11 +28,16 @@ class Groups(NamedTuple):
 def group(expert_ids: Tensor, n_experts: int) -> Groups:
     """expert_ids: [n_rows, top_k] int32, contiguous."""
     n_pairs = expert_ids.numel()
-    touched, starts = (torch.empty(n_experts + 1, dtype=torch.int32) for _ in range(2))
-    rows, places = torch.empty(n_pairs, dtype=torch.int32), torch.empty_like(expert_ids)
-    addresses = expert_ids, touched, starts, rows, places
-    n_touched = _group(tuple(one.data_ptr() for one in addresses), n_pairs, expert_ids.shape[1], n_experts)
-    return Groups(touched[:n_touched], starts[: n_touched + 1], rows, places)
+    n_groups = min(n_pairs, n_experts)
+    groups = Groups(
+        torch.empty(n_groups, dtype=torch.int32),
+        torch.empty(n_groups + 1, dtype=torch.int32),
+        torch.empty(n_pairs, dtype=torch.int32),
+        torch.empty_like(expert_ids),
+    )
+    addresses = tuple(one.data_ptr() for one in (expert_ids, *groups))
+    _group(addresses, (n_groups, n_pairs, expert_ids.shape[1], n_experts))
+    return groups
 
 
 def add_up(said: Tensor, groups: Groups, weights: Tensor, dtype: torch.dtype) -> Tensor:
@@ -44,8 +53,9 @@ def add_up(said: Tensor, groups: Groups, weights: Tensor, dtype: torch.dtype) ->
 
 
 @kernel
-def _group(addresses: Any, n_pairs: int, top_k: int, n_experts: int) -> int:
-    """A counting sort; returns how many experts have rows."""
+def _group(addresses: Any, shape: Any) -> None:
+    """A counting sort. shape: (n_groups, n_pairs, top_k, n_experts)."""
+    n_groups, n_pairs, top_k, n_experts = shape
     expert_ids, rows, places = int_pointer(addresses[0]), int_pointer(addresses[3]), int_pointer(addresses[4])
     touched, starts = int_pointer(addresses[1]), int_pointer(addresses[2])
     next_place = np.zeros(n_experts, np.int32)
@@ -60,12 +70,13 @@ def _group(addresses: Any, n_pairs: int, top_k: int, n_experts: int) -> int:
             n_touched += 1
             start += n_here
     starts[n_touched] = start
+    for i in range(n_touched, n_groups):
+        touched[i], starts[i + 1] = np.int32(0), start
     for pair in range(n_pairs):
         expert = expert_ids[pair]
         place = next_place[expert]
         next_place[expert] += 1
         places[pair], rows[place] = place, np.int32(pair // top_k)
-    return n_touched
 
 
 @per_dtype

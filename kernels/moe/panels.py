@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.gated.activation import activated
+from slipstream.kernels.kernel import run
 from slipstream.kernels.matmul import narrow, panels
 from slipstream.kernels.matmul.narrow import NarrowStack
 from slipstream.kernels.matmul.panel_stack import PanelStack, multiply_groups, stack_panels
@@ -16,6 +17,7 @@ from slipstream.kernels.moe.choice import route as route
 from slipstream.kernels.moe.group import add_up, group
 from slipstream.kernels.moe.types import Activation, ExpertBiases, ExpertMatrices, PackedExperts, Routed
 
+RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
 refuses = panels.refuses
 
 
@@ -65,7 +67,7 @@ def _stack(matrices: ExpertMatrices, biases: Tensor | None) -> PanelStack | Narr
 
 def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     if isinstance(packed, GatheringExperts):
-        return cpu.experts(x, routed, packed.each)
+        return run(cpu.experts, x, routed, packed.each)
     if not isinstance(packed, PanelExperts):
         raise TypeError(f"panels experts got {type(packed).__name__}; pack them with panels too")
     groups = group(routed.expert_ids, packed.n_experts)

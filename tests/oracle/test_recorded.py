@@ -6,10 +6,12 @@ places, lengths and slots, some drafts are kept and some are not, and all that t
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.captured import Capturing, cpu_capture
 from slipstream.engine.models.network import Network
 from slipstream.kernels import select
+from slipstream.kernels.program import Sealed
+from slipstream.kernels.tape import Replay, Work
 from tests.checkpoints import tiny_checkpoint
 from tests.gguf_files import gguf_of
 from tests.oracle.feeding import CPU, N_SLOTS, Runner, loaded
@@ -46,7 +50,16 @@ class Recorded(Runner):
     def __init__(self, network: Network, taps: Sequence[int] = ()) -> None:
         super().__init__(network)
         stream = torch.zeros(1, network.config.d_model, dtype=network.dtype)
-        capturing = Capturing(cpu_capture(), None, N_PAGES, N_DRAFTS, stream)
+        self.replays: list[Replay] = []
+        capture = cpu_capture()
+
+        def kept(work: Work) -> Work:
+            replay = capture(work)
+            assert isinstance(replay, Replay)
+            self.replays.append(replay)
+            return replay
+
+        capturing = Capturing(kept, None, N_PAGES, N_DRAFTS, stream)
         self.forward = capturing.forward(network.forward, self.cache.stores["target"], taps)
 
 
@@ -91,6 +104,13 @@ def _compare(network: Network, caplog: pytest.LogCaptureFixture, n_vocab: int = 
     for meant, one in zip(_kept(plain), _kept(recorded), strict=True):
         assert torch.equal(meant, one)
     assert "not recorded" not in caplog.text
+    assert {one.function.__name__ for one in _operators(recorded.replays)} <= {"take_rows"}
+
+
+def _operators(replays: Sequence[Replay]) -> list[Any]:
+    """Operators of ours that replays call whole."""
+    steps = [step for one in replays for step in one.steps]
+    return [one for one in steps if inspect.isfunction(getattr(one, "function", None))]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -139,3 +159,14 @@ def test_a_value_frozen_in_a_recording_is_seen(
 
 def _without_past(batch: Batch) -> Batch:
     return replace(batch, n_past=torch.zeros_like(batch.n_past))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_a_pass_of_a_plain_family_is_one_program(family: str, tmp_path: Path) -> None:
+    """Behind the lookup of embeddings and before the copy of logits."""
+    recorded = Recorded(loaded(tiny_checkpoint(family, tmp_path), torch.bfloat16))
+    for i in range(3):
+        recorded.feed(Span(0, [5, 6, 7], 3 * i, 0, 3))
+    (replay,) = recorded.replays
+    assert [type(one) for one in replay.steps].count(Sealed) == 1
+    assert len(replay.steps) == 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -215,8 +217,25 @@ def test_memory_is_used_again_by_the_next_tensor_and_the_next_recording() -> Non
     del first
     assert memory.like(like).data_ptr() != address  # the view still has a claim
     del view
-    assert memory.like(like).data_ptr() == address  # the alias has none
+    again, more = memory.like(like), memory.like(like)
+    assert again.data_ptr() == address  # the alias has none
+    assert more.data_ptr() != address
     assert memory.alias(like) is like
+
+
+def test_a_replay_keeps_its_memory() -> None:
+    """Nothing else of a recording may be left when it is replayed."""
+    x = torch.randn(64, 64)
+    work = Work(lambda x: scaled(scaled(x, 2.0), 3.0), x)
+    memory = LentMemory()
+    replay, gone = recorder_of(memory)(work), weakref.ref(memory)
+    del memory
+    assert gone() is not None
+    replay()
+    assert torch.equal(work.out, x * 6)
+    del replay
+    gc.collect()
+    assert gone() is None
 
 
 def test_shapes_strides_and_dtypes_of_lent_memory() -> None:
