@@ -52,7 +52,7 @@ class Kernel:
     def __init__(self, function: Callable[..., Any], dispatcher: Any) -> None:
         functools.update_wrapper(self, function)
         self.dispatcher = dispatcher
-        self.py_func = function
+        self.entries: dict[str, tuple[int, int]] = {}  # of `program.py`: by kinds of arguments
         self._numba_type_ = dispatcher._numba_type_  # what compiled code that calls it sees
 
     def __call__(self, *args: Any) -> Any:

@@ -29,12 +29,8 @@ class LentMemory:
         self._lent: dict[int, Tensor] = {}  # by address: blocks [n_bytes] uint8
 
     def like(self, tensor: Tensor) -> Tensor:
-        """A tensor with the shape, strides and dtype of the other, not filled."""
-        n_elements = 1 + sum(
-            (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        n_bytes = max(1, n_elements if tensor.numel() else 0) * tensor.itemsize
-        size = -(-n_bytes // _GRAIN) * _GRAIN
+        """A tensor laid out like the other, which has a storage of its own; not filled."""
+        size = -(-max(1, tensor.untyped_storage().nbytes()) // _GRAIN) * _GRAIN
         free = self._free[size]
         block = free.pop() if free else torch.empty(size, dtype=torch.uint8)
         address = block.data_ptr()

@@ -25,6 +25,13 @@ from numpy.typing import NDArray
 from slipstream.kernels.compiled import emits, long_kernel, long_pointer
 from slipstream.kernels.kernel import Kernel
 
+_MASK = (1 << 64) - 1
+_LLVM = {
+    "i": "i64",
+    "f": "double",
+    "b": "i8",
+    "n": "i8*",
+}  # what numba hands on for an int, float, bool, None
 _WORD, _STATUS, _BYTES = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 
 
@@ -44,16 +51,11 @@ class Program:
 
     def add(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
         """The kernel has just been called so. Raises `CannotReplay` for a call that a program cannot make."""
-        dispatcher = kernel.dispatcher
-        compiled = dispatcher.overloads[tuple(map(dispatcher.typeof_pyval, args))]
-        if compiled.signature.return_type is not types.none:
-            raise CannotReplay(f"{kernel.__qualname__} returns a value")
-        pairs = zip(compiled.signature.args, args, strict=True)
-        words = [word for kind, value in pairs for word in _words_of(kind, value)]
-        packer = cpu_target.target_context.get_arg_packer(compiled.signature.args)
-        entry = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-        self._calls.append((_adapter(tuple(map(str, packer.argument_types))), entry, len(self._words)))
-        self._words += words
+        place, kinds = len(self._words), _flatten(args, self._words)
+        known = kernel.entries
+        if kinds not in known:
+            known[kinds] = _entry(kernel, args, kinds)
+        self._calls.append((*known[kinds], place))
 
     def seal(self) -> Sealed:
         """What makes all calls again."""
@@ -95,17 +97,38 @@ def _make(calls: int, n: int) -> int:
     return n
 
 
-def _words_of(kind: Any, value: Any) -> list[int]:
-    """An argument of that numba type as words."""
-    if isinstance(kind, types.BaseTuple):
-        return [word for each, one in zip(kind, value, strict=True) for word in _words_of(each, one)]
-    if isinstance(kind, types.NoneType):
-        return [0]
-    if isinstance(kind, types.Integer | types.Boolean):
-        return [int(value) & (1 << 64) - 1]
-    if kind is types.float64:
-        return [int.from_bytes(struct.pack("<d", value), "little")]
-    raise CannotReplay(f"an argument is of type {kind}")
+def _flatten(values: tuple[Any, ...], words: list[int]) -> str:
+    """Append the values to the words, those of tuples too; returns what they are, a letter each, and brackets."""
+    kinds = ""
+    for value in values:
+        kind = type(value)
+        if kind is int:
+            words.append(value & _MASK)
+            kinds += "i"
+        elif kind is tuple:
+            kinds += f"({_flatten(value, words)})"
+        elif kind is float:
+            words.append(int.from_bytes(struct.pack("<d", value), "little"))
+            kinds += "f"
+        elif kind is bool or value is None:
+            words.append(int(value or 0))
+            kinds += "n" if value is None else "b"
+        else:
+            raise CannotReplay(f"an argument is a {kind.__name__}")
+    return kinds
+
+
+def _entry(kernel: Kernel, args: tuple[Any, ...], kinds: str) -> tuple[int, int]:
+    """Addresses of the adapter and of the native entry for such arguments, which the kernel has been compiled for."""
+    dispatcher = kernel.dispatcher
+    compiled = dispatcher.overloads[tuple(map(dispatcher.typeof_pyval, args))]
+    if compiled.signature.return_type is not types.none:
+        raise CannotReplay(f"{kernel.__qualname__} returns a value")
+    found = cpu_target.target_context.get_arg_packer(compiled.signature.args).argument_types
+    expected = [_LLVM[kind] for kind in kinds if kind in _LLVM]
+    if [str(one) for one in found] != expected:
+        raise CannotReplay(f"{kernel.__qualname__} takes {', '.join(map(str, found))} for {kinds}")
+    return _adapter(tuple(expected)), compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
 
 
 _LIBRARIES: list[Any] = []  # compiled adapters live as long as the process
@@ -134,14 +157,10 @@ def _adapter(kinds: Sequence[str]) -> int:
 
 
 def _loaded(builder: ir.IRBuilder, kind: str, place: Any) -> Any:
-    """The word at that place as an argument of an LLVM type."""
+    """The word at that place as an argument of an LLVM type, one of `_LLVM`."""
     word = builder.load(place)
     if kind == "double":
         return builder.bitcast(word, ir.DoubleType())
     if kind == "i8*":
         return builder.inttoptr(word, _BYTES)
-    if kind in ("i1", "i8", "i16", "i32"):
-        return builder.trunc(word, ir.IntType(int(kind[1:])))
-    if kind != "i64":
-        raise CannotReplay(f"an argument is of LLVM's type {kind}")
-    return word
+    return word if kind == "i64" else builder.trunc(word, ir.IntType(8))

@@ -63,6 +63,8 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _EMPTY:
+            return self._memory.like(func(*args, **kwargs))
         if _looks(func, args):
             self.refusal = f"{func} in a pass"
         return self._keep(func, args, kwargs, func(*args, **kwargs), writes=func._schema.is_mutable)
@@ -106,10 +108,8 @@ class Tape(TorchDispatchMode):
         results: list[tuple[int, Tensor]] = []
         for i, one in enumerate(leaves):
             if _is_tensor(one) and one.untyped_storage().data_ptr() not in known:
-                leaves[i] = memory.like(one)
-                if function not in _EMPTY:
-                    leaves[i].copy_(one)
-                    results.append((i, memory.alias(leaves[i])))
+                leaves[i] = memory.like(one).copy_(one)
+                results.append((i, memory.alias(leaves[i])))
         if results or writes:
             self._close_program()
             given = tree_map_only(Tensor, memory.alias, (args, kwargs))

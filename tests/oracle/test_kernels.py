@@ -543,6 +543,6 @@ def test_cached_machine_code_is_bound_to_all_sources() -> None:
 
     with kernels.use("cpu", "norm"):
         rms_norm(torch.ones(1, 8), torch.ones(8), 1e-6)
-    compiled = cpu._rows[torch.float32, torch.float32]
+    compiled = cpu._rows[torch.float32, torch.float32].dispatcher
     assert compiled._cache._cache_file._source_stamp == SOURCES
     assert compiled.stats.cache_path

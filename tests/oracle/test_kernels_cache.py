@@ -16,7 +16,7 @@ import torch
 from slipstream.kernels.gated import cpu
 for dtype in (torch.float32, torch.bfloat16):
     cpu.silu_mul(torch.ones(2, 8, dtype=dtype))
-    stats = cpu._silu[dtype].stats
+    stats = cpu._silu[dtype].dispatcher.stats
     print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 

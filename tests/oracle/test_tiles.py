@@ -91,7 +91,7 @@ def fetch(address: int) -> None:
     fetch_once(address)
 
 fetch(0)
-print(next(iter(fetch.inspect_asm().values())))
+print(next(iter(fetch.dispatcher.inspect_asm().values())))
 """
 
 
