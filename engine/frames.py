@@ -69,11 +69,17 @@ class Frame:
         self._buffer = torch.from_numpy(self._padding).to(device, copy=True)  # [n_bytes] uint8
         tensors = self._layout.tensors(self._buffer)
         self.batch = replace(empty.with_parts(dict(zip(padding, tensors, strict=True))), frame=self)
+        self._n_fills = 0
 
     @property
     def size(self) -> tuple[int, int]:
         """Its spans and rows; no two frames of a store have the same."""
         return self.n_spans, self.n_rows
+
+    @property
+    def is_new(self) -> bool:
+        """Whether a pass over it is being recorded, and takes longer than those that follow."""
+        return self.is_exact and self._n_fills == 1
 
     def takes(self, batch: Batch) -> bool:
         """Whether a batch of the host has room in it."""
@@ -97,6 +103,7 @@ class Frame:
         source = torch.from_numpy(host)
         source = source.pin_memory() if self._buffer.is_cuda else source
         self._buffer.copy_(source, non_blocking=True)
+        self._n_fills += 1
         return replace(self.batch, spans=batch.spans)
 
 

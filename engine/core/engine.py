@@ -244,7 +244,7 @@ class Engine:
         now = self.now()
         n_rows, seconds = flight.n_rows, now - max(flight.started, self._read_s)
         self._read_s = now
-        if not flight.has_unread_drafts:  # otherwise some of it was drafting
+        if not (flight.has_unread_drafts or flight.was_recorded):  # which is not the pass alone
             self._chain.lengths.costs.passed(n_rows, seconds)
         self._chain.account.worked(seconds)
         self.clock.passed(n_rows, seconds)

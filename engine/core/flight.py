@@ -19,6 +19,7 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch, Download, upload
 from slipstream.engine.core.plan import Place, Work
+from slipstream.engine.frames import Frame
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.sample.logprobs import Judged
 from slipstream.engine.sample.pick import Row, row_params
@@ -44,6 +45,7 @@ class Flight:
     picks: Picks | None = field(init=False, default=None)  # None: the pass could not be launched
     token_ids: Tensor | None = field(init=False, default=None)  # [n_rows of all] int64
     taps: Taps | None = field(init=False, default=None)
+    was_recorded: bool = field(init=False, default=False)  # so that what it took says nothing of the next
     # Per work, what its rows say of its prompt, and the tokens that this is about.
     prompts: Sequence[tuple[Judged, Sequence[int]] | None] = field(init=False, default=())
 
@@ -97,6 +99,7 @@ class Flight:
 
     def fill(self, batch: Batch, page_size: int) -> None:
         """Put into the batch what the host left open: tokens that are unread, and where the spans really begin."""
+        self.was_recorded = isinstance(batch.frame, Frame) and batch.frame.is_new
         if self.behind is None:
             return
         lengths = [len(span.token_ids) for span in batch.spans]

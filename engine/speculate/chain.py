@@ -283,7 +283,7 @@ class Chain:
         A network gets all of it, a text drafter only passes that verified its tokens; the rest it reads off the slot.
         """
         for one in kept:
-            for name in self._shadows.judge(one.slot):
+            for name in self._shadows.judge(one.slot, one.draft.sources[: one.n_accepted]):
                 self.lengths.allowance.refund(one.slot, name)
         for reader in self._readers:
             self._accept(reader, [one for one in kept if reader.name in one.draft.sources])

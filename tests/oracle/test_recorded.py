@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,18 +19,21 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.batch import Batch, Span
-from slipstream.engine.frames import Frame
+from slipstream.engine.core.clock import Clock
+from slipstream.engine.core.engine import Engine
+from slipstream.engine.frames import ExactFrames, Frame
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.captured import Capturing, cpu_capture
 from slipstream.engine.models.network import Network
+from slipstream.engine.speculate.decide.cost import Costs
 from slipstream.kernels import select
 from slipstream.kernels.program import Sealed
 from slipstream.kernels.tape import Replay, Work
 from tests.checkpoints import tiny_checkpoint
 from tests.gguf_files import gguf_of
 from tests.oracle.feeding import CPU, N_SLOTS, Runner, loaded
-from tests.oracle.lab import DEMO, Lab
-from tests.oracle.lossless import HEADS, folders_of
+from tests.oracle.lab import DEMO, Bench, Lab, play
+from tests.oracle.lossless import HEADS, demo_cases, folders_of
 from tests.oracle.replays import same_drafts
 from tests.tiny_families import FAMILIES
 
@@ -144,6 +148,39 @@ def test_drafts_and_text_are_the_same_with_other_caches(kind: str, name: str, tm
     n_accepted, same = same_drafts(Lab(folders_of(kind, tmp_path), torch.bfloat16), (name,), exact=True)
     assert same
     assert n_accepted > 0
+
+
+def _n_frames(engine: Engine, store: str = "target") -> int:
+    frames = engine._cache.stores[store].frames
+    assert isinstance(frames, ExactFrames)
+    return sum(one is not None for one in frames._by_shape.values())
+
+
+def test_what_a_recording_takes_is_not_taken_for_what_a_pass_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab, counts = Lab(DEMO, torch.bfloat16), Counter[str]()
+    for owner in (Costs, Clock):
+
+        def passed(self: Any, n_rows: int, seconds: float, of: Any = owner, does: Any = owner.passed) -> None:
+            counts[of.__name__] += 1
+            does(self, n_rows, seconds)
+
+        monkeypatch.setattr(owner, "passed", passed)
+    played = play(lab, Bench(("suffix",), n_slots=2, recorded=True), demo_cases(lab, "greedy", 6))
+    assert played.engine is not None
+    assert counts["Clock"] - counts["Costs"] == _n_frames(played.engine) > 2
+
+
+def test_a_warm_engine_has_measured_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little time there is, every width that is measured has been recorded, and replayed since."""
+    measured: list[int] = []
+    monkeypatch.setattr(Costs, "passed", lambda self, n_rows, seconds: measured.append(n_rows))
+    engine = Lab(DEMO, torch.bfloat16).engine(Bench(n_slots=2, recorded=True))
+    engine.warm_up(2, enough_s=0.0)
+    frames = engine._cache.stores["target"].frames
+    assert isinstance(frames, ExactFrames)
+    filled = [one for one in frames._by_shape.values() if one is not None]
+    assert {1, 2, 4, 8} <= {one.n_rows for one in filled} <= set(measured)
+    assert not any(one.is_new for one in filled)
 
 
 def test_a_value_frozen_in_a_recording_is_seen(

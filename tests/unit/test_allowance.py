@@ -252,6 +252,24 @@ def test_text_that_becomes_known_is_noticed_soon_by_a_drafter_that_rested() -> N
     assert both < (slow + 0.25) / 2, "300 tokens of passes, then 300 in less than a quarter"
 
 
+@pytest.mark.parametrize("seconds", [20e-6, 100e-6])
+def test_a_network_that_says_what_a_text_drafter_says_takes_next_to_no_time(seconds: float) -> None:
+    """Both are always right; the network could be taken for nothing."""
+    text, clock = random_text(1501, 0), Clock()
+
+    def right(want: Want) -> Sequence[int]:
+        return text[len(want.slot.tokens) :][: want.n_max]
+
+    reader = Timed(clock, "reader", 5e-6, right)
+    network = Timed(clock, "network", seconds, right)
+    network.is_network = True
+    alone = played(clock, [reader], [text], 1)
+    n_alone = reader.n_asked
+    assert played(clock, [reader, AsNetwork(network)], [text], 1) < 1.02 * alone
+    assert reader.n_asked - n_alone >= n_alone
+    assert network.n_asked < n_alone / 8
+
+
 def test_a_network_that_fails_is_tried_more_rarely_the_dearer_it_is_and_again_once_it_is_right() -> None:
     n_asked = []
     for seconds in (50e-6, 200e-6):

@@ -230,3 +230,48 @@ def test_only_what_was_judged_counts() -> None:
     slot.append(4)
     shadows.judge(slot)
     assert judged[2:] == [(1, 0, 1)]
+
+
+def test_a_guess_that_another_draft_made_too_has_shown_nothing() -> None:
+    slot, shadows = toy_slot(0, "r", [1]), Shadows(Survival())
+
+    def judged(guess: list[int], *passes: tuple[list[int], tuple[str, ...]]) -> list[str]:
+        """The guess, then passes: tokens that come, and who drafted the first of them."""
+        shadows.drop(slot.id)
+        shadows.watch(slot, "d", guess, grades((), len(guess)))
+        right = []
+        for tokens, accepted in passes:
+            for token_id in tokens:
+                slot.append(token_id)
+            right += shadows.judge(slot, accepted)
+        return right
+
+    assert judged([5, 6], ([5, 6, 7], ())) == ["d"]
+    assert judged([5, 6], ([5, 6, 7], ("d", "d"))) == ["d"]
+    assert judged([5, 6], ([5, 6, 7], ("e", "e"))) == []
+    assert judged([5, 6], ([5, 6, 7], ("e",))) == ["d"]
+    assert judged([5, 6], ([5, 0, 7], ("e",))) == []
+    assert judged([5, 6, 7], ([5, 6], ("e",)), ([7, 8], ("e",))) == ["d"]
+    assert judged([5, 6, 7], ([5, 6], ("e", "e")), ([7, 8], ("e",))) == []
+
+
+def test_a_network_is_tried_only_where_it_could_promise_more() -> None:
+    lengths = lengths_with_cost(0.02)
+    lengths.costs.drafted("n", 8, 1.0)  # a position costs an eighth of a pass
+    for _ in range(50):
+        lengths.costs.drafted("n", 8, 1.0)
+        lengths.costs.drafted("n", 2, 0.25)
+
+    def gains(free: np.ndarray, n_most: int = 16, n_unfed: int = 0) -> bool:
+        return lengths.could_gain("n", free, n_most, n_unfed, Pass(1, 1))
+
+    assert gains(np.zeros(0))
+    assert gains(falling(0.5, 16))
+    assert not gains(falling(0.99, 16))
+    assert not gains(falling(0.99, 8), n_most=8)
+    assert gains(falling(0.99, 2)), "more tokens than the draft that is there"
+    assert gains(np.zeros(0), n_most=1)
+    assert not gains(falling(0.95, 1), n_most=1)
+    assert lengths.costs.draft_s("n", 0, 1) > 0.0
+    assert not gains(np.zeros(0), n_unfed=100_000), "what it has to be fed costs more than it could bring"
+    assert Lengths(adaptive=False).could_gain("n", falling(0.99, 16), 16, 0, Pass(1, 1))

@@ -79,7 +79,7 @@ class Allowance:
         return True
 
     def refund(self, slot: Slot, name: str) -> None:
-        """The drafter's last guess has proved right: if that was a trial, it cost nothing."""
+        """The drafter's last guess has proved right where no other was: if that was a trial, it cost nothing."""
         own = self._savings.get((slot.id, name))
         if own is not None:
             own.seconds += own.paid

@@ -124,6 +124,25 @@ class Lengths:
             return 0, [False] * len(free)
         return int(depths[best]), takes[:, best].tolist()
 
+    def could_gain(self, name: str, free: Floats, n_most: int, n_unfed: int, coming: Pass) -> bool:
+        """Whether a network would be taken for a slot if all its guesses were right; else it need not be tried.
+
+        free: survivals of the draft that the slot has without it, [n_free]. n_most: tokens it may guess at most.
+        """
+        if not self.adaptive:
+            return True
+        beside = self.costs.at(coming.n_ready) - self.costs.at(coming.n_rows)
+
+        def rate(n_rows: int, tokens: float, draft_s: float) -> float:
+            seconds = beside + self.costs.at(coming.n_rows + n_rows) + draft_s
+            return (coming.n_ready + tokens) / seconds
+
+        least = _MARGIN * rate(len(free), float(free.sum()), 0.0)
+        call_s, position_s, row_s = self.costs.call_s(name)
+        call_s += row_s * n_unfed / _PASSES_FED_FOR
+        depths = {min(n, n_most) for n in _ROWS_OF_A_DRAFT}
+        return any(rate(n, n, call_s + n * position_s) > least for n in depths)
+
     def _may_pay(self, name: str, drafted: Sequence[Floats], coming: Pass) -> bool:
         """Whether all that a network promises would be worth its first position, if rows cost nothing.
 
