@@ -131,7 +131,7 @@ class Lengths:
         """
         if not self.adaptive:
             return True
-        beside = self.costs.at(coming.n_ready) - self.costs.at(coming.n_rows)
+        beside = self._beside_s(coming)
 
         def rate(n_rows: int, tokens: float, draft_s: float) -> float:
             seconds = beside + self.costs.at(coming.n_rows + n_rows) + draft_s
@@ -154,14 +154,17 @@ class Lengths:
         return worth_s > self.costs.draft_s(name, 1) + (_MARGIN - 1.0) * self.costs.at(coming.n_ready)
 
     def _seconds(self, coming: Pass, n_drafted: NDArray[np.int64]) -> Floats:
-        """Seconds of the pass by rows for drafts, without those of the work beside the ready slots.
-
-        That work (prompt chunks) makes rows cost more or less; its own time is not charged to them.
-        """
+        """Seconds of the pass by rows for drafts, without those of the work beside the ready slots."""
         if not self.adaptive:
             return np.ones(len(n_drafted))
-        beside = self.costs.at(coming.n_ready) - self.costs.at(coming.n_rows)
-        return beside + self.costs(coming.n_rows + n_drafted)
+        return self._beside_s(coming) + self.costs(coming.n_rows + n_drafted)
+
+    def _beside_s(self, coming: Pass) -> float:
+        """Less than zero: the seconds of the work beside the ready slots (prompt chunks), which is not charged to them.
+
+        It makes their rows cost more or less.
+        """
+        return self.costs.at(coming.n_ready) - self.costs.at(coming.n_rows)
 
     def _best(self, survivals: Sequence[Floats], coming: Pass) -> tuple[float, int, NDArray[np.int64]]:
         """(tokens per second, drafts to verify, draft tokens in descending order of survival)."""
