@@ -26,12 +26,8 @@ from slipstream.kernels.compiled import emits, long_kernel, long_pointer
 from slipstream.kernels.kernel import Kernel
 
 _MASK = (1 << 64) - 1
-_LLVM = {
-    "i": "i64",
-    "f": "double",
-    "b": "i8",
-    "n": "i8*",
-}  # what numba hands on for an int, float, bool, None
+# What numba hands on for an int, a float, a bool and None.
+_LLVM = {"i": "i64", "f": "double", "b": "i8", "n": "i8*"}
 _WORD, _STATUS, _BYTES = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 
 

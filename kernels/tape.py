@@ -48,9 +48,8 @@ class Tape(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return (
-            False  # True, torch's default, loads the whole of torch.compile, and Triton with it, for a second
-        )
+        # True, torch's default, loads the whole of torch.compile, and Triton with it, for a second.
+        return False
 
     def __enter__(self) -> Tape:
         begin_recording(self)

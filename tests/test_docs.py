@@ -19,7 +19,9 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 SOURCES = "\n".join(
-    path.read_text() for room in ("server", "engine", "kernels") for path in sorted((ROOT / room).rglob("*.py"))
+    path.read_text()
+    for room in ("server", "engine", "kernels")
+    for path in sorted((ROOT / room).rglob("*.py"))
 )
 
 
