@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,14 @@ def _kept(runner: Runner) -> list[Tensor]:
     return [*rows, *(one for slot in range(N_SLOTS) for one in store.snapshot(slot))]
 
 
-def _compare(network: Network, caplog: pytest.LogCaptureFixture, n_vocab: int = 384) -> None:
+def _compare(
+    network: Network, caplog: pytest.LogCaptureFixture, whole: Collection[str] = ("take_rows",)
+) -> None:
+    """whole: operators of which replays may call the implementation."""
     taps = (0, 1, network.config.n_layers, network.config.n_layers + 1)
     plain, recorded = Runner(network), Recorded(network, taps)
     n_framed = 0
-    for spans, n_kept in _passes(0, n_vocab):
+    for spans, n_kept in _passes(0, network.vocab_size):
         found = []
         for runner in (plain, recorded):
             streams = Taps(taps)
@@ -108,7 +111,7 @@ def _compare(network: Network, caplog: pytest.LogCaptureFixture, n_vocab: int = 
     for meant, one in zip(_kept(plain), _kept(recorded), strict=True):
         assert torch.equal(meant, one)
     assert "not recorded" not in caplog.text
-    assert {one.function.__name__ for one in _operators(recorded.replays)} <= {"take_rows"}
+    assert {one.function.__name__ for one in _operators(recorded.replays)} <= {*whole}
 
 
 def _operators(replays: Sequence[Replay]) -> list[Any]:
@@ -132,6 +135,18 @@ def test_a_replay_gives_the_bits_of_a_pass_over_blocks(
     """Products with codes, and rows of an embedding in codes, whose ids are looked at."""
     file = gguf_of(tiny_checkpoint(family, tmp_path)).as_type(kind).write(tmp_path / "model.gguf")
     _compare(loaded(file, torch.bfloat16), caplog)
+
+
+@pytest.mark.parametrize("products", ["cpu", "tiled"])
+def test_products_of_torch_are_called_whole(
+    products: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on CPUs for which none are compiled."""
+    select(CPU, torch.bfloat16, {"matmul": products})
+    try:
+        _compare(loaded(tiny_checkpoint("qwen3", tmp_path), torch.bfloat16), caplog, {"take_rows", "linear"})
+    finally:
+        select(CPU, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["draft-model", *HEADS])
