@@ -85,12 +85,13 @@ class Asking:
                 self._refuse(drafter, (want.slot,))
                 trial_s = draft_s(_TRIAL, n_unfed[i]) - made_s
                 allowance = self._lengths.allowance
-                n_most, free = min(want.n_max, drafter.longest), offers[i].survival
-                if not self._lengths.adaptive or not self._lengths.could_gain(
-                    drafter.name, free, n_most, n_unfed[i], coming
-                ):
+                if not self._lengths.adaptive:
                     continue
-                if not allowance.pays(want.slot, drafter.name, trial_s, token_s):
+                n_most, free = min(want.n_max, drafter.longest), offers[i].survival
+                if not (
+                    self._lengths.could_gain(drafter.name, free, n_most, n_unfed[i], coming)
+                    and allowance.pays(want.slot, drafter.name, trial_s, token_s)
+                ):
                     if not offers[i]:
                         self._rests[drafter.name, want.slot.id] = len(want.slot.tokens) + _REST
                     continue
