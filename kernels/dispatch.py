@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, T
 import torch
 
 from slipstream import kernels
-from slipstream.kernels.kernel import recorder
+from slipstream.kernels.kernel import run
 
 
 class Placed(Protocol):
@@ -82,10 +82,8 @@ class Op(Generic[X, P, R]):
                 f"{self.folder}.{self.name}: nothing selected for {first.device.type} {first.dtype};"
                 " call kernels.select(device, dtype) at start"
             )
-        if (found := recorder()) is not None:
-            result: R = found.operator(chosen, (first, *args), kwargs)
-            return result
-        return chosen(first, *args, **kwargs)
+        result: R = run(chosen, first, *args, **kwargs)
+        return result
 
     def load(self, implementation: str) -> Callable[..., R]:
         """The function of that implementation. Raises CannotRunError if it does not exist or does not import."""

@@ -40,10 +40,10 @@ def end_recording() -> None:
     _recorders.pop(get_ident(), None)
 
 
-def run(function: Callable[..., Any], *args: Any) -> Any:
+def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call an operator's implementation; where the calling thread is recorded, through the recorder."""
     found = recorder()
-    return function(*args) if found is None else found.operator(function, args, {})
+    return function(*args, **kwargs) if found is None else found.operator(function, args, kwargs)
 
 
 class Kernel:
@@ -56,6 +56,5 @@ class Kernel:
         self._numba_type_ = dispatcher._numba_type_  # what compiled code that calls it sees
 
     def __call__(self, *args: Any) -> Any:
-        if _recorders and (found := _recorders.get(get_ident())) is not None:
-            return found.kernel(self, args)
-        return self.dispatcher(*args)
+        found = recorder()
+        return self.dispatcher(*args) if found is None else found.kernel(self, args)
