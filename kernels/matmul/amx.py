@@ -2,7 +2,8 @@
 
 A thread has eight tiles, registers of at most 16 rows of 64 bytes. Here tiles 0 to 3 are sums, float32 [n_rows, 16]; 4
 is of inputs, bfloat16 [n_rows, depth]; 5 to 7 of weights, [depth / 2, 16, 2]: two neighbouring inputs of 16 outputs in
-each row, as they lie in a panel. Tiles are named by constants. Between `configure` and `release` a thread may use them.
+each row, as they lie in a panel. Or sums are int32, inputs bytes, of twice as many inputs, and weights four in a row of
+each output. Tiles are named by constants. Between `configure` and `release` a thread may use them.
 """
 
 from __future__ import annotations
@@ -79,17 +80,23 @@ def _zero(typing: Any, tile: Any) -> Any:
     return types.void(tile), generate
 
 
-def _multiply(typing: Any, sums: Any, weights: Any) -> Any:
-    """(sums, weights) adds the inputs' products: of even inputs from zero on, of odd ones too, then both to the sum."""
+def _multiplies(name: str) -> Callable[..., Any]:
+    """(sums, weights) adds the inputs' products."""
 
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        _emit(builder, "tdpbf16ps", BYTE(sums.literal_value), BYTE(INPUTS), BYTE(weights.literal_value))
-        return context.get_dummy_value()
+    def multiply(typing: Any, sums: Any, weights: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            _emit(builder, name, BYTE(sums.literal_value), BYTE(INPUTS), BYTE(weights.literal_value))
+            return context.get_dummy_value()
 
-    return types.void(sums, weights), generate
+        return types.void(sums, weights), generate
+
+    return multiply
 
 
 zero: Callable[[int], None] = intrinsic(prefer_literal=True)(_zero)
 load: Callable[[int, int, int], None] = intrinsic(prefer_literal=True)(_moves("tileloadd64"))
 store: Callable[[int, int, int], None] = intrinsic(prefer_literal=True)(_moves("tilestored64"))
-multiply: Callable[[int, int], None] = intrinsic(prefer_literal=True)(_multiply)
+# Of even inputs from zero on, of odd ones too, then both to the sum.
+multiply: Callable[[int, int], None] = intrinsic(prefer_literal=True)(_multiplies("tdpbf16ps"))
+# Of signed bytes, to int32.
+multiply_signed: Callable[[int, int], None] = intrinsic(prefer_literal=True)(_multiplies("tdpbssd"))

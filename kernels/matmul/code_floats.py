@@ -7,8 +7,23 @@ from functools import partial
 
 from llvmlite import ir
 
-from slipstream.kernels.matmul.emit import PAIRS, PANEL, Emitter, Value, lanes_of, load_at, shorts
+from slipstream.kernels.matmul.emit import (
+    FLOAT,
+    PAIRS,
+    PANEL,
+    Emitter,
+    Row,
+    Value,
+    Way,
+    all_of,
+    as_it_is,
+    lanes_of,
+    load_at,
+    shorts,
+    spread,
+)
 from slipstream.kernels.matmul.formats import CHUNK, BlockFormat
+from slipstream.kernels.matmul.panel_sums import IS_WIDE
 from slipstream.kernels.vector import FLOATS, INTS, WIDTH, call_intrinsic, constant
 
 FEATURES = ("avx2", "fma", "f16c", "bmi2")  # of the CPU; the last two read halves and pack codes
@@ -16,7 +31,7 @@ _EIGHT, _BYTES = ir.VectorType(ir.FloatType(), 8), ir.VectorType(ir.IntType(8), 
 _ALL = list(range(WIDTH))
 
 
-def floats(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
+def _floats(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
     """Values of 16 outputs and 32 inputs, two neighbouring inputs at a time: 16 times two vectors of float32.
 
     words: the address of their first word.
@@ -94,3 +109,21 @@ def _one_of_sixteen(values: Sequence[float], builder: Emitter, code: Value) -> V
     table = ir.Constant(_BYTES, [int(value) & 255 for value in values] * 2)
     found = call_intrinsic(builder, "llvm.x86.avx2.pshuf.b", _BYTES, table, builder.bitcast(code, _BYTES))
     return builder.bitcast(found, ir.VectorType(ir.IntType(32), 8))
+
+
+def _inputs(builder: Emitter, x: Value, step: int, row: Row) -> list[Value]:
+    """Two inputs, each in all lanes. x: float32 [16 steps, n_rows, 2]."""
+    place = (step * row.n_rows + row.index) * 8
+    return [spread(builder, load_at(builder, FLOAT, x, place + 4 * i), FLOATS) for i in range(2)]
+
+
+def _add(builder: Emitter, total: list[Value], inputs: list[Value], values: list[Value]) -> list[Value]:
+    """total + x₀w₀ + x₁w₁."""
+    for x, value in zip(inputs, values, strict=True):
+        total = [call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, x, value, total[0])]
+    return total
+
+
+WAY = Way(
+    2, _floats, _inputs, [all_of(0.0)], _add, as_it_is, {8: 2, 4: 4, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 2}
+)

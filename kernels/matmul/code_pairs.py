@@ -13,13 +13,18 @@ from slipstream.kernels.matmul.emit import (
     PAIRS,
     PANEL,
     Emitter,
+    Row,
     Value,
+    Way,
     after,
+    all_of,
+    as_it_is,
     load_at,
     shorts,
+    spread,
 )
 from slipstream.kernels.matmul.formats import CHUNK, BlockFormat
-from slipstream.kernels.vector import BFLOATS, WIDTH, call_intrinsic
+from slipstream.kernels.vector import BFLOATS, FLOATS, INTS, WIDTH, call_intrinsic
 
 FEATURES = ("avx512bf16", "avx512bw", "avx512vbmi")  # of the CPU
 
@@ -30,7 +35,7 @@ def bfloat_bits(value: float) -> int:
     return bits
 
 
-def pairs(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
+def _pairs(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
     """Values of 16 outputs and 32 inputs, two neighbouring inputs at a time, as pairs of bfloat16: 16 times a vector.
 
     words: the address of their first word.
@@ -52,10 +57,10 @@ def _from_words(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[V
             code = call_intrinsic(builder, "llvm.fshr.v32i16", PAIRS, loaded[last], loaded[first], by)
         else:
             code = builder.lshr(loaded[first], shorts([shift] * 2 * WIDTH)) if shift else loaded[first]
-        yield _look_up(builder, form.values, code)
+        yield look_up(builder, form.values, code)
 
 
-def _look_up(builder: Emitter, values: tuple[float, ...], code: Value) -> Value:
+def look_up(builder: Emitter, values: tuple[float, ...], code: Value) -> Value:
     """The bfloat16 that each word's lowest five or six bits stand for."""
     table = [bfloat_bits(value) for value in values]
     if len(table) == 64:
@@ -88,3 +93,18 @@ def _byte_of(builder: Emitter, table: list[int], codes: Value) -> Value:
     halves = (ir.Constant(CODES, part) for part in (table[:64], table[64:]))
     first, second = halves
     return call_intrinsic(builder, "llvm.x86.avx512.vpermi2var.qi.512", CODES, first, codes, second)
+
+
+def _inputs(builder: Emitter, x: Value, step: int, row: Row) -> list[Value]:
+    """Two inputs in all lanes. x: pairs of bfloat16 [16 steps, n_rows]."""
+    two = load_at(builder, INT, x, (step * row.n_rows + row.index) * 4)
+    return [builder.bitcast(spread(builder, two, INTS), BFLOATS)]
+
+
+def _add(builder: Emitter, total: list[Value], inputs: list[Value], values: list[Value]) -> list[Value]:
+    """total + x₀w₀ + x₁w₁, as the instruction adds them."""
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    return [call_intrinsic(builder, name, FLOATS, total[0], inputs[0], values[0])]
+
+
+WAY = Way(2, _pairs, _inputs, [all_of(0.0)], _add, as_it_is, {8: 2, 4: 4, 1: 4})

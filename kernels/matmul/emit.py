@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from slipstream.kernels.matmul.formats import PANEL as PANEL
+from slipstream.kernels.matmul.formats import BlockFormat
 from slipstream.kernels.vector import BYTES, FLOATS, WIDTH
 
 BYTE, SHORT, INT, LONG, FLOAT = (
@@ -18,9 +21,51 @@ BYTE, SHORT, INT, LONG, FLOAT = (
 )
 PAIRS = ir.VectorType(SHORT, 2 * WIDTH)  # bits of two bfloat16, or of two words of codes, in each lane
 CODES = ir.VectorType(BYTE, 4 * WIDTH)
+N_FIELDS = 7  # words for every 32 inputs of a row
 LINE = 64  # bytes of a line of the cache, of a vector, and of 16 outputs' words
 Emitter = Any  # an ir.IRBuilder
 Value = Any  # of LLVM
+
+
+class Row(NamedTuple):
+    """A row of a tile."""
+
+    index: int
+    n_rows: int
+
+
+class Fields(NamedTuple):
+    """What is known of 32 inputs of one row, words: the sums of all, of the first 16 and of the others; then more."""
+
+    address: Value
+    row: Row
+    which: int  # sums: 0 for those of all, 1 for the first half, 2 for the other
+
+    def offset(self, field: int) -> int:
+        """Bytes from the address to a field."""
+        return (field * self.row.n_rows + self.row.index) * 4
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How codes are multiplied, a step at a time: some neighbouring inputs of 16 outputs.
+
+    What codes of a step stand for is one or more vectors, as is a sum of 16 outputs before `floats` makes one of it.
+    """
+
+    n_inputs: int  # of a step
+    codes: Callable[
+        [Emitter, BlockFormat, Value], Iterator[list[Value]]
+    ]  # of 32 inputs, from the codes' address on
+    inputs: Callable[
+        [Emitter, Value, int, Row], list[Value]
+    ]  # of a row, (address of a chunk, step, which row)
+    zeros: list[Value]  # a sum of nothing
+    add: Callable[[Emitter, list[Value], list[Value], list[Value]], list[Value]]  # (sum, inputs, values)
+    floats: Callable[[Emitter, BlockFormat, list[Value], Fields], Value]  # of the sum of a group
+    columns: dict[
+        int, int
+    ]  # by rows of a tile: vectors of 16 outputs, so that what is in use fits the registers
 
 
 def load_at(builder: Emitter, kind: Any, address: Value, offset: int = 0) -> Value:
@@ -48,7 +93,17 @@ def shorts(values: list[int]) -> Value:
 
 def after(builder: Emitter, address: Value, vector: Value) -> Value:
     """The address, which the compiler takes to depend on the vector: it moves no use of it to before that."""
-    if vector.type == FLOATS:  # half of it fits a register of every CPU
-        vector = lanes_of(builder, vector, list(range(WIDTH // 2)))
+    if vector.type in (FLOATS, CODES):  # half of it fits a register of every CPU
+        vector = lanes_of(builder, vector, list(range(vector.type.count // 2)))
     form = ir.FunctionType(LONG, [LONG, vector.type])
     return builder.asm(form, "", "=r,0,v", [address, vector], side_effect=False)
+
+
+def all_of(value: float) -> Value:
+    """The number in 16 lanes of float32."""
+    return ir.Constant(FLOATS, [value] * WIDTH)
+
+
+def as_it_is(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
+    """`Way.floats` where sums are float32."""
+    return total[0]

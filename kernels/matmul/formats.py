@@ -9,8 +9,9 @@ one, where value is the number that a code stands for:
 
 Codes lie in a stream of 16-bit words for each output and parity of inputs: a word of even inputs and one of odd ones
 are neighbours, so that 16 outputs are one vector. Where products are of pairs of bfloat16 (`code_pairs.py`), codes of
-eight bits lie otherwise: as sign and magnitude, in the order in which interleaving bytes makes pairs of them. All
-scales, bytes aside, have the file's own bits, and bytes what the file has in four to eight, so no value is rounded.
+eight bits lie otherwise: as sign and magnitude, in the order in which interleaving bytes makes pairs of them. Where
+they are of bytes (`code_bytes.py`), a word of an output has bits of four neighbouring inputs in its bytes. All scales,
+bytes aside, have the file's own bits, and bytes what the file has in four to eight, so no value is rounded.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ PANEL = 64  # outputs of a record
 CHUNK = 32  # inputs whose codes begin on a word
 SIGNED, UNSIGNED, EXPONENT = "signed", "unsigned", "exponent"
 HALF, FLOAT, ZERO = "half", "float", "zero"
+OF_FLOATS, OF_PAIRS, OF_BYTES, OF_TILES = "floats", "pairs", "bytes", "tiles"  # what products are of
+OF_SIGNED, OF_UNITS = (
+    "signed",
+    "units",
+)  # what those of bytes are of in AMX's tiles: `byte_tiles.py`, `narrow_tiles.py`
 
 # What the codes of IQ4_NL and IQ4_XS stand for.
 NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

@@ -21,9 +21,17 @@ from torch import Tensor
 
 from slipstream.kernels import threads
 from slipstream.kernels.cpu_features import missing
-from slipstream.kernels.matmul import code_floats, code_pairs, narrow_sums, narrow_tiles
+from slipstream.kernels.matmul import (
+    byte_tiles,
+    code_bytes,
+    code_floats,
+    code_pairs,
+    narrow_sums,
+    narrow_tiles,
+)
 from slipstream.kernels.matmul.blocks import BlockWeight
-from slipstream.kernels.matmul.formats import INT8, LAYOUTS, PANEL
+from slipstream.kernels.matmul.code_bytes import has_whole_numbers, is_exact_in_units
+from slipstream.kernels.matmul.formats import INT8, LAYOUTS, OF_BYTES, OF_FLOATS, OF_PAIRS, OF_TILES, PANEL
 from slipstream.kernels.matmul.narrow_sums import dense_task, multiply
 from slipstream.kernels.matmul.panel_sums import panels_of
 from slipstream.kernels.matmul.quantized import (
@@ -53,7 +61,7 @@ class NarrowWeight:
     table: Tensor  # [2] int64: addresses of bias and segments
     order: Tensor | None  # [in_features] int64: stored column i belongs to input order[i]; None: to input i
     dtype: torch.dtype
-    by_pairs: bool  # whether products are of pairs of bfloat16, not of float32
+    way: str  # what products are of
     in_features: int
     out_features: int
 
@@ -64,9 +72,32 @@ def refusal() -> str | None:
     return f"this CPU has no {', '.join(names)}" if names else None
 
 
-def has_pairs(dtype: torch.dtype) -> bool:
-    """Whether inputs of the dtype are multiplied two at a time, by the CPU's instruction for pairs of bfloat16."""
-    return dtype is torch.bfloat16 and not missing(code_pairs.FEATURES)
+def ways() -> list[str]:
+    """What products of bfloat16 inputs may be of on this CPU; the first that has all types of a weight is taken."""
+    has_pairs, has_bytes = not missing(code_pairs.FEATURES), not missing(code_bytes.FEATURES)
+    by_bytes, by_pairs = [OF_BYTES] * has_bytes, [OF_PAIRS] * has_pairs
+    if HAS_TILES:
+        return [OF_TILES, *by_bytes, *by_pairs, OF_FLOATS]
+    # Two inputs at a time are as fast as bytes of two where their instruction issues every cycle, as on AMD's CPUs.
+    return [*by_pairs, *by_bytes, OF_FLOATS]
+
+
+def _way_of(dtype: torch.dtype, kinds: Sequence[str]) -> str:
+    """What products with parts of these types are of."""
+    if dtype is not torch.bfloat16:
+        return OF_FLOATS
+    return next(way for way in ways() if all(_part_way(way, kind) for kind in kinds))
+
+
+def _part_way(way: str, kind: str) -> str | None:
+    """What a part's products are of, where those of the whole are of that; None if there are none."""
+    is_whole = has_whole_numbers(LAYOUTS[kind])
+    if way == OF_BYTES and not is_whole:
+        return OF_TILES if HAS_TILES else None  # which read inputs where they are
+    if way == OF_TILES and is_whole:
+        return None
+    # int8 has -128, of which no record for pairs has a code: those have sign and magnitude.
+    return None if way == OF_PAIRS and kind in INT8.values() else way
 
 
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> NarrowWeight | None:
@@ -80,12 +111,15 @@ def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> NarrowWeight
 def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> NarrowWeight:
     """The weight with the parts that have records in these, others in panels of the rows' dtype."""
     parts, order = _gathered(weight)
-    # int8 has -128, of which no record for pairs has a code: those have sign and magnitude.
-    by_pairs = has_pairs(weight.dtype) and not any(kind_of(part) in INT8.values() for part in parts)
-    found = [records(part, for_pairs=by_pairs) if _is_narrow(part) else None for part in parts]
+    kinds = [kind_of(part) or "" if _is_narrow(part) else "" for part in parts]
+    way = _way_of(weight.dtype, [kind for kind in kinds if kind])
+    each = [_part_way(way, kind) if kind else None for kind in kinds]
+    found = [records(part, one) if one else None for part, one in zip(parts, each, strict=True)]
     laid = [panels_of(widened(part)) if one is None else one for part, one in zip(parts, found, strict=True)]
-    kinds = ["" if one is None else kind_of(part) for part, one in zip(parts, found, strict=True)]
-    tasks = [_block_task(kind, by_pairs) if kind else dense_task[weight.dtype] for kind in kinds]
+    tasks = [
+        dense_task[weight.dtype] if records is None else _block_task(kind, one or "")
+        for records, kind, one in zip(found, kinds, each, strict=True)
+    ]
     n_outs = [part.shape[0] for part in parts]
     ends = torch.zeros(sum(n_outs)) if bias is None else bias.to(torch.float32)
     ends = torch.cat([F.pad(one, (0, -len(one) % PANEL)) for one in ends.split(n_outs)])
@@ -97,16 +131,19 @@ def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> Narrow
         table=torch.tensor([ends.data_ptr(), segments.data_ptr()]),
         order=order,
         dtype=weight.dtype,
-        by_pairs=by_pairs,
+        way=way,
         in_features=weight.shape[1],
         out_features=sum(n_outs),
     )
 
 
-def _block_task(kind: str, by_pairs: bool) -> int:  # noqa: FBT001
-    if by_pairs and HAS_TILES:
+def _block_task(kind: str, way: str) -> int:
+    if way == OF_TILES:
         return narrow_tiles.block_task(kind)
-    return narrow_sums.block_task(kind, int(not by_pairs))
+    if way == OF_BYTES and HAS_TILES:
+        tiles = narrow_tiles.unit_task if is_exact_in_units(LAYOUTS[kind]) else byte_tiles.block_task
+        return tiles(kind)
+    return narrow_sums.block_task(kind, way)
 
 
 def packed_bytes(weight: Quantized) -> int:
@@ -162,7 +199,7 @@ def linear(x: Tensor, packed: NarrowWeight, out_dtype: torch.dtype | None = None
     multiply(
         (x.data_ptr(), out.data_ptr(), packed.table.data_ptr(), 0, 0),
         (n_rows, n_in, packed.out_features, packed.bias.shape[0] // PANEL, 1),
-        (x.dtype, packed.by_pairs, out.dtype),
+        (x.dtype, packed.way, out.dtype),
         threads.available() if n_rows * n_in * packed.out_features >= SERIAL_BELOW else 1,
     )
     return out if out_dtype is None else out.to(out_dtype)
@@ -180,10 +217,10 @@ class NarrowStack:
 
 
 def stack(weights: Sequence[NarrowWeight]) -> NarrowStack | None:
-    """The weights together; None if the inputs of one have to be gathered first, or not all are by pairs or all not."""
+    """The weights together; None if the inputs of one have to be gathered first, or products are not all alike."""
     if any(one.order is not None for one in weights):
         return None
-    if len({one.by_pairs for one in weights}) > 1:
+    if len({one.way for one in weights}) > 1:
         return None
     return NarrowStack(tuple(weights), torch.stack([one.table for one in weights]))
 
@@ -197,7 +234,7 @@ def multiply_groups(
     multiply(
         tuple(one.data_ptr() for one in (x, out, matrices.table, matrix_ids, starts)),
         (n_rows, n_in, first.out_features, first.bias.shape[0] // PANEL, len(matrix_ids)),
-        (x.dtype, first.by_pairs, out_dtype),
+        (x.dtype, first.way, out_dtype),
         threads.available() if n_rows * n_in * first.out_features >= SERIAL_BELOW else 1,
     )
     return out

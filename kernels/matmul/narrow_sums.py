@@ -26,29 +26,46 @@ from slipstream.kernels.compiled import (
     pointer,
     shifted,
 )
-from slipstream.kernels.matmul.formats import CHUNK, PANEL
-from slipstream.kernels.matmul.panel_sums import BY_FLOATS
-from slipstream.kernels.matmul.records import constants_of
-from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES
-from slipstream.kernels.matmul.unpack import (
-    COLUMNS_1,
-    COLUMNS_4,
-    COLUMNS_8,
-    MOST_ROWS,
-    SUM_ROWS,
-    add_chunk,
-    end_block,
+from slipstream.kernels.matmul import panel_sums
+from slipstream.kernels.matmul.arrange import (
+    ARRANGED,
+    ARRIVED,
+    BIAS,
+    FEW,
+    FIELD_BYTES,
+    GROUP_FIELDS,
+    GROUPS,
+    MOST,
+    N_GROUPS,
+    N_IN,
+    N_OUT,
+    N_PANELS,
+    N_ROWS,
+    N_THREADS,
+    NEXT,
+    OUT,
+    ROUNDED,
+    SEGMENTS,
+    SUMS,
+    TILES,
+    X,
+    arrange_task,
+    tile_rows,
 )
-from slipstream.kernels.vector import WIDTH, load, store, store_part, sum_lanes
+from slipstream.kernels.matmul.block_steps import add_chunk, bytes_of_input, columns_of, end_block
+from slipstream.kernels.matmul.emit import N_FIELDS
+from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_FLOATS, PANEL
+from slipstream.kernels.matmul.records import constants_of
+from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES, LINE
+from slipstream.kernels.matmul.unpack import AHEAD, MOST_ROWS, SUM_ROWS
+from slipstream.kernels.vector import WIDTH, load, store, store_part
 
+SINGLY = panel_sums.BY_FLOATS
 VISIT = 8  # chunks of 32 inputs taken with all rows before the next: their codes stay in the first cache
-# Arguments of a group; the first of them, and three more, are those of what adds one panel's products to the totals.
-X, TILES, SUMS, N_ROWS, N_IN, OUT, BIAS, SEGMENTS, N_OUT, ARRANGED, GROUP_FIELDS = range(11)
-# The next of them; FOUND and VALUES are where `narrow_tiles.py` keeps groups' sums and what codes stand for.
-RECORDS, TOTALS, PARTIAL, FOUND, VALUES = range(5, 10)
-GROUPS, N_GROUPS, N_PANELS, MOST, N_THREADS, ARRIVED, NEXT = range(7)  # of a call; MOST: rows of a group
+# Arguments, behind those of a group, of what adds one panel's products. FOUND and VALUES are where tiles keep groups'
+# sums and what codes stand for.
+RECORDS, TOTALS, PARTIAL, FOUND, VALUES = range(6, 11)
 FIRST_PANEL, TASK, ADDRESS, PANEL_BYTES, FIRST_OUTPUT, SEGMENT_OUTPUTS, FIELDS = range(7)  # of a segment
-SUM_BYTES = 12  # of a chunk's three sums of inputs
 SPREAD = 8  # words between the threads' counters, so that each has a line of the cache
 N_FOUND = 2 * 2 * SUM_ROWS if HAS_TILES else 0  # rows of 64 sums: of two chunks' groups
 N_VALUES = VISIT * CHUNK * PANEL // 2 if HAS_TILES else 0  # words of two values
@@ -61,61 +78,23 @@ def multiply(addresses: Any, shape: Any, dtypes: Any, n_threads: int) -> None:
     addresses: of inputs [n_rows, n_in], results [n_rows, n_out], a table [n_matrices, 2] of addresses of biases and
     segments, and ids [n_groups] and starts [n_groups + 1] of groups, int32, the last of which may have no rows; 0 for
     one group of all rows.
-    shape: (n_rows, n_in, n_out, panels of a matrix, n_groups). dtypes: (of inputs, whether products are by pairs, of
+    shape: (n_rows, n_in, n_out, panels of a matrix, n_groups). dtypes: (of inputs, what products are of, of
     results).
     """
-    x_dtype, by_pairs, out_dtype = dtypes
-    tasks = _arrange_task(x_dtype, by_pairs), _task[out_dtype]
-    _run(addresses, shape, tasks, (x_dtype.itemsize, 2 if by_pairs else 4, out_dtype.itemsize), n_threads)
+    x_dtype, way, out_dtype = dtypes
+    tasks = arrange_task(x_dtype, way), _task[out_dtype]
+    of_tile = 4 if way == OF_FLOATS else 2
+    of_rounded = 2 if way == OF_BYTES and HAS_TILES and shape[0] > FEW else 0
+    _run(addresses, shape, tasks, (x_dtype.itemsize, of_tile, of_rounded, out_dtype.itemsize), n_threads)
 
 
 @inlined
-def tile_rows(left: int) -> int:
-    """Rows that are computed together of those that are left; where they are fewer, the last is done again."""
-    if left > 4 and MOST_ROWS == 8:
-        return 8
-    return 4 if left > 1 else 1
+def add_blocks(a: Any, kind: Any, way: Any, add_eight: Any) -> None:
+    """Add the products of 64 outputs to the totals.
 
-
-@inlined
-def _arrange(a: Any, kind: Any, words: Any, two: Any) -> None:
-    """Copy rows into tiles, [steps, rows of the tile] words of two inputs, and add up the inputs of every 32.
-
-    a: the arguments; kind: of an input; words: of two inputs and of two in a tile; two: makes the second of the first,
-    or is None where nothing is copied.
+    a: the arguments; kind: the blocks' type; way: of products; add_eight: `add_span`, or what does the same for eight
+    rows.
     """
-    n_rows, n_steps = a[N_ROWS], a[N_IN] // 2
-    x, tiles = pointer(a[X], words[0]), pointer(a[TILES], words[1])
-    tile = fetch_add(shifted(a, ARRANGED), 1)
-    while tile * 8 < n_rows:
-        row = tile * 8
-        while row < min(tile * 8 + 8, n_rows):
-            n = tile_rows(n_rows - row)
-            for r in range(n):
-                source = min(row + r, n_rows - 1)
-                if two is not None:
-                    for step in range(n_steps):
-                        tiles[row * n_steps + step * n + r] = two(x[source * n_steps + step])
-                _add_inputs(a, pointer(a[X], kind), source, (row, n, r))
-            row += n
-        tile = fetch_add(shifted(a, ARRANGED), 1)
-
-
-@inlined
-def _add_inputs(a: Any, x: Any, source: int, at: Any) -> None:
-    """Sums of each 32 inputs of a row: of all, of the first 16, of the last. at: (first row of the tile, n, r)."""
-    row, n, r = at
-    sums, n_chunks = float_pointer(a[SUMS]), a[N_IN] // CHUNK
-    for chunk in range(n_chunks):
-        first = sum_lanes(load(x, source * a[N_IN] + chunk * CHUNK))
-        second = sum_lanes(load(x, source * a[N_IN] + chunk * CHUNK + WIDTH))
-        place = (row * n_chunks + chunk * n) * 3 + r
-        sums[place], sums[place + n], sums[place + 2 * n] = first + second, first, second
-
-
-@inlined
-def _add_blocks(a: Any, kind: Any, wide: Any) -> None:
-    """Add the products of 64 outputs to the totals. a: the arguments; kind: the blocks' type; wide: 1 for float32."""
     n_rows, n_chunks = a[N_ROWS], a[N_IN] // CHUNK
     for begin in range(0, n_chunks, VISIT):
         span = begin, min(begin + VISIT, n_chunks)
@@ -123,25 +102,50 @@ def _add_blocks(a: Any, kind: Any, wide: Any) -> None:
         while row < n_rows:
             n = tile_rows(n_rows - row)
             if MOST_ROWS == 8 and n == 8:
-                _add_span(a, row, span, (kind, 8, wide))
+                add_eight(a, row, span, (kind, 8, way))
             elif n == 4:
-                _add_span(a, row, span, (kind, 4, wide))
+                add_span(a, row, span, (kind, 4, way))
             else:
-                _add_span(a, row, span, (kind, 1, wide))
+                add_span(a, row, span, (kind, 1, way))
             row += n
 
 
 @inlined
-def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
-    """The same for the rows of a tile and some chunks of inputs. form: (kind, n_rows, wide), constants."""
-    kind, n, wide = form
+def share_of(a: Any, row: int, n_rows: int, kind: Any) -> Any:
+    """What the tile that begins with a row brings nearer with each chunk: (bytes of a chunk, how far ahead, lines).
+
+    Each tile of n_rows a share of what the next visit reads, so that memory is neither idle nor in a rush; a tile that
+    is alone, which does not wait for others, a little ahead.
+    """
+    chunk_bytes = constants_of(kind)[11] * CHUNK // constants_of(kind)[1]
+    n_tiles, n_lines = (a[N_ROWS] + n_rows - 1) // n_rows, (chunk_bytes + LINE - 1) // LINE
+    ahead = AHEAD if n_tiles == 1 else VISIT * chunk_bytes
+    return (
+        chunk_bytes,
+        ahead,
+        (n_lines * (row // n_rows) // n_tiles, n_lines * (row // n_rows + 1) // n_tiles),
+    )
+
+
+@inlined
+def part_of(share: Any, records: int, at: Any) -> Any:
+    """Of these lines those of one group, for `fetch_quarter`. at: (chunk, group of the chunk, how many it has)."""
+    (chunk_bytes, ahead, (first, last)), (chunk, group, n_groups) = share, at
+    n = last - first
+    lines = first + n * group // n_groups, first + n * (group + 1) // n_groups
+    return records + chunk * chunk_bytes + ahead, lines
+
+
+@inlined
+def add_span(a: Any, row: int, span: Any, form: Any) -> None:
+    """The same for the rows of a tile and some chunks of inputs. form: (kind, n_rows, way), constants."""
+    kind, n, way = form
     n_chunks, totals = a[N_IN] // CHUNK, a[TOTALS] + row * PANEL * 4
     for chunk in range(span[0], span[1]):
-        x = a[TILES] + (row * n_chunks + chunk * n) * (CHUNK * 2 * (1 + wide))
-        sums = a[SUMS] + (row * n_chunks + chunk * n) * SUM_BYTES
-        n_columns = COLUMNS_8 if n == 8 else COLUMNS_4 if n == 4 else COLUMNS_1
-        for first in range(0, PANEL, n_columns * WIDTH):
-            add_chunk((x, sums, a[RECORDS], chunk, first, totals, a[PARTIAL]), kind, n, wide)
+        x = a[TILES] + (row * n_chunks + chunk * n) * (CHUNK * bytes_of_input(way))
+        sums = a[SUMS] + (row * n_chunks + chunk * n) * FIELD_BYTES
+        for first in range(0, PANEL, columns_of(n, way) * WIDTH):
+            add_chunk((x, sums, a[RECORDS], chunk, first, totals, a[PARTIAL]), kind, n, way)
         end_chunk(a, (row, n), chunk, kind, a[PARTIAL])
 
 
@@ -152,7 +156,7 @@ def end_chunk(a: Any, rows: Any, chunk: int, kind: Any, partial: int) -> None:
     per_block = constants_of(kind)[1] // CHUNK
     if (chunk + 1) % per_block == 0:
         begin = chunk + 1 - per_block
-        sums = a[SUMS] + (row * (a[N_IN] // CHUNK) + begin * n) * SUM_BYTES
+        sums = a[SUMS] + (row * (a[N_IN] // CHUNK) + begin * n) * FIELD_BYTES
         end_block((0, sums, a[RECORDS], begin, 0, a[TOTALS] + row * PANEL * 4, partial), kind, n)
 
 
@@ -167,11 +171,11 @@ def _add_dense(a: Any, way: Any) -> None:
 
 
 @functools.cache
-def block_task(kind: str, wide: int) -> int:
-    """Address of what adds one panel's products with blocks. kind: their type; wide: 1 for products of float32."""
+def block_task(kind: str, way: str) -> int:
+    """Address of what adds one panel's products with blocks. kind: their type; way: what products are of."""
 
     def items(address: int) -> None:
-        _add_blocks(long_pointer(address), kind, wide)
+        add_blocks(long_pointer(address), kind, way, add_span)
 
     return threads.compile_task(items)
 
@@ -185,7 +189,7 @@ def dense_task(kind: Any) -> int:
         if by_twos:
             _add_dense(long_pointer(address), BY_TWOS)
         else:
-            _add_dense(long_pointer(address), BY_FLOATS)
+            _add_dense(long_pointer(address), SINGLY)
 
     return threads.compile_task(items)
 
@@ -245,38 +249,6 @@ def _task(kind: Any) -> int:
 
 
 @inlined
-def _same(word: Any) -> Any:
-    return word
-
-
-@inlined
-def _two_floats(word: Any) -> Any:
-    """Two float32 of two bfloat16."""
-    bits = np.int64(word)
-    return (bits & 0xFFFF) << 16 | bits >> 16 << 48
-
-
-@functools.cache
-def _arrange_task(dtype: torch.dtype, by_pairs: bool) -> int:  # noqa: FBT001
-    """Address of the compiled task that comes before, for inputs of this dtype."""
-    kind, word = KINDS[dtype], np.uint32 if dtype is torch.bfloat16 else np.int64
-    widens, in_place = int(dtype is torch.bfloat16 and not by_pairs), int(by_pairs and HAS_TILES)
-
-    def items(address: int) -> None:
-        a = long_pointer(address)
-        for i in range(a[N_GROUPS]):
-            group = shifted(long_pointer(a[GROUPS]), i * GROUP_FIELDS)
-            if in_place:
-                _arrange(group, kind, (word, word), None)
-            elif widens:
-                _arrange(group, kind, (word, np.int64), _two_floats)
-            else:
-                _arrange(group, kind, (word, word), _same)
-
-    return threads.compile_task(items)
-
-
-@inlined
 def with_rows(starts: Any, n_groups: int) -> int:
     """Groups up to the last that has rows."""
     while n_groups > 0 and starts[n_groups - 1] == starts[n_groups]:
@@ -286,14 +258,16 @@ def with_rows(starts: Any, n_groups: int) -> int:
 
 @long_kernel
 def _run(addresses: Any, shape: Any, tasks: Any, n_bytes: Any, n_threads: int) -> None:
-    """tasks: (before, the product). n_bytes: of an input, of one in a tile, of a result."""
+    """tasks: (before, the product). n_bytes: of an input, of one in a tile, of a rounded one or 0,
+    of a result."""
     n_rows, n_in, n_out, n_panels, n_groups = shape
     if addresses[4] != 0:
         n_groups = with_rows(int_pointer(addresses[4]), n_groups)
-    of_input, of_tile, of_result = n_bytes
+    of_input, of_tile, of_rounded, of_result = n_bytes
     n_padded = n_rows + PADDING * n_groups
     tiles = np.empty(n_padded * n_in * of_tile // 8, np.int64)
-    sums = np.empty(n_padded * n_in // CHUNK * 3, np.float32)
+    rounded = np.empty(n_rows * n_in // 2 if of_rounded else 0, np.int32)
+    sums = np.empty(n_padded * n_in // CHUNK * N_FIELDS, np.float32)
     groups = np.empty(n_groups * GROUP_FIELDS, np.int64)
     a = np.empty(NEXT + n_threads * SPREAD, np.int64)
     table, ids, starts = long_pointer(addresses[2]), int_pointer(addresses[3]), int_pointer(addresses[4])
@@ -308,7 +282,8 @@ def _run(addresses: Any, shape: Any, tasks: Any, n_bytes: Any, n_threads: int) -
             addresses[1] + first * n_out * of_result,
         )
         group[TILES] = tiles.ctypes.data + place * n_in * of_tile
-        group[SUMS] = sums.ctypes.data + place * (n_in // CHUNK) * SUM_BYTES
+        group[SUMS] = sums.ctypes.data + place * (n_in // CHUNK) * FIELD_BYTES
+        group[ROUNDED] = rounded.ctypes.data + first * n_in * 2 if of_rounded else 0
         group[N_ROWS], group[N_IN], group[N_OUT], group[ARRANGED] = end - first, n_in, n_out, 0
         group[BIAS], group[SEGMENTS] = table[2 * matrix], table[2 * matrix + 1]
         a[MOST] = max(a[MOST], end - first)
@@ -318,4 +293,4 @@ def _run(addresses: Any, shape: Any, tasks: Any, n_bytes: Any, n_threads: int) -
     for i in range(n_threads):
         a[NEXT + i * SPREAD] = n_groups * n_panels * i // n_threads
     threads.run(tasks[1], a.ctypes.data, n_threads)
-    tiles[:0], sums[:0], groups[:0], a[0] = 0, 0, 0, 0  # keeps the memory alive until here
+    tiles[:0], rounded[:0], sums[:0], groups[:0], a[0] = 0, 0, 0, 0, 0  # keeps the memory alive until here

@@ -39,6 +39,8 @@ from slipstream.kernels.matmul.formats import (
     INT4,
     INT8,
     LAYOUTS,
+    OF_BYTES,
+    OF_FLOATS,
     PANEL,
     UNSIGNED,
 )
@@ -47,6 +49,7 @@ from slipstream.kernels.matmul.scaled import kind_of, put_scales
 from slipstream.kernels.vector import call_intrinsic
 
 DATA, RECORDS, N_OUT, N_BLOCKS, NEXT, UNFIT = range(6)  # arguments of a task
+STREAM, SIGNS, PLANES = range(3)  # how codes lie (`formats.py`)
 Code = Callable[[Any, Any, Any, Any], int]
 Factor = Callable[[Any, Any], int]
 
@@ -93,11 +96,11 @@ MINIMA: dict[str, Factor] = {
 }
 
 
-def records(weight: BlockWeight | Int4Weight | ByteWeight, *, for_pairs: bool) -> Tensor | None:
+def records(weight: BlockWeight | Int4Weight | ByteWeight, way: str) -> Tensor | None:
     """The records, [n_panels, n_blocks, record_bytes] uint8; None if the type or one of its codes has none.
 
-    Those are -128 in Q8_0 and int8 `for_pairs` of bfloat16, the least and greatest exponents in MXFP4, and NaN in fp8.
-    Outputs beyond the last are zeros.
+    Those are -128 in Q8_0 and int8 for products of pairs, the least and greatest exponents in MXFP4, and NaN in fp8.
+    Outputs beyond the last are zeros. way: what products are of.
     """
     kind = kind_of(weight)
     if kind is None:
@@ -110,7 +113,7 @@ def records(weight: BlockWeight | Int4Weight | ByteWeight, *, for_pairs: bool) -
     laid = torch.empty((n_panels, n_blocks, form.record_bytes), dtype=torch.uint8)
     laid[n_out // PANEL :] = 0  # of a last panel that is not full, the outputs that are none
     sizes = np.array([data.data_ptr(), laid.data_ptr(), n_out, n_blocks, 0, 0], np.int64)
-    _run(_task(kind, for_pairs), sizes.ctypes.data, threads.available())
+    _run(_task(kind, way), sizes.ctypes.data, threads.available())
     if not isinstance(weight, BlockWeight):
         put_scales(weight, laid, form)
     return None if sizes[UNFIT] else laid
@@ -193,9 +196,9 @@ def picked(builder: ir.IRBuilder, word: Any, mask: Any) -> Any:
 def _copy_block(b: Any, record: int, output: int, codes: Any, form: Any) -> bool:
     """Write one output's part of the record at that address; returns whether every code has a place in it.
 
-    form: (kind, whether it is for pairs), constants.
+    form: (kind, how codes lie), constants.
     """
-    kind, for_pairs = form
+    kind, lie = form
     bits, block, _, half, second, n_factors, n_minima, seconds, factors, minima, at, _, biased = constants_of(
         kind
     )
@@ -215,15 +218,18 @@ def _copy_block(b: Any, record: int, output: int, codes: Any, form: Any) -> bool
             for i in range(16):
                 codes[h * 16 + i] = code_of(b, chunk, h, i, kind)
         target = pointer(record + at + chunk * PANEL * CHUNK * bits // 8, np.uint16)
-        fits = _copy_codes(codes, target, output, (bits, for_pairs, biased)) and fits
+        fits = _copy_codes(codes, target, output, (bits, lie, biased)) and fits
     return fits
 
 
 @inlined
 def _copy_codes(codes: Any, target: Any, output: int, form: Any) -> bool:
-    """32 codes of an output; returns whether each has a place. form: (bits, whether it is for pairs, biased or not)."""
-    bits, for_pairs, biased = form
-    if bits < 8 or not for_pairs:
+    """32 codes of an output; returns whether each has a place. form: (bits, how they lie, biased or not)."""
+    bits, lie, biased = form
+    if lie == PLANES:
+        _copy_planes(codes, target, output, bits)
+        return True
+    if bits < 8 or lie == STREAM:
         _copy_stream(codes, target, output, bits)
         return True
     fits = _to_signs(codes) if biased else True
@@ -244,6 +250,23 @@ def _copy_stream(codes: Any, target: Any, output: int, bits: int) -> None:
             while n_bits >= 16:
                 target[2 * (k * PANEL + output) + parity] = stream & 0xFFFF
                 stream, n_bits, k = stream >> 16, n_bits - 16, k + 1
+
+
+@inlined
+def _copy_planes(codes: Any, target: Any, output: int, bits: int) -> None:
+    """32 codes as `code_bytes.py` reads them: of four neighbouring inputs a byte of a word each."""
+    fours = pointer(address_of(codes), np.uint32)
+    words = pointer(address_of(target), np.uint32)
+    done = 0
+    for part in (8, 4, 2, 1):
+        if bits & part:
+            mask = np.uint32(0x01010101 * ((1 << part) - 1))
+            for k in range(part):
+                word = np.uint32(0)
+                for i in range(8 // part):
+                    word |= (fours[k * (8 // part) + i] >> np.uint32(done) & mask) << np.uint32(i * part)
+                words[(done + k) * PANEL + output] = word
+            done += part
 
 
 @inlined
@@ -268,8 +291,9 @@ def _copy_bytes(codes: Any, target: Any, output: int) -> None:
 
 
 @functools.cache
-def _task(kind: str, for_pairs: bool) -> int:  # noqa: FBT001
+def _task(kind: str, way: str) -> int:
     """Address of the compiled task that copies matrices of that type."""
+    lie = {OF_FLOATS: STREAM, OF_BYTES: PLANES}.get(way, SIGNS)
 
     def items(address: int) -> None:
         a = long_pointer(address)
@@ -284,7 +308,7 @@ def _task(kind: str, for_pairs: bool) -> int:  # noqa: FBT001
                 for j in range(n_blocks):
                     b = pointer(a[DATA] + ((panel * PANEL + i) * n_blocks + j) * block_bytes, np.uint8)
                     record = a[RECORDS] + (panel * n_blocks + j) * record_bytes
-                    if not _copy_block(b, record, i, codes, (kind, for_pairs)):
+                    if not _copy_block(b, record, i, codes, (kind, lie)):
                         a[UNFIT] = 1
             panel = fetch_add(shifted(a, NEXT), 1)
         memory[:0] = 0  # keeps the memory alive until here

@@ -95,19 +95,17 @@ def add_products(x: int, row_bytes: int, weights: int, fetch: Any) -> None:
 
     fetch: (where, (first, end)), lines of the cache to bring nearer meanwhile.
     """
-    where, (line, last) = fetch
-    quarter = (last - line + 3) // 4
     load(4, x, row_bytes)
-    _fetch(where, line, quarter, last)
+    fetch_quarter(fetch, 0)
     load(5, weights, STEP_BYTES)
     multiply(0, 5)
-    _fetch(where, line + quarter, quarter, last)
+    fetch_quarter(fetch, 1)
     load(6, weights + LINE, STEP_BYTES)
     multiply(1, 6)
-    _fetch(where, line + 2 * quarter, quarter, last)
+    fetch_quarter(fetch, 2)
     load(7, weights + 2 * LINE, STEP_BYTES)
     multiply(2, 7)
-    _fetch(where, line + 3 * quarter, quarter, last)
+    fetch_quarter(fetch, 3)
     load(5, weights + 3 * LINE, STEP_BYTES)
     multiply(3, 5)
 
@@ -122,9 +120,12 @@ def store_sums(sums: int) -> None:
 
 
 @inlined
-def _fetch(start: int, line: int, n: int, last: int) -> None:
-    for i in range(line, min(line + n, last)):
-        fetch_once(start + i * LINE)
+def fetch_quarter(fetch: Any, which: int) -> None:
+    """Bring a quarter of some lines nearer. fetch: (where, (first, end))."""
+    where, (line, last) = fetch
+    quarter = (last - line + 3) // 4
+    for i in range(line + which * quarter, min(line + (which + 1) * quarter, last)):
+        fetch_once(where + i * LINE)
 
 
 HAS_TILES = features() >= TILES

@@ -7,24 +7,23 @@ What is emitted for a tile has no branches and no loops: codes become pairs of b
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from slipstream.kernels.compiled import emit_fetch_once
-from slipstream.kernels.matmul.code_floats import floats
-from slipstream.kernels.matmul.code_pairs import pairs
 from slipstream.kernels.matmul.emit import (
     FLOAT,
-    INT,
     LINE,
     LONG,
+    N_FIELDS,
     PANEL,
     Emitter,
+    Fields,
+    Row,
     Value,
+    Way,
     after,
     load_at,
     spread,
@@ -33,7 +32,6 @@ from slipstream.kernels.matmul.formats import (
     CHUNK,
     EXPONENT,
     HALF,
-    LAYOUTS,
     SIGNED,
     UNSIGNED,
     ZERO,
@@ -41,21 +39,19 @@ from slipstream.kernels.matmul.formats import (
 )
 from slipstream.kernels.matmul.formats import FLOAT as FLOAT_SCALE
 from slipstream.kernels.matmul.panel_sums import IS_WIDE
-from slipstream.kernels.vector import BFLOATS, BYTES, FLOATS, INTS, WIDTH, call_intrinsic, constant
+from slipstream.kernels.vector import BYTES, FLOATS, INTS, WIDTH, call_intrinsic, constant
 
 AHEAD = 4096  # bytes between the records in use and those that are being fetched
 MOST_ROWS = 8 if IS_WIDE else 4  # of a tile
 # Rows of groups' sums in memory: those of AMX's tiles, and of a tile of eight that begins with the last of them.
 SUM_ROWS = 16 + 8
-# Vectors of 16 outputs that a tile of 8, 4 or 1 rows has: sums, values and an input have to fit the registers.
-COLUMNS_8, COLUMNS_4, COLUMNS_1 = (2, 4, 4) if IS_WIDE else (0, 1, 2)
 
 
 class Place(NamedTuple):
     """Where a tile finds its operands: addresses, as values of LLVM."""
 
-    x: Value  # pairs of bfloat16 or float32, [steps, n_rows]
-    sums: Value  # float32, [3, n_rows]: sums of the 32 inputs, of their first half and of their second
+    x: Value  # inputs of a chunk's rows, as `Way.inputs` reads them
+    sums: Value  # words, [N_FIELDS, n_rows]: what is known of a chunk's inputs (`narrow_sums.py`)
     record: Value
     chunk: Value  # which 32 inputs of the record
     first: Value  # of the panel's outputs
@@ -69,24 +65,7 @@ class Tile(NamedTuple):
     form: BlockFormat
     n_rows: int
     n_columns: int  # vectors of 16 outputs
-    wide: bool  # products are of float32, not of pairs of bfloat16
-
-
-def _inputs(builder: Emitter, tile: Tile, x: Value) -> list[Value]:
-    """Two inputs in all lanes: one vector of pairs of bfloat16, or two of float32. x: their address."""
-    if not tile.wide:
-        return [builder.bitcast(spread(builder, load_at(builder, INT, x), INTS), BFLOATS)]
-    return [spread(builder, load_at(builder, FLOAT, x, 4 * i), FLOATS) for i in range(2)]
-
-
-def _multiply(builder: Emitter, total: Value, inputs: list[Value], weights: list[Value]) -> Value:
-    """total + x₀w₀ + x₁w₁."""
-    if len(inputs) == 1:
-        name = "llvm.x86.avx512bf16.dpbf16ps.512"
-        return call_intrinsic(builder, name, FLOATS, total, inputs[0], weights[0])
-    for x, weight in zip(inputs, weights, strict=True):
-        total = call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, x, weight, total)
-    return total
+    way: Way
 
 
 def _bytes_as_floats(builder: Emitter, address: Value, *, signed: bool) -> Value:
@@ -117,7 +96,7 @@ def _scale(builder: Emitter, form: BlockFormat, halves: Value, factors: Value) -
     return None if form.is_nested else _halves(builder, halves)
 
 
-def _address(builder: Emitter, start: Value, offset: int, *strides: tuple[Value, int]) -> Value:
+def address_of(builder: Emitter, start: Value, offset: int, *strides: tuple[Value, int]) -> Value:
     """start + offset + the sum of index * bytes."""
     address = builder.add(start, LONG(offset))
     for index, n_bytes in strides:
@@ -131,9 +110,9 @@ def _fetches(builder: Emitter, tile: Tile, at: Place) -> Generator[None, Value, 
     A step sends what it has unpacked: without such a mark compilers fetch all at once, and memory is in a rush or idle.
     """
     n_bytes = tile.form.record_bytes * CHUNK // tile.form.block
-    start = _address(builder, at.record, AHEAD, (at.chunk, n_bytes), (at.first, 2))
+    start = address_of(builder, at.record, AHEAD, (at.chunk, n_bytes), (at.first, 2))
     offsets = range(0, n_bytes, LINE * 4 // tile.n_columns)
-    n_steps = CHUNK // 2
+    n_steps = CHUNK // tile.way.n_inputs
     for step in range(n_steps):
         unpacked = yield
         lines = offsets[step * len(offsets) // n_steps : (step + 1) * len(offsets) // n_steps]
@@ -147,26 +126,25 @@ def _fetches(builder: Emitter, tile: Tile, at: Place) -> Generator[None, Value, 
 def emit_tile(builder: Emitter, tile: Tile, at: Place) -> None:
     """Add the products of 32 inputs to the totals of a tile."""
     form = tile.form
-    codes = _address(
+    codes = address_of(
         builder, at.record, form.codes, (at.chunk, PANEL * CHUNK * form.bits // 8), (at.first, 4)
     )
-    unpack = floats if tile.wide else pairs
-    columns = [unpack(builder, form, builder.add(codes, LONG(LINE * i))) for i in range(tile.n_columns)]
+    columns = [
+        tile.way.codes(builder, form, builder.add(codes, LONG(LINE * i))) for i in range(tile.n_columns)
+    ]
     n_groups = CHUNK // form.group
-    n_steps = form.group // 2
+    n_steps = form.group // tile.way.n_inputs
     fetches = _fetches(builder, tile, at)
     next(fetches)
     for group in range(n_groups):
-        zero = ir.Constant(FLOATS, [0.0] * WIDTH)
-        sums = [[zero] * tile.n_columns for _ in range(tile.n_rows)]
+        sums = [[tile.way.zeros] * tile.n_columns for _ in range(tile.n_rows)]
         for step in range(group * n_steps, (group + 1) * n_steps):
             weights = [next(column) for column in columns]
             fetches.send(weights[0][0])
             for row in range(tile.n_rows):
-                x = builder.add(at.x, LONG((step * tile.n_rows + row) * (8 if tile.wide else 4)))
-                inputs = _inputs(builder, tile, x)
+                inputs = tile.way.inputs(builder, at.x, step, Row(row, tile.n_rows))
                 for i, weight in enumerate(weights):
-                    sums[row][i] = _multiply(builder, sums[row][i], inputs, weight)
+                    sums[row][i] = tile.way.add(builder, sums[row][i], inputs, weight)
         place = builder.add(builder.mul(at.chunk, LONG(n_groups)), LONG(group))
         _emit_scaling(builder, tile, at, (place, group, sums))
 
@@ -175,9 +153,9 @@ def _emit_scaling(builder: Emitter, tile: Tile, at: Place, done: Any) -> None:
     """Add scale * sums, and a half's minimum * sum of inputs. done: (group of the record, of the chunk, sums)."""
     place, group, sums = done
     form = tile.form
-    halves = _address(builder, at.record, 0, (at.first, 2))
-    factors = _address(builder, at.record, form.factors, (at.first, 1), (place, PANEL))
-    scaled = _address(builder, at.partial if form.is_nested else at.totals, 0, (at.first, 4))
+    halves = address_of(builder, at.record, 0, (at.first, 2))
+    factors = address_of(builder, at.record, form.factors, (at.first, 1), (place, PANEL))
+    scaled = address_of(builder, at.partial if form.is_nested else at.totals, 0, (at.first, 4))
     for i in range(tile.n_columns):
         scale = _scale(builder, form, builder.add(halves, LONG(32 * i)), builder.add(factors, LONG(16 * i)))
         minimum = None
@@ -185,21 +163,27 @@ def _emit_scaling(builder: Emitter, tile: Tile, at: Place, done: Any) -> None:
             minimum = _halves(builder, builder.add(halves, LONG(form.second + 32 * i)))
         for row in range(tile.n_rows):
             target = builder.add(scaled, LONG((row * PANEL + i * WIDTH) * 4))
+            total = tile.way.floats(builder, form, sums[row][i], _fields(builder, tile, at, row, group))
             if scale is None:
-                _store(builder, builder.fadd(load_at(builder, FLOATS, target), sums[row][i]), target)
+                _store(builder, builder.fadd(load_at(builder, FLOATS, target), total), target)
             else:
-                _accumulate(builder, target, scale, sums[row][i])
+                _accumulate(builder, target, scale, total)
             if minimum is not None:
                 _accumulate(builder, target, minimum, _sum_of_inputs(builder, tile, at, row, group))
 
 
-def _sum_of_inputs(builder: Emitter, tile: Tile, at: Place, row: int, group: int) -> Value:
-    """In all lanes the sum of a group of a row's inputs; groups are counted from the chunk on."""
+def _fields(builder: Emitter, tile: Tile, at: Place, row: int, group: int) -> Fields:
+    """Those of a group, which is counted from the chunk on."""
     n_groups = CHUNK // tile.form.group
     chunk, which = divmod(group, n_groups)
-    which = 0 if n_groups == 1 else 1 + which
-    x = load_at(builder, FLOAT, at.sums, ((chunk * 3 + which) * tile.n_rows + row) * 4)
-    return spread(builder, x, FLOATS)
+    address = builder.add(at.sums, LONG(chunk * 4 * N_FIELDS * tile.n_rows))
+    return Fields(address, Row(row, tile.n_rows), 0 if n_groups == 1 else 1 + which)
+
+
+def _sum_of_inputs(builder: Emitter, tile: Tile, at: Place, row: int, group: int) -> Value:
+    """In all lanes the sum of a group of a row's inputs; groups are counted from the chunk on."""
+    fields = _fields(builder, tile, at, row, group)
+    return spread(builder, load_at(builder, FLOAT, fields.address, fields.offset(fields.which)), FLOATS)
 
 
 def _accumulate(builder: Emitter, address: Value, a: Value, b: Value) -> None:
@@ -213,33 +197,36 @@ def _store(builder: Emitter, value: Value, address: Value) -> None:
 
 
 def emit_values(builder: Emitter, tile: Tile, at: Place, target: Value) -> None:
-    """Lay down what the codes of 32 inputs and 64 outputs stand for: pairs of bfloat16, [16 steps, 64 outputs]."""
+    """Lay down what the codes of 32 inputs and 64 outputs stand for, [steps, 64 outputs] vectors of a step's inputs."""
     form = tile.form
-    codes = _address(builder, at.record, form.codes, (at.chunk, PANEL * CHUNK * form.bits // 8))
-    columns = [pairs(builder, form, builder.add(codes, LONG(LINE * i))) for i in range(tile.n_columns)]
-    fetches = _fetches(builder, tile, at)
-    next(fetches)
-    for step in range(CHUNK // 2):
-        weights = [next(column)[0] for column in columns]
-        fetches.send(weights[0])
-        for i, weight in enumerate(weights):
+    codes = address_of(builder, at.record, form.codes, (at.chunk, PANEL * CHUNK * form.bits // 8))
+    columns = [
+        tile.way.codes(builder, form, builder.add(codes, LONG(LINE * i))) for i in range(tile.n_columns)
+    ]
+    for step in range(CHUNK // tile.way.n_inputs):
+        for i, column in enumerate(columns):
+            values = next(column)[0]
             place = builder.add(target, LONG((step * tile.n_columns + i) * LINE))
-            builder.store(weight, builder.inttoptr(place, BFLOATS.as_pointer()), align=LINE)
+            builder.store(values, builder.inttoptr(place, values.type.as_pointer()), align=LINE)
 
 
-def emit_groups(builder: Emitter, tile: Tile, at: Place, found: Value) -> None:
-    """What `emit_tile` does with the sums of groups, which lie in memory, float32 [n_groups, SUM_ROWS, 64]."""
-    n_groups = CHUNK // tile.form.group
-    for group in range(n_groups):
-        sums = [
-            [
-                load_at(builder, FLOATS, found, ((group * SUM_ROWS + row) * PANEL + i * WIDTH) * 4)
-                for i in range(tile.n_columns)
-            ]
-            for row in range(tile.n_rows)
+def emit_group(builder: Emitter, tile: Tile, at: Place, where: tuple[int, Value]) -> None:
+    """What `emit_tile` does with the sums of a group, which lie in memory, [rows, 64].
+
+    where: (the group, of the chunk, and the address of its sums); a row's sums are as many rows as a sum has vectors.
+    """
+    group, found = where
+    sums = []
+    for row in range(tile.n_rows):
+        zeros = tile.way.zeros
+        places = [
+            address_of(builder, found, (row * len(zeros) + k) * LINE * 4, (at.first, 4))
+            for k in range(len(zeros))
         ]
-        place = builder.add(builder.mul(at.chunk, LONG(n_groups)), LONG(group))
-        _emit_scaling(builder, tile, at, (place, group, sums))
+        sums.append([[load_at(builder, zero.type, one) for zero, one in zip(zeros, places, strict=True)]])
+    n_groups = CHUNK // tile.form.group
+    place = builder.add(builder.mul(at.chunk, LONG(n_groups)), LONG(group))
+    _emit_scaling(builder, tile, at, (place, group, sums))
 
 
 def emit_end(builder: Emitter, tile: Tile, at: Place) -> None:
@@ -293,70 +280,3 @@ def _emit_minima(builder: Emitter, tile: Tile, at: Place, column: int) -> None:
     for row in range(tile.n_rows):
         target = builder.add(at.totals, LONG((row * PANEL + column * WIDTH) * 4))
         _accumulate(builder, target, halves, sums[row])
-
-
-def _placed(builder: Emitter, form: BlockFormat, operands: Value) -> Place:
-    """The operands of a kernel's call, with the record that its chunk is in."""
-    x, sums, records, chunk, first, totals, partial = (builder.extract_value(operands, i) for i in range(7))
-    n_chunks = LONG(form.block // CHUNK)
-    record = _address(builder, records, 0, (builder.udiv(chunk, n_chunks), form.record_bytes))
-    return Place(x, sums, record, builder.urem(chunk, n_chunks), first, totals, partial)
-
-
-def _add_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, wide: Any) -> Any:
-    """(place: seven int64, kind, rows, 1 for float32) adds 32 inputs to the totals of some rows, or to partial sums.
-
-    place: as of `Place`, but the first record of the panel and which 32 inputs of the row. kind, n_rows and wide are
-    constants. How many outputs a call takes is in `COLUMNS_…`.
-    """
-
-    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
-        form, rows = LAYOUTS[kind.literal_value], n_rows.literal_value
-        tile = Tile(form, rows, {8: COLUMNS_8, 4: COLUMNS_4, 1: COLUMNS_1}[rows], bool(wide.literal_value))
-        emit_tile(builder, tile, _placed(builder, form, values[0]))
-        return context.get_dummy_value()
-
-    return types.void(place, kind, n_rows, wide), generate
-
-
-def _end_block(typing: Any, place: Any, kind: Any, n_rows: Any) -> Any:
-    """(place, kind, rows) adds the partial sums of the block that the chunk is in to the totals of 64 outputs."""
-
-    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
-        form = LAYOUTS[kind.literal_value]
-        if form.is_nested:
-            tile = Tile(form, n_rows.literal_value, PANEL // WIDTH, wide=False)
-            emit_end(builder, tile, _placed(builder, form, values[0]))
-        return context.get_dummy_value()
-
-    return types.void(place, kind, n_rows), generate
-
-
-def _lay_chunk(typing: Any, place: Any, kind: Any, target: Any) -> Any:
-    """(place, kind, address) lays down 32 inputs of 64 outputs."""
-
-    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
-        form = LAYOUTS[kind.literal_value]
-        tile = Tile(form, 1, PANEL // WIDTH, wide=False)
-        emit_values(builder, tile, _placed(builder, form, values[0]), values[2])
-        return context.get_dummy_value()
-
-    return types.void(place, kind, types.int64), generate
-
-
-def _scale_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, found: Any) -> Any:
-    """(place, kind, rows, address of the groups' sums) adds them to the totals or partial sums of 64 outputs."""
-
-    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
-        form = LAYOUTS[kind.literal_value]
-        tile = Tile(form, n_rows.literal_value, PANEL // WIDTH, wide=False)
-        emit_groups(builder, tile, _placed(builder, form, values[0]), values[3])
-        return context.get_dummy_value()
-
-    return types.void(place, kind, n_rows, types.int64), generate
-
-
-lay_chunk: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_lay_chunk)
-scale_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_scale_chunk)
-add_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_chunk)
-end_block: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_end_block)

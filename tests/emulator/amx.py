@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 
 from slipstream.kernels import cpu_features
-from slipstream.kernels.compiled import emits, float_pointer, int_pointer, routine
+from slipstream.kernels.compiled import emits, float_pointer, int_pointer, pointer, routine
 from slipstream.kernels.vector import VECTOR, _first_half, _second_half, fma, load, splat, store
 
 ROWS, INPUTS, N_TILES = 16, 4, 8
@@ -87,6 +87,21 @@ def multiply(sums: int, weights: int) -> None:
         store(tiles, place, load(tiles, place) + (even + odd))
 
 
+@routine
+def multiply_signed(sums: int, weights: int) -> None:
+    """Products of signed bytes, four of a word each, are added to int32."""
+    shape, words, numbers = int_pointer(SHAPE), int_pointer(TILES), pointer(np.int64(TILES), np.int8)
+    for row in range(shape[0]):
+        for k in range(shape[1] // 2):
+            x = ((INPUTS * ROWS + row) * WORDS + k) * 4
+            for lane in range(WORDS):
+                w = ((weights * ROWS + k) * WORDS + lane) * 4
+                total = np.int32(0)
+                for i in range(4):
+                    total += np.int32(numbers[x + i]) * np.int32(numbers[w + i])
+                words[(sums * ROWS + row) * WORDS + lane] += total
+
+
 def _take_the_place() -> None:
     there = cpu_features.features()
     cpu_features.features = lambda: there | cpu_features.TILES  # type: ignore[assignment]
@@ -99,6 +114,7 @@ def _take_the_place() -> None:
         ("load", load_tile),
         ("store", store_tile),
         ("multiply", multiply),
+        ("multiply_signed", multiply_signed),
     ):
         setattr(amx, name, function)
 

@@ -10,19 +10,18 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.compiled import float_pointer, kernel
-from slipstream.kernels.cpu_features import TILES, features
 from slipstream.kernels.matmul import narrow
+from slipstream.kernels.matmul.formats import OF_BYTES, OF_FLOATS, OF_PAIRS, OF_TILES
 from slipstream.kernels.vector import add_pairs, fma, load, splat, store
 
-PAIRS, FLOATS = "pairs", "floats"  # what products are of
+WAYS = OF_BYTES, OF_PAIRS, OF_FLOATS  # what products with whole numbers may be of
 
 
 def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pack weights from now on for products of that kind, as another CPU would."""
-    if way == FLOATS:
-        monkeypatch.setattr(narrow, "has_pairs", lambda dtype: False)
-    elif not narrow.has_pairs(torch.bfloat16):
-        pytest.skip("this CPU has no products of pairs of bfloat16")
+    """Pack weights from now on for products of that kind where they have any, as another CPU would."""
+    if way not in narrow.ways():
+        pytest.skip(f"this CPU has no products of {way}")
+    monkeypatch.setattr(narrow, "ways", lambda: [way, OF_FLOATS])
 
 
 def inputs(n_rows: int, n_in: int, dtype: torch.dtype) -> Tensor:
@@ -77,13 +76,29 @@ def sum_of_inputs(x: Any) -> Any:
     return x[0]
 
 
-def one_group(x: Tensor, values: Any) -> Any:
-    """x: [group]; values: [16, group]."""
-    by_pairs, out = x.dtype is torch.bfloat16, np.zeros(16, np.float32)
-    if by_pairs and features() >= TILES:
+def in_units(x: Tensor) -> Tensor:
+    """Rounded to 2^-14 of the power of two that is at most the largest of each 32, float64. x: [n_in] bfloat16.
+
+    A largest number with a mantissa of ones counts as the power of two above it.
+    """
+    wide = x.double().unflatten(0, (-1, 32))
+    mantissa, exponent = torch.frexp(wide.abs().amax(1, keepdim=True))  # from 0.5 on, below 1
+    units = 2.0 ** (exponent - 15 + (mantissa >= 1 - 2**-8).to(exponent.dtype)).double()
+    return ((wide / units).round() * units).flatten()
+
+
+def one_group(x: Tensor, values: Any, way: str) -> Any:
+    """x: [group], in float64 for bytes; values: [16, group]."""
+    out = np.zeros(16, np.float32)
+    if way == OF_BYTES:  # all of it has fewer digits than float64
+        exact: Any = (torch.from_numpy(values).double() @ x).float().numpy()
+        return exact
+    if way == OF_TILES:
         x, turned = x.float().contiguous(), torch.from_numpy(values).float().t().contiguous()
         tiled_sums(x.data_ptr(), turned.data_ptr(), out.ctypes.data, len(x))
         return out
+    by_pairs = way == OF_PAIRS
+    x = x if by_pairs else x.float()
     turned = torch.from_numpy(values).to(x.dtype)  # [16, group]: whole numbers, so nothing is rounded
     # [group / 2, 16, 2], or [group, 16] if not by pairs
     turned = (turned.unflatten(1, (-1, 2)).transpose(0, 1) if by_pairs else turned.t()).contiguous()

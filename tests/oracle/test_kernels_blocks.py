@@ -15,21 +15,22 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.checkpoint.layouts import packed_bytes
+from slipstream.kernels.cpu_features import missing
 from slipstream.kernels.matmul import code_floats, narrow, panels
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
-from slipstream.kernels.matmul.formats import FORMATS
+from slipstream.kernels.matmul.formats import FORMATS, OF_BYTES, OF_FLOATS, OF_PAIRS
 from slipstream.kernels.matmul.narrow import NarrowWeight
 from slipstream.kernels.matmul.panels import PanelWeight
 from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, joined, widened
 from tests.block_data import Numbers, block_bytes, numbers
-from tests.oracle.packed_products import FLOATS, PAIRS, added, inputs, one_group, sum_of_inputs, take
+from tests.oracle.packed_products import WAYS, added, in_units, inputs, one_group, sum_of_inputs, take
 from tests.process import ROOT
 
 pytestmark = pytest.mark.skipif(narrow.refusal() is not None, reason=narrow.refusal() or "")
 N_OUT = 100  # a panel and a part of one
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 33, 128)
-CASES = [(kind, torch.bfloat16, way) for way in (PAIRS, FLOATS) for kind in FORMATS]
-CASES += [(kind, torch.float32, FLOATS) for kind in ("Q4_1", "Q8_0", "Q4_K", "Q6_K")]
+CASES = [(kind, torch.bfloat16, way) for way in WAYS for kind in FORMATS]
+CASES += [(kind, torch.float32, OF_FLOATS) for kind in ("Q4_1", "Q8_0", "Q4_K", "Q6_K")]
 
 
 @pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])
@@ -52,17 +53,17 @@ def size(kind: str) -> int:
     return 3 * 256 if block_sizes(kind)[0] == 256 else 19 * 32
 
 
-def plain_product(x: Tensor, held: Numbers, bias: Tensor) -> Any:
-    """One row times 16 outputs, from the description in `op.py`. x: [n_in], its dtype says how; bias: [16] float32."""
+def plain_product(x: Tensor, held: Numbers, bias: Tensor, way: str) -> Any:
+    """One row times 16 outputs, from the description in `op.py`. x: [n_in]; bias: [16] float32."""
     n_in, n_blocks, n_groups = len(x), held.halves.shape[1], held.factors.shape[1]
     group, per_block = n_in // n_groups, n_groups // n_blocks
-    wide = x.float().numpy()
+    wide, multiplied = x.float().numpy(), in_units(x) if way == OF_BYTES else x
     total = bias.numpy()
     for block in range(n_blocks):
         scaled, minima = np.zeros(16, np.float32), np.zeros(16, np.float32)
         for g in range(block * per_block, (block + 1) * per_block):
             span = slice(g * group, (g + 1) * group)
-            sums = one_group(x[span], held.values[:, span])
+            sums = one_group(multiplied[span], held.values[:, span], way)
             scaled = added(scaled, held.factors[:, g], sums)
             if held.second_factors is not None:
                 minima = added(minima, held.second_factors[:, g], sum_of_inputs(wide[span]))
@@ -82,10 +83,11 @@ def test_a_product_is_what_its_definition_says(
     bias = torch.linspace(-1, 1, N_OUT).to(dtype)
     packed = panels.pack(weight, bias)
     assert isinstance(packed, NarrowWeight)
+    assert packed.way == way
     x = inputs(max(WIDTHS), size(kind), dtype)
     found = panels.linear(x, packed, torch.float32)  # [n_rows, N_OUT]
     exact = x.double() @ replace(weight, dtype=torch.float64).dense().T + bias.double()
-    assert float((found - exact).abs().max()) < 2e-6 * float(exact.abs().max())
+    assert float((found - exact).abs().max()) < (1e-5 if way == OF_BYTES else 2e-6) * float(exact.abs().max())
     for width in WIDTHS:
         assert torch.equal(panels.linear(x[:width], packed, torch.float32), found[:width]), width
         assert torch.equal(panels.linear(x[-width:], packed, torch.float32), found[-width:]), width
@@ -93,8 +95,7 @@ def test_a_product_is_what_its_definition_says(
     held = numbers(kind, weight.data, FORMATS[kind].group)
     for row, first in ((0, 0), (12, 64), (127, 84)):
         some = Numbers(*(None if part is None else part[first : first + 16] for part in held))
-        one = x[row] if way == PAIRS else x[row].float()
-        expected = plain_product(one, some, bias[first : first + 16].float())
+        expected = plain_product(x[row], some, bias[first : first + 16].float(), way)
         assert found[row, first : first + 16].numpy().tobytes() == expected.tobytes(), (row, first)
 
 
@@ -120,7 +121,7 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("case", JOINED)
-@pytest.mark.parametrize("way", [PAIRS, FLOATS])
+@pytest.mark.parametrize("way", WAYS)
 def test_joined_parts_have_the_bits_they_have_alone(
     case: str, way: str, n_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +160,9 @@ def test_no_rows_and_rows_apart_in_memory() -> None:
     assert panels.linear(x[:0], packed).shape == (0, N_OUT)
 
 
-def test_nan_reaches_its_row_alone() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_nan_reaches_its_row_alone(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(way, monkeypatch)
     packed = panels.pack(blocky("Q4_K", N_OUT, 512))
     x = inputs(9, 512, torch.bfloat16)
     clean = panels.linear(x, packed)
@@ -188,7 +191,7 @@ def changed(kind: str, byte: int, value: int) -> BlockWeight:
     ids=["-128", "least exponent", "greatest exponent", "no records"],
 )
 def test_what_no_record_can_hold_is_widened(weight: BlockWeight, monkeypatch: pytest.MonkeyPatch) -> None:
-    take(PAIRS, monkeypatch)
+    take(OF_PAIRS, monkeypatch)
     packed = panels.pack(weight)
     assert isinstance(packed, PanelWeight)
     x = inputs(2, 512, torch.bfloat16)
@@ -207,13 +210,15 @@ def test_a_cpu_without_the_instructions_widens_and_says_so(monkeypatch: pytest.M
 
 
 AVX2 = "+sse4.2,+ssse3,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
+AVX512 = "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd,+avx512vbmi,+avx512vnni"
 OTHER_CPU = """
 import sys
 import torch
 from slipstream.kernels.matmul import narrow, panels, unpack
 from tests.oracle.test_kernels_blocks import blocky, inputs, size
-assert (unpack.MOST_ROWS, narrow.has_pairs(torch.bfloat16)) == (4, False)
-for kind in sys.argv[1:]:
+most_rows, way, *kinds = sys.argv[1:]
+assert (unpack.MOST_ROWS, narrow.ways()[0]) == (int(most_rows), way)
+for kind in kinds:
     weight = blocky(kind, 100, size(kind))
     packed = panels.pack(weight)
     assert isinstance(packed, narrow.NarrowWeight)
@@ -224,18 +229,67 @@ for kind in sys.argv[1:]:
 """
 
 
-def test_a_cpu_without_avx512_has_the_bits_of_products_of_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "features", "most_rows", "way", "kinds"),
+    [
+        ("haswell", AVX2, 4, OF_FLOATS, ["MXFP4", "Q5_K"]),
+        ("alderlake", f"{AVX2},+avxvnni", 4, OF_BYTES, ["IQ4_NL", "Q5_K"]),
+        ("icelake-server", f"{AVX2},{AVX512}", 8, OF_BYTES, ["Q6_K", "Q8_0"]),
+    ],
+)
+def test_other_cpus_have_the_bits_of_their_kind_of_products(
+    name: str, features: str, most_rows: int, way: str, kinds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Compiled for one in another process: it could not run an instruction that it asks this one for by name."""
-    kinds = ["MXFP4", "Q5_K"]
-    environ = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": AVX2}
-    program = [sys.executable, "-c", OTHER_CPU, *kinds]
+    take(way, monkeypatch)
+    if missing([one.removeprefix("+") for one in features.split(",")]):
+        pytest.skip("this CPU cannot run it")
+    environ = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
+    program = [sys.executable, "-c", OTHER_CPU, str(most_rows), way, *kinds]
     made = subprocess.run(program, cwd=ROOT, env=environ, check=True, stdout=subprocess.PIPE).stdout
-    take(FLOATS, monkeypatch)
     for i, kind in enumerate(kinds):
         packed = panels.pack(blocky(kind, N_OUT, size(kind)))
         expected = panels.linear(inputs(9, size(kind), torch.bfloat16), packed, torch.float32).numpy()
+        # All have as many outputs and rows.
         assert made[i * expected.nbytes : (i + 1) * expected.nbytes] == expected.tobytes(), kind
     assert len(made) == len(kinds) * expected.nbytes
+
+
+@pytest.mark.parametrize("n_rows", [1, 9])
+def test_the_least_code_of_eight_bits_has_a_byte(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-128, which no file of llama.cpp's has: pairs have no place for it."""
+    take(OF_BYTES, monkeypatch)
+    weight, x = changed("Q8_0", 2 + 31, 128), inputs(n_rows, 512, torch.bfloat16)
+    packed = panels.pack(weight)
+    assert isinstance(packed, NarrowWeight)
+    exact = x.double() @ replace(weight, dtype=torch.float64).dense().T
+    found = panels.linear(x, packed, torch.float32)
+    assert float((found - exact).abs().max()) < 1e-5 * float(exact.abs().max())
+
+
+def test_the_largest_numbers_fit_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ones in the mantissa, largest codes, both signs: what float32 does not hold is rounded, nothing runs over."""
+    take(OF_BYTES, monkeypatch)
+    weight = blocky("Q8_0", 64, 512)
+    weight.data.unflatten(1, (-1, 34))[..., 2:] = torch.tensor([128, 127], dtype=torch.uint8).repeat(16)
+    packed = panels.pack(weight)
+    assert isinstance(packed, NarrowWeight)
+    values = replace(weight, dtype=torch.float64).dense()
+    for x in (torch.full((9, 512), 1.9921875), torch.tensor([-1.984375, 1.9921875] * 256).repeat(9, 1)):
+        found = panels.linear(x.to(torch.bfloat16), packed, torch.float32)
+        exact = x.double() @ values.T
+        assert float((found - exact).abs().max()) <= 2e-6 * float(exact.abs().max())
+
+
+def test_tiny_and_huge_inputs_keep_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    take(OF_BYTES, monkeypatch)
+    weight = blocky("Q4_0", 64, 64)
+    packed, plain = panels.pack(weight), inputs(9, 64, torch.bfloat16)
+    ones = panels.linear(plain, packed, torch.float32)
+    for power in (2.0**-60, 2.0**60):
+        assert torch.equal(panels.linear(plain * power, packed, torch.float32), ones * power)
+    assert not panels.linear(plain * 0, packed, torch.float32).any()
+    assert not panels.linear(plain * 2.0**-130, packed, torch.float32).any()
 
 
 @pytest.mark.sampled(keep=3)

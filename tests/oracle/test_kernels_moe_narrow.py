@@ -11,13 +11,14 @@ from torch import Tensor
 from slipstream import kernels
 from slipstream.kernels.matmul import narrow
 from slipstream.kernels.matmul.blocks import BlockWeight
+from slipstream.kernels.matmul.formats import OF_PAIRS
 from slipstream.kernels.matmul.narrow import NarrowStack
 from slipstream.kernels.matmul.quantized import Quantized, joined
 from slipstream.kernels.moe import cpu, panels
 from slipstream.kernels.moe.op import Activation, Clamped, ExpertBiases, NarrowMatrices, Routed
 from slipstream.kernels.moe.panels import GatheringExperts, PanelExperts
 from tests.block_data import block_bytes
-from tests.oracle.packed_products import FLOATS, PAIRS, take
+from tests.oracle.packed_products import WAYS, take
 from tests.oracle.test_kernels_scaled import fp8, int4, int8
 
 pytestmark = pytest.mark.skipif(narrow.refusal() is not None, reason=narrow.refusal() or "")
@@ -83,7 +84,7 @@ def routed(n_rows: int) -> Routed:
 
 
 @pytest.mark.usefixtures("_n_threads")
-@pytest.mark.parametrize("way", [PAIRS, FLOATS])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
 def test_one_call_has_the_bits_of_a_product_each(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch
@@ -125,12 +126,13 @@ def test_experts_with_orders_of_their_own_are_multiplied_one_by_one() -> None:
     )
 
 
-def test_experts_that_are_not_multiplied_alike() -> None:
+def test_experts_that_are_not_multiplied_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """int8 is never multiplied by pairs."""
+    take(OF_PAIRS, monkeypatch)
     kernels.select("cpu", torch.bfloat16)
     (gate_ups, downs), _ = CASES["int4 and fp8"]
     mixed: list[Quantized] = [*downs[:3], *(int8(D_INNER, 128, n_out=D_MODEL) for _ in downs[3:])]
     packed, alone = packed_both(gate_ups, mixed, None)
-    assert isinstance(packed, GatheringExperts if narrow.has_pairs(torch.bfloat16) else PanelExperts)
+    assert isinstance(packed, GatheringExperts)
     x, rows = torch.randn(9, D_MODEL).to(torch.bfloat16), routed(9)
     assert torch.equal(panels.experts(x, rows, packed), cpu.experts(x, rows, alone))

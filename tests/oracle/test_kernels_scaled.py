@@ -12,12 +12,12 @@ from torch import Tensor
 
 from slipstream.engine.checkpoint.layouts import packed_bytes
 from slipstream.kernels.matmul import narrow, panels
-from slipstream.kernels.matmul.formats import LAYOUTS
+from slipstream.kernels.matmul.formats import LAYOUTS, OF_BYTES, OF_FLOATS, OF_TILES
 from slipstream.kernels.matmul.narrow import NarrowWeight
 from slipstream.kernels.matmul.panels import PanelWeight
 from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, JoinedWeight, joined, widened
 from slipstream.kernels.matmul.scaled import kind_of
-from tests.oracle.packed_products import FLOATS, PAIRS, added, inputs, one_group, sum_of_inputs, take
+from tests.oracle.packed_products import WAYS, added, in_units, inputs, one_group, sum_of_inputs, take
 
 pytestmark = pytest.mark.skipif(narrow.refusal() is not None, reason=narrow.refusal() or "")
 N_OUT = 100  # a panel and a part of one
@@ -75,11 +75,12 @@ WEIGHTS: dict[str, Scaled] = {
     "int8 by 32": int8(96, 32),
     "fp8 float32": fp8(256, (128, 128), dtype=torch.float32),
 }
-CASES = [(name, way) for way in (PAIRS, FLOATS) for name in WEIGHTS]
+CASES = [(name, way) for way in (*WAYS, OF_TILES) for name in WEIGHTS]
 
 
-def plain_product(x: Tensor, weight: Scaled, first: int, bias: Tensor) -> Any:
-    """One row times 16 outputs, from the description in `op.py`. x: [n_in], its dtype says how; bias: [16] float32."""
+def plain_product(x: Tensor, weight: Scaled, first: int, bias: Tensor, way: str) -> Any:
+    """One row times 16 outputs, from the description in `op.py`. x: [n_in]; bias: [16] float32."""
+    multiplied = in_units(x) if way == OF_BYTES else x
     n_in, outputs, block = len(x), slice(first, first + 16), LAYOUTS[kind_of(weight) or ""].block
     if isinstance(weight, Int4Weight):
         ones = replace(weight, scales=torch.ones_like(weight.scales), zeros=torch.zeros_like(weight.zeros))
@@ -94,7 +95,7 @@ def plain_product(x: Tensor, weight: Scaled, first: int, bias: Tensor) -> Any:
         groups = [slice(i, i + 32) for i in range(begin, begin + block, 32)]
         sums = np.zeros(16, np.float32)
         for group in groups:
-            sums = sums + one_group(x[group], values[:, group])
+            sums = sums + one_group(multiplied[group], values[:, group], way)
         if zeros is not None:
             of_inputs = sum_of_inputs(wide[groups[0]])
             for group in groups[1:]:
@@ -122,7 +123,9 @@ def test_a_product_is_what_its_definition_says(
         x = inputs(max(WIDTHS), weight.shape[1], weight.dtype)
         found = panels.linear(x, packed, torch.float32)  # [n_rows, N_OUT]
         exact = x.double() @ replace(weight, dtype=torch.float64).dense().T + bias.double()
-        assert float((found - exact).abs().max()) < 2e-6 * float(exact.abs().max())
+        assert float((found - exact).abs().max()) < (1e-5 if way == OF_BYTES else 2e-6) * float(
+            exact.abs().max()
+        )
         for width in WIDTHS:
             assert torch.equal(panels.linear(x[:width], packed, torch.float32), found[:width]), width
             assert torch.equal(panels.linear(x[-width:], packed, torch.float32), found[-width:]), width
@@ -130,8 +133,8 @@ def test_a_product_is_what_its_definition_says(
     finally:
         torch.set_num_threads(before)
     for row, first in ((0, 0), (12, 64), (127, 84)):
-        one = x[row] if packed.by_pairs else x[row].float()
-        expected = plain_product(one, weight, first, bias[first : first + 16].float())
+        mine = narrow._part_way(packed.way, kind_of(weight) or "")
+        expected = plain_product(x[row], weight, first, bias[first : first + 16].float(), mine or "")
         assert found[row, first : first + 16].numpy().tobytes() == expected.tobytes(), (row, first)
     n_bytes = sum(part.nbytes for part in packed.parts)
     assert n_bytes == packed_bytes(weight, torch.device("cpu"))
@@ -146,11 +149,13 @@ def test_columns_in_another_order() -> None:
     assert torch.equal(panels.linear(x, packed), expected)
 
 
-def test_parts_of_other_kinds_beside_it() -> None:
+def test_parts_of_other_kinds_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [int4(256, 128), fp8(256, (128, 128)), torch.randn(70, 256).to(torch.bfloat16)]
     packed = panels.pack(JoinedWeight(tuple(parts)))
     assert isinstance(packed, NarrowWeight)
     x = inputs(9, 256, torch.bfloat16)
+    ways = [packed.way, OF_FLOATS]  # where fp8 has other products than int4, both have those that both have
+    monkeypatch.setattr(narrow, "ways", lambda: ways)
     alone = torch.cat([panels.linear(x, panels.pack(part)) for part in parts], 1)
     assert torch.equal(panels.linear(x, packed), alone)
     alike = joined([int4(256, 128), int4(256, 128, n_out=64)])
@@ -169,7 +174,7 @@ def test_groups_that_no_block_fits_are_widened(weight: Scaled) -> None:
     assert packed_bytes(weight, torch.device("cpu")) == 2 * N_OUT * weight.shape[1]
 
 
-@pytest.mark.parametrize("way", [PAIRS, FLOATS])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_nan_stays_one(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     take(way, monkeypatch)
     weight = fp8(128, (128, 128))

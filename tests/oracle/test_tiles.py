@@ -13,6 +13,7 @@ import torch
 from slipstream.kernels import compiled, cpu_features
 from slipstream.kernels.cpu_features import TILES, features, is_amd
 from slipstream.kernels.matmul import narrow, panels
+from slipstream.kernels.matmul.formats import OF_BYTES
 from slipstream.kernels.matmul.tile_sums import HAS_TILES, MOST_ROWS
 from tests.oracle.packed_products import group_sums, inputs, tiled_sums
 from tests.process import ROOT
@@ -20,15 +21,16 @@ from tests.process import ROOT
 BLOCKS = "tests/oracle/test_kernels_blocks.py::test_a_product_is_what_its_definition_says"
 SCALED = "tests/oracle/test_kernels_scaled.py::test_a_product_is_what_its_definition_says"
 CASES = [
-    # Two groups in 32 inputs, each scaled; blocks whose groups a tile adds up; plain weights.
-    f"{BLOCKS}[one-thread-Q6_K-bfloat16-pairs]",
-    f"{SCALED}[int4 by 64-pairs-1]",
+    # Two groups in 32 inputs, each scaled; numbers of eight bits; blocks whose groups a tile adds up; plain weights.
+    f"{BLOCKS}[one-thread-Q6_K-bfloat16-bytes]",
+    f"{BLOCKS}[one-thread-Q8_0-bfloat16-bytes]",
+    f"{SCALED}[fp8 by rows-tiles-1]",
     "tests/oracle/test_tiles.py::test_plain_weights_add_even_and_odd_inputs_apart",
 ]
 
 
 @pytest.mark.skipif(HAS_TILES, reason="the same tests run in this CPU's own tiles")
-@pytest.mark.skipif(not narrow.has_pairs(torch.bfloat16), reason="this CPU has no products of pairs")
+@pytest.mark.skipif(OF_BYTES not in narrow.ways(), reason="this CPU has no products of bytes")
 def test_emulated_tiles_give_what_products_are_defined_as(tmp_path: Path) -> None:
     environ = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-m", "pytest", "-rs", "--whole", "-p", "tests.emulator.amx", *CASES]

@@ -1,0 +1,150 @@
+"""How rows lie while they are multiplied by packed blocks: in tiles of eight, four or one, for each kind of products.
+
+Beside them, for every 32 inputs of a row, are the sums of all, of the first 16 and of the others, and what bytes have
+more (`code_bytes.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream.kernels import threads
+from slipstream.kernels.compiled import (
+    KINDS,
+    fetch_add,
+    float_pointer,
+    inlined,
+    long_pointer,
+    pointer,
+    shifted,
+)
+from slipstream.kernels.matmul.code_bytes import lay_inputs, round_inputs
+from slipstream.kernels.matmul.emit import N_FIELDS
+from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_PAIRS, OF_TILES
+from slipstream.kernels.matmul.unpack import MOST_ROWS
+from slipstream.kernels.vector import WIDTH, load, sum_lanes
+
+GROUPS, N_GROUPS, N_PANELS, MOST, N_THREADS, ARRIVED, NEXT = range(7)  # of a call; MOST: rows of a group
+# Arguments of a group; the first of them, and more, are those of what adds one panel's products to the totals. ROUNDED
+# are rows in whole units (`code_bytes.py`), for AMX.
+X, TILES, SUMS, N_ROWS, N_IN, ROUNDED, OUT, BIAS, SEGMENTS, N_OUT, ARRANGED, GROUP_FIELDS = range(12)
+FIELD_BYTES = 4 * N_FIELDS  # of a chunk of a row's inputs
+FEW = 4  # rows, at most, of the smaller tile
+
+
+@inlined
+def tile_rows(left: int) -> int:
+    """Rows that are computed together of those that are left; where they are fewer, the last is done again."""
+    if left > FEW and MOST_ROWS == 8:
+        return 8
+    return FEW if left > 1 else 1
+
+
+@inlined
+def _arrange(a: Any, kind: Any, copy: Any) -> None:
+    """Copy rows into tiles, and add up the inputs of every 32.
+
+    a: the arguments; kind: of an input; copy: (a, row of inputs, (first row of the tile, its rows, which of them)).
+    """
+    n_rows = a[N_ROWS]
+    tile = fetch_add(shifted(a, ARRANGED), 1)
+    while tile * 8 < n_rows:
+        row = tile * 8
+        while row < min(tile * 8 + 8, n_rows):
+            n = tile_rows(n_rows - row)
+            for r in range(n):
+                source = min(row + r, n_rows - 1)
+                copy(a, source, (row, n, r))
+                _add_inputs(a, pointer(a[X], kind), source, (row, n, r))
+            row += n
+        tile = fetch_add(shifted(a, ARRANGED), 1)
+
+
+@inlined
+def _copy_nothing(a: Any, source: int, at: Any) -> None:
+    """For tiles of AMX, which read rows where they are."""
+
+
+@inlined
+def _copy_floats(a: Any, source: int, at: Any) -> None:
+    """As [steps, rows of the tile, 2] float32."""
+    _copy_words(a, source, at, np.int64)
+
+
+@inlined
+def _copy_pairs(a: Any, source: int, at: Any) -> None:
+    """As [steps, rows of the tile] pairs of bfloat16."""
+    _copy_words(a, source, at, np.uint32)
+
+
+@inlined
+def _copy_words(a: Any, source: int, at: Any, word: Any) -> None:
+    row, n, r = at
+    n_steps = a[N_IN] // 2
+    x, tiles = pointer(a[X], word), pointer(a[TILES], word)
+    for step in range(n_steps):
+        tiles[row * n_steps + step * n + r] = x[source * n_steps + step]
+
+
+@inlined
+def _widen(a: Any, source: int, at: Any) -> None:
+    """bfloat16 as [steps, rows of the tile, 2] float32."""
+    row, n, r = at
+    n_steps = a[N_IN] // 2
+    x, tiles = pointer(a[X], np.uint32), pointer(a[TILES], np.int64)
+    for step in range(n_steps):
+        bits = np.int64(x[source * n_steps + step])
+        tiles[row * n_steps + step * n + r] = (bits & 0xFFFF) << 16 | bits >> 16 << 48
+
+
+@inlined
+def _copy_bytes(a: Any, source: int, at: Any) -> None:
+    """bfloat16 as [chunks, rows of the tile, 2, 32] bytes (`code_bytes.py`)."""
+    row, n, r = at
+    n_chunks = a[N_IN] // CHUNK
+    for chunk in range(n_chunks):
+        x = a[X] + (source * a[N_IN] + chunk * CHUNK) * 2
+        place = row * n_chunks + chunk * n
+        fields = a[SUMS] + (place * N_FIELDS + r) * 4
+        lay_inputs(x, a[TILES] + (place + r) * CHUNK * 2, (fields, n))
+        if a[ROUNDED] != 0:
+            round_inputs(x, a[ROUNDED] + (source * n_chunks + chunk) * CHUNK * 2, fields, n)
+
+
+@inlined
+def _add_inputs(a: Any, x: Any, source: int, at: Any) -> None:
+    """Sums of each 32 inputs of a row: of all, of the first 16, of the last. at: (first row of the tile, n, r)."""
+    row, n, r = at
+    sums, n_chunks = float_pointer(a[SUMS]), a[N_IN] // CHUNK
+    for chunk in range(n_chunks):
+        first = sum_lanes(load(x, source * a[N_IN] + chunk * CHUNK))
+        second = sum_lanes(load(x, source * a[N_IN] + chunk * CHUNK + WIDTH))
+        place = (row * n_chunks + chunk * n) * N_FIELDS + r
+        sums[place], sums[place + n], sums[place + 2 * n] = first + second, first, second
+
+
+@functools.cache
+def arrange_task(dtype: torch.dtype, way: str) -> int:
+    """Address of the compiled task that comes before, for inputs of this dtype."""
+    kind, widens = KINDS[dtype], int(dtype is torch.bfloat16)
+
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        for i in range(a[N_GROUPS]):
+            group = shifted(long_pointer(a[GROUPS]), i * GROUP_FIELDS)
+            if way == OF_TILES:
+                _arrange(group, kind, _copy_nothing)
+            elif way == OF_BYTES:
+                _arrange(group, kind, _copy_bytes)
+            elif way == OF_PAIRS:
+                _arrange(group, kind, _copy_pairs)
+            elif widens:
+                _arrange(group, kind, _widen)
+            else:
+                _arrange(group, kind, _copy_floats)
+
+    return threads.compile_task(items)

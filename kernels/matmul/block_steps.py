@@ -1,0 +1,146 @@
+"""The steps of products with packed blocks as kernels call them; `unpack.py` has what they are.
+
+Types, ways of products and numbers of rows are constants: each combination has instructions of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+from numba.extending import intrinsic, overload
+
+from slipstream.kernels.matmul import code_bytes, code_floats, code_pairs
+from slipstream.kernels.matmul.emit import LONG, PANEL, Emitter, Value
+from slipstream.kernels.matmul.formats import (
+    CHUNK,
+    LAYOUTS,
+    OF_BYTES,
+    OF_FLOATS,
+    OF_PAIRS,
+    OF_SIGNED,
+    OF_TILES,
+    OF_UNITS,
+    BlockFormat,
+)
+from slipstream.kernels.matmul.unpack import (
+    Place,
+    Tile,
+    address_of,
+    emit_end,
+    emit_group,
+    emit_tile,
+    emit_values,
+)
+from slipstream.kernels.vector import WIDTH
+
+WAYS = {
+    OF_FLOATS: code_floats.WAY,
+    OF_PAIRS: code_pairs.WAY,
+    OF_TILES: code_pairs.WAY,
+    OF_BYTES: code_bytes.WAY,
+    OF_SIGNED: code_bytes.SIGNED,
+    OF_UNITS: code_bytes.UNITS,
+}
+
+
+def _placed(builder: Emitter, form: BlockFormat, operands: Value) -> Place:
+    """The operands of a kernel's call, with the record that its chunk is in."""
+    x, sums, records, chunk, first, totals, partial = (builder.extract_value(operands, i) for i in range(7))
+    n_chunks = LONG(form.block // CHUNK)
+    record = address_of(builder, records, 0, (builder.udiv(chunk, n_chunks), form.record_bytes))
+    return Place(x, sums, record, builder.urem(chunk, n_chunks), first, totals, partial)
+
+
+def _add_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, way: Any) -> Any:
+    """(place: seven int64, kind, rows, way) adds 32 inputs to the totals of some rows, or to partial sums.
+
+    place: as of `Place`, but the first record of the panel and which 32 inputs of the row. kind, n_rows and way are
+    constants. How many outputs a call takes is in `Way.columns`.
+    """
+
+    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
+        form, rows = LAYOUTS[kind.literal_value], n_rows.literal_value
+        found = WAYS[way.literal_value]
+        tile = Tile(form, rows, found.columns[rows], found)
+        emit_tile(builder, tile, _placed(builder, form, values[0]))
+        return context.get_dummy_value()
+
+    return types.void(place, kind, n_rows, way), generate
+
+
+def columns_of(n_rows: int, way: str) -> int:
+    """Vectors of 16 outputs that `add_chunk` takes at once; in compiled code only."""
+    raise NotImplementedError
+
+
+@overload(columns_of, prefer_literal=True, strict=False)
+def _columns_of(n_rows: Any, way: Any) -> Any:
+    found = WAYS[way.literal_value].columns[n_rows.literal_value]
+    return lambda n_rows, way: found
+
+
+def bytes_of_input(way: str) -> int:
+    """Bytes of an input as it lies in a tile; in compiled code only."""
+    raise NotImplementedError
+
+
+@overload(bytes_of_input, prefer_literal=True, strict=False)
+def _bytes_of_input(way: Any) -> Any:
+    found = 4 if way.literal_value == OF_FLOATS else 2
+    return lambda way: found
+
+
+def group_of(kind: str) -> int:
+    """Inputs that share a scale; in compiled code only."""
+    raise NotImplementedError
+
+
+@overload(group_of, prefer_literal=True, strict=False)
+def _group_of(kind: Any) -> Any:
+    found = LAYOUTS[kind.literal_value].group
+    return lambda kind: found
+
+
+def _end_block(typing: Any, place: Any, kind: Any, n_rows: Any) -> Any:
+    """(place, kind, rows) adds the partial sums of the block that the chunk is in to the totals of 64 outputs."""
+
+    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
+        form = LAYOUTS[kind.literal_value]
+        if form.is_nested:
+            tile = Tile(form, n_rows.literal_value, PANEL // WIDTH, code_floats.WAY)
+            emit_end(builder, tile, _placed(builder, form, values[0]))
+        return context.get_dummy_value()
+
+    return types.void(place, kind, n_rows), generate
+
+
+def _lay_chunk(typing: Any, place: Any, kind: Any, way: Any, target: Any) -> Any:
+    """(place, kind, way, address) lays down 32 inputs of 64 outputs."""
+
+    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
+        form = LAYOUTS[kind.literal_value]
+        tile = Tile(form, 1, PANEL // WIDTH, WAYS[way.literal_value])
+        emit_values(builder, tile, _placed(builder, form, values[0]), values[3])
+        return context.get_dummy_value()
+
+    return types.void(place, kind, way, types.int64), generate
+
+
+def _scale_group(typing: Any, place: Any, form: Any, found: Any) -> Any:
+    """(place, (kind, rows, way, group of the chunk), address of its sums) adds them for 16 outputs."""
+
+    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
+        kind, n_rows, way, group = (one.literal_value for one in form)
+        tile = Tile(LAYOUTS[kind], n_rows, 1, WAYS[way])
+        emit_group(builder, tile, _placed(builder, LAYOUTS[kind], values[0]), (group, values[2]))
+        return context.get_dummy_value()
+
+    return types.void(place, form, types.int64), generate
+
+
+lay_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_lay_chunk)
+scale_group: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_scale_group)
+add_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_chunk)
+end_block: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_end_block)

@@ -1,0 +1,253 @@
+"""Codes of a record as bytes, for the CPU's instruction that adds four products of integers at once (VNNI).
+
+Codes become whole numbers from 0 on: what each stands for, less the least of them. Inputs are integers, too, of two
+bytes that share a power of two with all 32 of a chunk: x = unit * (256 * high + low). So a group's sum is one of
+integers, exact, the same in whatever order it is added; then it is rounded to float32, once.
+
+Of bfloat16 inputs, all above 2^-7 of the chunk's largest are such integers as they are. Smaller ones are rounded by at
+most 2^-15 of the power of two below the largest, a 128th of the step that bfloat16 itself has there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from llvmlite import ir
+from numba import types
+
+from slipstream.kernels.compiled import emits
+from slipstream.kernels.matmul import code_pairs
+from slipstream.kernels.matmul.code_pairs import look_up
+from slipstream.kernels.matmul.emit import (
+    BYTE,
+    CODES,
+    FLOAT,
+    INT,
+    LONG,
+    PAIRS,
+    PANEL,
+    SHORT,
+    Emitter,
+    Fields,
+    Row,
+    Value,
+    Way,
+    all_of,
+    lanes_of,
+    load_at,
+    spread,
+)
+from slipstream.kernels.matmul.formats import CHUNK, BlockFormat
+from slipstream.kernels.matmul.panel_sums import IS_WIDE
+from slipstream.kernels.vector import BFLOATS, BYTES, FLOATS, INTS, SHORTS, WIDTH, call_intrinsic, constant
+
+HALF = ir.VectorType(BYTE, 2 * WIDTH)
+FEATURES = ("avx512vnni", "avx512bw") if IS_WIDE else ("avxvnni", "avx2")  # of the CPU
+# Fields of 32 inputs: the unit, float32; the sums of integers, int32, of all, of the first 16, of the others.
+UNIT, SUMS = 3, 4
+HIGHEST = 14  # power of two, in units, of the largest input
+LEAST_EXPONENT = 32  # as bfloat16 has it, of what is largest: smaller inputs become fewer units, or none
+_MAGIC = 1.5 * 2.0**23  # added to a float32 below 2^22, it leaves the nearest whole number in the lowest bits
+
+
+def has_whole_numbers(form: BlockFormat) -> bool:
+    """Whether codes of the type stand for whole numbers, none more than 255 above the least."""
+    return (
+        all(float(value).is_integer() for value in form.values) and max(form.values) - min(form.values) < 256
+    )
+
+
+def zero_of(form: BlockFormat) -> int:
+    """The byte that stands for 0."""
+    return -int(min(form.values))
+
+
+def _planes(bits: int) -> list[tuple[int, int]]:
+    """How codes of so many bits lie: (bits, bits before them) of each part of a code, as many words as it has bits.
+
+    A word holds those bits of 32 / bits inputs: of the first four in its bytes' lowest bits, of the next above them.
+    """
+    parts = [n for n in (8, 4, 2, 1) if bits & n]
+    return [(n, sum(parts[:i])) for i, n in enumerate(parts)]
+
+
+def _codes(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
+    """Bytes of 16 outputs and 32 inputs, four neighbouring inputs at a time: 8 times a vector."""
+    for step in range(CHUNK // 4):
+        code = None
+        for bits, before in _planes(form.bits):
+            per_word = 8 // bits
+            place = (before + step // per_word) * PANEL * 4
+            part = _moved(builder, load_at(builder, INTS, words, place), before - step % per_word * bits)
+            if bits < 8:
+                part = builder.and_(part, constant(((1 << bits) - 1 << before) * 0x01010101))
+            code = part if code is None else builder.or_(code, part)
+        yield [_looked_up(builder, form, builder.bitcast(code, CODES))]
+
+
+def _moved(builder: Emitter, word: Value, by: int) -> Value:
+    """Shifted to the left, or to the right where it is negative."""
+    return builder.shl(word, constant(by)) if by > 0 else builder.lshr(word, constant(-by)) if by else word
+
+
+def _looked_up(builder: Emitter, form: BlockFormat, codes: Value) -> Value:
+    """What codes stand for, less the least of it."""
+    above = [int(value) + zero_of(form) for value in form.values]
+    if above == list(range(len(above))):
+        return codes
+    name, kind = ("avx512.pshuf.b.512", CODES) if IS_WIDE else ("avx2.pshuf.b", HALF)
+    n = kind.count
+    table = ir.Constant(kind, above * (n // WIDTH))
+    parts = [lanes_of(builder, codes, list(range(i, i + n))) for i in range(0, CODES.count, n)]
+    return _joined(
+        builder, [call_intrinsic(builder, f"llvm.x86.{name}", kind, table, part) for part in parts]
+    )
+
+
+def _joined(builder: Emitter, parts: list[Value]) -> Value:
+    """One vector, or two halves of one."""
+    if len(parts) == 1:
+        return parts[0]
+    lanes = list(range(2 * parts[0].type.count))
+    return builder.shuffle_vector(*parts, ir.Constant(ir.VectorType(INT, len(lanes)), lanes))
+
+
+def _inputs(builder: Emitter, x: Value, step: int, row: Row) -> list[Value]:
+    """The higher bytes of four inputs in all lanes, and the lower. x: bytes [n_rows, 2, 32]."""
+    at = row.index * 2 * CHUNK + step * 4
+    words = (load_at(builder, INT, x, place) for place in (at, at + CHUNK))
+    return [spread(builder, word, INTS) for word in words]
+
+
+def _add(builder: Emitter, total: list[Value], inputs: list[Value], values: list[Value]) -> list[Value]:
+    """Products of the higher bytes added to one sum, those of the lower to another."""
+    return [_dot(builder, one, values[0], x) for one, x in zip(total, inputs, strict=True)]
+
+
+def _dot(builder: Emitter, total: Value, codes: Value, x: Value) -> Value:
+    """The sum of 16 outputs and four products each, of unsigned bytes and signed ones."""
+    width = 512 if IS_WIDE else 256
+    n = width // 32
+    parts = []
+    for i in range(0, WIDTH, n):
+        of = [
+            lanes_of(builder, one, list(range(i * k, (i + n) * k)))
+            for one, k in ((total, 1), (codes, 4), (builder.bitcast(x, CODES), 4))
+        ]
+        parts.append(call_intrinsic(builder, f"llvm.x86.avx512.vpdpbusd.{width}", of[0].type, *of))
+    return _joined(builder, parts)
+
+
+def _floats(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
+    """unit * (256 * high + low - zero * inputs)."""
+    whole = _whole(builder, total)
+    if zero_of(form):
+        inputs = spread(
+            builder, load_at(builder, INT, fields.address, fields.offset(SUMS + fields.which)), INTS
+        )
+        whole = builder.sub(whole, builder.mul(inputs, constant(zero_of(form))))
+    return _in_units(builder, whole, fields)
+
+
+def _whole(builder: Emitter, total: list[Value]) -> Value:
+    high, low = total
+    return builder.add(builder.shl(high, constant(8)), low)
+
+
+def _in_units(builder: Emitter, whole: Value, fields: Fields) -> Value:
+    unit = load_at(builder, FLOAT, fields.address, fields.offset(UNIT))
+    return builder.fmul(builder.sitofp(whole, FLOATS), spread(builder, unit, FLOATS))
+
+
+def _signed(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
+    """What codes stand for, as `_codes` finds it, in signed bytes."""
+    zero = ir.Constant(CODES, [zero_of(form)] * CODES.count)
+    for codes in _codes(builder, form, words):
+        yield [builder.sub(codes[0], zero) if zero_of(form) else codes[0]]
+
+
+def _pairs(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
+    """What codes stand for as pairs of bfloat16, as `code_pairs.py` finds it."""
+    least = -zero_of(form)
+    values = tuple(float(least + i) for i in range(64 if max(form.values) - least >= 32 else 32))
+    zero, n = ir.Constant(CODES, [0] * CODES.count), CODES.count
+    for codes in _codes(builder, form, words):
+        for at in (0, 2):  # two bytes of each word, apart
+            lanes = [lane for i in range(at, n, 4) for lane in (i, n, i + 1, n)]
+            mask = ir.Constant(ir.VectorType(INT, n), lanes)
+            apart = builder.bitcast(builder.shuffle_vector(codes[0], zero, mask), PAIRS)
+            yield [builder.bitcast(look_up(builder, values, apart), BFLOATS)]
+
+
+def _floats_of_signed(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
+    """The same of numbers that are their own."""
+    return _in_units(builder, _whole(builder, total), fields)
+
+
+@emits(types.void)
+def lay_inputs(builder: Emitter, source: Value, target: Value, fields: Value) -> None:
+    """Make bytes [2, 32] of 32 bfloat16, and of them the fields, (address, n_rows): [.., n_rows] words.
+
+    What is infinite or no number has a unit that is no number.
+    """
+    bits = [load_at(builder, SHORTS, source, 2 * WIDTH * i) for i in range(2)]
+    sizes = [builder.and_(one, ir.Constant(SHORTS, [0x7FFF] * WIDTH)) for one in bits]
+    larger = builder.select(builder.icmp_unsigned(">", *sizes), *sizes)
+    most = builder.zext(call_intrinsic(builder, "llvm.vector.reduce.umax.v16i16", SHORT, larger), INT)
+    # Of the next number, so that what rounds to a power of two has it, and no byte is above 127.
+    exponent = builder.lshr(builder.add(most, INT(1)), INT(7))
+    least = INT(LEAST_EXPONENT)
+    exponent = builder.select(builder.icmp_unsigned(">", exponent, least), exponent, least)
+    unit = builder.shl(builder.sub(exponent, INT(HIGHEST)), INT(23))
+    unit = builder.select(builder.icmp_unsigned("<", most, INT(0x7F80)), unit, INT(0x7FC00000))
+    units = builder.shl(builder.sub(INT(2 * 127 + HIGHEST), exponent), INT(23))  # in 1
+    scale = spread(builder, builder.bitcast(units, FLOAT), FLOATS)
+    sums = []
+    for i, one in enumerate(bits):
+        near = _nearest(builder, one, scale)
+        whole = builder.sub(builder.bitcast(near, INTS), builder.bitcast(all_of(_MAGIC), INTS))
+        high = builder.ashr(builder.add(whole, constant(128)), constant(8))
+        for j, part in enumerate((high, whole)):
+            place = builder.inttoptr(builder.add(target, LONG(j * CHUNK + i * WIDTH)), BYTES.as_pointer())
+            builder.store(builder.trunc(part, BYTES), place, align=1)
+        sums.append(call_intrinsic(builder, "llvm.vector.reduce.add.v16i32", INT, whole))
+    address, n_rows = (builder.extract_value(fields, i) for i in range(2))
+    words = builder.inttoptr(address, INT.as_pointer())
+    for field, word in enumerate([unit, builder.add(*sums), *sums], UNIT):
+        builder.store(word, builder.gep(words, [builder.mul(n_rows, LONG(field))]))
+
+
+@emits(types.void)
+def round_inputs(builder: Emitter, source: Value, target: Value, fields: Value, n_rows: Value) -> None:
+    """Round 32 bfloat16 to whole units, those that `lay_inputs` found: bfloat16 again, which has room for these."""
+    words = builder.inttoptr(fields, FLOAT.as_pointer())
+    unit = builder.load(builder.gep(words, [builder.mul(n_rows, LONG(UNIT))]))
+    units = spread(
+        builder, builder.fdiv(ir.Constant(FLOAT, 1.0), unit), FLOATS
+    )  # in 1; exact, as is the last product
+    for i in range(2):
+        near = _nearest(builder, load_at(builder, SHORTS, source, 2 * WIDTH * i), units)
+        rounded = builder.fmul(builder.fsub(near, all_of(_MAGIC)), spread(builder, unit, FLOATS))
+        bits = builder.lshr(builder.bitcast(rounded, INTS), constant(16))
+        place = builder.inttoptr(builder.add(target, LONG(2 * WIDTH * i)), SHORTS.as_pointer())
+        builder.store(builder.trunc(bits, SHORTS), place, align=2)
+
+
+def _nearest(builder: Emitter, bits: Value, units: Value) -> Value:
+    """_MAGIC more than the nearest whole number of units. bits: of 16 bfloat16; units: how many are 1."""
+    x = builder.bitcast(builder.shl(builder.zext(bits, INTS), constant(16)), FLOATS)
+    return call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, x, units, all_of(_MAGIC))
+
+
+_COLUMNS = {8: 1, 4: 2, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 1}
+WAY = Way(4, _codes, _inputs, [constant(0)] * 2, _add, _floats, _COLUMNS)
+# Of AMX's tiles: of bytes, which may be signed for weights, too; and of pairs, whose sums are float32.
+SIGNED = replace(WAY, codes=_signed, floats=_floats_of_signed)
+UNITS = replace(code_pairs.WAY, codes=_pairs)
+
+
+def is_exact_in_units(form: BlockFormat) -> bool:
+    """Whether sums of a group are below 2^24 units, so that float32 holds them, and what they are sums of."""
+    most = max(abs(value) for value in form.values)
+    return has_whole_numbers(form) and most * form.group * 2.0 ** (HIGHEST + 1) <= 2**24
