@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from slipstream.kernels.matmul import code_bytes, code_floats, code_pairs
 from slipstream.kernels.matmul.emit import LONG, PANEL, Emitter, Value
@@ -70,37 +70,17 @@ def _add_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, way: Any) -> Any
     return types.void(place, kind, n_rows, way), generate
 
 
-def columns_of(n_rows: int, way: str) -> int:
-    """Vectors of 16 outputs that `add_chunk` takes at once; in compiled code only."""
-    raise NotImplementedError
+def _constant(find: Callable[..., int]) -> Callable[..., Any]:
+    """An intrinsic of what a function finds for constants, as a number: it costs no compilation of its own."""
 
+    def of_one(typing: Any, a: Any) -> Any:
+        return types.int64(a), lambda context, builder, signature, values: LONG(find(a.literal_value))
 
-@overload(columns_of, prefer_literal=True, strict=False)
-def _columns_of(n_rows: Any, way: Any) -> Any:
-    found = WAYS[way.literal_value].columns[n_rows.literal_value]
-    return lambda n_rows, way: found
+    def of_two(typing: Any, a: Any, b: Any) -> Any:
+        found = find(a.literal_value, b.literal_value)
+        return types.int64(a, b), lambda context, builder, signature, values: LONG(found)
 
-
-def bytes_of_input(way: str) -> int:
-    """Bytes of an input as it lies in a tile; in compiled code only."""
-    raise NotImplementedError
-
-
-@overload(bytes_of_input, prefer_literal=True, strict=False)
-def _bytes_of_input(way: Any) -> Any:
-    found = 4 if way.literal_value == OF_FLOATS else 2
-    return lambda way: found
-
-
-def group_of(kind: str) -> int:
-    """Inputs that share a scale; in compiled code only."""
-    raise NotImplementedError
-
-
-@overload(group_of, prefer_literal=True, strict=False)
-def _group_of(kind: Any) -> Any:
-    found = LAYOUTS[kind.literal_value].group
-    return lambda kind: found
+    return of_one if find.__code__.co_argcount == 1 else of_two
 
 
 def _end_block(typing: Any, place: Any, kind: Any, n_rows: Any) -> Any:
@@ -144,3 +124,13 @@ lay_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)
 scale_group: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_scale_group)
 add_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_chunk)
 end_block: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_end_block)
+# Vectors of 16 outputs that `add_chunk` takes at once, by (rows of the tile, way).
+columns_of: Callable[[int, str], int] = intrinsic(prefer_literal=True)(
+    _constant(lambda n_rows, way: WAYS[way].columns[n_rows])
+)
+# Bytes of an input as it lies in a tile, by way.
+bytes_of_input: Callable[[str], int] = intrinsic(prefer_literal=True)(
+    _constant(lambda way: 4 if way == OF_FLOATS else 2)
+)
+# Inputs that share a scale, by type.
+group_of: Callable[[str], int] = intrinsic(prefer_literal=True)(_constant(lambda kind: LAYOUTS[kind].group))

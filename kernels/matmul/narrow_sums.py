@@ -98,7 +98,7 @@ def add_blocks(a: Any, kind: Any, way: Any, add_eight: Any) -> None:
     n_rows, n_chunks = a[N_ROWS], a[N_IN] // CHUNK
     for begin in range(0, n_chunks, VISIT):
         span = begin, min(begin + VISIT, n_chunks)
-        row = 0
+        row = np.int64(0)  # as a constant, all below would be compiled for it, too
         while row < n_rows:
             n = tile_rows(n_rows - row)
             if MOST_ROWS == 8 and n == 8:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
-from numba.extending import overload
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 from torch import Tensor
 
 from slipstream.kernels import threads
@@ -175,15 +176,17 @@ def _factor_of(b: Any, g: Any, kind: Any, which: Any) -> Any:
     return lambda b, g, kind, which: chosen(b, g)
 
 
-def constants_of(kind: str) -> tuple[int, ...]:
-    """`_constants`; in compiled code only."""
-    raise NotImplementedError
-
-
-@overload(constants_of, prefer_literal=True, strict=False)
-def _constants_of(kind: Any) -> Any:
+def _as_constants(typing: Any, kind: Any) -> Any:
+    """`_constants`, in compiled code."""
     found = _constants(kind.literal_value)
-    return lambda kind: found
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return cgutils.pack_array(builder, [ir.IntType(64)(value) for value in found])
+
+    return types.UniTuple(types.int64, len(found))(kind), generate
+
+
+constants_of: Callable[[str], tuple[int, ...]] = intrinsic(prefer_literal=True)(_as_constants)
 
 
 @emits(types.int64)
