@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import llvmlite.binding
 from numba import config
 
-TILES = frozenset(("amx-tile", "amx-bf16"))
+TILES = frozenset(("amx-tile", "amx-bf16", "amx-int8"))
 # Of Linux on x86-64: the call, ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA.
 _ARCH_PRCTL, _ASK_FOR, _TILE_DATA = 158, 0x1023, 18
 

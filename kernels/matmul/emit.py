@@ -54,18 +54,13 @@ class Way:
     """
 
     n_inputs: int  # of a step
-    codes: Callable[
-        [Emitter, BlockFormat, Value], Iterator[list[Value]]
-    ]  # of 32 inputs, from the codes' address on
-    inputs: Callable[
-        [Emitter, Value, int, Row], list[Value]
-    ]  # of a row, (address of a chunk, step, which row)
+    # (a type, address of codes): what the codes of 32 inputs stand for, step by step
+    codes: Callable[[Emitter, BlockFormat, Value], Iterator[list[Value]]]
+    inputs: Callable[[Emitter, Value, int, Row], list[Value]]  # (address of a chunk, step, row)
     zeros: list[Value]  # a sum of nothing
     add: Callable[[Emitter, list[Value], list[Value], list[Value]], list[Value]]  # (sum, inputs, values)
     floats: Callable[[Emitter, BlockFormat, list[Value], Fields], Value]  # of the sum of a group
-    columns: dict[
-        int, int
-    ]  # by rows of a tile: vectors of 16 outputs, so that what is in use fits the registers
+    columns: dict[int, int]  # by rows of a tile: vectors of 16 outputs, as many as fit the registers
 
 
 def load_at(builder: Emitter, kind: Any, address: Value, offset: int = 0) -> Value:

@@ -78,7 +78,7 @@ def ways() -> list[str]:
     by_bytes, by_pairs = [OF_BYTES] * has_bytes, [OF_PAIRS] * has_pairs
     if HAS_TILES:
         return [OF_TILES, *by_bytes, *by_pairs, OF_FLOATS]
-    # Two inputs at a time are as fast as bytes of two where their instruction issues every cycle, as on AMD's CPUs.
+    # Two inputs at a time should be as fast as bytes where their instruction issues every cycle, as on AMD's CPUs.
     return [*by_pairs, *by_bytes, OF_FLOATS]
 
 
@@ -86,10 +86,10 @@ def _way_of(dtype: torch.dtype, kinds: Sequence[str]) -> str:
     """What products with parts of these types are of."""
     if dtype is not torch.bfloat16:
         return OF_FLOATS
-    return next(way for way in ways() if all(_part_way(way, kind) for kind in kinds))
+    return next(way for way in ways() if all(part_way(way, kind) for kind in kinds))
 
 
-def _part_way(way: str, kind: str) -> str | None:
+def part_way(way: str, kind: str) -> str | None:
     """What a part's products are of, where those of the whole are of that; None if there are none."""
     is_whole = has_whole_numbers(LAYOUTS[kind])
     if way == OF_BYTES and not is_whole:
@@ -113,7 +113,7 @@ def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> Narrow
     parts, order = _gathered(weight)
     kinds = [kind_of(part) or "" if _is_narrow(part) else "" for part in parts]
     way = _way_of(weight.dtype, [kind for kind in kinds if kind])
-    each = [_part_way(way, kind) if kind else None for kind in kinds]
+    each = [part_way(way, kind) if kind else None for kind in kinds]
     found = [records(part, one) if one else None for part, one in zip(parts, each, strict=True)]
     laid = [panels_of(widened(part)) if one is None else one for part, one in zip(parts, found, strict=True)]
     tasks = [

@@ -26,7 +26,6 @@ from slipstream.kernels.compiled import (
     pointer,
     shifted,
 )
-from slipstream.kernels.matmul import panel_sums
 from slipstream.kernels.matmul.arrange import (
     ARRANGED,
     ARRIVED,
@@ -55,12 +54,12 @@ from slipstream.kernels.matmul.arrange import (
 from slipstream.kernels.matmul.block_steps import add_chunk, bytes_of_input, columns_of, end_block
 from slipstream.kernels.matmul.emit import N_FIELDS
 from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_FLOATS, PANEL
+from slipstream.kernels.matmul.panel_sums import BY_FLOATS
 from slipstream.kernels.matmul.records import constants_of
 from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES, LINE
 from slipstream.kernels.matmul.unpack import AHEAD, MOST_ROWS, SUM_ROWS
 from slipstream.kernels.vector import WIDTH, load, store, store_part
 
-SINGLY = panel_sums.BY_FLOATS
 VISIT = 8  # chunks of 32 inputs taken with all rows before the next: their codes stay in the first cache
 # Arguments, behind those of a group, of what adds one panel's products. FOUND and VALUES are where tiles keep groups'
 # sums and what codes stand for.
@@ -78,8 +77,8 @@ def multiply(addresses: Any, shape: Any, dtypes: Any, n_threads: int) -> None:
     addresses: of inputs [n_rows, n_in], results [n_rows, n_out], a table [n_matrices, 2] of addresses of biases and
     segments, and ids [n_groups] and starts [n_groups + 1] of groups, int32, the last of which may have no rows; 0 for
     one group of all rows.
-    shape: (n_rows, n_in, n_out, panels of a matrix, n_groups). dtypes: (of inputs, what products are of, of
-    results).
+    shape: (n_rows, n_in, n_out, panels of a matrix, n_groups). dtypes: of inputs and results, and between
+    them what products are of.
     """
     x_dtype, way, out_dtype = dtypes
     tasks = arrange_task(x_dtype, way), _task[out_dtype]
@@ -189,7 +188,7 @@ def dense_task(kind: Any) -> int:
         if by_twos:
             _add_dense(long_pointer(address), BY_TWOS)
         else:
-            _add_dense(long_pointer(address), SINGLY)
+            _add_dense(long_pointer(address), BY_FLOATS)
 
     return threads.compile_task(items)
 

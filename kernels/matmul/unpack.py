@@ -25,6 +25,7 @@ from slipstream.kernels.matmul.emit import (
     Value,
     Way,
     after,
+    all_of,
     load_at,
     spread,
 )
@@ -235,7 +236,7 @@ def emit_end(builder: Emitter, tile: Tile, at: Place) -> None:
     Before that the zeros times the sum of inputs are subtracted from the partial sums, or behind it the second halves
     times the sum over groups of their second bytes * sum of inputs from the totals.
     """
-    zero = ir.Constant(FLOATS, [0.0] * WIDTH)
+    zero = all_of(0.0)
     for i in range(PANEL // WIDTH):
         scales = _block_scales(builder, tile.form, at.record, i)
         zeros = _zeros(builder, tile.form, at, i)
@@ -269,7 +270,7 @@ def _sum_of_block(builder: Emitter, tile: Tile, at: Place, row: int) -> Value:
 def _emit_minima(builder: Emitter, tile: Tile, at: Place, column: int) -> None:
     """What `emit_end` subtracts, of 16 outputs."""
     form = tile.form
-    sums = [ir.Constant(FLOATS, [0.0] * WIDTH)] * tile.n_rows
+    sums = [all_of(0.0)] * tile.n_rows
     for group in range(form.n_groups):
         place = builder.add(at.record, LONG(form.second_factors + group * PANEL + WIDTH * column))
         factors = _bytes_as_floats(builder, place, signed=False)

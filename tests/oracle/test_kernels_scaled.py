@@ -133,7 +133,7 @@ def test_a_product_is_what_its_definition_says(
     finally:
         torch.set_num_threads(before)
     for row, first in ((0, 0), (12, 64), (127, 84)):
-        mine = narrow._part_way(packed.way, kind_of(weight) or "")
+        mine = narrow.part_way(packed.way, kind_of(weight) or "")
         expected = plain_product(x[row], weight, first, bias[first : first + 16].float(), mine or "")
         assert found[row, first : first + 16].numpy().tobytes() == expected.tobytes(), (row, first)
     n_bytes = sum(part.nbytes for part in packed.parts)
