@@ -48,15 +48,16 @@ __device__ inline T* queries_of_warp() {
 template <class T, int D>
 __device__ inline void score(const T* keys, float (&scores)[STEP<D> / 8][4]) {
   const int lane = threadIdx.x % WARP;
+  const int query = cell<D>(lane % 16, lane / 16), key = cell<D>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   const T* queries = queries_of_warp<T, D>();
 #pragma unroll(D == 512 ? 8 : D / 16)  // whole, 512 spilled where stores are float8
   for (int k = 0; k < D / 16; ++k) {
     unsigned q[4];
-    load_matrices<4>(q, queries + cell<D>(lane % 16, 2 * k + lane / 16));
+    load_matrices<4>(q, queries + further(query, 2 * k));
 #pragma unroll
     for (int n = 0; n < STEP<D> / 8; n += 2) {
       unsigned some[4];
-      load_matrices<4>(some, keys + cell<D>(n * 8 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+      load_matrices<4>(some, keys + further(key, 2 * k) + n * 8 * D);
       mma_16x8x16<T>(scores[n], q, {some[0], some[1]});
       mma_16x8x16<T>(scores[n + 1], q, {some[2], some[3]});
     }
@@ -64,95 +65,117 @@ __device__ inline void score(const T* keys, float (&scores)[STEP<D> / 8][4]) {
 }
 
 // Scores of positions at … to weights as the left side of the next product, the sums so far scaled to the new largest.
+// partly: some query does not see all of the positions.
 template <class T, int D>
-__device__ inline void soften(
-    Queries<D>& mine, int at, float scale, float (&scores)[STEP<D> / 8][4], unsigned (&weights)[STEP<D> / 16][4]) {
+__device__ inline void soften(Queries<D>& mine, int at, bool partly, float scale, float (&scores)[STEP<D> / 8][4],
+                              unsigned (&weights)[STEP<D> / 16][4]) {
   const int pair = threadIdx.x % 4;
+  float before[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const Seen& seen = mine.seen[half];
     float largest = least();
 #pragma unroll
     for (int i = 0; i < STEP<D> / 4; ++i) {
       float& one = scores[i / 2][2 * half + i % 2];
-      one = seen.has(at + i / 2 * 8 + 2 * pair + i % 2) ? __fmul_rn(one, scale) : least();
+      one = __fmul_rn(one, scale);
+      if (partly && !mine.seen[half].has(at + i / 2 * 8 + 2 * pair + i % 2)) one = least();
       largest = fmaxf(largest, one);
     }
     largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
     Softmax& softmax = mine.softmax[half];
     largest = fmaxf(largest, softmax.largest);
-    const float zero = largest == least() ? 0.0f : largest, before = exp2f(softmax.largest - zero);
+    const float zero = largest == least() ? 0.0f : largest;
+    before[half] = power_of_two(softmax.largest - zero);
     softmax.largest = largest;
-    softmax.sum = __fmul_rn(softmax.sum, before);
+    softmax.sum = __fmul_rn(softmax.sum, before[half]);
 #pragma unroll
     for (int n = 0; n < STEP<D> / 8; ++n) {
       const unsigned both =
-          packed_pair<T>(exp2f(scores[n][2 * half] - zero), exp2f(scores[n][2 * half + 1] - zero));
+          packed_pair<T>(power_of_two(scores[n][2 * half] - zero), power_of_two(scores[n][2 * half + 1] - zero));
       T rounded[2];
       memcpy(rounded, &both, 4);
       softmax.sum += widened(rounded[0]) + widened(rounded[1]);  // what the values are multiplied by
       weights[n / 2][n % 2 * 2 + half] = both;
     }
-#pragma unroll
-    for (int n = 0; n < COLUMNS<D> / 8; ++n) {
-      mine.sums[n][2 * half] = __fmul_rn(mine.sums[n][2 * half], before);
-      mine.sums[n][2 * half + 1] = __fmul_rn(mine.sums[n][2 * half + 1], before);
-    }
   }
+  if (!__any_sync(FULL_WARP, before[0] != 1.0f || before[1] != 1.0f)) return;  // as behind the first steps nearly always
+#pragma unroll
+  for (int i = 0; i < COLUMNS<D> / 2; ++i) mine.sums[i / 4][i % 4] = __fmul_rn(mine.sums[i / 4][i % 4], before[i % 4 / 2]);
 }
 
-// Takes infinities and NaN out of a pair; true if there was one. Their exponent has all bits set.
+// Whether one of two values is infinite or NaN: all bits of its exponent are set.
 template <class T>
 constexpr unsigned EXPONENT = 0x7c00u;
 template <>
 constexpr unsigned EXPONENT<bfloat16> = 0x7f80u;
 template <class T>
-__device__ inline bool take_out(unsigned& both) {
-  const bool low = (both & EXPONENT<T>) == EXPONENT<T>, high = (both >> 16 & EXPONENT<T>) == EXPONENT<T>;
-  if (low) both &= 0xffff0000u;
-  if (high) both &= 0xffffu;
-  return low || high;
-}
+__device__ inline bool low_is_odd(unsigned both) { return (both & EXPONENT<T>) == EXPONENT<T>; }
+template <class T>
+__device__ inline bool high_is_odd(unsigned both) { return low_is_odd<T>(both >> 16); }
 
-// Adds what take_out took to the queries that see it. values: from first_column on, as for gather.
+// Whether a step has such values. values: from first_column on, as for gather.
 template <class T, int D>
-__device__ inline void put_back(Queries<D>& mine, int at, const T* values) {
-  const int pair = threadIdx.x % 4;
-  for (int row = 0; row < STEP<D>; ++row) {
-    const bool by_first = mine.seen[0].has(at + row), by_second = mine.seen[1].has(at + row);
-#pragma unroll
-    for (int i = 0; i < COLUMNS<D> / 4; ++i) {
-      const float value = widened(values[cell<D>(row, i / 2) + 2 * pair + i % 2]);
-      if (value - value == 0.0f) continue;
-      if (by_first) mine.sums[i / 2][i % 2] += value;
-      if (by_second) mine.sums[i / 2][2 + i % 2] += value;
-    }
-  }
-}
-
-// Adds the weighted values. A position that some query does not see has weight 0 there, but 0 times infinity is NaN: in
-// such steps (`partly`) values that are not finite go another way.
-template <class T, int D>
-__device__ inline void gather(
-    Queries<D>& mine, int at, bool partly, const unsigned (&weights)[STEP<D> / 16][4], const T* values) {
-  const int lane = threadIdx.x % WARP;
+__device__ inline bool has_odd(const T* values) {
   bool any = false;
+  for (int i = threadIdx.x % WARP; i < STEP<D> * COLUMNS<D> / 8; i += WARP) {
+    const Vector16<T> eight = load16(values + cell<D>(i / (COLUMNS<D> / 8), i % (COLUMNS<D> / 8)));
+    unsigned words[4];
+    memcpy(words, &eight, 16);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) any |= low_is_odd<T>(words[j]) || high_is_odd<T>(words[j]);
+  }
+  return __any_sync(FULL_WARP, any);
+}
+
+// Adds the weighted values.
+template <class T, int D>
+__device__ inline void gather(Queries<D>& mine, const unsigned (&weights)[STEP<D> / 16][4], const T* values) {
+  const int lane = threadIdx.x % WARP, value = cell<D>(lane % 16, lane / 16);
 #pragma unroll
   for (int k = 0; k < STEP<D> / 16; ++k) {
 #pragma unroll
     for (int n = 0; n < COLUMNS<D> / 8; n += 2) {
       unsigned some[4];
-      load_matrices<4, true>(some, values + cell<D>(k * 16 + lane % 16, n + lane / 16));
-      if (partly) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) any |= take_out<T>(some[i]);
-      }
+      load_matrices<4, true>(some, values + further(value, n) + k * 16 * D);
       mma_16x8x16<T>(mine.sums[n], weights[k], {some[0], some[1]});
       mma_16x8x16<T>(mine.sums[n + 1], weights[k], {some[2], some[3]});
     }
   }
-  if (partly && __any_sync(FULL_WARP, any)) put_back<T, D>(mine, at, values);
+}
+
+// As gather, where some query does not see a position and has weight 0 there, but 0 times infinity is NaN: odd values are
+// left out of the products, then added to the queries that see them. Sums are in memory meanwhile, and the loop is rolled:
+// it hardly ever runs, and must not take the other's registers.
+template <class T, int D>
+__device__ inline void gather_odd(
+    Queries<D>& mine, int at, const unsigned (&weights)[STEP<D> / 16][4], const T* values) {
+  const int lane = threadIdx.x % WARP, pair = lane % 4;
+  float sums[COLUMNS<D> / 8][4];
+  memcpy(sums, mine.sums, sizeof sums);
+#pragma unroll 1
+  for (int n = 0; n < COLUMNS<D> / 8; ++n) {
+#pragma unroll
+    for (int k = 0; k < STEP<D> / 16; ++k) {
+      unsigned some[2];
+      load_matrices<2, true>(some, values + cell<D>(k * 16 + lane % 16, n));
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        some[i] &= (low_is_odd<T>(some[i]) ? 0u : 0xffffu) | (high_is_odd<T>(some[i]) ? 0u : 0xffff0000u);
+      mma_16x8x16<T>(sums[n], weights[k], some);
+    }
+#pragma unroll 1
+    for (int row = 0; row < STEP<D>; ++row) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float value = widened(values[cell<D>(row, n) + 2 * pair + i]);
+        if (value - value == 0.0f) continue;
+        if (mine.seen[0].has(at + row)) sums[n][i] += value;
+        if (mine.seen[1].has(at + row)) sums[n][2 + i] += value;
+      }
+    }
+  }
+  memcpy(mine.sums, sums, sizeof sums);
 }
 
 // One step of a warp: STEP positions from `at` on.
@@ -161,10 +184,16 @@ __device__ inline void advance(Queries<D>& mine, int at, float scale, const T* s
   if (mine.first.first >= at + STEP<D> || mine.last.last < at) return;
   float scores[STEP<D> / 8][4] = {};
   unsigned weights[STEP<D> / 16][4];
+  // All lanes agree; the vote has the compiler know it, too.
+  const bool partly = __any_sync(FULL_WARP, mine.last.first > at || mine.first.last < at + STEP<D> - 1);
   score<T, D>(stage, scores);
-  soften<T, D>(mine, at, scale, scores, weights);
-  const bool partly = mine.last.first > at || mine.first.last < at + STEP<D> - 1;
-  gather<T, D>(mine, at, partly, weights, stage + STEP<D> * D + first_column<D>());
+  soften<T, D>(mine, at, partly, scale, scores, weights);
+  const T* values = stage + STEP<D> * D + first_column<D>();
+  if (partly && has_odd<T, D>(values)) {
+    gather_odd<T, D>(mine, at, weights, values);
+  } else {
+    gather<T, D>(mine, weights, values);
+  }
 }
 
 // The softmax and the sums of one chunk, for queries that see positions from `seen.first` to `seen.last` between them.

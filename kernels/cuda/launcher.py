@@ -72,6 +72,18 @@ def runs_early(device: torch.device | int) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@functools.cache
+def has_warpgroups(device: torch.device) -> bool:
+    """Whether a GPU has products of warpgroups (wgmma) and copies of whole pieces: Hopper."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; elsewhere, where launches are emulated, so few that blocks have to go on."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+
+
 @contextmanager
 def launched_by(runner: Runner) -> Iterator[None]:
     """Launches go to `runner` inside the block, in the whole process. For tests without a GPU."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
+from slipstream.kernels.cuda.launcher import compile_for, has_warpgroups, launch, refusal
 from slipstream.kernels.cuda.source import Source
+from slipstream.kernels.matmul import prompt
 from slipstream.kernels.matmul.fragments import BLOCK, STEP, TILE, FragmentWeight, coded, with_zeros
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import Int4Weight, Quantized
@@ -31,7 +32,9 @@ SOURCES = {
     )
     for dtype, name in NAMES.items()
 }
-MOST_SPREAD = 256  # blocks of a weight that is split: at most two for each of about 132 multiprocessors
+PROMPTS = prompt.SOURCES  # on Hopper in place of blocks of 128 rows
+# Blocks of a weight that is split, by its bits: as many as about 132 multiprocessors run at once, of codes more.
+MOST_SPREAD = {16: 256, 8: 672, 4: 512}
 # Tiles: launches with fewer give every split a block of its own. Plain weights are bound by memory alone, while a block
 # takes longer to widen codes than to read them.
 SPREAD_BELOW, SPREAD_CODES_BELOW = 129, 256
@@ -45,7 +48,7 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def prepare(device: torch.device, dtype: torch.dtype) -> None:
-    compile_for(device, SOURCES[dtype])
+    compile_for(device, SOURCES[dtype], *([PROMPTS[dtype]] if has_warpgroups(device) else []))
 
 
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
@@ -84,10 +87,10 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
     return out.to(wanted)
 
 
-def n_splits(n_out: int, n_in: int) -> int:
-    """Into how many parts the inner dimension is cut. Part of every result's bits."""
+def n_splits(n_out: int, n_in: int, bits: int) -> int:
+    """Into how many parts the inner dimension of a weight of so many bits is cut. Part of every result's bits."""
     n_tiles, n_steps = -(-n_out // TILE), -(-n_in // STEP)
-    wanted = max(MOST_SPREAD // n_tiles, 2 if n_tiles < MOST_SPREAD else 1)
+    wanted = max(MOST_SPREAD[bits] // n_tiles, 2 if n_tiles < MOST_SPREAD[bits] else 1)
     return max(1, min(wanted, n_steps // LEAST_STEPS, MOST_SPLITS))
 
 
@@ -112,8 +115,13 @@ def product(
     (n_rows, n_in), (n_tiles, n_steps, n_bytes), (n_out, group) = x.shape, codes.shape, sizes
     out = x.new_empty(n_rows, n_out, dtype=out_dtype)
     wide = out_dtype == torch.float32
+    bits = n_bytes * 8 // (TILE * STEP)
+    splits = n_splits(n_out, n_in, bits)
+    if prompt.runs(x, n_tiles):
+        prompt.product(x, weight, bias, out, [n_out, group, splits])
+        return out
     width = _width(n_rows, n_tiles)
-    row_tiles, splits = -(-n_rows // width), n_splits(n_out, n_in)
+    row_tiles = -(-n_rows // width)
     # With many rows there are blocks enough: each runs all splits of its tile, in the same order.
     below = SPREAD_BELOW if words is None else SPREAD_CODES_BELOW
     spread = splits > 1 and width <= TEAM_ROWS and row_tiles * n_tiles < below
@@ -122,7 +130,7 @@ def product(
     )
     launch(
         SOURCES[x.dtype],
-        f"linear<{NAMES[x.dtype]}, {n_bytes * 8 // (TILE * STEP)}, {width // 8}>",
+        f"linear<{NAMES[x.dtype]}, {bits}, {width // 8}>",
         (row_tiles, n_tiles, splits if spread else 1),
         TEAM * -(-width // TEAM_ROWS),
         *(x, codes, words, bias, None if wide else out, out if wide else None, partials, n_done),

@@ -15,11 +15,18 @@ constexpr int BLOCK = 32;  // inputs of two products
 constexpr int PARTS = 2;   // 16 outputs each, of a warp
 constexpr int CELLS = TILE * STEP;
 
-template <class T, int BITS>
+// Of a lane's outputs, read at once.
+template <int N_PARTS>
+struct alignas(8 * N_PARTS) Words {
+  unsigned words[2 * N_PARTS];
+};
+
+// N_PARTS: that the warp has.
+template <class T, int BITS, int N_PARTS = PARTS>
 struct Meaning;
 
-template <class T>
-struct Meaning<T, 16> {
+template <class T, int N_PARTS>
+struct Meaning<T, 16, N_PARTS> {
   // piece [product][lane][8 values]
   __device__ void widen(const unsigned char* piece, int, unsigned (&weights)[2][4]) const {
     const uint4* mine = reinterpret_cast<const uint4*>(piece) + threadIdx.x % WARP;
@@ -32,15 +39,15 @@ struct Meaning<T, 16> {
 };
 
 // e4m3. A word is the output's float32 scale times 2^120, which is what the codes' bits lack.
-template <class T>
-struct Meaning<T, 8> {
-  float scales[PARTS][2];
+template <class T, int N_PARTS>
+struct Meaning<T, 8, N_PARTS> {
+  float scales[N_PARTS][2];
 
   // words [part][half]: of the lane's outputs
   __device__ void take(const unsigned* words) {
-    const uint4 four = *reinterpret_cast<const uint4*>(words);
-    scales[0][0] = __uint_as_float(four.x), scales[0][1] = __uint_as_float(four.y);
-    scales[1][0] = __uint_as_float(four.z), scales[1][1] = __uint_as_float(four.w);
+    const Words<N_PARTS> of = *reinterpret_cast<const Words<N_PARTS>*>(words);
+#pragma unroll
+    for (int i = 0; i < 2 * N_PARTS; ++i) scales[i / 2][i % 2] = __uint_as_float(of.words[i]);
   }
 
   // piece [lane][product][first or last 8 inputs][half][2 inputs]
@@ -65,19 +72,18 @@ constexpr unsigned MANY<bfloat16> = 0x43004300u;  // twice 128
 
 // (code - zero) * scale. A word: the scale rounded to T in the upper half; in the lower the rest of it, a T whose last five
 // bits are free, and in these the zero. So (code - zero) * rest is exact, and the sum is rounded once.
-template <class T>
-struct Meaning<T, 4> {
+template <class T, int N_PARTS>
+struct Meaning<T, 4, N_PARTS> {
   const unsigned low_bits = kept(0x000f000fu);
-  Pair<T> zeros[PARTS][2], scales[PARTS][2], rests[PARTS][2];
+  Pair<T> zeros[N_PARTS][2], scales[N_PARTS][2], rests[N_PARTS][2];
 
   // words [part][half]: of the lane's outputs
   __device__ void take(const unsigned* words) {
-    const uint4 four = *reinterpret_cast<const uint4*>(words);
-    const unsigned of[4] = {four.x, four.y, four.z, four.w};
+    const Words<N_PARTS> of = *reinterpret_cast<const Words<N_PARTS>*>(words);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const unsigned rest_and_zero = __byte_perm(of[i], 0u, 0x1010u);
-      scales[i / 2][i % 2] = as_pair<T>(__byte_perm(of[i], 0u, 0x3232u));
+    for (int i = 0; i < 2 * N_PARTS; ++i) {
+      const unsigned rest_and_zero = __byte_perm(of.words[i], 0u, 0x1010u);
+      scales[i / 2][i % 2] = as_pair<T>(__byte_perm(of.words[i], 0u, 0x3232u));
       rests[i / 2][i % 2] = as_pair<T>(rest_and_zero & 0xffe0ffe0u);
       zeros[i / 2][i % 2] = as_pair<T>((rest_and_zero & 0x001f001fu) | MANY<T>);
     }

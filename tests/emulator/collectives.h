@@ -215,4 +215,128 @@ inline void copies_wait(int n_left) {
   }
 }
 
+// ---- barriers in shared memory, and bulk copies, which arrive when somebody waits for them, or at once
+
+inline void settle(Arrivals& here, const void* barrier) {
+  if (here.n_waiting > 0 || machine->hurries) {
+    for (const BulkCopy& one : here.copies) {
+      memcpy(one.to, one.from, one.n_bytes);
+      here.n_bytes_missing -= one.n_bytes;
+    }
+    here.copies.clear();
+  }
+  if (here.n_missing > 0 || here.n_bytes_missing != 0 || !here.copies.empty()) return;
+  ++here.phase;
+  here.n_missing = here.n_expected;
+  here.n_waiting = 0;
+  for (Fiber& other : machine->fibers)
+    if (other.state == State::AT_ARRIVALS && other.arrivals == barrier) other.state = State::READY;
+}
+
+inline Arrivals& arrivals_at(const void* barrier) {
+  const auto found = machine->arrivals.find(barrier);
+  if (found == machine->arrivals.end()) fail("a barrier is used that was not begun");
+  return found->second;
+}
+
+inline void arrivals_init(const void* barrier, unsigned n) {
+  Arrivals& here = machine->arrivals[barrier];
+  here = {};
+  here.n_expected = here.n_missing = n;
+}
+
+inline void arrive(const void* barrier, unsigned n_bytes) {
+  Arrivals& here = arrivals_at(barrier);
+  if (here.n_missing == 0) fail("more threads arrive at a barrier than it expects");
+  here.n_bytes_missing += n_bytes;
+  --here.n_missing;
+  settle(here, barrier);
+}
+
+inline void arrivals_wait(const void* barrier, unsigned parity) {
+  Arrivals& here = arrivals_at(barrier);
+  while (here.phase % 2 == parity) {
+    ++here.n_waiting;
+    machine->current->state = State::AT_ARRIVALS;
+    machine->current->arrivals = barrier;
+    settle(here, barrier);
+    if (machine->current->state == State::AT_ARRIVALS) yield();
+  }
+}
+
+inline void bulk_copy(void* to, const void* from, unsigned n_bytes, const void* barrier) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16 || n_bytes % 16)
+    fail("a bulk copy of %u bytes: addresses and size must be multiples of 16", n_bytes);
+  Arrivals& here = arrivals_at(barrier);
+  here.copies.push_back({to, from, n_bytes});
+  settle(here, barrier);
+}
+
+// ---- products of warpgroups, computed when they are waited for: each warp its own 16 rows
+
+template <class T>
+void multiply_columns(void** arguments, unsigned) {
+  const std::vector<GroupProduct>* of[32];
+  for (unsigned lane = 0; lane < 32; ++lane) of[lane] = static_cast<const std::vector<GroupProduct>*>(arguments[lane]);
+  for (size_t product = 0; product < of[0]->size(); ++product) {
+    const T* columns = static_cast<const T*>((*of[0])[product].columns);
+    for (unsigned n = 0; n < (*of[0])[product].n_eights; ++n, columns += 128) {
+      unsigned b[32][2];
+      Product eight[32];
+      void* pointers[32];
+      for (unsigned lane = 0; lane < 32; ++lane) {
+        for (unsigned half = 0; half < 2; ++half)
+          memcpy(&b[lane][half], columns + (half * 8 + lane / 4) * 8 + lane % 4 * 2, 4);
+        const GroupProduct& mine = (*of[lane])[product];
+        eight[lane] = {mine.a, b[lane], mine.sums + 4 * n};
+        pointers[lane] = &eight[lane];
+      }
+      multiply<T>(pointers, 0xffffffffu);
+    }
+  }
+}
+
+inline void (*columns_of)(void**, unsigned) = nullptr;  // a launch has one dtype
+
+template <class T>
+void multiply_later(float* sums, unsigned n_eights, const unsigned* a, const void* columns) {
+  if (reinterpret_cast<uintptr_t>(columns) % 128) fail("columns at an address that is no multiple of 128");
+  columns_of = multiply_columns<T>;
+  auto& groups = machine->current->products;
+  if (groups.empty()) groups.emplace_back();
+  groups.back().push_back({sums, n_eights, a, columns});
+}
+
+inline void products_commit() { machine->current->products.emplace_back(); }
+
+inline void products_wait(int n_left) {
+  auto& groups = machine->current->products;
+  while (static_cast<int>(groups.size()) - 1 > n_left) {
+    collective(0xffffffffu, columns_of, &groups.front());
+    groups.erase(groups.begin());
+  }
+}
+
+struct Turned {
+  unsigned in, out;
+};
+
+inline void turn(void** arguments, unsigned) {
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    unsigned both = 0;
+    for (unsigned which = 0; which < 2; ++which) {
+      const unsigned row = 2 * (lane % 4) + which, column = lane / 4;  // of the matrix as it was
+      const unsigned in = static_cast<Turned*>(arguments[row * 4 + column / 2])->in;
+      both |= (in >> (16 * (column % 2)) & 0xffffu) << (16 * which);
+    }
+    static_cast<Turned*>(arguments[lane])->out = both;
+  }
+}
+
+inline unsigned turned(unsigned both) {
+  Turned mine{both, 0};
+  collective(0xffffffffu, turn, &mine);
+  return mine.out;
+}
+
 }  // namespace emulator

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <random>
 #include <sys/mman.h>
 #include <tuple>
@@ -32,13 +33,32 @@ extern char _end[] __attribute__((visibility("hidden")));
 
 namespace emulator {
 
-enum class State { READY, AT_BARRIER, IN_WARP, FINISHED };
+enum class State { READY, AT_BARRIER, IN_WARP, AT_ARRIVALS, FINISHED };
 using Operation = void (*)(void** arguments, unsigned mask);
 
 struct Copy {
   void* to;
   const void* from;
   bool wanted;
+};
+
+struct BulkCopy {
+  void* to;
+  const void* from;
+  unsigned n_bytes;
+};
+
+struct Arrivals {  // a barrier in shared memory
+  unsigned n_expected = 0, n_missing = 0, phase = 0, n_waiting = 0;
+  long long n_bytes_missing = 0;
+  std::vector<BulkCopy> copies;
+};
+
+struct GroupProduct {  // of a warp with columns in shared memory, eight by eight
+  float* sums;
+  unsigned n_eights;
+  const unsigned* a;
+  const void* columns;
 };
 
 struct Fiber {
@@ -53,6 +73,8 @@ struct Fiber {
   Operation operation = nullptr;
   void* argument = nullptr;
   std::vector<std::vector<Copy>> copies;  // the last group is open
+  std::vector<std::vector<GroupProduct>> products;  // not yet computed; the last group is open
+  const void* arrivals = nullptr;         // that it waits for
 };
 
 struct Meeting {  // at one of the 16 barriers of a block
@@ -64,7 +86,8 @@ struct Launch {
   unsigned block[3];
   unsigned shared;  // bytes of dynamic shared memory
   // Of threads and blocks: 0 ascending, 1 descending, others a random order of that seed; with 2 a warp goes on as long as it
-  // can before the next one begins, so that it meets what a missing barrier would have kept from it.
+  // can before the next one begins, so that it meets what a missing barrier would have kept from it. Bulk copies arrive as late
+  // as they may, in odd orders as soon as they are begun.
   unsigned order;
 };
 
@@ -74,6 +97,7 @@ struct Machine {
   size_t together;  // threads that take turns until none of them can go on
   Fiber* current = nullptr;
   Meeting meetings[16];
+  std::map<const void*, Arrivals> arrivals;  // by address
   unsigned n_finished = 0;
   char* stacks = nullptr;
   jmp_buf scheduler;
@@ -81,6 +105,7 @@ struct Machine {
   void (*body)(void*) = nullptr;
   void* body_argument = nullptr;
   dim3 grid, block, block_index;
+  bool hurries = false;  // bulk copies
   std::vector<unsigned char> shared_bytes;
   unsigned char* shared = nullptr;
   char message[512] = "";
@@ -112,6 +137,7 @@ inline void fiber_main() {
     if (!machine->current->copies.empty() &&
         (machine->current->copies.size() > 1 || !machine->current->copies.back().empty()))
       fail("the thread ends with copies under way");
+    if (!machine->current->products.empty() && !machine->current->products.front().empty()) fail("the thread ends with products under way");
     machine->current->state = State::FINISHED;
     ++machine->n_finished;
     yield();
@@ -173,26 +199,29 @@ inline void collective(unsigned mask, Operation operation, void* argument) {
 // ---- running a block
 
 inline void explain_deadlock() {
-  unsigned n[4] = {};
-  const Fiber* some[4] = {};
+  unsigned n[5] = {};
+  const Fiber* some[5] = {};
   for (const Fiber& fiber : machine->fibers) {
     ++n[static_cast<int>(fiber.state)];
     some[static_cast<int>(fiber.state)] = &fiber;
   }
   machine->current = nullptr;
   fail("threads wait for each other for ever in block %u %u %u: %u at barriers (thread %d at barrier %d), %u in warp "
-       "operations (thread %d, mask %08x), %u have ended",
+       "operations (thread %d, mask %08x), %u at barriers in memory (thread %d), %u have ended",
        machine->block_index.x, machine->block_index.y, machine->block_index.z, n[1], some[1] ? int(some[1]->index) : -1,
-       some[1] ? some[1]->barrier : -1, n[2], some[2] ? int(some[2]->index) : -1, some[2] ? some[2]->mask : 0u, n[3]);
+       some[1] ? some[1]->barrier : -1, n[2], some[2] ? int(some[2]->index) : -1, some[2] ? some[2]->mask : 0u, n[3],
+       some[3] ? int(some[3]->index) : -1, n[4]);
 }
 
 inline void run_block() {
   memset(__bss_start, 0xff, _end - __bss_start);
   memset(machine->shared, 0xff, machine->shared_bytes.size() - (machine->shared - machine->shared_bytes.data()));
   machine->n_finished = 0;
+  machine->arrivals.clear();
   for (Fiber& fiber : machine->fibers) {
     fiber.state = State::READY;
     fiber.copies.clear();
+    fiber.products.clear();
   }
   while (machine->n_finished < machine->fibers.size()) {
     bool any = false;
@@ -317,6 +346,7 @@ int run(void (*kernel)(A...), void** arguments, const Launch& launch, char* mess
   machine = &here;
   here.grid = {launch.grid[0], launch.grid[1], launch.grid[2]};
   here.block = {launch.block[0], launch.block[1], launch.block[2]};
+  here.hurries = launch.order % 2 == 1;
   here.shared_bytes.resize(launch.shared + 128);
   here.shared = here.shared_bytes.data() + (128 - reinterpret_cast<uintptr_t>(here.shared_bytes.data()) % 128) % 128;
   Call<A...> call{kernel, arguments};

@@ -1,7 +1,9 @@
 // Kernels that test the emulator itself; those named bad_ do what must be reported.
+#include "bulk.cuh"
 #include "copy.cuh"
 #include "mma.cuh"
 #include "warp.cuh"
+#include "wgmma.cuh"
 
 __global__ void shuffles(const float* x, float* out) {
   const int i = threadIdx.x;
@@ -70,6 +72,39 @@ __global__ void product_turned(const T* a, const T* b, float* out) {
   for (int i = 0; i < 4; ++i) out[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = c[i];
 }
 
+// out [64, 128] = a [64, 16] times columns, which lie in the order of wgmma.cuh: one product of a warpgroup, twice.
+template <class T>
+__global__ void group_product(const T* a, const T* columns, float* out) {
+  __shared__ __align__(128) T tile[2048];
+  __shared__ Barrier arrived;
+  if (threadIdx.x == 0) {
+    barrier_init(&arrived, 1);
+    barriers_begin();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    barrier_expect(&arrived, sizeof tile);
+    bulk_copy(tile, columns, sizeof tile / 2, &arrived);
+    bulk_copy(tile + 1024, columns + 1024, sizeof tile / 2, &arrived);
+  }
+  barrier_wait(&arrived, 0);
+  const int lane = threadIdx.x % WARP, row = threadIdx.x / WARP * 16 + lane / 4;
+  unsigned left[4];
+  for (int i = 0; i < 4; ++i) memcpy(left + i, a + (row + i % 2 * 8) * 16 + lane % 4 * 2 + i / 2 * 8, 4);
+  float sums[64] = {};
+  group_begin();
+  multiply_group<T>(sums, left, tile);
+  group_commit();
+  group_begin();
+  multiply_group<T>(sums, left, tile);
+  group_commit();
+  group_wait<0>();
+  for (int i = 0; i < 64; ++i) out[(row + i / 2 % 2 * 8) * 128 + i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i] / 2;
+}
+
+// out [8, 8] = x turned, 16 bits each.
+__global__ void turned_matrix(const unsigned* x, unsigned* out) { out[threadIdx.x] = turned(x[threadIdx.x]); }
+
 __global__ void unwritten(float* out) {
   __shared__ float tile[32];
   if (threadIdx.x == 3) tile[3] = 1.0f;
@@ -120,6 +155,59 @@ __global__ void bad_wait(const float* x, float* out) {
   copies_wait<1>();
   out[0] = tile[0];
   copies_wait<0>();
+}
+
+// What a bulk copy brings is read before it was waited for.
+__global__ void bad_arrival(const float* x, float* out) {
+  __shared__ __align__(16) float tile[4];
+  __shared__ Barrier arrived;
+  barrier_init(&arrived, 1);
+  barrier_expect(&arrived, 16);
+  bulk_copy(tile, x, 16, &arrived);
+  out[0] = tile[0];
+  barrier_wait(&arrived, 0);
+  out[1] = tile[0];
+}
+
+// Sums are read while one group of products is still under way.
+__global__ void bad_group(float* out) {
+  __shared__ __align__(128) bfloat16 tile[2048];
+  for (int i = threadIdx.x; i < 2048; i += 128) tile[i] = narrowed<bfloat16>(1.0f);
+  __syncthreads();
+  const unsigned left[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+  float sums[64] = {};
+  for (int i = 0; i < 2; ++i) {
+    group_begin();
+    multiply_group<bfloat16>(sums, left, tile);
+    group_commit();
+  }
+  group_wait<1>();
+  out[threadIdx.x] = sums[0];
+  group_wait<0>();
+}
+
+__global__ void bad_left(float*) {
+  __shared__ __align__(128) bfloat16 tile[2048];
+  const unsigned left[4] = {};
+  float sums[64] = {};
+  group_begin();
+  multiply_group<bfloat16>(sums, left, tile);
+  group_commit();
+}
+
+__global__ void bad_forever(float* out) {
+  __shared__ Barrier arrived;
+  if (threadIdx.x == 0) barrier_init(&arrived, 2);
+  __syncthreads();
+  if (threadIdx.x == 0) barrier_arrive(&arrived);
+  barrier_wait(&arrived, 0);
+  out[0] = 1.0f;
+}
+
+__global__ void bad_begin(float* out) {
+  __shared__ Barrier arrived;
+  barrier_arrive(&arrived);
+  out[0] = 1.0f;
 }
 
 // Right only if thread 0 runs first: a barrier is missing.

@@ -74,7 +74,7 @@ def test_a_row_has_the_same_bits_at_every_width(dtype: torch.dtype, shape: tuple
 
 
 def test_rows_above_64_and_many_splits() -> None:
-    assert cuda.n_splits(20, 1100) == 4
+    assert cuda.n_splits(20, 1100, 16) == 4
     weight, x = random(20, 1100, dtype=torch.bfloat16), random(131, 1100, dtype=torch.bfloat16, seed=1)
     bits_at_all_widths(weight, x, (1, 17, 33, 64, 65, 128))
 
@@ -85,7 +85,7 @@ def test_blocks_that_run_all_splits_add_them_in_the_same_order(
 ) -> None:
     weight, x = random(150, 900, dtype=dtype), random(21, 900, dtype=dtype, seed=1)
     packed = cuda.pack(weight)
-    assert cuda.n_splits(150, 900) > 2
+    assert cuda.n_splits(150, 900, 16) > 2
     with emulated():
         spread = cuda.linear(x, packed, torch.float32)
         monkeypatch.setattr(cuda, "SPREAD_BELOW", 0)
@@ -154,17 +154,17 @@ def test_rows_may_be_none_or_strided() -> None:
 @pytest.mark.parametrize(
     ("shape", "splits"),
     [
-        ((6144, 4096), 5),
-        ((4096, 4096), 8),
-        ((28672, 4096), 2),
-        ((4096, 14336), 8),
-        ((151936, 4096), 1),
-        ((8, 64), 1),
+        ((6144, 4096), (5, 14, 10)),
+        ((4096, 4096), (8, 16, 16)),
+        ((28672, 4096), (2, 3, 2)),
+        ((4096, 14336), (8, 16, 16)),
+        ((151936, 4096), (1, 1, 1)),
+        ((8, 64), (1, 1, 1)),
     ],
 )
-def test_splits_follow_from_the_weight(shape: tuple[int, int], splits: int) -> None:
+def test_splits_follow_from_the_weight(shape: tuple[int, int], splits: tuple[int, ...]) -> None:
     """They are part of every result's bits: a change is a change of all texts."""
-    assert cuda.n_splits(*shape) == splits
+    assert tuple(cuda.n_splits(*shape, bits) for bits in cuda.BITS) == splits
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -128,7 +128,7 @@ def test_every_fp8_value_comes_out_to_the_bit(dtype: torch.dtype) -> None:
 def test_a_row_has_the_same_bits_at_every_width(dtype: torch.dtype, bits: int) -> None:
     shape = (70, 576)
     weight = an_int4(shape, 96, dtype) if bits == 4 else an_fp8(shape, (32, 64), dtype)
-    assert cuda.n_splits(*shape) == 2
+    assert cuda.n_splits(*shape, bits) == 2
     x = random(67, shape[1], dtype=dtype, seed=2)
     whole = product(x, weight, bits=bits)
     for width in WIDTHS:
@@ -143,7 +143,7 @@ def test_blocks_that_run_all_splits_add_them_in_the_same_order(
 ) -> None:
     shape, dtype = (20, 800), torch.bfloat16
     weight = an_int4(shape, 32, dtype) if bits == 4 else an_fp8(shape, (20, 32), dtype)
-    assert cuda.n_splits(*shape) == 3
+    assert cuda.n_splits(*shape, bits) == 3
     x = random(5, shape[1], dtype=dtype)
     spread = product(x, weight, bits=bits)
     monkeypatch.setattr(cuda, "SPREAD_CODES_BELOW", 0)

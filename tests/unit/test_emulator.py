@@ -20,10 +20,16 @@ GOOD = (
     "product<float16>",
     "product_turned<bfloat16>",
     "product_turned<float16>",
+    "group_product<bfloat16>",
+    "group_product<float16>",
+    "turned_matrix",
     "unwritten",
     "scaled",
 )
-BAD = ("barrier", "deadlock", "mask", "lane", "end", "alignment", "index", "wait", "race", "warp_race")
+BAD = (
+    *("barrier", "deadlock", "mask", "lane", "end", "alignment", "index", "wait", "race", "warp_race"),
+    *("arrival", "group", "left", "forever", "begin"),
+)
 PROBES = Source(__file__, "../emulator/probes.cu", (*GOOD, *(f"bad_{name}" for name in BAD)))
 NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float": torch.float32}
 
@@ -74,6 +80,23 @@ def test_tensor_core_products_are_matrix_products(name: str) -> None:
     assert torch.equal(straight, turned)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_products_of_warpgroups_are_matrix_products(name: str, order: int) -> None:
+    a, b = torch.randn(64, 16).to(NARROW[name]), torch.randn(128, 16).to(NARROW[name])
+    columns = b.view(16, 8, 2, 8).transpose(1, 2).contiguous()  # [eight columns][half][column][input]
+    out = torch.empty(64, 128)
+    run(f"group_product<{name}>", 128, a, columns, out, order=order)
+    torch.testing.assert_close(out, (a.double() @ b.double().t()).float(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_matrix_of_a_warp_is_turned() -> None:
+    x = torch.randint(-(2**15), 2**15, (8, 8), dtype=torch.int16)
+    out = torch.empty(8, 8, dtype=torch.int16)
+    run("turned_matrix", 32, x.view(torch.int32), out.view(torch.int32))
+    assert torch.equal(out, x.t())
+
+
 def test_shared_memory_is_poisoned() -> None:
     out = torch.zeros(32)
     run("unwritten", 32, out, shared=128)
@@ -101,6 +124,9 @@ def test_arguments_arrive_and_only_the_right_kinds() -> None:
         ("end", (63,), "outside every tensor"),
         ("alignment", (), "compiler's check"),
         ("index", (8,), "compiler's check"),
+        ("left", (), "products under way"),
+        ("forever", (), "32 at barriers in memory"),
+        ("begin", (), "not begun"),
     ],
 )
 def test_what_a_gpu_does_not_forgive_is_reported(name: str, arguments: tuple[int, ...], words: str) -> None:
@@ -122,6 +148,16 @@ def test_copies_arrive_no_earlier_than_they_must() -> None:
     out = torch.zeros(1)
     run("bad_wait", 1, torch.ones(4), out)
     assert out.isnan().all()
+
+
+def test_bulk_copies_and_products_of_warpgroups_are_as_late() -> None:
+    out = torch.zeros(2)
+    run("bad_arrival", 1, torch.ones(4), out)
+    assert out[0].isnan()
+    assert out[1] == 1
+    sums = torch.zeros(128)
+    run("bad_group", 128, sums)
+    assert (sums == 16).all()  # of 32
 
 
 def test_another_order_of_threads_shows_a_missing_barrier() -> None:

@@ -54,6 +54,17 @@ __device__ inline bfloat16 narrowed<bfloat16>(float x) { return __float2bfloat16
 template <>
 __device__ inline float16 narrowed<float16>(float x) { return __float2half_rn(x); }
 
+// 2^x, or 0 where that is no normal number, by one instruction.
+__device__ inline float power_of_two(float x) {
+#ifdef SLIPSTREAM_EMULATED
+  return x < -126.0f ? 0.0f : exp2f(x);
+#else
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+#endif
+}
+
 // 16 bytes as N values of T; moved by one instruction, so addresses must be multiples of 16.
 template <class T>
 struct alignas(16) Vector16 {

@@ -1,0 +1,75 @@
+"""Linear layers for many rows on Hopper, by products of warpgroups.
+
+Each result has the bits of the kernels for fewer rows (`cuda.py`), so a token's do not tell whether it was prompted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels.cuda.launcher import has_warpgroups, launch, multiprocessors
+from slipstream.kernels.cuda.source import Source
+from slipstream.kernels.matmul.fragments import BLOCK, STEP, TILE
+
+THREADS, MOST_SHARED = 384, 224 << 10  # as in prompt.cu
+WIDTHS = (128, 192)  # rows of a block
+LEAST_BUSY = 0.4  # of the multiprocessors; with fewer, splits side by side are faster
+NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+SOURCES = {
+    dtype: Source(
+        __file__,
+        "prompt.cu",
+        (
+            *(f"arrange<{name}, {width}>" for width in WIDTHS),
+            *(f"prompt<{name}, {bits}, {width}>" for bits in (16, 8, 4) for width in WIDTHS),
+        ),
+        early=True,
+    )
+    for dtype, name in NAMES.items()
+}
+
+
+def runs(x: Tensor, n_tiles: int) -> bool:
+    """Whether these rows are for this kernel: its device has it, and enough multiprocessors would have a place."""
+    is_wide = x.shape[0] > WIDTHS[0] // 2 and has_warpgroups(x.device)
+    return is_wide and -(-x.shape[0] // WIDTHS[0]) * n_tiles >= LEAST_BUSY * multiprocessors(x.device)
+
+
+def product(x: Tensor, weight: list[Tensor], bias: Tensor | None, out: Tensor, sizes: list[int]) -> None:
+    """out = x times a weight, as `cuda.product` takes them. sizes: n_out, inputs that share a word, splits."""
+    codes, words = weight[0], weight[1] if len(weight) > 1 else None
+    (n_rows, n_in), (n_tiles, n_steps, n_bytes), (n_out, group, n_splits) = x.shape, codes.shape, sizes
+    name, source = NAMES[x.dtype], SOURCES[x.dtype]
+    most = multiprocessors(x.device)
+    width = _width(n_rows, n_tiles, most)
+    n_across = -(-n_rows // width)
+    rows = x.new_empty(n_across, n_steps, width * STEP)
+    launch(
+        source,
+        f"arrange<{name}, {width}>",
+        (n_steps, n_across, 1),
+        STEP // BLOCK * width,
+        x,
+        rows,
+        n_rows,
+        n_in,
+    )
+    wide = out.dtype == torch.float32
+    stage = n_bytes + (0 if words is None else STEP // BLOCK * TILE * 4) + width * STEP * 2
+    launch(
+        source,
+        f"prompt<{name}, {n_bytes * 8 // (TILE * STEP)}, {width}>",
+        (min(most, n_across * n_tiles), 1, 1),
+        THREADS,
+        *(rows, codes, words, bias, None if wide else out, out if wide else None),
+        *(n_rows, n_out, n_steps, n_splits, 0 if words is None else words.shape[1], group),
+        shared=MOST_SHARED // stage * stage,
+    )
+
+
+def _width(n_rows: int, n_tiles: int, n_blocks: int) -> int:
+    """Rows of a block: more of them read weights less often, but can leave more blocks idle at the end."""
+    # A place takes about as long as 64 more rows would.
+    took = {width: (width + 64) * -(-(-(-n_rows // width) * n_tiles) // n_blocks) for width in WIDTHS}
+    return min(WIDTHS, key=lambda width: (took[width], -width))
