@@ -44,7 +44,7 @@ __device__ inline Draw draw_of(const Wish& wish, Key cut, float largest) {
 }
 
 // The others take for logits what this one has written to `changed` [n_rows, vocab], where that is not null.
-__global__ void __launch_bounds__(CHUNK_WARPS* WARP)
+__global__ void __launch_bounds__(CHUNK_WARPS* WARP, 5)
     scan(const float* logits, int n_rows, int vocab, const float* temperature, const int* top_k, const float* top_p,
          const float* min_p, const long long* seed, const long long* position, Key* workspace, const int* starts,
          const int* token_ids, const float* bias, const float* repeat, const float* penalty, const int* index,

@@ -239,16 +239,36 @@ __device__ inline bool combine(float4* partials, int* n_done, int n_wanted, Sums
 #pragma unroll
   for (int i = 0; i < PARTS * N_TILES * 4; ++i) total[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
   const float4* from = partials + static_cast<long long>(tile) * n_splits * SIZE + threadIdx.x;
-  constexpr int AT_ONCE = 8 / N_TILES;  // as many as leave the registers to be read while others are waited for
+  const auto add = [&](int i, const float4& four) {
+    float(&sums)[4] = total[i / N_TILES][i % N_TILES];
+    sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
+  };
+  const auto wanted = [&](int i) { return i % N_TILES * 8 + 2 * pair < n_wanted; };
+  if constexpr (N_TILES == 2) {
+    constexpr int AT_ONCE = 4;  // as many as leave the registers to be read while others are waited for
 #pragma unroll AT_ONCE
-  for (int split = 0; split < n_splits; ++split, from += SIZE) {
+    for (int split = 0; split < n_splits; ++split, from += SIZE) {
 #pragma unroll
-    for (int i = 0; i < PARTS * N_TILES; ++i) {
-      if (i % N_TILES * 8 + 2 * pair >= n_wanted) continue;
-      const float4 four = __ldcg(from + i * TEAM);
-      float(&sums)[4] = total[i / N_TILES][i % N_TILES];
-      sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
+      for (int i = 0; i < PARTS * N_TILES; ++i)
+        if (wanted(i)) add(i, __ldcg(from + i * TEAM));
     }
+  } else {  // no registers are left: the next split's sums arrive in shared memory, of which a thread reads what it has copied
+    float4* stages = dynamic_shared<float4>() + threadIdx.x;
+    const auto fetch = [&](int split) {
+#pragma unroll
+      for (int i = 0; i < PARTS * N_TILES; ++i)
+        if (split < n_splits && wanted(i)) copy16(stages + split % 2 * SIZE + i * TEAM, from + split * SIZE + i * TEAM);
+      copies_commit();
+    };
+    fetch(0);
+    for (int split = 0; split < n_splits; ++split) {
+      fetch(split + 1);
+      copies_wait<1>();
+#pragma unroll
+      for (int i = 0; i < PARTS * N_TILES; ++i)
+        if (wanted(i)) add(i, stages[split % 2 * SIZE + i * TEAM]);
+    }
+    copies_wait<0>();
   }
   return true;
 }

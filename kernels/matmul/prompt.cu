@@ -204,7 +204,7 @@ template <class T, int BITS, int ROWS>
 __global__ void __launch_bounds__(THREADS, 1)
     prompt(const T* rows, const unsigned char* codes, const unsigned* words, const T* bias, T* out, float* wide_out, int n_rows,
            int n_out, int n_steps, int n_splits, int n_groups, int group) {
-#if defined(SLIPSTREAM_EMULATED) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef HAS_WARPGROUPS
   constexpr int COUNT = Stage<BITS, ROWS>::COUNT;
   __shared__ Barrier arrived[COUNT], free[COUNT];
   let_next_begin();
@@ -228,13 +228,14 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // x [n_rows, n_in] as [n_across][n_steps][16 inputs][8 rows][half][row][8 inputs], filled up with zeros; inputs are permuted
-// within 32 as weights are (matmul.cu). A thread has 32 inputs of a row. Grid: steps, n_across; n_in: a multiple of 8.
-template <class T, int ROWS>
-__global__ void __launch_bounds__(STEP / BLOCK * ROWS) arrange(const T* x, T* rows, int n_rows, int n_in) {
+// within 32 as weights are (matmul.cu). A thread has 32 inputs of a row. Grid: steps, n_across; n_in: a multiple of 8; width: rows
+// of a block.
+template <class T>
+__global__ void __launch_bounds__(STEP / BLOCK * 192) arrange(const T* x, T* rows, int n_rows, int n_in, int width) {
   let_next_begin();
   wait_for_earlier();
-  const int own = threadIdx.x % ROWS, block = threadIdx.x / ROWS;
-  const int row = blockIdx.y * ROWS + own, input = blockIdx.x * STEP + block * BLOCK;
+  const int own = threadIdx.x % width, block = threadIdx.x / width;
+  const int row = blockIdx.y * width + own, input = blockIdx.x * STEP + block * BLOCK;
   unsigned words[4][4] = {};  // [pair][two inputs]
 #pragma unroll
   for (int pair = 0; pair < 4; ++pair)
@@ -242,13 +243,13 @@ __global__ void __launch_bounds__(STEP / BLOCK * ROWS) arrange(const T* x, T* ro
       const Vector16<T> eight = load16(x + static_cast<long long>(row) * n_in + input + 8 * pair);
       memcpy(words[pair], &eight, 16);
     }
-  T* to = rows + (static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x) * (ROWS * STEP);
+  T* to = rows + (static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x) * (width * STEP);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {  // product, half
     const unsigned four[4] = {words[0][i], words[1][i], words[2][i], words[3][i]};
     Vector16<T> eight;
     memcpy(&eight, four, 16);
-    const int line = ((block * 2 + i / 2) * (ROWS / 8) + own / 8) * 2 + i % 2;
+    const int line = ((block * 2 + i / 2) * (width / 8) + own / 8) * 2 + i % 2;
     store16(to + (line * 8 + own % 8) * 8, eight);
   }
 }

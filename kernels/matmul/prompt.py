@@ -21,7 +21,7 @@ SOURCES = {
         __file__,
         "prompt.cu",
         (
-            *(f"arrange<{name}, {width}>" for width in WIDTHS),
+            f"arrange<{name}>",
             *(f"prompt<{name}, {bits}, {width}>" for bits in (16, 8, 4) for width in WIDTHS),
         ),
         early=True,
@@ -45,16 +45,8 @@ def product(x: Tensor, weight: list[Tensor], bias: Tensor | None, out: Tensor, s
     width = _width(n_rows, n_tiles, most)
     n_across = -(-n_rows // width)
     rows = x.new_empty(n_across, n_steps, width * STEP)
-    launch(
-        source,
-        f"arrange<{name}, {width}>",
-        (n_steps, n_across, 1),
-        STEP // BLOCK * width,
-        x,
-        rows,
-        n_rows,
-        n_in,
-    )
+    grid = (n_steps, n_across, 1)
+    launch(source, f"arrange<{name}>", grid, STEP // BLOCK * width, x, rows, n_rows, n_in, width)
     wide = out.dtype == torch.float32
     stage = n_bytes + (0 if words is None else STEP // BLOCK * TILE * 4) + width * STEP * 2
     launch(

@@ -11,6 +11,10 @@
 
 #include "device.cuh"
 
+#if defined(SLIPSTREAM_EMULATED) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HAS_WARPGROUPS  // what is compiled: elsewhere kernels of these products are empty, and never launched
+#endif
+
 // sums += a * columns, of which there are 2 N; all four warps call it.
 template <class T, int N>
 __device__ inline void multiply_group(float (&sums)[N], const unsigned (&a)[4], const T* columns);
