@@ -27,8 +27,8 @@ __device__ inline int cell(int row, int chunk) {
   return row * D + (chunk ^ (row & 7)) * 8;
 }
 
-// The cell of a chunk that is an even number of chunks further, for one of chunk 0 or 1. What depends on the lane is in `from`,
-// which stays the same from step to step.
+// The cell of the same row an even number of chunks further, from one of chunk 0 or 1. Chunks are turned by XOR, and so are the
+// low bits of the distance; `from` depends on the lane alone and is computed once for all steps.
 __device__ inline int further(int from, int n_chunks) { return (from ^ (n_chunks & 6) * 8) + (n_chunks & ~7) * 8; }
 
 // Where values 16 / sizeof(KV) chunk and on of row `row` lie in a stage: those of T as products want them.

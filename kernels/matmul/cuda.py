@@ -12,7 +12,16 @@ from torch import Tensor
 from slipstream.kernels.cuda.launcher import compile_for, has_warpgroups, launch, refusal
 from slipstream.kernels.cuda.source import Source
 from slipstream.kernels.matmul import prompt
-from slipstream.kernels.matmul.fragments import BLOCK, STEP, TILE, FragmentWeight, coded, with_zeros
+from slipstream.kernels.matmul.fragments import (
+    BITS,
+    BLOCK,
+    NAMES,
+    STEP,
+    TILE,
+    FragmentWeight,
+    coded,
+    with_zeros,
+)
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import Int4Weight, Quantized
 from slipstream.kernels.matmul.reference import take_rows as take_rows
@@ -20,8 +29,6 @@ from slipstream.kernels.torch_op import torch_op
 
 TEAM, TEAM_ROWS = 128, 64  # as in matmul.cu: threads of a team, and its rows at most
 WIDTHS = (16, 64, 128)  # rows of a block: eight times N_TILES; one of 32 was slower than that of 64
-BITS = (16, 8, 4)  # of a weight
-NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 # By dtype: a model has one, and compiling takes seconds.
 SOURCES = {
     dtype: Source(

@@ -15,6 +15,8 @@ from torch import Tensor
 from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized, widened
 
 TILE, STEP, BLOCK = 128, 64, 32  # as in fragments.cuh
+BITS = (16, 8, 4)  # of a weight
+NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}  # of dtypes, in kernels' names
 E4M3_NAN = 0x7F
 RAISED = 2.0**120  # what a code's bits lack as float32; fragments.cuh
 LARGEST_SCALE = 2.0**8  # of fp8: RAISED times it is float32's infinity

@@ -11,6 +11,8 @@
 constexpr int MULTIPLIERS = 256;            // threads of two warpgroups
 constexpr int THREADS = MULTIPLIERS + 128;  // the third warpgroup has the warp that copies, and registers to give away
 constexpr int MOST_SHARED = 224 * 1024;
+// A thread's, of those that multiply and those that copy. A block has 65,536 and begins with as many for all, in eights.
+constexpr int MANY_REGISTERS = 240, FEW_REGISTERS = 24;
 
 // A stage of the pipeline, of which there are as many as fit.
 template <int BITS, int ROWS>
@@ -218,10 +220,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int n_across = (n_rows + ROWS - 1) / ROWS, n_tiles = (n_out + TILE - 1) / TILE;
   const Work<T> work{rows, codes, words, n_across, n_tiles, n_steps, n_splits, n_groups, group};
   if (threadIdx.x < MULTIPLIERS) {
-    more_registers<240>();
+    more_registers<MANY_REGISTERS>();
     multiply_all<T, BITS, ROWS, COUNT>(work, stages, arrived, free, bias, out, wide_out, n_rows, n_out);
   } else {
-    fewer_registers<24>();
+    fewer_registers<FEW_REGISTERS>();
     if (threadIdx.x == MULTIPLIERS) feed<T, BITS, ROWS, COUNT>(work, stages, arrived, free);
   }
 #endif

@@ -10,19 +10,18 @@ from torch import Tensor
 
 from slipstream.kernels.cuda.launcher import has_warpgroups, launch, multiprocessors
 from slipstream.kernels.cuda.source import Source
-from slipstream.kernels.matmul.fragments import BLOCK, STEP, TILE
+from slipstream.kernels.matmul.fragments import BITS, BLOCK, NAMES, STEP, TILE
 
 THREADS, MOST_SHARED = 384, 224 << 10  # as in prompt.cu
 WIDTHS = (128, 192)  # rows of a block
 LEAST_BUSY = 0.4  # of the multiprocessors; with fewer, splits side by side are faster
-NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 SOURCES = {
     dtype: Source(
         __file__,
         "prompt.cu",
         (
             f"arrange<{name}>",
-            *(f"prompt<{name}, {bits}, {width}>" for bits in (16, 8, 4) for width in WIDTHS),
+            *(f"prompt<{name}, {bits}, {width}>" for bits in BITS for width in WIDTHS),
         ),
         early=True,
     )

@@ -58,6 +58,7 @@ CASES: Mapping[str, Make] = {
     "wide": of_linear,
     "deep": partial(of_linear, n_out=96, n_in=2560),
     "prompt": partial(of_linear, n_out=8192, n_in=96, n_rows=_PROMPT),
+    "deep prompt": partial(of_linear, n_out=4096, n_in=640, n_rows=_PROMPT),
     **{kind: partial(of_narrow, kind=kind) for kind in NARROW},
     **{f"{kind} prompt": partial(of_narrow, kind=kind, shape=(8192, 128), n_rows=_PROMPT) for kind in NARROW},
 }

@@ -1,5 +1,6 @@
-// Tensor-core products of a warpgroup, four neighbouring warps (wgmma): 64 x 16 times 16 x 128 or 192, narrow floats in, float32 sums.
-// Hopper alone has them. On an H200 a sum has the bits of mma_16x8x16 over the same 16 products, infinities and NaN included.
+// Tensor-core products of a warpgroup, four neighbouring warps (wgmma): 64 x 16 times 16 x 128 or 192, narrow floats in,
+// float32 sums. Hopper alone has them. On an H200 a sum has the bits of mma_16x8x16 over the same 16 products, infinities and
+// NaN included.
 //
 // The left side is in registers, 16 rows in each warp, as mma.cuh has it; sums are, too: sums[4 n + i] is what c[i] is
 // there, of columns 8 n to 8 n + 7. The right side lies in shared memory: [8 columns][first or last 8 of 16 inputs][column]
