@@ -11,8 +11,6 @@
 constexpr int MULTIPLIERS = 256;            // threads of two warpgroups
 constexpr int THREADS = MULTIPLIERS + 128;  // the third warpgroup has the warp that copies, and registers to give away
 constexpr int MOST_SHARED = 224 * 1024;
-// A thread's, of those that multiply and those that copy. A block has 65,536 and begins with as many for all, in eights.
-constexpr int MANY_REGISTERS = 240, FEW_REGISTERS = 24;
 
 // A stage of the pipeline, of which there are as many as fit.
 template <int BITS, int ROWS>
@@ -208,6 +206,7 @@ __global__ void __launch_bounds__(THREADS, 1)
            int n_out, int n_steps, int n_splits, int n_groups, int group) {
 #ifdef HAS_WARPGROUPS
   constexpr int COUNT = Stage<BITS, ROWS>::COUNT;
+  constexpr int MANY = 240, FEW = 24;  // registers of a thread; a block has 65,536, and begins with 168 for each
   __shared__ Barrier arrived[COUNT], free[COUNT];
   let_next_begin();
   if (threadIdx.x == 0) {
@@ -220,10 +219,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int n_across = (n_rows + ROWS - 1) / ROWS, n_tiles = (n_out + TILE - 1) / TILE;
   const Work<T> work{rows, codes, words, n_across, n_tiles, n_steps, n_splits, n_groups, group};
   if (threadIdx.x < MULTIPLIERS) {
-    more_registers<MANY_REGISTERS>();
+    more_registers<MANY>();
     multiply_all<T, BITS, ROWS, COUNT>(work, stages, arrived, free, bias, out, wide_out, n_rows, n_out);
   } else {
-    fewer_registers<FEW_REGISTERS>();
+    fewer_registers<FEW>();
     if (threadIdx.x == MULTIPLIERS) feed<T, BITS, ROWS, COUNT>(work, stages, arrived, free);
   }
 #endif
