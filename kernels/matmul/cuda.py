@@ -1,7 +1,7 @@
 """Linear layers on CUDA: up to 64 rows the weights go through the tensor cores once, whatever the number of rows.
 
-The weight's shape alone says how the inner dimension is cut into splits and in which order they are added, so a row
-has the same bits alone, beside others, and in a prompt of any length.
+The weight's shape and kind alone say how the inner dimension is cut into splits and in which order they are added, so
+a row has the same bits alone, beside others, and in a prompt of any length.
 """
 
 from __future__ import annotations

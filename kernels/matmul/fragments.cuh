@@ -1,8 +1,7 @@
 // How a lane gets its part of the weights, the left side of two products, from what lies in shared memory: weights of T
 // as they are, codes of 8 or 4 bits widened to T. One word per output and group of inputs says what codes stand for.
 //
-// A piece is what a warp's 32 lanes hold of one part and block. An output's results are those of its weight widened
-// beforehand, bit for bit.
+// A piece is what a warp's 32 lanes hold of one part and block. Codes are widened to the values that `dense()` has, to the bit.
 #pragma once
 
 #include "mma.cuh"
@@ -14,6 +13,19 @@ constexpr int STEP = 64;   // inputs of a stage of the pipeline
 constexpr int BLOCK = 32;  // inputs of two products
 constexpr int PARTS = 2;   // 16 outputs each, of a warp
 constexpr int CELLS = TILE * STEP;
+
+// Bytes of a step of a weight.
+template <int BITS>
+struct Step {
+  static constexpr int CODES = CELLS * BITS / 8;
+  static constexpr int WORDS = BITS == 16 ? 0 : STEP / BLOCK * TILE * 4;
+};
+
+// The step that split `split` begins with. A split's sums start from zero and are added to those of the splits before: a
+// result's bits hang on this.
+__device__ inline int border(int split, int n_steps, int n_splits) {
+  return static_cast<int>(static_cast<long long>(split) * n_steps / n_splits);
+}
 
 // Of a lane's outputs, read at once.
 template <int N_PARTS>

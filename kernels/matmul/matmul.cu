@@ -1,7 +1,7 @@
 // y = x W^T + bias: for few rows every weight is read once, straight into the registers of a tensor-core product.
 //
 // A block makes TILE outputs of at most 8 N_TILES rows. Weights are the product's left side (16 outputs), rows its right
-// side (8 rows), so one row costs what eight cost. The bits of an output follow from the weight's shape alone: inputs
+// side (8 rows), so one row costs what eight cost. The bits of an output follow from the weight's shape and kind alone: inputs
 // are taken 16 at a time in ascending order within a split, splits are added in ascending order, in float32.
 //
 // Inputs lie in an order of their own (fragments.py packs weights so): of 32 inputs a lane takes 8 neighbours, those of
@@ -30,8 +30,7 @@ constexpr int THREADS = TEAM * TEAMS<N_TILES>;
 // Bytes of a stage of the pipeline, and how many there are.
 template <int BITS, int N_TILES>
 struct Stage {
-  static constexpr int CODES = CELLS * BITS / 8;
-  static constexpr int WORDS = BITS == 16 ? 0 : STEP / BLOCK * TILE * 4;
+  static constexpr int CODES = Step<BITS>::CODES, WORDS = Step<BITS>::WORDS;
   static constexpr int ROWS = 8 * N_TILES * STEP * 2;
   static constexpr int SIZE = CODES + WORDS + ROWS;
   static constexpr int COUNT = STAGES<BITS, N_TILES> * (CELLS * 2 + ROWS) / SIZE;
@@ -48,7 +47,7 @@ __device__ inline int first_of_team() {
   return threadIdx.x / TEAM * (8 * OWN<N_TILES>);
 }
 
-// What a block works on. Steps are counted over all inputs; split s owns steps s * n_steps / n_splits up to the next's.
+// What a block works on. Steps are counted over all inputs.
 template <class T>
 struct Work {
   const T* x;
@@ -57,7 +56,7 @@ struct Work {
   int first_row, n_rows, n_in, n_steps, n_splits;
   int group;  // inputs that share a word, a multiple of BLOCK
 
-  __device__ int border(int split) const { return static_cast<int>(static_cast<long long>(split) * n_steps / n_splits); }
+  __device__ int border(int split) const { return ::border(split, n_steps, n_splits); }
   __device__ bool changes_within_step() const { return group % STEP != 0; }
 };
 
@@ -315,6 +314,8 @@ __global__ void __launch_bounds__(
   const bool whole = gridDim.z == 1;
   const int first_split = blockIdx.z;
   run_splits<T, BITS, N_TILES>(work, first_split, whole ? n_splits : first_split + 1, total);
+  // combine has two splits' sums there, where registers are full.
+  static_assert(N_TILES != 8 || Stage<BITS, N_TILES>::SIZE * Stage<BITS, N_TILES>::COUNT >= 2 * 16 * PARTS * N_TILES * TEAM);
   if constexpr (TEAMS<N_TILES> == 1)
     if (!whole && !combine<N_TILES>(partials, n_done, n_rows - first_row, total)) return;
   store<T, N_TILES>(total, bias, out, wide_out, n_rows, n_out);

@@ -15,8 +15,7 @@ constexpr int MOST_SHARED = 224 * 1024;
 // A stage of the pipeline, of which there are as many as fit.
 template <int BITS, int ROWS>
 struct Stage {
-  static constexpr int CODES = CELLS * BITS / 8;  // bytes
-  static constexpr int WORDS = BITS == 16 ? 0 : STEP / BLOCK * TILE * 4;
+  static constexpr int CODES = Step<BITS>::CODES, WORDS = Step<BITS>::WORDS;
   static constexpr int SIZE = CODES + WORDS + ROWS * STEP * 2;
   static constexpr int COUNT = MOST_SHARED / SIZE;
 };
@@ -40,7 +39,7 @@ struct Work {
   int n_across, n_tiles, n_steps, n_splits, n_groups;
   int group;                   // inputs that share a word, a multiple of BLOCK
 
-  __device__ int border(int split) const { return static_cast<int>(static_cast<long long>(split) * n_steps / n_splits); }
+  __device__ int border(int split) const { return ::border(split, n_steps, n_splits); }
   __device__ bool changes_within_step() const { return group % STEP != 0; }
   __device__ int n_places() const { return n_across * n_tiles; }
 };

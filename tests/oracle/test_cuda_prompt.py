@@ -95,8 +95,24 @@ def test_a_row_with_a_nan_leaves_the_others_alone(hopper: list[int]) -> None:
 
 
 def test_few_rows_and_few_outputs_stay_where_they_are(hopper: list[int]) -> None:
-    x = random(300, 128, dtype=torch.bfloat16)
+    """Emulated launches have three multiprocessors."""
+    x, narrow_weight = random(300, 128, dtype=torch.bfloat16), random(128, 128, dtype=torch.bfloat16)
     with emulated():
-        cuda.linear(x, cuda.pack(random(128, 128, dtype=torch.bfloat16)))[:0]
         cuda.linear(x[:64], cuda.pack(random(640, 128, dtype=torch.bfloat16)))
+        cuda.linear(x[:128], cuda.pack(narrow_weight))
+        assert hopper == []
+        cuda.linear(x, cuda.pack(narrow_weight))
     assert hopper == [300]
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_tiles", "width"),
+    [
+        (2048, 224, 192),  # gate_up: 2,464 places in 19 turns
+        (2048, 32, 192),  # o: 352 in 3, or 512 in 4, of two thirds of the rows
+        (512, 32, 128),  # 128 in one turn; 96 would leave more blocks idle
+        (1024, 48, 128),
+    ],
+)
+def test_rows_of_a_block(n_rows: int, n_tiles: int, width: int) -> None:
+    assert prompt._width(n_rows, n_tiles, 132) == width

@@ -6,7 +6,7 @@
 //   c[0], c[1] row group, columns 2 pair, +1  c[2], c[3] row group + 8
 #pragma once
 
-#include "device.cuh"
+#include "pairs.cuh"
 
 // c += a * b; every lane of the warp calls it.
 template <class T>
@@ -81,22 +81,16 @@ __device__ inline void load_matrices(unsigned (&registers)[N], const void* row) 
 #endif
 }
 
-// Two floats as one register of two T, `low` in the low half. On a GPU one instruction; each by itself is eight times slower.
+// Two floats as one register of two T, `low` in the low half, by one instruction.
 template <class T>
 __device__ inline unsigned packed_pair(float low, float high);
 template <>
 __device__ inline unsigned packed_pair<bfloat16>(float low, float high) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-  unsigned bits;
-  memcpy(&bits, &both, 4);
-  return bits;
+  return bits_of(__floats2bfloat162_rn(low, high));
 }
 template <>
 __device__ inline unsigned packed_pair<float16>(float low, float high) {
-  const __half2 both = __floats2half2_rn(low, high);
-  unsigned bits;
-  memcpy(&bits, &both, 4);
-  return bits;
+  return bits_of(__floats2half2_rn(low, high));
 }
 
 // Turns an 8 x 8 matrix of 16-bit values, of which a lane has columns 2 pair, +1 of row group: it gets those of the turned one.
