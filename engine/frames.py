@@ -1,8 +1,8 @@
 """Batches of fixed sizes at fixed addresses, so that a pass can be captured once and replayed for other tokens.
 
-A frame has room for some spans and rows. A smaller batch is padded: spans without rows, and rows of no span, which are
-computed like any other and write to the spare page behind the last, which is never read. What is in a frame gets to
-the device in one copy.
+A frame has room for some spans, rows and logits. A smaller batch is padded: spans without rows, and rows of no span,
+which are computed like any other and write to the spare page behind the last, which is never read. What is in a frame
+gets to the device in one copy.
 
 That is for devices which compute a row more at no cost. On a CPU each row costs, so there a frame has exactly the
 spans, rows and logits of its batches, and is made when a batch of that shape comes for the second time.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +21,13 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch, Layout, RecurrentRows, upload
 
-# Rows of a frame. Between two neighbouring sizes passes cost the same on a device that waits for the weights.
+# Rows of a frame whose rows all have logits. Between two neighbouring sizes passes cost the same on a device that waits
+# for the weights.
 ROWS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+# Rows of a frame for passes with prompts, where few rows have logits. An H200 computes 1,024 rows of an 8B model in
+# 28 ms, and a busy host needs as long to launch a pass's operations one after the other.
+PROMPT_ROWS: Sequence[int] = (32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+MOST_LOGITS = 256  # of such a frame
 # Of frames that fit exactly: rows, for more of which a pass is so long that what a replay saves no longer shows; and
 # how many frames a store has at most.
 MOST_EXACT_ROWS, MOST_EXACT = 64, 256
@@ -37,29 +43,38 @@ class Room:
     n_history: int | None = None  # parked rows that a slot may have; None: no layer is recurrent
 
 
-def frame_sizes(n_slots: int, n_drafts: int) -> list[tuple[int, int]]:
-    """(spans, rows) of the frames for passes of up to n_slots spans, each a token and up to n_drafts drafts.
+class FrameSize(NamedTuple):
+    """What a frame has room for."""
 
-    The largest first: the device memory they need serves the smaller frames too.
+    n_spans: int
+    n_rows: int
+    n_logits: int
+
+
+def frame_sizes(n_slots: int, n_drafts: int, batch_size: int) -> list[FrameSize]:
+    """The frames for passes of up to n_slots spans, each a token and up to n_drafts drafts, or a part of a prompt.
+
+    batch_size: rows of a pass at most. The largest first: the device memory they need serves the smaller frames too.
     """
     spans = [1 << i for i in range((n_slots - 1).bit_length())] + [n_slots]
-    found = []
+    found, enough = set(), 0
     for n_spans in spans:
         most = n_spans * (1 + n_drafts)
         enough = next((n for n in ROWS if n >= most), ROWS[-1])
-        found += [(n_spans, n) for n in ROWS if n_spans <= n <= enough]
-    return sorted(set(found), key=lambda one: (one[1], one[0]), reverse=True)
+        found |= {FrameSize(n_spans, n, n) for n in ROWS if n_spans <= n <= enough}
+    n_logits = max(enough, min(n_slots * (1 + n_drafts), MOST_LOGITS))
+    most_rows = next((n for n in (enough, *PROMPT_ROWS) if n >= batch_size), PROMPT_ROWS[-1])
+    found |= {FrameSize(n_slots, n, min(n, n_logits)) for n in PROMPT_ROWS if enough < n <= most_rows}
+    return sorted(found, key=lambda one: (one.n_rows, one.n_spans), reverse=True)
 
 
 class Frame:
     """One batch that is filled again and again. `batch` has its tensors; their addresses never change."""
 
-    def __init__(
-        self, n_spans: int, n_rows: int, room: Room, device: torch.device, n_logits: int | None = None
-    ) -> None:
-        """n_logits: of its batches, which then fill it exactly; None: all rows have logits, `wanted` or not."""
-        self.n_spans, self.n_rows, self.is_exact = n_spans, n_rows, n_logits is not None
-        empty = _empty(n_spans, n_rows, n_rows if n_logits is None else n_logits, room)
+    def __init__(self, size: FrameSize, room: Room, device: torch.device, *, is_exact: bool = False) -> None:
+        """is_exact: its batches have that size, no smaller one. With as many logits as rows, all rows have theirs."""
+        self.size, self.is_exact = size, is_exact
+        empty = _empty(size, room)
         padding = {name: one.numpy() for name, one in empty.parts.items()}
         self._layout = Layout.of(list(padding.values()))
         self._padding = np.zeros(self._layout.n_bytes, np.uint8)
@@ -72,9 +87,17 @@ class Frame:
         self._n_fills = 0
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Its spans and rows; no two frames of a store have the same."""
-        return self.n_spans, self.n_rows
+    def n_spans(self) -> int:
+        return self.size.n_spans
+
+    @property
+    def n_rows(self) -> int:
+        return self.size.n_rows
+
+    @property
+    def has_all_logits(self) -> bool:
+        """Whether each of its rows has logits, `wanted` or not; else only those that a batch asks for."""
+        return self.size.n_logits == self.size.n_rows
 
     @property
     def is_new(self) -> bool:
@@ -95,8 +118,8 @@ class Frame:
         places = dict(zip(self._shapes, self._layout.arrays(host), strict=True))
         for name, one in batch.parts.items():
             place, values = places[name], one.numpy()
-            if name == "logit_index" and not self.is_exact:
-                continue  # all rows have logits; `wanted` finds those that were asked for
+            if name == "logit_index" and self.has_all_logits:
+                continue
             place[tuple(map(slice, values.shape))] = values
             if name.endswith("_starts"):
                 place[len(values) :] = values[-1]  # spans without rows
@@ -107,8 +130,9 @@ class Frame:
         return replace(self.batch, spans=batch.spans)
 
 
-def _empty(n_spans: int, n_rows: int, n_logits: int, room: Room) -> Batch:
+def _empty(size: FrameSize, room: Room) -> Batch:
     """A frame's batch, on the host, before anything is put into it."""
+    n_spans, n_rows, n_logits = size
 
     def filled(shape: tuple[int, ...] | int, value: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.full((shape,) if isinstance(shape, int) else shape, value, dtype=dtype)
@@ -148,9 +172,9 @@ class Frames:
         self.most_rows = max((one.n_rows for one in frames), default=0)
         self._by_size = {one.size: one for one in frames}
 
-    def of_size(self, n_spans: int, n_rows: int) -> Frame:
-        """The frame of so many spans and rows. Raises KeyError if there is none."""
-        return self._by_size[n_spans, n_rows]
+    def of_size(self, size: FrameSize) -> Frame:
+        """The frame of that size. Raises KeyError if there is none."""
+        return self._by_size[size]
 
     def place(self, batch: Batch, device: torch.device) -> Batch:
         """A batch of the host on the device: in the smallest frame that takes it, or by itself if none does."""
@@ -168,11 +192,11 @@ class ExactFrames(Frames):
         super().__init__([])
         self.most_rows = MOST_EXACT_ROWS
         self._room, self._device = room, device
-        self._by_shape: dict[tuple[int, int, int], Frame | None] = {}  # spans, rows, logits; None: came once
+        self._by_shape: dict[FrameSize, Frame | None] = {}  # None: came once
 
     def place(self, batch: Batch, device: torch.device) -> Batch:
-        shape = len(batch.spans), len(batch.token_ids), len(batch.logit_index)
-        if batch.has_images or shape[1] > self.most_rows:
+        shape = FrameSize(len(batch.spans), len(batch.token_ids), len(batch.logit_index))
+        if batch.has_images or shape.n_rows > self.most_rows:
             return batch.to(device)
         if shape not in self._by_shape:
             if len(self._by_shape) < MOST_EXACT:
@@ -180,8 +204,7 @@ class ExactFrames(Frames):
             return batch.to(device)
         frame = self._by_shape[shape]
         if frame is None:
-            n_spans, n_rows, n_logits = shape
-            frame = self._by_shape[shape] = Frame(n_spans, n_rows, self._room, self._device, n_logits)
+            frame = self._by_shape[shape] = Frame(shape, self._room, self._device, is_exact=True)
         return frame.fill(batch) if frame.takes(batch) else batch.to(device)
 
 
@@ -190,6 +213,8 @@ def wanted(batch: Batch, rows: Tensor) -> Tensor:
     assert isinstance(batch.frame, Frame)
     if batch.frame.is_exact:
         return rows
+    if not batch.frame.has_all_logits:
+        return rows[: sum(span.n_logits for span in batch.spans)]
     counts = [(len(span.token_ids), span.n_logits) for span in batch.spans]
     n_rows = sum(n for n, _ in counts)
     if all(n == n_logits for n, n_logits in counts):

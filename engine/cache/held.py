@@ -17,6 +17,7 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch, RecurrentRows
 from slipstream.engine.cache.need import LayerState, Need, Sizes
+from slipstream.engine.frames import FrameSize
 
 Shape = tuple[tuple[int, ...], torch.dtype]
 PageKind = Literal["full", "window"]  # pages of the layers without a window, or of those with one
@@ -42,10 +43,10 @@ class Held:
         """Around every pass over the memory: all ranks run it."""
         return _NOTHING
 
-    def note(self, batch: Batch, frame: tuple[int, int] | None) -> None:
-        """The batch, on the host, of the pass that runs next; spans and rows of the frame it runs in, if it does."""
+    def note(self, batch: Batch, frame: FrameSize | None) -> None:
+        """The batch, on the host, of the pass that runs next; the size of the frame it runs in, if it does."""
 
-    def capture(self, sizes: Sequence[tuple[int, int]], n_pages: int, n_drafts: int) -> None:
+    def capture(self, sizes: Sequence[FrameSize], n_pages: int, n_drafts: int) -> None:
         """Passes over the memory are captured next, in frames as `Store.make_frames` makes them."""
 
     def copy_page(self, source: int, target: int) -> None:

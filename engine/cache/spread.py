@@ -20,6 +20,7 @@ from slipstream.engine.cache.held import Held, PageKind, Shape
 from slipstream.engine.cache.messages import Message
 from slipstream.engine.cache.need import Need, Sizes
 from slipstream.engine.errors import RankLost
+from slipstream.engine.frames import FrameSize
 from slipstream.engine.ranks import Joint, Ranks, cut, cut_of, joined
 
 _META = torch.device("meta")
@@ -95,7 +96,7 @@ class SpreadHeld(Held):
         super().__init__(own, sizes, dtype, device)
         self._whole = Held(whole, sizes, dtype, _META)
         self._batch: Batch | None = None
-        self._frame: tuple[int, int] | None = None
+        self._frame: FrameSize | None = None
         self._page_joints: dict[PageKind, list[Joint | None]] = {"full": [], "window": []}
         for need in (one for one in own if one.source is None):
             self._page_joints["full" if need.window is None else "window"] += need.page_joints
@@ -114,10 +115,10 @@ class SpreadHeld(Held):
         except Exception as error:
             raise RankLost("its part of a pass has failed") from error
 
-    def note(self, batch: Batch, frame: tuple[int, int] | None) -> None:
+    def note(self, batch: Batch, frame: FrameSize | None) -> None:
         self._batch, self._frame = batch, frame
 
-    def capture(self, sizes: Sequence[tuple[int, int]], n_pages: int, n_drafts: int) -> None:
+    def capture(self, sizes: Sequence[FrameSize], n_pages: int, n_drafts: int) -> None:
         self._others.say(Message("capture", (list(sizes), n_pages, n_drafts)))
 
     def copy_page(self, source: int, target: int) -> None:

@@ -18,7 +18,7 @@ from slipstream.engine.cache.held import Held
 from slipstream.engine.cache.need import Need, Sizes
 from slipstream.engine.cache.parking import Parking
 from slipstream.engine.cache.window import WindowPages
-from slipstream.engine.frames import ExactFrames, Frame, Frames, Room
+from slipstream.engine.frames import ExactFrames, Frame, Frames, FrameSize, Room
 
 
 class Store:
@@ -60,8 +60,8 @@ class Store:
         """
         return self.parking is None and self.windows is None
 
-    def make_frames(self, sizes: Sequence[tuple[int, int]] | None, n_pages: int, n_drafts: int) -> Frames:
-        """Frames of these (spans, rows); None: exact ones. `frames` has none of them yet.
+    def make_frames(self, sizes: Sequence[FrameSize] | None, n_pages: int, n_drafts: int) -> Frames:
+        """Frames of these sizes; None: exact ones. `frames` has none of them yet.
 
         n_pages: of a sequence at full length; n_drafts: of a slot at most.
         """
@@ -74,7 +74,7 @@ class Store:
         if sizes is None:
             return ExactFrames(room, self.device)
         self.held.capture(sizes, n_pages, n_drafts)
-        return Frames([Frame(n_spans, n_rows, room, self.device) for n_spans, n_rows in sizes])
+        return Frames([Frame(size, room, self.device) for size in sizes])
 
     def place(self, batch: Batch) -> Batch:
         """A batch of the host, which is about to run, on the device."""

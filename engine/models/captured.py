@@ -19,7 +19,7 @@ from torch import Tensor
 
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.store import Store
-from slipstream.engine.frames import Frame, Frames, wanted
+from slipstream.engine.frames import Frame, Frames, FrameSize, wanted
 from slipstream.engine.layers.decoder import Taps
 
 Replay = Callable[[], None]
@@ -37,8 +37,8 @@ class CapturedPass:
         """inputs: one row of each, [1, …], as an example."""
         self._run, self._capture, self._most_rows = run, capture, frames.most_rows
         self._inputs = [one.new_zeros((self._most_rows, *one.shape[1:])) for one in inputs]
-        self._results: list[Tensor] = []
-        self._n_rows: dict[object, list[int]] = {}  # by frame: rows of each result
+        self._memory: list[Tensor] = []  # of the results of all frames
+        self._results: dict[object, list[Tensor]] = {}  # by frame: its part of the memory
         self._replays: dict[object, Replay] = {}
         for frame in reversed(frames.frames):  # the memory that the largest needs serves the smaller ones too
             self._replays[frame] = capture(partial(self._work, frame))
@@ -46,11 +46,11 @@ class CapturedPass:
     def _work(self, frame: Frame) -> None:
         """What is captured."""
         results = self._run(frame.batch, [one[: frame.n_rows] for one in self._inputs])
-        if not self._results:
-            self._results = [one.new_empty((self._most_rows, *one.shape[1:])) for one in results]
-        for kept, one in zip(self._results, results, strict=True):
-            kept[: len(one)].copy_(one)
-        self._n_rows[frame] = [len(one) for one in results]
+        before = self._memory or [one[:0] for one in results]
+        self._memory = [_with_room(kept, len(one)) for one, kept in zip(results, before, strict=True)]
+        self._results[frame] = [kept[: len(one)] for one, kept in zip(results, self._memory, strict=True)]
+        for kept, one in zip(self._results[frame], results, strict=True):
+            kept.copy_(one)
 
     def __call__(self, batch: Batch, inputs: Sequence[Tensor] = ()) -> list[Tensor]:
         """Results of all rows of the batch's frame; they hold until the next call. inputs: of the batch's rows."""
@@ -62,7 +62,14 @@ class CapturedPass:
             replay()
         else:
             self._replays[frame] = self._capture(partial(self._work, frame))
-        return [one[:n] for one, n in zip(self._results, self._n_rows[frame], strict=True)]
+        return list(self._results[frame])
+
+
+def _with_room(memory: Tensor, n_rows: int) -> Tensor:
+    """The memory, [n, …], or other that has so many rows; at least twice as many, so that it is seldom replaced."""
+    if n_rows <= len(memory):
+        return memory
+    return memory.new_empty((max(n_rows, 2 * len(memory)), *memory.shape[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,7 @@ class Capturing:
     """How passes are captured, and of which sizes."""
 
     capture: Capture
-    # Spans and rows (`engine.frames.frame_sizes`); None: whatever comes, exactly.
-    sizes: Sequence[tuple[int, int]] | None
+    sizes: Sequence[FrameSize] | None  # None: whatever comes, exactly
     n_pages: int  # of a sequence at full length, drafts included
     n_drafts: int  # of a slot at most
     stream: Tensor  # [1, d_target]: what a row of the target's streams is like

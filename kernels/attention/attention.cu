@@ -334,7 +334,7 @@ template <class T, int D>
 __device__ inline void take_queries(
     Queries<D>& mine, const T* q, int first, int end, int n_past, int first_row, const Bounds& bounds, int n_heads, int share, int d_head) {
   const int lane = threadIdx.x % WARP;
-  const auto index_of = [&](int query) { return (first_row + query / share) * n_heads + blockIdx.y * share + query % share; };
+  const auto index_of = [&](int query) { return (first_row + query / share) * n_heads + blockIdx.x * share + query % share; };
   const auto seen_by = [&](int query) {
     return query < end ? bounds.seen(n_past + query / share, first_row + query / share) : Seen{0, -1};
   };
@@ -356,13 +356,13 @@ __device__ inline void take_queries(
   }
 }
 
-// Grid: chunks (one block: it goes through all and joins them), K/V heads, items. An item is QUERIES queries of one span per
+// Grid: K/V heads, chunks (one block: it goes through all and joins them), items. An item is QUERIES queries of one span per
 // SLICES warps, n_tiles times; a block's other warps help to fetch. Spans have their items one after another, and there may be
-// more blocks than items. Blocks along x share the chunks that an item sees. What takes longest begins first: an item's last
+// more blocks than items. Blocks along y share the chunks that an item sees. What takes longest begins first: an item's last
 // chunks, or, where a block goes through all of an item's, the last items. scale: times log2(e). window: at most 2^30, which
 // means none. d_head, d_value: multiples of 8, at most D; of 16 where keys and values are float8.
 //
-// WALKS: for one block along x, whose sums over all chunks are in registers; heads wider than 128 leave no room for them.
+// WALKS: for one block along y, whose sums over all chunks are in registers; heads wider than 128 leave no room for them.
 template <class T, class KV, int D, bool WALKS>
 __global__ void __launch_bounds__(MOST_WARPS * WARP, WALKS || D >= 256 ? 2 : 3)
     attention(const T* q, const KV* keys, const KV* values, const int* span_starts, const int* n_past, const int* page_table,
@@ -371,7 +371,7 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, WALKS || D >= 256 ? 2 : 3)
   let_next_begin();
   wait_for_earlier();
   const int share = n_heads / n_kv, size = QUERIES * n_tiles;
-  int span = 0, item = gridDim.x == 1 ? gridDim.z - 1 - blockIdx.z : blockIdx.z, n = 0;
+  int span = 0, item = gridDim.y == 1 ? gridDim.z - 1 - blockIdx.z : blockIdx.z, n = 0;
   for (; span < n_spans; ++span) {
     n = (span_starts[span + 1] - span_starts[span]) * share;
     const int n_items = (n + size - 1) / size;
@@ -381,22 +381,22 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, WALKS || D >= 256 ? 2 : 3)
   if (span == n_spans) return;
   const int past = n_past[span];
   const long long table = static_cast<long long>(span) * n_pages_max;
-  const Pages<KV> pages{keys, values, page_table + table, n_kv, static_cast<int>(blockIdx.y), page_size, d_head, d_value};
+  const Pages<KV> pages{keys, values, page_table + table, n_kv, static_cast<int>(blockIdx.x), page_size, d_head, d_value};
   const Sums memory{sums, reinterpret_cast<Softmax*>(softmax), n_rows * n_heads, d_value};
   const Bounds bounds{window, wholes};
   const int first_row = item * size / share, last_row = (min((item + 1) * size, n) - 1) / share;  // of the span
   const Seen seen{bounds.seen(past + first_row, span_starts[span] + first_row).first,
                   bounds.seen(past + last_row, span_starts[span] + last_row).last};
   const int first_chunk = seen.first_chunk(), n_chunks = seen.n_chunks();
-  if (static_cast<int>(blockIdx.x) >= n_chunks) return;
+  if (static_cast<int>(blockIdx.y) >= n_chunks) return;
   const int tile = threadIdx.x / (WARP * SLICES<D>), first = tile < n_tiles ? item * size + tile * QUERIES : n;
   Queries<D> mine;
   take_queries<T, D>(mine, q, first, n, past, span_starts[span], bounds, n_heads, share, d_head);
   const Sinks sink{sinks, n_heads};
   Softmax total[2];
   [[maybe_unused]] Totals<D> totals;
-  for (int i = blockIdx.x; i < n_chunks; i += gridDim.x) {
-    const int chunk = first_chunk + (gridDim.x == 1 ? i : n_chunks - 1 - i);
+  for (int i = blockIdx.y; i < n_chunks; i += gridDim.y) {
+    const int chunk = first_chunk + (gridDim.y == 1 ? i : n_chunks - 1 - i);
     run_chunk<T, KV, D>(mine, pages, seen, chunk, scale);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -405,7 +405,7 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, WALKS || D >= 256 ? 2 : 3)
       if (own.last < 0 || slot < 0 || slot >= own.n_chunks()) continue;
       if constexpr (WALKS) {
         add_chunk<D>(mine, half, slot, total[half], totals);
-      } else if (D > 128 && gridDim.x == 1) {
+      } else if (D > 128 && gridDim.y == 1) {
         join_chunk<T, D>(mine, half, slot, own.n_chunks(), total[half], memory, sink, out);
       } else {
         leave<D>(mine, half, slot, memory);
@@ -419,7 +419,7 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, WALKS || D >= 256 ? 2 : 3)
   }
 }
 
-// Joins the chunks of a query, for a grid of `attention` with several blocks along x. A warp makes 2 WARP columns of the
+// Joins the chunks of a query, for a grid of `attention` with several blocks along y. A warp makes 2 WARP columns of the
 // result; n_parts warps make a query's.
 template <class T>
 __global__ void __launch_bounds__(MOST_WARPS * WARP, 1)

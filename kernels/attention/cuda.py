@@ -134,7 +134,7 @@ def paged_attention(
     launch(
         SOURCES[q.dtype],
         f"attention<{NAMES[q.dtype]}, {NAMES[keys.dtype]}, {width.most}, {str(walks).lower()}>",
-        (n_chunks[0], n_kv, n_items),
+        (n_kv, n_chunks[0], n_items),
         (MOST_WARPS if is_few else n_tiles * width.slices) * WARP,
         *(q, keys, values),
         *batch,

@@ -28,7 +28,7 @@ from slipstream.kernels.matmul.reference import take_rows as take_rows
 from slipstream.kernels.torch_op import torch_op
 
 TEAM, TEAM_ROWS = 128, 64  # as in matmul.cu: threads of a team, and its rows at most
-WIDTHS = (16, 64, 128)  # rows of a block: eight times N_TILES; one of 32 was slower than that of 64
+WIDTHS = (16, 32, 64, 128)  # rows of a block: eight times N_TILES
 # By dtype: a model has one, and compiling takes seconds.
 SOURCES = {
     dtype: Source(
@@ -160,5 +160,5 @@ def _shared(n_code_bytes: int, width: int) -> int:
     full, rows = 2 * TILE * STEP, 2 * STEP * width
     is_plain = n_code_bytes == full
     stage = n_code_bytes + (0 if is_plain else STEP // BLOCK * TILE * 4) + rows
-    n_stages = 5 if is_plain and width == WIDTHS[0] else 3
+    n_stages = {16: 5, 32: 4}.get(width, 3) if is_plain else 3
     return n_stages * (full + rows) // stage * stage

@@ -12,9 +12,13 @@
 #include "fragments.cuh"
 #include "mma.cuh"
 
-// Of 16 bits; codes have as many as that room holds. Two blocks of few rows and plain weights fill a multiprocessor.
+// Of 16 bits; codes have as many as that room holds. Two blocks of few rows and plain weights fill a multiprocessor of Hopper,
+// one the 99 KiB of smaller ones.
 template <int BITS, int N_TILES>
-constexpr int STAGES = BITS == 16 && N_TILES == 2 ? 5 : 3;
+constexpr int STAGES = BITS == 16 && N_TILES <= 4 ? (N_TILES == 2 ? 5 : 4) : 3;
+// Blocks of a multiprocessor, for which registers have to do.
+template <int BITS, int N_TILES>
+constexpr int BLOCKS = N_TILES > 8 ? 1 : N_TILES == 8 || BITS == 16 ? 2 : 4;
 constexpr int TEAM = 128;     // threads that have the same rows: four warps, each with outputs of its own
 constexpr int COPIERS = 8;    // threads that copy a row's step
 
@@ -238,36 +242,16 @@ __device__ inline bool combine(float4* partials, int* n_done, int n_wanted, Sums
 #pragma unroll
   for (int i = 0; i < PARTS * N_TILES * 4; ++i) total[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
   const float4* from = partials + static_cast<long long>(tile) * n_splits * SIZE + threadIdx.x;
-  const auto add = [&](int i, const float4& four) {
-    float(&sums)[4] = total[i / N_TILES][i % N_TILES];
-    sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
-  };
-  const auto wanted = [&](int i) { return i % N_TILES * 8 + 2 * pair < n_wanted; };
-  if constexpr (N_TILES == 2) {
-    constexpr int AT_ONCE = 4;  // as many as leave the registers to be read while others are waited for
+  constexpr int AT_ONCE = 8 / N_TILES;  // as many as leave the registers to be read while others are waited for
 #pragma unroll AT_ONCE
-    for (int split = 0; split < n_splits; ++split, from += SIZE) {
+  for (int split = 0; split < n_splits; ++split, from += SIZE) {
 #pragma unroll
-      for (int i = 0; i < PARTS * N_TILES; ++i)
-        if (wanted(i)) add(i, __ldcg(from + i * TEAM));
+    for (int i = 0; i < PARTS * N_TILES; ++i) {
+      if (i % N_TILES * 8 + 2 * pair >= n_wanted) continue;
+      const float4 four = __ldcg(from + i * TEAM);
+      float(&sums)[4] = total[i / N_TILES][i % N_TILES];
+      sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
     }
-  } else {  // no registers are left: the next split's sums arrive in shared memory, of which a thread reads what it has copied
-    float4* stages = dynamic_shared<float4>() + threadIdx.x;
-    const auto fetch = [&](int split) {
-#pragma unroll
-      for (int i = 0; i < PARTS * N_TILES; ++i)
-        if (split < n_splits && wanted(i)) copy16(stages + split % 2 * SIZE + i * TEAM, from + split * SIZE + i * TEAM);
-      copies_commit();
-    };
-    fetch(0);
-    for (int split = 0; split < n_splits; ++split) {
-      fetch(split + 1);
-      copies_wait<1>();
-#pragma unroll
-      for (int i = 0; i < PARTS * N_TILES; ++i)
-        if (wanted(i)) add(i, stages[split % 2 * SIZE + i * TEAM]);
-    }
-    copies_wait<0>();
   }
   return true;
 }
@@ -301,8 +285,7 @@ __device__ inline void store(const Sums<N_TILES>& total, const T* bias, T* out, 
 // inputs. partials [grid x][grid y][splits][PARTS * N_TILES * TEAM] and n_done [grid x][grid y] of zeros, which it
 // leaves as zeros, for a grid over splits, of blocks of one team. n_in: a multiple of 8; x 16-byte aligned.
 template <class T, int BITS, int N_TILES>
-__global__ void __launch_bounds__(
-    THREADS<N_TILES>, N_TILES == 2 ? (BITS == 16 ? 2 : 4) : N_TILES == 8 ? 2 : 1)
+__global__ void __launch_bounds__(THREADS<N_TILES>, BLOCKS<BITS, N_TILES>)
     linear(const T* x, const unsigned char* codes, const unsigned* words, const T* bias, T* out, float* wide_out,
            float4* partials, int* n_done, int n_rows, int n_in, int n_out, int n_steps, int n_splits, int n_groups, int group) {
   let_next_begin();
@@ -314,8 +297,6 @@ __global__ void __launch_bounds__(
   const bool whole = gridDim.z == 1;
   const int first_split = blockIdx.z;
   run_splits<T, BITS, N_TILES>(work, first_split, whole ? n_splits : first_split + 1, total);
-  // combine has two splits' sums there, where registers are full.
-  static_assert(N_TILES != 8 || Stage<BITS, N_TILES>::SIZE * Stage<BITS, N_TILES>::COUNT >= 2 * 16 * PARTS * N_TILES * TEAM);
   if constexpr (TEAMS<N_TILES> == 1)
     if (!whole && !combine<N_TILES>(partials, n_done, n_rows - first_row, total)) return;
   store<T, N_TILES>(total, bias, out, wide_out, n_rows, n_out);

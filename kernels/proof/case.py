@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slipstream.kernels.proof.inputs import Inputs
 
-WIDTHS = (1, 2, 3, 5, 8, 16, 64)
+WIDTHS = (1, 2, 3, 5, 8, 16, 32, 64)
 N_ROWS = 70
 
 

@@ -222,7 +222,7 @@ class Lab:
             capture, sizes = (
                 (cpu_capture(), None)
                 if bench.recorded
-                else (self.capture, frame_sizes(bench.n_slots, bench.draft_max))
+                else (self.capture, frame_sizes(bench.n_slots, bench.draft_max, bench.batch_size))
             )
             engine.capture(Capturing(capture, sizes, n_pages, bench.draft_max, stream))
         return engine

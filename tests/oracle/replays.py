@@ -11,13 +11,13 @@ from torch import Tensor
 from slipstream.engine.api import Speculate
 from slipstream.engine.batch import Span
 from slipstream.engine.core import forward
-from slipstream.engine.frames import Frames, frame_sizes
+from slipstream.engine.frames import Frames, FrameSize, frame_sizes
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.models.captured import Capturing
 from tests.oracle.lab import Bench, Lab, Played, play
 from tests.oracle.lossless import demo_cases
 
-N_SLOTS, N_DRAFTS, PAGE = 4, 6, 16
+N_SLOTS, N_DRAFTS, PAGE, BATCH = 4, 6, 16, 100
 
 
 @torch.inference_mode()
@@ -31,7 +31,7 @@ def compare_all_sizes(lab: Lab) -> list[str]:
         assert cache.reserve(slot, forward.STORE, 0, 64)
         text = random.integers(0, target.vocab_size, 20 + 9 * slot).tolist()
         target.forward(cache.batch(forward.STORE, [Span(slot, text, 0, 0, 0)]), store)
-    sizes = frame_sizes(N_SLOTS, N_DRAFTS)
+    sizes = frame_sizes(N_SLOTS, N_DRAFTS, BATCH)
     n_layers = target.config.n_layers
     tapped = (0, 2, n_layers, n_layers + 1)
     stream = torch.zeros(1, target.config.d_model, dtype=target.dtype, device=target.device)
@@ -39,8 +39,8 @@ def compare_all_sizes(lab: Lab) -> list[str]:
     filled = store.frames
     pages = [*store.page_tensors, *store.window_tensors]  # [n_pages + 1, …] each
     wrong = []
-    for n_spans, n_rows in [size for size in sizes for _ in range(2)]:
-        spans = _spans(random, n_spans, n_rows, target.vocab_size)
+    for size in [size for size in sizes for _ in range(2)]:
+        spans = _spans(random, size, target.vocab_size)
         meant_taps, taps = Taps(tapped), Taps(tapped)
         before = [one.clone() for one in pages]
         store.frames = Frames([])
@@ -58,20 +58,25 @@ def compare_all_sizes(lab: Lab) -> list[str]:
         pairs += zip((one[:n_own] for one in taps.of(tapped)), meant_taps.of(tapped), strict=True)
         pairs += ((one[:-1], other[:-1]) for one, other in zip(pages, meant_pages, strict=True))
         if not all(torch.equal(one, other) for one, other in pairs):
-            wrong.append(f"{n_spans} spans, {n_rows} rows: {[len(one.token_ids) for one in spans]}")
+            wrong.append(f"{size}: {[len(one.token_ids) for one in spans]}")
     return wrong
 
 
-def _spans(random: np.random.Generator, n_spans: int, n_rows: int, vocab: int) -> list[Span]:
-    """Spans that together have at most so many rows, of random slots, some rows without logits."""
-    slots = random.permutation(N_SLOTS)[: int(random.integers(1, n_spans + 1))].tolist()
+def _spans(random: np.random.Generator, size: FrameSize, vocab: int) -> list[Span]:
+    """Spans that together have at most so many rows and logits, of random slots, some rows without logits."""
+    slots = random.permutation(N_SLOTS)[: int(random.integers(1, size.n_spans + 1))].tolist()
     lengths = [1] * len(slots)
-    for _ in range(int(random.integers(0, n_rows - len(slots) + 1))):
+    for _ in range(int(random.integers(0, size.n_rows - len(slots) + 1))):
         lengths[int(random.integers(len(slots)))] += 1
     lengths = [min(n, 64 - 20 - 9 * slot) for n, slot in zip(lengths, slots, strict=True)]
+    most = size.n_logits // len(slots)
     return [
         Span(
-            slot, random.integers(0, vocab, n).tolist(), 20 + 9 * slot, n - 1, int(random.integers(1, n + 1))
+            slot,
+            random.integers(0, vocab, n).tolist(),
+            20 + 9 * slot,
+            n - 1,
+            int(random.integers(1, min(n, most) + 1)),
         )
         for slot, n in zip(slots, lengths, strict=True)
     ]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from slipstream.engine.batch import Batch
-from slipstream.engine.frames import ROWS, Frame, frame_sizes
+from slipstream.engine.frames import MOST_LOGITS, PROMPT_ROWS, ROWS, Frame, FrameSize, frame_sizes
 from tests.oracle.lab import DEMO, Bench, Lab, play
 from tests.oracle.lossless import HEADS, demo_cases, folders_of
 from tests.oracle.ranks_lab import RanksLab
@@ -105,11 +105,35 @@ def test_looking_at_a_value_or_sending_one_cannot_be_captured(look: Callable[[to
 @pytest.mark.parametrize("n_slots", [1, 3, 4, 8, 64])
 @pytest.mark.parametrize("n_drafts", [0, 1, 16, 64])
 def test_every_pass_of_drafts_has_a_frame_that_is_not_much_larger(n_slots: int, n_drafts: int) -> None:
-    sizes = frame_sizes(n_slots, n_drafts)
-    assert [rows for _, rows in sizes] == sorted((rows for _, rows in sizes), reverse=True)
-    assert len(sizes) <= 64
+    sizes = frame_sizes(n_slots, n_drafts, 2048)
+    assert [one.n_rows for one in sizes] == sorted((one.n_rows for one in sizes), reverse=True)
+    assert len(sizes) == len(set(sizes)) <= 72
     for n_spans in range(1, n_slots + 1):
-        for n_rows in range(n_spans, min(n_spans * (1 + n_drafts), ROWS[-1]) + 1):
-            fitting = [rows for spans, rows in sizes if spans >= n_spans and rows >= n_rows]
+        for n_rows in range(
+            n_spans, min(n_spans * (1 + n_drafts), ROWS[-1] if n_spans < n_slots else MOST_LOGITS) + 1
+        ):
+            fitting = [one.n_rows for one in sizes if _takes(one, (n_spans, n_rows, n_rows))]
             assert fitting, (n_spans, n_rows)
             assert min(fitting) <= 2 * max(n_rows, n_spans)
+
+
+@pytest.mark.parametrize("n_slots", [1, 3, 16])
+@pytest.mark.parametrize("n_drafts", [0, 16])
+def test_every_pass_with_a_prompt_has_a_frame_that_is_not_much_larger(n_slots: int, n_drafts: int) -> None:
+    """All slots but that of the prompt decode, with drafts of up to n_drafts tokens."""
+    sizes = frame_sizes(n_slots, n_drafts, 2048)
+    n_logits = min(1 + (n_slots - 1) * (1 + n_drafts), MOST_LOGITS)
+    for n_rows in range(n_logits + 1, PROMPT_ROWS[-1] + 1):
+        fitting = [one.n_rows for one in sizes if _takes(one, (n_slots, n_rows, n_logits))]
+        assert min(fitting) <= max(32, n_rows + max(n_rows // 2, 15) if n_rows < 128 else n_rows + 127)
+    # What all frames need at most is what the first needs.
+    assert all(one.n_logits <= sizes[0].n_logits for one in sizes)
+
+
+@pytest.mark.parametrize(("batch_size", "largest"), [(16, 24), (48, 48), (50, 64), (700, 768), (2048, 1024)])
+def test_no_frame_is_larger_than_the_passes(batch_size: int, largest: int) -> None:
+    assert max(one.n_rows for one in frame_sizes(1, 16, batch_size)) == largest
+
+
+def _takes(size: FrameSize, needed: tuple[int, int, int]) -> bool:
+    return all(one >= other for one, other in zip(size, needed, strict=True))

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slipstream.kernels.matmul import cuda, op, reference
-from slipstream.kernels.matmul.fragments import STEP, TILE
+from slipstream.kernels.matmul.fragments import BITS, STEP, TILE
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_kernels import random
 
 pytestmark = [needs_compiler, pytest.mark.sampled]
-WIDTHS = (1, 2, 3, 5, 8, 16, 64)
+WIDTHS = (1, 2, 3, 5, 8, 16, 17, 32, 33, 64)
 HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # largest relative error of one rounding
 each_dtype = pytest.mark.parametrize("dtype", HALF, ids=lambda dtype: str(dtype)[6:])
 
@@ -109,12 +109,22 @@ def test_blocks_of_more_rows_add_them_in_the_same_order(
 
 @pytest.mark.parametrize(
     ("n_rows", "n_tiles", "width"),
-    [(1, 224, 16), (64, 224, 64), (65, 224, 128), (65, 32, 64), (512, 32, 128), (2048, 32, 128)],
+    [
+        *((1, 224, 16), (17, 224, 32), (32, 32, 32), (33, 32, 64), (64, 224, 64)),
+        *((65, 224, 128), (65, 32, 64), (512, 32, 128), (2048, 32, 128)),
+    ],
 )
 def test_only_prompts_have_blocks_of_more_rows_where_there_are_enough(
     n_rows: int, n_tiles: int, width: int
 ) -> None:
     assert cuda._width(n_rows, n_tiles) == width
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("width", cuda.WIDTHS)
+def test_a_block_fits_every_multiprocessor(bits: int, width: int) -> None:
+    """Those of sm_86, sm_89 and sm_120 give a block 99 KiB, some bytes of which are static."""
+    assert cuda._shared(TILE * STEP * bits // 8, width) + 256 <= 99 << 10
 
 
 @pytest.mark.parametrize("order", [0, 1, 7, 8])

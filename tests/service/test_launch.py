@@ -165,7 +165,7 @@ def test_passes_are_captured_where_that_works(
     works: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on CUDA, with a tape for graphs."""
-    found = record if works else fails, frame_sizes(2, 3)
+    found = record if works else fails, frame_sizes(2, 3, 64)
     monkeypatch.setattr(capture, "way", lambda *args, are_divided: found)
     settings = Settings(model=TARGET, model_draft=DRAFT, parallel=2, ctx_size=256, draft_max=3)
     with caplog.at_level("INFO"):
@@ -177,7 +177,7 @@ def test_passes_are_captured_where_that_works(
     assert ("--no-capture-passes" in caplog.text) != works
     assert bool(target.frames.frames) == works
     if works:
-        assert {(one.n_spans, one.n_rows) for one in target.frames.frames} == set(frame_sizes(2, 3))
+        assert {one.size for one in target.frames.frames} == set(frame_sizes(2, 3, 64))
         assert engine._target.captured is not None
 
 
@@ -189,7 +189,7 @@ async def test_ranks_capture_their_passes_together_or_the_server_does_not_start(
     served = launch(settings)  # on CPUs ranks capture nothing
     engine, processes = served._engine, served._processes
     assert engine._target.captured is None
-    monkeypatch.setattr(capture, "way", lambda *args, are_divided: (fails, frame_sizes(2, 3)))
+    monkeypatch.setattr(capture, "way", lambda *args, are_divided: (fails, frame_sizes(2, 3, 64)))
     with pytest.raises(
         LoadError, match=r"captured on all ranks; --no-capture-passes .*: operation not permitted"
     ):

@@ -12,6 +12,7 @@ from slipstream.engine.cache.messages import Message
 from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.spread import Part
 from slipstream.engine.cache.store import Store
+from slipstream.engine.frames import FrameSize
 from slipstream.engine.models.captured import Capture, Capturing, Forward, cuda_capture
 from slipstream.engine.models.network import Network
 from slipstream.engine.ranks import Ranks
@@ -64,16 +65,17 @@ class Follower:
         placed = (
             batch.to(self._network.device)
             if frame is None
-            else self._store.frames.of_size(*frame).fill(batch)
+            else self._store.frames.of_size(FrameSize(*frame)).fill(batch)
         )
         self._forward(placed, self._store, None)
 
-    def _capture(self, sizes: Sequence[tuple[int, int]], n_pages: int, n_drafts: int) -> None:
+    def _capture(self, sizes: Sequence[Sequence[int]], n_pages: int, n_drafts: int) -> None:
         """Capture passes while the first rank captures its own: neither runs, nor is captured, without the other."""
         assert self._store is not None
         network = self._network
         stream = torch.zeros(1, network.config.d_model, dtype=network.dtype, device=network.device)
-        capturing = Capturing(self._capture_on(network.device), sizes, n_pages, n_drafts, stream)
+        frames = [FrameSize(*one) for one in sizes]
+        capturing = Capturing(self._capture_on(network.device), frames, n_pages, n_drafts, stream)
         self._forward = capturing.forward(network.run, self._store)
 
     def _allocate(self, sizes: Sizes) -> None:

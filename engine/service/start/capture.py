@@ -14,16 +14,13 @@ import torch
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.device_loss import raise_if_lost
 from slipstream.engine.errors import LoadError
-from slipstream.engine.frames import frame_sizes
+from slipstream.engine.frames import FrameSize, frame_sizes
 from slipstream.engine.models.captured import Capture, Capturing, cpu_capture, cuda_capture
 from slipstream.engine.service.run.rank_processes import RankProcesses
-from slipstream.engine.service.start.sizes import pages_each
+from slipstream.engine.service.start.sizes import batch_size, pages_each
 from slipstream.engine.settings import Settings
 
 log = logging.getLogger(__name__)
-
-
-Sizes = Sequence[tuple[int, int]]  # spans and rows
 
 
 def capture_passes(
@@ -60,8 +57,8 @@ def capture_passes(
 
 def way(
     device: torch.device, settings: Settings, n_drafts: int, *, are_divided: bool
-) -> tuple[Capture, Sizes | None] | None:
+) -> tuple[Capture, Sequence[FrameSize] | None] | None:
     """How passes are captured on a device, and of which sizes before the first request; None: they are not."""
     if device.type == "cuda":
-        return cuda_capture(device), frame_sizes(settings.parallel, n_drafts)
+        return cuda_capture(device), frame_sizes(settings.parallel, n_drafts, batch_size(settings, device))
     return None if are_divided else (cpu_capture(), None)
