@@ -172,6 +172,11 @@ class Frames:
         self.most_rows = max((one.n_rows for one in frames), default=0)
         self._by_size = {one.size: one for one in frames}
 
+    def drop(self, frame: Frame) -> None:
+        """No batch goes there any more."""
+        self.frames.remove(frame)
+        del self._by_size[frame.size]
+
     def of_size(self, size: FrameSize) -> Frame:
         """The frame of that size. Raises KeyError if there is none."""
         return self._by_size[size]

@@ -9,6 +9,7 @@ On CUDA captures are graphs, made before the first request. On a CPU a frame's f
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,26 +23,52 @@ from slipstream.engine.cache.store import Store
 from slipstream.engine.frames import Frame, Frames, FrameSize, wanted
 from slipstream.engine.layers.decoder import Taps
 
+log = logging.getLogger(__name__)
+
+# Of free memory that a captured pass may take: other networks' passes need some, and those that no frame takes.
+SHARE = 0.25
+
 Replay = Callable[[], None]
 # Captures the work and returns its replay; by then the work has run once.
 Capture = Callable[[Callable[[], None]], Replay]
+# Whether there is the memory to capture the work.
+Affords = Callable[[Callable[[], None]], bool]
 # (batch, other inputs, [n_rows, …] each) -> results of all rows, [n_rows, …] each
 Pass = Callable[[Batch, Sequence[Tensor]], Sequence[Tensor]]
 Forward = Callable[[Batch, Store, Taps | None], Tensor]  # as `Network.forward`
 
 
+def always(_work: Callable[[], None]) -> bool:
+    """Where memory is no question."""
+    return True
+
+
 class CapturedPass:
     """A pass over the frames of a store."""
 
-    def __init__(self, run: Pass, frames: Frames, capture: Capture, inputs: Sequence[Tensor] = ()) -> None:
-        """inputs: one row of each, [1, …], as an example."""
+    def __init__(
+        self, run: Pass, frames: Frames, capture: Capture, inputs: Sequence[Tensor], affords: Affords
+    ) -> None:
+        """inputs: one row of each, [1, …], as an example. Frames of prompts whose passes are too dear are dropped."""
         self._run, self._capture, self._most_rows = run, capture, frames.most_rows
         self._inputs = [one.new_zeros((self._most_rows, *one.shape[1:])) for one in inputs]
         self._memory: list[Tensor] = []  # of the results of all frames
         self._results: dict[object, list[Tensor]] = {}  # by frame: its part of the memory
         self._replays: dict[object, Replay] = {}
-        for frame in reversed(frames.frames):  # the memory that the largest needs serves the smaller ones too
-            self._replays[frame] = capture(partial(self._work, frame))
+        dropped = []
+        for frame in frames.frames[::-1]:  # the memory that the largest needs serves the smaller ones too
+            work = partial(self._work, frame)
+            if frame.has_all_logits or affords(work):
+                self._replays[frame] = capture(work)
+            else:
+                frames.drop(frame)
+                dropped.append(frame.n_rows)
+        if dropped:
+            log.warning(
+                "passes of %s rows take too much memory to be captured, and such prompts run slower; a smaller"
+                " --cache-size or --ctx-size leaves more",
+                ", ".join(map(str, sorted(dropped))),
+            )
 
     def _work(self, frame: Frame) -> None:
         """What is captured."""
@@ -81,11 +108,12 @@ class Capturing:
     n_pages: int  # of a sequence at full length, drafts included
     n_drafts: int  # of a slot at most
     stream: Tensor  # [1, d_target]: what a row of the target's streams is like
+    affords: Affords = always
 
     def passes(self, store: Store, *runs: tuple[Pass, Sequence[Tensor]]) -> list[CapturedPass]:
         """All passes over a store, each with examples of its inputs. Its batches go into frames from now on."""
         frames = store.make_frames(self.sizes, self.n_pages, self.n_drafts)
-        captured = [CapturedPass(run, frames, self.capture, inputs) for run, inputs in runs]
+        captured = [CapturedPass(run, frames, self.capture, inputs, self.affords) for run, inputs in runs]
         store.frames = frames
         return captured
 
@@ -117,6 +145,18 @@ class Capturing:
             return wanted(batch, logits)
 
         return replayed
+
+
+def cuda_affords(device: torch.device, work: Callable[[], None]) -> bool:
+    """Whether the work takes at most `SHARE` of what memory is free; it runs."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before, (free, _) = torch.cuda.memory_allocated(device), torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - before  # what torch has taken and does not use
+    try:
+        work()
+    except torch.OutOfMemoryError:
+        return False
+    return bool(torch.cuda.max_memory_allocated(device) - before <= SHARE * free)
 
 
 def cuda_capture(device: torch.device) -> Capture:

@@ -1,13 +1,19 @@
-"""Frames of a CPU's passes: exactly a batch's shape, made when it comes again."""
+"""Frames of a CPU's passes: exactly a batch's shape, made when it comes again; and frames that there is no room for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor
 
 from slipstream.engine import frames
 from slipstream.engine.batch import Batch, Span
-from slipstream.engine.frames import ExactFrames, Frame, Room, wanted
+from slipstream.engine.frames import ExactFrames, Frame, Frames, Room, frame_sizes, wanted
+from slipstream.engine.models.captured import CapturedPass, cuda_affords
+from tests.recording import record
 
 CPU, PAGE = torch.device("cpu"), 4
 ROOM = Room(n_pages=6, spare_page=60)
@@ -67,3 +73,49 @@ def test_what_is_too_large_runs_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
     assert found[1] is not None
     for _ in range(3):
         assert placed(own, (3, 0, 1)).frame is None
+
+
+def test_prompts_that_take_too_much_memory_are_not_captured(caplog: pytest.LogCaptureFixture) -> None:
+    """Others are, whatever they take, and what is dropped runs by itself."""
+    sizes = frame_sizes(1, 16, 96)
+    frames = Frames([Frame(one, replace(ROOM, n_pages=20), CPU) for one in sizes])
+    asked: list[int] = []
+
+    def run(batch: Batch, _: Sequence[Tensor]) -> list[Tensor]:
+        asked.append(len(batch.token_ids))
+        return [batch.token_ids[batch.logit_index] + 1]
+
+    def affords(work: Callable[[], None]) -> bool:
+        work()
+        return asked[-1] <= 48
+
+    captured = CapturedPass(run, frames, record, (), affords)
+    assert [one.size for one in frames.frames] == sorted(
+        (one for one in sizes if one.n_rows <= 48), key=lambda one: one.n_rows
+    )
+    assert "passes of 64, 96 rows take too much memory" in caplog.text
+    assert frames.place(batch((50, 0, 1)), CPU).frame is None
+    for n_rows, n_logits in ((40, 3), (5, 2)):
+        found = frames.place(batch((n_rows, 1, n_logits), first=7), CPU)
+        assert isinstance(found.frame, Frame)
+        (tokens,) = captured(found)
+        assert wanted(found, tokens).tolist() == [8 + n_rows - n_logits + i for i in range(n_logits)]
+
+
+@pytest.mark.parametrize(("most", "fits"), [(400, True), (401, False), (None, False)])
+def test_a_captured_pass_takes_a_quarter_of_the_free_memory_at_most(
+    most: int | None, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 bytes of the device are free; torch has taken 300 and uses 100. most: in use at a time; None: too many."""
+
+    def work() -> None:
+        if most is None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda on: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda on: (1000, 8000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda on: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda on: 100)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda on: most)
+    assert cuda_affords(device, work) is fits

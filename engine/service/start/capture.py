@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -15,7 +16,14 @@ from slipstream.engine.core.engine import Engine
 from slipstream.engine.device_loss import raise_if_lost
 from slipstream.engine.errors import LoadError
 from slipstream.engine.frames import FrameSize, frame_sizes
-from slipstream.engine.models.captured import Capture, Capturing, cpu_capture, cuda_capture
+from slipstream.engine.models.captured import (
+    Capture,
+    Capturing,
+    always,
+    cpu_capture,
+    cuda_affords,
+    cuda_capture,
+)
 from slipstream.engine.service.run.rank_processes import RankProcesses
 from slipstream.engine.service.start.sizes import batch_size, pages_each
 from slipstream.engine.settings import Settings
@@ -39,7 +47,8 @@ def capture_passes(
     n_pages = pages_each(settings, engine.capacity.n_ctx)
     stream = torch.zeros(1, target.config.d_model, dtype=target.dtype, device=target.device)
     try:
-        engine.capture(Capturing(capture, sizes, n_pages, n_drafts, stream))
+        affords = partial(cuda_affords, target.device) if target.device.type == "cuda" else always
+        engine.capture(Capturing(capture, sizes, n_pages, n_drafts, stream, affords))
     except Exception as error:
         if processes is not None:
             processes.close()
@@ -60,5 +69,6 @@ def way(
 ) -> tuple[Capture, Sequence[FrameSize] | None] | None:
     """How passes are captured on a device, and of which sizes before the first request; None: they are not."""
     if device.type == "cuda":
-        return cuda_capture(device), frame_sizes(settings.parallel, n_drafts, batch_size(settings, device))
+        rows = 0 if are_divided else batch_size(settings, device)  # what the other ranks afford is not known
+        return cuda_capture(device), frame_sizes(settings.parallel, n_drafts, rows)
     return None if are_divided else (cpu_capture(), None)

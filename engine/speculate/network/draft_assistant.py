@@ -64,6 +64,7 @@ class DraftAssistant(DeviceDrafter):
             self._store.frames,
             capturing.capture,
             (capturing.stream,),
+            capturing.affords,
         )
 
     def begin(self, slot: Slot) -> None:
