@@ -219,7 +219,7 @@ class Engine:
             return False  # how much is kept decides what the next pass folds into its states
         # A snapshot is taken of a state before it moves on.
         works = [one for one in flight.works if one is not None]
-        return not any(one.end == self._next_border(Place(one.slot, one.start)) for one in works)
+        return not any(one.end == self._next_border(one.slot, one.start) for one in works)
 
     def _running_flight(self) -> Flight | None:
         """The pass that was launched in the last step, if any of its works still counts."""
@@ -249,8 +249,8 @@ class Engine:
         self._chain.account.worked(seconds)
         self.clock.passed(n_rows, seconds)
 
-    def _next_border(self, place: Place) -> int | None:
-        return self._cache.next_border(forward.STORE, place.n_past, place.slot.n_prompt)
+    def _next_border(self, slot: Slot, n_past: int) -> int | None:
+        return self._cache.next_border(forward.STORE, n_past, slot.n_prompt)
 
     def _settle(
         self, outcomes: Sequence[tuple[Work, Verdict | EngineError]], coming: Pass

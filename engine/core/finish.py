@@ -102,6 +102,8 @@ def _told(slot: Slot, judged: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
 
     A token without text has none, except behind an echoed prompt: who asks for one counts tokens.
     """
+    if slot.request.logprobs is None:
+        return ()
     slot.judged.update(enumerate(judged, slot.n_decoded - len(judged)))
     begun = slot.text.begun()
     if slot.n_decoded <= slot.n_emitted:

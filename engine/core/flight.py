@@ -41,7 +41,9 @@ class Flight:
     behind: Tails | None = None  # the ends of the pass before, if it was unread when this pass was launched
     started: float = 0.0  # on the engine's clock
     planned: Sequence[Work] = field(init=False)  # the works as launched
-    lost: Download | None = field(init=False)  # of `behind`: drafts that its slots did not keep
+    lost: Download | None = field(
+        init=False
+    )  # of `behind`: drafts that its slots did not keep; None: it had none
     picks: Picks | None = field(init=False, default=None)  # None: the pass could not be launched
     token_ids: Tensor | None = field(init=False, default=None)  # [n_rows of all] int64
     taps: Taps | None = field(init=False, default=None)
@@ -53,7 +55,8 @@ class Flight:
         self.planned = [one for one in self.works if one is not None]
         if self.behind is not None and not any(one.slot.id in self.behind.slot_ids for one in self.planned):
             self.behind = None  # no span goes on from there
-        self.lost = None if self.behind is None else Download(self.behind.n_lost)
+        may_lose = self.behind is not None and self.behind.may_lose
+        self.lost = Download(self.behind.n_lost) if self.behind is not None and may_lose else None
 
     @property
     def n_rows(self) -> int:
@@ -76,7 +79,7 @@ class Flight:
     def places(self, slots: Sequence[Slot]) -> list[Place]:
         """Where the slots will be behind it, as far as they may then still have something to do."""
         behind = {one.slot.id: one.behind for one in self.works if one is not None}
-        places = [behind.get(slot.id, Place.of(slot)) for slot in slots]
+        places = [behind[slot.id] if slot.id in behind else Place.of(slot) for slot in slots]
         return [place for place in places if place.n_total < place.slot.n_limit]
 
     def tails(self) -> Tails | None:

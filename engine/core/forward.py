@@ -163,11 +163,11 @@ def _verdicts(target: Target, flight: Flight, drafts: Sequence[Draft]) -> list[t
         verdict = Verdict((), 0)
         if planned.n_picks:
             verdict = flight.picks.verdict(i, one.slot, draft.token_ids, own, target.acceptance)
-        streams = Streams(flight.taps, first) if flight.taps else None
-        judged = () if prompt is None else prompt[0].read(prompt[1])
-        outcomes.append(
-            (replace(one, draft=draft), replace(verdict, streams=streams, prompt_logprobs=judged))
-        )
+        if flight.taps:
+            verdict = replace(verdict, streams=Streams(flight.taps, first))
+        if prompt is not None:
+            verdict = replace(verdict, prompt_logprobs=prompt[0].read(prompt[1]))
+        outcomes.append((one.with_draft(draft), verdict))
     return outcomes
 
 

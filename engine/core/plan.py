@@ -8,7 +8,7 @@ will have if the unread pass keeps every draft: that is the most pages it can ne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from slipstream.engine.batch import Span
 from slipstream.engine.images import cut_before
@@ -28,19 +28,19 @@ class Place:
     n_past: int  # tokens that are through the target
     # What the unread pass adds to the sequence: its drafts, and `UNREAD` for its last pick.
     unread: Sequence[int] = ()
+    # Counted once, as a step asks a dozen times. n_gap: certain tokens that have not been through the target; 1 when
+    # the slot is ready to decode.
+    n_total: int = field(init=False)
+    n_gap: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        n_total = len(self.slot.tokens) + len(self.unread)
+        object.__setattr__(self, "n_total", n_total)
+        object.__setattr__(self, "n_gap", n_total - self.n_past)
 
     @classmethod
     def of(cls, slot: Slot) -> Place:
         return cls(slot, slot.n_past)
-
-    @property
-    def n_total(self) -> int:
-        return len(self.slot.tokens) + len(self.unread)
-
-    @property
-    def n_gap(self) -> int:
-        """Certain tokens that have not been through the target; 1 when the slot is ready to decode."""
-        return self.n_total - self.n_past
 
     @property
     def n_room(self) -> int:
@@ -57,14 +57,19 @@ class Work:
     n_certain: int
     n_total: int  # tokens of the sequence when the work was planned
     draft: Draft = NO_DRAFT
+    # Counted once, as in a place. n_picks: trailing rows that need a pick, none while known tokens are left over.
+    n_rows: int = field(init=False)
+    n_picks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        n_drafts = len(self.draft.token_ids)
+        reaches_end = self.start + self.n_certain == self.n_total
+        object.__setattr__(self, "n_rows", self.n_certain + n_drafts)
+        object.__setattr__(self, "n_picks", 1 + n_drafts if reaches_end else 0)
 
     @classmethod
     def of(cls, place: Place, n_certain: int, draft: Draft = NO_DRAFT) -> Work:
         return cls(place.slot, place.n_past, n_certain, place.n_total, draft)
-
-    @property
-    def n_rows(self) -> int:
-        return self.n_certain + len(self.draft)
 
     @property
     def end(self) -> int:
@@ -75,12 +80,6 @@ class Work:
     def n_logits(self) -> int:
         """Trailing rows whose logits are wanted: those that need a pick, and all of a prompt that is judged too."""
         return self.n_rows if self.slot.prompt_logprobs is not None else self.n_picks
-
-    @property
-    def n_picks(self) -> int:
-        """Trailing rows that need a pick: none while known tokens are left over."""
-        reaches_end = self.start + self.n_certain == self.n_total
-        return 1 + len(self.draft) if reaches_end else 0
 
     @property
     def span(self) -> Span:
@@ -104,11 +103,16 @@ class Work:
 
     def now(self) -> Work:
         """The same work, planned behind a pass that has been read since."""
-        return replace(self, start=self.slot.n_past, n_total=len(self.slot.tokens))
+        slot = self.slot
+        return Work(slot, slot.n_past, self.n_certain, len(slot.tokens), self.draft)
 
     def with_draft_of(self, n_drafts: int) -> Work:
         """The same work with the first tokens of its draft only."""
         return replace(self, draft=self.draft.first(n_drafts))
+
+    def with_draft(self, draft: Draft) -> Work:
+        """The same work with that draft, which is as long as its own."""
+        return self if draft is self.draft else replace(self, draft=draft)
 
     def without_draft(self) -> Work:
         return replace(self, draft=NO_DRAFT)
@@ -144,13 +148,13 @@ def work(
     drafts: Mapping[int, Draft],
     budget: int,
     page_size: int,
-    next_border: Callable[[Place], int | None] = lambda place: None,
+    next_border: Callable[[Slot, int], int | None] = lambda slot, n_past: None,
 ) -> list[Work]:
     """One piece of work per slot that fits the budget. `drafts` maps slot ids to their drafts.
 
     A prompt chunk that does not reach the end of its prompt stops at a page border where it can, so that a later
-    hit on that page continues the same arithmetic. `next_border` says where it must stop, if anywhere. An image whose
-    rows see those behind them is never cut, even if it has more rows than the budget.
+    hit on that page continues the same arithmetic. `next_border` says where a slot must stop behind so many tokens, if
+    anywhere. An image whose rows see those behind them is never cut, even if it has more rows than the budget.
     """
     ready = [place for place in places if place.n_gap == 1]
     planned = [Work.of(place, 1, drafts.get(place.slot.id, NO_DRAFT)) for place in ready]
@@ -158,7 +162,7 @@ def work(
     for place in places:
         if place.n_gap == 1 or left <= 0:
             continue
-        border = next_border(place)
+        border = next_border(place.slot, place.n_past)
         n_certain = min(place.n_gap, left, place.n_gap if border is None else border - place.n_past)
         if place.slot.prompt_logprobs is not None:
             n_certain = min(n_certain, _MOST_JUDGED)

@@ -6,10 +6,9 @@ state is dropped, its tokens stay, and it returns when there is room; its text g
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
@@ -23,6 +22,31 @@ from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
 
 log = logging.getLogger(__name__)
+
+
+class _Guard:
+    """Notes what goes wrong inside. A class, not a generator: every slot passes two a step."""
+
+    __slots__ = ("_failed", "_request_id", "_slot")
+
+    def __init__(
+        self, failed: list[tuple[str, Slot | None, EngineError]], request_id: str, slot: Slot | None
+    ) -> None:
+        self._failed, self._request_id, self._slot = failed, request_id, slot
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, DeviceLost):
+            return False
+        if not isinstance(error, EngineError):
+            raise_if_lost(error)
+            fault = StepFailed("the engine failed for this request alone")
+            fault.__cause__ = error
+            error = fault
+        self._failed.append((self._request_id, self._slot, error))
+        return True
 
 
 class Seats:
@@ -62,23 +86,12 @@ class Seats:
                 ended.append((slot.request.id, TimedOut(self.waiting.request_s)))
         return ended
 
-    @contextlib.contextmanager
-    def guard(self, request_id: str, slot: Slot | None) -> Iterator[None]:
+    def guard(self, request_id: str, slot: Slot | None) -> _Guard:
         """What is done for one request alone. If it raises, this request ends (`failures`), and no other.
 
         slot: the request's, if it has one. Raises `DeviceLost`.
         """
-        try:
-            yield
-        except DeviceLost:
-            raise
-        except EngineError as error:
-            self._failed.append((request_id, slot, error))
-        except Exception as error:  # noqa: BLE001 - `failures` logs it
-            raise_if_lost(error)
-            fault = StepFailed("the engine failed for this request alone")
-            fault.__cause__ = error
-            self._failed.append((request_id, slot, fault))
+        return _Guard(self._failed, request_id, slot)
 
     def failures(self) -> list[tuple[str, EngineError]]:
         """End the requests that failed, each with the error it ends with and, if that is our fault, a line in the log.
@@ -86,7 +99,8 @@ class Seats:
         Whatever is stored of their tokens is withdrawn: a fault may have spoiled it.
         """
         ended = {}
-        failed, self._failed = self._failed, []
+        failed = [*self._failed]
+        self._failed.clear()  # the same list: guards have it
         for request_id, slot, error in failed:
             if request_id in ended:
                 continue

@@ -48,6 +48,11 @@ class Tails:
 
     @cached_property
     def _ends(self) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.may_lose:  # every pick is kept
+            (certain,) = upload((np.array([rows[0] for rows in self.rows.values()]),), self._picks.device)
+            tokens = torch.stack((self._token_ids[certain], self._picks), 1).int()
+            lost = torch.zeros_like(certain)
+            return tokens, (lost + 2).int(), lost
         counts = np.array([len(rows) for rows in self.rows.values()])
         n, device = len(counts), self._picks.device
         starts = np.cumsum([0, *counts]).astype(np.int32)
@@ -90,7 +95,7 @@ class Tails:
     @property
     def may_lose(self) -> bool:
         """Whether there were drafts at all."""
-        return any(len(rows) > 1 for rows in self.rows.values())
+        return self._picks.shape[0] > len(self.rows)
 
     def picks_of(self, slot_id: int) -> Tensor:
         """[n_rows of the slot] int64."""
