@@ -41,9 +41,8 @@ class Flight:
     behind: Tails | None = None  # the ends of the pass before, if it was unread when this pass was launched
     started: float = 0.0  # on the engine's clock
     planned: Sequence[Work] = field(init=False)  # the works as launched
-    lost: Download | None = field(
-        init=False
-    )  # of `behind`: drafts that its slots did not keep; None: it had none
+    # Of `behind`: drafts that its slots did not keep; None: it had none, so the works are where they were planned.
+    lost: Download | None = field(init=False)
     picks: Picks | None = field(init=False, default=None)  # None: the pass could not be launched
     token_ids: Tensor | None = field(init=False, default=None)  # [n_rows of all] int64
     taps: Taps | None = field(init=False, default=None)
@@ -55,8 +54,9 @@ class Flight:
         self.planned = [one for one in self.works if one is not None]
         if self.behind is not None and not any(one.slot.id in self.behind.slot_ids for one in self.planned):
             self.behind = None  # no span goes on from there
-        may_lose = self.behind is not None and self.behind.may_lose
-        self.lost = Download(self.behind.n_lost) if self.behind is not None and may_lose else None
+        self.lost = None
+        if self.behind is not None and self.behind.may_lose:
+            self.lost = Download(self.behind.n_lost)
 
     @property
     def n_rows(self) -> int:

@@ -359,8 +359,9 @@ __device__ inline void take_queries(
 // Grid: K/V heads, chunks (one block: it goes through all and joins them), items. An item is QUERIES queries of one span per
 // SLICES warps, n_tiles times; a block's other warps help to fetch. Spans have their items one after another, and there may be
 // more blocks than items. Blocks along y share the chunks that an item sees. What takes longest begins first: an item's last
-// chunks, or, where a block goes through all of an item's, the last items. scale: times log2(e). window: at most 2^30, which
-// means none. d_head, d_value: multiples of 8, at most D; of 16 where keys and values are float8.
+// chunks, of all heads, so that those which find no place at first are short; or, where a block goes through all of an item's,
+// the last items. scale: times log2(e). window: at most 2^30, which means none. d_head, d_value: multiples of 8, at most D; of
+// 16 where keys and values are float8.
 //
 // WALKS: for one block along y, whose sums over all chunks are in registers; heads wider than 128 leave no room for them.
 template <class T, class KV, int D, bool WALKS>
