@@ -135,12 +135,17 @@ def send(server: Served, **fields: object) -> socket.socket:
     return connection
 
 
-def raw(port: int, data: bytes, *, silence_s: float = 0.5) -> bytes:
-    """Send bytes as they are; everything the server answers until it closes or is silent."""
-    with socket.create_connection(("127.0.0.1", port), timeout=silence_s) as connection:
+def raw(port: int, data: bytes, *, first_s: float = 60) -> bytes:
+    """Send bytes as they are; everything the server answers until it closes, or, if not asked to, is silent.
+
+    first_s: how long to wait for the first of it.
+    """
+    silence_s = 60 if b"connection: close" in data.lower() else 0.5
+    with socket.create_connection(("127.0.0.1", port), timeout=first_s) as connection:
         answer = b""
         with contextlib.suppress(TimeoutError, ConnectionError):
             connection.sendall(data)
             while part := connection.recv(65536):
                 answer += part
+                connection.settimeout(silence_s)
         return answer

@@ -57,7 +57,7 @@ def connected(server: Served, data: bytes) -> Iterator[socket.socket]:
     ],
 )
 def test_no_good_http(server: Served, data: bytes) -> None:
-    answer = raw(server.port, data, silence_s=0.3)
+    answer = raw(server.port, data, first_s=0.3)
     assert not answer or answer.startswith(b"HTTP/1.1 4"), answer[:200]
     assert CANARY not in answer
     assert b"Traceback" not in answer
