@@ -11,7 +11,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from slipstream.kernels.matmul import code_bytes, code_floats, code_pairs
+from slipstream.kernels.matmul import code_bytes, code_floats, code_pairs, code_shorts
 from slipstream.kernels.matmul.emit import LONG, PANEL, Emitter, Value
 from slipstream.kernels.matmul.formats import (
     CHUNK,
@@ -39,7 +39,7 @@ WAYS = {
     OF_FLOATS: code_floats.WAY,
     OF_PAIRS: code_pairs.WAY,
     OF_TILES: code_pairs.WAY,
-    OF_BYTES: code_bytes.WAY,
+    OF_BYTES: code_bytes.WAY if code_bytes.HAS_VNNI else code_shorts.WAY,
     OF_SIGNED: code_bytes.SIGNED,
     OF_UNITS: code_bytes.UNITS,
 }

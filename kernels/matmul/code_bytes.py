@@ -1,5 +1,7 @@
 """Codes of a record as bytes, for the CPU's instruction that adds four products of integers at once (VNNI).
 
+Where a CPU has none, `code_shorts.py` multiplies the same integers two at a time.
+
 Codes become whole numbers from 0 on: what each stands for, less the least of them. Inputs are integers, too, of two
 bytes that share a power of two with all 32 of a chunk: x = unit * (256 * high + low). So a group's sum is one of
 integers, exact, the same in whatever order it is added; then it is rounded to float32, once.
@@ -17,6 +19,7 @@ from llvmlite import ir
 from numba import types
 
 from slipstream.kernels.compiled import emits
+from slipstream.kernels.cpu_features import missing
 from slipstream.kernels.matmul import code_pairs
 from slipstream.kernels.matmul.code_pairs import look_up
 from slipstream.kernels.matmul.emit import (
@@ -43,7 +46,8 @@ from slipstream.kernels.matmul.panel_sums import IS_WIDE
 from slipstream.kernels.vector import BFLOATS, BYTES, FLOATS, INTS, SHORTS, WIDTH, call_intrinsic, constant
 
 HALF = ir.VectorType(BYTE, 2 * WIDTH)
-FEATURES = ("avx512vnni", "avx512bw") if IS_WIDE else ("avxvnni", "avx2")  # of the CPU
+FEATURES = ("avx512bw",) if IS_WIDE else ("avx2",)  # of the CPU
+HAS_VNNI = not missing(["avx512vnni" if IS_WIDE else "avxvnni"])
 # Fields of 32 inputs: the unit, float32; the sums of integers, int32, of all, of the first 16, of the others.
 UNIT, SUMS = 3, 4
 HIGHEST = 14  # power of two, in units, of the largest input
@@ -72,7 +76,7 @@ def _planes(bits: int) -> list[tuple[int, int]]:
     return [(n, sum(parts[:i])) for i, n in enumerate(parts)]
 
 
-def _codes(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
+def codes_of(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
     """Bytes of 16 outputs and 32 inputs, four neighbouring inputs at a time: 8 times a vector."""
     for step in range(CHUNK // 4):
         code = None
@@ -100,12 +104,10 @@ def _looked_up(builder: Emitter, form: BlockFormat, codes: Value) -> Value:
     n = kind.count
     table = ir.Constant(kind, above * (n // WIDTH))
     parts = [lanes_of(builder, codes, list(range(i, i + n))) for i in range(0, CODES.count, n)]
-    return _joined(
-        builder, [call_intrinsic(builder, f"llvm.x86.{name}", kind, table, part) for part in parts]
-    )
+    return joined(builder, [call_intrinsic(builder, f"llvm.x86.{name}", kind, table, part) for part in parts])
 
 
-def _joined(builder: Emitter, parts: list[Value]) -> Value:
+def joined(builder: Emitter, parts: list[Value]) -> Value:
     """One vector, or two halves of one."""
     if len(parts) == 1:
         return parts[0]
@@ -136,10 +138,10 @@ def _dot(builder: Emitter, total: Value, codes: Value, x: Value) -> Value:
             for one, k in ((total, 1), (codes, 4), (builder.bitcast(x, CODES), 4))
         ]
         parts.append(call_intrinsic(builder, f"llvm.x86.avx512.vpdpbusd.{width}", of[0].type, *of))
-    return _joined(builder, parts)
+    return joined(builder, parts)
 
 
-def _floats(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
+def floats_of(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
     """unit * (256 * high + low - zero * inputs)."""
     whole = _whole(builder, total)
     if zero_of(form):
@@ -151,6 +153,9 @@ def _floats(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fie
 
 
 def _whole(builder: Emitter, total: list[Value]) -> Value:
+    """The sum of a group: one, or one of the inputs' higher bytes and one of the lower."""
+    if len(total) == 1:
+        return total[0]
     high, low = total
     return builder.add(builder.shl(high, constant(8)), low)
 
@@ -161,9 +166,9 @@ def _in_units(builder: Emitter, whole: Value, fields: Fields) -> Value:
 
 
 def _signed(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
-    """What codes stand for, as `_codes` finds it, in signed bytes."""
+    """What codes stand for, as `codes_of` finds it, in signed bytes."""
     zero = ir.Constant(CODES, [zero_of(form)] * CODES.count)
-    for codes in _codes(builder, form, words):
+    for codes in codes_of(builder, form, words):
         yield [builder.sub(codes[0], zero) if zero_of(form) else codes[0]]
 
 
@@ -172,7 +177,7 @@ def _pairs(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[V
     least = -zero_of(form)
     values = tuple(float(least + i) for i in range(64 if max(form.values) - least >= 32 else 32))
     zero, n = ir.Constant(CODES, [0] * CODES.count), CODES.count
-    for codes in _codes(builder, form, words):
+    for codes in codes_of(builder, form, words):
         for at in (0, 2):  # two bytes of each word, apart
             lanes = [lane for i in range(at, n, 4) for lane in (i, n, i + 1, n)]
             mask = ir.Constant(ir.VectorType(INT, n), lanes)
@@ -207,15 +212,25 @@ def lay_inputs(builder: Emitter, source: Value, target: Value, fields: Value) ->
     for i, one in enumerate(bits):
         near = _nearest(builder, one, scale)
         whole = builder.sub(builder.bitcast(near, INTS), builder.bitcast(all_of(_MAGIC), INTS))
-        high = builder.ashr(builder.add(whole, constant(128)), constant(8))
-        for j, part in enumerate((high, whole)):
-            place = builder.inttoptr(builder.add(target, LONG(j * CHUNK + i * WIDTH)), BYTES.as_pointer())
-            builder.store(builder.trunc(part, BYTES), place, align=1)
+        _lay_whole(builder, whole, target, i)
         sums.append(call_intrinsic(builder, "llvm.vector.reduce.add.v16i32", INT, whole))
     address, n_rows = (builder.extract_value(fields, i) for i in range(2))
     words = builder.inttoptr(address, INT.as_pointer())
     for field, word in enumerate([unit, builder.add(*sums), *sums], UNIT):
         builder.store(word, builder.gep(words, [builder.mul(n_rows, LONG(field))]))
+
+
+def _lay_whole(builder: Emitter, whole: Value, target: Value, half: int) -> None:
+    """Store 16 of the 32 integers: their higher bytes and their lower ones, or all as they are (`code_shorts.py`)."""
+    if HAS_VNNI:
+        high = builder.ashr(builder.add(whole, constant(128)), constant(8))
+        parts = [(builder.trunc(part, BYTES), j * CHUNK) for j, part in enumerate((high, whole))]
+    else:
+        lanes = [4 * four + i for four in range(WIDTH // 4) for i in (0, 2, 1, 3)]
+        parts = [(lanes_of(builder, builder.trunc(whole, SHORTS), lanes), half * WIDTH)]
+    for part, offset in parts:
+        place = builder.add(target, LONG(offset + half * WIDTH))
+        builder.store(part, builder.inttoptr(place, part.type.as_pointer()), align=1)
 
 
 @emits(types.void)
@@ -241,7 +256,7 @@ def _nearest(builder: Emitter, bits: Value, units: Value) -> Value:
 
 
 _COLUMNS = {8: 1, 4: 2, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 1}
-WAY = Way(4, _codes, _inputs, [constant(0)] * 2, _add, _floats, _COLUMNS)
+WAY = Way(4, codes_of, _inputs, [constant(0)] * 2, _add, floats_of, _COLUMNS)
 # Of AMX's tiles: of bytes, which may be signed for weights, too; and of pairs, whose sums are float32.
 SIGNED = replace(WAY, codes=_signed, floats=_floats_of_signed)
 UNITS = replace(code_pairs.WAY, codes=_pairs)

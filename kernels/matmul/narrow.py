@@ -78,7 +78,7 @@ def ways() -> list[str]:
     by_bytes, by_pairs = [OF_BYTES] * has_bytes, [OF_PAIRS] * has_pairs
     if HAS_TILES:
         return [OF_TILES, *by_bytes, *by_pairs, OF_FLOATS]
-    # Two inputs at a time should be as fast as bytes where their instruction issues every cycle, as on AMD's CPUs.
+    # Pairs should be as fast as integers where their instruction issues every cycle, as on AMD's CPUs.
     return [*by_pairs, *by_bytes, OF_FLOATS]
 
 
