@@ -103,7 +103,7 @@ def _widen(a: Any, source: int, at: Any) -> None:
 
 @inlined
 def _copy_bytes(a: Any, source: int, at: Any) -> None:
-    """bfloat16 as [chunks, rows of the tile, 2, 32] bytes (`code_bytes.py`)."""
+    """bfloat16 as integers: [chunks, rows of the tile, 2, 32] bytes, or [.., 32] shorts (`code_bytes.py`)."""
     row, n, r = at
     n_chunks = a[N_IN] // CHUNK
     for chunk in range(n_chunks):

@@ -141,9 +141,12 @@ def _dot(builder: Emitter, total: Value, codes: Value, x: Value) -> Value:
     return joined(builder, parts)
 
 
-def floats_of(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
-    """unit * (256 * high + low - zero * inputs)."""
-    whole = _whole(builder, total)
+def _floats(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
+    return floats_of(builder, form, _whole(builder, total), fields)
+
+
+def floats_of(builder: Emitter, form: BlockFormat, whole: Value, fields: Fields) -> Value:
+    """unit * (whole - zero * inputs), of the sum of a group's codes times units."""
     if zero_of(form):
         inputs = spread(
             builder, load_at(builder, INT, fields.address, fields.offset(SUMS + fields.which)), INTS
@@ -153,9 +156,7 @@ def floats_of(builder: Emitter, form: BlockFormat, total: list[Value], fields: F
 
 
 def _whole(builder: Emitter, total: list[Value]) -> Value:
-    """The sum of a group: one, or one of the inputs' higher bytes and one of the lower."""
-    if len(total) == 1:
-        return total[0]
+    """256 * high + low."""
     high, low = total
     return builder.add(builder.shl(high, constant(8)), low)
 
@@ -256,7 +257,7 @@ def _nearest(builder: Emitter, bits: Value, units: Value) -> Value:
 
 
 _COLUMNS = {8: 1, 4: 2, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 1}
-WAY = Way(4, codes_of, _inputs, [constant(0)] * 2, _add, floats_of, _COLUMNS)
+WAY = Way(4, codes_of, _inputs, [constant(0)] * 2, _add, _floats, _COLUMNS)
 # Of AMX's tiles: of bytes, which may be signed for weights, too; and of pairs, whose sums are float32.
 SIGNED = replace(WAY, codes=_signed, floats=_floats_of_signed)
 UNITS = replace(code_pairs.WAY, codes=_pairs)

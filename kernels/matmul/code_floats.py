@@ -1,4 +1,4 @@
-"""Codes of a record as float32, for fused multiply-adds: on CPUs with AVX2, and for inputs in float32 on any."""
+"""Codes of a record as float32, for fused multiply-adds: inputs in float32, and fp8 on CPUs without bf16 or AMX."""
 
 from __future__ import annotations
 

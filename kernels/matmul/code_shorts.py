@@ -67,8 +67,7 @@ def _now(builder: Emitter, vector: Value) -> Value:
 
 
 def _floats(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
-    """As for bytes, of one sum."""
-    return floats_of(builder, form, [joined(builder, total)], fields)
+    return floats_of(builder, form, joined(builder, total), fields)
 
 
 WAY = Way(

@@ -51,9 +51,9 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
         group = 0;  group = group + x₀ value₀ + x₁ value₁ for each two inputs of the group: two fma, or, for bfloat16
             on CPUs that have it (`narrow.ways`), their instruction for pairs; or, of fp8 where there is AMX, even + odd
             with even = fma(x₀, value₀, even);  odd = fma(x₁, value₁, odd) for each two inputs from 0 on
-        or, for bfloat16 on other CPUs (but of fp8):  group = the exact sum of value * x, rounded once, where x is
-            rounded to the nearest 2^-14 of the largest power of two in its 32 inputs (of a largest with a mantissa of
-            ones, the power above it)
+        or, for bfloat16 on CPUs that multiply integers, but for fp8:  group = the exact sum of value * x, rounded once,
+            where x is rounded to the nearest 2^-14 of the largest power of two in its 32 inputs (of a largest with a
+            mantissa of ones, the power above it)
         total = bias;  for each block of one group (32 inputs):
             total = fma(half, group, total);  total = fma(minimum, inputs, total) for types with a minimum
         for each block of several groups (256 inputs):

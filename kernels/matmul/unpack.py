@@ -1,7 +1,8 @@
 """The innermost part of products with packed blocks, as LLVM instructions: 32 inputs of some rows and 64 outputs.
 
-What is emitted for a tile has no branches and no loops: codes become pairs of bfloat16 (`code_pairs.py`) or float32
-(`code_floats.py`), each is used for all rows of the tile, and the sums of a group are scaled once.
+What is emitted for a tile has no branches and no loops: codes become integers (`code_bytes.py`), pairs of bfloat16
+(`code_pairs.py`) or float32 (`code_floats.py`), each is used for all rows of the tile, and the sums of a
+group are scaled once.
 """
 
 from __future__ import annotations
