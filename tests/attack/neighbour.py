@@ -27,6 +27,7 @@ ARGUMENTS = (
 )
 ASK = {"prompt": "def total(values):\n", "max_tokens": 200, "ignore_eos": True, "stream": True}
 PROBE_S, SAMPLE_S = 0.02, 0.1
+LAST_GAP_S, FIRST_EVENT_S = 0.5, 60.0  # once the attack has ended; the second only where nothing has come until then
 
 
 def memory_mib(pid: int) -> float:
@@ -75,7 +76,10 @@ async def _watch(url: str, pid: int) -> dict[str, float]:
         tasks = [asyncio.create_task(one) for one in endless]
         ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
         await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.sleep(0.5)  # a gap that lasts still is seen to its end, or for this time
+        end = time.perf_counter() + FIRST_EVENT_S
+        await asyncio.sleep(LAST_GAP_S)  # a gap that lasts still is seen to its end, or for this time
+        while not figures["n_events"] and time.perf_counter() < end:
+            await asyncio.sleep(PROBE_S)
         for one in tasks:
             one.cancel()
         faults = [one for one in await asyncio.gather(*tasks, return_exceptions=True) if one]
@@ -121,7 +125,7 @@ async def _sample(pid: int, figures: dict[str, float]) -> None:
 
 
 async def during(server: Running, attack: Coroutine[Any, Any, None], seconds: float) -> dict[str, float]:
-    """What a neighbour sees while an attack that never ends by itself runs for these seconds."""
+    """What a neighbour sees while an attack runs, for at most these seconds."""
     async with beside(server) as seen:
         task = asyncio.create_task(attack)
         await asyncio.wait([task], timeout=seconds)
