@@ -54,9 +54,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[thinning.WHOLE] = None
     if not config.getoption("--whole"):
         files = thinning.digests({thinning.path_of(item) for item in items if thinning.is_marked(item)})
         choice = thinning.choose(thinning.recorded(), files, config.getoption("--extra-s"))
+        config.stash[thinning.WHOLE] = frozenset(choice.whole)
         items[:], left = thinning.thinned(items, choice.whole)
         config.hook.pytest_deselected(items=left)
 
@@ -68,6 +70,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
     # By default a look follows every 700 new objects: a fifth of the time in which numba compiles.
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture
+def is_whole(request: pytest.FixtureRequest) -> bool:
+    """Whether every case of the test's file runs: a test marked `sampled` may do less otherwise."""
+    assert thinning.is_marked(request.node), "unmarked files are not looked at for changes"
+    files = request.config.stash[thinning.WHOLE]
+    return files is None or thinning.path_of(request.node) in files
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -27,7 +27,10 @@ ARGUMENTS = (
 )
 ASK = {"prompt": "def total(values):\n", "max_tokens": 200, "ignore_eos": True, "stream": True}
 PROBE_S, SAMPLE_S = 0.02, 0.1
-LAST_GAP_S, FIRST_EVENT_S = 0.5, 60.0  # once the attack has ended; the second only where nothing has come until then
+LAST_GAP_S, FIRST_EVENT_S = (
+    0.5,
+    60.0,
+)  # once the attack has ended; the second only where nothing has come until then
 
 
 def memory_mib(pid: int) -> float:

@@ -96,6 +96,7 @@ def text(seed: int, n: int) -> list[int]:
     return torch.randint(384, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("position", ["newest", "before"])
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -24,6 +24,7 @@ def _selected_here(_selected: None) -> None:
     """The ops of this machine, chosen for the dtypes that the tests use."""
 
 
+@pytest.mark.sampled(keep=16)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(tmp_path: Path, family: str, dtype: torch.dtype) -> None:

@@ -24,6 +24,8 @@ from tests.oracle.head_rounds import N_CTX, Pages, block_at, streams_of
 from tests.oracle.lab import DEMO, Bench, Case, Lab, play
 from tests.oracle.lossless import demo_prompt
 
+ABOUT = ("engine/speculate/network/*.py",)
+
 pytestmark = pytest.mark.usefixtures("_selected")
 KINDS = ("rename", "continue", "docstring")
 
@@ -75,6 +77,7 @@ def test_the_engine_drafts_what_the_trained_network_does(lab: Lab, head: DSpark)
         torch.testing.assert_close(sure, theirs.confidence(hidden, before).sigmoid(), atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_a_pass(lab: Lab, kind: str) -> None:
     """At least one and a half through the engine, and more than with the DFlash that it was made from."""

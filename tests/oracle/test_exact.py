@@ -78,7 +78,7 @@ class Sequences:
             yield self.run([n, *self.random.integers(1, 6, len(self.lengths) - 1).tolist()])
 
 
-@pytest.mark.sampled(keep=4)
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "kind",

@@ -41,6 +41,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracle], variant: str) -> None:
@@ -48,6 +49,7 @@ def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracl
     compare_cuts(Windowed(loaded(folder)), prompt, expected)
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ragged_spans_with_drafts_of_which_some_are_kept(

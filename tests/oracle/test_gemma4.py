@@ -57,6 +57,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 Get = Callable[[str], Oracle]
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_whole_in_chunks_and_token_by_token(oracle: Get, variant: str) -> None:
@@ -64,6 +65,7 @@ def test_logits_whole_in_chunks_and_token_by_token(oracle: Get, variant: str) ->
     compare_cuts(Windowed(loaded(folder)), prompt, expected)
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ragged_spans_with_drafts_of_which_some_are_kept(oracle: Get, variant: str) -> None:

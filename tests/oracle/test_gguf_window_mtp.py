@@ -30,6 +30,7 @@ def released(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return made(kind, tmp_path_factory.mktemp(kind))
 
 
+@pytest.mark.sampled
 def test_they_draft_as_the_folders(kind: str, released: Made, tmp_path: Path) -> None:
     path = released.contents.write(tmp_path / "both.gguf")
     alone = nextn_alone(released.contents).write(tmp_path / "mtp.gguf")

@@ -50,6 +50,7 @@ def test_eagle3(folder_of: Folders, tmp_path: Path, layout: str) -> None:
     check_eagle3(folder_of("llama"), tmp_path, layout)
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "mistral3"])
 def test_eagle3_beside_text_models_within_wrappers(folder_of: Folders, tmp_path: Path, family: str) -> None:
     check_eagle3(folder_of(family), tmp_path, "AngelSlim")

@@ -64,6 +64,7 @@ def check(source: Path, target: Path, sizes: dict[str, int]) -> Shape:
     return new
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize(("family", "sizes", "changes"), CASES.values(), ids=CASES)
 def test_same_function(tmp_path: Path, family: str, sizes: dict[str, int], changes: dict[str, Any]) -> None:
     source = tiny_checkpoint(family, tmp_path / "small", changes=changes)

@@ -155,6 +155,7 @@ def compare(source: Path, target: Path, ids: list[int], dtype: torch.dtype) -> t
     return largest, same
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize(("changes", "sizes"), CASES.values(), ids=CASES)
 def test_same_function(tmp_path: Path, changes: dict[str, Any], sizes: dict[str, int]) -> None:
     source = small_checkpoint(tmp_path / "small", changes)
@@ -318,6 +319,7 @@ def test_unknown_tensors_and_sizes_are_refused(tmp_path: Path) -> None:
         inflate(dense, tmp_path / "big", {"linear_key_heads": 4})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("demo", DEMOS, ids=[demo.name for demo in DEMOS])
 def test_demo(tmp_path: Path, demo: Path) -> None:
     """Trained weights, in float32; nearly all first choices in bfloat16."""

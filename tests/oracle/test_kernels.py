@@ -20,6 +20,8 @@ from slipstream.kernels.matmul.op import linear, pack
 from slipstream.kernels.norm.op import add_rms_norm, rms_norm
 from slipstream.kernels.norm_rope_write.op import HeadNorms, Rope, norm_rope_write
 
+pytestmark = pytest.mark.sampled(keep=16)
+
 FAST = (torch.float32, torch.bfloat16)
 # Largest difference allowed, as a share of the largest value: rounding of the result, and of a chain of sums.
 SHARE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 8e-3}

@@ -151,6 +151,7 @@ def compiled_cut(address: int, n: int, top_k: int, top_p: float) -> Any:
     return kept
 
 
+@pytest.mark.sampled(keep=10)
 @pytest.mark.parametrize("trial", range(1, 41))
 def test_the_compiled_cut_keeps_the_same_tokens(trial: int) -> None:
     logits, rows = random_rows(trial)

@@ -16,6 +16,8 @@ from slipstream.kernels.gated_norm.op import Activation, gated_norm
 from slipstream.kernels.short_conv.op import ConvState
 from tests.oracle.recurrent import N_TOKENS, Layer, Sizes, Span, Tokens, recurrence
 
+pytestmark = pytest.mark.sampled(keep=8)
+
 FAST = (torch.float32, torch.bfloat16)
 SIZES = [
     Sizes(n_key_heads, n_value_heads, d_key, d_value, per_key)

@@ -162,6 +162,7 @@ def test_a_nan_spoils_its_row_alone(chosen: None, dtype: torch.dtype, routing: R
     assert bad.any(1).tolist() == [False, False, True, False, False]
 
 
+@pytest.mark.sampled(keep=16)
 @each_case
 @pytest.mark.parametrize(("d_model", "d_inner"), [(16, 8), (7, 3), (130, 70), (64, 200)])
 @pytest.mark.parametrize("n_rows", [1, 4, 33])
@@ -279,6 +280,7 @@ def test_the_sum_goes_up_by_expert_in_float32_and_is_rounded_once(
         assert torch.equal(op.experts(x, routed, op.pack_experts(gate_up, down)), meant.to(dtype))
 
 
+@pytest.mark.sampled(keep=12)
 @each_fast_dtype
 @pytest.mark.parametrize("implementation", ["cpu", "panels"])
 @pytest.mark.parametrize(("d_model", "d_inner"), [(41, 23), (512, 200), (1200, 96)])

@@ -166,6 +166,7 @@ def attend(
         return attention(q, keys, values, spans, 0.2, window, sinks)
 
 
+@pytest.mark.sampled(keep=24)
 @each_fast_dtype
 @pytest.mark.parametrize(
     "shape", [(4, 2, 64, 16, 64), (3, 3, 40, 8, 40), (5, 1, 16, 64, 16), (6, 2, 48, 16, 32)], ids=str

@@ -44,6 +44,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 pytestmark = pytest.mark.usefixtures("_selected")
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracle], variant: str) -> None:
@@ -87,6 +88,7 @@ def test_rejected_tokens_leave_no_trace(oracle: Callable[[str], Oracle]) -> None
     assert difference(runner.feed(rows(0, ids, 41, 59)), expected[41:]) < 1e-4
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
 def test_greedy_text(oracle: Callable[[str], Oracle], variant: str) -> None:

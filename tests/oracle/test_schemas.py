@@ -13,6 +13,8 @@ from slipstream.engine.api import Grammar, Sampling, Speculate
 from tests.oracle.lab import ASKS, DEMO, Bench, Case, Lab, differences, play
 from tests.schemas import ENDLESS, SCHEMAS
 
+ABOUT = ("engine/text/grammar/*.py", "engine/speculate/text/forced.py")
+
 PROMPT = "def area(width):\n"
 LONGEST = 300  # tokens; more than the longest instance has
 FORMATS = jsonschema.FormatChecker(["uuid", "ipv4"])
@@ -23,6 +25,7 @@ def lab() -> Lab:
     return Lab(DEMO, torch.bfloat16)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_reply_validates_and_is_the_same_with_drafts(lab: Lab, temperature: float) -> None:
     assert len(SCHEMAS) >= 60

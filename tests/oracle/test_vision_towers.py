@@ -95,6 +95,7 @@ def their_features(model: Any, folder: Path, pictures: list[PIL.Image.Image]) ->
     return list(seen.pooler_output), getattr(seen, "deepstack_features", None)
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_features_are_transformers_bit_for_bit(
@@ -117,7 +118,7 @@ def test_features_are_transformers_bit_for_bit(
             assert len(seen.deep) == 2
 
 
-@pytest.mark.sampled(keep=4)
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_an_image_is_the_same_whatever_comes_with_it(folder: Folder, opened: Open, variant: str) -> None:
     path = folder(variant)
@@ -275,6 +276,7 @@ def weight_bytes(vision: Watching) -> int:
     return sum(one.nbytes for one in vision.family.parts.model.state_dict().values())
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("variant", TINY)
 def test_every_layout_of_names_loads(

@@ -19,6 +19,8 @@ from slipstream.engine.settings import Settings
 from slipstream.engine.text.tokenizer import Tokenizer
 from tests.http.serving import Served, served
 
+ABOUT = ("engine/core/*.py", "engine/sample/*.py")
+
 TARGET = str(Path(__file__).parents[2] / "demo" / "target")
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 END = 2  # <|im_end|>
@@ -124,6 +126,7 @@ def check(path: str, reply: Reply) -> bool:
     return written != reply.text
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_tokens_are_those_of_the_text(servers: list[Served], path: str) -> None:
     seen: set[str] = set()

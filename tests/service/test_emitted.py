@@ -21,6 +21,8 @@ from slipstream.engine.settings import Settings
 from slipstream.engine.text.tokenizer import Tokenizer
 from tests.service.told import Told, emitted, events_of, told
 
+ABOUT = ("engine/core/*.py",)
+
 TARGET = str(Path(__file__).parents[2] / "demo" / "target")
 TOKENIZER = Tokenizer(TARGET)
 END = 2  # <|im_end|>
@@ -132,6 +134,7 @@ async def every_cut(engines: list[ThreadEngine], request: Request) -> tuple[Told
     return told(whole), found
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize("name", CASES)
 async def test_a_cut_reply_goes_on_as_if_nothing_had_been(engines: list[ThreadEngine], name: str) -> None:
     whole, found = await every_cut(engines, CASES[name])

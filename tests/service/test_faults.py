@@ -47,27 +47,28 @@ async def test_an_engine_that_dies_ends_everything(tmp_path: Path, cause: str) -
         assert "put in" not in answer.text + "".join(one.text for one in streamed)
 
 
+@pytest.mark.sampled(keep=1)
+@pytest.mark.parametrize("leaves", [False, True])
 async def test_a_lost_device_ends_requests_and_probes_and_the_process_if_it_is_asked_to(
-    tmp_path: Path,
+    tmp_path: Path, *, leaves: bool
 ) -> None:
-    for leaves in (True, False):
-        arguments = (*ARGUMENTS, "--exit-on-device-error") if leaves else ARGUMENTS
-        with running(tmp_path / f"log{leaves}", arguments, "tests.service.faulty") as server:
-            async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-                streamed = asyncio.create_task(ask(http, 1, 400, stream=True))
-                while (await n_busy(http))[0] < 1:
-                    await asyncio.sleep(0.02)
-                refused = await http.post("/v1/completions", json={"prompt": "BREAK device"})
-                assert refused.status_code == 503
-                assert refused.json()["error"]["code"] == "device_failed"
-                *_, error, _, _ = (await streamed).text.split("\n\n")
-                assert json.loads(error.removeprefix("data: "))["error"]["code"] == "device_failed"
-                if not leaves:
-                    await _stays_and_says_why(http)
-                    server.process.terminate()
-            assert server.process.wait(60) == (1 if leaves else 0)
-            log = server.log.read_text()
-            assert log.count("an illegal memory access") == log.count("the engine has stopped") == 1
+    arguments = (*ARGUMENTS, "--exit-on-device-error") if leaves else ARGUMENTS
+    with running(tmp_path / "log", arguments, "tests.service.faulty") as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+            streamed = asyncio.create_task(ask(http, 1, 400, stream=True))
+            while (await n_busy(http))[0] < 1:
+                await asyncio.sleep(0.02)
+            refused = await http.post("/v1/completions", json={"prompt": "BREAK device"})
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "device_failed"
+            *_, error, _, _ = (await streamed).text.split("\n\n")
+            assert json.loads(error.removeprefix("data: "))["error"]["code"] == "device_failed"
+            if not leaves:
+                await _stays_and_says_why(http)
+                server.process.terminate()
+        assert server.process.wait(60) == (1 if leaves else 0)
+        log = server.log.read_text()
+        assert log.count("an illegal memory access") == log.count("the engine has stopped") == 1
 
 
 async def _stays_and_says_why(http: httpx.AsyncClient) -> None:
@@ -103,21 +104,22 @@ async def test_sigterm_with_running_and_waiting_requests(tmp_path: Path) -> None
         assert not server.surprises()
 
 
-async def test_the_second_sigterm_and_a_kill(tmp_path: Path) -> None:
+@pytest.mark.sampled(keep=1)
+@pytest.mark.parametrize(("signals", "status"), [("tt", 143), ("k", -9)], ids=["twice", "killed"])
+async def test_the_second_sigterm_and_a_kill(signals: str, status: int, tmp_path: Path) -> None:
     """Both leave at once, and the port can be bound again."""
-    for name, signals, status in (("twice", "tt", 143), ("killed", "k", -9)):
-        with running(tmp_path / name, ARGUMENTS) as server:
-            async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-                task = asyncio.create_task(ask(http, 1, 480))
-                while (await n_busy(http))[0] < 1:
-                    await asyncio.sleep(0.01)
-                for one in signals:
-                    (server.process.kill if one == "k" else server.process.terminate)()
-                    await asyncio.sleep(0.05 if one == "t" and server.process.poll() is None else 0)
-                with pytest.raises(httpx.TransportError):
-                    await task
-            assert server.process.wait(60) == status
-            _rebind(server)
+    with running(tmp_path / "log", ARGUMENTS) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+            task = asyncio.create_task(ask(http, 1, 480))
+            while (await n_busy(http))[0] < 1:
+                await asyncio.sleep(0.01)
+            for one in signals:
+                (server.process.kill if one == "k" else server.process.terminate)()
+                await asyncio.sleep(0.05 if one == "t" and server.process.poll() is None else 0)
+            with pytest.raises(httpx.TransportError):
+                await task
+        assert server.process.wait(60) == status
+        _rebind(server)
 
 
 def _rebind(server: Running) -> None:

@@ -15,6 +15,8 @@ import pytest
 from tests.process import DEMO, Running, running
 from tests.service.asking import ARGUMENTS, ask, body, freed, n_busy, n_generated
 
+ABOUT = ("engine/core/*.py",)
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -23,6 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         assert not one.surprises()
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("n_chunks", [0, 1, 5, 50])
 @pytest.mark.parametrize("is_accompanied", [False, True])
 async def test_a_stream_that_is_left_frees_its_slot(

@@ -51,6 +51,7 @@ def compare(told: dict[str, Any], settings: Settings) -> None:
         asyncio.run(running.close())
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize(
     "more",
     [

@@ -110,6 +110,7 @@ async def test_sums_that_depend_on_their_size_are_told_or_refused(
     await engine.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("n", "told"),
     [("3", "must divide the model's"), ("0", "must be at least 1"), ("two", "--tensor-parallel-size")],

@@ -11,9 +11,12 @@ from slipstream.engine.api import Done, Request, Sampling
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
 
+ABOUT = ("engine/speculate/decide/*.py",)
+
 DEMO = Path(__file__).parents[2] / "demo"
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize(
     ("flags", "asked"),
     [

@@ -12,6 +12,8 @@ from tests.simulate.cells import play
 from tests.simulate.machine import all_machines, read_machine
 from tests.simulate.workload import all_workloads, read_workload
 
+ABOUT = ("engine/speculate/decide/*.py", "engine/speculate/chain.py")
+
 OF_BEST, OF_PLAIN = 0.93, 0.95
 
 CELLS = [
@@ -27,6 +29,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize(("machine", "workload", "n_slots"), CELLS)
 def test_the_planner_is_near_the_best_static_setting(machine: str, workload: str, n_slots: int) -> None:
     cell = play(

@@ -66,7 +66,7 @@ WRONG: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.sampled(keep=3)
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_damaged_entry_is_compiled_again(kind: str, suffix: str, warm: Path, tmp_path: Path) -> None:

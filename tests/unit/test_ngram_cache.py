@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -254,15 +252,6 @@ def test_a_text_that_became_shorter_unannounced_is_learnt_anew() -> None:
     assert guess(drafter, slot)
     slot.truncate(2)
     assert not guess(drafter, slot)
-
-
-def test_nothing_is_compiled_once_it_is_built() -> None:
-    """In a new interpreter, as other tests have compiled things."""
-    code = "from tests.unit.test_ngram_cache import use; use()"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
 
 
 def use() -> None:

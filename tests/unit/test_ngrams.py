@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,25 +195,6 @@ def test_text_is_gone_when_its_request_ends_and_when_the_next_begins(make: Calla
     drafter.begin(slot)
     drafter.begin(slot_of([1, 2]))
     assert guess(drafter, slot_of([1, 2])) == []
-
-
-def test_nothing_is_compiled_once_it_is_built() -> None:
-    """In a new interpreter, as other tests have compiled things; in a fork of it for each drafter."""
-    code = "from tests.unit.test_ngrams import use_each; use_each()"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-
-
-def use_each() -> None:
-    """Use each drafter in a process of its own. Fails if one of them does."""
-    for which in range(len(MAKERS)):
-        child = os.fork()
-        if not child:
-            use(which)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0, MAKERS[which]
 
 
 def use(which: int) -> None:

@@ -52,6 +52,7 @@ def expected() -> Tokens:
     return play(toy_engine(), {})[0]
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("n_pages", [64, 12])  # with 12, slots are preempted too
 def test_they_are_what_they_would_have_been(expected: Tokens, n_pages: int, *, overlaps: bool) -> None:
