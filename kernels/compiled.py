@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 
 from slipstream.kernels.cpu_features import TILES, features, is_amd
 from slipstream.kernels.disk_cache import cache_on_disk
+from slipstream.kernels.inlining import part
 from slipstream.kernels.kernel import Kernel
 
 POINTER_TO: Any = types.CPointer
@@ -92,13 +93,12 @@ def per_dtype(make: Callable[..., R]) -> PerDtype[R]:
 
 def inlined(function: F) -> F:
     """A function of kernels, copied into each caller."""
-    compiled: F = numba.njit(function, error_model="numpy", forceinline=True)
-    return compiled
+    return part(function)
 
 
 def routine(function: F) -> F:
     """A function of kernels that is called rather than copied; the compiler may still decide to copy it."""
-    compiled: F = numba.njit(function, error_model="numpy")
+    compiled: F = numba.njit(function, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
     return compiled
 
 
