@@ -23,9 +23,8 @@ RECORD = Path(__file__).with_name("full_record.txt")
 KEEP = 1  # cases of a function, unless its mark says otherwise
 EXTRA_S = 60.0
 UNKNOWN_S = 20.0  # what a file that is not in the record is taken to cost
-WHOLE = pytest.StashKey[
-    frozenset[str] | None
-]()  # of the configuration: files of which every case runs; None: of all
+# Of the configuration: the files of which every case runs; None: all.
+WHOLE = pytest.StashKey[frozenset[str] | None]()
 POSTPONED = "a sample ran, though changed since every case did (make check-all)"
 STEADY = 2.0  # times are written anew only where they are off by more than this factor, so that lines stay as they are
 
