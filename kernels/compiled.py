@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 
 from slipstream.kernels.cpu_features import TILES, features, is_amd
 from slipstream.kernels.disk_cache import cache_on_disk
-from slipstream.kernels.inlining import part
+from slipstream.kernels.inlining import inlined as inlined
 from slipstream.kernels.kernel import Kernel
 
 POINTER_TO: Any = types.CPointer
@@ -89,11 +89,6 @@ def per_dtype(make: Callable[..., R]) -> PerDtype[R]:
     The kernel finds the kinds in its closure, where they are constants to numba: see `pointer`.
     """
     return PerDtype(make)
-
-
-def inlined(function: F) -> F:
-    """A function of kernels, copied into each caller."""
-    return part(function)
 
 
 def routine(function: F) -> F:

@@ -43,8 +43,8 @@ class _Lowering(Compiler):  # type: ignore[misc]
         super().__init__(typing, target, part, *rest)
 
 
-def part(function: F) -> F:
-    """A function that is copied into each kernel that calls it. Python cannot call it."""
+def inlined(function: F) -> F:
+    """A function of kernels, copied into each caller. Python cannot call it."""
     compiled: F = numba.njit(
         function,
         pipeline_class=_Lowering,
