@@ -47,11 +47,8 @@ class Program:
 
     def add(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
         """The kernel has just been called so. Raises `CannotReplay` for a call that a program cannot make."""
-        place, kinds = len(self._words), _flatten(args, self._words)
-        known = kernel.entries
-        if kinds not in known:
-            known[kinds] = _entry(kernel, args, kinds)
-        self._calls.append((*known[kinds], place))
+        place = len(self._words)
+        self._calls.append((*entry_of(kernel, args, self._words), place))
 
     def seal(self) -> Sealed:
         """What makes all calls again."""
@@ -77,7 +74,7 @@ class Sealed:
 
 
 @emits(types.int32)
-def _enter(builder: ir.IRBuilder, adapter: Any, entry: Any, words: Any) -> Any:
+def enter(builder: ir.IRBuilder, adapter: Any, entry: Any, words: Any) -> Any:
     """Status of the call; 0: it returned."""
     kind = ir.FunctionType(_STATUS, [_WORD, _WORD])
     return builder.call(builder.inttoptr(adapter, kind.as_pointer()), [entry, words])
@@ -88,9 +85,20 @@ def _make(calls: int, n: int) -> int:
     """Calls made before one failed, or all."""
     a = long_pointer(calls)
     for i in range(n):
-        if _enter(a[3 * i], a[3 * i + 1], a[3 * i + 2]) != 0:
+        if enter(a[3 * i], a[3 * i + 1], a[3 * i + 2]) != 0:
             return i
     return n
+
+
+def entry_of(kernel: Kernel, args: tuple[Any, ...], words: list[int]) -> tuple[int, int]:
+    """Addresses of the adapter and of the native entry for such arguments, whose words are appended.
+
+    Raises `CannotReplay` as `Program.add` does.
+    """
+    kinds, known = _flatten(args, words), kernel.entries
+    if kinds not in known:
+        known[kinds] = _entry(kernel, args, kinds)
+    return known[kinds]
 
 
 def _flatten(values: tuple[Any, ...], words: list[int]) -> str:
@@ -115,9 +123,11 @@ def _flatten(values: tuple[Any, ...], words: list[int]) -> str:
 
 
 def _entry(kernel: Kernel, args: tuple[Any, ...], kinds: str) -> tuple[int, int]:
-    """Addresses of the adapter and of the native entry for such arguments, which the kernel has been compiled for."""
+    """Addresses of the adapter and of the native entry for such arguments."""
     dispatcher = kernel.dispatcher
-    compiled = dispatcher.overloads[tuple(map(dispatcher.typeof_pyval, args))]
+    given = tuple(map(dispatcher.typeof_pyval, args))
+    dispatcher.compile(given)  # unless it is
+    compiled = dispatcher.overloads[given]
     if compiled.signature.return_type is not types.none:
         raise CannotReplay(f"{kernel.__qualname__} returns a value")
     found = cpu_target.target_context.get_arg_packer(compiled.signature.args).argument_types

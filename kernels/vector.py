@@ -22,6 +22,10 @@ from slipstream.kernels.compiled import emits, inlined
 from slipstream.kernels.cpu_features import features
 
 HAS_PAIRS = "avx512bf16" in features()
+HAS_MASKS = features() >= {
+    "avx512bw",
+    "avx512vl",
+}  # loads and stores some lanes of any size by one instruction
 WIDTH = 16
 FLOATS = ir.VectorType(ir.FloatType(), WIDTH)
 INTS = ir.VectorType(ir.IntType(32), WIDTH)
@@ -139,6 +143,21 @@ def load_vector(builder: ir.IRBuilder, place: Any, count: Any = None) -> Any:
     kind = place.type.pointee
     if count is None:
         return builder.load(place, align=ALIGNMENTS[kind])
+    if HAS_MASKS:
+        return _load_lanes(builder, place, count)
+    with builder.if_else(_is_whole(builder, count)) as (whole, part):
+        with whole:
+            found = [(load_vector(builder, place), builder.block)]
+        with part:
+            found.append((_load_lanes(builder, place, count), builder.block))
+    loaded = builder.phi(kind)
+    for value, block in found:
+        loaded.add_incoming(value, block)
+    return loaded
+
+
+def _load_lanes(builder: ir.IRBuilder, place: Any, count: Any) -> Any:
+    kind = place.type.pointee
     align, zero = ir.Constant(ir.IntType(32), ALIGNMENTS[kind]), ir.Constant(kind, None)
     name = f"llvm.masked.load.v16{NAMES[kind]}.p0"
     return call_intrinsic(builder, name, kind, place, align, lanes_below(builder, count), zero)
@@ -146,9 +165,28 @@ def load_vector(builder: ir.IRBuilder, place: Any, count: Any = None) -> Any:
 
 def store_lanes(builder: ir.IRBuilder, place: Any, value: Any, count: Any) -> None:
     """Write the lanes below `count` to a pointer to a vector of that kind."""
+    if HAS_MASKS:
+        _store_lanes(builder, place, value, count)
+        return
+    with builder.if_else(_is_whole(builder, count)) as (whole, part):
+        with whole:
+            builder.store(value, place, align=ALIGNMENTS[value.type])
+        with part:
+            _store_lanes(builder, place, value, count)
+
+
+def _store_lanes(builder: ir.IRBuilder, place: Any, value: Any, count: Any) -> None:
     align = ir.Constant(ir.IntType(32), ALIGNMENTS[value.type])
     name = f"llvm.masked.store.v16{NAMES[value.type]}.p0"
     call_intrinsic(builder, name, ir.VoidType(), value, place, align, lanes_below(builder, count))
+
+
+def _is_whole(builder: ir.IRBuilder, count: Any) -> Any:
+    """Whether no lane is left out: such vectors take a branch where masks are slow.
+
+    AVX2 has none for 16 bits and fewer, so each lane is a branch of its own; AMD's stores by a mask are microcode.
+    """
+    return builder.icmp_signed(">=", count, ir.Constant(count.type, WIDTH))
 
 
 @emits(VECTOR)

@@ -12,6 +12,7 @@ from slipstream.kernels.compiled import inlined, kernel, per_dtype, pointer, shi
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.exponential import over_one_plus_exp
 from slipstream.kernels.gated.reference import check_gate
+from slipstream.kernels.row_kernel import RowKernel
 from slipstream.kernels.vector import WIDTH, first_lane, fma, larger, load_part, smaller, splat, store_part
 
 RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
@@ -23,7 +24,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     gate_up = gate_up.contiguous()
     n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
-    _silu[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), n_rows, d_inner)
+    _silu[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), d_inner, (0, n_rows))
     return out
 
 
@@ -31,7 +32,7 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     gate_up = gate_up.contiguous()
     n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
-    _gelu[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), n_rows, d_inner)
+    _gelu[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), d_inner, (0, n_rows))
     return out
 
 
@@ -39,7 +40,7 @@ def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
     gate_up = gate_up.contiguous()
     n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
-    _clamped[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), n_rows, d_inner, limit, steepness)
+    _clamped[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), d_inner, (limit, steepness), (0, n_rows))
     return out
 
 
@@ -47,7 +48,7 @@ def limited_mul(gate_up: Tensor, limit: float) -> Tensor:
     gate_up = gate_up.contiguous()
     n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
-    _limited[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), n_rows, d_inner, limit)
+    _limited[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), d_inner, limit, (0, n_rows))
     return out
 
 
@@ -55,7 +56,8 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     check_gate(x, gate)
     x, gate = x.contiguous(), gate.contiguous()
     out = torch.empty_like(x)
-    _sigmoid[x.dtype](x.data_ptr(), gate.data_ptr(), out.data_ptr(), (*x.shape, gate.shape[1]))
+    n_rows, d = x.shape
+    _sigmoid[x.dtype](x.data_ptr(), gate.data_ptr(), out.data_ptr(), (d, gate.shape[1]), (0, n_rows))
     return out
 
 
@@ -75,9 +77,9 @@ def _pair(gate_up: Any, out: Any, row: int, d_inner: int) -> Any:
 
 @per_dtype
 def _silu(kind: Any) -> Any:
-    @kernel
-    def silu(gate_up: int, out: int, n_rows: int, d_inner: int) -> None:
-        for row in range(n_rows):
+    @RowKernel
+    def silu(gate_up: int, out: int, d_inner: int, span: Any) -> None:
+        for row in range(span[0], span[1]):
             gates, ups, target = _pair(pointer(gate_up, kind), pointer(out, kind), row, d_inner)
             for i in range(0, d_inner, WIDTH):
                 n = d_inner - i
@@ -89,9 +91,9 @@ def _silu(kind: Any) -> Any:
 
 @per_dtype
 def _gelu(kind: Any) -> Any:
-    @kernel
-    def gelu(gate_up: int, out: int, n_rows: int, d_inner: int) -> None:
-        for row in range(n_rows):
+    @RowKernel
+    def gelu(gate_up: int, out: int, d_inner: int, span: Any) -> None:
+        for row in range(span[0], span[1]):
             gates, ups, target = _pair(pointer(gate_up, kind), pointer(out, kind), row, d_inner)
             for i in range(0, d_inner, WIDTH):
                 n = d_inner - i
@@ -104,10 +106,12 @@ def _gelu(kind: Any) -> Any:
 
 @per_dtype
 def _clamped(kind: Any) -> Any:
-    @kernel
-    def clamped(gate_up: int, out: int, n_rows: int, d_inner: int, limit: float, steepness: float) -> None:
+    @RowKernel
+    def clamped(gate_up: int, out: int, d_inner: int, form: Any, span: Any) -> None:
+        """form: (limit, steepness)."""
+        limit, steepness = form
         most, least = splat(np.float32(limit)), splat(np.float32(-limit))
-        for row in range(n_rows):
+        for row in range(span[0], span[1]):
             gates, ups, target = _pair(pointer(gate_up, kind), pointer(out, kind), row, d_inner)
             for i in range(0, d_inner, WIDTH):
                 n = d_inner - i
@@ -121,10 +125,10 @@ def _clamped(kind: Any) -> Any:
 
 @per_dtype
 def _limited(kind: Any) -> Any:
-    @kernel
-    def limited(gate_up: int, out: int, n_rows: int, d_inner: int, limit: float) -> None:
+    @RowKernel
+    def limited(gate_up: int, out: int, d_inner: int, limit: float, span: Any) -> None:
         most, least = splat(np.float32(limit)), splat(np.float32(-limit))
-        for row in range(n_rows):
+        for row in range(span[0], span[1]):
             gates, ups, target = _pair(pointer(gate_up, kind), pointer(out, kind), row, d_inner)
             for i in range(0, d_inner, WIDTH):
                 n = d_inner - i
@@ -138,11 +142,11 @@ def _limited(kind: Any) -> Any:
 
 @per_dtype
 def _sigmoid(kind: Any) -> Any:
-    @kernel
-    def sigmoid(x: int, gate: int, out: int, shape: Any) -> None:
-        """shape: (n_rows, d, d of the gate)."""
-        n_rows, d, d_gate = shape
-        for row in range(n_rows):
+    @RowKernel
+    def sigmoid(x: int, gate: int, out: int, widths: Any, span: Any) -> None:
+        """widths: (d, d of the gate)."""
+        d, d_gate = widths
+        for row in range(span[0], span[1]):
             source, target = shifted(pointer(x, kind), row * d), shifted(pointer(out, kind), row * d)
             gates = shifted(pointer(gate, kind), row * d_gate)
             shared = splat(first_lane(load_part(gates, 0, 1)))

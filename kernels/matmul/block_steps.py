@@ -30,6 +30,7 @@ from slipstream.kernels.matmul.unpack import (
     address_of,
     emit_end,
     emit_group,
+    emit_laid,
     emit_tile,
     emit_values,
 )
@@ -40,7 +41,7 @@ WAYS = {
     OF_PAIRS: code_pairs.WAY,
     OF_TILES: code_pairs.WAY,
     OF_BYTES: code_bytes.WAY if code_bytes.HAS_VNNI else code_shorts.WAY,
-    OF_SIGNED: code_bytes.SIGNED,
+    OF_SIGNED: code_bytes.SIGNED if code_bytes.HAS_VNNI else code_shorts.SIGNED,
     OF_UNITS: code_bytes.UNITS,
 }
 
@@ -68,6 +69,18 @@ def _add_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, way: Any) -> Any
         return context.get_dummy_value()
 
     return types.void(place, kind, n_rows, way), generate
+
+
+def _add_laid(typing: Any, place: Any, kind: Any, way: Any, values: Any) -> Any:
+    """(place, kind, way, address) does the same for four rows with what codes stand for, laid down by `lay_chunk`."""
+
+    def generate(context: Any, builder: Emitter, signature: Any, given: Any) -> Any:
+        form, found = LAYOUTS[kind.literal_value], WAYS[way.literal_value]
+        tile = Tile(form, 4, found.columns[4], found)
+        emit_laid(builder, tile, _placed(builder, form, given[0]), given[3])
+        return context.get_dummy_value()
+
+    return types.void(place, kind, way, types.int64), generate
 
 
 def _constant(find: Callable[..., int]) -> Callable[..., Any]:
@@ -123,6 +136,7 @@ def _scale_group(typing: Any, place: Any, form: Any, found: Any) -> Any:
 lay_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_lay_chunk)
 scale_group: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_scale_group)
 add_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_chunk)
+add_laid: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_laid)
 end_block: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_end_block)
 # Vectors of 16 outputs that `add_chunk` takes at once, by (rows of the tile, way).
 columns_of: Callable[[int, str], int] = intrinsic(prefer_literal=True)(
@@ -134,3 +148,7 @@ bytes_of_input: Callable[[str], int] = intrinsic(prefer_literal=True)(
 )
 # Inputs that share a scale, by type.
 group_of: Callable[[str], int] = intrinsic(prefer_literal=True)(_constant(lambda kind: LAYOUTS[kind].group))
+# Bytes of what the codes of 32 inputs and 64 outputs stand for, by way.
+laid_bytes: Callable[[str], int] = intrinsic(prefer_literal=True)(
+    _constant(lambda way: CHUNK // WAYS[way].n_inputs * len(WAYS[way].kinds) * PANEL * 4)
+)

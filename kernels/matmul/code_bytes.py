@@ -152,7 +152,7 @@ def floats_of(builder: Emitter, form: BlockFormat, whole: Value, fields: Fields)
             builder, load_at(builder, INT, fields.address, fields.offset(SUMS + fields.which)), INTS
         )
         whole = builder.sub(whole, builder.mul(inputs, constant(zero_of(form))))
-    return _in_units(builder, whole, fields)
+    return in_units(builder, whole, fields)
 
 
 def _whole(builder: Emitter, total: list[Value]) -> Value:
@@ -161,7 +161,7 @@ def _whole(builder: Emitter, total: list[Value]) -> Value:
     return builder.add(builder.shl(high, constant(8)), low)
 
 
-def _in_units(builder: Emitter, whole: Value, fields: Fields) -> Value:
+def in_units(builder: Emitter, whole: Value, fields: Fields) -> Value:
     unit = load_at(builder, FLOAT, fields.address, fields.offset(UNIT))
     return builder.fmul(builder.sitofp(whole, FLOATS), spread(builder, unit, FLOATS))
 
@@ -188,7 +188,7 @@ def _pairs(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[V
 
 def _floats_of_signed(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
     """The same of numbers that are their own."""
-    return _in_units(builder, _whole(builder, total), fields)
+    return in_units(builder, _whole(builder, total), fields)
 
 
 @emits(types.void)
@@ -257,7 +257,7 @@ def _nearest(builder: Emitter, bits: Value, units: Value) -> Value:
 
 
 _COLUMNS = {8: 1, 4: 2, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 1}
-WAY = Way(4, codes_of, _inputs, [constant(0)] * 2, _add, _floats, _COLUMNS)
+WAY = Way(4, [CODES], codes_of, _inputs, [constant(0)] * 2, _add, _floats, _COLUMNS)
 # Of AMX's tiles: of bytes, which may be signed for weights, too; and of pairs, whose sums are float32.
 SIGNED = replace(WAY, codes=_signed, floats=_floats_of_signed)
 UNITS = replace(code_pairs.WAY, codes=_pairs)

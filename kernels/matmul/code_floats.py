@@ -124,6 +124,5 @@ def _add(builder: Emitter, total: list[Value], inputs: list[Value], values: list
     return total
 
 
-WAY = Way(
-    2, _floats, _inputs, [all_of(0.0)], _add, as_it_is, {8: 2, 4: 4, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 2}
-)
+_COLUMNS = {8: 2, 4: 4, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 2}
+WAY = Way(2, [FLOATS] * 2, _floats, _inputs, [all_of(0.0)], _add, as_it_is, _COLUMNS)

@@ -8,10 +8,11 @@ word's halves, then the others.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from llvmlite import ir
 
-from slipstream.kernels.matmul.code_bytes import codes_of, floats_of, joined
+from slipstream.kernels.matmul.code_bytes import codes_of, floats_of, in_units, joined, zero_of
 from slipstream.kernels.matmul.emit import (
     CODES,
     INT,
@@ -42,6 +43,14 @@ def _codes(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[V
         yield [builder.bitcast(builder.lshr(two, shorts([8] * 2 * WIDTH)), CODES)]
 
 
+def _signed(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
+    """What codes stand for, not less the least of it: shorts have room for a sign."""
+    zero = shorts([zero_of(form)] * 2 * WIDTH)
+    for codes in _codes(builder, form, words):
+        two = builder.bitcast(codes[0], PAIRS)
+        yield [builder.bitcast(builder.sub(two, zero), CODES) if zero_of(form) else codes[0]]
+
+
 def _inputs(builder: Emitter, x: Value, step: int, row: Row) -> list[Value]:
     """Two inputs in all lanes. x: shorts [n_rows, 32], of each four in the order in which they are multiplied."""
     at = row.index * 2 * CHUNK + step * 4
@@ -70,8 +79,13 @@ def _floats(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fie
     return floats_of(builder, form, joined(builder, total), fields)
 
 
+def _floats_of_signed(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
+    return in_units(builder, joined(builder, total), fields)
+
+
 WAY = Way(
     2,
+    [CODES],
     _codes,
     _inputs,
     [ir.Constant(ir.VectorType(INT, LANES), [0] * LANES)] * (WIDTH // LANES),
@@ -79,3 +93,4 @@ WAY = Way(
     _floats,
     {8: 2, 4: 4, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 1},
 )
+SIGNED = replace(WAY, codes=_signed, floats=_floats_of_signed)  # laid down once for many rows

@@ -54,6 +54,7 @@ class Way:
     """
 
     n_inputs: int  # of a step
+    kinds: list[Any]  # types of the vectors that codes of a step stand for
     # (a type, address of codes): what the codes of 32 inputs stand for, step by step
     codes: Callable[[Emitter, BlockFormat, Value], Iterator[list[Value]]]
     inputs: Callable[[Emitter, Value, int, Row], list[Value]]  # (address of a chunk, step, row)

@@ -26,6 +26,7 @@ from slipstream.kernels.matmul import (
     code_bytes,
     code_floats,
     code_pairs,
+    laid_sums,
     narrow_sums,
     narrow_tiles,
 )
@@ -143,7 +144,7 @@ def _block_task(kind: str, way: str) -> int:
     if way == OF_BYTES and HAS_TILES:
         tiles = narrow_tiles.unit_task if is_exact_in_units(LAYOUTS[kind]) else byte_tiles.block_task
         return tiles(kind)
-    return narrow_sums.block_task(kind, way)
+    return (laid_sums if way in laid_sums.LAID else narrow_sums).block_task(kind, way)
 
 
 def packed_bytes(weight: Quantized) -> int:

@@ -57,17 +57,20 @@ from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_FLOATS, PANEL
 from slipstream.kernels.matmul.panel_sums import BY_FLOATS
 from slipstream.kernels.matmul.records import constants_of
 from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES, LINE
-from slipstream.kernels.matmul.unpack import AHEAD, MOST_ROWS, SUM_ROWS
+from slipstream.kernels.matmul.unpack import AHEAD, LAYS, MOST_ROWS, SUM_ROWS
 from slipstream.kernels.vector import WIDTH, load, store, store_part
 
-VISIT = 8  # chunks of 32 inputs taken with all rows before the next: their codes stay in the first cache
+# Chunks of 32 inputs that all rows take before the next: their codes, or what these stand for, stay in the first cache.
+VISIT = 4 if LAYS else 8
+# Bytes from a row's partial sums to the next row's. Where a visit ends before a block does, each row has its own.
+PARTIAL_BYTES = PANEL * 4 if LAYS else 0
 # Arguments, behind those of a group, of what adds one panel's products. FOUND and VALUES are where tiles keep groups'
 # sums and what codes stand for.
 RECORDS, TOTALS, PARTIAL, FOUND, VALUES = range(6, 11)
 FIRST_PANEL, TASK, ADDRESS, PANEL_BYTES, FIRST_OUTPUT, SEGMENT_OUTPUTS, FIELDS = range(7)  # of a segment
 SPREAD = 8  # words between the threads' counters, so that each has a line of the cache
 N_FOUND = 2 * 2 * SUM_ROWS if HAS_TILES else 0  # rows of 64 sums: of two chunks' groups
-N_VALUES = VISIT * CHUNK * PANEL // 2 if HAS_TILES else 0  # words of two values
+N_VALUES = VISIT * CHUNK * PANEL if HAS_TILES or LAYS else 0  # words of what codes stand for, at most
 PADDING = 7  # rows that a group's last tile may have too many
 
 
@@ -140,12 +143,13 @@ def add_span(a: Any, row: int, span: Any, form: Any) -> None:
     """The same for the rows of a tile and some chunks of inputs. form: (kind, n_rows, way), constants."""
     kind, n, way = form
     n_chunks, totals = a[N_IN] // CHUNK, a[TOTALS] + row * PANEL * 4
+    partial = a[PARTIAL] + row * PARTIAL_BYTES
     for chunk in range(span[0], span[1]):
         x = a[TILES] + (row * n_chunks + chunk * n) * (CHUNK * bytes_of_input(way))
         sums = a[SUMS] + (row * n_chunks + chunk * n) * FIELD_BYTES
         for first in range(0, PANEL, columns_of(n, way) * WIDTH):
-            add_chunk((x, sums, a[RECORDS], chunk, first, totals, a[PARTIAL]), kind, n, way)
-        end_chunk(a, (row, n), chunk, kind, a[PARTIAL])
+            add_chunk((x, sums, a[RECORDS], chunk, first, totals, partial), kind, n, way)
+        end_chunk(a, (row, n), chunk, kind, partial)
 
 
 @inlined
@@ -197,10 +201,11 @@ def dense_task(kind: Any) -> int:
 def _panels(a: Any, kind: Any) -> None:
     """Do panels until none is left: first those of this thread's own share, which lie together in memory."""
     n_items, n_threads = a[N_GROUPS] * a[N_PANELS], a[N_THREADS]
-    memory = np.zeros((SUM_ROWS + N_FOUND + a[MOST] + 8) * PANEL + WIDTH, np.float32)
+    n_partial = max(SUM_ROWS, (a[MOST] + PADDING) * PARTIAL_BYTES // (PANEL * 4))
+    memory = np.zeros((n_partial + N_FOUND + a[MOST] + 8) * PANEL + WIDTH, np.float32)
     values, own = np.empty(N_VALUES + WIDTH, np.float32), np.empty(VALUES + 1, np.int64)
     own[PARTIAL], own[VALUES] = (memory.ctypes.data + 63) // 64 * 64, (values.ctypes.data + 63) // 64 * 64
-    own[FOUND] = own[PARTIAL] + SUM_ROWS * PANEL * 4
+    own[FOUND] = own[PARTIAL] + n_partial * PANEL * 4
     own[TOTALS] = own[FOUND] + N_FOUND * PANEL * 4
     arrived = fetch_add(shifted(a, ARRIVED), 1)
     for turn in range(n_threads):

@@ -8,7 +8,7 @@ group are scaled once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -45,6 +45,7 @@ from slipstream.kernels.vector import BYTES, FLOATS, INTS, WIDTH, call_intrinsic
 
 AHEAD = 4096  # bytes between the records in use and those that are being fetched
 MOST_ROWS = 8 if IS_WIDE else 4  # of a tile
+LAYS = not IS_WIDE  # what codes stand for is laid down for more than a tile of rows
 # Rows of groups' sums in memory: those of AMX's tiles, and of a tile of eight that begins with the last of them.
 SUM_ROWS = 16 + 8
 
@@ -106,43 +107,65 @@ def address_of(builder: Emitter, start: Value, offset: int, *strides: tuple[Valu
     return address
 
 
-def _fetches(builder: Emitter, tile: Tile, at: Place) -> Generator[None, Value, None]:
-    """At every step, start to bring a share of the lines nearer that are needed next; of half a panel, half of them.
+def _fetching(builder: Emitter, tile: Tile, at: Place, codes: Iterator[list[Value]]) -> Iterator[list[Value]]:
+    """The codes; at every step, a share of the lines is brought nearer that are needed next.
 
-    A step sends what it has unpacked: without such a mark compilers fetch all at once, and memory is in a rush or idle.
+    Of half a panel these are half of the lines. They wait for what a step has unpacked: without such a mark compilers
+    fetch all at once, and memory is in a rush or idle.
     """
     n_bytes = tile.form.record_bytes * CHUNK // tile.form.block
     start = address_of(builder, at.record, AHEAD, (at.chunk, n_bytes), (at.first, 2))
     offsets = range(0, n_bytes, LINE * 4 // tile.n_columns)
     n_steps = CHUNK // tile.way.n_inputs
-    for step in range(n_steps):
-        unpacked = yield
+    for step, values in enumerate(codes):
         lines = offsets[step * len(offsets) // n_steps : (step + 1) * len(offsets) // n_steps]
         if len(lines) > 0:
-            start = after(builder, start, unpacked)
+            start = after(builder, start, values[0])
         for offset in lines:
             emit_fetch_once(builder, builder.add(start, LONG(offset)))
-    yield
+        yield values
 
 
 def emit_tile(builder: Emitter, tile: Tile, at: Place) -> None:
     """Add the products of 32 inputs to the totals of a tile."""
-    form = tile.form
-    codes = address_of(
-        builder, at.record, form.codes, (at.chunk, PANEL * CHUNK * form.bits // 8), (at.first, 4)
-    )
+    columns = [_fetching(builder, tile, at, _codes(builder, tile, at, 0))]
+    columns += [_codes(builder, tile, at, i) for i in range(1, tile.n_columns)]
+    _emit_products(builder, tile, at, columns)
+
+
+def emit_laid(builder: Emitter, tile: Tile, at: Place, values: Value) -> None:
+    """The same where what codes stand for has been laid down at that address (`emit_values`)."""
     columns = [
-        tile.way.codes(builder, form, builder.add(codes, LONG(LINE * i))) for i in range(tile.n_columns)
+        _laid(builder, tile, address_of(builder, values, LINE * i, (at.first, 4)))
+        for i in range(tile.n_columns)
     ]
+    _emit_products(builder, tile, at, columns)
+
+
+def _codes(builder: Emitter, tile: Tile, at: Place, column: int) -> Iterator[list[Value]]:
+    """What the codes of 16 outputs stand for, step by step."""
+    form = tile.form
+    strides = (at.chunk, PANEL * CHUNK * form.bits // 8), (at.first, 4)
+    words = address_of(builder, at.record, form.codes + LINE * column, *strides)
+    return tile.way.codes(builder, form, words)
+
+
+def _laid(builder: Emitter, tile: Tile, address: Value) -> Iterator[list[Value]]:
+    """The same from memory."""
+    kinds = tile.way.kinds
+    for step in range(0, CHUNK // tile.way.n_inputs * len(kinds), len(kinds)):
+        yield [load_at(builder, kind, address, (step + i) * PANEL * 4) for i, kind in enumerate(kinds)]
+
+
+def _emit_products(builder: Emitter, tile: Tile, at: Place, columns: list[Iterator[list[Value]]]) -> None:
+    """columns: of 16 outputs each, what their codes stand for."""
+    form = tile.form
     n_groups = CHUNK // form.group
     n_steps = form.group // tile.way.n_inputs
-    fetches = _fetches(builder, tile, at)
-    next(fetches)
     for group in range(n_groups):
         sums = [[tile.way.zeros] * tile.n_columns for _ in range(tile.n_rows)]
         for step in range(group * n_steps, (group + 1) * n_steps):
             weights = [next(column) for column in columns]
-            fetches.send(weights[0][0])
             for row in range(tile.n_rows):
                 inputs = tile.way.inputs(builder, at.x, step, Row(row, tile.n_rows))
                 for i, weight in enumerate(weights):
@@ -199,17 +222,14 @@ def _store(builder: Emitter, value: Value, address: Value) -> None:
 
 
 def emit_values(builder: Emitter, tile: Tile, at: Place, target: Value) -> None:
-    """Lay down what the codes of 32 inputs and 64 outputs stand for, [steps, 64 outputs] vectors of a step's inputs."""
-    form = tile.form
-    codes = address_of(builder, at.record, form.codes, (at.chunk, PANEL * CHUNK * form.bits // 8))
-    columns = [
-        tile.way.codes(builder, form, builder.add(codes, LONG(LINE * i))) for i in range(tile.n_columns)
-    ]
+    """Lay down what the codes of 32 inputs and 64 outputs stand for: [steps, vectors of a step, 64 outputs]."""
+    columns = [_codes(builder, tile, at, i) for i in range(tile.n_columns)]
+    n_kinds = len(tile.way.kinds)
     for step in range(CHUNK // tile.way.n_inputs):
         for i, column in enumerate(columns):
-            values = next(column)[0]
-            place = builder.add(target, LONG((step * tile.n_columns + i) * LINE))
-            builder.store(values, builder.inttoptr(place, values.type.as_pointer()), align=LINE)
+            for j, values in enumerate(next(column)):
+                place = builder.add(target, LONG(((step * n_kinds + j) * tile.n_columns + i) * LINE))
+                builder.store(values, builder.inttoptr(place, values.type.as_pointer()), align=LINE)
 
 
 def emit_group(builder: Emitter, tile: Tile, at: Place, where: tuple[int, Value]) -> None:

@@ -12,7 +12,6 @@ from slipstream.kernels.compiled import (
     emits,
     float_pointer,
     inlined,
-    kernel,
     long_pointer,
     per_dtype,
     pointer,
@@ -21,6 +20,7 @@ from slipstream.kernels.compiled import (
 from slipstream.kernels.mla.latent_types import LatentNorm, LatentRope
 from slipstream.kernels.norm.cpu import inverse_rms
 from slipstream.kernels.norm_rope_write.rows import Rows
+from slipstream.kernels.row_kernel import RowKernel
 from slipstream.kernels.vector import (
     INTS,
     VECTOR,
@@ -53,10 +53,10 @@ def write_latents(
     _rows[q.dtype, norm.weight.dtype, latents.dtype](
         (q.data_ptr(), kv.data_ptr(), turned.data_ptr(), latents.data_ptr(), norm.weight.data_ptr()),
         norm.eps,
-        tables,
+        (tables, (half, rope.interleaved)),
         (rows.positions.data_ptr(), rows.row_pages.data_ptr(), rows.row_offsets.data_ptr()),
-        (n_rows, n_heads, d_query, d_latent, d_rope, latents.shape[1]),
-        (half, rope.interleaved),
+        (n_heads, d_query, d_latent, d_rope, latents.shape[1]),
+        (0, n_rows),
     )
     return turned
 
@@ -114,14 +114,18 @@ def _turn_pair(first: Any, second: Any, target: Any, angle: Any, place: Any) -> 
 
 @per_dtype
 def _rows(kind: Any, scale_kind: Any, store_kind: Any) -> Any:
-    @kernel
-    def rows(tensors: Any, eps: float, tables: Any, places: Any, shape: Any, how: Any) -> None:
-        """tensors: (q, kv, rotated queries, latents, scale of the norm). The rest: see `write_latents`."""
+    @RowKernel
+    def rows(tensors: Any, eps: float, rope: Any, places: Any, shape: Any, span: Any) -> None:
+        """tensors: (q, kv, rotated queries, latents, scale of the norm); rope: (tables, how) as of `_turn`.
+
+        The rest: see `write_latents`.
+        """
         q, kv, turned = pointer(tensors[0], kind), pointer(tensors[1], kind), pointer(tensors[2], kind)
         latents, scale = pointer(tensors[3], store_kind), pointer(tensors[4], scale_kind)
-        n_rows, n_heads, d_query, d_latent, d_rope, page_size = shape
+        n_heads, d_query, d_latent, d_rope, page_size = shape
+        tables, how = rope
         positions, pages, offsets = long_pointer(places[0]), long_pointer(places[1]), long_pointer(places[2])
-        for row in range(n_rows):
+        for row in range(span[0], span[1]):
             angle = positions[row] * how[0]
             table = shifted(float_pointer(tables[0]), angle), shifted(float_pointer(tables[1]), angle)
             source = shifted(kv, row * (d_latent + d_rope))

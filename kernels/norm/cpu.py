@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.kernels.compiled import inlined, kernel, per_dtype, pointer, shifted
+from slipstream.kernels.compiled import inlined, per_dtype, pointer, shifted
 from slipstream.kernels.compiled import refuses as refuses
+from slipstream.kernels.row_kernel import RowKernel
 from slipstream.kernels.vector import WIDTH, fma, load_part, rounded, splat, store_part, sum_lanes
 
 RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
@@ -20,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty_like(x)
     d_model = x.shape[-1]
     addresses = x.data_ptr(), weight.data_ptr(), out.data_ptr()
-    _rows[x.dtype, weight.dtype](addresses, x.numel() // d_model, d_model, eps)
+    _rows[x.dtype, weight.dtype](addresses, d_model, eps, (0, x.numel() // d_model))
     return out
 
 
@@ -29,7 +30,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     out, total = torch.empty_like(x), torch.empty_like(x)
     addresses = x.data_ptr(), residual.data_ptr(), total.data_ptr(), weight.data_ptr(), out.data_ptr()
     d_model = x.shape[-1]
-    _added_rows[x.dtype, weight.dtype](addresses, x.numel() // d_model, d_model, eps)
+    _added_rows[x.dtype, weight.dtype](addresses, d_model, eps, (0, x.numel() // d_model))
     return out, total
 
 
@@ -56,11 +57,11 @@ def _row(x: Any, weight: Any, out: Any, d_model: int, eps: float) -> None:
 
 @per_dtype
 def _rows(kind: Any, scale_kind: Any) -> Any:
-    @kernel
-    def rows(addresses: Any, n_rows: int, d_model: int, eps: float) -> None:
+    @RowKernel
+    def rows(addresses: Any, d_model: int, eps: float, span: Any) -> None:
         x, out = pointer(addresses[0], kind), pointer(addresses[2], kind)
         weight = pointer(addresses[1], scale_kind)
-        for row in range(n_rows):
+        for row in range(span[0], span[1]):
             start = row * d_model
             _row(shifted(x, start), weight, shifted(out, start), d_model, eps)
 
@@ -69,13 +70,13 @@ def _rows(kind: Any, scale_kind: Any) -> Any:
 
 @per_dtype
 def _added_rows(kind: Any, scale_kind: Any) -> Any:
-    @kernel
-    def added_rows(addresses: Any, n_rows: int, d_model: int, eps: float) -> None:
+    @RowKernel
+    def added_rows(addresses: Any, d_model: int, eps: float, span: Any) -> None:
         """addresses: of x, residual, total, weight and out; total = x + residual is written, then normed."""
         x, residual = pointer(addresses[0], kind), pointer(addresses[1], kind)
         total, out = pointer(addresses[2], kind), pointer(addresses[4], kind)
         weight = pointer(addresses[3], scale_kind)
-        for row in range(n_rows):
+        for row in range(span[0], span[1]):
             start = row * d_model
             for i in range(start, start + d_model, WIDTH):
                 n = start + d_model - i

@@ -11,7 +11,6 @@ from torch import Tensor
 from slipstream.kernels.compiled import (
     float_pointer,
     inlined,
-    kernel,
     long_pointer,
     per_dtype,
     pointer,
@@ -20,6 +19,7 @@ from slipstream.kernels.compiled import (
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.norm.cpu import inverse_rms
 from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count_query_heads
+from slipstream.kernels.row_kernel import RowKernel
 from slipstream.kernels.vector import WIDTH, load_part, rounded, rounded_before, splat, store_part
 
 RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
@@ -38,11 +38,11 @@ def norm_rope_write(
     scales = (0, 0) if norms is None else (norms.q.data_ptr(), norms.k.data_ptr())
     _rows[qkv.dtype, qkv.dtype if norms is None else norms.q.dtype, keys.dtype](
         (qkv.data_ptr(), q.data_ptr(), keys.data_ptr(), values.data_ptr(), *scales),
-        None if norms is None else norms.eps,
+        (None if norms is None else norms.eps, norms is not None and norms.values),
         (rope.cos.data_ptr(), rope.sin.data_ptr()),
         (rows.positions.data_ptr(), rows.row_pages.data_ptr(), rows.row_offsets.data_ptr()),
-        (n_rows, n_heads, n_kv_heads, page_size, d_head, values.shape[3], rope.cos.shape[1]),
-        norms is not None and norms.values,
+        (n_heads, n_kv_heads, page_size, d_head, values.shape[3], rope.cos.shape[1]),
+        (0, n_rows),
     )
     return q
 
@@ -97,15 +97,19 @@ def _value(source: Any, target: Any, eps: Any, is_normed: Any, d_value: int) -> 
 
 @per_dtype
 def _rows(kind: Any, scale_kind: Any, store_kind: Any) -> Any:
-    @kernel
-    def rows(tensors: Any, eps: Any, tables: Any, places: Any, shape: Any, norms_values: Any) -> None:
-        """tensors: (qkv, q, keys, values, scales of q and of k). The rest: see `norm_rope_write`."""
+    @RowKernel
+    def rows(tensors: Any, norms: Any, tables: Any, places: Any, shape: Any, span: Any) -> None:
+        """tensors: (qkv, q, keys, values, scales of q and of k); norms: (eps or None, whether values are normed).
+
+        The rest: see `norm_rope_write`.
+        """
+        eps, norms_values = norms
         qkv, q = pointer(tensors[0], kind), pointer(tensors[1], kind)
         keys, values = pointer(tensors[2], store_kind), pointer(tensors[3], store_kind)
         q_scale, k_scale = pointer(tensors[4], scale_kind), pointer(tensors[5], scale_kind)
-        n_rows, n_heads, n_kv_heads, page_size, d_head, d_value, half = shape
+        n_heads, n_kv_heads, page_size, d_head, d_value, half = shape
         positions, pages, offsets = long_pointer(places[0]), long_pointer(places[1]), long_pointer(places[2])
-        for row in range(n_rows):
+        for row in range(span[0], span[1]):
             turn, widths = positions[row] * half, (d_head, half)
             table = shifted(float_pointer(tables[0]), turn), shifted(float_pointer(tables[1]), turn)
             cell = pages[row] * n_kv_heads * page_size + offsets[row]

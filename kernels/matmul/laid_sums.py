@@ -1,0 +1,89 @@
+"""Products with records where codes are laid down once for all rows: what `narrow_sums.py` does, the same bits.
+
+CPUs of few registers multiply four rows at a time, and for each four `narrow_sums.py` unpacks codes again. Here what
+they stand for is written down, as much as the first cache holds, and read for all rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from slipstream.kernels import threads
+from slipstream.kernels.compiled import inlined, long_pointer
+from slipstream.kernels.matmul.arrange import FEW, FIELD_BYTES, N_IN, N_ROWS, SUMS, TILES, tile_rows
+from slipstream.kernels.matmul.block_steps import add_laid, bytes_of_input, columns_of, laid_bytes, lay_chunk
+from slipstream.kernels.matmul.code_bytes import HAS_VNNI
+from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_FLOATS, OF_SIGNED, PANEL
+from slipstream.kernels.matmul.narrow_sums import (
+    PARTIAL,
+    PARTIAL_BYTES,
+    RECORDS,
+    TOTALS,
+    VALUES,
+    VISIT,
+    add_blocks,
+    add_span,
+    end_chunk,
+    part_of,
+    share_of,
+)
+from slipstream.kernels.matmul.tile_sums import fetch_quarter
+from slipstream.kernels.matmul.unpack import LAYS
+from slipstream.kernels.vector import WIDTH
+
+FEWEST = 9  # rows for which it pays
+# Where it does, what is laid down by what products are of. With VNNI this was not measured.
+LAID = {OF_FLOATS: OF_FLOATS, OF_BYTES: OF_SIGNED} if LAYS else {}
+if HAS_VNNI:
+    LAID.pop(OF_BYTES, None)
+
+
+@functools.cache
+def block_task(kind: str, way: str) -> int:
+    """Address of what adds one panel's products with blocks of that type; way: one of LAID."""
+    laid = LAID[way]
+
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        if a[N_ROWS] >= FEWEST:
+            _add_blocks(a, (kind, way, laid))
+        else:
+            add_blocks(a, kind, way, add_span)
+
+    return threads.compile_task(items)
+
+
+@inlined
+def _add_blocks(a: Any, form: Any) -> None:
+    """Add the products of 64 outputs to the totals. a: the arguments; form: (kind, way, of what is laid down)."""
+    kind, way, laid = form
+    n_rows, n_chunks = a[N_ROWS], a[N_IN] // CHUNK
+    for begin in range(0, n_chunks, VISIT):
+        span = begin, min(begin + VISIT, n_chunks)
+        for chunk in range(span[0], span[1]):
+            values = a[VALUES] + (chunk - begin) * laid_bytes(laid)
+            lay_chunk((0, 0, a[RECORDS], chunk, 0, 0, 0), kind, laid, values)
+        for row in range(0, n_rows, FEW):
+            if tile_rows(n_rows - row) == FEW:
+                _add_span(a, row, span, form)
+            else:
+                add_span(a, row, span, (kind, 1, way))
+
+
+@inlined
+def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
+    """Some chunks of four rows."""
+    kind, way, laid = form
+    n_chunks, totals = a[N_IN] // CHUNK, a[TOTALS] + row * PANEL * 4
+    partial, share = a[PARTIAL] + row * PARTIAL_BYTES, share_of(a, row, FEW, kind)
+    for chunk in range(span[0], span[1]):
+        place = row * n_chunks + chunk * FEW
+        x = a[TILES] + place * CHUNK * bytes_of_input(way)
+        values = a[VALUES] + (chunk - span[0]) * laid_bytes(laid)
+        ahead = part_of(share, a[RECORDS], (chunk, 0, 1))
+        for first in range(0, PANEL, columns_of(FEW, laid) * WIDTH):
+            at = x, a[SUMS] + place * FIELD_BYTES, a[RECORDS], chunk, first, totals, partial
+            add_laid(at, kind, laid, values)
+            fetch_quarter(ahead, first // WIDTH)
+        end_chunk(a, (row, 4), chunk, kind, partial)
