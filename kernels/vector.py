@@ -21,6 +21,7 @@ from numba.core.typing.templates import ConcreteTemplate, infer_global, signatur
 from slipstream.kernels.compiled import emits, inlined
 from slipstream.kernels.cpu_features import features
 
+IS_WIDE = "avx512f" in features()  # 32 registers of 16 floats, not 16 of 8
 HAS_PAIRS = "avx512bf16" in features()
 HAS_MASKS = features() >= {
     "avx512bw",

@@ -14,6 +14,7 @@ from slipstream.kernels.chunk import CHUNK, load_high, load_high_part, load_low,
 from slipstream.kernels.compiled import address_of, inlined, pointer_like, prefetch, shifted
 from slipstream.kernels.exponential import exp
 from slipstream.kernels.vector import (
+    IS_WIDE,
     fma,
     keep_below,
     larger,
@@ -41,6 +42,59 @@ def _advance(sums: Any, queries: Any, keys: Any) -> Any:
 
 
 @inlined
+def _score_four(queries: Any, stride: int, rows: Any, d_head: int, out: Any) -> None:
+    """`score` of four rows."""
+    addresses, like = rows
+    whole, n = d_head - d_head % CHUNK, d_head % CHUNK
+    r0, r1 = pointer_like(addresses[0], like), pointer_like(addresses[1], like)
+    r2, r3 = pointer_like(addresses[2], like), pointer_like(addresses[3], like)
+    zero = splat(np.float32(0))
+    sums = (zero, zero, zero, zero, zero, zero, zero, zero)
+    for d in range(0, whole, CHUNK):
+        lanes = load(queries, d), load(queries, stride + d)
+        sums = _advance(sums, lanes, (load_low(r0, d), load_low(r1, d), load_low(r2, d), load_low(r3, d)))
+        lanes = load(queries, d + 16), load(queries, stride + d + 16)
+        sums = _advance(sums, lanes, (load_high(r0, d), load_high(r1, d), load_high(r2, d), load_high(r3, d)))
+    if n > 0:
+        lanes = load(queries, whole), load(queries, stride + whole)
+        low = load_low_part(r0, whole, n), load_low_part(r1, whole, n)
+        sums = _advance(sums, lanes, (*low, load_low_part(r2, whole, n), load_low_part(r3, whole, n)))
+        lanes = load(queries, whole + 16), load(queries, stride + whole + 16)
+        high = load_high_part(r0, whole, n), load_high_part(r1, whole, n)
+        sums = _advance(sums, lanes, (*high, load_high_part(r2, whole, n), load_high_part(r3, whole, n)))
+    store_four(out, 0, sums[:4])
+    store_four(out, BLOCK * 16, sums[4:])
+
+
+@inlined
+def _score_two(queries: Any, stride: int, rows: Any, d_head: int, out: Any) -> None:
+    """`score` of two rows, whose sums narrow registers hold."""
+    addresses, like = rows
+    whole, n = d_head - d_head % CHUNK, d_head % CHUNK
+    r, s = pointer_like(addresses[0], like), pointer_like(addresses[1], like)
+    a0 = a1 = b0 = b1 = splat(np.float32(0))
+    for d in range(0, whole, CHUNK):
+        a, b, k, j = load(queries, d), load(queries, stride + d), load_low(r, d), load_low(s, d)
+        a0, a1, b0, b1 = fma(a, k, a0), fma(a, j, a1), fma(b, k, b0), fma(b, j, b1)
+        a, b, k, j = load(queries, d + 16), load(queries, stride + d + 16), load_high(r, d), load_high(s, d)
+        a0, a1, b0, b1 = fma(a, k, a0), fma(a, j, a1), fma(b, k, b0), fma(b, j, b1)
+    if n > 0:
+        a, b = load(queries, whole), load(queries, stride + whole)
+        k, j = load_low_part(r, whole, n), load_low_part(s, whole, n)
+        a0, a1, b0, b1 = fma(a, k, a0), fma(a, j, a1), fma(b, k, b0), fma(b, j, b1)
+        a, b = load(queries, whole + 16), load(queries, stride + whole + 16)
+        k, j = load_high_part(r, whole, n), load_high_part(s, whole, n)
+        a0, a1, b0, b1 = fma(a, k, a0), fma(a, j, a1), fma(b, k, b0), fma(b, j, b1)
+    store(out, 0, a0)
+    store(out, 16, a1)
+    store(out, BLOCK * 16, b0)
+    store(out, BLOCK * 16 + 16, b1)
+
+
+_score_some, AT_ONCE = (_score_four, 4) if IS_WIDE else (_score_two, 2)
+
+
+@inlined
 def score(queries: Any, stride: int, rows: Any, d_head: int, out: Any, following: Any) -> None:
     """Products of two lanes with 64 key rows, as 16 partial sums each: out[lane, position, 16].
 
@@ -50,32 +104,13 @@ def score(queries: Any, stride: int, rows: Any, d_head: int, out: Any, following
     """
     addresses, like = rows
     size = address_of(shifted(like, 1)) - address_of(like)  # bytes of an element
-    whole, n = d_head - d_head % CHUNK, d_head % CHUNK
-    zero = splat(np.float32(0))
-    for position in range(0, BLOCK, 4):
-        r0, r1 = pointer_like(addresses[position], like), pointer_like(addresses[position + 1], like)
-        r2, r3 = pointer_like(addresses[position + 2], like), pointer_like(addresses[position + 3], like)
+    for position in range(0, BLOCK, AT_ONCE):
         if following is not None:
-            for i in range(position, position + 4):
+            for i in range(position, position + AT_ONCE):
                 for byte in range(0, d_head * size, 64):
                     prefetch(following[i] + byte)
-        sums = (zero, zero, zero, zero, zero, zero, zero, zero)
-        for d in range(0, whole, CHUNK):
-            lanes = load(queries, d), load(queries, stride + d)
-            sums = _advance(sums, lanes, (load_low(r0, d), load_low(r1, d), load_low(r2, d), load_low(r3, d)))
-            lanes = load(queries, d + 16), load(queries, stride + d + 16)
-            sums = _advance(
-                sums, lanes, (load_high(r0, d), load_high(r1, d), load_high(r2, d), load_high(r3, d))
-            )
-        if n > 0:
-            lanes = load(queries, whole), load(queries, stride + whole)
-            low = load_low_part(r0, whole, n), load_low_part(r1, whole, n)
-            sums = _advance(sums, lanes, (*low, load_low_part(r2, whole, n), load_low_part(r3, whole, n)))
-            lanes = load(queries, whole + 16), load(queries, stride + whole + 16)
-            high = load_high_part(r0, whole, n), load_high_part(r1, whole, n)
-            sums = _advance(sums, lanes, (*high, load_high_part(r2, whole, n), load_high_part(r3, whole, n)))
-        store_four(out, position * 16, sums[:4])
-        store_four(out, (BLOCK + position) * 16, sums[4:])
+        some = shifted(addresses, position), like
+        _score_some(queries, stride, some, d_head, shifted(out, position * 16))
 
 
 @inlined
@@ -115,7 +150,7 @@ def soften(sums: Any, seen: Any, state: Any, weights: Any) -> Any:
 
 
 @inlined
-def gather(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, following: Any) -> None:
+def _gather_wide(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, following: Any) -> None:
     """out = out * factor + weights · value rows, 64 columns of two lanes, positions (first, end).
 
     weights: [2, 64]. rows: (pointer to addresses, first column, pointer of the rows' kind). totals: (out of the
@@ -123,16 +158,13 @@ def gather(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, f
     """
     addresses, column, like = rows
     out, stride = totals
-    size = address_of(shifted(like, 1)) - address_of(like)
     f, g = factors
     a0, b0 = load(out, 0) * f, load(out, stride) * g
     a1, b1 = load(out, 16) * f, load(out, stride + 16) * g
     a2, b2 = load(out, 32) * f, load(out, stride + 32) * g
     a3, b3 = load(out, 48) * f, load(out, stride + 48) * g
     for position in range(positions[0], positions[1]):
-        if following is not None:
-            for byte in range(column * size, (column + 2 * CHUNK) * size, 64):
-                prefetch(following[position] + byte)
+        _fetch_columns(following, position, (column, 2 * CHUNK), like)
         row = shifted(pointer_like(addresses[position], like), column)
         v0, v1, v2, v3 = load_low(row, 0), load_high(row, 0), load_low(row, CHUNK), load_high(row, CHUNK)
         a, b = splat(weights[position]), splat(weights[BLOCK + position])
@@ -143,8 +175,40 @@ def gather(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, f
 
 
 @inlined
+def _gather_chunk(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, following: Any) -> None:
+    """The same for 32 columns, whose sums narrow registers hold."""
+    addresses, column, like = rows
+    out, stride = totals
+    f, g = factors
+    a0, b0 = load(out, 0) * f, load(out, stride) * g
+    a1, b1 = load(out, 16) * f, load(out, stride + 16) * g
+    for position in range(positions[0], positions[1]):
+        _fetch_columns(following, position, (column, CHUNK), like)
+        row = shifted(pointer_like(addresses[position], like), column)
+        v0, v1 = load_low(row, 0), load_high(row, 0)
+        a, b = splat(weights[position]), splat(weights[BLOCK + position])
+        a0, a1, b0, b1 = fma(a, v0, a0), fma(a, v1, a1), fma(b, v0, b0), fma(b, v1, b1)
+    store(out, 0, a0)
+    store(out, 16, a1)
+    store(out, stride, b0)
+    store(out, stride + 16, b1)
+
+
+gather, GATHERED = (_gather_wide, 2 * CHUNK) if IS_WIDE else (_gather_chunk, CHUNK)  # columns at once
+
+
+@inlined
+def _fetch_columns(following: Any, position: int, columns: Any, like: Any) -> None:
+    """Bring some columns of a row nearer that is read next, unless there is none. columns: (first, how many)."""
+    if following is not None:
+        size = address_of(shifted(like, 1)) - address_of(like)
+        for byte in range(columns[0] * size, (columns[0] + columns[1]) * size, 64):
+            prefetch(following[position] + byte)
+
+
+@inlined
 def gather_narrow(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, width: int) -> None:
-    """The same for `width` columns, at most 32."""
+    """As `gather` for `width` columns, at most 32."""
     addresses, column, like = rows
     out, stride = totals
     f, g = factors

@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.kernels.attention.tiles import BLOCK, LEAST, gather, gather_narrow, gather_rest, score, soften
+from slipstream.kernels.attention.tiles import (
+    BLOCK,
+    GATHERED,
+    LEAST,
+    gather,
+    gather_narrow,
+    gather_rest,
+    score,
+    soften,
+)
 from slipstream.kernels.chunk import CHUNK, load_high_as, load_low_as, store_chunk
 from slipstream.kernels.compiled import (
     address_of,
@@ -146,8 +155,8 @@ def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
     # Where windows begin at different places each lane goes alone: a row must not touch what it does not see.
     end_both = end if first_next == first else first
     both, factors = (first, end_both), (factor, factor_next)
-    wide = d_value - d_value % (2 * CHUNK)
-    for column in range(0, wide, 2 * CHUNK):
+    wide = d_value - d_value % GATHERED
+    for column in range(0, wide, GATHERED):
         total = shifted(totals, slot * v_pad + column)
         gather(weights, (addresses, column, values), both, (total, v_pad), factors, following_values)
     for column in range(wide, d_value, CHUNK):

@@ -42,8 +42,17 @@ from slipstream.kernels.matmul.emit import (
     spread,
 )
 from slipstream.kernels.matmul.formats import CHUNK, BlockFormat
-from slipstream.kernels.matmul.panel_sums import IS_WIDE
-from slipstream.kernels.vector import BFLOATS, BYTES, FLOATS, INTS, SHORTS, WIDTH, call_intrinsic, constant
+from slipstream.kernels.vector import (
+    BFLOATS,
+    BYTES,
+    FLOATS,
+    INTS,
+    IS_WIDE,
+    SHORTS,
+    WIDTH,
+    call_intrinsic,
+    constant,
+)
 
 HALF = ir.VectorType(BYTE, 2 * WIDTH)
 FEATURES = ("avx512bw",) if IS_WIDE else ("avx2",)  # of the CPU

@@ -23,8 +23,7 @@ from slipstream.kernels.matmul.emit import (
     spread,
 )
 from slipstream.kernels.matmul.formats import CHUNK, BlockFormat
-from slipstream.kernels.matmul.panel_sums import IS_WIDE
-from slipstream.kernels.vector import FLOATS, INTS, WIDTH, call_intrinsic, constant
+from slipstream.kernels.vector import FLOATS, INTS, IS_WIDE, WIDTH, call_intrinsic, constant
 
 FEATURES = ("avx2", "fma", "f16c", "bmi2")  # of the CPU; the last two read halves and pack codes
 _EIGHT, _BYTES = ir.VectorType(ir.FloatType(), 8), ir.VectorType(ir.IntType(8), 32)

@@ -28,8 +28,7 @@ from slipstream.kernels.matmul.emit import (
     spread,
 )
 from slipstream.kernels.matmul.formats import CHUNK, BlockFormat
-from slipstream.kernels.matmul.panel_sums import IS_WIDE
-from slipstream.kernels.vector import INTS, WIDTH, call_intrinsic
+from slipstream.kernels.vector import INTS, IS_WIDE, WIDTH, call_intrinsic
 
 LANES = WIDTH if IS_WIDE else WIDTH // 2  # outputs of one of the CPU's vectors
 PRODUCTS = "llvm.x86.avx512.pmaddw.d.512" if IS_WIDE else "llvm.x86.avx2.pmadd.wd"

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.kernels.compiled import address_of, fetch_once, inlined, shifted
-from slipstream.kernels.cpu_features import features
 from slipstream.kernels.matmul.formats import PANEL
 from slipstream.kernels.vector import (
+    IS_WIDE,
     WIDTH,
     add_pairs,
     fma,
@@ -29,8 +29,6 @@ from slipstream.kernels.vector import (
 
 STEPS = 32  # steps of the sums taken with all rows before the next: 8 KiB of weights, so that memory is asked steadily
 AHEAD = 64  # steps between the weights in use and those that are being fetched
-# 32 registers of 16 floats, not 16 of 8
-IS_WIDE = "avx512f" in features()
 
 
 def inputs_per_step(dtype: torch.dtype) -> int:

@@ -40,8 +40,7 @@ from slipstream.kernels.matmul.formats import (
     BlockFormat,
 )
 from slipstream.kernels.matmul.formats import FLOAT as FLOAT_SCALE
-from slipstream.kernels.matmul.panel_sums import IS_WIDE
-from slipstream.kernels.vector import BYTES, FLOATS, INTS, WIDTH, call_intrinsic, constant
+from slipstream.kernels.vector import BYTES, FLOATS, INTS, IS_WIDE, WIDTH, call_intrinsic, constant
 
 AHEAD = 4096  # bytes between the records in use and those that are being fetched
 MOST_ROWS = 8 if IS_WIDE else 4  # of a tile
