@@ -42,8 +42,8 @@ from slipstream.kernels.matmul.emit import (
     spread,
 )
 from slipstream.kernels.matmul.formats import CHUNK, BlockFormat
+from slipstream.kernels.pairs import BFLOATS
 from slipstream.kernels.vector import (
-    BFLOATS,
     BYTES,
     FLOATS,
     INTS,

@@ -24,7 +24,8 @@ from slipstream.kernels.matmul.emit import (
     spread,
 )
 from slipstream.kernels.matmul.formats import CHUNK, BlockFormat
-from slipstream.kernels.vector import BFLOATS, FLOATS, INTS, WIDTH, call_intrinsic
+from slipstream.kernels.pairs import BFLOATS
+from slipstream.kernels.vector import FLOATS, INTS, WIDTH, call_intrinsic
 
 FEATURES = ("avx512bf16", "avx512bw", "avx512vbmi")  # of the CPU
 

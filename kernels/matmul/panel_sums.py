@@ -14,10 +14,10 @@ from torch import Tensor
 
 from slipstream.kernels.compiled import address_of, fetch_once, inlined, shifted
 from slipstream.kernels.matmul.formats import PANEL
+from slipstream.kernels.pairs import add_pairs
 from slipstream.kernels.vector import (
     IS_WIDE,
     WIDTH,
-    add_pairs,
     fma,
     load,
     load_four,

@@ -12,7 +12,8 @@ from torch import Tensor
 from slipstream.kernels.compiled import float_pointer, kernel
 from slipstream.kernels.matmul import narrow
 from slipstream.kernels.matmul.formats import OF_BYTES, OF_FLOATS, OF_PAIRS, OF_TILES
-from slipstream.kernels.vector import add_pairs, fma, load, splat, store
+from slipstream.kernels.pairs import add_pairs
+from slipstream.kernels.vector import fma, load, splat, store
 
 WAYS = OF_BYTES, OF_PAIRS, OF_FLOATS  # what products with whole numbers may be of
 
