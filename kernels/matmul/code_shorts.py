@@ -90,6 +90,6 @@ WAY = Way(
     [ir.Constant(ir.VectorType(INT, LANES), [0] * LANES)] * (WIDTH // LANES),
     _add,
     _floats,
-    {8: 2, 4: 4, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 1},
+    {8: 2, 4: 4, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 4},
 )
 SIGNED = replace(WAY, codes=_signed, floats=_floats_of_signed)  # laid down once for many rows

@@ -113,7 +113,7 @@ def _fetching(builder: Emitter, tile: Tile, at: Place, codes: Iterator[list[Valu
     fetch all at once, and memory is in a rush or idle.
     """
     n_bytes = tile.form.record_bytes * CHUNK // tile.form.block
-    start = address_of(builder, at.record, AHEAD, (at.chunk, n_bytes), (at.first, 2))
+    start = address_of(builder, at.record, AHEAD, (at.chunk, n_bytes), (at.first, 4 // tile.n_columns))
     offsets = range(0, n_bytes, LINE * 4 // tile.n_columns)
     n_steps = CHUNK // tile.way.n_inputs
     for step, values in enumerate(codes):
