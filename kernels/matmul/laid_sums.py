@@ -14,7 +14,15 @@ from slipstream.kernels.compiled import inlined, long_pointer
 from slipstream.kernels.matmul.arrange import FEW, FIELD_BYTES, N_IN, N_ROWS, SUMS, TILES, tile_rows
 from slipstream.kernels.matmul.block_steps import add_laid, bytes_of_input, columns_of, laid_bytes, lay_chunk
 from slipstream.kernels.matmul.code_bytes import HAS_VNNI
-from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_FLOATS, OF_SIGNED, PANEL
+from slipstream.kernels.matmul.formats import (
+    CHUNK,
+    LAYOUTS,
+    OF_BYTES,
+    OF_FLOATS,
+    OF_SIGNED,
+    PANEL,
+    BlockFormat,
+)
 from slipstream.kernels.matmul.narrow_sums import (
     PARTIAL,
     PARTIAL_BYTES,
@@ -32,8 +40,7 @@ from slipstream.kernels.matmul.tile_sums import fetch_quarter
 from slipstream.kernels.matmul.unpack import LAYS
 from slipstream.kernels.vector import WIDTH
 
-FEWEST = 9  # rows for which it pays
-# Where it does, what is laid down by what products are of. With VNNI this was not measured.
+# Where it pays, what is laid down by what products are of. With VNNI this was not measured.
 LAID = {OF_FLOATS: OF_FLOATS, OF_BYTES: OF_SIGNED} if LAYS else {}
 if HAS_VNNI:
     LAID.pop(OF_BYTES, None)
@@ -42,16 +49,22 @@ if HAS_VNNI:
 @functools.cache
 def block_task(kind: str, way: str) -> int:
     """Address of what adds one panel's products with blocks of that type; way: one of LAID."""
-    laid = LAID[way]
+    laid, fewest = LAID[way], _fewest(LAYOUTS[kind])
 
     def items(address: int) -> None:
         a = long_pointer(address)
-        if a[N_ROWS] >= FEWEST:
+        if a[N_ROWS] >= fewest:
             _add_blocks(a, (kind, way, laid))
         else:
             add_blocks(a, kind, way, add_span)
 
     return threads.compile_task(items)
+
+
+def _fewest(form: BlockFormat) -> int:
+    """Rows for which it pays: more where a code is a few bits of a byte, and stands for a number as it is."""
+    is_itself = form.values == tuple(range(int(form.values[0]), int(form.values[0]) + len(form.values)))
+    return 33 if is_itself and form.bits in (2, 4) else 9
 
 
 @inlined
