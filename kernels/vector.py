@@ -22,10 +22,8 @@ from slipstream.kernels.compiled import emits, inlined
 from slipstream.kernels.cpu_features import features
 
 IS_WIDE = "avx512f" in features()  # 32 registers of 16 floats, not 16 of 8
-HAS_MASKS = features() >= {
-    "avx512bw",
-    "avx512vl",
-}  # loads and stores some lanes of any size by one instruction
+# One instruction loads or stores some lanes, whatever their size.
+HAS_MASKS = features() >= {"avx512bw", "avx512vl"}
 WIDTH = 16
 FLOATS = ir.VectorType(ir.FloatType(), WIDTH)
 INTS = ir.VectorType(ir.IntType(32), WIDTH)
