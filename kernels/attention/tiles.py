@@ -150,6 +150,15 @@ def soften(sums: Any, seen: Any, state: Any, weights: Any) -> Any:
 
 
 @inlined
+def _fetch_columns(following: Any, position: int, columns: Any, like: Any) -> None:
+    """Bring some columns of a row nearer that is read next, unless there is none. columns: (first, how many)."""
+    if following is not None:
+        size = address_of(shifted(like, 1)) - address_of(like)
+        for byte in range(columns[0] * size, (columns[0] + columns[1]) * size, 64):
+            prefetch(following[position] + byte)
+
+
+@inlined
 def _gather_wide(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, following: Any) -> None:
     """out = out * factor + weights · value rows, 64 columns of two lanes, positions (first, end).
 
@@ -175,46 +184,16 @@ def _gather_wide(weights: Any, rows: Any, positions: Any, totals: Any, factors: 
 
 
 @inlined
-def _gather_chunk(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, following: Any) -> None:
-    """The same for 32 columns, whose sums narrow registers hold."""
+def gather_narrow(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, columns: Any) -> None:
+    """As `gather` for some columns. columns: (how many, at most 32, and `following`)."""
     addresses, column, like = rows
     out, stride = totals
     f, g = factors
+    width, following = columns
     a0, b0 = load(out, 0) * f, load(out, stride) * g
     a1, b1 = load(out, 16) * f, load(out, stride + 16) * g
     for position in range(positions[0], positions[1]):
-        _fetch_columns(following, position, (column, CHUNK), like)
-        row = shifted(pointer_like(addresses[position], like), column)
-        v0, v1 = load_low(row, 0), load_high(row, 0)
-        a, b = splat(weights[position]), splat(weights[BLOCK + position])
-        a0, a1, b0, b1 = fma(a, v0, a0), fma(a, v1, a1), fma(b, v0, b0), fma(b, v1, b1)
-    store(out, 0, a0)
-    store(out, 16, a1)
-    store(out, stride, b0)
-    store(out, stride + 16, b1)
-
-
-gather, GATHERED = (_gather_wide, 2 * CHUNK) if IS_WIDE else (_gather_chunk, CHUNK)  # columns at once
-
-
-@inlined
-def _fetch_columns(following: Any, position: int, columns: Any, like: Any) -> None:
-    """Bring some columns of a row nearer that is read next, unless there is none. columns: (first, how many)."""
-    if following is not None:
-        size = address_of(shifted(like, 1)) - address_of(like)
-        for byte in range(columns[0] * size, (columns[0] + columns[1]) * size, 64):
-            prefetch(following[position] + byte)
-
-
-@inlined
-def gather_narrow(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, width: int) -> None:
-    """As `gather` for `width` columns, at most 32."""
-    addresses, column, like = rows
-    out, stride = totals
-    f, g = factors
-    a0, b0 = load(out, 0) * f, load(out, stride) * g
-    a1, b1 = load(out, 16) * f, load(out, stride + 16) * g
-    for position in range(positions[0], positions[1]):
+        _fetch_columns(following, position, (column, width), like)
         row = pointer_like(addresses[position], like)
         v0, v1 = load_low_part(row, column, width), load_high_part(row, column, width)
         a, b = splat(weights[position]), splat(weights[BLOCK + position])
@@ -224,6 +203,15 @@ def gather_narrow(weights: Any, rows: Any, positions: Any, totals: Any, factors:
     store(out, 16, a1)
     store(out, stride, b0)
     store(out, stride + 16, b1)
+
+
+@inlined
+def _gather_chunk(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, following: Any) -> None:
+    """The same for 32 columns, whose sums narrow registers hold."""
+    gather_narrow(weights, rows, positions, totals, factors, (np.int64(CHUNK), following))
+
+
+gather, GATHERED = (_gather_wide, 2 * CHUNK) if IS_WIDE else (_gather_chunk, CHUNK)  # columns at once
 
 
 @inlined

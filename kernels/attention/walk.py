@@ -161,7 +161,8 @@ def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
         gather(weights, (addresses, column, values), both, (total, v_pad), factors, following_values)
     for column in range(wide, d_value, CHUNK):
         total = shifted(totals, slot * v_pad + column)
-        gather_narrow(weights, (addresses, column, values), both, (total, v_pad), factors, d_value - column)
+        columns = d_value - column, None
+        gather_narrow(weights, (addresses, column, values), both, (total, v_pad), factors, columns)
     if end > end_both:
         _rest(a, (slot, weights), (addresses, values), (end_both, end), totals)
     if end_next > max(end_both, first_next):

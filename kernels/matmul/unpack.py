@@ -109,8 +109,8 @@ def address_of(builder: Emitter, start: Value, offset: int, *strides: tuple[Valu
 def _fetching(builder: Emitter, tile: Tile, at: Place, codes: Iterator[list[Value]]) -> Iterator[list[Value]]:
     """The codes; at every step, a share of the lines is brought nearer that are needed next.
 
-    A part of a panel has as large a part of the lines. They wait for what a step has unpacked: without such a mark compilers
-    fetch all at once, and memory is in a rush or idle.
+    A part of a panel has as large a part of the lines. They wait for what a step has unpacked: without such a mark
+    compilers fetch all at once, and memory is in a rush or idle.
     """
     n_bytes = tile.form.record_bytes * CHUNK // tile.form.block
     start = address_of(builder, at.record, AHEAD, (at.chunk, n_bytes), (at.first, 4 // tile.n_columns))
