@@ -28,7 +28,7 @@ from slipstream.kernels.matmul.reference import take_rows as take_rows
 from slipstream.kernels.torch_op import torch_op
 
 TEAM, TEAM_ROWS = 128, 64  # as in matmul.cu: threads of a team, and its rows at most
-WIDTHS = (16, 32, 64, 128)  # rows of a block: eight times N_TILES
+WIDTHS = (8, 16, 32, 64, 128)  # rows of a block: eight times N_TILES
 # By dtype: a model has one, and compiling takes seconds.
 SOURCES = {
     dtype: Source(
@@ -41,12 +41,12 @@ SOURCES = {
 }
 PROMPTS = prompt.SOURCES  # on Hopper in place of blocks of 128 rows
 # Blocks of a weight that is split, by its bits: as many as about 132 multiprocessors run at once, of codes more.
-MOST_SPREAD = {16: 256, 8: 672, 4: 512}
+MOST_SPREAD = {16: 256, 8: 512, 4: 512}
 # Tiles: launches with fewer give every split a block of its own. Plain weights are bound by memory alone, while a block
 # takes longer to widen codes than to read them.
 SPREAD_BELOW, SPREAD_CODES_BELOW = 129, 256
 WIDEST_FROM = 128  # blocks of the widest kind, which keep about 132 multiprocessors busy one at a time
-LEAST_STEPS = 4  # of a split: with fewer the pipeline hardly starts
+LEAST_STEPS = {16: 4, 8: 5, 4: 5}  # of a split: with fewer the pipeline hardly starts
 MOST_SPLITS = 16
 
 
@@ -61,10 +61,10 @@ def prepare(device: torch.device, dtype: torch.dtype) -> None:
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
     """As `op.pack`. Raises TypeError for other dtypes than bfloat16 and float16.
 
-    Codes are kept, and widened while rows are multiplied. Widened here, and kept in 16 bits, are weights with groups or
-    blocks of inputs that are no multiples of 32 (but one for all inputs may have any size); int4 with scales that are
-    no sum of a value of the dtype and another of three (bfloat16) or six (float16) bits, as those of 16 bits in
-    checkpoints are; fp8 with NaN, or scales from 2^8 on.
+    Codes are kept, multiplied with, and their sums scaled: no value is rounded to the dtype. Widened here, and kept in
+    16 bits, are weights with groups or blocks of inputs that are no multiples of 32 (but one for all inputs may have
+    any size); with scales below 2^-60 or above 2^60 (zeros are no trouble); int4 with scales of more than 19 bits,
+    which those of 16 bits in checkpoints never are; fp8 with NaN.
     """
     if weight.dtype not in NAMES:
         raise TypeError(f"cuda pack takes bfloat16 and float16, not {weight.dtype}")
@@ -98,7 +98,7 @@ def n_splits(n_out: int, n_in: int, bits: int) -> int:
     """Into how many parts the inner dimension of a weight of so many bits is cut. Part of every result's bits."""
     n_tiles, n_steps = -(-n_out // TILE), -(-n_in // STEP)
     wanted = max(MOST_SPREAD[bits] // n_tiles, 2 if n_tiles < MOST_SPREAD[bits] else 1)
-    return max(1, min(wanted, n_steps // LEAST_STEPS, MOST_SPLITS))
+    return max(1, min(wanted, n_steps // LEAST_STEPS[bits], MOST_SPLITS))
 
 
 @torch_op(
@@ -160,5 +160,5 @@ def _shared(n_code_bytes: int, width: int) -> int:
     full, rows = 2 * TILE * STEP, 2 * STEP * width
     is_plain = n_code_bytes == full
     stage = n_code_bytes + (0 if is_plain else STEP // BLOCK * TILE * 4) + rows
-    n_stages = {16: 5, 32: 4}.get(width, 3) if is_plain else 3
+    n_stages = {8: 5, 16: 5, 32: 4}.get(width, 3) if is_plain else 3
     return n_stages * (full + rows) // stage * stage

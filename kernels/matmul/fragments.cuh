@@ -1,7 +1,10 @@
 // How a lane gets its part of the weights, the left side of two products, from what lies in shared memory: weights of T
-// as they are, codes of 8 or 4 bits widened to T. One word per output and group of inputs says what codes stand for.
+// as they are, codes of 8 or 4 bits as the T that they are without their scale. One word per output and group of inputs says
+// what codes stand for.
 //
-// A piece is what a warp's 32 lanes hold of one part and block. Codes are widened to the values that `dense()` has, to the bit.
+// A piece is what a warp's 32 lanes hold of one part and block. Sums of codes are in units of a scale: that of the group whose
+// inputs were added last. Where the next group begins they are brought to its scale, and where a split ends they are multiplied
+// by it. So a weight's value is never rounded to T, and a scale costs nothing while its group lasts.
 #pragma once
 
 #include "mma.cuh"
@@ -27,10 +30,46 @@ __device__ inline int border(int split, int n_steps, int n_splits) {
   return static_cast<int>(static_cast<long long>(split) * n_steps / n_splits);
 }
 
+// Goes through inputs, BLOCK at a time, from `first_input` on, and says where words are to be taken: at the first and wherever
+// a group begins.
+struct Groups {
+  int size, n_left = 0, n_next;
+
+  __device__ Groups(int size, int first_input) : size(size), n_next(size - first_input % size) {}
+
+  __device__ bool begins() {
+    const bool is_first = n_left == 0;
+    if (is_first) n_left = n_next, n_next = size;
+    n_left -= BLOCK;
+    return is_first;
+  }
+};
+
 // Of a lane's outputs, read at once.
 template <int N_PARTS>
 struct alignas(8 * N_PARTS) Words {
   unsigned words[2 * N_PARTS];
+};
+
+// The scales of a lane's outputs: eight of each part, and eight more.
+template <int N_PARTS>
+struct Scales {
+  float units[N_PARTS][2], coming[N_PARTS][2];
+
+  __device__ Scales() {
+#pragma unroll
+    for (int i = 0; i < 2 * N_PARTS; ++i) units[i / 2][i % 2] = 1.0f;
+  }
+
+  // What sums are to be multiplied by, so that they are in units of the scales that were taken last.
+  __device__ float change(int part, int half) {
+    const float quotient = units[part][half] * about_one_over(coming[part][half]);
+    units[part][half] = coming[part][half];
+    return quotient;
+  }
+
+  // A sum's value. Rounded by itself: other blocks read it from memory before they add it.
+  __device__ float value(int part, int half, float sum) const { return __fmul_rn(sum, units[part][half]); }
 };
 
 // N_PARTS: that the warp has.
@@ -39,40 +78,38 @@ struct Meaning;
 
 template <class T, int N_PARTS>
 struct Meaning<T, 16, N_PARTS> {
-  // piece [product][lane][8 values]
-  __device__ void widen(const unsigned char* piece, int, unsigned (&weights)[2][4]) const {
-    const uint4* mine = reinterpret_cast<const uint4*>(piece) + threadIdx.x % WARP;
+  static constexpr int EACH = 16;  // bytes of a lane that lie side by side in a piece
+
+  // mine: the lane's part of a piece [product][lane][8 values]
+  __device__ void widen(const unsigned char* mine, int, unsigned (&weights)[2][4]) const {
 #pragma unroll
     for (int product = 0; product < 2; ++product) {
-      const uint4 four = mine[product * WARP];
+      const uint4 four = reinterpret_cast<const uint4*>(mine)[product * WARP];
       weights[product][0] = four.x, weights[product][1] = four.y, weights[product][2] = four.z, weights[product][3] = four.w;
     }
   }
+
+  __device__ float value(int, int, float sum) const { return sum; }
 };
 
-// e4m3. A word is the output's float32 scale times 2^120, which is what the codes' bits lack.
+// e4m3. A word is the output's float32 scale.
 template <class T, int N_PARTS>
-struct Meaning<T, 8, N_PARTS> {
-  float scales[N_PARTS][2];
+struct Meaning<T, 8, N_PARTS> : Scales<N_PARTS> {
+  static constexpr int EACH = 16;
 
   // words [part][half]: of the lane's outputs
-  __device__ void take(const unsigned* words) {
+  __device__ void take(const unsigned char* words) {
     const Words<N_PARTS> of = *reinterpret_cast<const Words<N_PARTS>*>(words);
 #pragma unroll
-    for (int i = 0; i < 2 * N_PARTS; ++i) scales[i / 2][i % 2] = __uint_as_float(of.words[i]);
+    for (int i = 0; i < 2 * N_PARTS; ++i) this->coming[i / 2][i % 2] = __uint_as_float(of.words[i]);
   }
 
-  // piece [lane][product][first or last 8 inputs][half][2 inputs]
-  __device__ void widen(const unsigned char* piece, int part, unsigned (&weights)[2][4]) const {
-    const uint4 four = reinterpret_cast<const uint4*>(piece)[threadIdx.x % WARP];
+  // mine: [product][first or last 8 inputs][2 inputs][half]
+  __device__ void widen(const unsigned char* mine, int, unsigned (&weights)[2][4]) const {
+    const uint4 four = *reinterpret_cast<const uint4*>(mine);
     const unsigned codes[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float scale = scales[part][i % 2];
-      const unsigned some = codes[i / 2];
-      weights[i / 4][i % 4] =
-          packed_pair<T>(lowered(some, i % 2 * 2) * scale, lowered(some, i % 2 * 2 + 1) * scale);
-    }
+    for (int i = 0; i < 8; ++i) weights[i / 4][i % 4] = raised<T>(i % 2 == 0 ? codes[i / 2] << 8 : codes[i / 2]);
   }
 };
 
@@ -82,35 +119,31 @@ constexpr unsigned MANY = 0x64006400u;  // twice 1024
 template <>
 constexpr unsigned MANY<bfloat16> = 0x43004300u;  // twice 128
 
-// (code - zero) * scale. A word: the scale rounded to T in the upper half; in the lower the rest of it, a T whose last five
-// bits are free, and in these the zero. So (code - zero) * rest is exact, and the sum is rounded once.
+// code - zero. A word is the output's float32 scale, whose last five bits are free, and in these the zero.
 template <class T, int N_PARTS>
-struct Meaning<T, 4, N_PARTS> {
+struct Meaning<T, 4, N_PARTS> : Scales<N_PARTS> {
+  static constexpr int EACH = 8;
   const unsigned low_bits = kept(0x000f000fu);
-  Pair<T> zeros[N_PARTS][2], scales[N_PARTS][2], rests[N_PARTS][2];
+  Pair<T> zeros[N_PARTS][2];
 
   // words [part][half]: of the lane's outputs
-  __device__ void take(const unsigned* words) {
+  __device__ void take(const unsigned char* words) {
     const Words<N_PARTS> of = *reinterpret_cast<const Words<N_PARTS>*>(words);
 #pragma unroll
     for (int i = 0; i < 2 * N_PARTS; ++i) {
-      const unsigned rest_and_zero = __byte_perm(of.words[i], 0u, 0x1010u);
-      scales[i / 2][i % 2] = as_pair<T>(__byte_perm(of.words[i], 0u, 0x3232u));
-      rests[i / 2][i % 2] = as_pair<T>(rest_and_zero & 0xffe0ffe0u);
-      zeros[i / 2][i % 2] = as_pair<T>((rest_and_zero & 0x001f001fu) | MANY<T>);
+      this->coming[i / 2][i % 2] = __uint_as_float(of.words[i] & ~0x1fu);
+      zeros[i / 2][i % 2] = as_pair<T>((of.words[i] & 0x1fu) * 0x00010001u | MANY<T>);
     }
   }
 
-  // piece [lane][product][2 inputs][first or last 8 inputs][half], the earlier in lower bits
-  __device__ void widen(const unsigned char* piece, int part, unsigned (&weights)[2][4]) const {
-    const uint2 two = reinterpret_cast<const uint2*>(piece)[threadIdx.x % WARP];
+  // mine: [product][2 inputs][first or last 8 inputs][half], the earlier in lower bits
+  __device__ void widen(const unsigned char* mine, int part, unsigned (&weights)[2][4]) const {
+    const uint2 two = *reinterpret_cast<const uint2*>(mine);
     const unsigned codes[2] = {two.x, two.y};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int half = i % 2;
-      const Pair<T> raised = as_pair<T>((codes[i / 4] >> i % 4 * 4 & low_bits) | MANY<T>);
-      const Pair<T> centred = __hsub2(raised, zeros[part][half]);
-      weights[i / 4][i % 4] = bits_of(__hfma2(centred, scales[part][half], __hmul2(centred, rests[part][half])));
+      const Pair<T> more = as_pair<T>((codes[i / 4] >> i % 4 * 4 & low_bits) | MANY<T>);
+      weights[i / 4][i % 4] = bits_of(__hsub2(more, zeros[part][i % 2]));
     }
   }
 };

@@ -1,6 +1,6 @@
 """Weights in the order in which the lanes of a warp hold them in a product: of 16 bits, or codes of 8 and 4.
 
-Codes stay packed where the kernel's arithmetic gives exactly the values they stand for; else they are widened here.
+Codes stay packed where the kernel can multiply with them and scale the sums; else they are widened here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ TILE, STEP, BLOCK = 128, 64, 32  # as in fragments.cuh
 BITS = (16, 8, 4)  # of a weight
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}  # of dtypes, in kernels' names
 E4M3_NAN = 0x7F
-RAISED = 2.0**120  # what a code's bits lack as float32; fragments.cuh
-LARGEST_SCALE = 2.0**8  # of fp8: RAISED times it is float32's infinity
+# Of scales: sums are brought from one to the next by their quotient.
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-60, 2.0**60
 ZERO_BITS = 0x1F  # of a word; fragments.cuh
+ONE_BITS = 0x3F800000  # of 1 as a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Coded(NamedTuple):
 
 
 def coded(weight: Tensor | Quantized) -> Coded:
-    """As the kernel reads it; a quantised weight that it cannot widen exactly as `dense()` does, widened."""
+    """As the kernel reads it; widened if it is a quantised weight whose groups or scales the kernel cannot take."""
     packed = None
     if isinstance(weight, Int4Weight):
         packed = _int4(weight)
@@ -61,46 +62,46 @@ def coded(weight: Tensor | Quantized) -> Coded:
 
 
 def _int4(weight: Int4Weight) -> Coded | None:
-    """None if groups begin within a block, or scales are finer than the kernel's arithmetic."""
-    group = _group(weight.shape[1] // weight.scales.shape[1], weight.shape[1])
-    words = _int4_words(weight)
-    if group is None or words is None:
+    """None if groups begin within a block, or a scale leaves no room for the zero."""
+    n_out, n_in = weight.shape
+    group = _group(n_in // weight.scales.shape[1], n_in)
+    scale_bits = weight.scales.view(torch.int32)  # [out, n_groups]
+    if group is None or (scale_bits & ZERO_BITS).any() or not _usable(weight.scales):
         return None
     codes = torch.stack((weight.codes & 15, weight.codes >> 4), 2).flatten(1)  # [out, in]
+    scale_bits, zeros = scale_bits.clone(), weight.zeros.int()
+    is_nothing = weight.scales == 0  # [out, n_groups]
+    if is_nothing.any():
+        scale_bits[is_nothing], zeros[is_nothing] = ONE_BITS, 0
+        codes.view(n_out, is_nothing.shape[1], -1)[is_nothing] = 0
     # Per tile, step, warp, block, part, lane and product: 32 bits, of which a byte holds both halves of a register.
     nibbles = _parts(codes).permute(0, 5, 1, 6, 2, 4, 7, 8, 10, 9, 3)
-    return Coded(_rows(nibbles[..., 0] | nibbles[..., 1] << 4), _tiled(words, group, weight.shape[1]), group)
-
-
-def _int4_words(weight: Int4Weight) -> Tensor | None:
-    """[out, n_groups] int32, as fragments.cuh describes them; None unless (code - zero) * scale comes out exact.
-
-    It does if the scale is a sum of two values of the dtype, the second so short that its last five bits are free,
-    and fifteen times the scale, hence every product, is a float32.
-    """
-    scales = weight.scales
-    upper = scales.to(weight.dtype)
-    rest = (scales - upper.float()).to(weight.dtype)
-    rest_bits = rest.view(torch.int16).int() & 0xFFFF
-    exact = (upper.float() + rest.float() == scales) & (rest_bits & ZERO_BITS == 0)
-    exact &= (scales * 15).double() == scales.double() * 15
-    if not (exact & (scales * 16).to(weight.dtype).isfinite()).all():
-        return None
-    return upper.view(torch.int16).int() << 16 | rest_bits | weight.zeros.int()
+    return Coded(
+        _rows(nibbles[..., 0] | nibbles[..., 1] << 4), _tiled(scale_bits | zeros, group, n_in), group
+    )
 
 
 def _fp8(weight: ByteWeight) -> Coded | None:
-    """None if blocks begin within one of the kernel's, there are NaN, or scales that it would make infinite."""
+    """None if blocks begin within one of the kernel's, or there are NaN."""
     n_out, n_in = weight.shape
     group = _group(weight.block[1], n_in)
     codes = weight.codes.view(torch.uint8)
-    usable = not (codes & E4M3_NAN == E4M3_NAN).any() and (weight.scales.abs() < LARGEST_SCALE).all()
-    if group is None or not usable:
+    if group is None or (codes & E4M3_NAN == E4M3_NAN).any() or not _usable(weight.scales):
         return None
     of_output = torch.arange(n_out, device=codes.device) // weight.block[0]  # [out]
-    words = (weight.scales * RAISED).view(torch.int32)[of_output]
-    cells = _parts(codes).permute(0, 5, 1, 6, 2, 4, 7, 8, 9, 3, 10)
-    return Coded(_rows(cells), _tiled(words, group, n_in), group)
+    scales = weight.scales[of_output]  # [out, n_groups]
+    is_nothing = scales == 0
+    if is_nothing.any():
+        scales[is_nothing] = 1.0
+        codes = codes.masked_fill(is_nothing.repeat_interleave(weight.block[1], 1)[:, :n_in], 0)
+    cells = _parts(codes).permute(0, 5, 1, 6, 2, 4, 7, 8, 9, 10, 3)
+    return Coded(_rows(cells), _tiled(scales.view(torch.int32), group, n_in), group)
+
+
+def _usable(scales: Tensor) -> bool:
+    """Whether quotients of any two are normal floats. Zeros are replaced, as nothing can be brought to a scale of zero."""
+    sizes = scales.abs()
+    return bool(((sizes == 0) | (sizes >= SMALLEST_SCALE) & (sizes <= LARGEST_SCALE)).all())
 
 
 def _group(n_shared: int, n_in: int) -> int | None:
@@ -129,7 +130,7 @@ def _tiled(words: Tensor, group: int, n_in: int) -> Tensor:
     """Words of outputs and groups for the kernel: [n_tiles, n_groups, TILE], those of a lane's outputs side by side."""
     n_out, n_groups = words.shape
     n_covering = -(-(-(-n_in // STEP) * STEP) // group)  # the last step may be padded with a group of its own
-    padded = with_zeros(words, n_covering - n_groups, -n_out % TILE)
+    padded = F.pad(words, (0, n_covering - n_groups, 0, -n_out % TILE), value=ONE_BITS)
     lanes = padded.view(-1, 4, 2, 2, 8, n_covering)
     return _rows(lanes.permute(0, 5, 1, 4, 2, 3))  # tile, group, warp, group, part, half
 

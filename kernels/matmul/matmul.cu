@@ -2,12 +2,13 @@
 //
 // A block makes TILE outputs of at most 8 N_TILES rows. Weights are the product's left side (16 outputs), rows its right
 // side (8 rows), so one row costs what eight cost. The bits of an output follow from the weight's shape and kind alone: inputs
-// are taken 16 at a time in ascending order within a split, splits are added in ascending order, in float32.
+// are taken 16 at a time in ascending order within a split, splits are added in ascending order, in float32. Of codes, scales
+// meet the sums (fragments.cuh), at places that follow from the weight, too.
 //
 // Inputs lie in an order of their own (fragments.py packs weights so): of 32 inputs a lane takes 8 neighbours, those of
 // its pair, in two products. So a lane reads 16 bytes of a row for two products, and of weights its own, without gaps.
 //
-// Weights are of T (BITS 16), or codes of 8 or 4 bits that are made T in registers (fragments.cuh); nothing else differs.
+// Weights are of T (BITS 16), or codes of 8 or 4 bits that are made T in registers; nothing else differs.
 #include "copy.cuh"
 #include "fragments.cuh"
 #include "mma.cuh"
@@ -15,7 +16,7 @@
 // Of 16 bits; codes have as many as that room holds. Two blocks of few rows and plain weights fill a multiprocessor of Hopper,
 // one the 99 KiB of smaller ones.
 template <int BITS, int N_TILES>
-constexpr int STAGES = BITS == 16 && N_TILES <= 4 ? (N_TILES == 2 ? 5 : 4) : 3;
+constexpr int STAGES = BITS == 16 && N_TILES <= 4 ? (N_TILES <= 2 ? 5 : 4) : 3;
 // Blocks of a multiprocessor, for which registers have to do.
 template <int BITS, int N_TILES>
 constexpr int BLOCKS = N_TILES > 8 ? 1 : N_TILES == 8 || BITS == 16 ? 2 : 4;
@@ -61,7 +62,6 @@ struct Work {
   int group;  // inputs that share a word, a multiple of BLOCK
 
   __device__ int border(int split) const { return ::border(split, n_steps, n_splits); }
-  __device__ bool changes_within_step() const { return group % STEP != 0; }
 };
 
 // Row `row`, inputs 8 chunk to 8 chunk + 7 of a stage. Odd rows are turned by 64 bytes: two rows fill all banks.
@@ -72,23 +72,21 @@ __device__ inline int cell_of_row(int row, int chunk) { return row * STEP + ((ch
 template <class T, int BITS, int N_TILES>
 struct Feed {
   using Bytes = Stage<BITS, N_TILES>;
-  static constexpr int AT_ONCE = THREADS<N_TILES> / COPIERS, EACH = 8 * N_TILES / AT_ONCE;
+  static constexpr int COPYING = THREADS<N_TILES> / COPIERS, AT_ONCE = N_TILES == 1 ? 8 : COPYING, EACH = 8 * N_TILES / AT_ONCE;
   const Work<T>& work;
   const unsigned char* codes;
-  const unsigned* words = nullptr;  // null: others copy them
-  const T* row;                     // of AT_ONCE rows the thread copies 8 inputs of one
-  int place, input, n_before = 0;   // n_before: inputs of the words' group that lie before the step
+  const unsigned* words;  // of the next group to come
+  Groups groups;
+  const T* row;           // of AT_ONCE rows the thread copies 8 inputs of one
+  int place, input;
+  const int own = held(threadIdx.x * 16);  // bytes of a step's codes that lie before the thread's
+  const int own_row = held(cell_of_row(threadIdx.x / COPIERS, threadIdx.x % COPIERS) * sizeof(T));
 
-  __device__ Feed(const Work<T>& work, int step) : work(work) {
-    codes = work.codes + static_cast<long long>(step) * Bytes::CODES + threadIdx.x * 16;
+  __device__ Feed(const Work<T>& work, int step) : work(work), groups(work.group, step * STEP) {
+    codes = work.codes + static_cast<long long>(step) * Bytes::CODES + own;
     place = work.first_row + threadIdx.x / COPIERS, input = step * STEP + threadIdx.x % COPIERS * 8;
     row = work.x + static_cast<long long>(place) * work.n_in + input;
-    const int block = threadIdx.x / WARP;
-    if (BITS < 16 && (block == 0 || (block == 1 && work.changes_within_step()))) {
-      const int at = step * STEP + block * BLOCK, group = at / work.group;
-      n_before = at - group * work.group;
-      words = work.words + static_cast<long long>(group) * TILE + threadIdx.x % WARP * 4;
-    }
+    words = work.words + static_cast<long long>(step * STEP / work.group) * TILE + threadIdx.x % WARP * 4;
   }
 
   __device__ void next(unsigned char* stage) {
@@ -99,17 +97,21 @@ struct Feed {
   __device__ void next_weights(unsigned char* stage) {
 #pragma unroll
     for (int i = 0; i < Bytes::CODES / 16 / THREADS<N_TILES>; ++i)
-      copy16(stage + (i * THREADS<N_TILES> + threadIdx.x) * 16, codes + i * THREADS<N_TILES> * 16);
+      copy16(stage + own + i * (THREADS<N_TILES> * 16), codes + i * (THREADS<N_TILES> * 16));
     codes += Bytes::CODES;
-    if (BITS < 16 && words != nullptr) {
-      copy16(stage + Bytes::CODES + threadIdx.x * 16, words);
-      for (n_before += STEP; n_before >= work.group; n_before -= work.group) words += TILE;
-    }
+    if (BITS < 16 && threadIdx.x < WARP)
+#pragma unroll
+      for (int block = 0; block < STEP / BLOCK; ++block) {
+        if (!groups.begins()) continue;
+        copy16(stage + own + Bytes::CODES + block * (TILE * 4), words);
+        words += TILE;
+      }
   }
 
   __device__ void next_rows(unsigned char* stage) {
+    if (AT_ONCE == COPYING || threadIdx.x < AT_ONCE * COPIERS)
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) copy16(cell_of(stage, i), source(i), wanted(i));
+      for (int i = 0; i < EACH; ++i) copy16(cell_of(stage, i), source(i), wanted(i));
     row += STEP, input += STEP;
   }
 
@@ -117,6 +119,10 @@ struct Feed {
   // which need not wait for each other.
   template <int N>
   __device__ void first_rows(unsigned char* stages, int n) {
+    if (AT_ONCE < COPYING && threadIdx.x >= AT_ONCE * COPIERS) {
+      row += N * STEP, input += N * STEP;
+      return;
+    }
     Vector16<T> eight[N][EACH];
 #pragma unroll
     for (int stage = 0; stage < N; ++stage, row += STEP, input += STEP) {
@@ -136,35 +142,61 @@ struct Feed {
 
   // Of the thread's i-th row: where 8 inputs of it go, where they come from, and whether there are such.
   __device__ T* cell_of(unsigned char* stage, int i) const {
-    T* rows = reinterpret_cast<T*>(stage + Bytes::CODES + Bytes::WORDS);
-    return rows + cell_of_row(i * AT_ONCE + threadIdx.x / COPIERS, threadIdx.x % COPIERS);
+    static_assert(AT_ONCE % 2 == 0, "the thread's rows are all odd or all even");
+    return reinterpret_cast<T*>(stage + own_row + Bytes::CODES + Bytes::WORDS) + i * (AT_ONCE * STEP);
   }
   __device__ const T* source(int i) const { return row + static_cast<long long>(i * AT_ONCE) * work.n_in; }
   __device__ bool wanted(int i) const { return place + i * AT_ONCE < work.n_rows && input < work.n_in; }
 };
 
+// Brings sums to the scales that were taken last.
 template <class T, int BITS, int N_TILES>
-__device__ inline void multiply(
-    const Work<T>& work, const unsigned char* stage, Meaning<T, BITS>& meaning, Sums<N_TILES>& sums) {
+__device__ inline void change_units(Meaning<T, BITS>& meaning, Sums<N_TILES>& sums) {
+#pragma unroll
+  for (int part = 0; part < PARTS; ++part) {
+    const float quotients[2] = {meaning.change(part, 0), meaning.change(part, 1)};
+#pragma unroll
+    for (int i = 0; i < OWN<N_TILES> * 4; ++i) sums[part][i / 4][i % 4] *= quotients[i % 4 / 2];
+  }
+}
+
+// Where a lane's part of a stage lies, in bytes.
+template <class T, int BITS, int N_TILES>
+struct Places {
   using Bytes = Stage<BITS, N_TILES>;
-  const int lane = threadIdx.x % WARP, warp = warp_of_team(), group = lane / 4, pair = lane % 4;
-  constexpr int PIECE = Bytes::CODES / (TEAM / WARP) / (STEP / BLOCK) / PARTS;
-  const unsigned char* codes = stage + warp * (STEP / BLOCK * PARTS) * PIECE;
-  const unsigned* words = reinterpret_cast<const unsigned*>(stage + Bytes::CODES) + (warp * 8 + group) * 4;
-  const T* rows = reinterpret_cast<const T*>(stage + Bytes::CODES + Bytes::WORDS) +
-                  cell_of_row(first_of_team<N_TILES>(), 0);
+  static constexpr int PIECE = Bytes::CODES / (TEAM / WARP) / (STEP / BLOCK) / PARTS;  // of a warp, block and part
+  static constexpr int OF_ROWS = Bytes::CODES + Bytes::WORDS, OF_TILE = 8 * STEP * sizeof(T);
+  int codes, words, rows[STEP / BLOCK];
+
+  __device__ Places() {
+    const int lane = threadIdx.x % WARP, warp = warp_of_team(), group = lane / 4, pair = lane % 4;
+    codes = held(warp * (STEP / BLOCK * PARTS * PIECE) + lane * Meaning<T, BITS>::EACH);
+    words = held(Bytes::CODES + (warp * 8 + group) * 16);
+#pragma unroll
+    for (int i = 0; i < STEP / BLOCK; ++i)
+      rows[i] = held(OF_ROWS + cell_of_row(first_of_team<N_TILES>() + group, i * 4 + pair) * sizeof(T));
+  }
+};
+
+template <class T, int BITS, int N_TILES>
+__device__ inline void multiply(const unsigned char* stage, const Places<T, BITS, N_TILES>& places, Groups& groups,
+                                Meaning<T, BITS>& meaning, Sums<N_TILES>& sums) {
+  using At = Places<T, BITS, N_TILES>;
 #pragma unroll
   for (int block = 0; block < STEP / BLOCK; ++block) {
     uint4 x[OWN<N_TILES>];
 #pragma unroll
     for (int n = 0; n < OWN<N_TILES>; ++n)
-      x[n] = *reinterpret_cast<const uint4*>(rows + cell_of_row(8 * n + group, block * 4 + pair));
+      x[n] = *reinterpret_cast<const uint4*>(stage + places.rows[block] + n * At::OF_TILE);
     if constexpr (BITS < 16)
-      if (block == 0 || work.changes_within_step()) meaning.take(words + block * TILE);
+      if (groups.begins()) {
+        meaning.take(stage + places.words + block * (TILE * 4));
+        change_units<T, BITS, N_TILES>(meaning, sums);
+      }
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       unsigned weights[2][4];
-      meaning.widen(codes + (block * PARTS + part) * PIECE, part, weights);
+      meaning.widen(stage + places.codes + (block * PARTS + part) * At::PIECE, part, weights);
 #pragma unroll
       for (int n = 0; n < OWN<N_TILES>; ++n) {
         mma_16x8x16<T>(sums[part][n], weights[0], {x[n].x, x[n].y});
@@ -174,15 +206,15 @@ __device__ inline void multiply(
   }
 }
 
-template <int N_TILES>
-__device__ inline void add(Sums<N_TILES>& total, Sums<N_TILES>& sums) {
+template <class T, int BITS, int N_TILES>
+__device__ inline void add(Sums<N_TILES>& total, const Meaning<T, BITS>& meaning, Sums<N_TILES>& sums) {
 #pragma unroll
   for (int part = 0; part < PARTS; ++part)
 #pragma unroll
     for (int n = 0; n < OWN<N_TILES>; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        total[part][n][i] += sums[part][n][i];
+        total[part][n][i] += meaning.value(part, i / 2, sums[part][n][i]);
         sums[part][n][i] = 0.0f;
       }
 }
@@ -191,32 +223,52 @@ __device__ inline void add(Sums<N_TILES>& total, Sums<N_TILES>& sums) {
 template <class T, int BITS, int N_TILES>
 __device__ inline void run_splits(const Work<T>& work, int first_split, int end_split, Sums<N_TILES>& total) {
   constexpr int SIZE = Stage<BITS, N_TILES>::SIZE, COUNT = Stage<BITS, N_TILES>::COUNT;
-  unsigned char* stages = dynamic_shared<unsigned char>();
+  unsigned char* stage = dynamic_shared<unsigned char>();
   const int begin = work.border(first_split), end = work.border(end_split);
   Feed<T, BITS, N_TILES> feed(work, begin);
+  Groups groups(work.group, begin * STEP);
   Meaning<T, BITS> meaning;
 #pragma unroll
   for (int i = 0; i < COUNT - 1; ++i) {
-    if (begin + i < end) feed.next_weights(stages + i * SIZE);
+    if (begin + i < end) feed.next_weights(stage + i * SIZE);
     copies_commit();
   }
   wait_for_earlier();  // rows are what it has written
-  feed.template first_rows<COUNT - 1>(stages, end - begin);
+  feed.template first_rows<COUNT - 1>(stage, end - begin);
+  const Places<T, BITS, N_TILES> places;
+  unsigned char* free = stage + (COUNT - 1) * SIZE;
   Sums<N_TILES> sums = {};
-  int split = first_split, border = work.border(first_split + 1), stage = 0;
+  int split = first_split, border = work.border(first_split + 1), n_behind = COUNT - 1;  // stages behind `stage`
   for (int step = begin; step < end; ++step) {
     copies_wait<COUNT - 2>();
     __syncthreads();  // this step has arrived for all, and the last one's stage is free
-    if (step + COUNT - 1 < end) feed.next(stages + (stage == 0 ? COUNT - 1 : stage - 1) * SIZE);
+    if (step + COUNT - 1 < end) feed.next(free);
     copies_commit();
-    multiply<T, BITS, N_TILES>(work, stages + stage * SIZE, meaning, sums);
-    stage = stage == COUNT - 1 ? 0 : stage + 1;
+    multiply<T, BITS, N_TILES>(stage, places, groups, meaning, sums);
+    free = stage;
+    stage += SIZE;
+    if (--n_behind < 0) stage -= COUNT * SIZE, n_behind = COUNT - 1;
     if (step + 1 == border) {
-      add<N_TILES>(total, sums);
+      add<T, BITS, N_TILES>(total, meaning, sums);
       border = work.border(++split + 1);
     }
   }
   copies_wait<0>();
+}
+
+// From L2, where other blocks have put it; zeros if it is not wanted. Without a branch, so that many wait at once.
+__device__ inline float4 load_if(bool wanted, const float4* from) {
+  float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#ifdef SLIPSTREAM_EMULATED
+  if (wanted) four = __ldcg(from);
+#else
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %4, 0; @p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%5]; }"
+      : "+f"(four.x), "+f"(four.y), "+f"(four.z), "+f"(four.w)
+      : "r"(static_cast<int>(wanted)), "l"(from)
+      : "memory");
+#endif
+  return four;
 }
 
 // Leaves the block's sums in memory. True in the block that comes last of its tile: it finds all of them there and adds
@@ -242,14 +294,19 @@ __device__ inline bool combine(float4* partials, int* n_done, int n_wanted, Sums
 #pragma unroll
   for (int i = 0; i < PARTS * N_TILES * 4; ++i) total[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
   const float4* from = partials + static_cast<long long>(tile) * n_splits * SIZE + threadIdx.x;
-  constexpr int AT_ONCE = 8 / N_TILES;  // as many as leave the registers to be read while others are waited for
-#pragma unroll AT_ONCE
-  for (int split = 0; split < n_splits; ++split, from += SIZE) {
+  constexpr int AT_ONCE = N_TILES == 8 ? 1 : 12 / N_TILES;  // as many as there are registers for
+  for (int first = 0; first < n_splits; first += AT_ONCE, from += AT_ONCE * SIZE) {
+    float4 fours[AT_ONCE][PARTS * N_TILES];
 #pragma unroll
-    for (int i = 0; i < PARTS * N_TILES; ++i) {
-      if (i % N_TILES * 8 + 2 * pair >= n_wanted) continue;
-      const float4 four = __ldcg(from + i * TEAM);
-      float(&sums)[4] = total[i / N_TILES][i % N_TILES];
+    for (int i = 0; i < AT_ONCE * PARTS * N_TILES; ++i) {
+      const int split = i / (PARTS * N_TILES), tile = i % N_TILES;
+      const bool wanted = first + split < n_splits && tile * 8 + 2 * pair < n_wanted;
+      fours[split][i % (PARTS * N_TILES)] = load_if(wanted, from + split * SIZE + i % (PARTS * N_TILES) * TEAM);
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE * PARTS * N_TILES; ++i) {
+      const float4 four = fours[i / (PARTS * N_TILES)][i % (PARTS * N_TILES)];
+      float(&sums)[4] = total[i / N_TILES % PARTS][i % N_TILES];
       sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
     }
   }

@@ -40,7 +40,6 @@ struct Work {
   int group;                   // inputs that share a word, a multiple of BLOCK
 
   __device__ int border(int split) const { return ::border(split, n_steps, n_splits); }
-  __device__ bool changes_within_step() const { return group % STEP != 0; }
   __device__ int n_places() const { return n_across * n_tiles; }
 };
 
@@ -61,21 +60,24 @@ struct Place {
 template <class T, int BITS, int ROWS, int COUNT>
 __device__ inline void feed(const Work<T>& work, unsigned char* stages, Barrier* arrived, Barrier* free) {
   using Bytes = Stage<BITS, ROWS>;
-  constexpr int OF_ROWS = ROWS * STEP * 2;
-  const int n_words = BITS == 16 ? 0 : work.changes_within_step() ? STEP / BLOCK : 1;
+  constexpr int OF_ROWS = ROWS * STEP * 2, OF_WORDS = TILE * 4;
   Turn<COUNT> turn;
   for (int number = blockIdx.x; number < work.n_places(); number += gridDim.x) {
     const Place place(work, number);
+    const long long tile = place.tile;
+    const unsigned* words = work.words + tile * work.n_groups * TILE;  // of the next group to come
+    Groups groups(work.group, 0);
     for (int step = 0; step < work.n_steps; ++step, turn.next()) {
       unsigned char* stage = stages + turn.stage * Bytes::SIZE;
       Barrier* barrier = arrived + turn.stage;
       barrier_wait(free + turn.stage, turn.parity ^ 1);
-      barrier_expect(barrier, Bytes::CODES + n_words * TILE * 4 + OF_ROWS);
-      const long long tile = place.tile;
+      const bool begin[2] = {BITS < 16 && groups.begins(), BITS < 16 && groups.begins()};  // of the step's blocks
+      barrier_expect(barrier, Bytes::CODES + (begin[0] + begin[1]) * OF_WORDS + OF_ROWS);
       bulk_copy(stage, work.codes + (tile * work.n_steps + step) * Bytes::CODES, Bytes::CODES, barrier);
-      for (int block = 0; block < n_words; ++block) {
-        const int group = (step * STEP + block * BLOCK) / work.group;
-        bulk_copy(stage + Bytes::CODES + block * TILE * 4, work.words + (tile * work.n_groups + group) * TILE, TILE * 4, barrier);
+      for (int block = 0; block < STEP / BLOCK; ++block) {
+        if (!begin[block]) continue;
+        bulk_copy(stage + Bytes::CODES + block * OF_WORDS, words, OF_WORDS, barrier);
+        words += TILE;
       }
       const T* rows = work.rows + (static_cast<long long>(place.across) * work.n_steps + step) * (ROWS * STEP);
       bulk_copy(stage + Bytes::CODES + Bytes::WORDS, rows, OF_ROWS, barrier);
@@ -93,18 +95,33 @@ template <int ROWS>
 using Sums = float[ROWS / 2];    // of a warp's 16 outputs, as in wgmma.cuh
 using Weights = unsigned[2][4];  // the left sides of two products: 32 inputs
 
-// The weights of block 0 or 1 of a stage.
+// The weights of block 0 or 1 of a stage. True if a group begins there: sums have to be brought to its scale.
 template <class T, int BITS, int ROWS>
-__device__ inline void take(const Lane& at, const unsigned char* stage, int block, bool changes_within_step,
-                            Meaning<T, BITS, 1>& meaning, Weights& weights) {
+__device__ inline bool take(const Lane& at, const unsigned char* stage, int block, Groups& groups, Meaning<T, BITS, 1>& meaning,
+                            Weights& weights) {
   using Bytes = Stage<BITS, ROWS>;
   constexpr int OF_PART = Bytes::CODES / 4 / (STEP / BLOCK) / PARTS;  // bytes of a warp's part and block
-  const unsigned* words = reinterpret_cast<const unsigned*>(stage + Bytes::CODES) + block * TILE;
-  if constexpr (BITS < 16)
-    if (block == 0 || changes_within_step) meaning.take(words + ((at.warp * 8 + at.group) * PARTS + at.part) * 2);
-  meaning.widen(stage + ((at.warp * (STEP / BLOCK) + block) * PARTS + at.part) * OF_PART, 0, weights);
+  constexpr int OF_WORDS = TILE * 4;
+  bool begins = false;
+  if constexpr (BITS < 16) {
+    begins = groups.begins();
+    if (begins) meaning.take(stage + Bytes::CODES + block * OF_WORDS + ((at.warp * 8 + at.group) * PARTS + at.part) * 8);
+  }
+  const unsigned char* codes = stage + ((at.warp * (STEP / BLOCK) + block) * PARTS + at.part) * OF_PART;
+  meaning.widen(codes + at.lane * Meaning<T, BITS, 1>::EACH, 0, weights);
   in_registers(weights[0]);
   in_registers(weights[1]);
+  return begins;
+}
+
+// Brings sums to the scales that were taken last.
+template <class T, int BITS, int ROWS>
+__device__ inline void change_units(Meaning<T, BITS, 1>& meaning, Sums<ROWS>& sums) {
+  if constexpr (BITS < 16) {
+    const float quotients[2] = {meaning.change(0, 0), meaning.change(0, 1)};
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; ++i) sums[i] *= quotients[i % 4 / 2];
+  }
 }
 
 // Begins their products with the rows of the same stage.
@@ -119,10 +136,10 @@ __device__ inline void multiply(const unsigned char* stage, int block, const Wei
 }
 
 // Adds a split's sums to those of the splits before it.
-template <int ROWS>
-__device__ inline void join(Sums<ROWS>& total, const Sums<ROWS>& sums) {
+template <class T, int BITS, int ROWS>
+__device__ inline void join(Sums<ROWS>& total, const Meaning<T, BITS, 1>& meaning, const Sums<ROWS>& sums) {
 #pragma unroll
-  for (int i = 0; i < ROWS / 2; ++i) total[i] += sums[i];
+  for (int i = 0; i < ROWS / 2; ++i) total[i] += meaning.value(0, i % 4 / 2, sums[i]);
 }
 
 // out [n_rows, n_out] of T, or wide_out of float, whichever is not null. A lane has two rows of an output, and stores two
@@ -166,33 +183,39 @@ __device__ inline void multiply_all(const Work<T>& work, const unsigned char* st
                                     const T* bias, T* out, float* wide_out, int n_rows, int n_out) {
   constexpr int SIZE = Stage<BITS, ROWS>::SIZE;
   const Lane at;
-  const bool changes_within_step = work.changes_within_step();
   Turn<COUNT> turn;
+  Groups groups(work.group, 0);
   Meaning<T, BITS, 1> meaning;
   Weights first, second;  // of a stage
   barrier_wait(arrived, 0);
-  take<T, BITS, ROWS>(at, stages, 0, changes_within_step, meaning, first);
+  bool changes = take<T, BITS, ROWS>(at, stages, 0, groups, meaning, first);
   for (int number = blockIdx.x; number < work.n_places(); number += gridDim.x) {
     Sums<ROWS> total = {};
-    int n_left = work.n_steps + (number + gridDim.x < work.n_places());  // that arrive, with the next place's first
+    const int n_steps = work.n_steps + (number + gridDim.x < work.n_places());  // that arrive, with the next place's first
+    int step = 0;
     for (int split = 0; split < work.n_splits; ++split) {
       Sums<ROWS> sums = {};
-      for (int n = work.border(split + 1) - work.border(split); n > 0; --n) {
+      for (; step < work.border(split + 1); ++step) {
         const int own = turn.stage;
         const unsigned char* stage = stages + own * SIZE;
+        if (changes) change_units<T, BITS, ROWS>(meaning, sums);
         multiply<T, BITS, ROWS>(stage, 0, first, sums);
-        take<T, BITS, ROWS>(at, stage, 1, changes_within_step, meaning, second);
+        if (take<T, BITS, ROWS>(at, stage, 1, groups, meaning, second)) {
+          group_wait<0>();
+          change_units<T, BITS, ROWS>(meaning, sums);
+        }
         multiply<T, BITS, ROWS>(stage, 1, second, sums);
         turn.next();
         group_wait<1>();  // `first` is free
-        if (--n_left > 0) {
+        if (step + 1 < n_steps) {
           barrier_wait(arrived + turn.stage, turn.parity);
-          take<T, BITS, ROWS>(at, stages + turn.stage * SIZE, 0, changes_within_step, meaning, first);
+          if (step + 1 == work.n_steps) groups = Groups(work.group, 0);
+          changes = take<T, BITS, ROWS>(at, stages + turn.stage * SIZE, 0, groups, meaning, first);
         }
         group_wait<0>();
         if (at.lane == 0) barrier_arrive(free + own);
       }
-      join<ROWS>(total, sums);
+      join<T, BITS, ROWS>(total, meaning, sums);
     }
     store<T, ROWS>(at, total, Place(work, number), bias, out, wide_out, n_rows, n_out);
   }

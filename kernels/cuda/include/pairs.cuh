@@ -35,12 +35,6 @@ __device__ inline unsigned bits_of(const P& pair) {
   return bits;
 }
 
-// Code `i` of four as a float, 2^120 times too small. Not for NaN.
-__device__ inline float lowered(unsigned codes, int i) {
-  const int moved = static_cast<int>(codes << (24 - 8 * i)) >> 4;  // the sign stays at the top
-  return __uint_as_float(static_cast<unsigned>(moved) & 0x87f00000u);
-}
-
 template <class T>
 constexpr int MANTISSA_SHIFT = 1;  // from a code in the upper half of 16 bits to T's exponent and mantissa
 template <>
@@ -50,12 +44,17 @@ constexpr unsigned RAISE = 0x5c005c00u;  // twice 2^8, what float16 then lacks
 template <>
 constexpr unsigned RAISE<bfloat16> = 0x7b807b80u;  // twice 2^120
 
-// The two codes of `codes` that `bytes` names, as two T. Not for NaN.
+// Two codes, each in the upper half of 16 bits, as two T; what the lower halves hold does not matter. Not for NaN.
+template <class T>
+__device__ inline unsigned raised(unsigned codes) {
+  const unsigned moved = (codes & 0x80008000u) | ((codes & 0x7f007f00u) >> MANTISSA_SHIFT<T>);
+  return bits_of(__hmul2(as_pair<T>(moved), as_pair<T>(RAISE<T>)));
+}
+
+// The two codes of `codes` that `bytes` names.
 template <class T>
 __device__ inline unsigned raised_pair(unsigned codes, unsigned bytes) {
-  const unsigned apart = __byte_perm(codes, 0u, bytes);  // each in the upper half of 16 bits
-  const unsigned moved = (apart & 0x80008000u) | ((apart & 0x7f007f00u) >> MANTISSA_SHIFT<T>);
-  return bits_of(__hmul2(as_pair<T>(moved), as_pair<T>(RAISE<T>)));
+  return raised<T>(__byte_perm(codes, 0u, bytes));
 }
 
 // Sixteen codes as T, exactly.

@@ -41,3 +41,22 @@ __device__ inline T warp_min(T value) {
 // The constant, in a register from here on: an instruction takes one constant at most, and the compiler would move a second
 // one to a register each time. It cannot know that launches have one layer of threads (launcher.py).
 __device__ inline unsigned kept(unsigned constant) { return constant * blockDim.y; }
+
+// The value, computed once: the compiler would compute what is cheap anew in every round of a loop.
+__device__ inline int held(int value) {
+#ifndef SLIPSTREAM_EMULATED
+  asm volatile("" : "+r"(value));
+#endif
+  return value;
+}
+
+// 1 / x to about the last bit, for normal x: the same on every call.
+__device__ inline float about_one_over(float x) {
+#ifdef SLIPSTREAM_EMULATED
+  return 1.0f / x;
+#else
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
