@@ -329,7 +329,8 @@ __device__ inline void write(
   }
 }
 
-// The warp's queries of a span: those from `first` to `end`, counted over its rows and the heads of the K/V head.
+// The warp's queries of a span: those from `first` to `end`, counted over its rows and the heads of the K/V head. They
+// arrive with the first step of the first chunk, so that nothing waits for them before pages are looked up.
 template <class T, int D>
 __device__ inline void take_queries(
     Queries<D>& mine, const T* q, int first, int end, int n_past, int first_row, const Bounds& bounds, int n_heads, int share, int d_head) {
@@ -349,10 +350,9 @@ __device__ inline void take_queries(
   if (first >= end) return;
   for (int i = lane + slice<D>() * WARP; i < QUERIES * D / 8; i += WARP * SLICES<D>) {
     const int row = i / (D / 8), chunk = i % (D / 8);
-    Vector16<T> eight = {};
-    if (first + row < end && chunk * 8 < d_head)
-      eight = load16(q + static_cast<long long>(index_of(first + row)) * d_head + chunk * 8);
-    store16(queries_of_warp<T, D>() + cell<D>(row, chunk), eight);
+    const bool wanted = first + row < end && chunk * 8 < d_head;
+    const long long from = wanted ? static_cast<long long>(index_of(first + row)) * d_head + chunk * 8 : 0;
+    copy16(queries_of_warp<T, D>() + cell<D>(row, chunk), q + from, wanted);
   }
 }
 
@@ -372,15 +372,15 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, WALKS || D >= 256 ? 2 : 3)
   let_next_begin();
   wait_for_earlier();
   const int share = n_heads / n_kv, size = QUERIES * n_tiles;
-  int span = 0, item = gridDim.y == 1 ? gridDim.z - 1 - blockIdx.z : blockIdx.z, n = 0;
+  int span = 0, item = gridDim.y == 1 ? gridDim.z - 1 - blockIdx.z : blockIdx.z, n = 0, past = 0;
   for (; span < n_spans; ++span) {
+    past = n_past[span];  // beside the starts, not after them
     n = (span_starts[span + 1] - span_starts[span]) * share;
     const int n_items = (n + size - 1) / size;
     if (item < n_items) break;
     item -= n_items;
   }
   if (span == n_spans) return;
-  const int past = n_past[span];
   const long long table = static_cast<long long>(span) * n_pages_max;
   const Pages<KV> pages{keys, values, page_table + table, n_kv, static_cast<int>(blockIdx.x), page_size, d_head, d_value};
   const Sums memory{sums, reinterpret_cast<Softmax*>(softmax), n_rows * n_heads, d_value};
@@ -430,10 +430,13 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, 1)
   wait_for_earlier();
   const int warp = blockIdx.x * MOST_WARPS + threadIdx.x / WARP, query = warp / n_parts, row = query / n_heads;
   const int column = (warp % n_parts * WARP + threadIdx.x % WARP) * 2;
-  int span = 0;
-  while (span < n_spans && span_starts[span + 1] <= row) ++span;
+  int span = 0, start = 0, past = 0;
+  for (; span < n_spans; ++span) {
+    start = span_starts[span], past = n_past[span];  // beside the next start, not after it
+    if (span_starts[span + 1] > row) break;
+  }
   if (row >= n_rows || span == n_spans || column >= d_value) return;
-  const Seen seen = Bounds{window, wholes}.seen(n_past[span] + row - span_starts[span], row);
+  const Seen seen = Bounds{window, wholes}.seen(past + row - start, row);
   const int n_queries = n_rows * n_heads, n_chunks = seen.n_chunks();
   Softmax total{};
   float2 whole{};
