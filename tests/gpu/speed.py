@@ -122,7 +122,7 @@ def packed_products(setting: Setting) -> Findings:
     """The same layers in groups of 128 inputs and blocks of 128 x 128; heads are not quantised."""
     shapes = setting.pick({name: SHAPES[name] for name in list(SHAPES)[:-1]}, {"qkv": (96, 64, 2)})
     for kind in quantized.KINDS:
-        yield from products_of(setting, kind, shapes, setting.pick((1, 4, 16, 64), (1, 4)), 0.75)
+        yield from products_of(setting, kind, shapes, setting.pick((1, 4, 16, 32, 64), (1, 4)), 0.75)
 
 
 def products_of(
