@@ -3,8 +3,8 @@
 GGUF's types, which are kept as the file has them, are in `blocks.py`.
 
 The values are defined here, in the dtype of the rows they will be multiplied with, each rounded once. An implementation
-of `pack` may keep the codes and widen them while it multiplies, or widen them at once; or multiply with the codes and scale
-the sums, so that values are not rounded at all.
+of `pack` may keep the codes and widen them while it multiplies, or widen them at once; or multiply with the codes and
+scale the sums, so that values are not rounded at all.
 """
 
 from __future__ import annotations

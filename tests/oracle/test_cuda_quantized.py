@@ -1,4 +1,4 @@
-"""Products of packed weights on CUDA, in the emulator: float64's of codes times scales, rows bit for bit at every width."""
+"""Products of packed weights on CUDA, in the emulator: near float64's, and rows bit for bit at every width."""
 
 from __future__ import annotations
 
