@@ -99,7 +99,7 @@ def _fp8(weight: ByteWeight) -> Coded | None:
 
 
 def _usable(scales: Tensor) -> bool:
-    """Whether quotients of any two are normal floats; zeros are replaced, as no sum can be brought to a scale of zero."""
+    """Whether quotients of any two are normal floats; zeros are replaced, as no sum can be brought to such a scale."""
     sizes = scales.abs()
     return bool(((sizes == 0) | (sizes >= SMALLEST_SCALE) & (sizes <= LARGEST_SCALE)).all())
 
