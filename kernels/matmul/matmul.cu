@@ -256,21 +256,6 @@ __device__ inline void run_splits(const Work<T>& work, int first_split, int end_
   copies_wait<0>();
 }
 
-// From L2, where other blocks have put it; zeros if it is not wanted. Without a branch, so that many wait at once.
-__device__ inline float4 load_if(bool wanted, const float4* from) {
-  float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#ifdef SLIPSTREAM_EMULATED
-  if (wanted) four = __ldcg(from);
-#else
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %4, 0; @p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%5]; }"
-      : "+f"(four.x), "+f"(four.y), "+f"(four.z), "+f"(four.w)
-      : "r"(static_cast<int>(wanted)), "l"(from)
-      : "memory");
-#endif
-  return four;
-}
-
 // Leaves the block's sums in memory. True in the block that comes last of its tile: it finds all of them there and adds
 // them, from the first split to the last. For blocks of one team.
 template <int N_TILES>
@@ -301,7 +286,7 @@ __device__ inline bool combine(float4* partials, int* n_done, int n_wanted, Sums
     for (int i = 0; i < AT_ONCE * PARTS * N_TILES; ++i) {
       const int split = i / (PARTS * N_TILES), tile = i % N_TILES;
       const bool wanted = first + split < n_splits && tile * 8 + 2 * pair < n_wanted;
-      fours[split][i % (PARTS * N_TILES)] = load_if(wanted, from + split * SIZE + i % (PARTS * N_TILES) * TEAM);
+      fours[split][i % (PARTS * N_TILES)] = load16_if(wanted, from + split * SIZE + i % (PARTS * N_TILES) * TEAM);
     }
 #pragma unroll
     for (int i = 0; i < AT_ONCE * PARTS * N_TILES; ++i) {

@@ -92,6 +92,20 @@ __device__ inline Vector16<T> load16_once(const T* address) {
 #endif
 }
 
+// From L2, where other blocks have put it; zeros if it is not wanted. Without a branch, so that many wait at once.
+__device__ inline float4 load16_if(bool wanted, const float4* address) {
+  float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#ifdef SLIPSTREAM_EMULATED
+  if (wanted) four = __ldcg(address);
+#else
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %4, 0; @p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%5]; }"
+               : "+f"(four.x), "+f"(four.y), "+f"(four.z), "+f"(four.w)
+               : "r"(static_cast<int>(wanted)), "l"(address)
+               : "memory");
+#endif
+  return four;
+}
+
 template <class T>
 __device__ inline void store16(T* address, const Vector16<T>& vector) {
   *reinterpret_cast<uint4*>(address) = *reinterpret_cast<const uint4*>(&vector);
