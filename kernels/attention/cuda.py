@@ -18,7 +18,8 @@ from slipstream.kernels.attention.spans import (
     check_widths,
     check_window,
 )
-from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
+from slipstream.kernels.attention import warpgroups
+from slipstream.kernels.cuda.launcher import compile_for, has_warpgroups, launch, refusal
 from slipstream.kernels.cuda.source import Source
 from slipstream.kernels.torch_op import torch_op
 
@@ -61,9 +62,12 @@ SOURCES = {
     )
     for q in DTYPES
 }
+GROUPS = warpgroups.SOURCES  # on Hopper, for many queries
 NO_WINDOW = 1 << 30
 ENOUGH_BLOCKS = 128  # one for each of about 132 multiprocessors: then each goes through all chunks by itself
 MOST_BLOCKS = 16 * 132  # blocks that find nothing to do cost time as well
+ENOUGH_OF_TWO = 64
+GROUPS_ABOVE = 2 * QUERIES  # queries of a span
 FEW_BLOCKS = 3 * 132  # as many run at a time: blocks of so few have more warps, to fetch sooner
 MOST_SUMS = 1 << 26  # floats kept between the two launches
 
@@ -73,7 +77,7 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def prepare(device: torch.device, dtype: torch.dtype) -> None:
-    compile_for(device, SOURCES[dtype])
+    compile_for(device, SOURCES[dtype], *([warpgroups.SOURCES[dtype]] if has_warpgroups(device) else []))
 
 
 def attention(
@@ -122,28 +126,37 @@ def paged_attention(
     out = empty_attention(q, keys, values)
     if n_rows == 0 or n_spans == 0:
         return out
-    width = _width(d_head)
     reach = window if wholes is None else NO_WINDOW  # where a whole begins is known to the device alone
-    n_tiles, n_items, n_chunks = _plan(q, values, n_spans, n_pages * page_size, reach)
-    walks = width.walks and n_chunks[0] == 1
-    between = 0 if walks else 1 if n_chunks[0] == 1 else n_chunks[1]
+    plan = _plan(q, keys, values, n_spans, n_pages * page_size, reach)
+    between = 0 if plan.walks else 1 if plan.n_blocks == 1 else plan.n_chunks
     kept = n_rows * n_heads * between  # of queries, between chunks
     sums = q.new_empty(kept * d_value, dtype=torch.float32)
     softmax = q.new_empty(kept * 2, dtype=torch.float32)
-    is_few = n_chunks[0] * n_kv * n_items <= FEW_BLOCKS
-    launch(
-        SOURCES[q.dtype],
-        f"attention<{NAMES[q.dtype]}, {NAMES[keys.dtype]}, {width.most}, {str(walks).lower()}>",
-        (n_kv, n_chunks[0], n_items),
-        (MOST_WARPS if is_few else n_tiles * width.slices) * WARP,
-        *(q, keys, values),
-        *batch,
-        *(wholes, sinks, out, sums, softmax),
-        *(n_rows, n_spans, n_pages, n_heads, n_kv, page_size, d_head, d_value),
-        *(window, scale * math.log2(math.e), n_tiles),
-        shared=(width.stages * 2 * width.step + n_tiles * QUERIES) * width.most * q.element_size(),
-    )
-    if n_chunks[0] > 1:
+    sizes = n_rows, n_spans, n_pages, n_heads, n_kv, page_size, d_head, d_value
+    tensors = q, keys, values, *batch, wholes, sinks, out, sums, softmax
+    grid = n_kv, plan.n_blocks, plan.n_items
+    factor = scale * math.log2(math.e)
+    if plan.n_groups:
+        launch(
+            warpgroups.SOURCES[q.dtype],
+            warpgroups.kernel(q, plan.n_groups),
+            grid,
+            (plan.n_groups + 1) * warpgroups.TEAM,
+            *(*tensors, *sizes, window, factor),
+            shared=warpgroups.shared(q, plan.n_groups, walks=plan.walks),
+        )
+    else:
+        width, n_tiles = _width(d_head), plan.size // QUERIES
+        is_few = plan.n_blocks * n_kv * plan.n_items <= FEW_BLOCKS
+        launch(
+            SOURCES[q.dtype],
+            f"attention<{NAMES[q.dtype]}, {NAMES[keys.dtype]}, {width.most}, {str(plan.walks).lower()}>",
+            grid,
+            (MOST_WARPS if is_few else n_tiles * width.slices) * WARP,
+            *(*tensors, *sizes, window, factor, n_tiles),
+            shared=(width.stages * 2 * width.step + plan.size) * width.most * q.element_size(),
+        )
+    if plan.n_blocks > 1:
         n_parts = -(-d_value // (2 * WARP))
         launch(
             SOURCES[q.dtype],
@@ -160,28 +173,43 @@ def _width(d_head: int) -> Width:
     return next(width for width in WIDTHS if d_head <= width.most)
 
 
-def _plan(
-    q: Tensor, values: Tensor, n_spans: int, n_positions: int, reach: int
-) -> tuple[int, int, tuple[int, int]]:
-    """How the work is spread; nothing of it changes a result.
+class Plan(NamedTuple):
+    """How the work is spread; nothing of it changes a result."""
 
-    n_positions: that the page table has room for. reach: positions that a row sees at most. Returns tiles of QUERIES
-    queries of a block, items at most, and per item the blocks that share its chunks and the chunks at most.
-    """
+    size: int  # queries of an item
+    n_groups: int  # warpgroups that multiply them; 0: warps do
+    n_items: int  # at most
+    n_blocks: int  # that share an item's chunks
+    n_chunks: int  # of an item, at most
+    walks: bool  # a block keeps its sums over all chunks
+
+
+def _plan(
+    q: Tensor, keys: Tensor, values: Tensor, n_spans: int, n_positions: int, reach: int
+) -> Plan:
+    """n_positions: that the page table has room for. reach: positions that a row sees at most."""
     (n_rows, n_heads, d_head), (_, n_kv, _, d_value) = q.shape, values.shape
     n_queries = n_rows * (n_heads // n_kv)
     per_span = -(-n_queries // n_spans)
+    n_groups = _groups(q, keys, per_span, n_queries)
     most = MOST_WARPS // _width(d_head).slices
-    n_tiles = next((n for n in (1, 2) if per_span <= QUERIES * n), most)
-    n_items = n_queries // (QUERIES * n_tiles) + n_spans  # every span's last one may be partly filled
-    n_rows_seen = min(n_positions, reach + QUERIES * n_tiles)
+    size = n_groups * warpgroups.GROUP or QUERIES * next((n for n in (1, 2) if per_span <= QUERIES * n), most)
+    n_items = n_queries // size + n_spans  # every span's last one may be partly filled
+    n_rows_seen = min(n_positions, reach + size)
     # Chunks do not get shorter: as many positions touch most of them where the text begins.
     n_chunks = min(_chunk_of(n_positions - 1) + 1, _chunk_of(n_rows_seen - 1) + 2)
-    n_full = n_queries // (QUERIES * n_tiles) * n_kv
-    if n_full >= ENOUGH_BLOCKS or n_rows * n_heads * n_chunks * d_value > MOST_SUMS:
-        return n_tiles, n_items, (1, n_chunks)
+    enough = ENOUGH_BLOCKS if n_groups != 2 else ENOUGH_OF_TWO
+    if n_queries // size * n_kv >= enough or n_rows * n_heads * n_chunks * d_value > MOST_SUMS:
+        return Plan(size, n_groups, n_items, 1, n_chunks, n_groups > 0 or _width(d_head).walks)
     n_blocks = min(n_chunks, max(1, MOST_BLOCKS // (n_items * n_kv)))
-    return n_tiles, n_items, (n_blocks, n_chunks)
+    walks = n_blocks == 1 and (n_groups > 0 or _width(d_head).walks)
+    return Plan(size, n_groups, n_items, n_blocks, n_chunks, walks)
+
+
+def _groups(q: Tensor, keys: Tensor, per_span: int, n_queries: int) -> int:
+    if per_span <= GROUPS_ABOVE or not warpgroups.runs(q, keys):
+        return 0
+    return 2 if n_queries // (2 * warpgroups.GROUP) * keys.shape[1] >= ENOUGH_OF_TWO else 1
 
 
 def _chunk_of(position: int) -> int:

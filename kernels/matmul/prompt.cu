@@ -20,16 +20,6 @@ struct Stage {
   static constexpr int COUNT = MOST_SHARED / SIZE;
 };
 
-// Goes round the stages; the parity changes with every round.
-template <int COUNT>
-struct Turn {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ void next() {
-    if (++stage == COUNT) stage = 0, parity ^= 1;
-  }
-};
-
 // What a launch works on.
 template <class T>
 struct Work {

@@ -274,19 +274,38 @@ inline void bulk_copy(void* to, const void* from, unsigned n_bytes, const void* 
 
 // ---- products of warpgroups, computed when they are waited for: each warp its own 16 rows
 
+// Where 16 bits of the right side lie: one of its 16 inputs, of a column.
+inline const void* arranged(const void* columns, unsigned input, unsigned column) {
+  return static_cast<const uint16_t*>(columns) + column / 8 * 128 + input / 8 * 64 + column % 8 * 8 + input % 8;
+}
+// In panels of lines of 128 bytes: bits 4 to 6 of an address are turned by bits 7 to 9.
+inline const void* turned_line(const void* columns, unsigned bytes) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(columns) + bytes;
+  return reinterpret_cast<const void*>(address ^ (address >> 7 & 7) << 4);
+}
+inline const void* with_lines(const void* columns, unsigned input, unsigned column) {
+  return turned_line(columns, column * 128 + input * 2);
+}
+template <int N_LINES>
+const void* along_lines(const void* columns, unsigned input, unsigned column) {
+  return turned_line(columns, column / 64 * (N_LINES * 128) + input * 128 + column % 64 * 2);
+}
+
 template <class T>
 void multiply_columns(void** arguments, unsigned) {
   const std::vector<GroupProduct>* of[32];
   for (unsigned lane = 0; lane < 32; ++lane) of[lane] = static_cast<const std::vector<GroupProduct>*>(arguments[lane]);
   for (size_t product = 0; product < of[0]->size(); ++product) {
-    const T* columns = static_cast<const T*>((*of[0])[product].columns);
-    for (unsigned n = 0; n < (*of[0])[product].n_eights; ++n, columns += 128) {
+    const GroupProduct& common = (*of[0])[product];
+    for (unsigned n = 0; n < common.n_eights; ++n) {
       unsigned b[32][2];
       Product eight[32];
       void* pointers[32];
       for (unsigned lane = 0; lane < 32; ++lane) {
-        for (unsigned half = 0; half < 2; ++half)
-          memcpy(&b[lane][half], columns + (half * 8 + lane / 4) * 8 + lane % 4 * 2, 4);
+        for (unsigned i = 0; i < 4; ++i) {
+          const unsigned input = i / 2 * 8 + lane % 4 * 2 + i % 2;
+          memcpy(reinterpret_cast<char*>(b[lane]) + 2 * i, common.place(common.columns, input, 8 * n + lane / 4), 2);
+        }
         const GroupProduct& mine = (*of[lane])[product];
         eight[lane] = {mine.a, b[lane], mine.sums + 4 * n};
         pointers[lane] = &eight[lane];
@@ -300,12 +319,14 @@ void multiply_columns(void** arguments, unsigned) {
 inline Operation columns_of __attribute__((section(".emulator_state"))) = nullptr;
 
 template <class T>
-void multiply_later(float* sums, unsigned n_eights, const unsigned* a, const void* columns) {
-  if (reinterpret_cast<uintptr_t>(columns) % 128) fail("columns at an address that is no multiple of 128");
+void multiply_later(float* sums, unsigned n_eights, const unsigned* a, const void* columns,
+                    decltype(GroupProduct::place) place = arranged) {
+  const unsigned aligned = place == arranged ? 128 : place == with_lines ? 32 : 1024;
+  if (reinterpret_cast<uintptr_t>(columns) % aligned) fail("columns at an address that is no multiple of %u", aligned);
   columns_of = multiply_columns<T>;
   auto& groups = machine->current->products;
   if (groups.empty()) groups.emplace_back();
-  groups.back().push_back({sums, n_eights, a, columns});
+  groups.back().push_back({sums, n_eights, a, columns, place});
 }
 
 inline void products_commit() { machine->current->products.emplace_back(); }

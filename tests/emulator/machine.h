@@ -59,6 +59,7 @@ struct GroupProduct {  // of a warp with columns in shared memory, eight by eigh
   unsigned n_eights;
   const unsigned* a;
   const void* columns;
+  const void* (*place)(const void* columns, unsigned input, unsigned column);
 };
 
 struct Fiber {
@@ -347,8 +348,8 @@ int run(void (*kernel)(A...), void** arguments, const Launch& launch, char* mess
   here.grid = {launch.grid[0], launch.grid[1], launch.grid[2]};
   here.block = {launch.block[0], launch.block[1], launch.block[2]};
   here.hurries = launch.order % 2 == 1;
-  here.shared_bytes.resize(launch.shared + 128);
-  here.shared = here.shared_bytes.data() + (128 - reinterpret_cast<uintptr_t>(here.shared_bytes.data()) % 128) % 128;
+  here.shared_bytes.resize(launch.shared + 1024);
+  here.shared = here.shared_bytes.data() + (1024 - reinterpret_cast<uintptr_t>(here.shared_bytes.data()) % 1024) % 1024;
   Call<A...> call{kernel, arguments};
   here.body = Call<A...>::body;
   here.body_argument = &call;

@@ -77,3 +77,13 @@ __device__ inline void bulk_copy(void* to_shared, const void* from, unsigned n_b
                : "memory");
 #endif
 }
+
+// Goes round COUNT stages, each with its barriers; the parity changes with every round.
+template <int COUNT>
+struct Turn {
+  int stage = 0;
+  unsigned parity = 0;
+  __device__ void next() {
+    if (++stage == COUNT) stage = 0, parity ^= 1;
+  }
+};

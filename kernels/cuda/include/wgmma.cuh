@@ -6,6 +6,9 @@
 // there, of columns 8 n to 8 n + 7. The right side lies in shared memory: [8 columns][first or last 8 of 16 inputs][column]
 // [8 inputs], 128-byte aligned.
 //
+// Or it is made of panels: lines of 64 values one after another, one line for each of any number of positions. The eight pieces
+// of a line, 16 bytes each, are turned by its number (`piece_of_line`), so panels begin at multiples of 1,024 bytes.
+//
 // Products run beside the threads, in groups. Neither sums nor left sides may be touched until the group was waited for, but
 // by further products.
 #pragma once
@@ -20,7 +23,37 @@
 template <class T, int N>
 __device__ inline void multiply_group(float (&sums)[N], const unsigned (&a)[4], const T* columns);
 
+constexpr int LINE = 64;  // values
+// Where values 8 piece to 8 piece + 7 of a line of a panel begin.
+__device__ inline int piece_of_line(int line, int piece) { return line * LINE + (piece ^ line % 8) * 8; }
+
+// sums[n][i]: what c[i] of mma.cuh is, of columns 8 n to 8 n + 7.
+//
+// Columns are 64 lines of a panel, of which `values` is the first's value 0, 16, 32 or 48: 16 of each are multiplied. ANEW: the
+// sums are those products alone.
+template <class T, bool ANEW>
+__device__ inline void multiply_with_lines(float (&sums)[8][4], const unsigned (&a)[4], const T* values);
+// Columns are the values of 16 lines, from `line` on, whose number is a multiple of 8; values 64 and on are in another panel,
+// N_LINES lines further.
+template <class T, int N_LINES>
+__device__ inline void multiply_along_lines(float (&sums)[8][4], const unsigned (&a)[4], const T* line);
+template <class T, int N_LINES>
+__device__ inline void multiply_along_lines(float (&sums)[16][4], const unsigned (&a)[4], const T* line);
+
 #ifdef SLIPSTREAM_EMULATED
+template <class T, bool ANEW>
+inline void multiply_with_lines(float (&sums)[8][4], const unsigned (&a)[4], const T* values) {
+  if (ANEW) memset(sums, 0, sizeof sums);
+  emulator::multiply_later<T>(sums[0], 8, a, values, emulator::with_lines);
+}
+template <class T, int N_LINES>
+inline void multiply_along_lines(float (&sums)[8][4], const unsigned (&a)[4], const T* line) {
+  emulator::multiply_later<T>(sums[0], 8, a, line, emulator::along_lines<N_LINES>);
+}
+template <class T, int N_LINES>
+inline void multiply_along_lines(float (&sums)[16][4], const unsigned (&a)[4], const T* line) {
+  emulator::multiply_later<T>(sums[0], 16, a, line, emulator::along_lines<N_LINES>);
+}
 template <>
 inline void multiply_group<bfloat16>(float (&sums)[64], const unsigned (&a)[4], const bfloat16* columns) {
   emulator::multiply_later<bfloat16>(sums, 64 / 4, a, columns);
@@ -82,7 +115,83 @@ __device__ inline void multiply_group<float16>(float (&sums)[96], const unsigned
                : OPERANDS_96(sums)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns_at(columns)));
 }
+// A panel's part: 1,024 bytes from 8 lines to the next 8; bits 4 to 6 of an address are turned by bits 7 to 9.
+__device__ inline unsigned long long lines_at(const void* values, unsigned long long to_next_panel) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(values));
+  return (address & 0x3ffffu) >> 4 | to_next_panel >> 4 << 16 | 1024ull >> 4 << 32 | 1ull << 62;
+}
+
+#define SUMS_32 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define FOUR(s) "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
+#define FOURS_8(s, n) \
+  FOUR(s[n]), FOUR(s[n + 1]), FOUR(s[n + 2]), FOUR(s[n + 3]), FOUR(s[n + 4]), FOUR(s[n + 5]), FOUR(s[n + 6]), FOUR(s[n + 7])
+#define LEFT(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+
+// By type of the values. adds: 0 or 1, whether to what sums are; turned: 1 where columns are values of lines.
+#define OF_64(type, adds, turned) \
+  "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" SUMS_32 "}, {%32, %33, %34, %35}, %36, " adds ", 1, 1, " turned ";"
+#define OF_128(type) \
+  "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" SUMS_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+#define PRODUCTS_OF_PANELS(T, type)                                                                                      \
+  template <bool ANEW>                                                                                                   \
+  __device__ inline void multiply_lines(float (&sums)[8][4], const unsigned (&a)[4], const T*, unsigned long long at) {  \
+    if constexpr (ANEW)                                                                                                  \
+      asm volatile(OF_64(type, "0", "0") : FOURS_8(sums, 0) : LEFT(a), "l"(at));                                         \
+    else                                                                                                                 \
+      asm volatile(OF_64(type, "1", "0") : FOURS_8(sums, 0) : LEFT(a), "l"(at));                                         \
+  }                                                                                                                      \
+  __device__ inline void multiply_along(float (&sums)[8][4], const unsigned (&a)[4], const T*, unsigned long long at) {  \
+    asm volatile(OF_64(type, "1", "1") : FOURS_8(sums, 0) : LEFT(a), "l"(at));                                           \
+  }                                                                                                                      \
+  __device__ inline void multiply_along(float (&sums)[16][4], const unsigned (&a)[4], const T*, unsigned long long at) { \
+    asm volatile(OF_128(type) : FOURS_8(sums, 0), FOURS_8(sums, 8) : LEFT(a), "l"(at));                                  \
+  }
+PRODUCTS_OF_PANELS(bfloat16, "bf16")
+PRODUCTS_OF_PANELS(float16, "f16")
+
+template <class T, bool ANEW>
+__device__ inline void multiply_with_lines(float (&sums)[8][4], const unsigned (&a)[4], const T* values) {
+  multiply_lines<ANEW>(sums, a, values, lines_at(values, 16));
+}
+template <class T, int N_LINES>
+__device__ inline void multiply_along_lines(float (&sums)[8][4], const unsigned (&a)[4], const T* line) {
+  multiply_along(sums, a, line, lines_at(line, N_LINES * LINE * sizeof(T)));
+}
+template <class T, int N_LINES>
+__device__ inline void multiply_along_lines(float (&sums)[16][4], const unsigned (&a)[4], const T* line) {
+  multiply_along(sums, a, line, lines_at(line, N_LINES * LINE * sizeof(T)));
+}
 #endif
+
+constexpr int PANEL_ALIGNMENT = 1024;  // bytes
+// The block's dynamic shared memory from where panels may begin; a launch asks for PANEL_ALIGNMENT bytes more.
+template <class T>
+__device__ inline T* dynamic_panels() {
+#ifdef SLIPSTREAM_EMULATED
+  return dynamic_shared<T>();  // as they may
+#else
+  unsigned char* bytes = dynamic_shared<unsigned char>();
+  return reinterpret_cast<T*>(bytes + (-static_cast<unsigned>(__cvta_generic_to_shared(bytes)) & (PANEL_ALIGNMENT - 1)));
+#endif
+}
+
+// Has the compiler read sums only behind the group_wait before this.
+template <int N>
+__device__ inline void are_there(float (&sums)[N][4]) {
+#ifndef SLIPSTREAM_EMULATED
+#pragma unroll
+  for (int n = 0; n < N; ++n) asm volatile("" : FOUR(sums[n])::"memory");
+#endif
+}
+
+// Copies of the threads that have arrived (copies_wait) are seen by products that begin behind the next barrier.
+__device__ inline void show_to_products() {
+#ifndef SLIPSTREAM_EMULATED
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 
 // Makes the compiler have a left side ready, so that nothing is left to do for it between group_begin and the products.
 __device__ inline void in_registers(unsigned (&a)[4]) {

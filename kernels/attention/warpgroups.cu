@@ -1,0 +1,256 @@
+// Attention of many queries over the same keys and values, on Hopper: what attention.cu computes, bit for bit, by products of
+// warpgroups.
+//
+// A block has GROUP queries of one K/V head and span for each of its multiplying warpgroups; a last warpgroup copies keys and
+// values, TILE positions at a time, for all of them. Groups wait for each other nowhere, so that one multiplies while another is
+// at its softmax. Queries and weights are left sides, in registers, keys and values right sides, in panels (wgmma.cuh).
+#include "attention/queries.cuh"
+#include "bulk.cuh"
+#include "copy.cuh"
+#include "wgmma.cuh"
+
+constexpr int TEAM = 4 * WARP;           // threads of a warpgroup
+constexpr int GROUP = 4 * QUERIES;       // queries of one
+constexpr int STEP = 32, TILE = 64;      // positions by which the softmax moves on, as in attention.cu, and of a stage
+template <int N_GROUPS>
+constexpr int STAGES = N_GROUPS == 1 ? 3 : 4;
+// Registers of a thread that multiplies, and of one that copies: two blocks of one group share a multiprocessor.
+template <int N_GROUPS>
+constexpr int MANY = N_GROUPS == 1 ? 208 : 216;
+template <int N_GROUPS>
+constexpr int FEW = N_GROUPS == 1 ? 48 : 72;
+
+// Values of a stage's keys, or of its values: panels [D / LINE][TILE][LINE].
+template <int D>
+constexpr int SIZE = TILE * D;
+
+// Value 8 piece and on of a position's keys or values.
+__device__ inline int cell(int position, int piece) {
+  return piece / 8 * (TILE * LINE) + piece_of_line(position, piece % 8);
+}
+
+// What a launch works on.
+template <class T>
+struct Store {
+  const T* keys;
+  const T* values;
+  const int* table;  // of the span
+  int n_kv, page_size, d_head, d_value;
+
+  // Where a position's row of the block's head is, in rows.
+  __device__ int row(int position) const {
+    return (table[position / page_size] * n_kv + blockIdx.x) * page_size + position % page_size;
+  }
+};
+
+// The chunks that a block goes through. Blocks along y share an item's, what takes longest first; one block joins them itself.
+struct Chunks {
+  Seen seen;  // by the block's queries
+
+  __device__ bool walks() const { return gridDim.y == 1; }
+  __device__ int chunk(int i) const { return walks() ? seen.first_chunk() + i : seen.first_chunk() + seen.n_chunks() - 1 - i; }
+  // Tiles of a chunk that some query sees.
+  __device__ int begin(int chunk) const { return max(first_of(chunk), seen.first) / TILE; }
+  __device__ int end(int chunk) const { return min(first_of(chunk + 1) - 1, seen.last) / TILE + 1; }
+};
+
+// The copies of all of a block's tiles, by a warpgroup.
+template <class T, int D, int N_STAGES>
+__device__ inline void feed(const Store<T>& store, const Chunks& chunks, T* stages, Barrier* arrived, Barrier* free) {
+  constexpr int OF_LINE = D / 8, AT_ONCE = WARP / OF_LINE, OWN = TILE / (TEAM / WARP);  // pieces, positions
+  const int lane = threadIdx.x % WARP, first = threadIdx.x % TEAM / WARP * OWN, piece = lane % OF_LINE;
+  const auto arrive = [&](Barrier* barrier) {
+    show_to_products();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(barrier);
+  };
+  Turn<N_STAGES> turn;
+  Barrier* under_way = nullptr;
+  for (int i = blockIdx.y; i < chunks.seen.n_chunks(); i += gridDim.y) {
+    const int chunk = chunks.chunk(i);
+    for (int tile = chunks.begin(chunk); tile < chunks.end(chunk); ++tile, turn.next()) {
+      const int looked_up = tile * TILE + first + lane % OWN;
+      const int own = chunks.seen.has(looked_up) ? store.row(looked_up) : -1;
+      T* stage = stages + turn.stage * (2 * SIZE<D>);
+      barrier_wait(free + turn.stage, turn.parity ^ 1);
+#pragma unroll
+      for (int which = 0; which < OWN / AT_ONCE; ++which) {
+        const int position = which * AT_ONCE + lane / OF_LINE, row = __shfl_sync(FULL_WARP, own, position);
+        const auto copy = [&](T* to, const T* from, int width) {
+          const bool wanted = row >= 0 && piece * 8 < width;
+          copy16(to + cell(first + position, piece), from + (wanted ? static_cast<long long>(row) * width + piece * 8 : 0), wanted);
+        };
+        copy(stage, store.keys, store.d_head);
+        copy(stage + SIZE<D>, store.values, store.d_value);
+      }
+      copies_commit();
+      copies_wait<1>();
+      if (under_way != nullptr) arrive(under_way);
+      under_way = arrived + turn.stage;
+    }
+  }
+  copies_wait<0>();
+  if (under_way != nullptr) arrive(under_way);
+}
+
+// A lane's part of its queries, as left sides.
+template <class T, int D>
+__device__ inline void take_queries(const Queries<D>& mine, const T* q, int d_head, unsigned (&queries)[D / 16][4]) {
+  const int pair = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < D / 4; ++i) {
+    const int half = i % 2, column = i / 4 * 16 + i % 4 / 2 * 8 + 2 * pair;
+    unsigned both = 0;
+    if (mine.seen[half].last >= 0 && column < d_head)
+      both = *reinterpret_cast<const unsigned*>(q + static_cast<long long>(mine.index[half]) * d_head + column);
+    queries[i / 4][i % 4] = both;
+  }
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) in_registers(queries[k]);
+}
+
+using Weights = unsigned[TILE / STEP][STEP / 16][4];  // of a tile, as left sides
+
+// A tile of a group's queries; its products with `weights` are under way afterwards. Those of the tile before have ended when
+// `scored` is called.
+template <class T, int D, class Scored>
+__device__ inline void advance(Queries<D>& mine, const unsigned (&queries)[D / 16][4], int tile, float scale, const T* stage,
+                               Weights& weights, const Scored& scored) {
+  float scores[TILE / STEP][STEP / 8][4];
+  float(&every)[TILE / 8][4] = reinterpret_cast<float(&)[TILE / 8][4]>(scores);
+  group_begin();
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) {
+    const T* keys = stage + k / 4 * (TILE * LINE) + k % 4 * 16;
+    if (k == 0) {
+      multiply_with_lines<T, true>(every, queries[k], keys);
+    } else {
+      multiply_with_lines<T, false>(every, queries[k], keys);
+    }
+  }
+  group_commit();
+  group_wait<0>();
+  are_there(every);
+  scored();
+  const auto of_values = [](int row, int piece) { return cell(row, piece); };
+#pragma unroll
+  for (int half = 0; half < TILE / STEP; ++half) {
+    const int at = tile * TILE + half * STEP;
+    if (mine.first.first >= at + STEP || mine.last.last < at) continue;
+    const bool partly = mine.last.first > at || mine.first.last < at + STEP - 1;
+    const T* values = stage + SIZE<D> + half * STEP * LINE;
+    float before[2];
+    soften<T, D, STEP>(mine, at, partly, scale, scores[half], weights[half], before);
+    group_wait<0>();
+    are_there(mine.sums);
+    rescale<D>(mine, before);
+    const bool odd = partly && has_odd<T, D, STEP>(values, of_values);
+    if (odd) gather_odd<T, D, STEP>(mine, at, weights[half], values, of_values);
+    in_registers(weights[half][0]);
+    in_registers(weights[half][1]);
+    group_begin();
+#pragma unroll
+    for (int k = 0; k < STEP / 16; ++k)  // were these in the other branch, the assembler would wait for all products
+      if (!odd) multiply_along_lines<T, TILE>(mine.sums, weights[half][k], values + k * 16 * LINE);
+    group_commit();
+  }
+}
+
+// The sums of a lane's queries over the chunks so far, in shared memory: they are seldom wanted.
+template <int D, int N_GROUPS>
+struct Totals {
+  float2* own;
+
+  __device__ Totals(void* memory) : own(static_cast<float2*>(memory) + threadIdx.x) {}
+  __device__ float2& at(int n, int half) { return own[(n * 2 + half) * (N_GROUPS * TEAM)]; }
+};
+
+// All of a block's tiles, by one group.
+template <class T, int D, int N_GROUPS>
+__device__ inline void multiply_all(Queries<D>& mine, const unsigned (&queries)[D / 16][4], const Chunks& chunks, float scale,
+                                    const T* stages, Barrier* arrived, Barrier* free, const Sums& memory, const Sinks& sinks,
+                                    T* out) {
+  constexpr int N_STAGES = STAGES<N_GROUPS>;
+  Totals<D, N_GROUPS> totals(const_cast<T*>(stages) + N_STAGES * 2 * SIZE<D>);
+  Softmax total[2];
+  Weights weights;
+  Turn<N_STAGES> turn;
+  const auto release = [&](int stage) {
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) barrier_arrive(free + stage);
+  };
+  for (int i = blockIdx.y; i < chunks.seen.n_chunks(); i += gridDim.y) {
+    const int chunk = chunks.chunk(i), end = chunks.end(chunk);
+    clear<D>(mine);
+    int used = -1;  // the stage of the last tile
+    for (int tile = chunks.begin(chunk); tile < end; ++tile, turn.next()) {
+      barrier_wait(arrived + turn.stage, turn.parity);
+      if (mine.first.first >= (tile + 1) * TILE || mine.last.last < tile * TILE) {
+        release(turn.stage);
+        continue;
+      }
+      advance<T, D>(mine, queries, tile, scale, stages + turn.stage * (2 * SIZE<D>), weights, [&] {
+        if (used >= 0) release(used);
+      });
+      used = turn.stage;
+    }
+    group_wait<0>();
+    are_there(mine.sums);
+    if (used >= 0) release(used);
+    add_up_weights<D>(mine);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Seen& own = mine.seen[half];
+      const int slot = chunk - own.first_chunk();
+      if (own.last < 0 || slot < 0 || slot >= own.n_chunks()) continue;
+      if (chunks.walks()) {
+        add_chunk<D>(mine, half, slot, total[half], totals);
+      } else {
+        leave<D>(mine, half, slot, memory);
+      }
+    }
+  }
+  if (!chunks.walks()) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    if (mine.seen[half].last >= 0) write<T, D>(mine, half, total[half], totals, memory.d_value, sinks, out);
+}
+
+// Grid and arguments: as of attention.cu; an item is GROUP queries for each warpgroup but the last.
+template <class T, int D, int N_GROUPS>
+__global__ void __launch_bounds__((N_GROUPS + 1) * TEAM, N_GROUPS == 1 ? 2 : 1)
+    attention_groups(const T* q, const T* keys, const T* values, const int* span_starts, const int* n_past, const int* page_table,
+                     const int* wholes, const float* sinks, T* out, float* sums, float* softmax, int n_rows, int n_spans,
+                     int n_pages_max, int n_heads, int n_kv, int page_size, int d_head, int d_value, int window, float scale) {
+#ifdef HAS_WARPGROUPS
+  constexpr int N_STAGES = STAGES<N_GROUPS>;
+  __shared__ Barrier arrived[N_STAGES], free[N_STAGES];
+  let_next_begin();
+  const int team = threadIdx.x / TEAM;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < N_STAGES; ++i) barrier_init(arrived + i, TEAM / WARP), barrier_init(free + i, N_GROUPS * (TEAM / WARP));
+    barriers_begin();
+  }
+  __syncthreads();
+  wait_for_earlier();
+  const int number = gridDim.y == 1 ? gridDim.z - 1 - blockIdx.z : blockIdx.z;
+  const Item item(number, GROUP * N_GROUPS, n_heads / n_kv, n_spans, span_starts, n_past);
+  if (item.first == item.end) return;
+  const Bounds bounds{window, wholes};
+  const Chunks chunks{item.all(bounds)};
+  T* stages = dynamic_panels<T>();
+  if (team == N_GROUPS) {
+    const int* table = page_table + static_cast<long long>(item.span) * n_pages_max;
+    fewer_registers<FEW<N_GROUPS>>();
+    feed<T, D, N_STAGES>({keys, values, table, n_kv, page_size, d_head, d_value}, chunks, stages, arrived, free);
+  } else {
+    const Sums memory{sums, reinterpret_cast<Softmax*>(softmax), n_rows * n_heads, d_value};
+    more_registers<MANY<N_GROUPS>>();
+    Queries<D> mine;
+    place<D>(mine, item, item.first + team * GROUP, GROUP, bounds, n_heads);
+    unsigned queries[D / 16][4];
+    take_queries<T, D>(mine, q, d_head, queries);
+    multiply_all<T, D, N_GROUPS>(mine, queries, chunks, scale, stages, arrived, free, memory, {sinks, n_heads}, out);
+  }
+#endif
+}
