@@ -8,7 +8,6 @@
 #include "attention/stages.cuh"
 
 constexpr int MOST_WARPS = 4;
-constexpr int AHEAD = 16;  // chunks whose sums merge_chunks has under way
 
 // The warp's queries [QUERIES][D], behind the stages: in registers they would leave too few for the sums. Warps that have
 // the same ones share them.
@@ -62,8 +61,8 @@ __device__ inline void advance(Queries<D>& mine, int at, float scale, const T* s
   const bool partly = __any_sync(FULL_WARP, mine.last.first > at || mine.first.last < at + STEP<D> - 1);
   score<T, D>(stage, scores);
   float before[2];
-  soften<T, D, STEP<D>>(mine, at, partly, scale, scores, weights, before);
-  rescale<D>(mine, before);
+  if (soften<T, D, STEP<D>>(mine, at, partly, scale, scores, weights, before)) rescale<D>(mine, before);
+  weigh<T, D, STEP<D>>(mine, weights);
   const T* values = stage + STEP<D> * D + first_column<D>();
   const auto of_values = [](int row, int chunk) { return cell<D>(row, chunk); };
   if (partly && has_odd<T, D, STEP<D>>(values, of_values)) {
@@ -106,7 +105,7 @@ __device__ inline void run_chunk(
     stage = (stage + 1) % N_STAGES;
   }
   copies_wait<0>();
-  add_up_weights<D>(mine);
+  add_up<D>(mine);
 }
 
 // Joins a chunk of one query to those before, which the same lanes left in slot 0; writes the result after the last.
@@ -117,9 +116,9 @@ __device__ inline void join_chunk(
   float* between = n_chunks > 1 ? memory.at(0, mine.index[half]) + column + 2 * pair : nullptr;
   Shares shares{0.0f, 1.0f};
   if (slot == 0) {
-    total = mine.softmax[half];
+    total = mine.softmax(half);
   } else {
-    shares = join(total, mine.softmax[half]);
+    shares = join(total, mine.softmax(half));
   }
   T* to = out + static_cast<long long>(mine.index[half]) * memory.d_value + column + 2 * pair;
   const float over = sinks.over(total, mine.index[half]);
@@ -223,10 +222,17 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, WALKS || D >= 256 ? 2 : 3)
   }
 }
 
-// Joins the chunks of a query, for a grid of `attention` with several blocks along y. A warp makes 2 WARP columns of the
-// result; n_parts warps make a query's.
-template <class T>
-__global__ void __launch_bounds__(MOST_WARPS * WARP, 1)
+// AHEAD chunks of a query, for a lane's two columns.
+template <int AHEAD>
+struct Some {
+  Softmax chunks[AHEAD];
+  float2 sums[AHEAD];
+};
+
+// Joins the chunks of a query, for a grid with several blocks along y. A warp makes 2 WARP columns of the result; n_parts warps
+// make a query's. AHEAD chunks are added while as many are under way.
+template <class T, int AHEAD>
+__global__ void __launch_bounds__(MOST_WARPS * WARP, AHEAD == 8 ? 4 : 3)
     merge_chunks(const float* sums, const float* softmax, const int* span_starts, const int* n_past, const int* wholes,
                  const float* sinks, T* out, int n_rows, int n_spans, int n_heads, int n_parts, int d_value, int window) {
   let_next_begin();
@@ -241,25 +247,36 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, 1)
   if (row >= n_rows || span == n_spans || column >= d_value) return;
   const Seen seen = Bounds{window, wholes}.seen(past + row - start, row);
   const int n_queries = n_rows * n_heads, n_chunks = seen.n_chunks();
-  Softmax total{};
-  float2 whole{};
-  for (int begin = 0; begin < n_chunks; begin += AHEAD) {
-    Softmax chunks[AHEAD];
-    float2 some[AHEAD];
+  const auto load = [&](int begin, Some<AHEAD>& some) {
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
       const long long place = static_cast<long long>(min(begin + i, n_chunks - 1)) * n_queries + query;
-      const float2 pair = *reinterpret_cast<const float2*>(softmax + 2 * place);
-      chunks[i] = {pair.x, pair.y};
-      some[i] = *reinterpret_cast<const float2*>(sums + place * d_value + column);
+      memcpy(&some.chunks[i], softmax + 2 * place, sizeof(Softmax));
+      some.sums[i] = *reinterpret_cast<const float2*>(sums + place * d_value + column);
     }
+  };
+  Softmax total{};
+  float2 whole{};
+  Some<AHEAD> next;
+  load(0, next);
+  for (int begin = 0; begin < n_chunks; begin += AHEAD) {
+    const Some<AHEAD> some = next;
+    if (begin + AHEAD < n_chunks) load(begin + AHEAD, next);
+    Shares shares[AHEAD];  // before any is used, as they do not need each other
+    float zero = begin == 0 ? some.chunks[0].zero : total.zero;
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      shares[i] = shares_of(zero, some.chunks[i].zero);
+      zero = fmaxf(zero, some.chunks[i].zero);
+    }
+    total.zero = zero;
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
       if (begin + i == 0) {
-        total = chunks[i], whole = some[i];
+        total.sum = some.chunks[i].sum, whole = some.sums[i];
       } else if (begin + i < n_chunks) {
-        const Shares shares = join(total, chunks[i]);
-        whole = make_float2(joined(shares, whole.x, some[i].x), joined(shares, whole.y, some[i].y));
+        total.sum = joined(shares[i], total.sum, some.chunks[i].sum);
+        whole = make_float2(joined(shares[i], whole.x, some.sums[i].x), joined(shares[i], whole.y, some.sums[i].y));
       }
     }
   }

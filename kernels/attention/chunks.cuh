@@ -22,24 +22,26 @@ __device__ inline int first_of(int chunk) {
 // Minus infinity.
 __device__ inline float least() { return __uint_as_float(0xff800000u); }
 
-// What of the softmax is known of a query so far: exponents are of 2, relative to `largest`.
-struct Softmax {
-  float largest, sum;
+// What of the softmax is known of a query so far: exponents are of 2, relative to `zero`, a score that none is far above.
+struct alignas(8) Softmax {
+  float zero, sum;
 };
 
 // Brings a query's softmax up to date with a later chunk's; its values so far count `before`, the chunk's `added`.
 struct Shares {
   float before, added;
 };
-__device__ inline Shares join(Softmax& total, const Softmax& chunk) {
-  const float largest = fmaxf(total.largest, chunk.largest), at = largest == least() ? 0.0f : largest;
-  const Shares shares{exp2f(total.largest - at), exp2f(chunk.largest - at)};
-  total.sum = __fmaf_rn(shares.added, chunk.sum, __fmul_rn(shares.before, total.sum));
-  total.largest = largest;
-  return shares;
+__device__ inline Shares shares_of(float total_zero, float chunk_zero) {
+  const float zero = fmaxf(total_zero, chunk_zero), at = zero == least() ? 0.0f : zero;
+  return {exp2f(total_zero - at), exp2f(chunk_zero - at)};
 }
 __device__ inline float joined(const Shares& shares, float total, float chunk) {
   return __fmaf_rn(shares.added, chunk, __fmul_rn(shares.before, total));
+}
+__device__ inline Shares join(Softmax& total, const Softmax& chunk) {
+  const Shares shares = shares_of(total.zero, chunk.zero);
+  total = {fmaxf(total.zero, chunk.zero), joined(shares, total.sum, chunk.sum)};
+  return shares;
 }
 
 // Per head a score that joins the softmax of its queries and brings no value; logits: null where there are none. It joins
@@ -52,7 +54,7 @@ struct Sinks {
   __device__ float over(const Softmax& total, int query) const {
     if (logits == nullptr) return 1.0f / total.sum;
     const float logit = __fmul_rn(logits[query % n_heads], 1.44269504f);  // times log2(e), as scores are
-    return 1.0f / (total.sum + exp2f(logit - total.largest));
+    return 1.0f / (total.sum + exp2f(logit - total.zero));
   }
 };
 

@@ -5,11 +5,13 @@ position and the keys and values alone, however many rows, spans and blocks ther
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from slipstream.kernels.attention import warpgroups
 from slipstream.kernels.attention.spans import (
     WIDEST_ON_CUDA,
     Spans,
@@ -18,7 +20,6 @@ from slipstream.kernels.attention.spans import (
     check_widths,
     check_window,
 )
-from slipstream.kernels.attention import warpgroups
 from slipstream.kernels.cuda.launcher import compile_for, has_warpgroups, launch, refusal
 from slipstream.kernels.cuda.source import Source
 from slipstream.kernels.torch_op import torch_op
@@ -43,32 +44,29 @@ WIDTHS = (
 )
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float8_e4m3fn: "float8"}
 DTYPES = (torch.bfloat16, torch.float16)  # of queries; keys and values have theirs or float8
-# By dtype of queries: a model has one, and compiling takes seconds.
-SOURCES = {
-    q: Source(
-        __file__,
-        "attention.cu",
-        (
-            *(
-                f"attention<{NAMES[q]}, {NAMES[kv]}, {width.most}, {walks}>"
-                for kv in (q, torch.float8_e4m3fn)
-                for width in WIDTHS
-                for walks in (("false", "true") if width.walks else ("false",))
-            ),
-            f"merge_chunks<{NAMES[q]}>",
-        ),
-        fuse=False,  # both ways of joining chunks must round alike
-        early=True,
+MERGED = (8, 14)  # chunks that a join has under way: more take more registers
+
+
+def _source(q: torch.dtype, kv: torch.dtype, widths: Sequence[Width], *others: str) -> Source:
+    kernels = (
+        f"attention<{NAMES[q]}, {NAMES[kv]}, {width.most}, {walks}>"
+        for width in widths
+        for walks in (("false", "true") if width.walks else ("false",))
     )
-    for q in DTYPES
-}
-GROUPS = warpgroups.SOURCES  # on Hopper, for many queries
+    # Both ways of joining chunks must round alike: no multiplication and addition becomes one.
+    return Source(__file__, "attention.cu", (*kernels, *others), fuse=False, early=True)
+
+
+# By dtype of queries: a model has one, and compiling takes seconds. A device has NARROW or, if it is a Hopper, GROUPS.
+WIDE = {q: _source(q, q, WIDTHS[2:], *(f"merge_chunks<{NAMES[q]}, {n}>" for n in MERGED)) for q in DTYPES}
+CODED = {q: _source(q, torch.float8_e4m3fn, WIDTHS) for q in DTYPES}
+NARROW = {q: _source(q, q, WIDTHS[:2]) for q in DTYPES}
+GROUPS = warpgroups.SOURCES
 NO_WINDOW = 1 << 30
 ENOUGH_BLOCKS = 128  # one for each of about 132 multiprocessors: then each goes through all chunks by itself
 MOST_BLOCKS = 16 * 132  # blocks that find nothing to do cost time as well
-ENOUGH_OF_TWO = 64
-GROUPS_ABOVE = 2 * QUERIES  # queries of a span
 FEW_BLOCKS = 3 * 132  # as many run at a time: blocks of so few have more warps, to fetch sooner
+LONG = 32  # chunks: behind more of them, more are joined at once
 MOST_SUMS = 1 << 26  # floats kept between the two launches
 
 
@@ -77,7 +75,8 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def prepare(device: torch.device, dtype: torch.dtype) -> None:
-    compile_for(device, SOURCES[dtype], *([warpgroups.SOURCES[dtype]] if has_warpgroups(device) else []))
+    narrow = GROUPS if has_warpgroups(device) else NARROW
+    compile_for(device, WIDE[dtype], CODED[dtype], narrow[dtype])
 
 
 def attention(
@@ -130,7 +129,8 @@ def paged_attention(
     plan = _plan(q, keys, values, n_spans, n_pages * page_size, reach)
     between = 0 if plan.walks else 1 if plan.n_blocks == 1 else plan.n_chunks
     kept = n_rows * n_heads * between  # of queries, between chunks
-    sums = q.new_empty(kept * d_value, dtype=torch.float32)
+    totals = warpgroups.n_totals(q, plan.n_groups, plan.n_items * n_kv) if plan.walks else 0
+    sums = q.new_empty(kept * d_value + totals, dtype=torch.float32)
     softmax = q.new_empty(kept * 2, dtype=torch.float32)
     sizes = n_rows, n_spans, n_pages, n_heads, n_kv, page_size, d_head, d_value
     tensors = q, keys, values, *batch, wholes, sinks, out, sums, softmax
@@ -143,13 +143,14 @@ def paged_attention(
             grid,
             (plan.n_groups + 1) * warpgroups.TEAM,
             *(*tensors, *sizes, window, factor),
-            shared=warpgroups.shared(q, plan.n_groups, walks=plan.walks),
+            shared=warpgroups.shared(q, plan.n_groups, sums=plan.walks and not totals),
         )
     else:
         width, n_tiles = _width(d_head), plan.size // QUERIES
         is_few = plan.n_blocks * n_kv * plan.n_items <= FEW_BLOCKS
+        source = WIDE if keys.dtype == q.dtype else CODED
         launch(
-            SOURCES[q.dtype],
+            (NARROW if source is WIDE and width.walks else source)[q.dtype],
             f"attention<{NAMES[q.dtype]}, {NAMES[keys.dtype]}, {width.most}, {str(plan.walks).lower()}>",
             grid,
             (MOST_WARPS if is_few else n_tiles * width.slices) * WARP,
@@ -159,8 +160,8 @@ def paged_attention(
     if plan.n_blocks > 1:
         n_parts = -(-d_value // (2 * WARP))
         launch(
-            SOURCES[q.dtype],
-            f"merge_chunks<{NAMES[q.dtype]}>",
+            WIDE[q.dtype],
+            f"merge_chunks<{NAMES[q.dtype]}, {MERGED[plan.n_chunks > LONG]}>",
             (-(-n_rows * n_heads * n_parts // MOST_WARPS), 1, 1),
             MOST_WARPS * WARP,
             *(sums, softmax, batch[0], batch[1], wholes, sinks, out),
@@ -184,32 +185,32 @@ class Plan(NamedTuple):
     walks: bool  # a block keeps its sums over all chunks
 
 
-def _plan(
-    q: Tensor, keys: Tensor, values: Tensor, n_spans: int, n_positions: int, reach: int
-) -> Plan:
+def _plan(q: Tensor, keys: Tensor, values: Tensor, n_spans: int, n_positions: int, reach: int) -> Plan:
     """n_positions: that the page table has room for. reach: positions that a row sees at most."""
     (n_rows, n_heads, d_head), (_, n_kv, _, d_value) = q.shape, values.shape
     n_queries = n_rows * (n_heads // n_kv)
     per_span = -(-n_queries // n_spans)
-    n_groups = _groups(q, keys, per_span, n_queries)
-    most = MOST_WARPS // _width(d_head).slices
-    size = n_groups * warpgroups.GROUP or QUERIES * next((n for n in (1, 2) if per_span <= QUERIES * n), most)
-    n_items = n_queries // size + n_spans  # every span's last one may be partly filled
-    n_rows_seen = min(n_positions, reach + size)
+
+    def n_items(size: int) -> int:
+        return (n_queries - n_spans) // size + n_spans  # every span's last one may be partly filled
+
+    n_groups, most = 0, MOST_WARPS // _width(d_head).slices
+    size = QUERIES * next((n for n in (1, 2) if per_span <= QUERIES * n), most)
+    if warpgroups.runs(q, keys):
+        one, two = warpgroups.GROUP, 2 * warpgroups.GROUP
+        n_groups = 2 if per_span > one and n_items(two) * n_kv >= ENOUGH_BLOCKS else 1
+        size = n_groups * one
+    n_seen = min(n_positions, reach + size)
     # Chunks do not get shorter: as many positions touch most of them where the text begins.
-    n_chunks = min(_chunk_of(n_positions - 1) + 1, _chunk_of(n_rows_seen - 1) + 2)
-    enough = ENOUGH_BLOCKS if n_groups != 2 else ENOUGH_OF_TWO
-    if n_queries // size * n_kv >= enough or n_rows * n_heads * n_chunks * d_value > MOST_SUMS:
-        return Plan(size, n_groups, n_items, 1, n_chunks, n_groups > 0 or _width(d_head).walks)
-    n_blocks = min(n_chunks, max(1, MOST_BLOCKS // (n_items * n_kv)))
-    walks = n_blocks == 1 and (n_groups > 0 or _width(d_head).walks)
-    return Plan(size, n_groups, n_items, n_blocks, n_chunks, walks)
-
-
-def _groups(q: Tensor, keys: Tensor, per_span: int, n_queries: int) -> int:
-    if per_span <= GROUPS_ABOVE or not warpgroups.runs(q, keys):
-        return 0
-    return 2 if n_queries // (2 * warpgroups.GROUP) * keys.shape[1] >= ENOUGH_OF_TWO else 1
+    n_chunks = min(_chunk_of(n_positions - 1) + 1, _chunk_of(n_seen - 1) + 2)
+    n_sums = n_rows * n_heads * n_chunks * d_value  # that are kept where blocks share an item
+    if n_groups:
+        n_blocks = warpgroups.n_blocks(n_groups, n_items(size) * n_kv, n_seen, n_sums)
+    else:
+        is_full = n_queries // size * n_kv >= ENOUGH_BLOCKS
+        n_blocks = 1 if is_full else max(1, MOST_BLOCKS // (n_items(size) * n_kv))
+    n_blocks = 1 if n_sums > MOST_SUMS else min(n_chunks, n_blocks)
+    return Plan(size, n_groups, n_items(size), n_blocks, n_chunks, n_blocks == 1 and _width(d_head).walks)
 
 
 def _chunk_of(position: int) -> int:

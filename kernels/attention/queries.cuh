@@ -27,10 +27,13 @@ __device__ inline int first_column() {
 template <int D>
 struct Queries {
   float sums[COLUMNS<D> / 8][4];  // from first_column on
-  Softmax softmax[2];
+  float weight[2];                // sums of weights
+  float zero[2];                  // a score whose weight is 1; least() before the first that is seen
   Seen first, last;  // what the first of the queries sees and the last; what others do begins and ends between
   Seen seen[2];      // no query: nothing
   int index[2];      // row * n_heads + head
+
+  __device__ Softmax softmax(int half) const { return {zero[half], weight[half]}; }
 };
 
 // What a block works on: some queries of a span, counted over its rows and the heads that read one K/V head.
@@ -75,67 +78,89 @@ __device__ inline void place(Queries<D>& mine, const Item& item, int first, int 
   }
 }
 
-// Brings the softmax of a lane's queries up to date with the scores of N positions from `at` on, which become weights: the left
-// side of the next product. before: what the sums so far have to be multiplied by. partly: some query does not see all positions.
+// What scores may be above the exponents' zero, so that few steps scale all sums: weights then are at most 2^SLACK.
+constexpr float SLACK = 8.0f;
+
+// The scores of N positions from `at` on become weights: the left side of the next product. partly: some query does not see all
+// positions. True if the sums so far have to be multiplied by `before`.
 template <class T, int D, int N>
-__device__ inline void soften(Queries<D>& mine, int at, bool partly, float scale, float (&scores)[N / 8][4],
+__device__ inline bool soften(Queries<D>& mine, int at, bool partly, float scale, float (&scores)[N / 8][4],
                               unsigned (&weights)[N / 16][4], float (&before)[2]) {
-  const int pair = threadIdx.x % 4;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float largest = least();
+  for (int i = 0; i < N / 2; ++i) scores[i / 4][i % 4] = __fmul_rn(scores[i / 4][i % 4], scale);
+  if (partly) {
+    seldom();
 #pragma unroll
-    for (int i = 0; i < N / 4; ++i) {
-      float& one = scores[i / 2][2 * half + i % 2];
-      one = __fmul_rn(one, scale);
-      if (partly && !mine.seen[half].has(at + i / 2 * 8 + 2 * pair + i % 2)) one = least();
-      largest = fmaxf(largest, one);
-    }
-    largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
-    Softmax& softmax = mine.softmax[half];
-    largest = fmaxf(largest, softmax.largest);
-    const float zero = largest == least() ? 0.0f : largest;
-    before[half] = power_of_two(softmax.largest - zero);
-    softmax.largest = largest;
-    softmax.sum = __fmul_rn(softmax.sum, before[half]);
+    for (int i = 0; i < N / 2; ++i)
+      if (!mine.seen[i % 4 / 2].has(at + i / 4 * 8 + 2 * (threadIdx.x % 4) + i % 2)) scores[i / 4][i % 4] = least();
+  }
+  float largest[2] = {least(), least()};
 #pragma unroll
-    for (int n = 0; n < N / 8; ++n) {
-      const unsigned both =
-          packed_pair<T>(power_of_two(scores[n][2 * half] - zero), power_of_two(scores[n][2 * half + 1] - zero));
-      T rounded[2];
-      memcpy(rounded, &both, 4);
-      softmax.sum += widened(rounded[0]) + widened(rounded[1]);  // what the values are multiplied by
-      weights[n / 2][n % 2 * 2 + half] = both;
+  for (int i = 0; i < N / 4; ++i)
+    largest[i % 2] = fmaxf(largest[i % 2], fmaxf(scores[i / 2][2 * (i % 2)], scores[i / 2][2 * (i % 2) + 1]));
+  const bool rises = __any_sync(FULL_WARP, largest[0] > mine.zero[0] + SLACK || largest[1] > mine.zero[1] + SLACK);
+  if (rises) {
+    seldom();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& most = largest[half];
+      most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
+      const float zero = most > mine.zero[half] + SLACK ? most : mine.zero[half];
+      before[half] = zero == least() ? 1.0f : power_of_two(mine.zero[half] - zero);
+      mine.zero[half] = zero;
     }
   }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float zero = mine.zero[half] == least() ? 0.0f : mine.zero[half];
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n)
+      weights[n / 2][n % 2 * 2 + half] =
+          packed_pair<T>(power_of_two(scores[n][2 * half] - zero), power_of_two(scores[n][2 * half + 1] - zero));
+  }
+  return rises;
 }
 
-// Scales the sums so far to the new largest.
 template <int D>
 __device__ inline void rescale(Queries<D>& mine, const float (&before)[2]) {
-  if (!__any_sync(FULL_WARP, before[0] != 1.0f || before[1] != 1.0f)) return;  // as behind the first steps nearly always
 #pragma unroll
   for (int i = 0; i < COLUMNS<D> / 2; ++i) mine.sums[i / 4][i % 4] = __fmul_rn(mine.sums[i / 4][i % 4], before[i % 4 / 2]);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) mine.weight[half] = __fmul_rn(mine.weight[half], before[half]);
+}
+
+// Sums up the weights, as rounded: what values are multiplied by. A lane has those of its own columns. (By a product with ones
+// it would wait for the tensor cores, which are busy.)
+template <class T, int D, int N>
+__device__ inline void weigh(Queries<D>& mine, const unsigned (&weights)[N / 16][4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n) {
+      const float2 two = widened_pair<T>(weights[n / 2][n % 2 * 2 + half]);
+      mine.weight[half] += two.x + two.y;
+    }
+  }
 }
 
 // Begins a chunk.
 template <int D>
 __device__ inline void clear(Queries<D>& mine) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) mine.softmax[half] = {least(), 0.0f};
+  for (int half = 0; half < 2; ++half) mine.zero[half] = least(), mine.weight[half] = 0.0f;
 #pragma unroll
   for (int i = 0; i < COLUMNS<D> / 2; ++i) mine.sums[i / 4][i % 4] = 0.0f;
 }
 
-// Ends a chunk, of which a lane has the weights of its own columns.
+// Ends a chunk: all lanes of a query have the sum of its weights.
 template <int D>
-__device__ inline void add_up_weights(Queries<D>& mine) {
+__device__ inline void add_up(Queries<D>& mine) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float& sum = mine.softmax[half].sum;
-    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+    float& weight = mine.weight[half];
+    weight += __shfl_xor_sync(FULL_WARP, weight, 1);
+    weight += __shfl_xor_sync(FULL_WARP, weight, 2);
   }
 }
 
@@ -207,16 +232,16 @@ __device__ inline void leave(const Queries<D>& mine, int half, int slot, const S
   for (int n = 0; n < COLUMNS<D> / 8; ++n)
     if (column + n * 8 < memory.d_value)
       *reinterpret_cast<float2*>(to + n * 8 + 2 * pair) = make_float2(mine.sums[n][2 * half], mine.sums[n][2 * half + 1]);
-  if (pair == 0 && column == 0) memory.softmax[memory.softmax_at(slot, mine.index[half])] = mine.softmax[half];
+  if (pair == 0 && column == 0) memory.softmax[memory.softmax_at(slot, mine.index[half])] = mine.softmax(half);
 }
 
-// Joins a chunk of one query to those before; totals.at(n, half): a lane's columns 8 n + 2 pair, +1.
+// Joins a chunk of one query to those before. totals.at(n, half): a lane's columns 8 n + 2 pair, +1.
 template <int D, class Totals>
 __device__ inline void add_chunk(const Queries<D>& mine, int half, int slot, Softmax& total, Totals& totals) {
   const bool is_first = slot == 0;  // chosen value by value: two loops in a branch spilled
   if (is_first) total = {least(), 0.0f};
-  const Shares shares = join(total, mine.softmax[half]);
-  if (is_first) total = mine.softmax[half];
+  const Shares shares = join(total, mine.softmax(half));
+  if (is_first) total = mine.softmax(half);
 #pragma unroll
   for (int n = 0; n < COLUMNS<D> / 8; ++n) {
     float2& two = totals.at(n, half);

@@ -1,8 +1,8 @@
 // Attention of many queries over the same keys and values, on Hopper: what attention.cu computes, bit for bit, by products of
 // warpgroups.
 //
-// A block has GROUP queries of one K/V head and span for each of its multiplying warpgroups; a last warpgroup copies keys and
-// values, TILE positions at a time, for all of them. Groups wait for each other nowhere, so that one multiplies while another is
+// A block has 64 queries of one K/V head and span for each of its multiplying warpgroups; a last warpgroup copies keys and values,
+// TILE positions at a time, for all of them. Groups wait for each other nowhere, so that one multiplies while another is
 // at its softmax. Queries and weights are left sides, in registers, keys and values right sides, in panels (wgmma.cuh).
 #include "attention/queries.cuh"
 #include "bulk.cuh"
@@ -10,7 +10,6 @@
 #include "wgmma.cuh"
 
 constexpr int TEAM = 4 * WARP;           // threads of a warpgroup
-constexpr int GROUP = 4 * QUERIES;       // queries of one
 constexpr int STEP = 32, TILE = 64;      // positions by which the softmax moves on, as in attention.cu, and of a stage
 template <int N_GROUPS>
 constexpr int STAGES = N_GROUPS == 1 ? 3 : 4;
@@ -54,34 +53,34 @@ struct Chunks {
   __device__ int end(int chunk) const { return min(first_of(chunk + 1) - 1, seen.last) / TILE + 1; }
 };
 
-// The copies of all of a block's tiles, by a warpgroup.
+// The copies of all of a block's tiles, by a warpgroup. A warp copies OWN positions of each, a lane the same piece of some.
 template <class T, int D, int N_STAGES>
 __device__ inline void feed(const Store<T>& store, const Chunks& chunks, T* stages, Barrier* arrived, Barrier* free) {
-  constexpr int OF_LINE = D / 8, AT_ONCE = WARP / OF_LINE, OWN = TILE / (TEAM / WARP);  // pieces, positions
-  const int lane = threadIdx.x % WARP, first = threadIdx.x % TEAM / WARP * OWN, piece = lane % OF_LINE;
+  constexpr int OF_LINE = D / 8, AT_ONCE = WARP / OF_LINE, OWN = TILE / (TEAM / WARP);
+  const int lane = threadIdx.x % WARP, first = threadIdx.x % TEAM / WARP * OWN, piece = lane % OF_LINE, line = lane / OF_LINE;
+  const bool has_key = piece * 8 < store.d_head, has_value = piece * 8 < store.d_value;
+  const T *keys = store.keys + piece * 8, *values = store.values + piece * 8;
+  const int place = held(cell(first + line, piece));
   const auto arrive = [&](Barrier* barrier) {
     show_to_products();
     __syncwarp();
     if (lane == 0) barrier_arrive(barrier);
   };
+  Barrier* under_way = nullptr;  // of the tile before
   Turn<N_STAGES> turn;
-  Barrier* under_way = nullptr;
   for (int i = blockIdx.y; i < chunks.seen.n_chunks(); i += gridDim.y) {
     const int chunk = chunks.chunk(i);
     for (int tile = chunks.begin(chunk); tile < chunks.end(chunk); ++tile, turn.next()) {
       const int looked_up = tile * TILE + first + lane % OWN;
       const int own = chunks.seen.has(looked_up) ? store.row(looked_up) : -1;
-      T* stage = stages + turn.stage * (2 * SIZE<D>);
+      T* stage = stages + turn.stage * (2 * SIZE<D>) + place;
       barrier_wait(free + turn.stage, turn.parity ^ 1);
 #pragma unroll
-      for (int which = 0; which < OWN / AT_ONCE; ++which) {
-        const int position = which * AT_ONCE + lane / OF_LINE, row = __shfl_sync(FULL_WARP, own, position);
-        const auto copy = [&](T* to, const T* from, int width) {
-          const bool wanted = row >= 0 && piece * 8 < width;
-          copy16(to + cell(first + position, piece), from + (wanted ? static_cast<long long>(row) * width + piece * 8 : 0), wanted);
-        };
-        copy(stage, store.keys, store.d_head);
-        copy(stage + SIZE<D>, store.values, store.d_value);
+      for (int n = 0; n < OWN; n += AT_ONCE) {  // lines are turned by XOR, and so are the low bits of the distance
+        const int row = __shfl_sync(FULL_WARP, own, n + line);
+        T* to = reinterpret_cast<T*>(reinterpret_cast<size_t>(stage) ^ n % 8 * 16) + n * LINE;
+        copy16(to, keys + static_cast<size_t>(static_cast<unsigned>(row)) * store.d_head, row >= 0 && has_key);
+        copy16(to + SIZE<D>, values + static_cast<size_t>(static_cast<unsigned>(row)) * store.d_value, row >= 0 && has_value);
       }
       copies_commit();
       copies_wait<1>();
@@ -115,13 +114,13 @@ using Weights = unsigned[TILE / STEP][STEP / 16][4];  // of a tile, as left side
 // `scored` is called.
 template <class T, int D, class Scored>
 __device__ inline void advance(Queries<D>& mine, const unsigned (&queries)[D / 16][4], int tile, float scale, const T* stage,
-                               Weights& weights, const Scored& scored) {
+                               const Lines<T>& lines, Weights& weights, const Scored& scored) {
   float scores[TILE / STEP][STEP / 8][4];
   float(&every)[TILE / 8][4] = reinterpret_cast<float(&)[TILE / 8][4]>(scores);
   group_begin();
 #pragma unroll
   for (int k = 0; k < D / 16; ++k) {
-    const T* keys = stage + k / 4 * (TILE * LINE) + k % 4 * 16;
+    const Lines<T> keys = lines.further(k / 4 * (TILE * LINE) + k % 4 * 16);
     if (k == 0) {
       multiply_with_lines<T, true>(every, queries[k], keys);
     } else {
@@ -137,13 +136,14 @@ __device__ inline void advance(Queries<D>& mine, const unsigned (&queries)[D / 1
   for (int half = 0; half < TILE / STEP; ++half) {
     const int at = tile * TILE + half * STEP;
     if (mine.first.first >= at + STEP || mine.last.last < at) continue;
-    const bool partly = mine.last.first > at || mine.first.last < at + STEP - 1;
-    const T* values = stage + SIZE<D> + half * STEP * LINE;
+    // All lanes agree; the vote has the compiler know it, too.
+    const bool partly = __any_sync(FULL_WARP, mine.last.first > at || mine.first.last < at + STEP - 1);
     float before[2];
-    soften<T, D, STEP>(mine, at, partly, scale, scores[half], weights[half], before);
+    const bool rises = soften<T, D, STEP>(mine, at, partly, scale, scores[half], weights[half], before);
     group_wait<0>();
     are_there(mine.sums);
-    rescale<D>(mine, before);
+    if (rises) rescale<D>(mine, before);
+    const T* values = stage + SIZE<D> + half * STEP * LINE;
     const bool odd = partly && has_odd<T, D, STEP>(values, of_values);
     if (odd) gather_odd<T, D, STEP>(mine, at, weights[half], values, of_values);
     in_registers(weights[half][0]);
@@ -151,29 +151,38 @@ __device__ inline void advance(Queries<D>& mine, const unsigned (&queries)[D / 1
     group_begin();
 #pragma unroll
     for (int k = 0; k < STEP / 16; ++k)  // were these in the other branch, the assembler would wait for all products
-      if (!odd) multiply_along_lines<T, TILE>(mine.sums, weights[half][k], values + k * 16 * LINE);
+      if (!odd) multiply_along_lines<T>(mine.sums, weights[half][k], lines.further(SIZE<D> + (half * STEP + k * 16) * LINE));
     group_commit();
+    weigh<T, D, STEP>(mine, weights[half]);
   }
 }
 
-// The sums of a lane's queries over the chunks so far, in shared memory: they are seldom wanted.
-template <int D, int N_GROUPS>
+// The sums of a lane's queries over the chunks so far, of a block that joins them itself. They are seldom wanted: in shared memory
+// behind the stages, or in L2 where two blocks would not fit a multiprocessor otherwise.
+template <class T, int D, int N_GROUPS>
 struct Totals {
+  static constexpr int N_THREADS = N_GROUPS * TEAM;
   float2* own;
 
-  __device__ Totals(void* memory) : own(static_cast<float2*>(memory) + threadIdx.x) {}
-  __device__ float2& at(int n, int half) { return own[(n * 2 + half) * (N_GROUPS * TEAM)]; }
+  __device__ Totals(T* stages, float* sums) {
+    const long long block = static_cast<long long>(blockIdx.z) * gridDim.x + blockIdx.x;
+    T* behind = stages + STAGES<N_GROUPS> * 2 * SIZE<D>;
+    own = reinterpret_cast<float2*>(sums == nullptr ? reinterpret_cast<float*>(behind) : sums + block * (D / 2 * N_THREADS));
+    own += threadIdx.x;
+  }
+  __device__ float2& at(int n, int half) { return own[(n * 2 + half) * N_THREADS]; }
 };
 
 // All of a block's tiles, by one group.
 template <class T, int D, int N_GROUPS>
 __device__ inline void multiply_all(Queries<D>& mine, const unsigned (&queries)[D / 16][4], const Chunks& chunks, float scale,
-                                    const T* stages, Barrier* arrived, Barrier* free, const Sums& memory, const Sinks& sinks,
+                                    T* stages, Barrier* arrived, Barrier* free, const Sums& memory, const Sinks& sinks,
                                     T* out) {
   constexpr int N_STAGES = STAGES<N_GROUPS>;
-  Totals<D, N_GROUPS> totals(const_cast<T*>(stages) + N_STAGES * 2 * SIZE<D>);
+  Totals<T, D, N_GROUPS> totals(stages, memory.sums);
   Softmax total[2];
   Weights weights;
+  const Lines<T> lines = lines_at<T>(stages, TILE * LINE);
   Turn<N_STAGES> turn;
   const auto release = [&](int stage) {
     __syncwarp();
@@ -189,7 +198,8 @@ __device__ inline void multiply_all(Queries<D>& mine, const unsigned (&queries)[
         release(turn.stage);
         continue;
       }
-      advance<T, D>(mine, queries, tile, scale, stages + turn.stage * (2 * SIZE<D>), weights, [&] {
+      const int first = turn.stage * (2 * SIZE<D>);
+      advance<T, D>(mine, queries, tile, scale, stages + first, lines.further(first), weights, [&] {
         if (used >= 0) release(used);
       });
       used = turn.stage;
@@ -197,7 +207,7 @@ __device__ inline void multiply_all(Queries<D>& mine, const unsigned (&queries)[
     group_wait<0>();
     are_there(mine.sums);
     if (used >= 0) release(used);
-    add_up_weights<D>(mine);
+    add_up<D>(mine);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Seen& own = mine.seen[half];
@@ -216,7 +226,8 @@ __device__ inline void multiply_all(Queries<D>& mine, const unsigned (&queries)[
     if (mine.seen[half].last >= 0) write<T, D>(mine, half, total[half], totals, memory.d_value, sinks, out);
 }
 
-// Grid and arguments: as of attention.cu; an item is GROUP queries for each warpgroup but the last.
+// Grid and arguments: as of attention.cu; an item is 64 queries for each warpgroup but the last. sums, where one block goes
+// through all of an item's chunks: 64 x D for each warpgroup, or null.
 template <class T, int D, int N_GROUPS>
 __global__ void __launch_bounds__((N_GROUPS + 1) * TEAM, N_GROUPS == 1 ? 2 : 1)
     attention_groups(const T* q, const T* keys, const T* values, const int* span_starts, const int* n_past, const int* page_table,
@@ -226,6 +237,7 @@ __global__ void __launch_bounds__((N_GROUPS + 1) * TEAM, N_GROUPS == 1 ? 2 : 1)
   constexpr int N_STAGES = STAGES<N_GROUPS>;
   __shared__ Barrier arrived[N_STAGES], free[N_STAGES];
   let_next_begin();
+  constexpr int GROUP = TEAM / WARP * QUERIES;
   const int team = threadIdx.x / TEAM;
   if (threadIdx.x == 0) {
     for (int i = 0; i < N_STAGES; ++i) barrier_init(arrived + i, TEAM / WARP), barrier_init(free + i, N_GROUPS * (TEAM / WARP));

@@ -275,7 +275,7 @@ inline void bulk_copy(void* to, const void* from, unsigned n_bytes, const void* 
 // ---- products of warpgroups, computed when they are waited for: each warp its own 16 rows
 
 // Where 16 bits of the right side lie: one of its 16 inputs, of a column.
-inline const void* arranged(const void* columns, unsigned input, unsigned column) {
+inline const void* arranged(const void* columns, int, unsigned input, unsigned column) {
   return static_cast<const uint16_t*>(columns) + column / 8 * 128 + input / 8 * 64 + column % 8 * 8 + input % 8;
 }
 // In panels of lines of 128 bytes: bits 4 to 6 of an address are turned by bits 7 to 9.
@@ -283,12 +283,11 @@ inline const void* turned_line(const void* columns, unsigned bytes) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(columns) + bytes;
   return reinterpret_cast<const void*>(address ^ (address >> 7 & 7) << 4);
 }
-inline const void* with_lines(const void* columns, unsigned input, unsigned column) {
+inline const void* with_lines(const void* columns, int, unsigned input, unsigned column) {
   return turned_line(columns, column * 128 + input * 2);
 }
-template <int N_LINES>
-const void* along_lines(const void* columns, unsigned input, unsigned column) {
-  return turned_line(columns, column / 64 * (N_LINES * 128) + input * 128 + column % 64 * 2);
+inline const void* along_lines(const void* columns, int to_next_panel, unsigned input, unsigned column) {
+  return turned_line(columns, column / 64 * (to_next_panel * 2) + input * 128 + column % 64 * 2);
 }
 
 template <class T>
@@ -304,7 +303,7 @@ void multiply_columns(void** arguments, unsigned) {
       for (unsigned lane = 0; lane < 32; ++lane) {
         for (unsigned i = 0; i < 4; ++i) {
           const unsigned input = i / 2 * 8 + lane % 4 * 2 + i % 2;
-          memcpy(reinterpret_cast<char*>(b[lane]) + 2 * i, common.place(common.columns, input, 8 * n + lane / 4), 2);
+          memcpy(reinterpret_cast<char*>(b[lane]) + 2 * i, common.place(common.columns, common.to_next_panel, input, 8 * n + lane / 4), 2);
         }
         const GroupProduct& mine = (*of[lane])[product];
         eight[lane] = {mine.a, b[lane], mine.sums + 4 * n};
@@ -320,13 +319,13 @@ inline Operation columns_of __attribute__((section(".emulator_state"))) = nullpt
 
 template <class T>
 void multiply_later(float* sums, unsigned n_eights, const unsigned* a, const void* columns,
-                    decltype(GroupProduct::place) place = arranged) {
+                    decltype(GroupProduct::place) place = arranged, int to_next_panel = 0) {
   const unsigned aligned = place == arranged ? 128 : place == with_lines ? 32 : 1024;
   if (reinterpret_cast<uintptr_t>(columns) % aligned) fail("columns at an address that is no multiple of %u", aligned);
   columns_of = multiply_columns<T>;
   auto& groups = machine->current->products;
   if (groups.empty()) groups.emplace_back();
-  groups.back().push_back({sums, n_eights, a, columns, place});
+  groups.back().push_back({sums, n_eights, a, columns, to_next_panel, place});
 }
 
 inline void products_commit() { machine->current->products.emplace_back(); }

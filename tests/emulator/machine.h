@@ -59,7 +59,8 @@ struct GroupProduct {  // of a warp with columns in shared memory, eight by eigh
   unsigned n_eights;
   const unsigned* a;
   const void* columns;
-  const void* (*place)(const void* columns, unsigned input, unsigned column);
+  int to_next_panel;  // 16-bit values, of columns in panels
+  const void* (*place)(const void* columns, int to_next_panel, unsigned input, unsigned column);
 };
 
 struct Fiber {

@@ -35,6 +35,18 @@ __device__ inline unsigned bits_of(const P& pair) {
   return bits;
 }
 
+// Two T of a register as floats, the lower first.
+template <class T>
+__device__ inline float2 widened_pair(unsigned both);
+template <>
+__device__ inline float2 widened_pair<bfloat16>(unsigned both) {
+  return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+}
+template <>
+__device__ inline float2 widened_pair<float16>(unsigned both) {
+  return __half22float2(as_pair<float16>(both));
+}
+
 template <class T>
 constexpr int MANTISSA_SHIFT = 1;  // from a code in the upper half of 16 bits to T's exponent and mantissa
 template <>

@@ -50,6 +50,13 @@ __device__ inline int held(int value) {
   return value;
 }
 
+// What follows in a branch that few take: kept a branch, of which the others pay nothing.
+__device__ inline void seldom() {
+#ifndef SLIPSTREAM_EMULATED
+  asm volatile("");
+#endif
+}
+
 // 1 / x to about the last bit, for normal x: the same on every call.
 __device__ inline float about_one_over(float x) {
 #ifdef SLIPSTREAM_EMULATED

@@ -27,32 +27,52 @@ constexpr int LINE = 64;  // values
 // Where values 8 piece to 8 piece + 7 of a line of a panel begin.
 __device__ inline int piece_of_line(int line, int piece) { return line * LINE + (piece ^ line % 8) * 8; }
 
+// A right side in panels, as the products take it.
+template <class T>
+struct Lines {
+#ifdef SLIPSTREAM_EMULATED
+  const T* first;
+  int to_next_panel;
+  __device__ Lines further(int values) const { return {first + values, to_next_panel}; }
+#else
+  unsigned long long descriptor;
+  __device__ Lines further(int values) const { return {descriptor + values * sizeof(T) / 16}; }
+#endif
+};
+
+// From `first` on; values of lines 64 and on lie in another panel, `to_next_panel` values further.
+template <class T>
+__device__ inline Lines<T> lines_at(const T* first, int to_next_panel);
+
 // sums[n][i]: what c[i] of mma.cuh is, of columns 8 n to 8 n + 7.
 //
-// Columns are 64 lines of a panel, of which `values` is the first's value 0, 16, 32 or 48: 16 of each are multiplied. ANEW: the
-// sums are those products alone.
+// Columns are 64 lines of a panel, from a multiple of 8 on; 16 values of each are multiplied, value 0, 16, 32 or 48 of the first
+// line being `lines`. ANEW: the sums are those products alone.
 template <class T, bool ANEW>
-__device__ inline void multiply_with_lines(float (&sums)[8][4], const unsigned (&a)[4], const T* values);
-// Columns are the values of 16 lines, from `line` on, whose number is a multiple of 8; values 64 and on are in another panel,
-// N_LINES lines further.
-template <class T, int N_LINES>
-__device__ inline void multiply_along_lines(float (&sums)[8][4], const unsigned (&a)[4], const T* line);
-template <class T, int N_LINES>
-__device__ inline void multiply_along_lines(float (&sums)[16][4], const unsigned (&a)[4], const T* line);
+__device__ inline void multiply_with_lines(float (&sums)[8][4], const unsigned (&a)[4], const Lines<T>& lines);
+// Columns are the values of 16 lines, from a multiple of 8 on.
+template <class T>
+__device__ inline void multiply_along_lines(float (&sums)[8][4], const unsigned (&a)[4], const Lines<T>& lines);
+template <class T>
+__device__ inline void multiply_along_lines(float (&sums)[16][4], const unsigned (&a)[4], const Lines<T>& lines);
 
 #ifdef SLIPSTREAM_EMULATED
+template <class T>
+inline Lines<T> lines_at(const T* first, int to_next_panel) {
+  return {first, to_next_panel};
+}
 template <class T, bool ANEW>
-inline void multiply_with_lines(float (&sums)[8][4], const unsigned (&a)[4], const T* values) {
+inline void multiply_with_lines(float (&sums)[8][4], const unsigned (&a)[4], const Lines<T>& lines) {
   if (ANEW) memset(sums, 0, sizeof sums);
-  emulator::multiply_later<T>(sums[0], 8, a, values, emulator::with_lines);
+  emulator::multiply_later<T>(sums[0], 8, a, lines.first, emulator::with_lines);
 }
-template <class T, int N_LINES>
-inline void multiply_along_lines(float (&sums)[8][4], const unsigned (&a)[4], const T* line) {
-  emulator::multiply_later<T>(sums[0], 8, a, line, emulator::along_lines<N_LINES>);
+template <class T>
+inline void multiply_along_lines(float (&sums)[8][4], const unsigned (&a)[4], const Lines<T>& lines) {
+  emulator::multiply_later<T>(sums[0], 8, a, lines.first, emulator::along_lines, lines.to_next_panel);
 }
-template <class T, int N_LINES>
-inline void multiply_along_lines(float (&sums)[16][4], const unsigned (&a)[4], const T* line) {
-  emulator::multiply_later<T>(sums[0], 16, a, line, emulator::along_lines<N_LINES>);
+template <class T>
+inline void multiply_along_lines(float (&sums)[16][4], const unsigned (&a)[4], const Lines<T>& lines) {
+  emulator::multiply_later<T>(sums[0], 16, a, lines.first, emulator::along_lines, lines.to_next_panel);
 }
 template <>
 inline void multiply_group<bfloat16>(float (&sums)[64], const unsigned (&a)[4], const bfloat16* columns) {
@@ -115,10 +135,11 @@ __device__ inline void multiply_group<float16>(float (&sums)[96], const unsigned
                : OPERANDS_96(sums)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns_at(columns)));
 }
-// A panel's part: 1,024 bytes from 8 lines to the next 8; bits 4 to 6 of an address are turned by bits 7 to 9.
-__device__ inline unsigned long long lines_at(const void* values, unsigned long long to_next_panel) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(values));
-  return (address & 0x3ffffu) >> 4 | to_next_panel >> 4 << 16 | 1024ull >> 4 << 32 | 1ull << 62;
+// 1,024 bytes from 8 lines to the next 8; bits 4 to 6 of an address are turned by bits 7 to 9.
+template <class T>
+__device__ inline Lines<T> lines_at(const T* first, int to_next_panel) {
+  const unsigned long long address = static_cast<unsigned>(__cvta_generic_to_shared(first)) & 0x3ffffu, apart = to_next_panel * sizeof(T);
+  return {address >> 4 | apart >> 4 << 16 | 1024ull >> 4 << 32 | 1ull << 62};
 }
 
 #define SUMS_32 \
@@ -134,34 +155,28 @@ __device__ inline unsigned long long lines_at(const void* values, unsigned long 
   "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" SUMS_32 "}, {%32, %33, %34, %35}, %36, " adds ", 1, 1, " turned ";"
 #define OF_128(type) \
   "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" SUMS_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
-#define PRODUCTS_OF_PANELS(T, type)                                                                                      \
-  template <bool ANEW>                                                                                                   \
-  __device__ inline void multiply_lines(float (&sums)[8][4], const unsigned (&a)[4], const T*, unsigned long long at) {  \
-    if constexpr (ANEW)                                                                                                  \
-      asm volatile(OF_64(type, "0", "0") : FOURS_8(sums, 0) : LEFT(a), "l"(at));                                         \
-    else                                                                                                                 \
-      asm volatile(OF_64(type, "1", "0") : FOURS_8(sums, 0) : LEFT(a), "l"(at));                                         \
-  }                                                                                                                      \
-  __device__ inline void multiply_along(float (&sums)[8][4], const unsigned (&a)[4], const T*, unsigned long long at) {  \
-    asm volatile(OF_64(type, "1", "1") : FOURS_8(sums, 0) : LEFT(a), "l"(at));                                           \
-  }                                                                                                                      \
-  __device__ inline void multiply_along(float (&sums)[16][4], const unsigned (&a)[4], const T*, unsigned long long at) { \
-    asm volatile(OF_128(type) : FOURS_8(sums, 0), FOURS_8(sums, 8) : LEFT(a), "l"(at));                                  \
+#define PRODUCTS_OF_PANELS(T, type)                                                                                     \
+  template <bool ANEW>                                                                                                  \
+  __device__ inline void with_lines(float (&sums)[8][4], const unsigned (&a)[4], const Lines<T>& lines) {               \
+    if constexpr (ANEW)                                                                                                 \
+      asm volatile(OF_64(type, "0", "0") : FOURS_8(sums, 0) : LEFT(a), "l"(lines.descriptor));                          \
+    else                                                                                                                \
+      asm volatile(OF_64(type, "1", "0") : FOURS_8(sums, 0) : LEFT(a), "l"(lines.descriptor));                          \
+  }                                                                                                                     \
+  template <>                                                                                                           \
+  __device__ inline void multiply_along_lines(float (&sums)[8][4], const unsigned (&a)[4], const Lines<T>& lines) {     \
+    asm volatile(OF_64(type, "1", "1") : FOURS_8(sums, 0) : LEFT(a), "l"(lines.descriptor));                            \
+  }                                                                                                                     \
+  template <>                                                                                                           \
+  __device__ inline void multiply_along_lines(float (&sums)[16][4], const unsigned (&a)[4], const Lines<T>& lines) {    \
+    asm volatile(OF_128(type) : FOURS_8(sums, 0), FOURS_8(sums, 8) : LEFT(a), "l"(lines.descriptor));                   \
   }
 PRODUCTS_OF_PANELS(bfloat16, "bf16")
 PRODUCTS_OF_PANELS(float16, "f16")
 
 template <class T, bool ANEW>
-__device__ inline void multiply_with_lines(float (&sums)[8][4], const unsigned (&a)[4], const T* values) {
-  multiply_lines<ANEW>(sums, a, values, lines_at(values, 16));
-}
-template <class T, int N_LINES>
-__device__ inline void multiply_along_lines(float (&sums)[8][4], const unsigned (&a)[4], const T* line) {
-  multiply_along(sums, a, line, lines_at(line, N_LINES * LINE * sizeof(T)));
-}
-template <class T, int N_LINES>
-__device__ inline void multiply_along_lines(float (&sums)[16][4], const unsigned (&a)[4], const T* line) {
-  multiply_along(sums, a, line, lines_at(line, N_LINES * LINE * sizeof(T)));
+__device__ inline void multiply_with_lines(float (&sums)[8][4], const unsigned (&a)[4], const Lines<T>& lines) {
+  with_lines<ANEW>(sums, a, lines);
 }
 #endif
 
@@ -186,7 +201,7 @@ __device__ inline void are_there(float (&sums)[N][4]) {
 #endif
 }
 
-// Copies of the threads that have arrived (copies_wait) are seen by products that begin behind the next barrier.
+// What threads have written or copied into shared memory, and this one may read, is seen by the products that it begins next.
 __device__ inline void show_to_products() {
 #ifndef SLIPSTREAM_EMULATED
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
