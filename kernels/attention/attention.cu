@@ -3,7 +3,8 @@
 //
 // What a query adds up in which order depends on its position alone: where chunks begin is fixed (chunks.cuh), within a chunk
 // the softmax moves on STEP positions at a time, and chunks are joined in ascending order, by the block that made them or by
-// merge_chunks. A step of which a query sees nothing leaves its sums as they are, so its neighbours do not matter.
+// merge_chunks. A step of which a query sees nothing leaves its sums as they are, so its neighbours do not matter. On Hopper
+// warpgroups.cu takes the place of heads up to 128, but for keys and values of eight bits.
 #include "attention/queries.cuh"
 #include "attention/stages.cuh"
 

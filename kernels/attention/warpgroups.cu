@@ -1,9 +1,8 @@
-// Attention of many queries over the same keys and values, on Hopper: what attention.cu computes, bit for bit, by products of
-// warpgroups.
+// Attention on Hopper, for heads up to 128: what attention.cu computes, bit for bit, by products of warpgroups.
 //
 // A block has 64 queries of one K/V head and span for each of its multiplying warpgroups; a last warpgroup copies keys and values,
-// TILE positions at a time, for all of them. Groups wait for each other nowhere, so that one multiplies while another is
-// at its softmax. Queries and weights are left sides, in registers, keys and values right sides, in panels (wgmma.cuh).
+// TILE positions at a time, for all of them. Groups wait for each other nowhere, so that one multiplies while another is at
+// its softmax. Queries and weights are left sides, in registers, keys and values right sides, in panels (wgmma.cuh).
 #include "attention/queries.cuh"
 #include "bulk.cuh"
 #include "copy.cuh"
@@ -53,9 +52,17 @@ struct Chunks {
   __device__ int end(int chunk) const { return min(first_of(chunk + 1) - 1, seen.last) / TILE + 1; }
 };
 
+// Tiles on their way through shared memory: stages, and for each whether its tile has arrived and whether all have read it.
+template <class T>
+struct Pipe {
+  T* stages;
+  Barrier* arrived;
+  Barrier* free;
+};
+
 // The copies of all of a block's tiles, by a warpgroup. A warp copies OWN positions of each, a lane the same piece of some.
 template <class T, int D, int N_STAGES>
-__device__ inline void feed(const Store<T>& store, const Chunks& chunks, T* stages, Barrier* arrived, Barrier* free) {
+__device__ inline void feed(const Store<T>& store, const Chunks& chunks, const Pipe<T>& pipe) {
   constexpr int OF_LINE = D / 8, AT_ONCE = WARP / OF_LINE, OWN = TILE / (TEAM / WARP);
   const int lane = threadIdx.x % WARP, first = threadIdx.x % TEAM / WARP * OWN, piece = lane % OF_LINE, line = lane / OF_LINE;
   const bool has_key = piece * 8 < store.d_head, has_value = piece * 8 < store.d_value;
@@ -73,8 +80,8 @@ __device__ inline void feed(const Store<T>& store, const Chunks& chunks, T* stag
     for (int tile = chunks.begin(chunk); tile < chunks.end(chunk); ++tile, turn.next()) {
       const int looked_up = tile * TILE + first + lane % OWN;
       const int own = chunks.seen.has(looked_up) ? store.row(looked_up) : -1;
-      T* stage = stages + turn.stage * (2 * SIZE<D>) + place;
-      barrier_wait(free + turn.stage, turn.parity ^ 1);
+      T* stage = pipe.stages + turn.stage * (2 * SIZE<D>) + place;
+      barrier_wait(pipe.free + turn.stage, turn.parity ^ 1);
 #pragma unroll
       for (int n = 0; n < OWN; n += AT_ONCE) {  // lines are turned by XOR, and so are the low bits of the distance
         const int row = __shfl_sync(FULL_WARP, own, n + line);
@@ -85,7 +92,7 @@ __device__ inline void feed(const Store<T>& store, const Chunks& chunks, T* stag
       copies_commit();
       copies_wait<1>();
       if (under_way != nullptr) arrive(under_way);
-      under_way = arrived + turn.stage;
+      under_way = pipe.arrived + turn.stage;
     }
   }
   copies_wait<0>();
@@ -176,30 +183,29 @@ struct Totals {
 // All of a block's tiles, by one group.
 template <class T, int D, int N_GROUPS>
 __device__ inline void multiply_all(Queries<D>& mine, const unsigned (&queries)[D / 16][4], const Chunks& chunks, float scale,
-                                    T* stages, Barrier* arrived, Barrier* free, const Sums& memory, const Sinks& sinks,
-                                    T* out) {
+                                    const Pipe<T>& pipe, const Sums& memory, const Sinks& sinks, T* out) {
   constexpr int N_STAGES = STAGES<N_GROUPS>;
-  Totals<T, D, N_GROUPS> totals(stages, memory.sums);
+  Totals<T, D, N_GROUPS> totals(pipe.stages, memory.sums);
   Softmax total[2];
   Weights weights;
-  const Lines<T> lines = lines_at<T>(stages, TILE * LINE);
+  const Lines<T> lines = lines_at<T>(pipe.stages, TILE * LINE);
   Turn<N_STAGES> turn;
   const auto release = [&](int stage) {
     __syncwarp();
-    if (threadIdx.x % WARP == 0) barrier_arrive(free + stage);
+    if (threadIdx.x % WARP == 0) barrier_arrive(pipe.free + stage);
   };
   for (int i = blockIdx.y; i < chunks.seen.n_chunks(); i += gridDim.y) {
     const int chunk = chunks.chunk(i), end = chunks.end(chunk);
     clear<D>(mine);
     int used = -1;  // the stage of the last tile
     for (int tile = chunks.begin(chunk); tile < end; ++tile, turn.next()) {
-      barrier_wait(arrived + turn.stage, turn.parity);
+      barrier_wait(pipe.arrived + turn.stage, turn.parity);
       if (mine.first.first >= (tile + 1) * TILE || mine.last.last < tile * TILE) {
         release(turn.stage);
         continue;
       }
       const int first = turn.stage * (2 * SIZE<D>);
-      advance<T, D>(mine, queries, tile, scale, stages + first, lines.further(first), weights, [&] {
+      advance<T, D>(mine, queries, tile, scale, pipe.stages + first, lines.further(first), weights, [&] {
         if (used >= 0) release(used);
       });
       used = turn.stage;
@@ -250,11 +256,11 @@ __global__ void __launch_bounds__((N_GROUPS + 1) * TEAM, N_GROUPS == 1 ? 2 : 1)
   if (item.first == item.end) return;
   const Bounds bounds{window, wholes};
   const Chunks chunks{item.all(bounds)};
-  T* stages = dynamic_panels<T>();
+  const Pipe<T> pipe{dynamic_panels<T>(), arrived, free};
   if (team == N_GROUPS) {
     const int* table = page_table + static_cast<long long>(item.span) * n_pages_max;
     fewer_registers<FEW<N_GROUPS>>();
-    feed<T, D, N_STAGES>({keys, values, table, n_kv, page_size, d_head, d_value}, chunks, stages, arrived, free);
+    feed<T, D, N_STAGES>({keys, values, table, n_kv, page_size, d_head, d_value}, chunks, pipe);
   } else {
     const Sums memory{sums, reinterpret_cast<Softmax*>(softmax), n_rows * n_heads, d_value};
     more_registers<MANY<N_GROUPS>>();
@@ -262,7 +268,7 @@ __global__ void __launch_bounds__((N_GROUPS + 1) * TEAM, N_GROUPS == 1 ? 2 : 1)
     place<D>(mine, item, item.first + team * GROUP, GROUP, bounds, n_heads);
     unsigned queries[D / 16][4];
     take_queries<T, D>(mine, q, d_head, queries);
-    multiply_all<T, D, N_GROUPS>(mine, queries, chunks, scale, stages, arrived, free, memory, {sinks, n_heads}, out);
+    multiply_all<T, D, N_GROUPS>(mine, queries, chunks, scale, pipe, memory, {sinks, n_heads}, out);
   }
 #endif
 }

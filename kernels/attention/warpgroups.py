@@ -1,6 +1,6 @@
-"""Attention of many queries over the same keys and values on Hopper, by products of warpgroups.
+"""Attention on Hopper by products of warpgroups, for heads up to 128.
 
-Each result has the bits of the kernel for fewer queries (`cuda.py`), so a token's do not tell whether it was prompted.
+Each result has the bits of the kernel for other devices (`cuda.py`), so tests of either hold for both.
 """
 
 from __future__ import annotations
