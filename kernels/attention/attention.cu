@@ -162,7 +162,7 @@ __device__ inline void take_queries(const T* q, const Item& item, int first, int
   for (int i = threadIdx.x % WARP + slice<D>() * WARP; i < QUERIES * D / 8; i += WARP * SLICES<D>) {
     const int row = i / (D / 8), chunk = i % (D / 8), query = first + row;
     const bool wanted = query < item.end && chunk * 8 < d_head;
-    const long long from = (item.row + query / item.share) * n_heads + blockIdx.x * item.share + query % item.share;
+    const long long from = item.index(query, n_heads);
     copy16(queries_of_warp<T, D>() + cell<D>(row, chunk), q + (wanted ? from * d_head + chunk * 8 : 0), wanted);
   }
 }

@@ -19,6 +19,10 @@ __device__ inline int first_of(int chunk) {
   if (chunk < N_SHORT + N_MIDDLE) return SHORT_UNTIL + (chunk - N_SHORT) * (LONGEST / 2);
   return MIDDLE_UNTIL + (chunk - N_SHORT - N_MIDDLE) * LONGEST;
 }
+// Positions by which the softmax moves on at a time within a chunk. Of 512 values 16 positions are what 32 are of 256: a stage
+// keeps its size.
+template <int D>
+constexpr int STEP = D == 512 ? 16 : 32;
 // Minus infinity.
 __device__ inline float least() { return __uint_as_float(0xff800000u); }
 

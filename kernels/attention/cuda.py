@@ -42,8 +42,8 @@ WIDTHS = (
     *(Width(64, 3, walks=True), Width(128, 3, walks=True)),
     *(Width(256, 2), Width(WIDEST_ON_CUDA, 2, step=16, slices=2)),
 )
-NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float8_e4m3fn: "float8"}
-DTYPES = (torch.bfloat16, torch.float16)  # of queries; keys and values have theirs or float8
+DTYPES = tuple(warpgroups.NAMES)  # of queries; keys and values have theirs or float8
+NAMES = {**warpgroups.NAMES, torch.float8_e4m3fn: "float8"}
 MERGED = (8, 14)  # chunks that a join has under way: more take more registers
 
 
@@ -138,7 +138,7 @@ def paged_attention(
     factor = scale * math.log2(math.e)
     if plan.n_groups:
         launch(
-            warpgroups.SOURCES[q.dtype],
+            GROUPS[q.dtype],
             warpgroups.kernel(q, plan.n_groups),
             grid,
             (plan.n_groups + 1) * warpgroups.TEAM,

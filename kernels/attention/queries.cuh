@@ -29,7 +29,7 @@ struct Queries {
   float sums[COLUMNS<D> / 8][4];  // from first_column on
   float weight[2];                // sums of weights
   float zero[2];                  // a score whose weight is 1; least() before the first that is seen
-  Seen first, last;  // what the first of the queries sees and the last; what others do begins and ends between
+  Seen first, last;  // what the first of the queries and the last see; what others see begins and ends between
   Seen seen[2];      // no query: nothing
   int index[2];      // row * n_heads + head
 
@@ -61,6 +61,10 @@ struct Item {
     if (query >= end) return {0, -1};
     return bounds.seen(past + query / share, row + query / share);
   }
+  // Among those of all rows and heads.
+  __device__ int index(int query, int n_heads) const {
+    return (row + query / share) * n_heads + blockIdx.x * share + query % share;
+  }
   // What all queries see between them.
   __device__ Seen all(const Bounds& bounds) const { return {seen(first, bounds).first, seen(end - 1, bounds).last}; }
 };
@@ -74,7 +78,7 @@ __device__ inline void place(Queries<D>& mine, const Item& item, int first, int 
   for (int half = 0; half < 2; ++half) {
     const int query = first + threadIdx.x / WARP % (n / QUERIES) * QUERIES + threadIdx.x % WARP / 4 + 8 * half;
     mine.seen[half] = item.seen(query, bounds);
-    mine.index[half] = (item.row + query / item.share) * n_heads + blockIdx.x * item.share + query % item.share;
+    mine.index[half] = item.index(query, n_heads);
   }
 }
 

@@ -1,12 +1,10 @@
 // Steps of keys and values on their way from the store's pages to products; see attention.cu.
 #pragma once
 
+#include "attention/chunks.cuh"
 #include "copy.cuh"
 #include "pairs.cuh"
 
-// Positions by which the softmax moves on at a time. Of 512 values 16 positions are what 32 are of 256: a stage keeps its size.
-template <int D>
-constexpr int STEP = D == 512 ? 16 : 32;
 // Stages of the pipeline of steps. Keys and values of eight bits are made T once a step has arrived, where the first stage
 // would be; the room of the others holds twice as many of them.
 template <class T, class KV, int D>

@@ -9,7 +9,7 @@
 #include "wgmma.cuh"
 
 constexpr int TEAM = 4 * WARP;           // threads of a warpgroup
-constexpr int STEP = 32, TILE = 64;      // positions by which the softmax moves on, as in attention.cu, and of a stage
+constexpr int TILE = 64;                 // positions of a stage: two steps of the softmax
 template <int N_GROUPS>
 constexpr int STAGES = N_GROUPS == 1 ? 3 : 4;
 // Registers of a thread that multiplies, and of one that copies: two blocks of one group share a multiprocessor.
@@ -115,14 +115,15 @@ __device__ inline void take_queries(const Queries<D>& mine, const T* q, int d_he
   for (int k = 0; k < D / 16; ++k) in_registers(queries[k]);
 }
 
-using Weights = unsigned[TILE / STEP][STEP / 16][4];  // of a tile, as left sides
+template <int D>
+using Weights = unsigned[TILE / STEP<D>][STEP<D> / 16][4];  // of a tile, as left sides
 
 // A tile of a group's queries; its products with `weights` are under way afterwards. Those of the tile before have ended when
 // `scored` is called.
 template <class T, int D, class Scored>
 __device__ inline void advance(Queries<D>& mine, const unsigned (&queries)[D / 16][4], int tile, float scale, const T* stage,
-                               const Lines<T>& lines, Weights& weights, const Scored& scored) {
-  float scores[TILE / STEP][STEP / 8][4];
+                               const Lines<T>& lines, Weights<D>& weights, const Scored& scored) {
+  float scores[TILE / STEP<D>][STEP<D> / 8][4];
   float(&every)[TILE / 8][4] = reinterpret_cast<float(&)[TILE / 8][4]>(scores);
   group_begin();
 #pragma unroll
@@ -140,27 +141,27 @@ __device__ inline void advance(Queries<D>& mine, const unsigned (&queries)[D / 1
   scored();
   const auto of_values = [](int row, int piece) { return cell(row, piece); };
 #pragma unroll
-  for (int half = 0; half < TILE / STEP; ++half) {
-    const int at = tile * TILE + half * STEP;
-    if (mine.first.first >= at + STEP || mine.last.last < at) continue;
+  for (int half = 0; half < TILE / STEP<D>; ++half) {
+    const int at = tile * TILE + half * STEP<D>;
+    if (mine.first.first >= at + STEP<D> || mine.last.last < at) continue;
     // All lanes agree; the vote has the compiler know it, too.
-    const bool partly = __any_sync(FULL_WARP, mine.last.first > at || mine.first.last < at + STEP - 1);
+    const bool partly = __any_sync(FULL_WARP, mine.last.first > at || mine.first.last < at + STEP<D> - 1);
     float before[2];
-    const bool rises = soften<T, D, STEP>(mine, at, partly, scale, scores[half], weights[half], before);
+    const bool rises = soften<T, D, STEP<D>>(mine, at, partly, scale, scores[half], weights[half], before);
     group_wait<0>();
     are_there(mine.sums);
     if (rises) rescale<D>(mine, before);
-    const T* values = stage + SIZE<D> + half * STEP * LINE;
-    const bool odd = partly && has_odd<T, D, STEP>(values, of_values);
-    if (odd) gather_odd<T, D, STEP>(mine, at, weights[half], values, of_values);
+    const T* values = stage + SIZE<D> + half * STEP<D> * LINE;
+    const bool odd = partly && has_odd<T, D, STEP<D>>(values, of_values);
+    if (odd) gather_odd<T, D, STEP<D>>(mine, at, weights[half], values, of_values);
     in_registers(weights[half][0]);
     in_registers(weights[half][1]);
     group_begin();
 #pragma unroll
-    for (int k = 0; k < STEP / 16; ++k)  // were these in the other branch, the assembler would wait for all products
-      if (!odd) multiply_along_lines<T>(mine.sums, weights[half][k], lines.further(SIZE<D> + (half * STEP + k * 16) * LINE));
+    for (int k = 0; k < STEP<D> / 16; ++k)  // were these in the other branch, the assembler would wait for all products
+      if (!odd) multiply_along_lines<T>(mine.sums, weights[half][k], lines.further(SIZE<D> + (half * STEP<D> + k * 16) * LINE));
     group_commit();
-    weigh<T, D, STEP>(mine, weights[half]);
+    weigh<T, D, STEP<D>>(mine, weights[half]);
   }
 }
 
@@ -187,7 +188,7 @@ __device__ inline void multiply_all(Queries<D>& mine, const unsigned (&queries)[
   constexpr int N_STAGES = STAGES<N_GROUPS>;
   Totals<T, D, N_GROUPS> totals(pipe.stages, memory.sums);
   Softmax total[2];
-  Weights weights;
+  Weights<D> weights;
   const Lines<T> lines = lines_at<T>(pipe.stages, TILE * LINE);
   Turn<N_STAGES> turn;
   const auto release = [&](int stage) {

@@ -13,7 +13,14 @@ import pytest
 from slipstream.kernels.cuda import nvrtc
 from tests.emulator.sources import FOLDERS, KERNELS, check, sources_of
 
-ABOUT = ("kernels/*/*.cu", "kernels/**/*.cuh", "kernels/*/cuda.py", "kernels/cuda/*.py")
+ABOUT = (
+    "kernels/*/*.cu",
+    "kernels/**/*.cuh",
+    "kernels/*/cuda.py",
+    "kernels/*/prompt.py",
+    "kernels/*/warpgroups.py",
+    "kernels/cuda/*.py",
+)
 MOST_KERNELS = 46  # of one dtype, 42 of them on one device: compiling them is most of a first start
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 

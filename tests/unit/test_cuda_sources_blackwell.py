@@ -6,7 +6,14 @@ import pytest
 
 from tests.emulator.sources import FOLDERS, check
 
-ABOUT = ("kernels/*/*.cu", "kernels/**/*.cuh", "kernels/*/cuda.py", "kernels/cuda/*.py")
+ABOUT = (
+    "kernels/*/*.cu",
+    "kernels/**/*.cuh",
+    "kernels/*/cuda.py",
+    "kernels/*/prompt.py",
+    "kernels/*/warpgroups.py",
+    "kernels/cuda/*.py",
+)
 # Begins with another folder than the files beside it, so that a sample of one case of each compiles different sources.
 TURNED = FOLDERS[1:] + FOLDERS[:1]
 

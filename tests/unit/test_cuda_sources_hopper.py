@@ -10,7 +10,14 @@ import triton
 
 from tests.emulator.sources import FOLDERS, check, compiled, sources_of
 
-ABOUT = ("kernels/*/*.cu", "kernels/**/*.cuh", "kernels/*/cuda.py", "kernels/cuda/*.py")
+ABOUT = (
+    "kernels/*/*.cu",
+    "kernels/**/*.cuh",
+    "kernels/*/cuda.py",
+    "kernels/*/prompt.py",
+    "kernels/*/warpgroups.py",
+    "kernels/cuda/*.py",
+)
 # Begins with another folder than the files beside it, so that a sample of one case of each compiles different sources.
 TURNED = FOLDERS[2:] + FOLDERS[:2]
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
