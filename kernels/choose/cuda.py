@@ -20,11 +20,14 @@ from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
 from slipstream.kernels.cuda.source import Argument, Source
 from slipstream.kernels.torch_op import torch_op
 
-ROWS = Source(__file__, "choose.cu", ("scan", "weigh", "draw"), fuse=False)
+ROWS = Source(__file__, "choose.cu", ("scan", "stand", "weigh", "cut", "draw"), fuse=False, early=True)
 # As in the .cu files: tokens of a warp's read, of a block that scans or draws, of a block that weighs; their threads.
 SEGMENT, CHUNK, PART = 512, 4096, 16384
 CHUNK_THREADS, PART_THREADS = 256, 512
-N_BUCKETS = 2048
+N_BUCKETS, STATE = 2048, 7  # of a row; its state in 64-bit words
+# Blocks of about 132 multiprocessors that run at a time.
+STANDING, WEIGHING = 3 * 132, 4 * 132
+CUTTING, DRAWING = 132, 4 * 132
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -76,16 +79,21 @@ def rows(
     wide = logits.to(torch.float32).contiguous()  # [n_rows, vocab]
     n_segments, n_chunks, n_parts = (-(-vocab // size) for size in (SEGMENT, CHUNK, PART))
     token_ids, probability = shapes(logits, want_probability=want_probability)
+    if n_rows == 0:
+        return token_ids, probability
     # 64-bit words of every row: see work_of in choose.cu.
-    n_words = n_segments + n_chunks + n_parts + 2 + 2 * N_BUCKETS
+    n_words = STATE + n_segments + n_chunks + 2 * N_BUCKETS
     workspace = torch.empty(n_rows * n_words, dtype=torch.int64, device=logits.device)
     edits: tuple[Argument, ...] = tuple(entries) or (None,) * 5
     masks: tuple[Argument, ...] = (*words, words[1].shape[1]) if words else (None, None, 0)
     changed = torch.empty_like(wide) if entries or words else None  # [n_rows, vocab]
     common: tuple[Argument, ...] = (n_rows, vocab, *columns, workspace)
-    launch(ROWS, "scan", (n_rows * n_chunks, 1, 1), CHUNK_THREADS, wide, *common, *edits, *masks, changed)
+    launch(ROWS, "scan", (n_chunks, n_rows, 1), CHUNK_THREADS, wide, *common, *edits, *masks, changed)
     common = (wide if changed is None else changed, *common)
-    launch(ROWS, "weigh", (n_rows * n_parts, 1, 1), PART_THREADS, *common, int(want_probability))
     answers = token_ids, probability if want_probability else None
-    launch(ROWS, "draw", (n_rows * n_chunks, 1, 1), CHUNK_THREADS, *common, *answers)
+    n_each = max(1, min(n_parts, STANDING // n_rows))
+    launch(ROWS, "stand", (n_each, n_rows, 1), PART_THREADS, *common, *answers)
+    launch(ROWS, "weigh", (min(n_rows * n_parts, WEIGHING), 1, 1), PART_THREADS, *common)
+    launch(ROWS, "cut", (min(n_rows, CUTTING), 1, 1), PART_THREADS, *common)
+    launch(ROWS, "draw", (min(n_rows * n_chunks, DRAWING), 1, 1), CHUNK_THREADS, *common, *answers)
     return token_ids, probability

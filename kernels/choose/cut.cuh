@@ -2,13 +2,11 @@
 // largest logit, then exactly in the one bucket the cut falls into. A cut is a key: smaller keys are out of play.
 #pragma once
 
-#include "row.cuh"
+#include "standing.cuh"
 
 constexpr int CUT_WARPS = 16;
 constexpr int LISTED = 2048;  // tokens of a bucket that are noted down; a fuller one is read again every time
 constexpr int DIGITS = 11;    // bits that one round of the exact search settles
-
-using Amount = unsigned long long;
 
 // Shared memory of the search. Places are complements of keys: they grow from the largest logit down.
 struct Search {
@@ -32,14 +30,24 @@ struct Bucket {
   // take(place) for each of them, by reading the row.
   template <class TAKE>
   __device__ void read(TAKE take) const {
-    for (int segment = threadIdx.x / WARP; segment < row.n_segments(); segment += CUT_WARPS) {
-      if (bucket_of(value_of(row.tops[segment]) - largest) > bucket) continue;
-      float x[OWN];
-      row.load(segment, x);
+    constexpr int AT_ONCE = 4;  // segments, whose loads are under way together
+    for (int segment = threadIdx.x / WARP; segment < row.n_segments(); segment += CUT_WARPS * AT_ONCE) {
+      float x[AT_ONCE][OWN];
 #pragma unroll
-      for (int i = 0; i < OWN; ++i) {
-        const int token = Row::token(segment, i);
-        if (token < row.vocab && bucket_of(x[i] - largest) == bucket) take(~key_of(x[i], token));
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int own = segment + i * CUT_WARPS;
+        if (own < row.n_segments() && bucket_of(value_of(row.tops[own]) - largest) <= bucket) {
+          row.load(own, x[i]);
+        } else {
+#pragma unroll
+          for (int j = 0; j < OWN; ++j) x[i][j] = infinity();  // in no bucket
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE * OWN; ++i) {
+        const int token = Row::token(segment + i / OWN * CUT_WARPS, i % OWN);
+        const float logit = x[i / OWN][i % OWN];
+        if (token < row.vocab && bucket_of(logit - largest) == bucket) take(~key_of(logit, token));
       }
     }
   }

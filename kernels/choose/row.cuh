@@ -9,7 +9,7 @@ constexpr int OWN = 16;                        // logits of a segment that one l
 constexpr int SEGMENT = OWN * WARP;            // what a warp reads at once
 constexpr int CHUNK_WARPS = 8;
 constexpr int CHUNK = CHUNK_WARPS * SEGMENT;   // tokens a block scans or draws from
-constexpr double LEAST_TEMPERATURE = 1e-5;
+constexpr float MOST_GREEDY = 1e-5f;           // temperature; the least float32 that is not below 1e-5 is the next one
 
 __device__ inline float infinity() { return __int_as_float(0x7f800000); }
 __device__ inline bool is_finite(float x) { return fabsf(x) < infinity(); }
@@ -62,7 +62,7 @@ struct Columns {
     wish.top_p = top_p[row] < 1.0f ? top_p[row] : 1.0f;
     wish.min_p = min_p[row];
     wish.stream = {static_cast<unsigned>(key), static_cast<unsigned>(key >> 32), static_cast<unsigned>(position[row])};
-    wish.greedy = wish.temperature < LEAST_TEMPERATURE;
+    wish.greedy = wish.temperature <= MOST_GREEDY;
     return wish;
   }
 };

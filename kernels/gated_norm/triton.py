@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slipstream.kernels.gated.triton import over_one_plus_exp
 from slipstream.kernels.norm.triton import inverse_rms
-from slipstream.kernels.triton_launch import ALIGNMENT, FUSED, aligned, power_of_two, tiles
+from slipstream.kernels.triton_launch import ALIGNMENT, FUSED, aligned, begin, early, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
 HEADS = 4  # of a program
@@ -29,6 +29,7 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: 
             *(aligned(x), gate, aligned(weight), out, eps),
             *(gate.stride(0), n_heads, d, power_of_two(d), HEADS, activation == "silu"),
             num_warps=4,
+            **early(x.device),
             **FUSED,
         )
     return out
@@ -47,8 +48,10 @@ def _heads(
     SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     SILU: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """STRIDE: elements from row to row of the gate."""
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     i = tl.arange(0, SIZE)

@@ -13,7 +13,7 @@ from torch import Tensor
 from slipstream.kernels.gated.triton import over_one_plus_exp
 from slipstream.kernels.gated_delta.spans import RecurrentSpans, parts_of
 from slipstream.kernels.short_conv.state import ConvState
-from slipstream.kernels.triton_launch import FUSED, tiles
+from slipstream.kernels.triton_launch import FUSED, begin, early, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
 TILE = 512  # channels of a program
@@ -35,6 +35,7 @@ def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpan
             *(x, weight, out, state.window, state.parked, *batch[:4]),
             *(n_spans, *weight.stride(), *sizes, SPANS),
             num_warps=4,
+            **early(x.device),
             **FUSED,
         )
     _keep_inputs(x, x.stride(0), state, batch)
@@ -60,6 +61,7 @@ def _keep_inputs(x: Tensor, stride: int, state: ConvState, batch: tuple[Tensor, 
             *(x, state.window, state.parked, *batch),
             *(stride, n_channels, n_window + 1, TILE, PARKS),
             num_warps=4,
+            **early(x.device),
             **FUSED,
         )
 
@@ -114,21 +116,23 @@ def _convolve(
     W: tl.constexpr,
     SIZE: tl.constexpr,
     SPANS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One row's outputs for SIZE channels. W_CHANNEL, W_TIME: strides of the weight."""
+    begin(EARLY)
     row = tl.program_id(0)
     c = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     span = span_of(starts_at, n_spans, row, SPANS)
     if span < n_spans:
         first = tl.load(starts_at + span)
-        begin = tl.load(history_starts_at + span)
-        n_history = tl.load(history_starts_at + span + 1) - begin
+        oldest = tl.load(history_starts_at + span)
+        n_history = tl.load(history_starts_at + span + 1) - oldest
         rows_at = x_at + first.to(tl.int64) * STRIDE
         slot_at = window_at + tl.load(slots_at + span).to(tl.int64) * ((W - 1) * N)
         total = tl.zeros([SIZE], tl.float32)
         for j in tl.static_range(W):
             t = n_history + row - first + j
-            at = _input(rows_at, slot_at, parked_at, history_at + begin, t, n_history, STRIDE, N, W)
+            at = _input(rows_at, slot_at, parked_at, history_at + oldest, t, n_history, STRIDE, N, W)
             one = tl.load(at + c, mask=c < N, other=0.0).to(tl.float32)  # [SIZE]
             weight = tl.load(weight_at + c * W_CHANNEL + j * W_TIME, mask=c < N, other=0.0).to(tl.float32)
             total = tl.fma(one, weight, total)
@@ -152,20 +156,22 @@ def _keep(
     W: tl.constexpr,
     SIZE: tl.constexpr,
     PARKS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One span's window and parked rows, SIZE channels. A window moves from its oldest input on, so none is lost."""
+    begin(EARLY)
     span = tl.program_id(0)
     c = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     first, end = tl.load(starts_at + span), tl.load(starts_at + span + 1)
-    begin = tl.load(history_starts_at + span)
-    n_history = tl.load(history_starts_at + span + 1) - begin
+    oldest = tl.load(history_starts_at + span)
+    n_history = tl.load(history_starts_at + span + 1) - oldest
     rows_at = x_at + first.to(tl.int64) * STRIDE
     slot_at = window_at + tl.load(slots_at + span).to(tl.int64) * ((W - 1) * N)
     n_settled = tl.load(settled_at + span)
     if n_settled > 0:
         for t in tl.static_range(W - 1):
             at = _input(
-                rows_at, slot_at, parked_at, history_at + begin, n_settled + t, n_history, STRIDE, N, W
+                rows_at, slot_at, parked_at, history_at + oldest, n_settled + t, n_history, STRIDE, N, W
             )
             one = tl.load(at + c, mask=c < N)  # [SIZE]
             tl.debug_barrier()  # a place is read by all of the program before any of it writes there

@@ -268,6 +268,37 @@ def test_a_row_does_not_depend_on_its_company() -> None:
         assert same(found.probability, whole.probability[part])
 
 
+def test_a_draw_just_within_and_just_beyond_a_truncation() -> None:
+    """What is drawn among all tokens is the answer only where it is kept: of four equal tokens one to four are."""
+    logits = torch.full((24, 40), -30.0)
+    logits[:, [3, 8, 20, 31]] = 1.0
+    drawn = assert_as_defined(logits, params(24)).tolist()
+    assert set(drawn) == {3, 8, 20, 31}
+    for kept in range(1, 5):
+        for cut in ({"top_k": kept}, {"top_p": kept / 4 - 1e-4}, {"top_k": kept, "top_p": 0.999}):
+            tokens = assert_as_defined(logits, params(24, **cut)).tolist()
+            allowed = [3, 8, 20, 31][:kept]
+            assert set(tokens) == set(allowed)
+            assert [token for token in drawn if token in allowed] == [
+                token for token, first in zip(tokens, drawn, strict=True) if first in allowed
+            ]
+
+
+def test_a_min_p_between_two_tokens() -> None:
+    logits = torch.full((32, 40), -30.0)
+    logits[:, 5], logits[:, 9] = 0.0, -0.7  # the second weighs 0.4966 of the first
+    for min_p, allowed in ((0.49, {5, 9}), (0.5, {5})):
+        assert set(assert_as_defined(logits, params(32, min_p=min_p)).tolist()) == allowed
+
+
+def test_more_open_rows_than_threads_of_a_block() -> None:
+    """Blocks look for the rows they have work for as many at a time as they have threads."""
+    n = 300
+    logits = normal(n, 24, 9, 0.5)
+    top_k = [1 if row % 3 else 0 for row in range(n)]
+    assert_as_defined(logits, params(n, top_k=top_k, top_p=[0.3 if row % 7 else 1.0 for row in range(n)]))
+
+
 def test_narrow_and_strided_logits_and_an_unwanted_probability() -> None:
     wide = normal(3, 1400, 6)
     rows = params(3, top_p=[1.0, 0.9, 1.0])

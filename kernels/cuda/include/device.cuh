@@ -65,6 +65,17 @@ __device__ inline float power_of_two(float x) {
 #endif
 }
 
+// The larger, or NaN where either is none.
+__device__ inline float larger_or_nan(float x, float y) {
+#ifdef SLIPSTREAM_EMULATED
+  return x == x && !(x >= y) ? y : x;
+#else
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(x), "f"(y));
+  return most;
+#endif
+}
+
 // 16 bytes as N values of T; moved by one instruction, so addresses must be multiples of 16.
 template <class T>
 struct alignas(16) Vector16 {
