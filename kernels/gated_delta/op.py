@@ -10,7 +10,7 @@ from slipstream.kernels.gated_delta.state import DeltaGate as DeltaGate
 from slipstream.kernels.gated_delta.state import DeltaState as DeltaState
 
 
-@op("triton", "cpu", "reference")
+@op("cuda", "cpu", "reference")
 def gated_delta(
     mixed: Tensor,
     raw_decay: Tensor,
@@ -41,7 +41,7 @@ def gated_delta(
     raise NotImplementedError
 
 
-@op("triton", "cpu", "reference", any_dtype=True)
+@op("cuda", "cpu", "reference", any_dtype=True)
 def settle_states(states: Tensor, state: DeltaState, spans: RecurrentSpans) -> None:
     """`settle`, with state.state first for the choice of implementation. All give the same bits."""
     raise NotImplementedError
