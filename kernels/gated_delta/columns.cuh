@@ -29,16 +29,13 @@ struct Stored {
   template <int D>
   __device__ void fetch(float* tile) const {
     if (in_pieces) {
-      for (int i = threadIdx.x; i < D * (COLUMNS / 4); i += THREADS) {
-        const int row = i / (COLUMNS / 4), column = i % (COLUMNS / 4) * 4;
-        const bool wanted = row < n_rows && column < n_columns;
-        copy16(tile + row * LINE + column, wanted ? at(row, column) : first, wanted);
-      }
+      each_piece<D>([&](int row, int column, bool exists) {
+        copy16(tile + row * LINE + column, exists ? at(row, column) : first, exists);
+      });
     } else {
-      for (int i = threadIdx.x; i < D * COLUMNS; i += THREADS) {
-        const int row = i / COLUMNS, column = i % COLUMNS;
-        tile[row * LINE + column] = row < n_rows && column < n_columns ? __ldcg(at(row, column)) : 0.0f;
-      }
+      each_value<D>([&](int row, int column, bool exists) {
+        tile[row * LINE + column] = exists ? __ldcg(at(row, column)) : 0.0f;
+      });
     }
   }
 
@@ -46,20 +43,38 @@ struct Stored {
   template <int D>
   __device__ void keep(const float* tile) const {
     if (in_pieces) {
-      for (int i = threadIdx.x; i < D * (COLUMNS / 4); i += THREADS) {
-        const int row = i / (COLUMNS / 4), column = i % (COLUMNS / 4) * 4;
-        if (row < n_rows && column < n_columns)
-          *reinterpret_cast<float4*>(at(row, column)) = *reinterpret_cast<const float4*>(tile + row * LINE + column);
-      }
+      each_piece<D>([&](int row, int column, bool exists) {
+        if (exists) store16(at(row, column), load16(tile + row * LINE + column));
+      });
     } else {
-      for (int i = threadIdx.x; i < D * COLUMNS; i += THREADS) {
-        const int row = i / COLUMNS, column = i % COLUMNS;
-        if (row < n_rows && column < n_columns) *at(row, column) = tile[row * LINE + column];
-      }
+      each_value<D>([&](int row, int column, bool exists) {
+        if (exists) *at(row, column) = tile[row * LINE + column];
+      });
     }
   }
 
-  __device__ float* at(int row, int column) const { return first + static_cast<long long>(row) * to_next_row + column; }
+  __device__ float* at(int row, int column) const { return first + (row * to_next_row + column); }
+
+ private:
+  // Calls what(row, column, whether that exists) for a thread's pieces of 16 bytes, or for its values.
+  template <int D, class What>
+  __device__ void each_piece(const What& what) const {
+    const int column = threadIdx.x % (COLUMNS / 4) * 4;
+#pragma unroll
+    for (int begin = 0; begin < D; begin += THREADS * 4 / COLUMNS) {
+      const int row = begin + threadIdx.x / (COLUMNS / 4);
+      what(row, column, row < n_rows && column < n_columns);
+    }
+  }
+  template <int D, class What>
+  __device__ void each_value(const What& what) const {
+    const int column = threadIdx.x % COLUMNS;
+#pragma unroll 4
+    for (int begin = 0; begin < D; begin += THREADS / COLUMNS) {
+      const int row = begin + threadIdx.x / COLUMNS;
+      what(row, column, row < n_rows && column < n_columns);
+    }
+  }
 };
 
 // A lane's part of a vector over the rows of a state: N = D / ROW_LANES values.
@@ -117,12 +132,9 @@ __device__ inline float weighed(const float (&state)[N], const float (&weights)[
   return __fadd_rn(even, odd);
 }
 
-// The lanes' shares of two sums over the rows of a column become the sums, in all of its lanes alike. Both at once: one sum's
-// exchanges fill the other's waits.
-__device__ inline void add_up(float& one, float& other) {
+// The sum of the shares of a column's lanes, in all of them alike.
+__device__ inline float added_up(float share) {
 #pragma unroll
-  for (int apart = 4; apart < WARP; apart *= 2) {
-    const float more = __shfl_xor_sync(FULL_WARP, one, apart), others = __shfl_xor_sync(FULL_WARP, other, apart);
-    one = __fadd_rn(one, more), other = __fadd_rn(other, others);
-  }
+  for (int apart = 4; apart < WARP; apart *= 2) share = __fadd_rn(share, __shfl_xor_sync(FULL_WARP, share, apart));
+  return share;
 }

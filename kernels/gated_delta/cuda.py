@@ -94,7 +94,10 @@ def _run(rows: tuple[Tensor, ...], out: Tensor, state: DeltaState, spans: Recurr
     (n_key_heads, d_key), (n_value_heads, d_value) = state.parked_keys.shape[1:], state.parked_deltas.shape[1:]
     per_key, kind = state.parked_decays.dim() == 3, KINDS[rows[0].dtype]
     sizes: tuple[Argument, ...] = (n_history, n_rows, n_key_heads, n_value_heads, d_key, d_value)
-    workspace = state.state.new_empty(workspace_size(state, n_history, n_rows, n_places))
+    size = workspace_size(state, n_history, n_rows, n_places)
+    if size >= 2**31:  # `advance` counts in 32 bits
+        raise ValueError(f"a pass of {n_history + n_rows} updates is too large for cuda gated_delta")
+    workspace = state.state.new_empty(size)
     n_warps = (n_history + n_rows) * (n_key_heads + n_value_heads)
     launch(
         SOURCE,

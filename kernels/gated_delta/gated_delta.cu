@@ -42,39 +42,44 @@ struct Step {
   float4 gates;
 };
 
-constexpr int AHEAD = 8, STAGES = 3;  // updates of a stage; of the stages one is used and two are on their way
+// Updates of a stage, as many as lanes have a column: what rows leave is written by one of these lanes each.
+constexpr int AHEAD = ROW_LANES, STAGES = 3;  // of the stages one is used while two are on their way
 
 // The updates of a block's span: those of its history, then its rows.
 struct Walk {
   int first_fold, n_folds, first_row, n_rows, head, key_head;
+  bool speaks_for_group;  // first of the value heads of a key head
 
   __device__ int n_steps() const { return n_folds + n_rows; }
+  __device__ bool is_row(int step) const { return step >= n_folds && step < n_steps(); }
+  __device__ int row_of(int step) const { return first_row + step - n_folds; }
 
   // Begins to copy a stage, a warp whole updates.
   template <bool PER_KEY, int D>
   __device__ void fetch(Step<PER_KEY, D>* to, int stage, const Updates& from, const Sizes& sizes) const {
     const int lane = threadIdx.x % WARP;
     for (int i = threadIdx.x / WARP; i < AHEAD; i += WARPS) {
-      const int step = stage * AHEAD + i, row = first_row + step - n_folds;
+      const int step = stage * AHEAD + i, row = row_of(step);
       if (step >= n_steps()) return;
       const int update = step < n_folds ? first_fold + step : sizes.n_history + row;
-      const long long own = sizes.value_head(update, head);
+      const int own = update * sizes.n_value + head;  // 32 bits: cuda.py refuses larger workspaces
 #pragma unroll
-      for (int j = lane * 4; j < D; j += WARP * 4) {
-        copy16(to[i].key + j, from.keys + sizes.key_head(update, key_head) * D + j);
-        if (step >= n_folds) copy16(to[i].query + j, from.queries + sizes.key_head(row, key_head) * D + j);
-        if (PER_KEY) copy16(to[i].decays + j, from.decays + own * D + j);
+      for (int begin = 0; begin < D; begin += WARP * 4) {
+        const int j = begin + lane * 4;
+        copy16(to[i].key + j, from.keys + ((update * sizes.n_key + key_head) * D + j));
+        if (step >= n_folds) copy16(to[i].query + j, from.queries + ((row * sizes.n_key + key_head) * D + j));
+        if (PER_KEY) copy16(to[i].decays + j, from.decays + (own * D + j));
       }
-      const float* values = from.values + own * sizes.n_columns() + blockIdx.x * COLUMNS;
+      const float* values = from.values + (own * sizes.n_columns() + static_cast<int>(blockIdx.x) * COLUMNS);
       if (lane < COLUMNS / 4) copy16(to[i].values + lane * 4, values + lane * 4);
       if (lane == COLUMNS / 4) copy16(&to[i].gates, from.gates + own);
     }
   }
 };
 
-// Where a pass leaves results.
+// Where rows leave what comes of them.
 struct Results {
-  void* out;  // [n_rows, n_value, d_value]
+  void* out;                       // [n_rows, n_value, d_value], of `kind`
   float *keys, *deltas, *decays;  // as Parked has them
   int kind;
 
@@ -90,24 +95,30 @@ struct Results {
 
   // What one block of a head writes of a record for all of its columns, and one head of a group for the group.
   template <bool PER_KEY, int D>
-  __device__ void park(const Step<PER_KEY, D>& step, const Sizes& sizes, int park, int head, int key_head) const {
-    const bool first_of_group = head % (sizes.n_value / sizes.n_key) == 0;
-    const long long own = sizes.value_head(park, head);
+  __device__ void park(const Step<PER_KEY, D>& step, const Sizes& sizes, const Walk& walk) const {
+    const int park = __float_as_int(step.gates.z);
+    if (park < 0) return;
+    const long long own = sizes.value_head(park, walk.head);
     if (!PER_KEY && threadIdx.x == 0) decays[own] = step.gates.x;
-    for (int i = threadIdx.x; i < sizes.d_key; i += THREADS) {
-      if (PER_KEY) decays[own * sizes.d_key + i] = step.decays[turned_place(i)];
-      if (first_of_group) keys[sizes.key_head(park, key_head) * sizes.d_key + i] = step.key[turned_place(i)];
+#pragma unroll
+    for (int j = 0; j < D; j += THREADS) {
+      const int i = j + threadIdx.x, place = turned_place(i);
+      if (i >= sizes.d_key) break;
+      if (PER_KEY) decays[own * sizes.d_key + i] = step.decays[place];
+      if (walk.speaks_for_group) keys[sizes.key_head(park, walk.key_head) * sizes.d_key + i] = step.key[place];
     }
   }
 };
 
-// A lane's column of a state on its way through the updates of a span.
+constexpr int SHARES = WARP + 4;  // so that lanes of eight updates touch all banks
+
+// A lane's rows of a column on their way through the updates of a span.
 template <bool PER_KEY, int D>
 struct Column {
   Lane lane;
+  float* shares;  // [AHEAD][SHARES], the warp's: of what a stage's rows read
   float state[D / ROW_LANES];
-  float read = 0.0f;  // the lane's share of what the last row reads, added up with the next row's first sum
-  int row = -1;       // whose that is
+  float delta;  // of that update of a stage which the lane writes down
 
   __device__ void fold(const Step<PER_KEY, D>& step) {
     float key[D / ROW_LANES];
@@ -116,91 +127,109 @@ struct Column {
     moved(state, key, step.values[lane.column]);
   }
 
-  // Returns the delta.
-  __device__ float advance(const Step<PER_KEY, D>& step, const Results& results, const Sizes& sizes, int head) {
-    float weights[D / ROW_LANES];
-    take(weights, step.key, lane);
+  // i: which update of its stage it is. No row waits for what the one before it reads: that is added up later.
+  __device__ void advance(const Step<PER_KEY, D>& step, int i) {
+    float key[D / ROW_LANES], query[D / ROW_LANES];
+    take(key, step.key, lane);
     decayed<PER_KEY>(state, step.gates.x, step.decays, lane);
-    float predicted = weighed(state, weights);
-    add_up(predicted, read);
-    put(results, sizes, head);
-    const float delta = __fmul_rn(step.gates.y, __fsub_rn(step.values[lane.column], predicted));
-    moved(state, weights, delta);
-    take(weights, step.query, lane);
-    read = weighed(state, weights);
-    return delta;
+    const float predicted = added_up(weighed(state, key));
+    const float moves = __fmul_rn(step.gates.y, __fsub_rn(step.values[lane.column], predicted));
+    moved(state, key, moves);
+    take(query, step.query, lane);
+    shares[i * SHARES + threadIdx.x % WARP] = weighed(state, query);
+    if (i == lane.first_row) delta = moves;
   }
 
-  __device__ void finish(const Results& results, const Sizes& sizes, int head) {
-    float nothing = 0.0f;
-    add_up(nothing, read);
-    put(results, sizes, head);
+  // What a row reads of the column: that update of a stage which the lane writes down.
+  __device__ float read() const {
+    const float* mine = shares + lane.first_row * SHARES + threadIdx.x % 4;
+    float sums[ROW_LANES];
+#pragma unroll
+    for (int i = 0; i < ROW_LANES; ++i) sums[i] = mine[4 * i];
+#pragma unroll
+    for (int apart = 1; apart < ROW_LANES; apart *= 2) {
+#pragma unroll
+      for (int i = 0; i < ROW_LANES; i += 2 * apart) sums[i] = __fadd_rn(sums[i], sums[i + apart]);
+    }
+    return sums[0];
   }
 
-  __device__ int column() const { return blockIdx.x * COLUMNS + lane.column; }
-  __device__ bool writes(const Sizes& sizes) const { return lane.first_row == 0 && column() < sizes.d_value; }
-
-  __device__ void put(const Results& results, const Sizes& sizes, int head) const {
-    if (row >= 0 && writes(sizes)) results.put(sizes.value_head(row, head) * sizes.d_value + column(), read);
+  // Writes down what the rows of a stage leave.
+  __device__ void leave(const Step<PER_KEY, D>* stage, int first_step, const Results& to, const Sizes& sizes, const Walk& walk) {
+    __syncwarp();
+    const int step = first_step + lane.first_row, column = blockIdx.x * COLUMNS + lane.column;
+    if (walk.is_row(step) && column < sizes.d_value) {
+      to.put(sizes.value_head(walk.row_of(step), walk.head) * sizes.d_value + column, read());
+      const int park = __float_as_int(stage[lane.first_row].gates.z);
+      if (park >= 0) to.deltas[sizes.value_head(park, walk.head) * sizes.d_value + column] = delta;
+    }
+#pragma unroll 1
+    for (int i = blockIdx.x; i < AHEAD; i += gridDim.x)  // a head's blocks share the records
+      if (walk.is_row(first_step + i)) to.park(stage[i], sizes, walk);
   }
 };
 
-// Grid: blocks of columns, value heads, spans. Runs behind `prepare` alone: until that has ended it reads what `prepare` does
-// not write, which nothing else can write any more.
+// Takes a column through a stage's updates, and writes the state after n_settled.
 template <bool PER_KEY, int D>
-__global__ void __launch_bounds__(THREADS, 4)
+__device__ inline void run_stage(Column<PER_KEY, D>& column, const Step<PER_KEY, D>* stage, int first_step, const Walk& walk,
+                                 int n_settled, const Stored& stored, float* tile) {
+  const int n = min(AHEAD, walk.n_steps() - first_step);
+  const int n_folds = walk.n_folds - first_step, n_until_settled = n_settled - first_step;
+  for (int i = 0; i < n;) {
+    int end = i < n_folds ? min(n, n_folds) : n;
+    if (i < n_until_settled) end = min(end, n_until_settled);
+    if (i < n_folds) {
+      for (; i < end; ++i) column.fold(stage[i]);
+    } else {
+      for (; i < end; ++i) column.advance(stage[i], i);
+    }
+    if (i != n_until_settled) continue;
+    put_column(column.state, tile, column.lane);
+    __syncthreads();
+    stored.keep<D>(tile);
+  }
+}
+
+// Grid: blocks of columns, value heads, spans. Always launched behind a `prepare` of the same pass: what that one does not
+// write, nothing else can be writing, so it is read before `prepare` has ended.
+template <bool PER_KEY, int D>
+__global__ void __launch_bounds__(THREADS, D > 128 ? 2 : 4)
     advance(float* workspace, float* states, float* parked_keys, float* parked_deltas, float* parked_decays, void* out,
             const int* span_starts, const int* slot_ids, const int* history_starts, const int* settled, int n_history,
             int n_rows, int n_key, int n_value, int d_key, int d_value, int kind, int in_pieces) {
+  __shared__ float shares[WARPS][AHEAD][SHARES];
   let_next_begin();
   const Sizes sizes{n_history, n_rows, n_key, n_value, d_key, d_value, D};
   const int span = blockIdx.z, head = blockIdx.y, first = history_starts[span], begin = span_starts[span];
-  const int n_settled = settled[span], key_head = head / (n_value / n_key);
-  const Walk walk{first, history_starts[span + 1] - first, begin, span_starts[span + 1] - begin, head, key_head};
-  const long long place = sizes.value_head(slot_ids[span], head) * d_key * d_value + blockIdx.x * COLUMNS;
-  const Stored stored{states + place, d_key, d_value - static_cast<int>(blockIdx.x) * COLUMNS, d_value, in_pieces != 0};
+  const int end = span_starts[span + 1], n_folds = history_starts[span + 1] - first;
+  const int group = n_value / n_key;
+  const Walk walk{first, n_folds, begin, end - begin, head, head / group, head % group == 0};
+  const int n_settled = settled[span], n_columns_before = blockIdx.x * COLUMNS;
+  float* columns = states + sizes.value_head(slot_ids[span], head) * d_key * d_value + n_columns_before;
+  const Stored stored{columns, d_key, d_value - n_columns_before, d_value, in_pieces != 0};
   float* tile = dynamic_shared<float>();
   auto* stages = reinterpret_cast<Step<PER_KEY, D>*>(tile + D * LINE);
   if (walk.n_steps() > 0) stored.fetch<D>(tile);
   wait_for_earlier();
   if (walk.n_steps() == 0) return;
   const Updates updates(workspace, sizes);
-  walk.fetch(stages, 0, updates, sizes);
-  copies_commit();
-  walk.fetch(stages + AHEAD, 1, updates, sizes);
-  copies_commit();
-
+#pragma unroll 1
+  for (int stage = 0; stage < STAGES - 1; ++stage) {
+    walk.fetch(stages + stage * AHEAD, stage, updates, sizes);
+    copies_commit();
+  }
   const Results results{out, parked_keys, parked_deltas, parked_decays, kind};
   Column<PER_KEY, D> column;
-  const auto keep = [&](int step) {
-    if (step + 1 != n_settled) return;
-    put_column(column.state, tile, column.lane);
-    __syncthreads();
-    stored.keep<D>(tile);
-  };
+  column.shares = shares[threadIdx.x / WARP][0];
   for (int stage = 0; stage * AHEAD < walk.n_steps(); ++stage) {
-    copies_wait<1>();
+    copies_wait<STAGES - 2>();
     __syncthreads();  // this stage has arrived for all, and the one before is free
-    walk.fetch(stages + (stage + 2) % STAGES * AHEAD, stage + 2, updates, sizes);
+    walk.fetch(stages + (stage + STAGES - 1) % STAGES * AHEAD, stage + STAGES - 1, updates, sizes);
     copies_commit();
     if (stage == 0) take_column(column.state, tile, column.lane);
     const Step<PER_KEY, D>* now = stages + stage % STAGES * AHEAD;
-    int step = stage * AHEAD;
-    const int end = min(step + AHEAD, walk.n_steps());
-    for (; step < min(end, walk.n_folds); ++step, ++now) {
-      column.fold(*now);
-      keep(step);
-    }
-    for (; step < end; ++step, ++now) {
-      const float delta = column.advance(*now, results, sizes, head);
-      column.row = begin + step - walk.n_folds;
-      keep(step);
-      const int park = __float_as_int(now->gates.z);
-      if (park < 0) continue;
-      if (column.writes(sizes)) parked_deltas[sizes.value_head(park, head) * d_value + column.column()] = delta;
-      if (blockIdx.x == 0) results.park(*now, sizes, park, head, key_head);
-    }
+    run_stage(column, now, stage * AHEAD, walk, n_settled, stored, tile);
+    if ((stage + 1) * AHEAD > walk.n_folds) column.leave(now, stage * AHEAD, results, sizes, walk);
   }
   copies_wait<0>();
-  column.finish(results, sizes, head);
 }
