@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random as randoms
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -173,3 +174,43 @@ def recurrence(tokens: Tokens, ids: Sequence[int], sizes: Sizes) -> tuple[Tensor
         all_mixed.append(mixed)
         outs.append(torch.einsum("hkv,hk->hv", state, q) / s.d_key**0.5)
     return torch.stack(all_mixed), torch.stack(outs), x[len(ids) :], state
+
+
+def assert_same(got: tuple[Tensor, ...], meant: tuple[Tensor, ...]) -> None:
+    for one, other in zip(got, meant, strict=True):
+        assert not one.isnan().any()
+        assert torch.equal(one, other)
+
+
+def everything(layer: Layer) -> list[Tensor]:
+    """All that the ops may change, poison included."""
+    kept, windows = layer.delta, layer.conv
+    records = kept.parked_keys, kept.parked_deltas, kept.parked_decays
+    return [kept.state, *records, windows.window, windows.parked]
+
+
+class Schedule:
+    """Random passes over three slots: chunks, drafts right and wrong, spans that idle or only fold, settling."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = randoms.Random(seed)
+        self.kept: dict[int, list[int]] = {slot: [] for slot in range(3)}
+
+    def pass_of(self) -> list[Span]:
+        spans = []
+        for slot in self.random.sample(range(3), self.random.randint(1, 3)):
+            n_certain, n_drafts = self.random.randint(0, 3), self.random.randint(0, 2)
+            tokens = [self.random.randrange(200) for _ in range(n_certain + n_drafts)]
+            places = self.random.sample(range(slot * 10, slot * 10 + 10), n_drafts)
+            history = self.kept[slot]
+            n_settled = len(history) + n_certain if self.random.random() < 0.8 else 0
+            spans.append(Span(slot, tokens, history, n_settled, places))
+            if n_settled > 0 or not history:
+                self.kept[slot] = places[: self.random.randint(0, n_drafts)]
+        return spans
+
+    def settling(self) -> list[Span]:
+        return [
+            Span(slot, history=kept, n_settled=self.random.randint(0, len(kept)))
+            for slot, kept in self.kept.items()
+        ]

@@ -21,7 +21,6 @@ FOLDERS = sorted(path.parent.name for path in Path("kernels").glob("*/triton.py"
 SHARED_LEAST = 99 * 1024  # of a program, on compute capability 8.9 and 12.0; others have more
 # A kernel takes more only if it says so: fewer programs then fit on a multiprocessor.
 MOST_REGISTERS = {
-    "gated_delta.advance_columns": 176,
     "mla._attend": 255,
     "moe._gate_up": 128,
     "moe._down": 128,

@@ -1,4 +1,4 @@
-"""The recurrent ops in Triton's interpreter: against the definitions, and bit for bit however a sequence is cut."""
+"""Short convolutions in Triton's interpreter: against the definition, and bit for bit however a sequence is cut."""
 
 from __future__ import annotations
 
@@ -10,23 +10,18 @@ import torch
 from torch import Tensor
 
 from slipstream import kernels
-from slipstream.kernels.gated_delta.op import DeltaGate
-from slipstream.kernels.gated_delta.state import DeltaState
 from slipstream.kernels.short_conv import reference as plain_conv
 from slipstream.kernels.short_conv.state import ConvState
 from tests.oracle.interpreted import assert_near
-from tests.oracle.recurrent import Layer, Sizes, Span, make_rows
+from tests.oracle.recurrent import Layer, Schedule, Sizes, Span, assert_same, make_rows
 
 # isort: split
-from slipstream.kernels.gated_delta import triton as delta
 from slipstream.kernels.short_conv import triton as conv
 
 pytestmark = pytest.mark.sampled
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (1, 2, 3, 5, 8, 16)
-OPS = ("short_conv", "gated_delta")
-# Two tiles of columns or one, one chunk of rows or two, groups of one and three value heads.
 SIZES = [
     Sizes(n_key_heads, n_value_heads, d_key, d_value, per_key)
     for n_key_heads, n_value_heads, d_key, d_value in ((1, 3, 5, 3), (2, 2, 20, 3), (1, 1, 16, 9))
@@ -41,73 +36,24 @@ each_size = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def _interpreted() -> Iterator[None]:
-    with kernels.use("triton", *OPS):
+    with kernels.use("triton", "short_conv"), kernels.use("reference", "gated_delta"):
         yield
-
-
-def assert_same(got: tuple[Tensor, ...], meant: tuple[Tensor, ...]) -> None:
-    for one, other in zip(got, meant, strict=True):
-        assert not one.isnan().any()
-        assert torch.equal(one, other)
-
-
-def everything(layer: Layer) -> list[Tensor]:
-    """All that the ops may change, poison included."""
-    kept, windows = layer.delta, layer.conv
-    records = kept.parked_keys, kept.parked_deltas, kept.parked_decays
-    return [kept.state, *records, windows.window, windows.parked]
-
-
-class Schedule:
-    """Random passes over three slots: chunks, drafts right and wrong, spans that idle or only fold, settling."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = randoms.Random(seed)
-        self.kept: dict[int, list[int]] = {slot: [] for slot in range(3)}
-
-    def pass_of(self) -> list[Span]:
-        spans = []
-        for slot in self.random.sample(range(3), self.random.randint(1, 3)):
-            n_certain, n_drafts = self.random.randint(0, 3), self.random.randint(0, 2)
-            tokens = [self.random.randrange(200) for _ in range(n_certain + n_drafts)]
-            places = self.random.sample(range(slot * 10, slot * 10 + 10), n_drafts)
-            history = self.kept[slot]
-            n_settled = len(history) + n_certain if self.random.random() < 0.8 else 0
-            spans.append(Span(slot, tokens, history, n_settled, places))
-            if n_settled > 0 or not history:
-                self.kept[slot] = places[: self.random.randint(0, n_drafts)]
-        return spans
-
-    def settling(self) -> list[Span]:
-        return [
-            Span(slot, history=kept, n_settled=self.random.randint(0, len(kept)))
-            for slot, kept in self.kept.items()
-        ]
 
 
 @each_dtype
 @each_draw
 def test_passes(seed: int, dtype: torch.dtype) -> None:
-    sizes = SIZES[seed % len(SIZES)]
-    layers, schedule = [Layer(sizes, dtype).begin(0, 1, 2) for _ in range(2)], Schedule(seed)
-    before, spans = schedule.pass_of(), schedule.pass_of()
+    layers, schedule = [Layer(SIZES[seed % len(SIZES)], dtype).begin(0, 1, 2) for _ in range(2)], Schedule(seed)
+    passes = schedule.pass_of(), schedule.pass_of(), schedule.settling()
     outputs = []
     for implementation, layer in zip(("triton", "reference"), layers, strict=True):
-        with kernels.use("reference", *OPS):
-            layer.feed(*before)
-        with kernels.use(implementation, "gated_delta"):  # after the same convolution
-            outputs.append(layer.feed(*spans))
+        with kernels.use(implementation, "short_conv"):
+            outputs.append([one[0] for spans in passes[:2] for one in layer.feed(*spans)])
+            layer.settle(*passes[2])
     for got, meant in zip(*outputs, strict=True):
-        assert_near(got[1], meant[1], share=1e-5)
-    for one, other in zip(*map(everything, layers), strict=True):
-        assert_near(one, other, share=1e-5)
-        other.copy_(one)  # what follows starts from the same bits
-    spans = schedule.settling()
-    for implementation, layer in zip(("triton", "reference"), layers, strict=True):
-        with kernels.use(implementation, *OPS):
-            layer.settle(*spans)
-    for one, other in zip(*map(everything, layers), strict=True):
-        assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))  # settling gives the same bits everywhere
+        assert_near(got, meant)
+    for one, other in zip(*((layer.conv.window, layer.conv.parked) for layer in layers), strict=True):
+        assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
 
 
 @each_dtype
@@ -188,18 +134,6 @@ def test_width_is_not_seen(dtype: torch.dtype) -> None:
         assert_same(layer.kept(1), whole.kept(1))
 
 
-def test_a_state_of_many_chunks() -> None:
-    layers = [Layer(Sizes(1, 1, 130, 17, False), torch.float32).begin(0) for _ in range(2)]
-    spans = Span(0, [1, 2, 3], n_settled=1, parks=[4, 5]), Span(0, [4, 5], [4, 5], n_settled=3)
-    for span in spans:
-        outputs = []
-        for implementation, layer in zip(("triton", "reference"), layers, strict=True):
-            with kernels.use(implementation, *OPS):
-                outputs.append(layer.feed(span)[0])
-        assert_near(outputs[0][1], outputs[1][1], share=1e-5)
-    assert_near(layers[0].delta.state, layers[1].delta.state, share=1e-5)
-
-
 @each_dtype
 def test_nan_stays_in_its_slot(dtype: torch.dtype) -> None:
     clean, spoilt = (Layer(SIZES[1], dtype).begin(0, 1) for _ in range(2))
@@ -213,28 +147,11 @@ def test_nan_stays_in_its_slot(dtype: torch.dtype) -> None:
     assert spoilt.delta.state[1].isnan().all()
 
 
-@pytest.mark.parametrize("sizes", SIZES[:2], ids=["per-head", "per-key"])
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # e^90 overflows on its way to a sigmoid of 0
-def test_extreme_gates(sizes: Sizes) -> None:
-    """Decays near 0 and 1, steps far from 0."""
-    layers = [Layer(sizes, torch.float32).begin(0) for _ in range(2)]
-    for layer in layers:
-        for token, (raw, beta) in enumerate([(-60.0, 40.0), (-5.0, -90.0), (80.0, 0.0), (9.0, 3.0)]):
-            layer.tokens.raw_decay[token], layer.tokens.raw_beta[token] = raw, beta
-    got = layers[0].feed(Span(0, range(4), n_settled=4))[0]
-    with kernels.use("reference", *OPS):
-        meant = layers[1].feed(Span(0, range(4), n_settled=4))[0]
-    assert_near(got[1], meant[1], share=1e-5)
-    assert_near(layers[0].delta.state[0], layers[1].delta.state[0], share=1e-5)
-
-
 def test_no_room_to_park_and_nothing_to_do() -> None:
     layer = Layer(SIZES[0], torch.float32).begin(0)
-    kept = layer.delta
-    layer.delta = DeltaState(kept.state, kept.parked_keys[:0], kept.parked_deltas[:0], kept.parked_decays[:0])
     layer.conv = ConvState(layer.conv.window, layer.conv.parked[:0])
     (out,) = layer.feed(Span(0, [1, 2], n_settled=2))
-    assert not any(part.isnan().any() for part in out)
+    assert not out[0].isnan().any()
     before = layer.kept(0)
     assert layer.feed() == []
     layer.settle()
@@ -246,14 +163,8 @@ def test_what_does_not_fit_is_refused() -> None:
     layer = Layer(SIZES[0], torch.float32).begin(0)
     rows, t = make_rows([Span(0, [1], n_settled=1)]), layer.tokens
     mixed = t.x[:1].contiguous()
-    gate = DeltaGate(t.gate.a_log, torch.zeros(2, 5))
-    with pytest.raises(ValueError, match="decays by itself"):
-        delta.gated_delta(mixed, t.raw_decay[:1], t.raw_beta[:1], gate, layer.delta, rows)
     with pytest.raises(ValueError, match="width"):
         conv.short_conv(mixed, t.weight[:, 1:], layer.conv, rows)
-    spoilt = make_rows([Span(0, [1], n_settled=1)])
-    object.__setattr__(spoilt, "slot_ids", spoilt.slot_ids.long())
+    object.__setattr__(rows, "slot_ids", rows.slot_ids.long())
     with pytest.raises(ValueError, match="int32"):
-        delta.gated_delta(mixed, t.raw_decay[:1], t.raw_beta[:1], t.gate, layer.delta, spoilt)
-    with pytest.raises(ValueError, match="int32"):
-        conv.short_conv(mixed, t.weight, layer.conv, spoilt)
+        conv.short_conv(mixed, t.weight, layer.conv, rows)

@@ -30,8 +30,6 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from slipstream.kernels.gated import triton as gated
-from slipstream.kernels.gated_delta import triton as gated_delta
-from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 from slipstream.kernels.gated_norm import triton as gated_norm
 from slipstream.kernels.matmul import triton as matmul
 from slipstream.kernels.mla import triton as mla
@@ -123,24 +121,13 @@ def run_gates(dtype: torch.dtype) -> None:
 
 
 def run_recurrent(dtype: torch.dtype) -> None:
-    """Gated DeltaNet as in Qwen3.5 (27B), 16 key and 48 value heads, and Kimi Delta Attention, 32 and 32."""
-    for n_key, n_value, per_key in ((16, 48, False), (32, 32, True)):
-        n_channels, decays = (2 * n_key + n_value) * 128, (n_value, 128) if per_key else (n_value,)
+    """Convolutions of Qwen3.5 (27B), 16 key and 48 value heads, and of Kimi Linear, 32 and 32."""
+    for n_key, n_value in ((16, 48), (32, 32)):
+        n_channels = (2 * n_key + n_value) * 128
         conv = ConvState(none_of(dtype, N_SLOTS, 3, n_channels), none_of(dtype, N_PARKED, n_channels))
         x = none_of(dtype, N_ROWS, n_channels)
         short_conv.short_conv(x, none_of(dtype, n_channels, 4), conv, spans())
         short_conv.settle_windows(conv.window, conv, spans())
-        floats = torch.float32
-        state = DeltaState(
-            none_of(floats, N_SLOTS, n_value, 128, 128),
-            none_of(floats, N_PARKED, n_key, 128),
-            none_of(floats, N_PARKED, n_value, 128),
-            none_of(floats, N_PARKED, *decays),
-        )
-        gate = DeltaGate(none_of(floats, n_value), none_of(floats, *decays))
-        raw = none_of(dtype, N_ROWS, *decays), none_of(dtype, N_ROWS, n_value)
-        gated_delta.gated_delta(x, *raw, gate, state, spans())
-        gated_delta.settle_states(state.state, state, spans())
 
 
 def run_experts(dtype: torch.dtype) -> None:
