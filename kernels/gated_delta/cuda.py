@@ -1,4 +1,4 @@
-"""The gated delta rule in CUDA C++: updates are prepared all at once, then blocks take columns of states through them."""
+"""The gated delta rule in CUDA C++: all updates are prepared at once, then blocks take columns of states through them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ def _run(rows: tuple[Tensor, ...], out: Tensor, state: DeltaState, spans: Recurr
     if n_spans == 0 or n_history + n_rows == 0:
         return
     n_places = next(n for n in KEYS if state.parked_keys.shape[2] <= n)
-    (n_key_heads, d_key), (n_value_heads, d_value) = state.parked_keys.shape[1:], state.parked_deltas.shape[1:]
+    (n_key_heads, d_key), (n_value_heads, d_value) = (
+        state.parked_keys.shape[1:],
+        state.parked_deltas.shape[1:],
+    )
     per_key, kind = state.parked_decays.dim() == 3, KINDS[rows[0].dtype]
     sizes: tuple[Argument, ...] = (n_history, n_rows, n_key_heads, n_value_heads, d_key, d_value)
     size = workspace_size(state, n_history, n_rows, n_places)

@@ -1,4 +1,4 @@
-"""The gated delta rule in CUDA C++, run by the emulator: against the definition, and bit for bit however a sequence is cut."""
+"""The gated delta rule in CUDA C++, emulated: against the definition, and bit for bit however a sequence is cut."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ SHARED_LEAST = 99 * 1024  # bytes of a block, on compute capability 8.9 and 12.0
 # Columns of one block or three, whole pieces of them or not, keys of both kernels, groups of one to three value heads.
 SIZES = [
     Sizes(n_key_heads, n_value_heads, d_key, d_value, per_key)
-    for n_key_heads, n_value_heads, d_key, d_value in ((1, 3, 5, 3), (2, 2, 20, 36), (1, 2, 130, 17), (1, 1, 128, 32))
+    for n_key_heads, n_value_heads, d_key, d_value in (
+        (1, 3, 5, 3),
+        (2, 2, 20, 36),
+        (1, 2, 130, 17),
+        (1, 1, 128, 32),
+    )
     for per_key in (False, True)
 ]
 each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype)[6:])
@@ -193,7 +198,11 @@ def test_gates_of_either_dtype_beside_narrow_rows() -> None:
     layer = Layer(SIZES[0], torch.bfloat16)
     rows, t = make_rows([Span(0, range(3), n_settled=3)]), layer.tokens
     found = []
-    for decay_dtype, beta_dtype in ((torch.bfloat16,) * 2, (torch.float32,) * 2, (torch.float32, torch.bfloat16)):
+    for decay_dtype, beta_dtype in (
+        (torch.bfloat16,) * 2,
+        (torch.float32,) * 2,
+        (torch.float32, torch.bfloat16),
+    ):
         layer.begin(0)
         raw = t.raw_decay[:3].to(decay_dtype), t.raw_beta[:3].to(beta_dtype)
         found.append(cuda.gated_delta(t.x[:3], *raw, t.gate, layer.delta, rows))
@@ -204,7 +213,7 @@ def test_padding_of_a_history_is_not_read() -> None:
     """As captured passes have it: room for more parked rows than there are."""
     layers = [Layer(SIZES[3], torch.float32).begin(0) for _ in range(2)]
     found = []
-    for layer, padding in zip(layers, ([], [39, 38, 1 << 20]), strict=True):
+    for layer, padding in zip(layers, ([], [1 << 20, 39, 38]), strict=True):
         layer.feed(Span(0, range(3), n_settled=1, parks=[4, 5]))
         rows, t = make_rows([Span(0, [7], [4, 5], n_settled=2)]), layer.tokens
         padded = torch.cat([rows.history_rows, torch.tensor(padding, dtype=torch.int32)])

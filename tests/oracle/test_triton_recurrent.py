@@ -43,7 +43,10 @@ def _interpreted() -> Iterator[None]:
 @each_dtype
 @each_draw
 def test_passes(seed: int, dtype: torch.dtype) -> None:
-    layers, schedule = [Layer(SIZES[seed % len(SIZES)], dtype).begin(0, 1, 2) for _ in range(2)], Schedule(seed)
+    layers, schedule = (
+        [Layer(SIZES[seed % len(SIZES)], dtype).begin(0, 1, 2) for _ in range(2)],
+        Schedule(seed),
+    )
     passes = schedule.pass_of(), schedule.pass_of(), schedule.settling()
     outputs = []
     for implementation, layer in zip(("triton", "reference"), layers, strict=True):
