@@ -1,4 +1,7 @@
-"""The gated delta rule in CUDA C++: all updates are prepared at once, then blocks take columns of states through them."""
+"""The gated delta rule in CUDA C++: updates are prepared all at once, then blocks take a state's columns through them.
+
+No bit of a row or a state depends on what else a pass holds, nor on how a sequence was cut into passes.
+"""
 
 from __future__ import annotations
 

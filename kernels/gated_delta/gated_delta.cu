@@ -79,7 +79,7 @@ struct Walk {
 
 // Where rows leave what comes of them.
 struct Results {
-  void* out;                       // [n_rows, n_value, d_value], of `kind`
+  void* out;                      // [n_rows, n_value, d_value], of `kind`
   float *keys, *deltas, *decays;  // as Parked has them
   int kind;
 
@@ -191,7 +191,7 @@ __device__ inline void run_stage(Column<PER_KEY, D>& column, const Step<PER_KEY,
 }
 
 // Grid: blocks of columns, value heads, spans. Always launched behind a `prepare` of the same pass: what that one does not
-// write, nothing else can be writing, so it is read before `prepare` has ended.
+// write, nothing else can be writing, so it is read before `prepare` has ended; from L2, where it certainly is.
 template <bool PER_KEY, int D>
 __global__ void __launch_bounds__(THREADS, D > 128 ? 2 : 4)
     advance(float* workspace, float* states, float* parked_keys, float* parked_deltas, float* parked_decays, void* out,
@@ -200,12 +200,13 @@ __global__ void __launch_bounds__(THREADS, D > 128 ? 2 : 4)
   __shared__ float shares[WARPS][AHEAD][SHARES];
   let_next_begin();
   const Sizes sizes{n_history, n_rows, n_key, n_value, d_key, d_value, D};
-  const int span = blockIdx.z, head = blockIdx.y, first = history_starts[span], begin = span_starts[span];
-  const int end = span_starts[span + 1], n_folds = history_starts[span + 1] - first;
+  const int span = blockIdx.z, head = blockIdx.y, first = __ldcg(history_starts + span);
+  const int begin = __ldcg(span_starts + span), end = __ldcg(span_starts + span + 1);
+  const int n_folds = __ldcg(history_starts + span + 1) - first, n_settled = __ldcg(settled + span);
   const int group = n_value / n_key;
   const Walk walk{first, n_folds, begin, end - begin, head, head / group, head % group == 0};
-  const int n_settled = settled[span], n_columns_before = blockIdx.x * COLUMNS;
-  float* columns = states + sizes.value_head(slot_ids[span], head) * d_key * d_value + n_columns_before;
+  const int n_columns_before = blockIdx.x * COLUMNS;
+  float* columns = states + sizes.value_head(__ldcg(slot_ids + span), head) * d_key * d_value + n_columns_before;
   const Stored stored{columns, d_key, d_value - n_columns_before, d_value, in_pieces != 0};
   float* tile = dynamic_shared<float>();
   auto* stages = reinterpret_cast<Step<PER_KEY, D>*>(tile + D * LINE);

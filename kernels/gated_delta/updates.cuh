@@ -61,9 +61,9 @@ struct Rows {
 
 // Records of earlier passes.
 struct Parked {
-  const float* keys;      // [n_parked, n_key, d_key]
-  const float* deltas;    // [n_parked, n_value, d_value]
-  const float* decays;    // [n_parked, n_value] or [n_parked, n_value, d_key]
+  const float* keys;    // [n_parked, n_key, d_key]
+  const float* deltas;  // [n_parked, n_value, d_value]
+  const float* decays;  // [n_parked, n_value] or [n_parked, n_value, d_key]
   bool per_key;
 };
 
