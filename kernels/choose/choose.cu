@@ -6,10 +6,9 @@
 #include "change.cuh"
 #include "cut.cuh"
 #include "draw.cuh"
-#include "open_rows.cuh"
 #include "standing.cuh"
 
-constexpr int PART = 2 * CUT_WARPS * SEGMENT;  // tokens a block weighs
+constexpr int PART = CUT_WARPS * SEGMENT;  // tokens a block weighs
 constexpr int HALF_MASS = 17;  // masses, at most 2**34 each, are added up in two halves
 static_assert(static_cast<long long>(PART) << HALF_MASS <= 1LL << 32, "a block's halves fit 32 bits");
 
@@ -17,9 +16,14 @@ static_assert(static_cast<long long>(PART) << HALF_MASS <= 1LL << 32, "a block's
 struct State {
   Standing standing;  // of what `scan` drew
   Amount mass;        // of all tokens, where it is asked for
-  Key cut;            // once it is searched for
-  int is_open;        // whether the row is to be drawn anew
+  Key top, cut;       // of a row that is open; the cut once it is searched for
   int arrived[2];     // blocks that have looked at the standing, drawn
+};
+
+// Rows that are to be drawn anew, in any order.
+struct Open {
+  int* n;     // []
+  int* rows;  // [n_rows]
 };
 
 // Of one row: what the kernels hand to each other.
@@ -32,10 +36,16 @@ struct Work {
 
 __device__ inline int pieces(int n, int size) { return (n + size - 1) / size; }
 
-// The workspace holds these one after another, each for all rows.
+__device__ inline Open open_of(Key* workspace) {
+  int* n = reinterpret_cast<int*>(workspace);
+  return {n, n + 1};
+}
+
+// The workspace holds open rows, then these one after another, each for all rows.
 __device__ inline Work work_of(Key* workspace, int n_rows, int row, int vocab) {
   const long long n_segments = pieces(vocab, SEGMENT), n_chunks = pieces(vocab, CHUNK);
   Work work;
+  workspace += pieces(1 + n_rows, sizeof(Key) / sizeof(int));
   work.state = reinterpret_cast<State*>(workspace) + row;
   workspace += n_rows * static_cast<long long>(sizeof(State) / sizeof(Key));
   work.tops = workspace + row * n_segments;
@@ -76,6 +86,7 @@ __global__ void __launch_bounds__(CHUNK_WARPS* WARP, 5)
   float x[OWN];
   row.load(segment, x, changed != nullptr);
   if (chunk == 0 && threadIdx.x == 0) *work.state = {};
+  if (row_id == 0 && chunk == 0 && threadIdx.x == 0) *open_of(workspace).n = 0;
 
   float largest = x[0];
 #pragma unroll
@@ -148,7 +159,11 @@ __global__ void __launch_bounds__(CUT_WARPS* WARP)
   if (weighs) add_masses(row, largest, first, step, &work.state->mass);
   if (together && !arrives_last(work.state->arrived, gridDim.x)) return;
   if (wish.restricts() && is_finite(largest) && !survives(wish, &work.state->standing, drawn)) {
-    if (threadIdx.x == 0) work.state->is_open = 1;
+    if (threadIdx.x == 0) {
+      const Open open = open_of(workspace);
+      work.state->top = top;
+      open.rows[atomicAdd(open.n, 1)] = row_id;
+    }
     for (int i = threadIdx.x; i < 2 * N_BUCKETS; i += blockDim.x) work.amounts[i] = 0;
   } else if (threadIdx.x == 0) {
     answer(row, *work.state, top, winner, token_ids + row_id, weighs ? probability + row_id : nullptr);
@@ -166,25 +181,21 @@ struct Buckets {
 __device__ inline void weigh_part(const Row& row, const Wish& wish, int part, float largest, Amount* amounts,
                                   Buckets& sums) {
   const bool counts = wish.top_k > 0, weighs = wish.top_p < 1.0f;
+  float x[OWN];
+  row.load(part * CUT_WARPS + threadIdx.x / WARP, x);
   for (int i = threadIdx.x; i < N_BUCKETS; i += blockDim.x) sums.n_in[i] = sums.low[i] = sums.high[i] = 0;
   __syncthreads();
-  for (int half = 0; half < 2; ++half) {
-    const int segment = (part * 2 + half) * CUT_WARPS + threadIdx.x / WARP;
-    if (segment >= row.n_segments()) break;
-    float x[OWN];
-    row.load(segment, x);
 #pragma unroll
-    for (int i = 0; i < OWN; ++i) {
-      const float distance = x[i] - largest;
-      const int bucket = bucket_of(distance);
-      if (bucket == LAST_BUCKET) continue;  // weighs nothing, and is not counted: it is what the others leave
-      if (counts) atomicAdd(&sums.n_in[bucket], 1u);
-      if (!weighs) continue;
-      const Amount mass = mass_of(distance);
-      const unsigned low = mass & ((1u << HALF_MASS) - 1), high = static_cast<unsigned>(mass >> HALF_MASS);
-      if (low) atomicAdd(&sums.low[bucket], low);
-      if (high) atomicAdd(&sums.high[bucket], high);
-    }
+  for (int i = 0; i < OWN; ++i) {
+    const float distance = x[i] - largest;
+    const int bucket = bucket_of(distance);
+    if (bucket == LAST_BUCKET) continue;  // weighs nothing, and is not counted: it is what the others leave
+    if (counts) atomicAdd(&sums.n_in[bucket], 1u);
+    if (!weighs) continue;
+    const Amount mass = mass_of(distance);
+    const unsigned low = mass & ((1u << HALF_MASS) - 1), high = static_cast<unsigned>(mass >> HALF_MASS);
+    if (low) atomicAdd(&sums.low[bucket], low);
+    if (high) atomicAdd(&sums.high[bucket], high);
   }
   __syncthreads();
   for (int i = threadIdx.x; i < N_BUCKETS; i += blockDim.x) {
@@ -192,6 +203,7 @@ __device__ inline void weigh_part(const Row& row, const Wish& wish, int part, fl
     if (sums.n_in[i]) atomicAdd(&amounts[i], static_cast<Amount>(sums.n_in[i]));
     if (mass) atomicAdd(&amounts[N_BUCKETS + i], mass);
   }
+  __syncthreads();  // the sums have been read when the next part begins
 }
 
 // Grid: blocks that share the parts of open rows.
@@ -201,16 +213,16 @@ __global__ void __launch_bounds__(CUT_WARPS* WARP)
   let_next_begin();
   wait_for_earlier();
   __shared__ Buckets sums[1];
-  const Columns columns{temperature, top_k, top_p, min_p, seed, position};
-  const auto is_open = [&](int row) { return work_of(workspace, n_rows, row, vocab).state->is_open != 0; };
-  share_out(n_rows, pieces(vocab, PART), is_open, [&](int row_id, int part) {
-    const Wish wish = columns.of(row_id, vocab);
-    if (!wish.truncates()) return;
+  const Open open = open_of(workspace);
+  const int n_parts = pieces(vocab, PART), n = *open.n * n_parts;
+  for (int i = blockIdx.x; i < n; i += gridDim.x) {
+    const int row_id = open.rows[i / n_parts];
+    const Wish wish = Columns{temperature, top_k, top_p, min_p, seed, position}.of(row_id, vocab);
+    if (!wish.truncates()) continue;
     const Work work = work_of(workspace, n_rows, row_id, vocab);
     const Row row{logits + static_cast<long long>(row_id) * vocab, vocab, work.tops};
-    weigh_part(row, wish, part, value_of(row.top()), work.amounts, sums[0]);
-    __syncthreads();  // the sums have been read when the next part begins
-  });
+    weigh_part(row, wish, i % n_parts, value_of(work.state->top), work.amounts, sums[0]);
+  }
 }
 
 // Grid: blocks that share the open rows.
@@ -220,17 +232,17 @@ __global__ void __launch_bounds__(CUT_WARPS* WARP, 1)
   let_next_begin();
   wait_for_earlier();
   __shared__ Search search[1];
-  const Columns columns{temperature, top_k, top_p, min_p, seed, position};
-  const auto is_open = [&](int row) { return work_of(workspace, n_rows, row, vocab).state->is_open != 0; };
-  share_out(n_rows, 1, is_open, [&](int row_id, int) {
-    const Wish wish = columns.of(row_id, vocab);
-    if (!wish.truncates()) return;
+  const Open open = open_of(workspace);
+  for (int i = blockIdx.x; i < *open.n; i += gridDim.x) {
+    const int row_id = open.rows[i];
+    const Wish wish = Columns{temperature, top_k, top_p, min_p, seed, position}.of(row_id, vocab);
+    if (!wish.truncates()) continue;
     const Work work = work_of(workspace, n_rows, row_id, vocab);
     const Row row{logits + static_cast<long long>(row_id) * vocab, vocab, work.tops};
-    const Key cut = cut_of(row, wish, value_of(row.top()), work.amounts, work.amounts + N_BUCKETS, search[0]);
+    const Key cut = cut_of(row, wish, value_of(work.state->top), work.amounts, work.amounts + N_BUCKETS, search[0]);
     if (threadIdx.x == 0) work.state->cut = cut;
     __syncthreads();  // the search has been read when the next row begins
-  });
+  }
 }
 
 // Grid: blocks that share the chunks of open rows.
@@ -240,30 +252,30 @@ __global__ void __launch_bounds__(CHUNK_WARPS* WARP, 4)
          float* probability) {
   let_next_begin();
   wait_for_earlier();
-  const int n_chunks = pieces(vocab, CHUNK);
-  const Columns columns{temperature, top_k, top_p, min_p, seed, position};
-  const auto is_open = [&](int row) { return work_of(workspace, n_rows, row, vocab).state->is_open != 0; };
-  share_out(n_rows, n_chunks, is_open, [&](int row_id, int chunk) {
-    const Wish wish = columns.of(row_id, vocab);
+  const Open open = open_of(workspace);
+  const int n_chunks = pieces(vocab, CHUNK), n = *open.n * n_chunks;
+  for (int i = blockIdx.x; i < n; i += gridDim.x) {
+    const int row_id = open.rows[i / n_chunks], chunk = i % n_chunks;
+    const Wish wish = Columns{temperature, top_k, top_p, min_p, seed, position}.of(row_id, vocab);
     const Work work = work_of(workspace, n_rows, row_id, vocab);
     const Row row{logits + static_cast<long long>(row_id) * vocab, vocab, work.tops};
-    const Key top = row.top();
+    const Key top = work.state->top;
     const Draw draw{wish.temperature, wish.stream, work.state->cut, wish.min_p, value_of(top), 1.0f / wish.temperature};
     const int segment = chunk * CHUNK_WARPS + threadIdx.x / WARP;
+    float x[OWN];
     const Key best = segment < row.n_segments() ? row.tops[segment] : 0;
     const float bar = draw.least_value(top);  // the largest logit is always in play
     const bool hopes = best != 0 && best >= draw.cut && Bar(draw.inverse, bar).may_reach(value_of(best));
     Key winner = 0;
     if (__syncthreads_or(hopes)) {
-      float x[OWN];
-      for (int i = 0; i < OWN; ++i) x[i] = -infinity();
+      for (int j = 0; j < OWN; ++j) x[j] = -infinity();
       if (hopes) row.load(segment, x);
       winner = drawn(draw, row, segment, x, top);
     }
     if (threadIdx.x == 0) work.winners[chunk] = winner;
-    if (!arrives_last(work.state->arrived + 1, n_chunks)) return;
+    if (!arrives_last(work.state->arrived + 1, n_chunks)) continue;
     const Key most = best_of(work, vocab);
     float* wanted = probability == nullptr ? nullptr : probability + row_id;
     if (threadIdx.x == 0) answer(row, *work.state, top, most, token_ids + row_id, wanted);
-  });
+  }
 }

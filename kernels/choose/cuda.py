@@ -22,7 +22,7 @@ from slipstream.kernels.torch_op import torch_op
 
 ROWS = Source(__file__, "choose.cu", ("scan", "stand", "weigh", "cut", "draw"), fuse=False, early=True)
 # As in the .cu files: tokens of a warp's read, of a block that scans or draws, of a block that weighs; their threads.
-SEGMENT, CHUNK, PART = 512, 4096, 16384
+SEGMENT, CHUNK, PART = 512, 4096, 8192
 CHUNK_THREADS, PART_THREADS = 256, 512
 N_BUCKETS, STATE = 2048, 7  # of a row; its state in 64-bit words
 # Blocks of about 132 multiprocessors that run at a time.
@@ -83,7 +83,7 @@ def rows(
         return token_ids, probability
     # 64-bit words of every row: see work_of in choose.cu.
     n_words = STATE + n_segments + n_chunks + 2 * N_BUCKETS
-    workspace = torch.empty(n_rows * n_words, dtype=torch.int64, device=logits.device)
+    workspace = torch.empty(n_rows // 2 + 1 + n_rows * n_words, dtype=torch.int64, device=logits.device)
     edits: tuple[Argument, ...] = tuple(entries) or (None,) * 5
     masks: tuple[Argument, ...] = (*words, words[1].shape[1]) if words else (None, None, 0)
     changed = torch.empty_like(wide) if entries or words else None  # [n_rows, vocab]

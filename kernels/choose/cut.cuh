@@ -31,23 +31,26 @@ struct Bucket {
   template <class TAKE>
   __device__ void read(TAKE take) const {
     constexpr int AT_ONCE = 4;  // segments, whose loads are under way together
-    for (int segment = threadIdx.x / WARP; segment < row.n_segments(); segment += CUT_WARPS * AT_ONCE) {
-      float x[AT_ONCE][OWN];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    for (int first = 0; first < row.n_segments(); first += CUT_WARPS * WARP) {
+      const int own = first + lane * CUT_WARPS + warp;  // a lane looks at one of the warp's segments
+      const bool wanted = own < row.n_segments() && bucket_of(value_of(row.tops[own]) - largest) <= bucket;
+      unsigned left = __ballot_sync(FULL_WARP, wanted);
+      while (left != 0) {
+        float x[AT_ONCE][OWN];
+        int segments[AT_ONCE];
 #pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        const int own = segment + i * CUT_WARPS;
-        if (own < row.n_segments() && bucket_of(value_of(row.tops[own]) - largest) <= bucket) {
-          row.load(own, x[i]);
-        } else {
-#pragma unroll
-          for (int j = 0; j < OWN; ++j) x[i][j] = infinity();  // in no bucket
+        for (int i = 0; i < AT_ONCE; ++i) {
+          segments[i] = left == 0 ? row.n_segments() : first + (__ffs(left) - 1) * CUT_WARPS + warp;  // behind the last: none
+          left &= left - 1;
+          row.load(segments[i], x[i]);
         }
-      }
 #pragma unroll
-      for (int i = 0; i < AT_ONCE * OWN; ++i) {
-        const int token = Row::token(segment + i / OWN * CUT_WARPS, i % OWN);
-        const float logit = x[i / OWN][i % OWN];
-        if (token < row.vocab && bucket_of(logit - largest) == bucket) take(~key_of(logit, token));
+        for (int i = 0; i < AT_ONCE * OWN; ++i) {
+          const int token = Row::token(segments[i / OWN], i % OWN);
+          const float logit = x[i / OWN][i % OWN];
+          if (token < row.vocab && bucket_of(logit - largest) == bucket) take(~key_of(logit, token));
+        }
       }
     }
   }

@@ -291,8 +291,7 @@ def test_a_min_p_between_two_tokens() -> None:
         assert set(assert_as_defined(logits, params(32, min_p=min_p)).tolist()) == allowed
 
 
-def test_more_open_rows_than_threads_of_a_block() -> None:
-    """Blocks look for the rows they have work for as many at a time as they have threads."""
+def test_more_open_rows_than_blocks() -> None:
     n = 300
     logits = normal(n, 24, 9, 0.5)
     top_k = [1 if row % 3 else 0 for row in range(n)]
