@@ -237,7 +237,6 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, AHEAD == 8 ? 4 : 3)
     merge_chunks(const float* sums, const float* softmax, const int* span_starts, const int* n_past, const int* wholes,
                  const float* sinks, T* out, int n_rows, int n_spans, int n_heads, int n_parts, int d_value, int window) {
   let_next_begin();
-  wait_for_earlier();
   const int warp = blockIdx.x * MOST_WARPS + threadIdx.x / WARP, query = warp / n_parts, row = query / n_heads;
   const int column = (warp % n_parts * WARP + threadIdx.x % WARP) * 2;
   int span = 0, start = 0, past = 0;
@@ -245,6 +244,7 @@ __global__ void __launch_bounds__(MOST_WARPS * WARP, AHEAD == 8 ? 4 : 3)
     start = span_starts[span], past = n_past[span];  // beside the next start, not after it
     if (span_starts[span + 1] > row) break;
   }
+  wait_for_earlier();
   if (row >= n_rows || span == n_spans || column >= d_value) return;
   const Seen seen = Bounds{window, wholes}.seen(past + row - start, row);
   const int n_queries = n_rows * n_heads, n_chunks = seen.n_chunks();

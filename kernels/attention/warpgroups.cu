@@ -80,6 +80,7 @@ __device__ inline void feed(const Store<T>& store, const Chunks& chunks, const P
     for (int tile = chunks.begin(chunk); tile < chunks.end(chunk); ++tile, turn.next()) {
       const int looked_up = tile * TILE + first + lane % OWN;
       const int own = chunks.seen.has(looked_up) ? store.row(looked_up) : -1;
+      wait_for_earlier();  // page tables are of the pass, keys and values of the kernel before
       T* stage = pipe.stages + turn.stage * (2 * SIZE<D>) + place;
       barrier_wait(pipe.free + turn.stage, turn.parity ^ 1);
 #pragma unroll
@@ -95,6 +96,7 @@ __device__ inline void feed(const Store<T>& store, const Chunks& chunks, const P
       under_way = pipe.arrived + turn.stage;
     }
   }
+  wait_for_earlier();
   copies_wait<0>();
   if (under_way != nullptr) arrive(under_way);
 }
@@ -251,10 +253,9 @@ __global__ void __launch_bounds__((N_GROUPS + 1) * TEAM, N_GROUPS == 1 ? 2 : 1)
     barriers_begin();
   }
   __syncthreads();
-  wait_for_earlier();
   const int number = gridDim.y == 1 ? gridDim.z - 1 - blockIdx.z : blockIdx.z;
   const Item item(number, GROUP * N_GROUPS, n_heads / n_kv, n_spans, span_starts, n_past);
-  if (item.first == item.end) return;
+  if (item.first == item.end) return wait_for_earlier();
   const Bounds bounds{window, wholes};
   const Chunks chunks{item.all(bounds)};
   const Pipe<T> pipe{dynamic_panels<T>(), arrived, free};
@@ -267,6 +268,7 @@ __global__ void __launch_bounds__((N_GROUPS + 1) * TEAM, N_GROUPS == 1 ? 2 : 1)
     more_registers<MANY<N_GROUPS>>();
     Queries<D> mine;
     place<D>(mine, item, item.first + team * GROUP, GROUP, bounds, n_heads);
+    wait_for_earlier();
     unsigned queries[D / 16][4];
     take_queries<T, D>(mine, q, d_head, queries);
     multiply_all<T, D, N_GROUPS>(mine, queries, chunks, scale, pipe, memory, {sinks, n_heads}, out);

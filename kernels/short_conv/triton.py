@@ -119,16 +119,18 @@ def _convolve(
     EARLY: tl.constexpr,
 ):
     """One row's outputs for SIZE channels. W_CHANNEL, W_TIME: strides of the weight."""
-    begin(EARLY)
     row = tl.program_id(0)
     c = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     span = span_of(starts_at, n_spans, row, SPANS)
-    if span < n_spans:
-        first = tl.load(starts_at + span)
-        oldest = tl.load(history_starts_at + span)
-        n_history = tl.load(history_starts_at + span + 1) - oldest
+    some = span < n_spans
+    first = tl.load(starts_at + span, mask=some, other=0)
+    oldest = tl.load(history_starts_at + span, mask=some, other=0)
+    n_history = tl.load(history_starts_at + span + 1, mask=some, other=0) - oldest
+    slot = tl.load(slots_at + span, mask=some, other=0).to(tl.int64)
+    begin(EARLY)  # what describes the pass is read before
+    if some:
         rows_at = x_at + first.to(tl.int64) * STRIDE
-        slot_at = window_at + tl.load(slots_at + span).to(tl.int64) * ((W - 1) * N)
+        slot_at = window_at + slot * ((W - 1) * N)
         total = tl.zeros([SIZE], tl.float32)
         for j in tl.static_range(W):
             t = n_history + row - first + j
@@ -159,7 +161,6 @@ def _keep(
     EARLY: tl.constexpr,
 ):
     """One span's window and parked rows, SIZE channels. A window moves from its oldest input on, so none is lost."""
-    begin(EARLY)
     span = tl.program_id(0)
     c = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     first, end = tl.load(starts_at + span), tl.load(starts_at + span + 1)
@@ -168,6 +169,7 @@ def _keep(
     rows_at = x_at + first.to(tl.int64) * STRIDE
     slot_at = window_at + tl.load(slots_at + span).to(tl.int64) * ((W - 1) * N)
     n_settled = tl.load(settled_at + span)
+    begin(EARLY)  # what describes the pass is read before
     if n_settled > 0:
         for t in tl.static_range(W - 1):
             at = _input(

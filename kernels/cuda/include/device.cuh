@@ -16,7 +16,8 @@ constexpr unsigned FULL_WARP = 0xffffffffu;
 constexpr int WARP = 32;
 
 // Programmatic dependent launch: a kernel of an `early` source (source.py) begins while the kernel before it still runs.
-// Until wait_for_earlier returns it may read only what no kernel writes any more, such as weights, and write nothing. The
+// Until wait_for_earlier returns it may read only what no kernel writes any more, and write nothing: weights, and what describes a
+// pass (its spans, positions and page tables), which kernels write that are followed by some that do not begin early. The
 // kernel behind it may begin once all blocks have called let_next_begin. Before Hopper kernels run one after another.
 __device__ inline void let_next_begin() {
 #if !defined(SLIPSTREAM_EMULATED) && __CUDA_ARCH__ >= 900
