@@ -27,10 +27,9 @@ struct Bucket {
   float largest;
   int bucket;
 
-  // take(place) for each of them, by reading the row.
-  template <class TAKE>
+  // take(place) for each of them, by reading the row. AT_ONCE: segments of a warp whose loads are under way together.
+  template <int AT_ONCE, class TAKE>
   __device__ void read(TAKE take) const {
-    constexpr int AT_ONCE = 4;  // segments, whose loads are under way together
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     for (int first = 0; first < row.n_segments(); first += CUT_WARPS * WARP) {
       const int own = first + lane * CUT_WARPS + warp;  // a lane looks at one of the warp's segments
@@ -58,7 +57,7 @@ struct Bucket {
   // The same from the list, where it holds them all.
   template <class TAKE>
   __device__ void each(TAKE take) const {
-    if (search.n_found > LISTED) return read(take);
+    if (search.n_found > LISTED) return read<1>(take);
     for (unsigned i = threadIdx.x; i < search.n_found; i += CUT_WARPS * WARP) take(search.places[i]);
   }
 
@@ -97,7 +96,7 @@ __device__ inline Key list(const Bucket& bucket, Key& last) {
   if (threadIdx.x == 0) search.n_found = 0;
   __syncthreads();
   Key nearest = 0, furthest = 0;  // nearest as a key, so that it is the largest
-  bucket.read([&](Key place) {
+  bucket.read<4>([&](Key place) {
     const unsigned i = atomicAdd(&search.n_found, 1u);
     if (i < LISTED) search.places[i] = place;
     nearest = ~place > nearest ? ~place : nearest;

@@ -135,14 +135,9 @@ def _heads(
     width = tl.where(is_v, D_VALUE, D)  # [HEADS, 1]
     exists = (head[:, None] < N_HEADS + 2 * N_KV) & (i[None, :] < width)  # [HEADS, SIZE]
     first = head * D - tl.maximum(head - (N_HEADS + N_KV), 0) * (D - D_VALUE)  # of the head in its row
-    # What describes the pass is read before the kernel before this one has ended.
     turn = tl.load(positions_at + row) * HALF
-    angle = tl.where(i < HALF, i, i - HALF)
-    turns = i < 2 * HALF
-    cos = tl.load(cos_at + turn + angle, mask=turns, other=1.0)[None, :]  # [1, SIZE]
-    sin = tl.load(sin_at + turn + angle, mask=turns, other=0.0)[None, :]
     cell = tl.load(pages_at + row) * (N_KV * PAGE_SIZE) + tl.load(offsets_at + row)
-    begin(EARLY)
+    begin(EARLY)  # what describes the pass is read before
     source_at = qkv_at + row * ((N_HEADS + N_KV) * D + N_KV * D_VALUE) + first[:, None]
     own = tl.load(source_at + i[None, :], mask=exists, other=0.0)
     turning = exists & (i[None, :] < 2 * HALF) & (partner[None, :] < width)  # values may end before
@@ -153,6 +148,10 @@ def _heads(
     x = _normed(own, inverse, weight_at, i[None, :], exists & ~is_v, NORMED)
     y = _normed(other, inverse, weight_at, partner[None, :], exists & ~is_v, NORMED)
 
+    angle = tl.where(i < HALF, i, i - HALF)
+    turns = i < 2 * HALF
+    cos = tl.load(cos_at + turn + angle, mask=turns, other=1.0)[None, :]  # [1, SIZE]
+    sin = tl.load(sin_at + turn + angle, mask=turns, other=0.0)[None, :]
     turned = tl.where(turns[None, :], x * cos + tl.where(i[None, :] < HALF, -y, y) * sin, x).to(own.dtype)
     tl.store(q_at + row * (N_HEADS * D) + head[:, None] * D + i[None, :], turned, mask=exists & is_q)
     kv_head = tl.where(is_v, head[:, None] - N_KV, head[:, None]) - N_HEADS

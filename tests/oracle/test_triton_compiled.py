@@ -24,9 +24,13 @@ MOST_REGISTERS = {
     "mla._attend": 255,
     "moe._gate_up": 128,
     "moe._down": 128,
+    "norm_rope_write._heads": 80,  # of float32
 }
 # Kernels that are launched before the kernel before them has ended, where a device can, and so have to wait for it.
-EARLY = ("norm._row", "norm_rope_write._heads", "gated._gated")
+EARLY = (
+    *("norm._row", "norm_rope_write._heads", "gated._gated", "gated_norm._heads"),
+    *("short_conv._convolve", "short_conv._keep"),
+)
 
 
 def compiled(*arguments: str) -> dict[str, dict[str, dict[str, int]]]:
