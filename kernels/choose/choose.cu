@@ -1,8 +1,8 @@
 // Rows of logits to tokens, in five kernels. `scan` reads every logit once, writes changed rows down, and draws among all
 // tokens of a row. `stand` looks whether what it drew survives the row's truncation: the largest value of all tokens is the
-// largest of those kept if it is kept, and most draws are. For the rows that are left open `weigh` adds up amounts
-// by bucket, `cut` finds where truncation cuts, and `draw` draws once more. Results depend on a row's own logits and parameters alone: what blocks add up together are whole
-// numbers, and what they compare is ordered totally.
+// largest of those kept if it is kept, and most draws are. For the rows that are left open `weigh` adds up amounts by bucket,
+// `cut` finds where truncation cuts, and `draw` draws once more. Results depend on a row's own logits and parameters alone:
+// what blocks add up together are whole numbers, and what they compare is ordered totally.
 #include "change.cuh"
 #include "cut.cuh"
 #include "draw.cuh"
@@ -23,7 +23,7 @@ struct State {
 // Rows that are to be drawn anew, in any order.
 struct Open {
   int* n;     // []
-  int* rows;  // [n_rows]
+  int* rows;  // [n_rows], of which the first n are
 };
 
 // Of one row: what the kernels hand to each other.

@@ -11,10 +11,11 @@ using Amount = unsigned long long;
 // by, and the roundings of fast exponentials and of sums in float32, below 2e-5 together.
 constexpr double OFF = 0x1p-12;
 
-// Of a row's tokens: their weights, in units of 2**-34 of the largest, those of the tokens before the drawn one, which have larger logits or
-// equal ones and lower ids, and their number.
+// Sums over a row's tokens, in units of 2**-34 of the largest one's weight.
 struct Standing {
-  Amount total, before, n_before;
+  Amount total;
+  Amount before;    // of those before the drawn token: of larger logits, or equal ones with lower ids
+  Amount n_before;  // how many these are
 };
 
 // The token that was drawn, and a thread's part of the sums.
