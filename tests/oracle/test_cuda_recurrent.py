@@ -102,6 +102,11 @@ def test_the_state_takes_in_as_many_updates_as_it_is_told(n_settled: int, order:
     meant = fed.feed(Span(0, range(24), n_settled=n_settled))[0]
     assert_same(got, tuple(part[6:] for part in meant))
     assert_same(parked.kept(0), fed.kept(0))
+    with kernels.use("reference", "gated_delta"):
+        defined = Layer(sizes, torch.float32).begin(0)
+        defined.feed(Span(0, range(24), n_settled=n_settled))
+    for one, other in zip(parked.kept(0), defined.kept(0), strict=True):
+        assert_near(one, other, share=1e-5)
 
 
 @each_dtype
