@@ -262,12 +262,12 @@ __global__ void __launch_bounds__(CHUNK_WARPS* WARP, 4)
     const Key top = work.state->top;
     const Draw draw{wish.temperature, wish.stream, work.state->cut, wish.min_p, value_of(top), 1.0f / wish.temperature};
     const int segment = chunk * CHUNK_WARPS + threadIdx.x / WARP;
-    float x[OWN];
     const Key best = segment < row.n_segments() ? row.tops[segment] : 0;
     const float bar = draw.least_value(top);  // the largest logit is always in play
     const bool hopes = best != 0 && best >= draw.cut && Bar(draw.inverse, bar).may_reach(value_of(best));
     Key winner = 0;
     if (__syncthreads_or(hopes)) {
+      float x[OWN];
       for (int j = 0; j < OWN; ++j) x[j] = -infinity();
       if (hopes) row.load(segment, x);
       winner = drawn(draw, row, segment, x, top);

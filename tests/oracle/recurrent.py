@@ -182,6 +182,45 @@ def assert_same(got: tuple[Tensor, ...], meant: tuple[Tensor, ...]) -> None:
         assert torch.equal(one, other)
 
 
+def assert_a_chain_replays(sizes: Sizes, dtype: torch.dtype) -> None:
+    """A draft network: one provisional row per pass on top of the rows before, nothing stored."""
+    chain, places = [60, 61, 62], [7, 1, 9]
+    meant = Layer(sizes, dtype).begin(0).feed(Span(0, chain, n_settled=0, parks=places))[0]
+    layer = Layer(sizes, dtype).begin(0)
+    for i, token in enumerate(chain):
+        row = layer.feed(Span(0, [token], history=places[:i], parks=[places[i]]))[0]
+        assert_same(row, tuple(part[i : i + 1] for part in meant))
+    assert not any(part.any() for part in layer.kept(0))
+
+
+def assert_width_is_not_seen(sizes: Sizes, dtype: torch.dtype, n_tokens: int, widths: Sequence[int]) -> None:
+    """A sequence has the same bits in passes of any of these widths, one of them beside others' rows."""
+    whole = Layer(sizes, dtype).begin(1)
+    meant = whole.feed(Span(1, range(n_tokens), n_settled=n_tokens))[0]
+    others: Sequence[Span] = Span(0, [200], n_settled=1), Span(2, [9, 8, 7], n_settled=3)
+    for width in widths:
+        layer, rows = Layer(sizes, dtype).begin(0, 1, 2), []
+        for start in range(0, n_tokens, width):
+            n = min(width, n_tokens - start)
+            span = Span(1, range(start, start + n), n_settled=n)
+            among = (others[0], span, others[1]) if start == width else (span,)
+            rows.append(layer.feed(*among)[among.index(span)])
+        assert_same(tuple(torch.cat(parts) for parts in zip(*rows, strict=True)), meant)
+        assert_same(layer.kept(1), whole.kept(1))
+
+
+def assert_nan_stays_in_its_slot(sizes: Sizes, dtype: torch.dtype) -> None:
+    clean, spoilt = Layer(sizes, dtype).begin(0, 1), Layer(sizes, dtype).begin(0, 1)
+    spoilt.tokens.x[5] = torch.nan
+    spans = Span(0, [1, 2, 3], n_settled=3), Span(1, [4, 5, 6], n_settled=3)
+    meant, got = clean.feed(*spans), spoilt.feed(*spans)
+    assert_same(got[0], meant[0])
+    assert_same(spoilt.kept(0), clean.kept(0))
+    assert_same(tuple(part[:1] for part in got[1]), tuple(part[:1] for part in meant[1]))
+    assert all(part[1:].isnan().all() for part in got[1])
+    assert spoilt.delta.state[1].isnan().all()
+
+
 def everything(layer: Layer) -> list[Tensor]:
     """All that the ops may change, poison included."""
     kept, windows = layer.delta, layer.conv

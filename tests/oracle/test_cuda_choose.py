@@ -161,7 +161,7 @@ def test_awkward_rows(trial: int) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("vocab", [1, 31, 512, 4096, 5003, 16385])
 def test_vocabularies_of_any_size(vocab: int, order: int) -> None:
-    """Odd ones put rows at odd addresses; over 4096 a row has several blocks, over 16384 several weigh it."""
+    """Odd ones put rows at odd addresses; over 4096 a row has several blocks, over 8192 several weigh it."""
     n = 6 if vocab < 16000 else 3
     choices = {"top_k": [0, 3, 900, 0, 2, 40], "top_p": [1.0, 1.0, 0.99, 0.8, 0.5, 1.0]}
     rows = params(
@@ -282,6 +282,16 @@ def test_a_draw_just_within_and_just_beyond_a_truncation() -> None:
             assert [token for token in drawn if token in allowed] == [
                 token for token, first in zip(tokens, drawn, strict=True) if first in allowed
             ]
+
+
+def test_the_least_temperature_that_is_not_greedy() -> None:
+    """Of equal logits the lowest id, up to the largest float32 below 1e-5, and any from the next one on."""
+    most = torch.tensor(1e-5)
+    above = torch.nextafter(most, torch.tensor(1.0))
+    tokens = assert_as_defined(
+        torch.zeros(2, 40), params(2, temperature=[float(most), float(above)])
+    ).tolist()
+    assert tokens[0] == 0 != tokens[1]
 
 
 def test_a_min_p_between_two_tokens() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,8 +12,20 @@ from slipstream.kernels.gated_delta import cuda
 from slipstream.kernels.gated_delta.op import DeltaGate
 from slipstream.kernels.gated_delta.state import DeltaState
 from tests.emulator import emulated, needs_compiler
+from tests.emulator.sources import compiled
 from tests.oracle.interpreted import assert_near
-from tests.oracle.recurrent import Layer, Schedule, Sizes, Span, assert_same, everything, make_rows
+from tests.oracle.recurrent import (
+    Layer,
+    Schedule,
+    Sizes,
+    Span,
+    assert_a_chain_replays,
+    assert_nan_stays_in_its_slot,
+    assert_same,
+    assert_width_is_not_seen,
+    everything,
+    make_rows,
+)
 
 pytestmark = [needs_compiler, pytest.mark.sampled]
 ABOUT = ("kernels/cuda/include/*.cuh",)
@@ -112,31 +124,12 @@ def test_the_state_takes_in_as_many_updates_as_it_is_told(n_settled: int, order:
 @each_dtype
 @each_size
 def test_replayed_chain(dtype: torch.dtype, sizes: Sizes) -> None:
-    """A draft network: one provisional row per pass on top of the rows before, nothing stored."""
-    chain, places = [60, 61, 62], [7, 1, 9]
-    meant = Layer(sizes, dtype).begin(0).feed(Span(0, chain, n_settled=0, parks=places))[0]
-    layer = Layer(sizes, dtype).begin(0)
-    for i, token in enumerate(chain):
-        row = layer.feed(Span(0, [token], history=places[:i], parks=[places[i]]))[0]
-        assert_same(row, tuple(part[i : i + 1] for part in meant))
-    assert not any(part.any() for part in layer.kept(0))
+    assert_a_chain_replays(sizes, dtype)
 
 
 @each_dtype
 def test_width_is_not_seen(dtype: torch.dtype) -> None:
-    sizes, n_tokens = Sizes(1, 1, 5, 3, dtype is torch.float32), 40
-    whole = Layer(sizes, dtype).begin(1)
-    meant = whole.feed(Span(1, range(n_tokens), n_settled=n_tokens))[0]
-    others: Sequence[Span] = Span(0, [200], n_settled=1), Span(2, [9, 8, 7], n_settled=3)
-    for width in WIDTHS:
-        layer, rows = Layer(sizes, dtype).begin(0, 1, 2), []
-        for start in range(0, n_tokens, width):
-            n = min(width, n_tokens - start)
-            span = Span(1, range(start, start + n), n_settled=n)
-            among = (others[0], span, others[1]) if start == width else (span,)
-            rows.append(layer.feed(*among)[among.index(span)])
-        assert_same(tuple(torch.cat(parts) for parts in zip(*rows, strict=True)), meant)
-        assert_same(layer.kept(1), whole.kept(1))
+    assert_width_is_not_seen(Sizes(1, 1, 5, 3, dtype is torch.float32), dtype, 40, WIDTHS)
 
 
 @each_order
@@ -164,15 +157,7 @@ def test_parking_over_a_history_that_others_read(order: int) -> None:
 
 @each_dtype
 def test_nan_stays_in_its_slot(dtype: torch.dtype) -> None:
-    clean, spoilt = (Layer(SIZES[1], dtype).begin(0, 1) for _ in range(2))
-    spoilt.tokens.x[5] = torch.nan
-    spans = Span(0, [1, 2, 3], n_settled=3), Span(1, [4, 5, 6], n_settled=3)
-    meant, got = clean.feed(*spans), spoilt.feed(*spans)
-    assert_same(got[0], meant[0])
-    assert_same(spoilt.kept(0), clean.kept(0))
-    assert_same(tuple(part[:1] for part in got[1]), tuple(part[:1] for part in meant[1]))
-    assert all(part[1:].isnan().all() for part in got[1])
-    assert spoilt.delta.state[1].isnan().all()
+    assert_nan_stays_in_its_slot(SIZES[1], dtype)
 
 
 def test_nan_of_a_value_stays_in_its_column() -> None:
@@ -242,9 +227,10 @@ def test_no_room_to_park_and_nothing_to_do() -> None:
 
 
 def test_a_block_fits_everywhere() -> None:
+    taken = compiled(cuda.SOURCE, "sm_89").resources()
     for d in cuda.KEYS:
         for per_key in (False, True):
-            static = 4 * cuda.WARPS * 8 * 36  # `shares` of `advance`
+            static = taken[f"advance<{str(per_key).lower()}, {d}>"].shared
             assert cuda.shared_memory(d, per_key=per_key) + static <= SHARED_LEAST
 
 

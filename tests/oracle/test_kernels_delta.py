@@ -14,7 +14,16 @@ from slipstream import kernels
 from slipstream.kernels.gated_delta.op import DeltaState
 from slipstream.kernels.gated_norm.op import Activation, gated_norm
 from slipstream.kernels.short_conv.op import ConvState
-from tests.oracle.recurrent import N_TOKENS, Layer, Sizes, Span, Tokens, recurrence
+from tests.oracle.recurrent import (
+    N_TOKENS,
+    Layer,
+    Sizes,
+    Span,
+    Tokens,
+    assert_nan_stays_in_its_slot,
+    assert_same,
+    recurrence,
+)
 
 pytestmark = pytest.mark.sampled(keep=8)
 
@@ -66,12 +75,6 @@ def assert_near(got: Tensor, meant: Tensor, dtype: torch.dtype) -> None:
 
 def parked_parts(state: DeltaState) -> tuple[Tensor, Tensor, Tensor]:
     return state.parked_keys, state.parked_deltas, state.parked_decays
-
-
-def assert_same(got: tuple[Tensor, ...], meant: tuple[Tensor, ...]) -> None:
-    for one, other in zip(got, meant, strict=True):
-        assert not one.isnan().any()
-        assert torch.equal(one, other)
 
 
 def assert_follows(layer: Layer, slot: int, settled: list[int]) -> None:
@@ -270,16 +273,7 @@ def test_no_room_to_park(implementation: str, dtype: torch.dtype) -> None:
 
 @each_case
 def test_nan_stays_in_its_slot(implementation: str, dtype: torch.dtype) -> None:
-    sizes = SIZES[1]
-    clean, spoilt = Layer(sizes, dtype).begin(0, 1), Layer(sizes, dtype).begin(0, 1)
-    spoilt.tokens.x[5] = torch.nan
-    spans = Span(0, [1, 2, 3], n_settled=3), Span(1, [4, 5, 6], n_settled=3)
-    meant, got = clean.feed(*spans), spoilt.feed(*spans)
-    assert_same(got[0], meant[0])
-    assert_same(spoilt.kept(0), clean.kept(0))
-    assert_same(tuple(part[:1] for part in got[1]), tuple(part[:1] for part in meant[1]))
-    assert all(part[1:].isnan().all() for part in got[1])
-    assert spoilt.delta.state[1].isnan().all()
+    assert_nan_stays_in_its_slot(SIZES[1], dtype)
 
 
 @pytest.mark.parametrize("sizes", SIZES[:2], ids=["per-head", "per-key"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random as randoms
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,7 +13,17 @@ from slipstream import kernels
 from slipstream.kernels.short_conv import reference as plain_conv
 from slipstream.kernels.short_conv.state import ConvState
 from tests.oracle.interpreted import assert_near
-from tests.oracle.recurrent import Layer, Schedule, Sizes, Span, assert_same, make_rows
+from tests.oracle.recurrent import (
+    Layer,
+    Schedule,
+    Sizes,
+    Span,
+    assert_a_chain_replays,
+    assert_nan_stays_in_its_slot,
+    assert_same,
+    assert_width_is_not_seen,
+    make_rows,
+)
 
 # isort: split
 from slipstream.kernels.short_conv import triton as conv
@@ -111,43 +121,17 @@ def test_committing_drafts_is_feeding_them(dtype: torch.dtype, sizes: Sizes) -> 
 @each_dtype
 @each_size
 def test_replayed_chain(dtype: torch.dtype, sizes: Sizes) -> None:
-    """A draft network: one provisional row per pass on top of the rows before, nothing stored."""
-    chain, places = [60, 61, 62], [7, 1, 9]
-    meant = Layer(sizes, dtype).begin(0).feed(Span(0, chain, n_settled=0, parks=places))[0]
-    layer = Layer(sizes, dtype).begin(0)
-    for i, token in enumerate(chain):
-        row = layer.feed(Span(0, [token], history=places[:i], parks=[places[i]]))[0]
-        assert_same(row, tuple(part[i : i + 1] for part in meant))
-    assert not any(part.any() for part in layer.kept(0))
+    assert_a_chain_replays(sizes, dtype)
 
 
 @each_dtype
 def test_width_is_not_seen(dtype: torch.dtype) -> None:
-    sizes, n_tokens = Sizes(1, 1, 5, 3, dtype is torch.float32), 16
-    whole = Layer(sizes, dtype).begin(1)
-    meant = whole.feed(Span(1, range(n_tokens), n_settled=n_tokens))[0]
-    others: Sequence[Span] = Span(0, [200], n_settled=1), Span(2, [9, 8, 7], n_settled=3)
-    for width in WIDTHS:
-        layer, rows = Layer(sizes, dtype).begin(0, 1, 2), []
-        for start in range(0, n_tokens, width):
-            span = Span(1, range(start, min(start + width, n_tokens)), n_settled=min(width, n_tokens - start))
-            among = (others[0], span, others[1]) if start == width else (span,)
-            rows.append(layer.feed(*among)[among.index(span)])
-        assert_same(tuple(torch.cat(parts) for parts in zip(*rows, strict=True)), meant)
-        assert_same(layer.kept(1), whole.kept(1))
+    assert_width_is_not_seen(Sizes(1, 1, 5, 3, dtype is torch.float32), dtype, 16, WIDTHS)
 
 
 @each_dtype
 def test_nan_stays_in_its_slot(dtype: torch.dtype) -> None:
-    clean, spoilt = (Layer(SIZES[1], dtype).begin(0, 1) for _ in range(2))
-    spoilt.tokens.x[5] = torch.nan
-    spans = Span(0, [1, 2, 3], n_settled=3), Span(1, [4, 5, 6], n_settled=3)
-    meant, got = clean.feed(*spans), spoilt.feed(*spans)
-    assert_same(got[0], meant[0])
-    assert_same(spoilt.kept(0), clean.kept(0))
-    assert_same(tuple(part[:1] for part in got[1]), tuple(part[:1] for part in meant[1]))
-    assert all(part[1:].isnan().all() for part in got[1])
-    assert spoilt.delta.state[1].isnan().all()
+    assert_nan_stays_in_its_slot(SIZES[1], dtype)
 
 
 def test_no_room_to_park_and_nothing_to_do() -> None:
