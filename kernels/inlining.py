@@ -1,8 +1,8 @@
 """Functions of kernels that are only ever part of their callers: numba makes no machine code of them alone.
 
 To numba a function that others copy is a function like any other: it adds entries for Python and for C, with a copy of
-the function each, and emits machine code of the three, at every level of nesting again. Here only its optimised code is
-kept, for its callers; the kernel at the top alone has entries and is emitted.
+the function each, optimises the three as a whole and emits machine code of them, at every level of nesting again. Here
+its code is kept for its callers; the kernel at the top alone, with all of its parts, is optimised and emitted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Part(JITCodeLibrary):  # type: ignore[misc]
-    """A function's optimised code, with that of the functions it calls."""
+    """A function's code, with that of the functions it calls."""
 
     # numba gives every function's code its constants for the interpreter, at an address that this code does not have.
     codegen = SimpleNamespace(set_env=lambda *_: None)
+
+    def _optimize_final_module(self) -> None:
+        """Left to the kernel, which comes out the same: what is copied there is optimised there anyway."""
 
     def _finalize_final_module(self) -> None:
         self._finalize_dynamic_globals()

@@ -93,6 +93,8 @@ class Row:
 
     name: str
     build: Callable[[Parts], Drafter]
+    # Compiles what `build` would compile else, before there are parts; at the first start that takes seconds.
+    compile: Callable[[], object] = lambda: None
     aliases: tuple[str, ...] = ()
     # Settings, or what their names begin with, that have no use without this drafter or another that lists them too.
     settings: tuple[str, ...] = ()
@@ -122,7 +124,12 @@ def _head(make: Callable[..., Drafter], name: str) -> Callable[[Parts], Drafter]
 # an MTP head.
 DRAFTERS = (
     Row(name="forced", build=lambda parts: Forced(), brought_by="grammar"),
-    Row(name="prediction", build=lambda parts: Prediction(parts.n_slots), brought_by="prediction"),
+    Row(
+        name="prediction",
+        build=lambda parts: Prediction(parts.n_slots),
+        compile=lambda: Prediction(1),
+        brought_by="prediction",
+    ),
     Row(
         name="ngram-simple",
         build=lambda parts: NgramSimple(n_slots=parts.n_slots, **parts.given("spec_ngram_simple_")),
@@ -160,6 +167,7 @@ DRAFTERS = (
     Row(
         name="suffix",
         build=_suffix,
+        compile=lambda: Suffix(1),
         settings=("spec_shared_history",),
         is_auto=lambda settings, overlaps: True,
     ),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from slipstream.engine.errors import SettingError
 from slipstream.engine.naming import ALL_DRAFTERS, NO_DRAFTER
 from slipstream.engine.settings import Settings
 from slipstream.engine.speculate.acceptance import is_synthetic
-from slipstream.engine.speculate.registry import DRAFTERS, Row, setting_names
+from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS, Row, setting_names
 
 _DEFAULTS = Settings()
 
@@ -29,6 +31,16 @@ def drafter_types(settings: Settings, network: str | None, *, overlaps: bool = F
     if settings.draft_min > settings.draft_max:
         raise SettingError("draft_min", settings.draft_min, f"is more than --draft-max {settings.draft_max}")
     return names
+
+
+@contextmanager
+def compiling(types: Sequence[str]) -> Iterator[None]:
+    """Compile what these drafters run, in another thread, while the body waits for processes and disks."""
+    with ThreadPoolExecutor(1, thread_name_prefix="compiling") as beside:
+        compiled = [beside.submit(BY_NAME[name].compile) for name in types]
+        yield
+        for one in compiled:
+            one.result()
 
 
 def _rows(settings: Settings, network: str | None, *, overlaps: bool) -> list[Row]:

@@ -46,7 +46,7 @@ from slipstream.engine.service.start.draft_network import (
     head_token_bytes,
     load_head,
 )
-from slipstream.engine.service.start.drafters import drafter_types
+from slipstream.engine.service.start.drafters import compiling, drafter_types
 from slipstream.engine.service.start.given_template import with_given_template
 from slipstream.engine.service.start.operators import select_operators
 from slipstream.engine.service.start.sizes import (
@@ -99,7 +99,7 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
     used = source if source and source.name in types else None
     divided.check(settings, target_from, used)
     sight = _sight(settings, open_vision, target_from, used)  # first, so that its memory counts as taken
-    with _phase("weights loaded"):
+    with compiling(types), _phase("weights loaded"):
         loaded = _networks(settings, target_from, tokenizer, used)
     n_ctx, networks, processes = loaded.n_ctx, loaded.networks, loaded.processes
     target = networks[forward.STORE]

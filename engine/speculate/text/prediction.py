@@ -129,10 +129,15 @@ def _run_key(tokens: Tokens, end: int) -> np.uint64:
 
 
 @compiled
-def _sorted_runs(prediction: Tokens) -> Keys:
-    keys = np.empty(max(0, len(prediction) - _RUN + 1), np.uint64)
+def _runs(prediction: Tokens, keys: Keys) -> None:
+    """Write the key of every run. keys: [n_runs]."""
     for i in range(len(keys)):
         keys[i] = _run_key(prediction, i + _RUN) | np.uint64(i + _RUN)
+
+
+def _sorted_runs(prediction: Tokens) -> Keys:
+    keys = np.empty(max(0, len(prediction) - _RUN + 1), np.uint64)
+    _runs(prediction, keys)
     keys.sort()
     return keys
 
@@ -148,6 +153,20 @@ def _matches(output: Tokens, n: int, prediction: Tokens, place: Place, most: Pla
 
 
 @compiled
+def _first_at_least(keys: Keys, key: np.uint64) -> Place:
+    """How many keys, which ascend, are less than that."""
+    low: Place = np.int64(0)
+    high: Place = np.int64(len(keys))
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
 def _look_up(output: Tokens, n: int, prediction: Tokens, keys: Keys, near: Place) -> tuple[Place, Place]:
     """(matches, place) of the longest match of the output's first `n` tokens in the whole prediction.
 
@@ -156,7 +175,7 @@ def _look_up(output: Tokens, n: int, prediction: Tokens, keys: Keys, near: Place
     if n < _RUN:
         return 0, 0
     run = _run_key(output, n)
-    middle = np.searchsorted(keys, run | np.uint64(near))
+    middle = _first_at_least(keys, run | np.uint64(near))
     longest: Place = 0
     best: Place = 0
     for direction in (1, -1):
@@ -200,8 +219,10 @@ def _learn_swap(output: Tokens, n: int, prediction: Tokens, track: Track) -> Non
     one = swaps[state[_N_SWAPS] % _SWAPS]
     one[:] = 0
     one[_OLD], one[_NEW], one[_BEFORE] = n_old, n_new, prediction[old - 1]
-    one[_OLD_TOKENS : _OLD_TOKENS + n_old] = prediction[old : old + n_old]
-    one[_NEW_TOKENS : _NEW_TOKENS + n_new] = output[new : new + n_new]
+    for j in range(n_old):
+        one[_OLD_TOKENS + j] = prediction[old + j]
+    for j in range(n_new):
+        one[_NEW_TOKENS + j] = output[new + j]
     state[_N_SWAPS] += 1
 
 

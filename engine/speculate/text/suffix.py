@@ -153,7 +153,8 @@ def _keep(voters: Voters, votes: Tokens, token: int) -> int:
     n_live = 0
     for k in range(len(votes)):
         if votes[k] == token:
-            places[n_live], spans[n_live], matches[n_live] = places[k], spans[k], matches[k]
+            places[n_live], matches[n_live] = places[k], matches[k]
+            spans[n_live, 0], spans[n_live, 1] = spans[k, 0], spans[k, 1]
             n_live += 1
     return n_live
 
@@ -169,7 +170,8 @@ def _guess(
     """
     n_max, n_after = shape
     tail = np.empty(n_after + n_max, np.int32)
-    tail[:n_after] = context[len(context) - n_after :]
+    for i in range(n_after):
+        tail[i] = context[len(context) - n_after + i]
     survival = np.empty(n_max, np.float64)
     places, spans = places.copy(), spans.copy()
     matches, votes = np.empty(len(places), np.int32), np.empty(len(places), np.int32)
