@@ -3,8 +3,8 @@
 So every drafter runs without numba too: the same guesses, some hundred times slower. That is still below a millisecond
 a step for one slot, and a warning reports it once at start.
 
-They assign numbers, not slices to slices: for the error of shapes that differ numba compiles, in three seconds, whatever
-formats integers and joins strings.
+They assign numbers, not slices to slices: for the error of shapes that differ numba compiles, in three seconds, all
+that formats integers and joins strings.
 """
 
 from __future__ import annotations
