@@ -28,9 +28,7 @@ USES = [
     *(("test_ngrams", (which,)) for which in range(len(MAKERS))),
     *(("test_ngram_cache", ()), ("test_suffix", ()), ("test_prediction", ())),
 ]
-
-
-AHEAD = ("prediction", "suffix")
+AHEAD = ("prediction", "suffix")  # compiled while a server loads
 
 
 def test_nothing_is_compiled_once_a_drafter_is_built() -> None:

@@ -153,20 +153,6 @@ def _matches(output: Tokens, n: int, prediction: Tokens, place: Place, most: Pla
 
 
 @compiled
-def _first_at_least(keys: Keys, key: np.uint64) -> Place:
-    """How many keys, which ascend, are less than that."""
-    low: Place = np.int64(0)
-    high: Place = np.int64(len(keys))
-    while low < high:
-        middle = (low + high) // 2
-        if keys[middle] < key:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@compiled
 def _look_up(output: Tokens, n: int, prediction: Tokens, keys: Keys, near: Place) -> tuple[Place, Place]:
     """(matches, place) of the longest match of the output's first `n` tokens in the whole prediction.
 
@@ -175,7 +161,7 @@ def _look_up(output: Tokens, n: int, prediction: Tokens, keys: Keys, near: Place
     if n < _RUN:
         return 0, 0
     run = _run_key(output, n)
-    middle = _first_at_least(keys, run | np.uint64(near))
+    middle = np.searchsorted(keys, run | np.uint64(near))
     longest: Place = 0
     best: Place = 0
     for direction in (1, -1):
