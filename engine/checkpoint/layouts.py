@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor
@@ -301,15 +301,40 @@ def mxfp4_values(codes: Tensor, exponents: Tensor) -> Tensor:
 
 
 def packed_bytes(matrix: Tensor | Quantized, device: torch.device) -> int:
-    """Bytes of device memory that it takes once packed.
-
-    Products on CPUs read codes of any kind, others only those that checkpoints of safetensors have.
-    """
+    """Bytes of device memory that it takes once packed."""
     if device.type == "cpu" and not isinstance(matrix, Tensor):
         from slipstream.kernels.matmul import narrow  # a second of numba, for weights of few bits alone
 
         return narrow.packed_bytes(matrix)
-    is_plain = isinstance(matrix, ByteWeight) and matrix.codes.dtype is torch.int8
-    if device.type == "cpu" or is_plain or isinstance(matrix, BlockWeight | JoinedWeight):
+    if isinstance(matrix, JoinedWeight):
+        return sum(packed_bytes(part, device) for part in matrix.parts)
+    if isinstance(matrix, BlockWeight) and _stays_narrow(matrix, device):
+        from slipstream.kernels.matmul.block_numbers import held_bytes
+
+        return held_bytes(matrix)
+    if device.type == "cpu" or isinstance(matrix, BlockWeight):
         return math.prod(matrix.shape) * matrix.dtype.itemsize
     return matrix.nbytes
+
+
+@overload
+def placed(matrix: Tensor | BlockWeight, device: torch.device) -> Tensor | BlockWeight: ...
+@overload
+def placed(matrix: Tensor | Quantized, device: torch.device) -> Tensor | Quantized: ...
+def placed(matrix: Tensor | Quantized, device: torch.device) -> Tensor | Quantized:
+    """For products on that device, on it: blocks of a type that they do not read are widened."""
+    if isinstance(matrix, Tensor):
+        return matrix.to(device)
+    if device.type == "cpu" or not isinstance(matrix, BlockWeight):
+        return matrix
+    if not _stays_narrow(matrix, device):
+        return matrix.dense().to(device)
+    order = None if matrix.order is None else matrix.order.to(device)
+    return replace(matrix, data=matrix.data.to(device), order=order)
+
+
+def _stays_narrow(matrix: BlockWeight, device: torch.device) -> bool:
+    """Whether products on that device, which is no CPU, read blocks of that type."""
+    from slipstream.kernels.matmul.block_numbers import is_held  # for GGUF's types alone
+
+    return device.type == "cuda" and is_held(matrix.kind, matrix.dtype)

@@ -64,8 +64,13 @@ class TensorSource(Protocol):
         joint: sizes of the matrices that the first of them consists of, if these are several.
         """
 
-    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
-        """A matrix of that name and shape, in blocks if it is stored so, else widened."""
+    def take_matrix(
+        self, name: str, shape: tuple[int, int], *, for_rows: bool = True
+    ) -> Tensor | BlockWeight:
+        """A matrix of that name and shape, in blocks if it is stored so and its use can read them, else widened.
+
+        for_rows: rows are taken of it, as of an embedding; False: it is packed.
+        """
 
     def take_expert(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
         """A matrix of that name and shape, as narrow as experts are multiplied: on CPUs, as narrow as it is stored."""

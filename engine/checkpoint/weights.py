@@ -13,7 +13,15 @@ from torch import Tensor
 
 from slipstream.engine.checkpoint.gguf.files import GgufTensors
 from slipstream.engine.checkpoint.gguf.matrices import is_finite
-from slipstream.engine.checkpoint.layouts import MARKS, PIECES, Layout, Scheme, largest, packed_bytes
+from slipstream.engine.checkpoint.layouts import (
+    MARKS,
+    PIECES,
+    Layout,
+    Scheme,
+    largest,
+    packed_bytes,
+    placed,
+)
 from slipstream.engine.checkpoint.parts import cut_blocks
 from slipstream.engine.checkpoint.pieces import Pieces
 from slipstream.engine.checkpoint.safetensors_folder import SafetensorsFolder
@@ -90,7 +98,7 @@ class Weights:
         A missing tensor comes as zeros, so that `finish` can name all that are missing. Raises `LoadError` for
         another shape and `UnsupportedModel` for a dtype that is not read.
         """
-        tensor = widened(self._take(name, shape, dtype or self.dtype, joint))
+        tensor = widened(self._take(name, shape, dtype or self.dtype, joint)).to(self.device)
         if self._is_added_once(name):
             tensor.zero_()
         self._count(tensor)
@@ -107,7 +115,7 @@ class Weights:
         joints = [Joint(0, joint) if joint and not i else None for i in range(len(names))]
         matrix = joined(
             [
-                self._take(f"{name}.weight", (d_out, d_in), self.dtype, one)
+                placed(self._take(f"{name}.weight", (d_out, d_in), self.dtype, one), self.device)
                 for name, d_out, one in zip(names, d_outs, joints, strict=True)
             ]
         )
@@ -117,14 +125,20 @@ class Weights:
     def take_expert(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
         """A matrix in the run's dtype, on CPUs as narrow as it is stored, else widened. Raises as `take` does."""
         taken = self._take(name, shape, self.dtype)
-        matrix = taken if self.device.type == "cpu" else widened(taken)
+        matrix = taken if self.device.type == "cpu" else widened(taken).to(self.device)
         self._count(matrix)
         return matrix
 
-    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
-        """A matrix in the run's dtype, in blocks if it is stored so, else widened. Raises as `take` does."""
+    def take_matrix(
+        self, name: str, shape: tuple[int, int], *, for_rows: bool = True
+    ) -> Tensor | BlockWeight:
+        """A matrix in the run's dtype, in blocks if it is stored so and its use can read them, else widened.
+
+        for_rows: rows are taken of it, as of an embedding; False: it is packed. Raises as `take` does.
+        """
         taken = self._take(name, shape, self.dtype)
-        matrix = taken if isinstance(taken, BlockWeight) else widened(taken)
+        stays = isinstance(taken, BlockWeight) and (self.device.type == "cpu" or not for_rows)
+        matrix = placed(taken if stays else widened(taken), self.device)
         self._count(matrix)
         return matrix
 
@@ -161,14 +175,13 @@ class Weights:
         self._refuse_broken(name, tensor)
         return tensor
 
-    def _take_blocks(self, stored: BlockWeight, name: str, dtype: torch.dtype) -> Tensor | BlockWeight:
-        """The same of a matrix in a block type. Products on other devices read none, so there it is widened."""
+    def _take_blocks(self, stored: BlockWeight, name: str, dtype: torch.dtype) -> BlockWeight:
+        """The same of a matrix in a block type, still in the file."""
         if not is_finite(stored):
             raise LoadError(
                 f"{self._files.where(name)} holds values that are not finite; the file is damaged"
             )
-        matrix = replace(stored, dtype=dtype)
-        return matrix if self.device.type == "cpu" else matrix.dense().to(self.device)
+        return replace(stored, dtype=dtype)
 
     def _take_narrow(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, joint: Joint | None

@@ -79,9 +79,9 @@ def load_head(
         weights.drop_copy(tensor, full)
         return Head(pack(_rows_of(full, ranks, vocab_size)), vocab_size, cap, ranks)
     if n_rows % ranks.n:  # read in whole
-        matrix = weights.take_matrix(tensor, (n_rows, d_model))
+        matrix = weights.take_matrix(tensor, (n_rows, d_model), for_rows=False)
         return Head(pack(_rows_of(matrix, ranks, vocab_size)), vocab_size, cap, ranks)
-    part = weights.take_matrix(tensor, (n_rows // ranks.n, d_model))
+    part = weights.take_matrix(tensor, (n_rows // ranks.n, d_model), for_rows=False)
     return Head(pack(_rows_of(part, ALONE, vocab_size)), vocab_size, cap, ranks)
 
 

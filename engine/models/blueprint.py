@@ -89,10 +89,12 @@ class Blueprint:
         self._count(matrix)
         return matrix
 
-    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor | BlockWeight:
-        """A matrix without memory, in blocks where the scheme lists it."""
+    def take_matrix(
+        self, name: str, shape: tuple[int, int], *, for_rows: bool = True
+    ) -> Tensor | BlockWeight:
+        """A matrix without memory, in blocks where the scheme lists it and its use can read them."""
         layout = None if self._scheme is None else self._scheme.by_name.get(name.removesuffix(".weight"))
-        if layout is None:
+        if layout is None or (for_rows and self._target.type != "cpu"):
             return self.take(name, shape)
         matrix = layout.outline(shape, self.dtype)
         self._count(matrix)

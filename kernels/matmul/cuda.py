@@ -6,15 +6,22 @@ a row has the same bits alone, beside others, and in a prompt of any length.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
 from slipstream.kernels.cuda.launcher import compile_for, has_warpgroups, launch, refusal
 from slipstream.kernels.cuda.source import Source
-from slipstream.kernels.matmul import prompt
+from slipstream.kernels.matmul import columns, prompt
+from slipstream.kernels.matmul.blocks import BlockWeight
+from slipstream.kernels.matmul.columns import spread
 from slipstream.kernels.matmul.fragments import (
     BITS,
     BLOCK,
+    CODES,
+    INT8,
     NAMES,
     STEP,
     TILE,
@@ -23,23 +30,31 @@ from slipstream.kernels.matmul.fragments import (
     with_zeros,
 )
 from slipstream.kernels.matmul.packed import Packed
-from slipstream.kernels.matmul.quantized import Int4Weight, Quantized
+from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, same_order
 from slipstream.kernels.matmul.reference import take_rows as take_rows
 from slipstream.kernels.torch_op import torch_op
 
 TEAM, TEAM_ROWS = 128, 64  # as in matmul.cu: threads of a team, and its rows at most
 WIDTHS = (8, 16, 32, 64, 128)  # rows of a block: eight times N_TILES
-# By dtype: a model has one, and compiling takes seconds.
-SOURCES = {
-    dtype: Source(
-        __file__,
-        "matmul.cu",
-        tuple(f"linear<{name}, {bits}, {n // 8}>" for bits in BITS for n in WIDTHS),
-        early=True,
-    )
-    for dtype, name in NAMES.items()
-}
-PROMPTS = prompt.SOURCES  # on Hopper in place of blocks of 128 rows
+
+
+def _sources(codes: Sequence[str]) -> dict[torch.dtype, Source]:
+    return {
+        dtype: Source(
+            __file__,
+            "matmul.cu",
+            tuple(f"linear<{name}, {code}, {n // 8}>" for code in codes for n in WIDTHS),
+            early=True,
+        )
+        for dtype, name in NAMES.items()
+    }
+
+
+# By dtype: a model has one, and compiling takes seconds; what few models need is compiled with their first such weight.
+SOURCES = _sources([code for code in BITS if code != INT8])
+OF_INT8 = _sources([INT8])
+PROMPTS, PROMPTS_OF_INT8 = prompt.SOURCES, prompt.OF_INT8  # on Hopper in place of blocks of 128 rows
+COLUMNS = columns.SOURCES
 # Blocks of a weight that is split, by its bits: as many as about 132 multiprocessors run at once, of codes more.
 MOST_SPREAD = {16: 256, 8: 512, 4: 512}
 # Tiles: launches with fewer give every split a block of its own. Plain weights are bound by memory alone, while a block
@@ -58,26 +73,81 @@ def prepare(device: torch.device, dtype: torch.dtype) -> None:
     compile_for(device, SOURCES[dtype], *([PROMPTS[dtype]] if has_warpgroups(device) else []))
 
 
+@dataclass(frozen=True, slots=True)
+class FragmentParts:
+    """Matrices that read the same inputs, their outputs one after another, each with codes of its own."""
+
+    parts: tuple[FragmentWeight, ...]
+
+    @property
+    def in_features(self) -> int:
+        return self.parts[0].in_features
+
+    @property
+    def out_features(self) -> int:
+        return sum(part.out_features for part in self.parts)
+
+
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
     """As `op.pack`. Raises TypeError for other dtypes than bfloat16 and float16.
 
     Codes are kept, multiplied with, and their sums scaled: no value is rounded to the dtype. Widened here, and kept in
     16 bits, are weights with groups or blocks of inputs that are no multiples of 32 (but one for all inputs may have
     any size); with scales below 2^-60 or above 2^60 (zeros are no trouble); int4 with scales of more than 19 bits,
-    which those of 16 bits in checkpoints never are; fp8 with NaN.
+    which those of 16 bits in checkpoints never are; fp8 with NaN; and GGUF's types that `block_numbers.py` has not.
     """
     if weight.dtype not in NAMES:
         raise TypeError(f"cuda pack takes bfloat16 and float16, not {weight.dtype}")
+    if not isinstance(weight, JoinedWeight):
+        return _pack(weight, bias)
+    parts = _merged(weight.parts)
+    biases = [None] * len(parts) if bias is None else bias.split([part.shape[0] for part in parts])
+    packed = tuple(_pack(part, one) for part, one in zip(parts, biases, strict=True))
+    return packed[0] if len(packed) == 1 else FragmentParts(packed)
+
+
+def _pack(weight: Tensor | Quantized, bias: Tensor | None) -> FragmentWeight:
     n_out, n_in = weight.shape
-    codes, words, group = coded(weight)
-    order = weight.order if isinstance(weight, Int4Weight) and words is not None else None
-    n_done = torch.zeros(SPREAD_CODES_BELOW, dtype=torch.int32, device=codes.device)
+    found = coded(weight)
+    order = None if found.words is None else getattr(weight, "order", None)
+    device = found.codes.device
+    if device.type == "cuda":
+        compile_for(device, *_more_sources(found.code, found.columns, device, weight.dtype))
+    n_done = torch.zeros(SPREAD_CODES_BELOW, dtype=torch.int32, device=device)
     bias = None if bias is None else bias.contiguous()
-    return FragmentWeight(codes, words, group, order, bias, n_done, weight.dtype, n_in, n_out)
+    return FragmentWeight(*found, order, bias, n_done, weight.dtype, n_in, n_out)
+
+
+def _more_sources(code: str, spread: str | None, device: torch.device, dtype: torch.dtype) -> list[Source]:
+    """What a weight needs beside what `prepare` has compiled."""
+    found = [COLUMNS[dtype]] if spread else []
+    if code == INT8:
+        found += [OF_INT8[dtype], *([PROMPTS_OF_INT8[dtype]] if has_warpgroups(device) else [])]
+    return found
+
+
+def _merged(parts: Sequence[Tensor | Quantized]) -> list[Tensor | Quantized]:
+    """The parts, neighbours in blocks of one type as one, and neighbours that are widened."""
+    merged: list[Tensor | Quantized] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if isinstance(part, BlockWeight) and isinstance(last, BlockWeight) and _are_alike(last, part):
+            merged[-1] = replace(last, data=torch.cat((last.data, part.data)))
+        elif isinstance(part, Tensor) and isinstance(last, Tensor):
+            merged[-1] = torch.cat((last, part))
+        else:
+            merged.append(part)
+    return merged
+
+
+def _are_alike(one: BlockWeight, other: BlockWeight) -> bool:
+    return one.kind == other.kind and same_order(one.order, other.order)
 
 
 def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> Tensor:
     """As `op.linear`. One launch at a time may use a weight: those of one stream do."""
+    if isinstance(packed, FragmentParts):
+        return torch.cat([linear(x, part, out_dtype) for part in packed.parts], 1)
     if not isinstance(packed, FragmentWeight):
         raise TypeError(f"cuda linear got a {type(packed).__name__}; pack the weight with cuda too")
     if x.dtype != packed.dtype or x.shape[1] != packed.in_features:
@@ -88,10 +158,12 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
     kept = x.dtype if wanted == x.dtype else torch.float32
     if packed.order is not None:
         x = x.index_select(1, packed.order)
-    x = with_zeros(x, -packed.in_features % 8).contiguous()
+    if packed.columns is not None:
+        x = spread(x, packed.columns)
+    x = with_zeros(x, -x.shape[1] % 8).contiguous()
     weight = [packed.codes] if packed.words is None else [packed.codes, packed.words]
-    out = product(x, weight, packed.bias, packed.n_done, [packed.out_features, packed.group], kept)
-    return out.to(wanted)
+    sizes = [packed.out_features, packed.group, CODES.index(packed.code)]
+    return product(x, weight, packed.bias, packed.n_done, sizes, kept).to(wanted)
 
 
 def n_splits(n_out: int, n_in: int, bits: int) -> int:
@@ -115,17 +187,18 @@ def product(
 ) -> Tensor:
     """x [n_rows, n_in] times a `FragmentWeight`, in its dtype or float32: [n_rows, n_out].
 
-    n_in: a multiple of 8. weight: codes, and words if there are any. sizes: n_out, and inputs that share a word.
+    n_in: its columns, a multiple of 8. weight: codes, and words if there are any. sizes: n_out, inputs that share a
+    word, and which of `BITS` its code is.
     n_done: zeros, and zeros again when it has run.
     """
     codes, words = weight[0], weight[1] if len(weight) > 1 else None
-    (n_rows, n_in), (n_tiles, n_steps, n_bytes), (n_out, group) = x.shape, codes.shape, sizes
+    (n_rows, n_in), (n_tiles, n_steps, n_bytes), (n_out, group, kind) = x.shape, codes.shape, sizes
+    code = CODES[kind]
     out = x.new_empty(n_rows, n_out, dtype=out_dtype)
     wide = out_dtype == torch.float32
-    bits = n_bytes * 8 // (TILE * STEP)
-    splits = n_splits(n_out, n_in, bits)
+    splits = n_splits(n_out, n_in, BITS[code])
     if prompt.runs(x, n_tiles):
-        prompt.product(x, weight, bias, out, [n_out, group, splits])
+        prompt.product(x, weight, bias, out, [*sizes, splits])
         return out
     width = _width(n_rows, n_tiles)
     row_tiles = -(-n_rows // width)
@@ -136,8 +209,8 @@ def product(
         x.new_empty(row_tiles * n_tiles * splits * width * TILE, dtype=torch.float32) if spread else None
     )
     launch(
-        SOURCES[x.dtype],
-        f"linear<{NAMES[x.dtype]}, {bits}, {width // 8}>",
+        (OF_INT8 if code == INT8 else SOURCES)[x.dtype],
+        f"linear<{NAMES[x.dtype]}, {code}, {width // 8}>",
         (row_tiles, n_tiles, splits if spread else 1),
         TEAM * -(-width // TEAM_ROWS),
         *(x, codes, words, bias, None if wide else out, out if wide else None, partials, n_done),

@@ -1,5 +1,5 @@
 // How a lane gets its part of the weights, the left side of two products, from what lies in shared memory: weights of T
-// as they are, codes of 8 or 4 bits as the T that they are without their scale. One word per output and group of inputs says
+// as they are, codes as the T that they are without their scale. One word per output and group of inputs says
 // what codes stand for.
 //
 // A piece is what a warp's 32 lanes hold of one part and block. Sums of codes are in units of a scale: that of the group whose
@@ -17,11 +17,27 @@ constexpr int BLOCK = 32;  // inputs of two products
 constexpr int PARTS = 2;   // 16 outputs each, of a warp
 constexpr int CELLS = TILE * STEP;
 
+// What a weight is stored as: of T itself, or codes of 8 or 4 bits.
+struct Plain {
+  static constexpr int BITS = 16;
+};
+struct E4m3 {
+  static constexpr int BITS = 8;
+};
+struct Int8 {
+  static constexpr int BITS = 8;
+};
+struct Int4 {
+  static constexpr int BITS = 4;
+};
+template <class Code>
+constexpr bool IS_PLAIN = Code::BITS == 16;
+
 // Bytes of a step of a weight.
-template <int BITS>
+template <class Code>
 struct Step {
-  static constexpr int CODES = CELLS * BITS / 8;
-  static constexpr int WORDS = BITS == 16 ? 0 : STEP / BLOCK * TILE * 4;
+  static constexpr int CODES = CELLS * Code::BITS / 8;
+  static constexpr int WORDS = IS_PLAIN<Code> ? 0 : STEP / BLOCK * TILE * 4;
 };
 
 // The step that split `split` begins with. A split's sums start from zero and are added to those of the splits before: a
@@ -68,16 +84,22 @@ struct Scales {
     return quotient;
   }
 
+  // words [part][half]: those of the lane's outputs. unused: bits that are no part of a scale
+  __device__ void take_scales(const Words<N_PARTS>& of, unsigned unused = 0u) {
+#pragma unroll
+    for (int i = 0; i < 2 * N_PARTS; ++i) coming[i / 2][i % 2] = __uint_as_float(of.words[i] & ~unused);
+  }
+
   // A sum's value. Rounded by itself: other blocks read it from memory before they add it.
   __device__ float value(int part, int half, float sum) const { return __fmul_rn(sum, units[part][half]); }
 };
 
 // N_PARTS: that the warp has.
-template <class T, int BITS, int N_PARTS = PARTS>
+template <class T, class Code, int N_PARTS = PARTS>
 struct Meaning;
 
 template <class T, int N_PARTS>
-struct Meaning<T, 16, N_PARTS> {
+struct Meaning<T, Plain, N_PARTS> {
   static constexpr int EACH = 16;  // bytes of a lane that lie side by side in a piece
 
   // mine: the lane's part of a piece [product][lane][8 values]
@@ -92,17 +114,13 @@ struct Meaning<T, 16, N_PARTS> {
   __device__ float value(int, int, float sum) const { return sum; }
 };
 
-// e4m3. A word is the output's float32 scale.
+// A word is the output's float32 scale.
 template <class T, int N_PARTS>
-struct Meaning<T, 8, N_PARTS> : Scales<N_PARTS> {
+struct Meaning<T, E4m3, N_PARTS> : Scales<N_PARTS> {
   static constexpr int EACH = 16;
 
   // words [part][half]: of the lane's outputs
-  __device__ void take(const unsigned char* words) {
-    const Words<N_PARTS> of = *reinterpret_cast<const Words<N_PARTS>*>(words);
-#pragma unroll
-    for (int i = 0; i < 2 * N_PARTS; ++i) this->coming[i / 2][i % 2] = __uint_as_float(of.words[i]);
-  }
+  __device__ void take(const unsigned char* words) { this->take_scales(*reinterpret_cast<const Words<N_PARTS>*>(words)); }
 
   // mine: [product][first or last 8 inputs][2 inputs][half]
   __device__ void widen(const unsigned char* mine, int, unsigned (&weights)[2][4]) const {
@@ -113,15 +131,38 @@ struct Meaning<T, 8, N_PARTS> : Scales<N_PARTS> {
   }
 };
 
-// Four bits in the lowest bits of this are it plus the code, of both halves of a register.
+// Four bits (seven) in the lowest bits of this are it plus the code, of both halves of a register.
 template <class T>
 constexpr unsigned MANY = 0x64006400u;  // twice 1024
 template <>
 constexpr unsigned MANY<bfloat16> = 0x43004300u;  // twice 128
 
+// Eight bits with a sign. A word is the output's float32 scale. The code's sign is a bit of bfloat16's exponent here, where it is
+// worth as much as in the code: 128.
+template <class T, int N_PARTS>
+struct Meaning<T, Int8, N_PARTS> : Scales<N_PARTS> {
+  static constexpr int EACH = 16;
+  const unsigned low_bits = kept(0x007f007fu), signs = kept(0x00800080u);
+
+  // words [part][half]: of the lane's outputs
+  __device__ void take(const unsigned char* words) { this->take_scales(*reinterpret_cast<const Words<N_PARTS>*>(words)); }
+
+  // mine: as of e4m3
+  __device__ void widen(const unsigned char* mine, int, unsigned (&weights)[2][4]) const {
+    const uint4 four = *reinterpret_cast<const uint4*>(mine);
+    const unsigned codes[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const unsigned two = codes[i / 2] >> i % 2 * 8;
+      const Pair<T> more = as_pair<T>((two & low_bits) | MANY<T>), sign = as_pair<T>((two & signs) | MANY<T>);
+      weights[i / 4][i % 4] = bits_of(__hsub2(more, sign));
+    }
+  }
+};
+
 // code - zero. A word is the output's float32 scale, whose last five bits are free, and in these the zero.
 template <class T, int N_PARTS>
-struct Meaning<T, 4, N_PARTS> : Scales<N_PARTS> {
+struct Meaning<T, Int4, N_PARTS> : Scales<N_PARTS> {
   static constexpr int EACH = 8;
   const unsigned low_bits = kept(0x000f000fu);
   Pair<T> zeros[N_PARTS][2];
@@ -129,11 +170,9 @@ struct Meaning<T, 4, N_PARTS> : Scales<N_PARTS> {
   // words [part][half]: of the lane's outputs
   __device__ void take(const unsigned char* words) {
     const Words<N_PARTS> of = *reinterpret_cast<const Words<N_PARTS>*>(words);
+    this->take_scales(of, 0x1fu);
 #pragma unroll
-    for (int i = 0; i < 2 * N_PARTS; ++i) {
-      this->coming[i / 2][i % 2] = __uint_as_float(of.words[i] & ~0x1fu);
-      zeros[i / 2][i % 2] = as_pair<T>((of.words[i] & 0x1fu) * 0x00010001u | MANY<T>);
-    }
+    for (int i = 0; i < 2 * N_PARTS; ++i) zeros[i / 2][i % 2] = as_pair<T>((of.words[i] & 0x1fu) * 0x00010001u | MANY<T>);
   }
 
   // mine: [product][2 inputs][first or last 8 inputs][half], the earlier in lower bits

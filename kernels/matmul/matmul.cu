@@ -8,18 +8,18 @@
 // Inputs lie in an order of their own (fragments.py packs weights so): of 32 inputs a lane takes 8 neighbours, those of
 // its pair, in two products. So a lane reads 16 bytes of a row for two products, and of weights its own, without gaps.
 //
-// Weights are of T (BITS 16), or codes of 8 or 4 bits that are made T in registers; nothing else differs.
+// Weights are of T, or codes of 8 or 4 bits that are made T in registers; nothing else differs.
 #include "copy.cuh"
 #include "fragments.cuh"
 #include "mma.cuh"
 
 // Of 16 bits; codes have as many as that room holds. Two blocks of few rows and plain weights fill a multiprocessor of Hopper,
 // one the 99 KiB of smaller ones.
-template <int BITS, int N_TILES>
-constexpr int STAGES = BITS == 16 && N_TILES <= 4 ? (N_TILES <= 2 ? 5 : 4) : 3;
+template <class Code, int N_TILES>
+constexpr int STAGES = IS_PLAIN<Code> && N_TILES <= 4 ? (N_TILES <= 2 ? 5 : 4) : 3;
 // Blocks of a multiprocessor, for which registers have to do.
-template <int BITS, int N_TILES>
-constexpr int BLOCKS = N_TILES > 8 ? 1 : N_TILES == 8 || BITS == 16 ? 2 : 4;
+template <class Code, int N_TILES>
+constexpr int BLOCKS = N_TILES > 8 ? 1 : N_TILES == 8 || IS_PLAIN<Code> ? 2 : 4;
 constexpr int TEAM = 128;     // threads that have the same rows: four warps, each with outputs of its own
 constexpr int COPIERS = 8;    // threads that copy a row's step
 
@@ -33,12 +33,12 @@ template <int N_TILES>
 constexpr int THREADS = TEAM * TEAMS<N_TILES>;
 
 // Bytes of a stage of the pipeline, and how many there are.
-template <int BITS, int N_TILES>
+template <class Code, int N_TILES>
 struct Stage {
-  static constexpr int CODES = Step<BITS>::CODES, WORDS = Step<BITS>::WORDS;
+  static constexpr int CODES = Step<Code>::CODES, WORDS = Step<Code>::WORDS;
   static constexpr int ROWS = 8 * N_TILES * STEP * 2;
   static constexpr int SIZE = CODES + WORDS + ROWS;
-  static constexpr int COUNT = STAGES<BITS, N_TILES> * (CELLS * 2 + ROWS) / SIZE;
+  static constexpr int COUNT = STAGES<Code, N_TILES> * (CELLS * 2 + ROWS) / SIZE;
 };
 
 // Sums of a warp's outputs: [part of 16 outputs][eight rows][as in mma.cuh].
@@ -69,9 +69,9 @@ __device__ inline int cell_of_row(int row, int chunk) { return row * STEP + ((ch
 
 // A thread's share of the copies, step after step. What can be kept between steps is: codes of 4 bits leave few
 // instructions for addresses.
-template <class T, int BITS, int N_TILES>
+template <class T, class Code, int N_TILES>
 struct Feed {
-  using Bytes = Stage<BITS, N_TILES>;
+  using Bytes = Stage<Code, N_TILES>;
   static constexpr int COPYING = THREADS<N_TILES> / COPIERS, AT_ONCE = N_TILES == 1 ? 8 : COPYING, EACH = 8 * N_TILES / AT_ONCE;
   const Work<T>& work;
   const unsigned char* codes;
@@ -99,7 +99,7 @@ struct Feed {
     for (int i = 0; i < Bytes::CODES / 16 / THREADS<N_TILES>; ++i)
       copy16(stage + own + i * (THREADS<N_TILES> * 16), codes + i * (THREADS<N_TILES> * 16));
     codes += Bytes::CODES;
-    if (BITS < 16 && threadIdx.x < WARP)
+    if (!IS_PLAIN<Code> && threadIdx.x < WARP)
 #pragma unroll
       for (int block = 0; block < STEP / BLOCK; ++block) {
         if (!groups.begins()) continue;
@@ -150,8 +150,8 @@ struct Feed {
 };
 
 // Brings sums to the scales that were taken last.
-template <class T, int BITS, int N_TILES>
-__device__ inline void change_units(Meaning<T, BITS>& meaning, Sums<N_TILES>& sums) {
+template <class T, class Code, int N_TILES>
+__device__ inline void change_units(Meaning<T, Code>& meaning, Sums<N_TILES>& sums) {
 #pragma unroll
   for (int part = 0; part < PARTS; ++part) {
     const float quotients[2] = {meaning.change(part, 0), meaning.change(part, 1)};
@@ -161,16 +161,16 @@ __device__ inline void change_units(Meaning<T, BITS>& meaning, Sums<N_TILES>& su
 }
 
 // Where a lane's part of a stage lies, in bytes.
-template <class T, int BITS, int N_TILES>
+template <class T, class Code, int N_TILES>
 struct Places {
-  using Bytes = Stage<BITS, N_TILES>;
+  using Bytes = Stage<Code, N_TILES>;
   static constexpr int PIECE = Bytes::CODES / (TEAM / WARP) / (STEP / BLOCK) / PARTS;  // of a warp, block and part
   static constexpr int OF_ROWS = Bytes::CODES + Bytes::WORDS, OF_TILE = 8 * STEP * sizeof(T);
   int codes, words, rows[STEP / BLOCK];
 
   __device__ Places() {
     const int lane = threadIdx.x % WARP, warp = warp_of_team(), group = lane / 4, pair = lane % 4;
-    codes = held(warp * (STEP / BLOCK * PARTS * PIECE) + lane * Meaning<T, BITS>::EACH);
+    codes = held(warp * (STEP / BLOCK * PARTS * PIECE) + lane * Meaning<T, Code>::EACH);
     words = held(Bytes::CODES + (warp * 8 + group) * 16);
 #pragma unroll
     for (int i = 0; i < STEP / BLOCK; ++i)
@@ -178,20 +178,20 @@ struct Places {
   }
 };
 
-template <class T, int BITS, int N_TILES>
-__device__ inline void multiply(const unsigned char* stage, const Places<T, BITS, N_TILES>& places, Groups& groups,
-                                Meaning<T, BITS>& meaning, Sums<N_TILES>& sums) {
-  using At = Places<T, BITS, N_TILES>;
+template <class T, class Code, int N_TILES>
+__device__ inline void multiply(const unsigned char* stage, const Places<T, Code, N_TILES>& places, Groups& groups,
+                                Meaning<T, Code>& meaning, Sums<N_TILES>& sums) {
+  using At = Places<T, Code, N_TILES>;
 #pragma unroll
   for (int block = 0; block < STEP / BLOCK; ++block) {
     uint4 x[OWN<N_TILES>];
 #pragma unroll
     for (int n = 0; n < OWN<N_TILES>; ++n)
       x[n] = *reinterpret_cast<const uint4*>(stage + places.rows[block] + n * At::OF_TILE);
-    if constexpr (BITS < 16)
+    if constexpr (!IS_PLAIN<Code>)
       if (groups.begins()) {
         meaning.take(stage + places.words + block * (TILE * 4));
-        change_units<T, BITS, N_TILES>(meaning, sums);
+        change_units<T, Code, N_TILES>(meaning, sums);
       }
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
@@ -206,8 +206,8 @@ __device__ inline void multiply(const unsigned char* stage, const Places<T, BITS
   }
 }
 
-template <class T, int BITS, int N_TILES>
-__device__ inline void add(Sums<N_TILES>& total, const Meaning<T, BITS>& meaning, Sums<N_TILES>& sums) {
+template <class T, class Code, int N_TILES>
+__device__ inline void add(Sums<N_TILES>& total, const Meaning<T, Code>& meaning, Sums<N_TILES>& sums) {
 #pragma unroll
   for (int part = 0; part < PARTS; ++part)
 #pragma unroll
@@ -220,14 +220,14 @@ __device__ inline void add(Sums<N_TILES>& total, const Meaning<T, BITS>& meaning
 }
 
 // Splits first_split up to end_split, one after another; the pipeline does not stop between them.
-template <class T, int BITS, int N_TILES>
+template <class T, class Code, int N_TILES>
 __device__ inline void run_splits(const Work<T>& work, int first_split, int end_split, Sums<N_TILES>& total) {
-  constexpr int SIZE = Stage<BITS, N_TILES>::SIZE, COUNT = Stage<BITS, N_TILES>::COUNT;
+  constexpr int SIZE = Stage<Code, N_TILES>::SIZE, COUNT = Stage<Code, N_TILES>::COUNT;
   unsigned char* stage = dynamic_shared<unsigned char>();
   const int begin = work.border(first_split), end = work.border(end_split);
-  Feed<T, BITS, N_TILES> feed(work, begin);
+  Feed<T, Code, N_TILES> feed(work, begin);
   Groups groups(work.group, begin * STEP);
-  Meaning<T, BITS> meaning;
+  Meaning<T, Code> meaning;
 #pragma unroll
   for (int i = 0; i < COUNT - 1; ++i) {
     if (begin + i < end) feed.next_weights(stage + i * SIZE);
@@ -235,7 +235,7 @@ __device__ inline void run_splits(const Work<T>& work, int first_split, int end_
   }
   wait_for_earlier();  // rows are what it has written
   feed.template first_rows<COUNT - 1>(stage, end - begin);
-  const Places<T, BITS, N_TILES> places;
+  const Places<T, Code, N_TILES> places;
   unsigned char* free = stage + (COUNT - 1) * SIZE;
   Sums<N_TILES> sums = {};
   int split = first_split, border = work.border(first_split + 1), n_behind = COUNT - 1;  // stages behind `stage`
@@ -244,12 +244,12 @@ __device__ inline void run_splits(const Work<T>& work, int first_split, int end_
     __syncthreads();  // this step has arrived for all, and the last one's stage is free
     if (step + COUNT - 1 < end) feed.next(free);
     copies_commit();
-    multiply<T, BITS, N_TILES>(stage, places, groups, meaning, sums);
+    multiply<T, Code, N_TILES>(stage, places, groups, meaning, sums);
     free = stage;
     stage += SIZE;
     if (--n_behind < 0) stage -= COUNT * SIZE, n_behind = COUNT - 1;
     if (step + 1 == border) {
-      add<T, BITS, N_TILES>(total, meaning, sums);
+      add<T, Code, N_TILES>(total, meaning, sums);
       border = work.border(++split + 1);
     }
   }
@@ -326,19 +326,19 @@ __device__ inline void store(const Sums<N_TILES>& total, const T* bias, T* out, 
 // codes [n_tiles][n_steps][Stage::CODES]. words [n_tiles][n_groups][TILE], for codes of 8 and 4 bits; a group is `group`
 // inputs. partials [grid x][grid y][splits][PARTS * N_TILES * TEAM] and n_done [grid x][grid y] of zeros, which it
 // leaves as zeros, for a grid over splits, of blocks of one team. n_in: a multiple of 8; x 16-byte aligned.
-template <class T, int BITS, int N_TILES>
-__global__ void __launch_bounds__(THREADS<N_TILES>, BLOCKS<BITS, N_TILES>)
+template <class T, class Code, int N_TILES>
+__global__ void __launch_bounds__(THREADS<N_TILES>, BLOCKS<Code, N_TILES>)
     linear(const T* x, const unsigned char* codes, const unsigned* words, const T* bias, T* out, float* wide_out,
            float4* partials, int* n_done, int n_rows, int n_in, int n_out, int n_steps, int n_splits, int n_groups, int group) {
   let_next_begin();
   const int first_row = blockIdx.x * (8 * N_TILES);
   const long long tile = blockIdx.y;
-  const Work<T> work{x, codes + tile * n_steps * Stage<BITS, N_TILES>::CODES, words + tile * n_groups * TILE,
+  const Work<T> work{x, codes + tile * n_steps * Stage<Code, N_TILES>::CODES, words + tile * n_groups * TILE,
                      first_row, n_rows, n_in, n_steps, n_splits, group};
   Sums<N_TILES> total = {};
   const bool whole = gridDim.z == 1;
   const int first_split = blockIdx.z;
-  run_splits<T, BITS, N_TILES>(work, first_split, whole ? n_splits : first_split + 1, total);
+  run_splits<T, Code, N_TILES>(work, first_split, whole ? n_splits : first_split + 1, total);
   if constexpr (TEAMS<N_TILES> == 1)
     if (!whole && !combine<N_TILES>(partials, n_done, n_rows - first_row, total)) return;
   store<T, N_TILES>(total, bias, out, wide_out, n_rows, n_out);

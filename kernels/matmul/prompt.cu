@@ -13,9 +13,9 @@ constexpr int THREADS = MULTIPLIERS + 128;  // the third warpgroup has the warp 
 constexpr int MOST_SHARED = 224 * 1024;
 
 // A stage of the pipeline, of which there are as many as fit.
-template <int BITS, int ROWS>
+template <class Code, int ROWS>
 struct Stage {
-  static constexpr int CODES = Step<BITS>::CODES, WORDS = Step<BITS>::WORDS;
+  static constexpr int CODES = Step<Code>::CODES, WORDS = Step<Code>::WORDS;
   static constexpr int SIZE = CODES + WORDS + ROWS * STEP * 2;
   static constexpr int COUNT = MOST_SHARED / SIZE;
 };
@@ -47,9 +47,9 @@ struct Place {
 };
 
 // The copies of all of a block's places, by one thread.
-template <class T, int BITS, int ROWS, int COUNT>
+template <class T, class Code, int ROWS, int COUNT>
 __device__ inline void feed(const Work<T>& work, unsigned char* stages, Barrier* arrived, Barrier* free) {
-  using Bytes = Stage<BITS, ROWS>;
+  using Bytes = Stage<Code, ROWS>;
   constexpr int OF_ROWS = ROWS * STEP * 2, OF_WORDS = TILE * 4;
   Turn<COUNT> turn;
   for (int number = blockIdx.x; number < work.n_places(); number += gridDim.x) {
@@ -61,7 +61,7 @@ __device__ inline void feed(const Work<T>& work, unsigned char* stages, Barrier*
       unsigned char* stage = stages + turn.stage * Bytes::SIZE;
       Barrier* barrier = arrived + turn.stage;
       barrier_wait(free + turn.stage, turn.parity ^ 1);
-      const bool begin[2] = {BITS < 16 && groups.begins(), BITS < 16 && groups.begins()};  // of the step's blocks
+      const bool begin[2] = {!IS_PLAIN<Code> && groups.begins(), !IS_PLAIN<Code> && groups.begins()};  // of the step's blocks
       barrier_expect(barrier, Bytes::CODES + (begin[0] + begin[1]) * OF_WORDS + OF_ROWS);
       bulk_copy(stage, work.codes + (tile * work.n_steps + step) * Bytes::CODES, Bytes::CODES, barrier);
       for (int block = 0; block < STEP / BLOCK; ++block) {
@@ -86,28 +86,28 @@ using Sums = float[ROWS / 2];    // of a warp's 16 outputs, as in wgmma.cuh
 using Weights = unsigned[2][4];  // the left sides of two products: 32 inputs
 
 // The weights of block 0 or 1 of a stage. True if a group begins there: sums have to be brought to its scale.
-template <class T, int BITS, int ROWS>
-__device__ inline bool take(const Lane& at, const unsigned char* stage, int block, Groups& groups, Meaning<T, BITS, 1>& meaning,
+template <class T, class Code, int ROWS>
+__device__ inline bool take(const Lane& at, const unsigned char* stage, int block, Groups& groups, Meaning<T, Code, 1>& meaning,
                             Weights& weights) {
-  using Bytes = Stage<BITS, ROWS>;
+  using Bytes = Stage<Code, ROWS>;
   constexpr int OF_PART = Bytes::CODES / 4 / (STEP / BLOCK) / PARTS;  // bytes of a warp's part and block
   constexpr int OF_WORDS = TILE * 4;
   bool begins = false;
-  if constexpr (BITS < 16) {
+  if constexpr (!IS_PLAIN<Code>) {
     begins = groups.begins();
     if (begins) meaning.take(stage + Bytes::CODES + block * OF_WORDS + ((at.warp * 8 + at.group) * PARTS + at.part) * 8);
   }
   const unsigned char* codes = stage + ((at.warp * (STEP / BLOCK) + block) * PARTS + at.part) * OF_PART;
-  meaning.widen(codes + at.lane * Meaning<T, BITS, 1>::EACH, 0, weights);
+  meaning.widen(codes + at.lane * Meaning<T, Code, 1>::EACH, 0, weights);
   in_registers(weights[0]);
   in_registers(weights[1]);
   return begins;
 }
 
 // Brings sums to the scales that were taken last.
-template <class T, int BITS, int ROWS>
-__device__ inline void change_units(Meaning<T, BITS, 1>& meaning, Sums<ROWS>& sums) {
-  if constexpr (BITS < 16) {
+template <class T, class Code, int ROWS>
+__device__ inline void change_units(Meaning<T, Code, 1>& meaning, Sums<ROWS>& sums) {
+  if constexpr (!IS_PLAIN<Code>) {
     const float quotients[2] = {meaning.change(0, 0), meaning.change(0, 1)};
 #pragma unroll
     for (int i = 0; i < ROWS / 2; ++i) sums[i] *= quotients[i % 4 / 2];
@@ -115,9 +115,9 @@ __device__ inline void change_units(Meaning<T, BITS, 1>& meaning, Sums<ROWS>& su
 }
 
 // Begins their products with the rows of the same stage.
-template <class T, int BITS, int ROWS>
+template <class T, class Code, int ROWS>
 __device__ inline void multiply(const unsigned char* stage, int block, const Weights& weights, Sums<ROWS>& sums) {
-  using Bytes = Stage<BITS, ROWS>;
+  using Bytes = Stage<Code, ROWS>;
   const T* rows = reinterpret_cast<const T*>(stage + Bytes::CODES + Bytes::WORDS) + block * (ROWS * BLOCK);
   group_begin();
   multiply_group<T>(sums, weights[0], rows);
@@ -126,8 +126,8 @@ __device__ inline void multiply(const unsigned char* stage, int block, const Wei
 }
 
 // Adds a split's sums to those of the splits before it.
-template <class T, int BITS, int ROWS>
-__device__ inline void join(Sums<ROWS>& total, const Meaning<T, BITS, 1>& meaning, const Sums<ROWS>& sums) {
+template <class T, class Code, int ROWS>
+__device__ inline void join(Sums<ROWS>& total, const Meaning<T, Code, 1>& meaning, const Sums<ROWS>& sums) {
 #pragma unroll
   for (int i = 0; i < ROWS / 2; ++i) total[i] += meaning.value(0, i % 4 / 2, sums[i]);
 }
@@ -168,17 +168,17 @@ __device__ inline void store(const Lane& at, const Sums<ROWS>& total, const Plac
 }
 
 // All of a block's places, by the two warpgroups. Weights of 32 inputs are made while those before are multiplied.
-template <class T, int BITS, int ROWS, int COUNT>
+template <class T, class Code, int ROWS, int COUNT>
 __device__ inline void multiply_all(const Work<T>& work, const unsigned char* stages, Barrier* arrived, Barrier* free,
                                     const T* bias, T* out, float* wide_out, int n_rows, int n_out) {
-  constexpr int SIZE = Stage<BITS, ROWS>::SIZE;
+  constexpr int SIZE = Stage<Code, ROWS>::SIZE;
   const Lane at;
   Turn<COUNT> turn;
   Groups groups(work.group, 0);
-  Meaning<T, BITS, 1> meaning;
+  Meaning<T, Code, 1> meaning;
   Weights first, second;  // of a stage
   barrier_wait(arrived, 0);
-  bool changes = take<T, BITS, ROWS>(at, stages, 0, groups, meaning, first);
+  bool changes = take<T, Code, ROWS>(at, stages, 0, groups, meaning, first);
   for (int number = blockIdx.x; number < work.n_places(); number += gridDim.x) {
     Sums<ROWS> total = {};
     const int n_steps = work.n_steps + (number + gridDim.x < work.n_places());  // that arrive, with the next place's first
@@ -188,36 +188,36 @@ __device__ inline void multiply_all(const Work<T>& work, const unsigned char* st
       for (; step < work.border(split + 1); ++step) {
         const int own = turn.stage;
         const unsigned char* stage = stages + own * SIZE;
-        if (changes) change_units<T, BITS, ROWS>(meaning, sums);
-        multiply<T, BITS, ROWS>(stage, 0, first, sums);
-        if (take<T, BITS, ROWS>(at, stage, 1, groups, meaning, second)) {
+        if (changes) change_units<T, Code, ROWS>(meaning, sums);
+        multiply<T, Code, ROWS>(stage, 0, first, sums);
+        if (take<T, Code, ROWS>(at, stage, 1, groups, meaning, second)) {
           group_wait<0>();
-          change_units<T, BITS, ROWS>(meaning, sums);
+          change_units<T, Code, ROWS>(meaning, sums);
         }
-        multiply<T, BITS, ROWS>(stage, 1, second, sums);
+        multiply<T, Code, ROWS>(stage, 1, second, sums);
         turn.next();
         group_wait<1>();  // `first` is free
         if (step + 1 < n_steps) {
           barrier_wait(arrived + turn.stage, turn.parity);
           if (step + 1 == work.n_steps) groups = Groups(work.group, 0);
-          changes = take<T, BITS, ROWS>(at, stages + turn.stage * SIZE, 0, groups, meaning, first);
+          changes = take<T, Code, ROWS>(at, stages + turn.stage * SIZE, 0, groups, meaning, first);
         }
         group_wait<0>();
         if (at.lane == 0) barrier_arrive(free + own);
       }
-      join<T, BITS, ROWS>(total, meaning, sums);
+      join<T, Code, ROWS>(total, meaning, sums);
     }
     store<T, ROWS>(at, total, Place(work, number), bias, out, wide_out, n_rows, n_out);
   }
 }
 
 // Grid: as many blocks as can run at once, or places. rows: what `arrange` makes of x. codes, words, group: as in matmul.cu.
-template <class T, int BITS, int ROWS>
+template <class T, class Code, int ROWS>
 __global__ void __launch_bounds__(THREADS, 1)
     prompt(const T* rows, const unsigned char* codes, const unsigned* words, const T* bias, T* out, float* wide_out, int n_rows,
            int n_out, int n_steps, int n_splits, int n_groups, int group) {
 #ifdef HAS_WARPGROUPS
-  constexpr int COUNT = Stage<BITS, ROWS>::COUNT;
+  constexpr int COUNT = Stage<Code, ROWS>::COUNT;
   constexpr int MANY = 240, FEW = 24;  // registers of a thread; a block has 65,536, and begins with 168 for each
   __shared__ Barrier arrived[COUNT], free[COUNT];
   let_next_begin();
@@ -232,10 +232,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   const Work<T> work{rows, codes, words, n_across, n_tiles, n_steps, n_splits, n_groups, group};
   if (threadIdx.x < MULTIPLIERS) {
     more_registers<MANY>();
-    multiply_all<T, BITS, ROWS, COUNT>(work, stages, arrived, free, bias, out, wide_out, n_rows, n_out);
+    multiply_all<T, Code, ROWS, COUNT>(work, stages, arrived, free, bias, out, wide_out, n_rows, n_out);
   } else {
     fewer_registers<FEW>();
-    if (threadIdx.x == MULTIPLIERS) feed<T, BITS, ROWS, COUNT>(work, stages, arrived, free);
+    if (threadIdx.x == MULTIPLIERS) feed<T, Code, ROWS, COUNT>(work, stages, arrived, free);
   }
 #endif
 }

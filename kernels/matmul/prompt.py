@@ -5,28 +5,37 @@ Each result has the bits of the kernels for fewer rows (`cuda.py`), so a token's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from slipstream.kernels.cuda.launcher import has_warpgroups, launch, multiprocessors
 from slipstream.kernels.cuda.source import Source
-from slipstream.kernels.matmul.fragments import BITS, BLOCK, NAMES, STEP, TILE
+from slipstream.kernels.matmul.fragments import BITS, BLOCK, CODES, INT8, NAMES, STEP, TILE
 
 THREADS, MOST_SHARED = 384, 224 << 10  # as in prompt.cu
 WIDTHS = (128, 192)  # rows of a block
 LEAST_BUSY = 0.4  # of the multiprocessors; with fewer, splits side by side are faster
-SOURCES = {
-    dtype: Source(
-        __file__,
-        "prompt.cu",
-        (
-            f"arrange<{name}>",
-            *(f"prompt<{name}, {bits}, {width}>" for bits in BITS for width in WIDTHS),
-        ),
-        early=True,
-    )
-    for dtype, name in NAMES.items()
-}
+
+
+def _sources(codes: Sequence[str]) -> dict[torch.dtype, Source]:
+    return {
+        dtype: Source(
+            __file__,
+            "prompt.cu",
+            (
+                f"arrange<{name}>",
+                *(f"prompt<{name}, {code}, {width}>" for code in codes for width in WIDTHS),
+            ),
+            early=True,
+        )
+        for dtype, name in NAMES.items()
+    }
+
+
+SOURCES = _sources([code for code in BITS if code != INT8])
+OF_INT8 = _sources([INT8])  # apart, as in cuda.py
 
 
 def runs(x: Tensor, n_tiles: int) -> bool:
@@ -36,10 +45,11 @@ def runs(x: Tensor, n_tiles: int) -> bool:
 
 
 def product(x: Tensor, weight: list[Tensor], bias: Tensor | None, out: Tensor, sizes: list[int]) -> None:
-    """out = x times a weight, as `cuda.product` takes them. sizes: n_out, inputs that share a word, splits."""
+    """out = x times a weight, as `cuda.product` takes them. sizes: as there, and splits."""
     codes, words = weight[0], weight[1] if len(weight) > 1 else None
-    (n_rows, n_in), (n_tiles, n_steps, n_bytes), (n_out, group, n_splits) = x.shape, codes.shape, sizes
-    name, source = NAMES[x.dtype], SOURCES[x.dtype]
+    (n_rows, n_in), (n_tiles, n_steps, n_bytes), (n_out, group, kind, n_splits) = x.shape, codes.shape, sizes
+    code = CODES[kind]
+    name, source = NAMES[x.dtype], (OF_INT8 if code == INT8 else SOURCES)[x.dtype]
     most = multiprocessors(x.device)
     width = _width(n_rows, n_tiles, most)
     n_across = -(-n_rows // width)
@@ -50,7 +60,7 @@ def product(x: Tensor, weight: list[Tensor], bias: Tensor | None, out: Tensor, s
     stage = n_bytes + (0 if words is None else STEP // BLOCK * TILE * 4) + width * STEP * 2
     launch(
         source,
-        f"prompt<{name}, {n_bytes * 8 // (TILE * STEP)}, {width}>",
+        f"prompt<{name}, {code}, {width}>",
         (min(most, n_across * n_tiles), 1, 1),
         THREADS,
         *(rows, codes, words, bias, None if wide else out, out if wide else None),

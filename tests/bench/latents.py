@@ -60,7 +60,7 @@ class RandomWeights(Blueprint):
     ) -> Tensor:
         return self.take(names[0], (sum(d_outs), d_in))
 
-    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
+    def take_matrix(self, name: str, shape: tuple[int, int], *, for_rows: bool = True) -> Tensor:
         return self.take(name, shape)
 
 

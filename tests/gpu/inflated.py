@@ -75,7 +75,7 @@ class InflatedSource:
         parts = [self.take(f"{name}.weight", (n, d_in)) for name, n in zip(names, d_outs, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def take_matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
+    def take_matrix(self, name: str, shape: tuple[int, int], *, for_rows: bool = True) -> Tensor:
         """The matrix of that name."""
         return self.take(name, shape)
 

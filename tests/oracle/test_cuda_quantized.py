@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.matmul import cuda
-from slipstream.kernels.matmul.fragments import FragmentWeight
+from slipstream.kernels.matmul.fragments import BITS, FragmentWeight
 from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_cuda_matmul import assert_near, each_dtype
@@ -54,7 +54,7 @@ def product(
     """x times a weight that is kept in so many bits, in float32: rounded to 16, other sums would look the same."""
     packed = cuda.pack(weight, bias)
     assert isinstance(packed, FragmentWeight)
-    assert packed.codes[0, 0].numel() == 128 * 64 * bits // 8
+    assert BITS[packed.code] == bits
     with emulated(order=order):
         return cuda.linear(x, packed, torch.float32)
 

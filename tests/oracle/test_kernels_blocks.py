@@ -17,6 +17,7 @@ from torch import Tensor
 from slipstream.engine.checkpoint.layouts import packed_bytes
 from slipstream.kernels.cpu_features import missing
 from slipstream.kernels.matmul import code_floats, narrow, panels
+from slipstream.kernels.matmul.block_numbers import HELD, held_bytes
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
 from slipstream.kernels.matmul.formats import FORMATS, OF_BYTES, OF_FLOATS, OF_PAIRS
 from slipstream.kernels.matmul.narrow import NarrowWeight
@@ -304,7 +305,8 @@ def test_a_plan_counts_the_bytes_that_are_kept(kind: str) -> None:
     kept = packed.panels.nbytes if isinstance(packed, PanelWeight) else sum(map(_bytes, _parts(packed)))
     beside = torch.empty(64, n_in, dtype=torch.bfloat16, device="meta")
     assert packed_bytes(joined([outline, beside]), torch.device("cpu")) == kept
-    assert packed_bytes(outline, torch.device("cuda")) == 2 * 128 * n_in  # no other product reads blocks
+    on_cuda = held_bytes(outline) if kind in HELD else 2 * 128 * n_in
+    assert packed_bytes(joined([outline, beside]), torch.device("cuda")) == on_cuda + 2 * 64 * n_in
 
 
 def _parts(packed: object) -> tuple[Tensor, ...]:

@@ -1,0 +1,38 @@
+"""Inputs as columns: what products on CUDA read where GGUF's types have more than one scale for 32 values of four bits.
+
+Their kernels know whole numbers of four or eight bits and a scale for 32 columns. With SUMS, a minimum is such a
+number too: its column holds the sum of the inputs that it is subtracted from, in two parts, which are off by at most
+2^-17 of it. With SIXTEENS, of which a scale has only 16, two numbers of four bits make one of eight.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels.cuda.launcher import launch
+from slipstream.kernels.cuda.source import Source
+from slipstream.kernels.torch_op import torch_op
+
+SUMS, SIXTEENS = "with_sums", "with_sixteens"  # kernels of columns.cu
+THREADS, EACH = 128, 8  # as there: of a block, and a thread's inputs
+BLOCK, N_SUMS = 256, 32  # as there: inputs, and the columns of sums behind them
+# 16 times an input may be more than float16 has.
+SOURCES = {
+    torch.bfloat16: Source(__file__, "columns.cu", (f"{SUMS}<bfloat16>", f"{SIXTEENS}<bfloat16>"), early=True)
+}
+
+
+def n_columns(n_in: int, columns: str) -> int:
+    """Of so many inputs, a multiple of 256."""
+    return 2 * n_in if columns == SIXTEENS else n_in // BLOCK * (BLOCK + N_SUMS)
+
+
+@torch_op(lambda x, columns: x.new_empty(x.shape[0], n_columns(x.shape[1], columns)))
+def spread(x: Tensor, columns: str) -> Tensor:
+    """x: [n_rows, n_in] bfloat16. Returns [n_rows, n_columns(n_in, columns)], the same dtype."""
+    n_rows, n_in = x.shape
+    wide = x.new_empty(n_rows, n_columns(n_in, columns))
+    grid = (-(-n_in // (THREADS * EACH)), n_rows, 1)
+    launch(SOURCES[x.dtype], f"{columns}<bfloat16>", grid, THREADS, x.contiguous(), wide, n_in)
+    return wide
