@@ -137,8 +137,9 @@ class Weights:
         for_rows: rows are taken of it, as of an embedding; False: it is packed. Raises as `take` does.
         """
         taken = self._take(name, shape, self.dtype)
-        stays = isinstance(taken, BlockWeight) and (self.device.type == "cpu" or not for_rows)
-        matrix = placed(taken if stays else widened(taken), self.device)
+        if not isinstance(taken, BlockWeight) or (for_rows and self.device.type != "cpu"):
+            taken = widened(taken)
+        matrix = placed(taken, self.device)
         self._count(matrix)
         return matrix
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.kernels.matmul.block_places import CODES, FACTORS, MINIMA
 from slipstream.kernels.matmul.blocks import PIECE, BlockWeight, block_sizes
 from slipstream.kernels.matmul.columns import SIXTEENS, SUMS, n_columns
 from slipstream.kernels.matmul.formats import CHUNK, FORMATS, BlockFormat
@@ -44,7 +45,7 @@ class Numbers(NamedTuple):
 
 
 class _Bytes:
-    """Those of blocks as the expressions of `records.py` read them, at one place or several."""
+    """Those of blocks as the expressions of `block_places.py` read them, at one place or several."""
 
     def __init__(self, data: Tensor) -> None:
         self.data = data  # [n_out, n_blocks, bytes of a block] uint8
@@ -97,8 +98,6 @@ def _numbers(data: Tensor, kind: str) -> Numbers:
 
 def _values(b: _Bytes, kind: str, form: BlockFormat) -> Tensor:
     """What the codes stand for, [n_out, n_blocks, inputs of a block] int32."""
-    from slipstream.kernels.matmul.records import CODES  # a second of numba, for GGUF files alone
-
     inputs = torch.arange(form.block, dtype=torch.int32, device=b.data.device)  # [inputs of a block]
     codes = CODES[kind](b, inputs // CHUNK, inputs % CHUNK // 16, inputs % 16)
     table = torch.tensor([int(one) for one in form.values], dtype=torch.int32, device=b.data.device)
@@ -107,8 +106,6 @@ def _values(b: _Bytes, kind: str, form: BlockFormat) -> Tensor:
 
 def _scales(b: _Bytes, kind: str, form: BlockFormat) -> Tensor:
     """[n_out, n_blocks, n_groups] float32: products of a half and a byte, which float32 holds."""
-    from slipstream.kernels.matmul.records import FACTORS
-
     half = _half(b, form.half_at or 0)
     if not form.factor:
         return half
@@ -117,8 +114,6 @@ def _scales(b: _Bytes, kind: str, form: BlockFormat) -> Tensor:
 
 def _minima(b: _Bytes, kind: str, form: BlockFormat) -> tuple[Tensor, Tensor]:
     """The second halves [n_out, n_blocks, 1] float32, and groups' bytes [n_out, n_blocks, n_groups] int32."""
-    from slipstream.kernels.matmul.records import MINIMA
-
     return _half(b, form.second_at), torch.stack([MINIMA[kind](b, g) for g in range(form.n_groups)], 2)
 
 

@@ -25,6 +25,7 @@ from slipstream.kernels.matmul.fragments import (
     NAMES,
     STEP,
     TILE,
+    Coded,
     FragmentWeight,
     coded,
     with_zeros,
@@ -111,19 +112,20 @@ def _pack(weight: Tensor | Quantized, bias: Tensor | None) -> FragmentWeight:
     found = coded(weight)
     order = None if found.words is None else getattr(weight, "order", None)
     device = found.codes.device
-    if device.type == "cuda":
-        compile_for(device, *_more_sources(found.code, found.columns, device, weight.dtype))
+    more = _more_sources(found, device, weight.dtype)
+    if more and device.type == "cuda":
+        compile_for(device, *more)
     n_done = torch.zeros(SPREAD_CODES_BELOW, dtype=torch.int32, device=device)
     bias = None if bias is None else bias.contiguous()
     return FragmentWeight(*found, order, bias, n_done, weight.dtype, n_in, n_out)
 
 
-def _more_sources(code: str, spread: str | None, device: torch.device, dtype: torch.dtype) -> list[Source]:
+def _more_sources(weight: Coded, device: torch.device, dtype: torch.dtype) -> list[Source]:
     """What a weight needs beside what `prepare` has compiled."""
-    found = [COLUMNS[dtype]] if spread else []
-    if code == INT8:
-        found += [OF_INT8[dtype], *([PROMPTS_OF_INT8[dtype]] if has_warpgroups(device) else [])]
-    return found
+    more = [] if weight.columns is None else [COLUMNS[dtype]]
+    if weight.code == INT8:
+        more += [OF_INT8[dtype], *([PROMPTS_OF_INT8[dtype]] if has_warpgroups(device) else [])]
+    return more
 
 
 def _merged(parts: Sequence[Tensor | Quantized]) -> list[Tensor | Quantized]:

@@ -12,6 +12,7 @@ from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.columns import SIXTEENS, SUMS, n_columns, spread
 from slipstream.kernels.matmul.fragments import BITS, PLAIN, FragmentWeight
 from slipstream.kernels.matmul.quantized import joined
+from tests import block_data
 from tests.block_data import block_bytes
 from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_kernels import random
@@ -43,15 +44,25 @@ def product(
         return cuda.linear(x, packed, torch.float32), packed
 
 
-def assert_near(found: Tensor, x: Tensor, weight: BlockWeight, bias: Tensor | None = None) -> None:
-    """float32 sums; of minima what the sum of inputs lacks, 2^-17 of it, and there is as much of them as of codes."""
-    wide = exact(weight).double()
-    meant = x.double() @ wide.t() + (0 if bias is None else bias.double())
-    magnitude = x.double().abs() @ wide.abs().amax(0) * torch.ones(wide.shape[0]).double()[:, None]
-    relative = 2.0**-17 if HELD[weight.kind].columns == SUMS else 2.0**-20
+def assert_near(found: Tensor, x: Tensor, weight: BlockWeight, bias: Tensor) -> None:
+    """float32 sums, and of minima what a sum of inputs in two parts lacks: at most 2^-17 of it."""
+    wide, rows, minima = exact(weight).double(), x.double(), minima_of(weight)
+    sums = rows.unflatten(1, (-1, 32)).sum(2)  # [n_rows, n_groups]
+    parts = wide.abs() + 2 * minima.repeat_interleave(32, 1)  # that are added for a weight
+    allowed = 2.0**-21 * (rows.abs() @ parts.t()) + 2.0**-17 * (sums.abs() @ minima.t())
+    meant = rows @ wide.t() + bias.double()
     assert found.shape == meant.shape
-    excess = (found.double() - meant).abs() - relative * magnitude.t()
-    assert excess.max() <= 0, excess.max()
+    assert ((found.double() - meant).abs() - allowed).max() <= 0
+
+
+def minima_of(weight: BlockWeight) -> Tensor:
+    """Magnitudes of what is subtracted from the values of 32 inputs, [n_out, n_in / 32] float64."""
+    found = block_data.numbers(weight.kind, weight.data, 32) if HELD[weight.kind].columns == SUMS else None
+    if found is None or found.seconds is None or found.second_factors is None:
+        return torch.zeros(weight.shape[0], weight.shape[1] // 32, dtype=torch.float64)
+    factors = torch.from_numpy(found.second_factors).double()
+    seconds = torch.from_numpy(found.seconds).double()
+    return (factors * seconds.repeat_interleave(factors.shape[1] // seconds.shape[1], 1)).abs()
 
 
 @each_kind

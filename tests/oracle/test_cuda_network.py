@@ -12,6 +12,7 @@ from slipstream import kernels
 from slipstream.engine.models.registry import load_network
 from tests.checkpoints import edited, tiny_checkpoint
 from tests.emulator import emulated, needs_compiler, same
+from tests.gguf_files import gguf_of
 from tests.oracle.feeding import Runner, Windowed, loaded
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("_selected"), pytest.mark.sampled]
@@ -31,6 +32,23 @@ def test_a_text_has_the_same_logits_however_it_is_cut() -> None:
     assert same(in_chunks, whole)
     with kernels.use("reference"):
         (meant,), (exact,) = logits(torch.bfloat16, [40]), logits(torch.float32, [40])
+    assert (whole - exact).square().mean() < 1.2 * (meant - exact).square().mean()
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "Q8_0"])
+def test_matrices_of_a_gguf_file_are_as_narrow_as_the_file_has_them(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    gguf_of(FOLDER).as_type(kind).write(file)
+
+    def fed(dtype: torch.dtype, *cuts: list[int]) -> list[Tensor]:  # each [len(IDS), vocab]
+        runner = Runner(load_network(file, dtype, torch.device("cpu"), 256, None))
+        return [runner.feed_chunks(slot, IDS, sizes) for slot, sizes in enumerate(cuts)]
+
+    with kernels.use("cuda", "matmul", "attention"), emulated():
+        whole, in_chunks = fed(torch.bfloat16, [40], [31, 1, 5, 3])
+    assert same(in_chunks, whole)
+    with kernels.use("reference"):
+        (meant,), (exact,) = fed(torch.bfloat16, [40]), fed(torch.float32, [40])
     assert (whole - exact).square().mean() < 1.2 * (meant - exact).square().mean()
 
 

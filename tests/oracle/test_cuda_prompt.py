@@ -7,10 +7,14 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.matmul import cuda, prompt
+from slipstream.kernels.matmul.block_numbers import HELD
+from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.op import Packed
 from slipstream.kernels.matmul.proof import narrow
 from slipstream.kernels.proof.inputs import Inputs
+from tests.block_data import block_bytes
 from tests.emulator import emulated, needs_compiler, same
+from tests.oracle.test_cuda_quantized import an_int8
 from tests.oracle.test_kernels import random
 
 pytestmark = needs_compiler
@@ -76,6 +80,24 @@ def test_codes(dtype: torch.dtype, kind: str, group: int, order: int, hopper: li
     assert packed.words is not None
     x = random(300, 6 * group, dtype=dtype, seed=2)
     assert_bits_of_few_rows(x, packed, torch.float32, order)
+    assert hopper == [300]
+
+
+@pytest.mark.sampled
+@each_dtype
+@pytest.mark.parametrize("group", [32, 128])
+def test_int8(dtype: torch.dtype, group: int, hopper: list[int]) -> None:
+    weight = an_int8((260, 6 * group), (1, group), dtype, seed=3)
+    x = random(300, 6 * group, dtype=dtype, seed=2)
+    assert_bits_of_few_rows(x, cuda.pack(weight), torch.float32, order=group % 5)
+    assert hopper == [300]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("kind", HELD)
+def test_blocks(kind: str, hopper: list[int]) -> None:
+    weight = BlockWeight(block_bytes(kind, 260, 512), kind, None, torch.bfloat16)
+    assert_bits_of_few_rows(random(300, 512, dtype=torch.bfloat16, seed=2), cuda.pack(weight), torch.float32)
     assert hopper == [300]
 
 

@@ -43,6 +43,16 @@ def an_fp8(
     return ByteWeight(codes.view(torch.float8_e4m3fn), scales, block, dtype)
 
 
+def an_int8(
+    shape: tuple[int, int], block: tuple[int, int], dtype: torch.dtype, *, seed: int = 0
+) -> ByteWeight:
+    """Codes of all sizes, -128 too, scales of all of float32's bits."""
+    draw = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-128, 128, shape, generator=draw, dtype=torch.int8)
+    n_blocks = [-(-n // of) for n, of in zip(shape, block, strict=True)]
+    return ByteWeight(codes, 0.001 * torch.randn(n_blocks, generator=draw), block, dtype)
+
+
 def exact(weight: Int4Weight | ByteWeight) -> Tensor:
     """The values before they are rounded to the dtype."""
     return dataclasses.replace(weight, dtype=torch.float32).dense()
@@ -68,7 +78,11 @@ def test_int4_is_near_float64(dtype: torch.dtype, group: int) -> None:
     assert_near(product(x, weight, bits=4, order=group, bias=bias), x, exact(weight), bias)
 
 
+EIGHT = {"fp8": an_fp8, "int8": an_int8}
+
+
 @each_dtype
+@pytest.mark.parametrize("kind", EIGHT)
 @pytest.mark.parametrize(
     ("shape", "block"),
     [
@@ -81,8 +95,10 @@ def test_int4_is_near_float64(dtype: torch.dtype, group: int) -> None:
     ],
     ids=str,
 )
-def test_fp8_is_near_float64(dtype: torch.dtype, shape: tuple[int, int], block: tuple[int, int]) -> None:
-    weight = an_fp8(shape, block, dtype, seed=shape[0])
+def test_eight_bits_are_near_float64(
+    dtype: torch.dtype, kind: str, shape: tuple[int, int], block: tuple[int, int]
+) -> None:
+    weight = EIGHT[kind](shape, block, dtype, seed=shape[0])
     x = random(shape[1] % 60 + 1, shape[1], dtype=dtype, seed=1)
     assert_near(product(x, weight, bits=8, order=shape[0] % 3), x, exact(weight), None)
 
@@ -136,10 +152,20 @@ def test_every_fp8_value_comes_out_to_the_bit(dtype: torch.dtype) -> None:
 
 
 @each_dtype
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_row_has_the_same_bits_at_every_width(dtype: torch.dtype, bits: int) -> None:
+def test_every_int8_value_comes_out_to_the_bit(dtype: torch.dtype) -> None:
+    codes = torch.arange(-128, 128).to(torch.int8)
+    scales = torch.tensor([1.0, 0.0037281, 1e-7, -3.3, 255.9, 1e9])
+    weight = ByteWeight(codes.view(4, 64).repeat(len(scales), 1), scales[:, None], (4, 64), dtype)
+    found = product(torch.eye(64, dtype=dtype), weight, bits=8)
+    assert torch.equal(found, exact(weight).t())
+
+
+@each_dtype
+@pytest.mark.parametrize("kind", ["int4", *EIGHT])
+def test_a_row_has_the_same_bits_at_every_width(dtype: torch.dtype, kind: str) -> None:
     shape = (70, 704)
-    weight = an_int4(shape, 352, dtype) if bits == 4 else an_fp8(shape, (32, 64), dtype)
+    bits = 4 if kind == "int4" else 8
+    weight = an_int4(shape, 352, dtype) if bits == 4 else EIGHT[kind](shape, (32, 64), dtype)
     assert cuda.n_splits(*shape, bits) == 2
     x = random(67, shape[1], dtype=dtype, seed=2)
     whole = product(x, weight, bits=bits)
