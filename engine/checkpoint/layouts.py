@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, overload
 
@@ -300,6 +300,24 @@ def mxfp4_values(codes: Tensor, exponents: Tensor) -> Tensor:
     return (table[pairs.int()].view(*factors.shape, 32) * factors[:, :, None]).flatten(1)
 
 
+def find_narrow(names: Collection[str]) -> dict[str, dict[str, str]]:
+    """Matrix -> {what follows its layer's name: stored name}, for the matrices that several tensors stand for."""
+    marks = tuple(f".{mark}" for mark in MARKS)
+    layers = {name.rpartition(".")[0] for name in names if name.endswith(marks)}
+    found: dict[str, dict[str, str]] = {f"{layer}.weight": {} for layer in layers}
+    for name in names:
+        layer, _, piece = name.rpartition(".")
+        if layer in layers and piece in (*PIECES, "weight"):
+            found[f"{layer}.weight"][piece] = name
+        if name.endswith("_blocks"):
+            scales = f"{name.removesuffix('_blocks')}_scales"
+            pieces = {"blocks": name, "scales": scales}
+            found[f"{name.removesuffix('_blocks')}.weight"] = {
+                piece: stored for piece, stored in pieces.items() if stored in names
+            }
+    return found
+
+
 def packed_bytes(matrix: Tensor | Quantized, device: torch.device) -> int:
     """Bytes of device memory that it takes once packed."""
     if device.type == "cpu" and not isinstance(matrix, Tensor):
@@ -308,7 +326,7 @@ def packed_bytes(matrix: Tensor | Quantized, device: torch.device) -> int:
         return narrow.packed_bytes(matrix)
     if isinstance(matrix, JoinedWeight):
         return sum(packed_bytes(part, device) for part in matrix.parts)
-    if isinstance(matrix, BlockWeight) and _stays_narrow(matrix, device):
+    if isinstance(matrix, BlockWeight) and stays_narrow(matrix, device):
         from slipstream.kernels.matmul.block_numbers import held_bytes
 
         return held_bytes(matrix)
@@ -327,13 +345,13 @@ def placed(matrix: Tensor | Quantized, device: torch.device) -> Tensor | Quantiz
         return matrix.to(device)
     if device.type == "cpu" or not isinstance(matrix, BlockWeight):
         return matrix
-    if not _stays_narrow(matrix, device):
+    if not stays_narrow(matrix, device):
         return matrix.dense().to(device)
     order = None if matrix.order is None else matrix.order.to(device)
     return replace(matrix, data=matrix.data.to(device), order=order)
 
 
-def _stays_narrow(matrix: BlockWeight, device: torch.device) -> bool:
+def stays_narrow(matrix: BlockWeight, device: torch.device) -> bool:
     """Whether products on that device, which is no CPU, read blocks of that type."""
     from slipstream.kernels.matmul.block_numbers import is_held  # for GGUF's types alone
 

@@ -72,6 +72,9 @@ class TensorSource(Protocol):
         for_rows: rows are taken of it, as of an embedding; False: it is packed.
         """
 
+    def take_tied(self, name: str, original: Tensor | BlockWeight) -> Tensor | BlockWeight:
+        """The matrix `name.weight`, taken for its rows before, once more: to be packed. original: as it was taken."""
+
     def take_expert(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
         """A matrix of that name and shape, as narrow as experts are multiplied: on CPUs, as narrow as it is stored."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from torch import Tensor
 from slipstream.engine.checkpoint.gguf.files import GgufTensors
 from slipstream.engine.checkpoint.gguf.matrices import is_finite
 from slipstream.engine.checkpoint.layouts import (
-    MARKS,
-    PIECES,
     Layout,
     Scheme,
+    find_narrow,
     largest,
     packed_bytes,
     placed,
+    stays_narrow,
 )
 from slipstream.engine.checkpoint.parts import cut_blocks
 from slipstream.engine.checkpoint.pieces import Pieces
@@ -141,6 +141,21 @@ class Weights:
             taken = widened(taken)
         matrix = placed(taken, self.device)
         self._count(matrix)
+        return matrix
+
+    def take_tied(self, name: str, original: Tensor | BlockWeight) -> Tensor | BlockWeight:
+        """The matrix `name.weight`, taken for its rows before, once more: to be packed, which takes room again.
+
+        original: as it was taken. One in blocks stays in the file, so it takes room once.
+        """
+        if isinstance(original, BlockWeight):
+            return original
+        matrix: Tensor | BlockWeight = original
+        stored = None if f"{name}.weight" in self._narrow else self._stored(f"{name}.weight", original.shape)
+        if isinstance(stored, BlockWeight):
+            stored = replace(stored, dtype=self.dtype)
+            matrix = placed(stored, self.device) if stays_narrow(stored, self.device) else original
+        self.n_bytes += packed_bytes(matrix, self.device) // self.ranks.n
         return matrix
 
     def _count(self, taken: Tensor | Quantized) -> None:
@@ -380,21 +395,3 @@ def _same_blocks(one: Tensor | BlockWeight, other: Tensor | BlockWeight) -> bool
     if not isinstance(one, BlockWeight) or not isinstance(other, BlockWeight):
         return False
     return one.kind == other.kind and torch.equal(one.data, other.data)
-
-
-def find_narrow(names: Collection[str]) -> dict[str, dict[str, str]]:
-    """Matrix -> {what follows its layer's name: stored name}, for the matrices that several tensors stand for."""
-    marks = tuple(f".{mark}" for mark in MARKS)
-    layers = {name.rpartition(".")[0] for name in names if name.endswith(marks)}
-    found: dict[str, dict[str, str]] = {f"{layer}.weight": {} for layer in layers}
-    for name in names:
-        layer, _, piece = name.rpartition(".")
-        if layer in layers and piece in (*PIECES, "weight"):
-            found[f"{layer}.weight"][piece] = name
-        if name.endswith("_blocks"):
-            scales = f"{name.removesuffix('_blocks')}_scales"
-            pieces = {"blocks": name, "scales": scales}
-            found[f"{name.removesuffix('_blocks')}.weight"] = {
-                piece: stored for piece, stored in pieces.items() if stored in names
-            }
-    return found

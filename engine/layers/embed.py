@@ -24,6 +24,7 @@ class Embedding:
 
     weight: Tensor | BlockWeight  # [vocab_rows, d_model]
     scale: Tensor | None = None  # [] of the weight's dtype: rows are multiplied by it, and rounded
+    name: str = ""  # of its tensor, for a head that is tied to it
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """token_ids: [n_tokens] int64. Returns [n_tokens, d_model]."""
@@ -54,7 +55,7 @@ def load_embedding(
     """The embedding whose matrix is the tensor `name.weight`. scale: of its rows, rounded to their dtype."""
     weight = weights.take_matrix(f"{name}.weight", (vocab_rows, d_model))
     factor = None if scale is None else torch.tensor(scale, dtype=weight.dtype, device=weight.device)
-    return Embedding(weight, factor)
+    return Embedding(weight, factor, name)
 
 
 def load_head(
@@ -77,6 +78,7 @@ def load_head(
         tied = tensor not in weights
     if tied:
         weights.drop_copy(tensor, full)
+        full = weights.take_tied(embedding.name, full)
         return Head(pack(_rows_of(full, ranks, vocab_size)), vocab_size, cap, ranks)
     if n_rows % ranks.n:  # read in whole
         matrix = weights.take_matrix(tensor, (n_rows, d_model), for_rows=False)

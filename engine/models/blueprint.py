@@ -100,6 +100,17 @@ class Blueprint:
         self._count(matrix)
         return matrix
 
+    def take_tied(self, name: str, original: Tensor | BlockWeight) -> Tensor | BlockWeight:
+        """The same matrix once more, to be packed: it takes room again, but where it is in blocks."""
+        if isinstance(original, BlockWeight):
+            return original
+        layout = None if self._scheme is None else self._scheme.by_name.get(name)
+        matrix = (
+            original if layout is None else layout.outline((len(original), original.shape[1]), self.dtype)
+        )
+        self.n_bytes += packed_bytes(matrix, self._target) // self.ranks.n
+        return matrix
+
     def take_expert(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
         """The same, on CPUs narrow wherever the scheme says so."""
         layout = None if self._scheme is None else self._scheme.layout(name.removesuffix(".weight"))

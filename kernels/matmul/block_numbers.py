@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream.kernels.matmul.block_places import CODES, FACTORS, MINIMA
 from slipstream.kernels.matmul.blocks import PIECE, BlockWeight, block_sizes
-from slipstream.kernels.matmul.columns import SIXTEENS, SUMS, n_columns
+from slipstream.kernels.matmul.columns import SIXTEENS, SOURCES, SUMS, n_columns
 from slipstream.kernels.matmul.formats import CHUNK, FORMATS, BlockFormat
 
 SHARED = 32  # columns that share a scale
@@ -58,8 +58,9 @@ class _Bytes:
 
 def is_held(kind: str, dtype: torch.dtype) -> bool:
     """Whether matrices of a type are kept narrow for rows of that dtype."""
-    held = HELD.get(kind)
-    return held is not None and (held.columns is None or dtype is torch.bfloat16)
+    if kind not in HELD or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return HELD[kind].columns is None or dtype in SOURCES
 
 
 def held_bytes(weight: BlockWeight) -> int:

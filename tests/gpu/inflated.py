@@ -79,6 +79,10 @@ class InflatedSource:
         """The matrix of that name."""
         return self.take(name, shape)
 
+    def take_tied(self, name: str, original: Tensor | BlockWeight) -> Tensor | BlockWeight:
+        """That matrix itself."""
+        return original
+
     def take_expert(self, name: str, shape: tuple[int, int]) -> Tensor:
         """The same."""
         return self.take(name, shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from slipstream.engine.models.blueprint import draw, draw_mtp, mtp_layers
 from slipstream.engine.models.heads.mtp import DEEPSEEK, MIMO, QWEN, Names, load_mtp
 from slipstream.engine.models.registry import load_network, read_model
 from tests.checkpoints import tiny_checkpoint
+from tests.gguf_files import gguf_of
 from tests.head_checkpoints import add_tensors
 from tests.tiny_families import FAMILIES
 
@@ -35,6 +37,24 @@ def test_every_family(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     assert drawn.weight_bytes == pytest.approx(loaded.weight_bytes, rel=0.02)  # some parts are always float32
     tables = [table for rope in loaded.decoder.ropes.values() for table in (rope.cos, rope.sin)]
     assert 100 * drawn.position_bytes == sum(table.nbytes for table in tables)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_matrices_of_a_gguf_file_on_cuda(tmp_path: Path, kind: str, tied: bool) -> None:
+    """Narrow where products read the type, the embedding never; a tied head takes room of its own."""
+    folder = tiny_checkpoint("llama", tmp_path, changes={"tie_word_embeddings": tied})
+    gguf_of(folder).as_type(kind).write(tmp_path / "model.gguf")
+    config = read_model(tmp_path / "model.gguf")
+    shapes = {name: tensor.shape for name, tensor in load_file(folder / "model.safetensors").items()}
+    if tied:
+        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
+    each = {"Q4_0": 0.625, "Q8_0": 1.125}.get(kind, 2)  # bytes of a value, with its part of a scale
+    wide = [math.prod(one) for name, one in shapes.items() if len(one) < 2 or "embed" in name]
+    narrow = [math.prod(one) for name, one in shapes.items() if len(one) == 2 and "embed" not in name]
+    drawn = draw(config, torch.bfloat16, torch.device("cuda"))
+    assert drawn.weight_bytes == 2 * sum(wide) + each * sum(narrow)
+    assert drawn.n_params == sum(wide) + sum(narrow) - tied * math.prod(shapes["lm_head.weight"])
 
 
 # Where a family's head lies, and which of the target's blocks is of its kind.

@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from slipstream.engine.checkpoint import layouts
+from slipstream.engine.checkpoint import weights as checkpoint_weights
+from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import LoadError
 from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import DecoderSpec
@@ -22,7 +25,7 @@ from slipstream.engine.service.start.sizes import Checkpoint
 from slipstream.engine.text.chat import load_chat_template
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.kernels.matmul.blocks import BlockWeight
-from slipstream.kernels.matmul.quantized import widened
+from slipstream.kernels.matmul.quantized import JoinedWeight, widened
 from tests.checkpoints import edited, tiny_checkpoint
 from tests.gguf_files import Blocks, Contents, gguf_of
 from tests.oracle.feeding import CPU, N_CTX, Runner, difference, loaded, rows
@@ -347,3 +350,27 @@ def test_latent_attention_that_does_not_fit_is_refused(
     whole = gguf_of(tiny_checkpoint("glm4_moe_lite", tmp_path / "folder"))
     with pytest.raises(LoadError, match=message):
         loaded(whole.with_keys(keys).with_tensors(tensors).write(tmp_path / "changed.gguf"))
+
+
+def test_matrices_stay_in_blocks_on_a_device_that_multiplies_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device without memory stands for a GPU, whose products read this type and another not."""
+    folder = tiny_checkpoint("llama", tmp_path)
+    device, held = torch.device("meta"), {"Q8_0"}
+    for module in (layouts, checkpoint_weights):
+        monkeypatch.setattr(module, "stays_narrow", lambda matrix, device: matrix.kind in held)
+    kinds = {}
+    for kind in ("Q8_0", "Q4_1"):
+        gguf_of(folder).as_type(kind).write(tmp_path / f"{kind}.gguf")
+        weights = Weights(tmp_path / f"{kind}.gguf", torch.bfloat16, device)
+        rows = weights.take_matrix("model.embed_tokens.weight", (384, 64))
+        tied = weights.take_tied("model.embed_tokens", rows)
+        head = weights.take_matrix("lm_head.weight", (384, 64), for_rows=False)
+        joint = weights.take_linear(
+            [f"model.layers.0.mlp.{one}_proj" for one in ("gate", "up")], 64, [128, 128]
+        )
+        assert isinstance(rows, Tensor)
+        assert {one.device for one in (rows, tied, head, joint)} == {device}
+        kinds[kind] = [type(one) for one in (tied, head, joint)]
+    assert kinds == {"Q8_0": [BlockWeight, BlockWeight, JoinedWeight], "Q4_1": [Tensor] * 3}

@@ -186,11 +186,9 @@ def test_sizes(plain: Any, tmp_path: Path, name: str) -> None:
         "awq": lambda n_out, n_in: n_out * (n_in // 32) * 5,
         "gptq-order": lambda n_out, n_in: n_out * (n_in // 32) * 5,
         "compressed-zeros": lambda n_out, n_in: n_out * (n_in // 16) * 5,
-    }.get(name)
-    if n_scales is None:  # int8 is widened there
-        assert packed.weight_bytes == twin.weight_bytes
-        return
-    each = 1 if name.startswith("fp8") else 0.5
+        "int8": lambda n_out, n_in: n_out * 4,
+    }[name]
+    each = 1 if name.startswith(("fp8", "int8")) else 0.5
     expected = each * n_values + 2 * (n_scales(256, 64) + n_scales(256, 64) + 2 * n_scales(64, 128))
     assert packed.weight_bytes - (twin.weight_bytes - 2 * n_values) == expected
 
