@@ -35,10 +35,14 @@ def test_a_text_has_the_same_logits_however_it_is_cut() -> None:
     assert (whole - exact).square().mean() < 1.2 * (meant - exact).square().mean()
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "Q8_0"])
-def test_matrices_of_a_gguf_file_are_as_narrow_as_the_file_has_them(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"), [*((one, "draft") for one in ("Q4_0", "Q5_0", "Q8_0")), ("Q4_K", "target")]
+)
+def test_matrices_of_a_gguf_file_are_as_narrow_as_the_file_has_them(
+    kind: str, name: str, tmp_path: Path
+) -> None:
     file = tmp_path / "model.gguf"
-    gguf_of(FOLDER).as_type(kind).write(file)
+    gguf_of(FOLDER.parent / name).as_type(kind).write(file)
 
     def fed(dtype: torch.dtype, *cuts: list[int]) -> list[Tensor]:  # each [len(IDS), vocab]
         runner = Runner(load_network(file, dtype, torch.device("cpu"), 256, None))
