@@ -32,6 +32,7 @@ from slipstream.engine.checkpoint.pieces import (
 )
 from slipstream.engine.errors import LoadError, UnsupportedModel
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
+from slipstream.kernels.matmul.formats import FORMATS
 from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, JoinedWeight, Quantized
 
 # What layouts call the tensors of the matrix `name.weight` besides itself: `name.scales` and so on.
@@ -99,6 +100,15 @@ class Scheme:
     by_name: Mapping[str, Blocks] = field(default_factory=dict)  # of matrices that are listed one by one
     ignored: Sequence[str] = ()  # patterns of what is stored as it is
     activations: str | None = None  # what else its makers meant to be rounded, which is not done here
+
+    @property
+    def rare_types(self) -> frozenset[str]:
+        """Types that few models have, so that products prove themselves on them where one does: GGUF's, and int8."""
+        layouts = [*{*self.by_name.values()}, *(group.layout for group in self.groups)]
+        drawn = [one.outline((256, 256), torch.bfloat16) for one in layouts]
+        blocks = {one.kind for one in drawn if isinstance(one, BlockWeight) and one.kind in FORMATS}
+        has_int8 = any(isinstance(one, ByteWeight) and one.codes.dtype is torch.int8 for one in drawn)
+        return frozenset({*blocks, *(["int8"] if has_int8 else [])})
 
     def layout(self, name: str) -> Outlined | None:
         """The layout that the config promises for the linear layer `name`, None if it is stored as it is."""

@@ -8,6 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
+from slipstream.kernels.matmul.formats import EXPONENT, FORMATS, HALF, UNSIGNED
 from slipstream.kernels.matmul.op import linear, pack, take_rows
 from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized
 from slipstream.kernels.proof.case import N_ROWS, Make, Rows
@@ -47,9 +49,38 @@ def narrow(kind: str, shape: tuple[int, int], group: int, inputs: Inputs) -> Qua
     if kind == "fp8":
         codes = torch.randn(shape, generator=g).to(torch.float8_e4m3fn).to(inputs.device)
         return ByteWeight(codes, scales.to(inputs.device), (group, group), inputs.dtype)
+    if kind == "int8":
+        codes = torch.randint(-127, 128, shape, generator=g, dtype=torch.int8).to(inputs.device)
+        return ByteWeight(codes, (scales / 70).to(inputs.device), (group, group), inputs.dtype)
     packed = torch.randint(256, (n_out, n_in // 2), generator=g, dtype=torch.uint8).to(inputs.device)
     zeros = torch.randint(6, 11, of_scales, generator=g, dtype=torch.uint8).to(inputs.device)
     return Int4Weight(packed, (scales / 5).half().float().to(inputs.device), zeros, None, inputs.dtype)
+
+
+def of_blocks(inputs: Inputs, kind: str, shape: tuple[int, int] = (192, 1024), n_rows: int = N_ROWS) -> Rows:
+    """A weight [n_out, n_in] in one of GGUF's types. In float64 its values are those of the dtype that is tested."""
+    weight = blocks(kind, shape, inputs)
+    x = inputs.normal(n_rows, shape[1])
+    packed = pack(weight if x.dtype == inputs.dtype else weight.dense().to(x.dtype))
+    return Rows(lambda first, n: (linear(x[first : first + n], packed),), n_rows)
+
+
+def blocks(kind: str, shape: tuple[int, int], inputs: Inputs) -> BlockWeight:
+    """A weight [n_out, n_in] of random codes and scales."""
+    (n_out, n_in), g, form = shape, inputs.g, FORMATS[kind]
+    n_values, n_bytes = block_sizes(kind)
+    data = torch.randint(256, (n_out, n_in // n_values, n_bytes), generator=g, dtype=torch.uint8)
+    if kind == "Q8_0":
+        data[data == 128] = 127  # -128 is no code that files have
+    halves = [form.half_at, form.second_at if form.minimum in (HALF, UNSIGNED) else None]
+    for at in halves:
+        if at is None:
+            continue
+        scales = (0.001 + 0.01 * torch.rand(data.shape[:2], generator=g)).half()[..., None]
+        data[..., at : at + 2] = scales.view(torch.uint8)
+    if form.factor == EXPONENT:
+        data[..., 0] = torch.randint(115, 125, data.shape[:2], generator=g)
+    return BlockWeight(data.flatten(1).to(inputs.device), kind, None, inputs.dtype)
 
 
 # Enough rows and outputs for what an implementation has for prompts alone.
@@ -62,3 +93,12 @@ CASES: Mapping[str, Make] = {
     **{kind: partial(of_narrow, kind=kind) for kind in NARROW},
     **{f"{kind} prompt": partial(of_narrow, kind=kind, shape=(8192, 128), n_rows=_PROMPT) for kind in NARROW},
 }
+
+
+def cases_of(kind: str) -> Mapping[str, Make]:
+    """Of weights of a type that few models have, "int8" or one of GGUF's: for servers that have such."""
+    if kind == "int8":
+        shape, make = (8192, 128), partial(of_narrow, kind=kind)
+    else:
+        shape, make = (8192, 256), partial(of_blocks, kind=kind)
+    return {kind: make, f"{kind} prompt": partial(make, shape=shape, n_rows=_PROMPT)}

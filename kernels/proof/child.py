@@ -40,7 +40,8 @@ def _try(task: dict[str, Any], pipe: Connection, selected: set[tuple[str, str]])
         selected.add((task["device"], task["dtype"]))
     for name in task["implementations"]:
         _answer(pipe, trying=name)
-        reason = _problem(folder, name, device, dtype, task["leaves_out"])
+        cases = {key: task[key] for key in ("leaves_out", "weights")}
+        reason = _problem(folder, name, device, dtype, cases)
         _answer(pipe, tried=name, reason=reason)
         if reason is None:
             break
@@ -48,14 +49,14 @@ def _try(task: dict[str, Any], pipe: Connection, selected: set[tuple[str, str]])
 
 
 def _problem(
-    folder: str, name: str, device: torch.device, dtype: torch.dtype, leaves_out: list[str]
+    folder: str, name: str, device: torch.device, dtype: torch.dtype, cases: dict[str, Any]
 ) -> str | None:
     """As `judge.problem`. Ends the process where the device is lost: nothing else could be tried in it."""
     try:
         prepare = getattr(importlib.import_module(f"slipstream.kernels.{folder}.{name}"), "prepare", None)
         if prepare is not None:
             prepare(device, dtype)
-        return problem(folder, name, device, dtype, leaves_out=leaves_out)
+        return problem(folder, name, device, dtype, **cases)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
         if is_device_fault(error):
             sys.exit(f"the device was lost: {str(error).splitlines()[0]}")

@@ -27,15 +27,22 @@ def limit_of(folder: str, dtype: torch.dtype) -> float:
 
 
 def problem(
-    folder: str, name: str, device: torch.device, dtype: torch.dtype, *, leaves_out: Collection[str] = ()
+    folder: str,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    leaves_out: Collection[str] = (),
+    weights: str | None = None,
 ) -> str | None:
     """Why implementation `name` of the op must not run there; None if it proves itself.
 
-    leaves_out: names of cases. Other ops that it calls must have been selected. Raises only what says that the device
-    is lost.
+    leaves_out: names of cases. weights: of a type that few models have; its cases alone. Other ops that it calls must
+    have been selected. Raises only what says that the device is lost.
     """
-    cases: Mapping[str, Make] = importlib.import_module(f"slipstream.kernels.{folder}.proof").CASES
+    proof = importlib.import_module(f"slipstream.kernels.{folder}.proof")
     try:
+        cases: Mapping[str, Make] = proof.CASES if weights is None else proof.cases_of(weights)
         for says, make in cases.items():
             if says in leaves_out:
                 continue

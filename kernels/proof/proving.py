@@ -43,10 +43,16 @@ class Task:
     op: str
     implementations: tuple[str, ...]
     leaves_out: tuple[str, ...] = ()  # cases that the server has no use for
+    weights: str | None = None  # of a type that few models have: its cases alone
+
+    def says(self, implementation: str) -> str:
+        """The implementation, and what of it is to be proven."""
+        of = "" if self.weights is None else f" of {self.weights}"
+        return f"{self.op}.{implementation}{of}"
 
     def key(self, implementation: str) -> str:
         """Of what is proven, within one state of sources and machine."""
-        return " ".join((self.device, self.dtype, f"{self.op}.{implementation}", *self.leaves_out))
+        return " ".join((self.device, self.dtype, self.says(implementation), *self.leaves_out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,7 @@ class _Worker:
             "op": task.op,
             "implementations": names,
             "leaves_out": task.leaves_out,
+            "weights": task.weights,
         }
         try:
             pipe.send_bytes(json.dumps(asked).encode())

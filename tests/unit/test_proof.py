@@ -23,13 +23,16 @@ from slipstream.engine.service.start.sizes import Checkpoint
 from slipstream.engine.settings import Settings
 from slipstream.kernels import dispatch
 from slipstream.kernels.gated import cpu as gated
+from slipstream.kernels.matmul.formats import FORMATS
 from slipstream.kernels.proof import proving
 from slipstream.kernels.proof.judge import problem
 from slipstream.kernels.proof.kept_proofs import Kept, state_of
 from slipstream.kernels.proof.proving import NotTriedError, Task, Tried
+from tests.gguf_files import gguf_of
 from tests.unit import proof_child
 
 CPU, NARROW = torch.device("cpu"), torch.bfloat16
+DEMO = Path(__file__).parents[2] / "demo"
 GATED = Task("cpu", "bfloat16", "gated", ("cpu",))
 NORM = Task("cpu", "bfloat16", "norm", ("cpu",))
 # What each planted fault is found by.
@@ -57,6 +60,39 @@ def test_what_runs_here_proves_itself(folder: str, dtype: torch.dtype) -> None:
     names = [name for name in dispatch.candidates(folder, CPU, dtype) if name != "reference"]
     assert all(problem(folder, name, CPU, dtype) is None for name in names)
     assert names or folder in ("verify", "ngram")
+
+
+@pytest.mark.sampled(keep=2)
+@pytest.mark.parametrize("weights", ["int8", *FORMATS])
+def test_products_prove_themselves_on_weights_of_every_type(weights: str) -> None:
+    name = dispatch.candidates("matmul", CPU, NARROW)[0]
+    assert problem("matmul", name, CPU, NARROW, weights=weights) is None
+
+
+def test_weights_of_a_type_that_are_multiplied_wrongly_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = dispatch.candidates("matmul", CPU, NARROW)[0]
+    module = importlib.import_module(f"slipstream.kernels.matmul.{name}")
+    right = module.linear
+    monkeypatch.setattr(
+        module, "linear", lambda x, packed, out_dtype=None: 1.02 * right(x, packed, out_dtype)
+    )
+    found = problem("matmul", name, CPU, NARROW, weights="Q4_K")
+    assert found is not None
+    assert found.startswith("Q4_K: result 0 is off by 0.0")
+
+
+def test_types_of_a_models_weights_are_proven_with_its_products(tmp_path: Path) -> None:
+    gguf_of(DEMO / "draft").as_type("Q5_0").write(tmp_path / "model.gguf")
+    path = DEMO / "target"
+    sources = [Checkpoint(one, read_model(one), CPU, NARROW) for one in (path, tmp_path / "model.gguf")]
+    tasks = {use.dtype: use.tasks(("float8",)) for use in operators._uses(sources)}
+    keys = {
+        dtype: [task.key("panels") for task in own if task.op == "matmul"] for dtype, own in tasks.items()
+    }
+    assert keys == {
+        NARROW: ["cpu bfloat16 matmul.panels float8", "cpu bfloat16 matmul.panels of Q5_0"],
+        torch.float32: ["cpu float32 matmul.panels float8"],
+    }
 
 
 def test_every_operator_has_cases() -> None:
@@ -175,7 +211,7 @@ def test_the_state_is_that_of_sources_and_threads(monkeypatch: pytest.MonkeyPatc
 def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[str, ...]]:
     """`select_operators` for the demo, with a fault in the processes and an empty folder of proofs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = Path(__file__).parents[2] / "demo/target"
+    path = DEMO / "target"
     source = Checkpoint(path, read_model(path), CPU, NARROW)
 
     def select(fault: str | None, **settings: Any) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
@@ -42,6 +42,9 @@ class Use:
     dtype: torch.dtype
     ops: frozenset[str]
     is_whole: bool  # a network runs in this dtype, not only some of its products
+    weights: frozenset[str] = (
+        frozenset()
+    )  # types of matrices that products prove themselves on if a model has them
 
     @property
     def type_name(self) -> str:
@@ -56,6 +59,9 @@ class Use:
                 names = names[: names.index(_REFERENCE)]
             if names:
                 found.append(Task(str(self.device), self.type_name, op, names, leaves_out))
+            if names and op in PRODUCTS:
+                of_types = (replace(found[-1], leaves_out=(), weights=one) for one in sorted(self.weights))
+                found += of_types
         return sorted(found, key=lambda task: task.op not in _LONGEST)
 
 
@@ -118,11 +124,20 @@ class Failed:
 def _uses(sources: Sequence[Checkpoint]) -> list[Use]:
     """float32 is always among them: some layers, such as the routers of some experts, multiply in it."""
     found: dict[tuple[torch.device, torch.dtype], set[str]] = {}
+    weights: dict[tuple[torch.device, torch.dtype], set[str]] = {}
     for one in sources:
         found.setdefault((one.device, one.dtype), set()).update(_ALWAYS, one.outline.ops)
+        scheme = one.config.quantization
+        weights.setdefault((one.device, one.dtype), set()).update(scheme.rare_types if scheme else ())
     wide = {(one.device, torch.float32): set(PRODUCTS) for one in sources}
     return [
-        Use(device, dtype, frozenset(ops), is_whole=(device, dtype) in found)
+        Use(
+            device,
+            dtype,
+            frozenset(ops),
+            is_whole=(device, dtype) in found,
+            weights=frozenset(weights.get((device, dtype), ())),
+        )
         for (device, dtype), ops in (wide | found).items()
     ]
 
@@ -139,7 +154,7 @@ def _prove(device: torch.device, tasks: Sequence[Task]) -> list[Tried]:
 
         def told(tried: Tried) -> None:
             task = tried.task
-            ran = f"{task.op}.{tried.proven or _REFERENCE} in {task.dtype}"
+            ran = f"{task.says(tried.proven or _REFERENCE)} in {task.dtype}"
             log.info("operators proven %d of %d: %s", next(n_done), len(waiting), ran)
 
         try:
