@@ -33,7 +33,7 @@ from slipstream.engine.checkpoint.pieces import (
 from slipstream.engine.errors import LoadError, UnsupportedModel
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
 from slipstream.kernels.matmul.formats import FORMATS
-from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, JoinedWeight, Quantized
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, JoinedWeight, Quantized, is_proven
 
 # What layouts call the tensors of the matrix `name.weight` besides itself: `name.scales` and so on.
 # Every narrow matrix has one of the marks.
@@ -340,7 +340,8 @@ def packed_bytes(matrix: Tensor | Quantized, device: torch.device) -> int:
         from slipstream.kernels.matmul.block_numbers import held_bytes
 
         return held_bytes(matrix)
-    if device.type == "cpu" or isinstance(matrix, BlockWeight):
+    is_wide = isinstance(matrix, ByteWeight) and matrix.codes.dtype is torch.int8 and not is_proven("int8")
+    if device.type == "cpu" or isinstance(matrix, BlockWeight) or is_wide:
         return math.prod(matrix.shape) * matrix.dtype.itemsize
     return matrix.nbytes
 

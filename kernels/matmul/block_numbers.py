@@ -13,6 +13,7 @@ from slipstream.kernels.matmul.block_places import CODES, FACTORS, MINIMA
 from slipstream.kernels.matmul.blocks import PIECE, BlockWeight, block_sizes
 from slipstream.kernels.matmul.columns import SIXTEENS, SOURCES, SUMS, n_columns
 from slipstream.kernels.matmul.formats import CHUNK, FORMATS, BlockFormat
+from slipstream.kernels.matmul.quantized import is_proven
 
 SHARED = 32  # columns that share a scale
 
@@ -58,7 +59,7 @@ class _Bytes:
 
 def is_held(kind: str, dtype: torch.dtype) -> bool:
     """Whether matrices of a type are kept narrow for rows of that dtype."""
-    if kind not in HELD or dtype not in (torch.bfloat16, torch.float16):
+    if kind not in HELD or not is_proven(kind) or dtype not in (torch.bfloat16, torch.float16):
         return False
     return HELD[kind].columns is None or dtype in SOURCES
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slipstream.kernels.matmul.block_numbers import HELD, SHARED, is_held, numbers
 from slipstream.kernels.matmul.blocks import BlockWeight
-from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized, widened
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized, is_proven, widened
 
 TILE, STEP, BLOCK = 128, 64, 32  # as in fragments.cuh
 PLAIN, E4M3, INT8, INT4 = "Plain", "E4m3", "Int8", "Int4"  # codes, as in fragments.cuh
@@ -108,6 +108,8 @@ def _bytes(weight: ByteWeight) -> Coded | None:
     """None if blocks begin within one of the kernel's, or there are NaN."""
     codes = weight.codes.view(torch.uint8)
     code = INT8 if weight.codes.dtype is torch.int8 else E4M3
+    if code == INT8 and not is_proven("int8"):
+        return None
     if code == E4M3 and (codes & E4M3_NAN == E4M3_NAN).any():
         return None
     of_output = torch.arange(weight.shape[0], device=codes.device) // weight.block[0]  # [out]

@@ -10,7 +10,7 @@ scale the sums, so that values are not rounded at all.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -128,6 +128,18 @@ class JoinedWeight:
 
 
 Quantized = Int4Weight | ByteWeight | BlockWeight | JoinedWeight
+_unproven: set[str] = set()
+
+
+def widen(types: Collection[str]) -> None:
+    """Have matrices of these types, "int8" or GGUF's, and of no others, widened where they are packed from now on."""
+    _unproven.clear()
+    _unproven.update(types)
+
+
+def is_proven(kind: str) -> bool:
+    """Whether products may multiply matrices of a type as narrow as they are."""
+    return kind not in _unproven
 
 
 def widened(weight: Tensor | Quantized) -> Tensor:

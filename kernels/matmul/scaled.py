@@ -8,14 +8,16 @@ from torch import Tensor
 
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.formats import FORMATS, FP8, INT4, INT8, PANEL, BlockFormat
-from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized, is_proven
 
 
 def kind_of(weight: Tensor | Quantized) -> str | None:
     """The type of records that hold the weight, a key of `LAYOUTS`; None if no type does."""
     if isinstance(weight, BlockWeight):
-        return weight.kind if weight.kind in FORMATS else None
+        return weight.kind if weight.kind in FORMATS and is_proven(weight.kind) else None
     if not isinstance(weight, Int4Weight | ByteWeight):
+        return None
+    if isinstance(weight, ByteWeight) and weight.codes.dtype is torch.int8 and not is_proven("int8"):
         return None
     # As many inputs as possible, none of which has two scales.
     n_in, n_scaled = weight.shape[1], _inputs_of_a_scale(weight)

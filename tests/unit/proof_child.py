@@ -1,6 +1,6 @@
 """A process for proofs in which faults are planted: `-m tests.unit.proof_child FAULT FD THREADS`.
 
-The faults are in the CPU's `silu_mul`, of the operator `gated`.
+The faults are in the CPU's `silu_mul`, of the operator `gated`, or in its products with weights in blocks.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from slipstream.kernels.dispatch import CannotRunError
 from slipstream.kernels.gated import cpu
+from slipstream.kernels.matmul import panels
+from slipstream.kernels.matmul.narrow import NarrowWeight
 from slipstream.kernels.proof import child
 
-right = cpu.silu_mul
+right, right_linear = cpu.silu_mul, panels.linear
 
 
 def raises(_: Tensor) -> Tensor:
@@ -61,6 +63,11 @@ def does_not_compile(_: torch.device, __: torch.dtype) -> NoReturn:
     raise CannotRunError("kernels/gated/gated.cu: does not compile")
 
 
+def scales_blocks_wrongly(x: Tensor, packed: Any, out_dtype: torch.dtype | None = None) -> Tensor:
+    out = right_linear(x, packed, out_dtype)
+    return out * 1.02 if isinstance(packed, NarrowWeight) else out
+
+
 FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
     one.__name__: one
     for one in (
@@ -73,6 +80,8 @@ FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
 def plant(fault: str) -> None:
     if fault == does_not_compile.__name__:
         cpu.prepare = does_not_compile  # type: ignore[attr-defined]
+    elif fault == scales_blocks_wrongly.__name__:
+        panels.linear = scales_blocks_wrongly
     else:
         cpu.silu_mul = FAULTS[fault]  # type: ignore[assignment]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from slipstream import kernels
+from slipstream.engine.checkpoint.layouts import packed_bytes
 from slipstream.engine.errors import SettingError
 from slipstream.engine.models.registry import read_model
 from slipstream.engine.service.start import operators
@@ -23,11 +24,15 @@ from slipstream.engine.service.start.sizes import Checkpoint
 from slipstream.engine.settings import Settings
 from slipstream.kernels import dispatch
 from slipstream.kernels.gated import cpu as gated
+from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.formats import FORMATS
+from slipstream.kernels.matmul.quantized import widen
+from slipstream.kernels.matmul.scaled import kind_of
 from slipstream.kernels.proof import proving
 from slipstream.kernels.proof.judge import problem
 from slipstream.kernels.proof.kept_proofs import Kept, state_of
 from slipstream.kernels.proof.proving import NotTriedError, Task, Tried
+from tests.block_data import block_bytes
 from tests.gguf_files import gguf_of
 from tests.unit import proof_child
 
@@ -49,9 +54,11 @@ FOUND = {
 
 
 @pytest.fixture(autouse=True)
-def _selected() -> None:
+def _selected() -> Iterator[None]:
     for dtype in (torch.float32, NARROW):
         kernels.select(CPU, dtype)
+    yield
+    widen(())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, NARROW], ids=str)
@@ -241,6 +248,32 @@ def test_a_server_goes_on_without_what_failed_and_says_so(
     caplog.clear()
     assert demo("raises") == ()
     assert "operators proven" not in caplog.text
+
+
+def test_weights_whose_products_failed_are_widened_and_others_are_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """int4 and fp8 are among the cases of every start, so a fault of all narrow weights replaces the implementation."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    gguf_of(DEMO / "draft").as_type("Q5_0").write(tmp_path / "model.gguf")
+    source = Checkpoint(tmp_path / "model.gguf", read_model(tmp_path / "model.gguf"), CPU, NARROW)
+    of_blocks = partial(run_proofs, child=("-m", "tests.unit.proof_child", "scales_blocks_wrongly"))
+    monkeypatch.setattr(
+        operators.proving, "run", lambda tasks, n, done: of_blocks([one for one in tasks if one.weights], n)
+    )
+    (sentence,) = select_operators([source], Settings(exact=True)).replaced
+    assert sentence.startswith(
+        "matmul widens Q5_0 in bfloat16, as of panels: it failed its self-check (Q5_0: "
+    )
+    assert sentence in caplog.text
+    weight = BlockWeight(block_bytes("Q5_0", 64, 64), "Q5_0", None, NARROW)
+    assert (kind_of(weight), kind_of(replace(weight, data=block_bytes("Q8_0", 64, 64), kind="Q8_0"))) == (
+        None,
+        "Q8_0",
+    )
+    assert packed_bytes(weight, CPU) == packed_bytes(weight, torch.device("cuda")) == 2 * 64 * 64
+    widen(())
+    assert kind_of(weight) == "Q5_0"
 
 
 def test_where_proofs_cannot_run_the_server_starts_and_warns(

@@ -21,6 +21,7 @@ from slipstream.engine.service.start.sizes import Checkpoint
 from slipstream.engine.settings import Settings
 from slipstream.kernels import OPS, select, user_cache
 from slipstream.kernels.dispatch import CannotRunError, Selected, candidates
+from slipstream.kernels.matmul.quantized import widen
 from slipstream.kernels.proof import proving
 from slipstream.kernels.proof.kept_proofs import Kept, state_of
 from slipstream.kernels.proof.proving import NotTriedError, Task, Tried
@@ -82,11 +83,16 @@ def select_operators(sources: Sequence[Checkpoint], settings: Settings) -> Selec
     # What the cache holds decides which code of attention runs.
     leaves_out = () if settings.kv_cache_dtype.startswith("fp8") else ("float8",)
     uses, failed, replaced = _uses(sources), Failed(), list[str]()
+    wide: dict[str, str] = {}  # types that are widened -> why
     chosen: dict[str, Mapping[str, str]] = {}
     for device in dict.fromkeys(use.device for use in uses):
         tasks = [task for use in uses if use.device == device for task in use.tasks(leaves_out)]
         for tried in _prove(device, tasks):
-            failed.note(tried)
+            if tried.task.weights is None:
+                failed.note(tried)
+            elif tried.failed:
+                wide[tried.task.weights] = _why_wide(tried)
+    widen(wide)
     for use in uses:
         folders = OPS if use.is_whole else PRODUCTS
         try:
@@ -103,7 +109,15 @@ def select_operators(sources: Sequence[Checkpoint], settings: Settings) -> Selec
             chosen[use.type_name] = {line.op: line.implementation for line in lines}
     if replaced and settings.exact:
         raise SettingError("exact", settings.exact, f"an operator failed on this machine: {replaced[0]}")
-    return Selection(tuple(dict.fromkeys(replaced)), chosen)
+    return Selection((*dict.fromkeys(replaced), *wide.values()), chosen)
+
+
+def _why_wide(tried: Tried) -> str:
+    """A sentence, logged too: other weights can be multiplied, and these as well when they are wide."""
+    reasons = "; ".join(f"{name}: it failed its self-check ({why})" for name, why in tried.failed)
+    sentence = f"{tried.task.op} widens {tried.task.weights} in {tried.task.dtype}, as of {reasons}"
+    log.error("operator %s", sentence)
+    return sentence
 
 
 class Failed:
