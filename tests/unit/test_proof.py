@@ -18,7 +18,7 @@ from slipstream import kernels
 from slipstream.engine.checkpoint.layouts import packed_bytes
 from slipstream.engine.errors import SettingError
 from slipstream.engine.models.registry import read_model
-from slipstream.engine.service.start import operators
+from slipstream.engine.service.start import operators, rank
 from slipstream.engine.service.start.operators import select_operators
 from slipstream.engine.service.start.sizes import Checkpoint
 from slipstream.engine.settings import Settings
@@ -26,7 +26,7 @@ from slipstream.kernels import dispatch
 from slipstream.kernels.gated import cpu as gated
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.formats import FORMATS
-from slipstream.kernels.matmul.quantized import widen
+from slipstream.kernels.matmul.quantized import is_proven, widen
 from slipstream.kernels.matmul.scaled import kind_of
 from slipstream.kernels.proof import proving
 from slipstream.kernels.proof.judge import problem
@@ -274,6 +274,12 @@ def test_weights_whose_products_failed_are_widened_and_others_are_not(
     assert packed_bytes(weight, CPU) == packed_bytes(weight, torch.device("cuda")) == 2 * 64 * 64
     widen(())
     assert kind_of(weight) == "Q5_0"
+
+
+def test_other_ranks_widen_what_the_first_does() -> None:
+    order = {"n_threads": torch.get_num_threads(), "device": "cpu", "rank": 1, "chosen": {}}
+    rank._select(order | {"widened": ("Q5_0",)})
+    assert (is_proven("Q5_0"), is_proven("Q8_0")) == (False, True)
 
 
 def test_where_proofs_cannot_run_the_server_starts_and_warns(

@@ -52,6 +52,7 @@ def start(
         "d_model": target.config.d_model,
         "n_threads": torch.get_num_threads(),
         "chosen": {dtype: dict(ops) for dtype, ops in selection.chosen.items()},
+        "widened": selection.widened,
     }
     return RankProcesses(target.n_ranks, target.device, order)
 

@@ -43,9 +43,7 @@ class Use:
     dtype: torch.dtype
     ops: frozenset[str]
     is_whole: bool  # a network runs in this dtype, not only some of its products
-    weights: frozenset[str] = (
-        frozenset()
-    )  # types of matrices that products prove themselves on if a model has them
+    weights: frozenset[str] = frozenset()  # types of matrices that a model has, to be proven besides
 
     @property
     def type_name(self) -> str:
@@ -72,6 +70,7 @@ class Selection:
 
     replaced: tuple[str, ...]  # a sentence for each op whose best implementation failed on this machine
     chosen: Mapping[str, Mapping[str, str]]  # by dtype on the target's device: op -> implementation
+    widened: tuple[str, ...] = ()  # types of weights whose products failed
 
 
 def select_operators(sources: Sequence[Checkpoint], settings: Settings) -> Selection:
@@ -109,7 +108,7 @@ def select_operators(sources: Sequence[Checkpoint], settings: Settings) -> Selec
             chosen[use.type_name] = {line.op: line.implementation for line in lines}
     if replaced and settings.exact:
         raise SettingError("exact", settings.exact, f"an operator failed on this machine: {replaced[0]}")
-    return Selection((*dict.fromkeys(replaced), *wide.values()), chosen)
+    return Selection((*dict.fromkeys(replaced), *wide.values()), chosen, tuple(wide))
 
 
 def _why_wide(tried: Tried) -> str:

@@ -25,6 +25,7 @@ from slipstream.engine.service.run.follower import Follower
 from slipstream.engine.service.start.sizes import KV_DTYPES
 from slipstream.engine.service.start.sums import Sums
 from slipstream.kernels import select
+from slipstream.kernels.matmul.quantized import widen
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ def _select(order: dict[str, Any]) -> torch.device:
     kind = order["device"]
     device = torch.device(kind, order["rank"]) if kind == "cuda" else torch.device(kind)
     use_device(device)
+    widen(order["widened"])
     for dtype, chosen in order["chosen"].items():
         select(device, getattr(torch, dtype), chosen)
     return device
