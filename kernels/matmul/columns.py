@@ -1,8 +1,8 @@
-"""Inputs as columns: what products on CUDA read where GGUF's types have more than one scale for 32 values of four bits.
+"""Inputs as columns, for those of GGUF's types that are more than whole numbers with a scale for each 32 inputs.
 
-Their kernels know whole numbers of four or eight bits and a scale for 32 columns. With SUMS, a minimum is such a
-number too: its column holds the sum of the inputs that it is subtracted from, in two parts, which are off by at most
-2^-17 of it. With SIXTEENS, of which a scale has only 16, two numbers of four bits make one of eight.
+CUDA's products know such numbers, of four or eight bits, and nothing else. With SUMS a minimum is a number, too: its
+column holds the sum of the inputs that it is subtracted with, in two parts, which lack at most 2^-17 of it. With
+SIXTEENS two numbers of four bits, one of them for 16 times the input, make one of eight that shares a scale with 15.
 """
 
 from __future__ import annotations
