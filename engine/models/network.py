@@ -25,7 +25,9 @@ class Network:
     spec: DecoderSpec  # what the network is made of, undivided
     decoder: Decoder
     n_params: int
-    weight_bytes: int  # of all parameters on all ranks, a tied matrix counted once
+    weight_bytes: (
+        int  # on all ranks; of a tied matrix its rows, and what is packed of it, unless it stays in the file
+    )
     dtype: torch.dtype
     device: torch.device
     n_ctx: int  # positions the rotary tables cover

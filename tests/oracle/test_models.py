@@ -138,7 +138,8 @@ def test_what_a_network_says_about_itself(oracle: Callable[[str], Oracle]) -> No
     folder, _, _ = oracle("qwen3")
     network, model = loaded(folder), theirs(folder)
     assert network.n_params == sum(one.numel() for one in model.parameters())
-    assert network.weight_bytes == 4 * network.n_params
+    tied = model.get_input_embeddings().weight.numel()  # its rows are kept, and the head that is packed of it
+    assert network.weight_bytes == 4 * (network.n_params + tied)
     assert len(network.needs) == 4
     assert (network.needs[0].n_kv_heads, network.needs[0].d_head) == (2, 32)
     assert (network.n_ctx, network.dtype, network.device) == (N_CTX, torch.float32, CPU)

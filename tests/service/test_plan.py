@@ -99,12 +99,12 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert dispatch(["plan", "-m", TARGET, "-md", DRAFT, "--memory", "4090", "-c", "2048"], {}) == 0
     text = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert lines[1].startswith("target bfloat16 5.2 M 9.98 MiB 5.00 KiB")
-    assert lines[2].startswith("draft bfloat16 1.0 M 1.85 MiB 1.00 KiB")
-    assert "weights 11.82 MiB" in lines
+    assert lines[1].startswith("target bfloat16 5.2 M 11.98 MiB 5.00 KiB")
+    assert lines[2].startswith("draft bfloat16 1.0 M 2.85 MiB 1.00 KiB")
+    assert "weights 14.82 MiB" in lines
     assert "pages 102.00 MiB 272 of 64 tokens, 384.00 KiB each" in lines
     assert "spare page 384.00 KiB for padding of captured passes" in lines
-    assert "total 115.70 MiB of 23.00 GiB (--memory)" in lines
+    assert "total 118.70 MiB of 23.00 GiB (--memory)" in lines
     assert "Fits: 8 × 2048 tokens (34 pages each) can be cached at once." in lines
     assert "recurrent states" not in text
     assert text.endswith("the model has 8192 positions.\n")
