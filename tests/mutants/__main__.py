@@ -61,8 +61,11 @@ class Copy:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, root / name, follow_symlinks=False)
 
-    def run(self, tests: Sequence[str], *, limit_s: float | None = LIMIT_S) -> Run:
-        """Run tests in the copy, of marked ones a sample; under a limit of time only up to the first failure."""
+    def run(self, tests: Sequence[str], *, limit_s: float | None = LIMIT_S, whole: bool = False) -> Run:
+        """Run tests in the copy, of marked ones a sample; under a limit of time only up to the first failure.
+
+        whole: all cases of marked ones.
+        """
         started = time.perf_counter()
         command = [
             sys.executable,
@@ -71,7 +74,7 @@ class Copy:
             "--no-header",
             "-p",
             "no:cacheprovider",
-            "--extra-s=0",
+            "--whole" if whole else "--extra-s=0",
             *tests,
         ]
         # Compiled kernels lie in the copy, so that no other process finds those of a fault.
@@ -97,12 +100,13 @@ class Copy:
         return Run(done.returncode, time.perf_counter() - started, said)
 
     def run_with(self, fault: Fault) -> Run:
-        """Run the fault's tests while it is planted."""
+        """Run the fault's tests while it is planted: all cases, where a sample does not find it."""
         path = self.root / fault.file
         before = path.read_bytes()
         path.write_text(fault.planted(self.root), encoding="utf-8")
         try:
-            return self.run(fault.tests)
+            run = self.run(fault.tests)
+            return self.run(fault.tests, whole=True) if run.code == PASSED else run
         finally:
             path.write_bytes(before)
 
