@@ -15,8 +15,8 @@ from tests.gpu.dice import Dice, Tensors
 
 KINDS = ("int4", "fp8", "int8")
 BYTES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
-# GGUF's types, of each way in which they are held; where its package is installed.
-BLOCKS = ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0") if find_spec("gguf") else ()
+# GGUF's types, of each way in which they are held; where what reads their values is installed.
+BLOCKS = ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0") if find_spec("gguf") and find_spec("numba") else ()
 if BLOCKS:
     from tests.block_data import block_bytes
 
