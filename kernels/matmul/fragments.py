@@ -38,9 +38,7 @@ class FragmentWeight:
     words: Tensor | None  # [n_tiles, n_groups, TILE] int32: what codes stand for; None: they are values
     group: int  # inputs that share a word
     columns: str | None  # how inputs are spread over columns (`columns.py`); None: one each
-    order: (
-        Tensor | None
-    )  # [in_features] int64: which input stands where before they are; None: each at its own
+    order: Tensor | None  # [in_features] int64: which input stands where before that; None: each at its own
     bias: Tensor | None  # [out_features]
     n_done: Tensor  # [tiles of one launch at most] int32 zeros: splits that have ended, while a launch runs
     dtype: torch.dtype

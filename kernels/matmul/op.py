@@ -62,7 +62,10 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
         for each block with a scale in float32 (as many of 128, 64, 32 inputs as have one; groups of 32):
             total = fma(scale, sum, total), sum = sum + group, and behind the last group fma(-zero, inputs of all, sum)
 
-    `inputs` is the sum of the group's inputs: of 16 each those 8 apart are added, of the results those 4 apart, then 2,
-    then 1; of 32 it is the sum of both sixteens.
+    On CUDA a group's exact products are added up in the order of `matmul.cu`, and sums scaled where the next group has
+    another scale; a minimum times `inputs`, which are rounded to two numbers of bfloat16, is added among them.
+
+    `inputs` is the sum of the group's inputs: on CPUs of 16 each those 8 apart are added, of the results those 4 apart,
+    then 2, then 1; of 32 it is the sum of both sixteens.
     """
     raise NotImplementedError

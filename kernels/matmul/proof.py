@@ -42,7 +42,9 @@ def of_narrow(
 
 
 def narrow(kind: str, shape: tuple[int, int], group: int, inputs: Inputs) -> Quantized:
-    """A weight [n_out, n_in] of few bits, values of about n_in^-0.5; group: inputs that share a scale."""
+    """A weight [n_out, n_in] of few bits; group: inputs that share a scale, for types that do not say so themselves."""
+    if kind in FORMATS:
+        return blocks(kind, shape, inputs)
     (n_out, n_in), g = shape, inputs.g
     of_scales = (n_out, n_in // group) if kind == "int4" else (-(-n_out // group), -(-n_in // group))
     scales = (0.5 + torch.rand(of_scales, generator=g)) / n_in**0.5
@@ -55,14 +57,6 @@ def narrow(kind: str, shape: tuple[int, int], group: int, inputs: Inputs) -> Qua
     packed = torch.randint(256, (n_out, n_in // 2), generator=g, dtype=torch.uint8).to(inputs.device)
     zeros = torch.randint(6, 11, of_scales, generator=g, dtype=torch.uint8).to(inputs.device)
     return Int4Weight(packed, (scales / 5).half().float().to(inputs.device), zeros, None, inputs.dtype)
-
-
-def of_blocks(inputs: Inputs, kind: str, shape: tuple[int, int] = (192, 1024), n_rows: int = N_ROWS) -> Rows:
-    """A weight [n_out, n_in] in one of GGUF's types. In float64 its values are those of the dtype that is tested."""
-    weight = blocks(kind, shape, inputs)
-    x = inputs.normal(n_rows, shape[1])
-    packed = pack(weight if x.dtype == inputs.dtype else weight.dense().to(x.dtype))
-    return Rows(lambda first, n: (linear(x[first : first + n], packed),), n_rows)
 
 
 def blocks(kind: str, shape: tuple[int, int], inputs: Inputs) -> BlockWeight:
@@ -97,8 +91,5 @@ CASES: Mapping[str, Make] = {
 
 def cases_of(kind: str) -> Mapping[str, Make]:
     """Of weights of a type that few models have, "int8" or one of GGUF's: for servers that have such."""
-    if kind == "int8":
-        shape, make = (8192, 128), partial(of_narrow, kind=kind)
-    else:
-        shape, make = (8192, 256), partial(of_blocks, kind=kind)
-    return {kind: make, f"{kind} prompt": partial(make, shape=shape, n_rows=_PROMPT)}
+    make = partial(of_narrow, kind=kind)
+    return {kind: make, f"{kind} prompt": partial(make, shape=(8192, 256), n_rows=_PROMPT)}

@@ -11,7 +11,7 @@ from slipstream.kernels.matmul.block_numbers import HELD, held_bytes, numbers
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.columns import SIXTEENS, SUMS, n_columns, spread
 from slipstream.kernels.matmul.fragments import BITS, PLAIN, FragmentWeight
-from slipstream.kernels.matmul.quantized import joined
+from slipstream.kernels.matmul.quantized import Quantized, joined
 from tests import block_data
 from tests.block_data import block_bytes
 from tests.emulator import emulated, needs_compiler, same
@@ -142,16 +142,17 @@ def test_columns_in_another_order_meet_their_inputs() -> None:
 
 def test_parts_of_several_types_are_each_as_narrow_as_they_are_stored() -> None:
     kinds = ("Q4_K", "Q4_K", "Q6_K", "Q2_K", "Q8_0")
-    parts = [blocky(kind, 20 + i, 512, seed=i) for i, kind in enumerate(kinds)]
-    bias, x = random(110, dtype=DTYPE, seed=2), random(9, 512, dtype=DTYPE, seed=1)
+    parts: list[Tensor | Quantized] = [blocky(kind, 20 + i, 512, seed=i) for i, kind in enumerate(kinds)]
+    parts += [random(n_out, 512, dtype=DTYPE, seed=n_out) for n_out in (25, 26)]
+    bias, x = random(161, dtype=DTYPE, seed=2), random(9, 512, dtype=DTYPE, seed=1)
     packed = cuda.pack(joined(parts), bias)
     assert isinstance(packed, cuda.FragmentParts)
-    assert (packed.in_features, packed.out_features) == (512, 110)
-    assert [part.out_features for part in packed.parts] == [41, 22, 23, 24]  # neighbours of one type as one
+    assert (packed.in_features, packed.out_features) == (512, 161)
+    assert [part.out_features for part in packed.parts] == [41, 22, 23, 24, 51]  # neighbours alike as one
     with emulated():
         found = cuda.linear(x, packed, torch.float32)
         narrow = cuda.linear(x, packed)
-    each = [product(x, part)[0] for part in parts]
+        each = [cuda.linear(x, cuda.pack(part), torch.float32) for part in parts]
     assert same(found, torch.cat(each, 1) + bias.float())
     assert same(narrow, found.to(DTYPE))
 
