@@ -58,6 +58,8 @@ SOURCES = _sources()
 # How near a prefetch brings what is read once. 0 keeps it out of the outer caches, which is free on AMD's CPUs; Intel's
 # then read memory at a third of their rate (Emerald Rapids: 5 GB/s a core, not 15), so there it goes to the second.
 _ONCE = 0 if is_amd() else 1
+# And what is read soon: into the first cache Intel's bring no more at a time than its 16 buffers hold.
+_SOON = 3 if is_amd() else 1
 
 
 def kernel(function: F) -> F:
@@ -219,7 +221,7 @@ def _emit_prefetch(builder: ir.IRBuilder, address: Any, nearness: int) -> None:
 @emits(types.void)
 def prefetch(builder: ir.IRBuilder, address: Any) -> None:
     """Start bringing the cache line at that address nearer; any address is safe."""
-    _emit_prefetch(builder, address, nearness=3)
+    _emit_prefetch(builder, address, nearness=_SOON)
 
 
 @emits(types.void)

@@ -95,20 +95,27 @@ _score_some, AT_ONCE = (_score_four, 4) if IS_WIDE else (_score_two, 2)
 
 
 @inlined
+def _fetch(following: Any, position: int, like: Any) -> None:
+    """Bring a part of a row nearer that is read next, unless there is none. following: as in `score`."""
+    if following is not None:
+        addresses, first, end = following
+        size = address_of(shifted(like, 1)) - address_of(like)  # bytes of an element
+        for byte in range(first * size, end * size, 64):
+            prefetch(addresses[position] + byte)
+
+
+@inlined
 def score(queries: Any, stride: int, rows: Any, d_head: int, out: Any, following: Any) -> None:
     """Products of two lanes with 64 key rows, as 16 partial sums each: out[lane, position, 16].
 
     queries: pointer to the first lane's query in chunks, zero beyond d_head; the second is `stride` further.
-    rows: (pointer to the rows' addresses, pointer of their kind). following: pointer to the addresses of rows to
-    fetch meanwhile, or None.
+    rows: (pointer to the rows' addresses, pointer of their kind). following: what to fetch meanwhile, or None: (pointer
+    to the addresses of 64 rows, first element, end).
     """
     addresses, like = rows
-    size = address_of(shifted(like, 1)) - address_of(like)  # bytes of an element
     for position in range(0, BLOCK, AT_ONCE):
-        if following is not None:
-            for i in range(position, position + AT_ONCE):
-                for byte in range(0, d_head * size, 64):
-                    prefetch(following[i] + byte)
+        for i in range(position, position + AT_ONCE):
+            _fetch(following, i, like)
         some = shifted(addresses, position), like
         _score_some(queries, stride, some, d_head, shifted(out, position * 16))
 
@@ -150,15 +157,6 @@ def soften(sums: Any, seen: Any, state: Any, weights: Any) -> Any:
 
 
 @inlined
-def _fetch_columns(following: Any, position: int, columns: Any, like: Any) -> None:
-    """Bring some columns of a row nearer that is read next, unless there is none. columns: (first, how many)."""
-    if following is not None:
-        size = address_of(shifted(like, 1)) - address_of(like)
-        for byte in range(columns[0] * size, (columns[0] + columns[1]) * size, 64):
-            prefetch(following[position] + byte)
-
-
-@inlined
 def _gather_wide(weights: Any, rows: Any, positions: Any, totals: Any, factors: Any, following: Any) -> None:
     """out = out * factor + weights · value rows, 64 columns of two lanes, positions (first, end).
 
@@ -173,7 +171,7 @@ def _gather_wide(weights: Any, rows: Any, positions: Any, totals: Any, factors: 
     a2, b2 = load(out, 32) * f, load(out, stride + 32) * g
     a3, b3 = load(out, 48) * f, load(out, stride + 48) * g
     for position in range(positions[0], positions[1]):
-        _fetch_columns(following, position, (column, 2 * CHUNK), like)
+        _fetch(following, position, like)
         row = shifted(pointer_like(addresses[position], like), column)
         v0, v1, v2, v3 = load_low(row, 0), load_high(row, 0), load_low(row, CHUNK), load_high(row, CHUNK)
         a, b = splat(weights[position]), splat(weights[BLOCK + position])
@@ -193,7 +191,7 @@ def gather_narrow(weights: Any, rows: Any, positions: Any, totals: Any, factors:
     a0, b0 = load(out, 0) * f, load(out, stride) * g
     a1, b1 = load(out, 16) * f, load(out, stride + 16) * g
     for position in range(positions[0], positions[1]):
-        _fetch_columns(following, position, (column, width), like)
+        _fetch(following, position, like)
         row = pointer_like(addresses[position], like)
         v0, v1 = load_low_part(row, column, width), load_high_part(row, column, width)
         a, b = splat(weights[position]), splat(weights[BLOCK + position])

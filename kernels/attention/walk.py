@@ -146,8 +146,10 @@ def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
     queries, totals, states, sums, weights, _ = memory
     d_value, q_pad, v_pad = a[D_VALUE], _padded(a[D_HEAD]), _padded(a[D_VALUE])
     state, addresses = shifted(states, 2 * slot), shifted(rows, BLOCK)
-    following_values = None if following is None else shifted(following, BLOCK)
-    score(shifted(queries, slot * q_pad), q_pad, (rows, keys), a[D_HEAD], sums, following)
+    # Values are fetched while keys are read, and the next block's keys while values are, so that no more than half a
+    # block waits in the cache for its turn.
+    mine = None if following is None else (addresses, np.int64(0), d_value)
+    score(shifted(queries, slot * q_pad), q_pad, (rows, keys), a[D_HEAD], sums, mine)
     factor, factor_next = soften(sums, (first, end), state, weights), splat(np.float32(1))
     if first_next < BLOCK:
         sums_next, weights_next = shifted(sums, BLOCK * 16), shifted(weights, BLOCK)
@@ -158,7 +160,8 @@ def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
     wide = d_value - d_value % GATHERED
     for column in range(0, wide, GATHERED):
         total = shifted(totals, slot * v_pad + column)
-        gather(weights, (addresses, column, values), both, (total, v_pad), factors, following_values)
+        next_keys = _keys_of(a, following, column)
+        gather(weights, (addresses, column, values), both, (total, v_pad), factors, next_keys)
     for column in range(wide, d_value, CHUNK):
         total = shifted(totals, slot * v_pad + column)
         columns = d_value - column, None
@@ -168,6 +171,14 @@ def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
     if end_next > max(end_both, first_next):
         alone = max(end_both, first_next), end_next
         _rest(a, (slot + 1, shifted(weights, BLOCK)), (addresses, values), alone, totals)
+
+
+@inlined
+def _keys_of(a: Any, following: Any, column: int) -> Any:
+    """The part of the next block's keys that is fetched with values from a column on, as large as theirs of a row."""
+    if following is None:
+        return None
+    return following, column * a[D_HEAD] // a[D_VALUE], (column + GATHERED) * a[D_HEAD] // a[D_VALUE]
 
 
 @inlined

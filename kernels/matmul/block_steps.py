@@ -58,13 +58,13 @@ def _add_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, way: Any) -> Any
     """(place: seven int64, kind, rows, way) adds 32 inputs to the totals of some rows, or to partial sums.
 
     place: as of `Place`, but the first record of the panel and which 32 inputs of the row. kind, n_rows and way are
-    constants. How many outputs a call takes is in `Way.columns`.
+    constants. How many outputs a call takes is in `Way.at_once`.
     """
 
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
         form, rows = LAYOUTS[kind.literal_value], n_rows.literal_value
         found = WAYS[way.literal_value]
-        tile = Tile(form, rows, found.columns[rows], found)
+        tile = Tile(form, rows, *found.at_once(form, rows), found)
         emit_tile(builder, tile, _placed(builder, form, values[0]))
         return context.get_dummy_value()
 
@@ -76,7 +76,7 @@ def _add_laid(typing: Any, place: Any, kind: Any, way: Any, values: Any) -> Any:
 
     def generate(context: Any, builder: Emitter, signature: Any, given: Any) -> Any:
         form, found = LAYOUTS[kind.literal_value], WAYS[way.literal_value]
-        tile = Tile(form, 4, found.columns[4], found)
+        tile = Tile(form, 4, *found.at_once(form, 4), found)
         emit_laid(builder, tile, _placed(builder, form, given[0]), given[3])
         return context.get_dummy_value()
 
@@ -89,11 +89,11 @@ def _constant(find: Callable[..., int]) -> Callable[..., Any]:
     def of_one(typing: Any, a: Any) -> Any:
         return types.int64(a), lambda context, builder, signature, values: LONG(find(a.literal_value))
 
-    def of_two(typing: Any, a: Any, b: Any) -> Any:
-        found = find(a.literal_value, b.literal_value)
-        return types.int64(a, b), lambda context, builder, signature, values: LONG(found)
+    def of_three(typing: Any, a: Any, b: Any, c: Any) -> Any:
+        found = find(a.literal_value, b.literal_value, c.literal_value)
+        return types.int64(a, b, c), lambda context, builder, signature, values: LONG(found)
 
-    return of_one if find.__code__.co_argcount == 1 else of_two
+    return of_one if find.__code__.co_argcount == 1 else of_three
 
 
 def _end_block(typing: Any, place: Any, kind: Any, n_rows: Any) -> Any:
@@ -102,7 +102,8 @@ def _end_block(typing: Any, place: Any, kind: Any, n_rows: Any) -> Any:
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
         form = LAYOUTS[kind.literal_value]
         if form.is_nested:
-            tile = Tile(form, n_rows.literal_value, PANEL // WIDTH, code_floats.WAY)
+            rows = n_rows.literal_value
+            tile = Tile(form, rows, rows, PANEL // WIDTH, code_floats.WAY)
             emit_end(builder, tile, _placed(builder, form, values[0]))
         return context.get_dummy_value()
 
@@ -114,7 +115,7 @@ def _lay_chunk(typing: Any, place: Any, kind: Any, way: Any, target: Any) -> Any
 
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
         form = LAYOUTS[kind.literal_value]
-        tile = Tile(form, 1, PANEL // WIDTH, WAYS[way.literal_value])
+        tile = Tile(form, 1, 1, PANEL // WIDTH, WAYS[way.literal_value])
         emit_values(builder, tile, _placed(builder, form, values[0]), values[3])
         return context.get_dummy_value()
 
@@ -126,7 +127,7 @@ def _scale_group(typing: Any, place: Any, form: Any, found: Any) -> Any:
 
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
         kind, n_rows, way, group = (one.literal_value for one in form)
-        tile = Tile(LAYOUTS[kind], n_rows, 1, WAYS[way])
+        tile = Tile(LAYOUTS[kind], n_rows, n_rows, 1, WAYS[way])
         emit_group(builder, tile, _placed(builder, LAYOUTS[kind], values[0]), (group, values[2]))
         return context.get_dummy_value()
 
@@ -138,9 +139,9 @@ scale_group: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_s
 add_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_chunk)
 add_laid: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_laid)
 end_block: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_end_block)
-# Vectors of 16 outputs that `add_chunk` takes at once, by (rows of the tile, way).
-columns_of: Callable[[int, str], int] = intrinsic(prefer_literal=True)(
-    _constant(lambda n_rows, way: WAYS[way].columns[n_rows])
+# Vectors of 16 outputs that `add_chunk` takes at once, by (type, rows of the tile, way).
+columns_of: Callable[[str, int, str], int] = intrinsic(prefer_literal=True)(
+    _constant(lambda kind, n_rows, way: WAYS[way].at_once(LAYOUTS[kind], n_rows)[1])
 )
 # Bytes of an input as it lies in a tile, by way.
 bytes_of_input: Callable[[str], int] = intrinsic(prefer_literal=True)(

@@ -1,7 +1,7 @@
 """Products with codes as bytes in the tiles of AMX: what `narrow_sums.py` does with eight rows, the same bits, faster.
 
 A row is two of a tile: the higher bytes of its inputs, and the lower (`code_bytes.py`). Sums are of integers, so it
-does not matter who adds them, and fewer rows are left to the instruction for vectors.
+does not matter who adds them, and up to eight rows are left to the instruction for vectors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import inlined, long_pointer
 from slipstream.kernels.matmul.amx import configure, load, multiply_signed, release, store, zero
-from slipstream.kernels.matmul.arrange import FIELD_BYTES, N_IN, N_ROWS, SUMS, TILES, tile_rows
+from slipstream.kernels.matmul.arrange import FIELD_BYTES, N_IN, N_ROWS, SUMS, TILES
 from slipstream.kernels.matmul.block_steps import lay_chunk, scale_group
 from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_SIGNED
 from slipstream.kernels.matmul.narrow_sums import (
@@ -25,11 +25,12 @@ from slipstream.kernels.matmul.narrow_sums import (
     VALUES,
     VISIT,
     add_blocks,
+    add_span,
     end_chunk,
     part_of,
     share_of,
 )
-from slipstream.kernels.matmul.tile_sums import LINE, STEP_BYTES, fetch_quarter
+from slipstream.kernels.matmul.tile_sums import FEW, LINE, STEP_BYTES, fetch_quarter
 from slipstream.kernels.vector import WIDTH
 
 CHUNK_BYTES = CHUNK // 4 * STEP_BYTES  # of a panel's codes
@@ -42,14 +43,23 @@ def block_task(kind: str) -> int:
 
     def items(address: int) -> None:
         a = long_pointer(address)
-        has_tiles = tile_rows(a[N_ROWS]) == 8
+        has_tiles = a[N_ROWS] > FEW
         if has_tiles:
             configure(np.int64(16), np.int64(CHUNK // 2))
-        add_blocks(a, kind, OF_BYTES, _add_tile)
+        add_blocks(a, kind, OF_BYTES, _add_eight)
         if has_tiles:
             release()
 
     return threads.compile_task(items)
+
+
+@inlined
+def _add_eight(a: Any, row: int, span: Any, form: Any) -> None:
+    """Some chunks of eight rows, in tiles where there are more than these."""
+    if a[N_ROWS] > FEW:
+        _add_tile(a, row, span, form)
+    else:
+        add_span(a, row, span, form)
 
 
 @inlined

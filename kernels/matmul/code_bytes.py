@@ -265,8 +265,15 @@ def _nearest(builder: Emitter, bits: Value, units: Value) -> Value:
     return call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, x, units, all_of(_MAGIC))
 
 
-_COLUMNS = {8: 1, 4: 2, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 1}
-WAY = Way(4, [CODES], codes_of, _inputs, [constant(0)] * 2, _add, _floats, _COLUMNS)
+_COLUMNS = {8: 1, 4: 2, 1: 4} if IS_WIDE else {4: 1, 1: 1}
+
+
+def _at_once(form: BlockFormat, n_rows: int) -> tuple[int, int]:
+    """All outputs of two rows where a code is a byte, free to be read again: so memory is read in its order."""
+    return (2, 4) if IS_WIDE and form.bits == 8 and n_rows > 1 else (n_rows, _COLUMNS[n_rows])
+
+
+WAY = Way(4, [CODES], codes_of, _inputs, [constant(0)] * 2, _add, _floats, _at_once)
 # Of AMX's tiles: of bytes, which may be signed for weights, too; and of pairs, whose sums are float32.
 SIGNED = replace(WAY, codes=_signed, floats=_floats_of_signed)
 UNITS = replace(code_pairs.WAY, codes=_pairs)

@@ -16,6 +16,7 @@ from slipstream.kernels.matmul.emit import (
     Value,
     Way,
     all_of,
+    all_rows,
     as_it_is,
     lanes_of,
     load_at,
@@ -123,5 +124,5 @@ def _add(builder: Emitter, total: list[Value], inputs: list[Value], values: list
     return total
 
 
-_COLUMNS = {8: 2, 4: 4, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 2}
-WAY = Way(2, [FLOATS] * 2, _floats, _inputs, [all_of(0.0)], _add, as_it_is, _COLUMNS)
+_AT_ONCE = all_rows({8: 2, 4: 4, 1: 4} if IS_WIDE else {4: 1, 1: 2})
+WAY = Way(2, [FLOATS] * 2, _floats, _inputs, [all_of(0.0)], _add, as_it_is, _AT_ONCE)

@@ -18,6 +18,7 @@ from slipstream.kernels.matmul.emit import (
     Way,
     after,
     all_of,
+    all_rows,
     as_it_is,
     load_at,
     shorts,
@@ -108,4 +109,4 @@ def _add(builder: Emitter, total: list[Value], inputs: list[Value], values: list
     return [call_intrinsic(builder, name, FLOATS, total[0], inputs[0], values[0])]
 
 
-WAY = Way(2, [BFLOATS], _pairs, _inputs, [all_of(0.0)], _add, as_it_is, {8: 2, 4: 4, 1: 4})
+WAY = Way(2, [BFLOATS], _pairs, _inputs, [all_of(0.0)], _add, as_it_is, all_rows({8: 2, 4: 4, 1: 4}))

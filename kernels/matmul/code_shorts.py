@@ -22,6 +22,7 @@ from slipstream.kernels.matmul.emit import (
     Row,
     Value,
     Way,
+    all_rows,
     lanes_of,
     load_at,
     shorts,
@@ -90,6 +91,6 @@ WAY = Way(
     [ir.Constant(ir.VectorType(INT, LANES), [0] * LANES)] * (WIDTH // LANES),
     _add,
     _floats,
-    {8: 2, 4: 4, 1: 4} if IS_WIDE else {8: 1, 4: 1, 1: 4},
+    all_rows({8: 2, 4: 4, 1: 4} if IS_WIDE else {4: 1, 1: 4}),
 )
 SIGNED = replace(WAY, codes=_signed, floats=_floats_of_signed)  # laid down once for many rows

@@ -61,7 +61,13 @@ class Way:
     zeros: list[Value]  # a sum of nothing
     add: Callable[[Emitter, list[Value], list[Value], list[Value]], list[Value]]  # (sum, inputs, values)
     floats: Callable[[Emitter, BlockFormat, list[Value], Fields], Value]  # of the sum of a group
-    columns: dict[int, int]  # by rows of a tile: vectors of 16 outputs, as many as fit the registers
+    # (a type, rows of a tile): the rows and vectors of 16 outputs that are taken at once, as many as fit the registers
+    at_once: Callable[[BlockFormat, int], tuple[int, int]]
+
+
+def all_rows(columns: dict[int, int]) -> Callable[[BlockFormat, int], tuple[int, int]]:
+    """`Way.at_once` that takes all rows of a tile. columns: vectors of 16 outputs, by rows."""
+    return lambda _, n_rows: (n_rows, columns[n_rows])
 
 
 def load_at(builder: Emitter, kind: Any, address: Value, offset: int = 0) -> Value:

@@ -95,7 +95,7 @@ def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
         x = a[TILES] + place * CHUNK * bytes_of_input(way)
         values = a[VALUES] + (chunk - span[0]) * laid_bytes(laid)
         ahead = part_of(share, a[RECORDS], (chunk, 0, 1))
-        for first in range(0, PANEL, columns_of(FEW, laid) * WIDTH):
+        for first in range(0, PANEL, columns_of(kind, FEW, laid) * WIDTH):
             at = x, a[SUMS] + place * FIELD_BYTES, a[RECORDS], chunk, first, totals, partial
             add_laid(at, kind, laid, values)
             fetch_quarter(ahead, first // WIDTH)

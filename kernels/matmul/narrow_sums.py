@@ -30,7 +30,6 @@ from slipstream.kernels.matmul.arrange import (
     ARRANGED,
     ARRIVED,
     BIAS,
-    FEW,
     FIELD_BYTES,
     GROUP_FIELDS,
     GROUPS,
@@ -56,7 +55,7 @@ from slipstream.kernels.matmul.emit import N_FIELDS
 from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_FLOATS, PANEL
 from slipstream.kernels.matmul.panel_sums import BY_FLOATS
 from slipstream.kernels.matmul.records import constants_of
-from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES, LINE
+from slipstream.kernels.matmul.tile_sums import BY_TWOS, FEW, HAS_TILES, LINE
 from slipstream.kernels.matmul.unpack import AHEAD, LAYS, MOST_ROWS, SUM_ROWS
 from slipstream.kernels.vector import WIDTH, load, store, store_part
 
@@ -147,7 +146,7 @@ def add_span(a: Any, row: int, span: Any, form: Any) -> None:
     for chunk in range(span[0], span[1]):
         x = a[TILES] + (row * n_chunks + chunk * n) * (CHUNK * bytes_of_input(way))
         sums = a[SUMS] + (row * n_chunks + chunk * n) * FIELD_BYTES
-        for first in range(0, PANEL, columns_of(n, way) * WIDTH):
+        for first in range(0, PANEL, columns_of(kind, n, way) * WIDTH):
             add_chunk((x, sums, a[RECORDS], chunk, first, totals, partial), kind, n, way)
         end_chunk(a, (row, n), chunk, kind, partial)
 

@@ -3,7 +3,7 @@
 What the codes of 32 inputs and 64 outputs stand for is laid down once, as a panel of plain weights is, and multiplied
 with all rows; sums are scaled as without tiles. A tile adds up the inputs of a group, or, of fp8, those of a block, as
 `tile_sums.py` says. Numbers of few bits are multiplied with rows in whole units (`code_bytes.py`): while a group's sum
-is below 2^24 units, it is exact, that of the bytes, so fewer rows are left to the instruction for those.
+is below 2^24 units, it is exact, that of the bytes, so up to eight rows are left to the instruction for those.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import inlined, long_pointer
 from slipstream.kernels.matmul.amx import configure, release, zero
-from slipstream.kernels.matmul.arrange import FEW, FIELD_BYTES, N_IN, N_ROWS, ROUNDED, SUMS, X, tile_rows
+from slipstream.kernels.matmul.arrange import FIELD_BYTES, N_IN, N_ROWS, ROUNDED, SUMS, X, tile_rows
 from slipstream.kernels.matmul.block_steps import group_of, lay_chunk, scale_group
 from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_TILES, OF_UNITS, PANEL
 from slipstream.kernels.matmul.narrow_sums import (
@@ -27,12 +27,14 @@ from slipstream.kernels.matmul.narrow_sums import (
     VALUES,
     VISIT,
     add_blocks,
+    add_span,
     end_chunk,
     part_of,
     share_of,
 )
 from slipstream.kernels.matmul.records import constants_of
 from slipstream.kernels.matmul.tile_sums import (
+    FEW,
     MOST_ROWS,
     STEP_BYTES,
     TILE_BYTES,
@@ -64,14 +66,9 @@ def unit_task(kind: str) -> int:
         if a[N_ROWS] > FEW:
             _add_blocks(a, (ROUNDED, kind, OF_UNITS, 0))
         else:
-            add_blocks(a, kind, OF_BYTES, _add_nothing)
+            add_blocks(a, kind, OF_BYTES, add_span)
 
     return threads.compile_task(items)
-
-
-@inlined
-def _add_nothing(a: Any, row: int, span: Any, form: Any) -> None:
-    """For eight rows, which are never left to it."""
 
 
 @inlined

@@ -66,6 +66,7 @@ class Tile(NamedTuple):
 
     form: BlockFormat
     n_rows: int
+    at_once: int  # rows; codes are read again for the next
     n_columns: int  # vectors of 16 outputs
     way: Way
 
@@ -106,8 +107,12 @@ def address_of(builder: Emitter, start: Value, offset: int, *strides: tuple[Valu
     return address
 
 
-def _fetching(builder: Emitter, tile: Tile, at: Place, codes: Iterator[list[Value]]) -> Iterator[list[Value]]:
+def _fetching(
+    builder: Emitter, tile: Tile, at: Place, codes: Iterator[list[Value]], row: int
+) -> Iterator[list[Value]]:
     """The codes; at every step, a share of the lines is brought nearer that are needed next.
+
+    row: the first of those taken at once.
 
     A part of a panel has as large a part of the lines. They wait for what a step has unpacked: without such a mark
     compilers fetch all at once, and memory is in a rush or idle.
@@ -116,7 +121,8 @@ def _fetching(builder: Emitter, tile: Tile, at: Place, codes: Iterator[list[Valu
     start = address_of(builder, at.record, AHEAD, (at.chunk, n_bytes), (at.first, 4 // tile.n_columns))
     offsets = range(0, n_bytes, LINE * 4 // tile.n_columns)
     n_steps = CHUNK // tile.way.n_inputs
-    for step, values in enumerate(codes):
+    done, n_steps = row // tile.at_once * n_steps, tile.n_rows // tile.at_once * n_steps
+    for step, values in enumerate(codes, done):
         lines = offsets[step * len(offsets) // n_steps : (step + 1) * len(offsets) // n_steps]
         if len(lines) > 0:
             start = after(builder, start, values[0])
@@ -127,18 +133,20 @@ def _fetching(builder: Emitter, tile: Tile, at: Place, codes: Iterator[list[Valu
 
 def emit_tile(builder: Emitter, tile: Tile, at: Place) -> None:
     """Add the products of 32 inputs to the totals of a tile."""
-    columns = [_fetching(builder, tile, at, _codes(builder, tile, at, 0))]
-    columns += [_codes(builder, tile, at, i) for i in range(1, tile.n_columns)]
-    _emit_products(builder, tile, at, columns)
+    for row in range(0, tile.n_rows, tile.at_once):
+        columns = [_fetching(builder, tile, at, _codes(builder, tile, at, 0), row)]
+        columns += [_codes(builder, tile, at, i) for i in range(1, tile.n_columns)]
+        _emit_products(builder, tile, at, (row, columns))
 
 
 def emit_laid(builder: Emitter, tile: Tile, at: Place, values: Value) -> None:
     """The same where what codes stand for has been laid down at that address (`emit_values`)."""
-    columns = [
-        _laid(builder, tile, address_of(builder, values, LINE * i, (at.first, 4)))
-        for i in range(tile.n_columns)
-    ]
-    _emit_products(builder, tile, at, columns)
+    for row in range(0, tile.n_rows, tile.at_once):
+        columns = [
+            _laid(builder, tile, address_of(builder, values, LINE * i, (at.first, 4)))
+            for i in range(tile.n_columns)
+        ]
+        _emit_products(builder, tile, at, (row, columns))
 
 
 def _codes(builder: Emitter, tile: Tile, at: Place, column: int) -> Iterator[list[Value]]:
@@ -156,16 +164,20 @@ def _laid(builder: Emitter, tile: Tile, address: Value) -> Iterator[list[Value]]
         yield [load_at(builder, kind, address, (step + i) * PANEL * 4) for i, kind in enumerate(kinds)]
 
 
-def _emit_products(builder: Emitter, tile: Tile, at: Place, columns: list[Iterator[list[Value]]]) -> None:
-    """columns: of 16 outputs each, what their codes stand for."""
+def _emit_products(
+    builder: Emitter, tile: Tile, at: Place, given: tuple[int, list[Iterator[list[Value]]]]
+) -> None:
+    """given: the first of the rows taken at once, and of 16 outputs each, what their codes stand for."""
+    first, columns = given
+    rows = range(first, first + tile.at_once)
     form = tile.form
     n_groups = CHUNK // form.group
     n_steps = form.group // tile.way.n_inputs
     for group in range(n_groups):
-        sums = [[tile.way.zeros] * tile.n_columns for _ in range(tile.n_rows)]
+        sums = {row: [tile.way.zeros] * tile.n_columns for row in rows}
         for step in range(group * n_steps, (group + 1) * n_steps):
             weights = [next(column) for column in columns]
-            for row in range(tile.n_rows):
+            for row in rows:
                 inputs = tile.way.inputs(builder, at.x, step, Row(row, tile.n_rows))
                 for i, weight in enumerate(weights):
                     sums[row][i] = tile.way.add(builder, sums[row][i], inputs, weight)
@@ -174,7 +186,7 @@ def _emit_products(builder: Emitter, tile: Tile, at: Place, columns: list[Iterat
 
 
 def _emit_scaling(builder: Emitter, tile: Tile, at: Place, done: Any) -> None:
-    """Add scale * sums, and a half's minimum * sum of inputs. done: (group of the record, of the chunk, sums)."""
+    """Add scale * sums, and a half's minimum * sum of inputs. done: (group of the record, of the chunk, rows' sums)."""
     place, group, sums = done
     form = tile.form
     halves = address_of(builder, at.record, 0, (at.first, 2))
@@ -185,7 +197,7 @@ def _emit_scaling(builder: Emitter, tile: Tile, at: Place, done: Any) -> None:
         minimum = None
         if form.minimum == HALF:
             minimum = _halves(builder, builder.add(halves, LONG(form.second + 32 * i)))
-        for row in range(tile.n_rows):
+        for row in sums:
             target = builder.add(scaled, LONG((row * PANEL + i * WIDTH) * 4))
             total = tile.way.floats(builder, form, sums[row][i], _fields(builder, tile, at, row, group))
             if scale is None:
@@ -237,14 +249,14 @@ def emit_group(builder: Emitter, tile: Tile, at: Place, where: tuple[int, Value]
     where: (the group, of the chunk, and the address of its sums); a row's sums are as many rows as a sum has vectors.
     """
     group, found = where
-    sums = []
+    sums = {}
     for row in range(tile.n_rows):
         zeros = tile.way.zeros
         places = [
             address_of(builder, found, (row * len(zeros) + k) * LINE * 4, (at.first, 4))
             for k in range(len(zeros))
         ]
-        sums.append([[load_at(builder, zero.type, one) for zero, one in zip(zeros, places, strict=True)]])
+        sums[row] = [[load_at(builder, zero.type, one) for zero, one in zip(zeros, places, strict=True)]]
     n_groups = CHUNK // tile.form.group
     place = builder.add(builder.mul(at.chunk, LONG(n_groups)), LONG(group))
     _emit_scaling(builder, tile, at, (place, group, sums))

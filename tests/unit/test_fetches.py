@@ -1,4 +1,4 @@
-"""What is multiplied next is fetched meanwhile: every line of a record, and none twice."""
+"""What is read next is fetched meanwhile: every line of a record, every part of a key, and none twice."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
+from slipstream.kernels.attention import walk
 from slipstream.kernels.matmul import narrow, unpack
 from slipstream.kernels.matmul.block_steps import add_chunk, columns_of
 from slipstream.kernels.matmul.formats import CHUNK, LAYOUTS, PANEL
@@ -16,9 +17,10 @@ from slipstream.kernels.matmul.unpack import AHEAD
 from slipstream.kernels.vector import WIDTH
 
 LONG = ir.IntType(64)
+OF_EIGHT = pytest.mark.skipif(unpack.MOST_ROWS < 8, reason="no tiles of eight rows here")
 
 
-@pytest.mark.parametrize("n_rows", [1, 4])
+@pytest.mark.parametrize("n_rows", [1, 4, pytest.param(8, marks=OF_EIGHT)])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 def test_a_chunk_fetches_each_line_once(kind: str, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     form, way, rows = LAYOUTS[kind], narrow.ways()[-1], n_rows
@@ -37,10 +39,20 @@ def test_a_chunk_fetches_each_line_once(kind: str, n_rows: int, monkeypatch: pyt
 
     @numba.njit
     def multiply() -> None:
-        for first in range(0, PANEL, columns_of(rows, way) * WIDTH):
+        for first in range(0, PANEL, columns_of(kind, rows, way) * WIDTH):
             add_chunk((others, others, first_record, 0, first, others, others), kind, rows, way)
 
     multiply()
     n_lines = -(-form.record_bytes * CHUNK // form.block // 64)
     assert counts[:n_lines].tolist() == [1] * n_lines
     assert counts.sum() <= n_lines + 3
+
+
+@pytest.mark.parametrize(("d_head", "d_value"), [(128, 128), (256, 256), (64, 64), (192, 128)])
+def test_values_bring_all_of_the_next_keys(d_head: int, d_value: int) -> None:
+    arguments = np.zeros(walk.SCALE + 1, np.int64)
+    arguments[walk.D_HEAD], arguments[walk.D_VALUE] = d_head, d_value
+    keys_of = walk._keys_of.py_func
+    parts = [keys_of(arguments, "keys", column) for column in range(0, d_value, walk.GATHERED)]
+    assert [one for _, first, end in parts for one in range(first, end)] == list(range(d_head))
+    assert keys_of(arguments, None, 0) is None
