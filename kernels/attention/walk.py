@@ -160,7 +160,7 @@ def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
     wide = d_value - d_value % GATHERED
     for column in range(0, wide, GATHERED):
         total = shifted(totals, slot * v_pad + column)
-        next_keys = _keys_of(a, following, column)
+        next_keys = _keys_of(following, a[D_HEAD], column, wide)
         gather(weights, (addresses, column, values), both, (total, v_pad), factors, next_keys)
     for column in range(wide, d_value, CHUNK):
         total = shifted(totals, slot * v_pad + column)
@@ -174,11 +174,11 @@ def _pair(a: Any, pair: Any, block: Any, memory: Any, following: Any) -> None:
 
 
 @inlined
-def _keys_of(a: Any, following: Any, column: int) -> Any:
-    """The part of the next block's keys that is fetched with values from a column on, as large as theirs of a row."""
+def _keys_of(following: Any, d_head: int, column: int, n_columns: int) -> Any:
+    """The part of the next block's keys that is fetched with values from a column on, of so many gathered like that."""
     if following is None:
         return None
-    return following, column * a[D_HEAD] // a[D_VALUE], (column + GATHERED) * a[D_HEAD] // a[D_VALUE]
+    return following, column * d_head // n_columns, (column + GATHERED) * d_head // n_columns
 
 
 @inlined

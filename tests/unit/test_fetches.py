@@ -48,11 +48,9 @@ def test_a_chunk_fetches_each_line_once(kind: str, n_rows: int, monkeypatch: pyt
     assert counts.sum() <= n_lines + 3
 
 
-@pytest.mark.parametrize(("d_head", "d_value"), [(128, 128), (256, 256), (64, 64), (192, 128)])
+@pytest.mark.parametrize(("d_head", "d_value"), [(128, 128), (256, 256), (64, 64), (192, 128), (80, 80)])
 def test_values_bring_all_of_the_next_keys(d_head: int, d_value: int) -> None:
-    arguments = np.zeros(walk.SCALE + 1, np.int64)
-    arguments[walk.D_HEAD], arguments[walk.D_VALUE] = d_head, d_value
-    keys_of = walk._keys_of.py_func
-    parts = [keys_of(arguments, "keys", column) for column in range(0, d_value, walk.GATHERED)]
+    keys_of, wide = walk._keys_of.py_func, d_value - d_value % walk.GATHERED
+    parts = [keys_of("keys", d_head, column, wide) for column in range(0, wide, walk.GATHERED)]
     assert [one for _, first, end in parts for one in range(first, end)] == list(range(d_head))
-    assert keys_of(arguments, None, 0) is None
+    assert keys_of(None, d_head, 0, wide) is None
