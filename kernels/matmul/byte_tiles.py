@@ -30,7 +30,7 @@ from slipstream.kernels.matmul.narrow_sums import (
     part_of,
     share_of,
 )
-from slipstream.kernels.matmul.tile_sums import FEW, LINE, STEP_BYTES, fetch_quarter
+from slipstream.kernels.matmul.tile_sums import LINE, STEP_BYTES, VECTOR_ROWS, fetch_quarter
 from slipstream.kernels.vector import WIDTH
 
 CHUNK_BYTES = CHUNK // 4 * STEP_BYTES  # of a panel's codes
@@ -43,7 +43,7 @@ def block_task(kind: str) -> int:
 
     def items(address: int) -> None:
         a = long_pointer(address)
-        has_tiles = a[N_ROWS] > FEW
+        has_tiles = a[N_ROWS] > VECTOR_ROWS
         if has_tiles:
             configure(np.int64(16), np.int64(CHUNK // 2))
         add_blocks(a, kind, OF_BYTES, _add_eight)
@@ -56,7 +56,7 @@ def block_task(kind: str) -> int:
 @inlined
 def _add_eight(a: Any, row: int, span: Any, form: Any) -> None:
     """Some chunks of eight rows, in tiles where there are more than these."""
-    if a[N_ROWS] > FEW:
+    if a[N_ROWS] > VECTOR_ROWS:
         _add_tile(a, row, span, form)
     else:
         add_span(a, row, span, form)

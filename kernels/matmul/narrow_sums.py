@@ -55,7 +55,7 @@ from slipstream.kernels.matmul.emit import N_FIELDS
 from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_FLOATS, PANEL
 from slipstream.kernels.matmul.panel_sums import BY_FLOATS
 from slipstream.kernels.matmul.records import constants_of
-from slipstream.kernels.matmul.tile_sums import BY_TWOS, FEW, HAS_TILES, LINE
+from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES, LINE, VECTOR_ROWS
 from slipstream.kernels.matmul.unpack import AHEAD, LAYS, MOST_ROWS, SUM_ROWS
 from slipstream.kernels.vector import WIDTH, load, store, store_part
 
@@ -85,7 +85,7 @@ def multiply(addresses: Any, shape: Any, dtypes: Any, n_threads: int) -> None:
     x_dtype, way, out_dtype = dtypes
     tasks = arrange_task(x_dtype, way), _task[out_dtype]
     of_tile = 4 if way == OF_FLOATS else 2
-    of_rounded = 2 if way == OF_BYTES and HAS_TILES and shape[0] > FEW else 0
+    of_rounded = 2 if way == OF_BYTES and HAS_TILES and shape[0] > VECTOR_ROWS else 0
     _run(addresses, shape, tasks, (x_dtype.itemsize, of_tile, of_rounded, out_dtype.itemsize), n_threads)
 
 

@@ -34,10 +34,10 @@ from slipstream.kernels.matmul.narrow_sums import (
 )
 from slipstream.kernels.matmul.records import constants_of
 from slipstream.kernels.matmul.tile_sums import (
-    FEW,
     MOST_ROWS,
     STEP_BYTES,
     TILE_BYTES,
+    VECTOR_ROWS,
     add_products,
     store_sums,
 )
@@ -63,7 +63,7 @@ def unit_task(kind: str) -> int:
 
     def items(address: int) -> None:
         a = long_pointer(address)
-        if a[N_ROWS] > FEW:
+        if a[N_ROWS] > VECTOR_ROWS:
             _add_blocks(a, (ROUNDED, kind, OF_UNITS, 0))
         else:
             add_blocks(a, kind, OF_BYTES, add_span)
