@@ -25,37 +25,41 @@ from slipstream.kernels.compiled import (
 from slipstream.kernels.matmul.code_bytes import lay_inputs, round_inputs
 from slipstream.kernels.matmul.emit import N_FIELDS
 from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_PAIRS, OF_TILES
+from slipstream.kernels.matmul.tile_sums import HAS_TILES, VECTOR_ROWS
+from slipstream.kernels.matmul.tile_sums import MOST_ROWS as TILE_ROWS
 from slipstream.kernels.matmul.unpack import MOST_ROWS
 from slipstream.kernels.vector import WIDTH, load, sum_lanes
 
 GROUPS, N_GROUPS, N_PANELS, MOST, N_THREADS, ARRIVED, NEXT = range(7)  # of a call; MOST: rows of a group
 # Arguments of a group; the first of them, and more, are those of what adds one panel's products to the totals. ROUNDED
-# are rows in whole units (`code_bytes.py`), for AMX.
+# are rows in whole units (`code_bytes.py`), for AMX: [tiles, chunks, 16 rows, 32].
 X, TILES, SUMS, N_ROWS, N_IN, ROUNDED, OUT, BIAS, SEGMENTS, N_OUT, ARRANGED, GROUP_FIELDS = range(12)
 FIELD_BYTES = 4 * N_FIELDS  # of a chunk of a row's inputs
 FEW = 4  # rows, at most, of the smaller tile
 
 
 @inlined
-def tile_rows(left: int) -> int:
+def tile_rows(left: int, in_eights: Any) -> int:
     """Rows that are computed together of those that are left; where they are fewer, the last is done again."""
-    if left > FEW and MOST_ROWS == 8:
+    if MOST_ROWS == 8 and (in_eights or left > FEW):
         return 8
     return FEW if left > 1 else 1
 
 
 @inlined
-def _arrange(a: Any, kind: Any, copy: Any) -> None:
+def _arrange(a: Any, kind: Any, copy: Any, of_tiles: Any) -> None:
     """Copy rows into tiles, and add up the inputs of every 32.
 
     a: the arguments; kind: of an input; copy: (a, row of inputs, (first row of the tile, its rows, which of them)).
+    of_tiles: whether AMX multiplies them, but for few.
     """
     n_rows = a[N_ROWS]
+    in_eights = of_tiles and n_rows > VECTOR_ROWS
     tile = fetch_add(shifted(a, ARRANGED), 1)
     while tile * 8 < n_rows:
         row = tile * 8
         while row < min(tile * 8 + 8, n_rows):
-            n = tile_rows(n_rows - row)
+            n = tile_rows(n_rows - row, in_eights)
             for r in range(n):
                 source = min(row + r, n_rows - 1)
                 copy(a, source, (row, n, r))
@@ -112,7 +116,9 @@ def _copy_bytes(a: Any, source: int, at: Any) -> None:
         fields = a[SUMS] + (place * N_FIELDS + r) * 4
         lay_inputs(x, a[TILES] + (place + r) * CHUNK * 2, (fields, n))
         if a[ROUNDED] != 0:
-            round_inputs(x, a[ROUNDED] + (source * n_chunks + chunk) * CHUNK * 2, fields, n)
+            tile, line = source // TILE_ROWS, source % TILE_ROWS
+            place = (tile * n_chunks + chunk) * TILE_ROWS + line
+            round_inputs(x, a[ROUNDED] + place * CHUNK * 2, fields, n)
 
 
 @inlined
@@ -137,14 +143,14 @@ def arrange_task(dtype: torch.dtype, way: str) -> int:
         for i in range(a[N_GROUPS]):
             group = shifted(long_pointer(a[GROUPS]), i * GROUP_FIELDS)
             if way == OF_TILES:
-                _arrange(group, kind, _copy_nothing)
+                _arrange(group, kind, _copy_nothing, 1)
             elif way == OF_BYTES:
-                _arrange(group, kind, _copy_bytes)
+                _arrange(group, kind, _copy_bytes, int(HAS_TILES))
             elif way == OF_PAIRS:
-                _arrange(group, kind, _copy_pairs)
+                _arrange(group, kind, _copy_pairs, 0)
             elif widens:
-                _arrange(group, kind, _widen)
+                _arrange(group, kind, _widen, 0)
             else:
-                _arrange(group, kind, _copy_floats)
+                _arrange(group, kind, _copy_floats, 0)
 
     return threads.compile_task(items)

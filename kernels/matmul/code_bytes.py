@@ -39,6 +39,7 @@ from slipstream.kernels.matmul.emit import (
     all_of,
     lanes_of,
     load_at,
+    shorts,
     spread,
 )
 from slipstream.kernels.matmul.formats import CHUNK, BlockFormat
@@ -61,6 +62,8 @@ HAS_VNNI = not missing(["avx512vnni" if IS_WIDE else "avxvnni"])
 UNIT, SUMS = 3, 4
 HIGHEST = 14  # power of two, in units, of the largest input
 LEAST_EXPONENT = 32  # as bfloat16 has it, of what is largest: smaller inputs become fewer units, or none
+# Of each four inputs the first and third, whose codes are the lower bytes of a word's halves, then the others.
+_IN_PAIRS = [4 * four + i for four in range(WIDTH // 4) for i in (0, 2, 1, 3)]
 _MAGIC = 1.5 * 2.0**23  # added to a float32 below 2^22, it leaves the nearest whole number in the lowest bits
 
 
@@ -87,6 +90,11 @@ def _planes(bits: int) -> list[tuple[int, int]]:
 
 def codes_of(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
     """Bytes of 16 outputs and 32 inputs, four neighbouring inputs at a time: 8 times a vector."""
+    return ([_looked_up(builder, form, codes)] for codes in _stored(builder, form, words))
+
+
+def _stored(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[Value]:
+    """The codes themselves, in bytes."""
     for step in range(CHUNK // 4):
         code = None
         for bits, before in _planes(form.bits):
@@ -96,7 +104,7 @@ def codes_of(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list
             if bits < 8:
                 part = builder.and_(part, constant(((1 << bits) - 1 << before) * 0x01010101))
             code = part if code is None else builder.or_(code, part)
-        yield [_looked_up(builder, form, builder.bitcast(code, CODES))]
+        yield builder.bitcast(code, CODES)
 
 
 def _moved(builder: Emitter, word: Value, by: int) -> Value:
@@ -183,16 +191,14 @@ def _signed(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[
 
 
 def _pairs(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
-    """What codes stand for as pairs of bfloat16, as `code_pairs.py` finds it."""
-    least = -zero_of(form)
-    values = tuple(float(least + i) for i in range(64 if max(form.values) - least >= 32 else 32))
-    zero, n = ir.Constant(CODES, [0] * CODES.count), CODES.count
-    for codes in codes_of(builder, form, words):
-        for at in (0, 2):  # two bytes of each word, apart
-            lanes = [lane for i in range(at, n, 4) for lane in (i, n, i + 1, n)]
-            mask = ir.Constant(ir.VectorType(INT, n), lanes)
-            apart = builder.bitcast(builder.shuffle_vector(codes[0], zero, mask), PAIRS)
-            yield [builder.bitcast(look_up(builder, values, apart), BFLOATS)]
+    """What codes stand for as pairs of bfloat16: of four neighbouring inputs the first and third, then the others.
+
+    A pair's codes are the lower bytes of a word's halves, or the higher.
+    """
+    for codes in _stored(builder, form, words):
+        two = builder.bitcast(codes, PAIRS)
+        for code in (two, builder.lshr(two, shorts([8] * 2 * WIDTH))):
+            yield [builder.bitcast(look_up(builder, form.values, code), BFLOATS)]
 
 
 def _floats_of_signed(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
@@ -236,8 +242,7 @@ def _lay_whole(builder: Emitter, whole: Value, target: Value, half: int) -> None
         high = builder.ashr(builder.add(whole, constant(128)), constant(8))
         parts = [(builder.trunc(part, BYTES), j * CHUNK) for j, part in enumerate((high, whole))]
     else:
-        lanes = [4 * four + i for four in range(WIDTH // 4) for i in (0, 2, 1, 3)]
-        parts = [(lanes_of(builder, builder.trunc(whole, SHORTS), lanes), half * WIDTH)]
+        parts = [(lanes_of(builder, builder.trunc(whole, SHORTS), _IN_PAIRS), half * WIDTH)]
     for part, offset in parts:
         place = builder.add(target, LONG(offset + half * WIDTH))
         builder.store(part, builder.inttoptr(place, part.type.as_pointer()), align=1)
@@ -245,7 +250,10 @@ def _lay_whole(builder: Emitter, whole: Value, target: Value, half: int) -> None
 
 @emits(types.void)
 def round_inputs(builder: Emitter, source: Value, target: Value, fields: Value, n_rows: Value) -> None:
-    """Round 32 bfloat16 to whole units, those that `lay_inputs` found: bfloat16 again, which has room for these."""
+    """Round 32 bfloat16 to whole units, those that `lay_inputs` found: bfloat16 again, which has room for these.
+
+    They are written in the order in which `_pairs` has their weights.
+    """
     words = builder.inttoptr(fields, FLOAT.as_pointer())
     unit = builder.load(builder.gep(words, [builder.mul(n_rows, LONG(UNIT))]))
     units = spread(
@@ -256,7 +264,7 @@ def round_inputs(builder: Emitter, source: Value, target: Value, fields: Value, 
         rounded = builder.fmul(builder.fsub(near, all_of(_MAGIC)), spread(builder, unit, FLOATS))
         bits = builder.lshr(builder.bitcast(rounded, INTS), constant(16))
         place = builder.inttoptr(builder.add(target, LONG(2 * WIDTH * i)), SHORTS.as_pointer())
-        builder.store(builder.trunc(bits, SHORTS), place, align=2)
+        builder.store(lanes_of(builder, builder.trunc(bits, SHORTS), _IN_PAIRS), place, align=2)
 
 
 def _nearest(builder: Emitter, bits: Value, units: Value) -> Value:

@@ -25,7 +25,7 @@ CHUNK = 32  # inputs whose codes begin on a word
 SIGNED, UNSIGNED, EXPONENT = "signed", "unsigned", "exponent"
 HALF, FLOAT, ZERO = "half", "float", "zero"
 OF_FLOATS, OF_PAIRS, OF_BYTES, OF_TILES = "floats", "pairs", "bytes", "tiles"  # what products are of
-# What those of bytes are of in AMX's tiles: `byte_tiles.py`, `narrow_tiles.py`.
+# What those of bytes are of in AMX's tiles (`narrow_tiles.py`).
 OF_SIGNED, OF_UNITS = "signed", "units"
 
 # What the codes of IQ4_NL and IQ4_XS stand for.

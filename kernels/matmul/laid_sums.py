@@ -56,7 +56,7 @@ def block_task(kind: str, way: str) -> int:
         if a[N_ROWS] >= fewest:
             _add_blocks(a, (kind, way, laid))
         else:
-            add_blocks(a, kind, way, add_span)
+            add_blocks(a, kind, way, 0)
 
     return threads.compile_task(items)
 
@@ -78,7 +78,7 @@ def _add_blocks(a: Any, form: Any) -> None:
             values = a[VALUES] + (chunk - begin) * laid_bytes(laid)
             lay_chunk((0, 0, a[RECORDS], chunk, 0, 0, 0), kind, laid, values)
         for row in range(0, n_rows, FEW):
-            if tile_rows(n_rows - row) == FEW:
+            if tile_rows(n_rows - row, 0) == FEW:
                 _add_span(a, row, span, form)
             else:
                 add_span(a, row, span, (kind, 1, way))

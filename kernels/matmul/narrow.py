@@ -22,7 +22,6 @@ from torch import Tensor
 from slipstream.kernels import threads
 from slipstream.kernels.cpu_features import missing
 from slipstream.kernels.matmul import (
-    byte_tiles,
     code_bytes,
     code_floats,
     code_pairs,
@@ -63,6 +62,7 @@ class NarrowWeight:
     order: Tensor | None  # [in_features] int64: stored column i belongs to input order[i]; None: to input i
     dtype: torch.dtype
     way: str  # what products are of
+    in_units: bool  # whether tiles of AMX read inputs as whole units in bfloat16 (`code_bytes.py`)
     in_features: int
     out_features: int
 
@@ -133,6 +133,7 @@ def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> Narrow
         order=order,
         dtype=weight.dtype,
         way=way,
+        in_units=any(_is_in_units(kind, one) for kind, one in zip(kinds, each, strict=True)),
         in_features=weight.shape[1],
         out_features=sum(n_outs),
     )
@@ -142,9 +143,12 @@ def _block_task(kind: str, way: str) -> int:
     if way == OF_TILES:
         return narrow_tiles.block_task(kind)
     if way == OF_BYTES and HAS_TILES:
-        tiles = narrow_tiles.unit_task if is_exact_in_units(LAYOUTS[kind]) else byte_tiles.block_task
-        return tiles(kind)
+        return (narrow_tiles.unit_task if _is_in_units(kind, way) else narrow_tiles.byte_task)(kind)
     return (laid_sums if way in laid_sums.LAID else narrow_sums).block_task(kind, way)
+
+
+def _is_in_units(kind: str, way: str | None) -> bool:
+    return HAS_TILES and way == OF_BYTES and is_exact_in_units(LAYOUTS[kind])
 
 
 def packed_bytes(weight: Quantized) -> int:
@@ -200,7 +204,7 @@ def linear(x: Tensor, packed: NarrowWeight, out_dtype: torch.dtype | None = None
     multiply(
         (x.data_ptr(), out.data_ptr(), packed.table.data_ptr(), 0, 0),
         (n_rows, n_in, packed.out_features, packed.bias.shape[0] // PANEL, 1),
-        (x.dtype, packed.way, out.dtype),
+        (x.dtype, packed.way, out.dtype, packed.in_units),
         threads.available() if n_rows * n_in * packed.out_features >= SERIAL_BELOW else 1,
     )
     return out if out_dtype is None else out.to(out_dtype)
@@ -211,6 +215,7 @@ class NarrowStack:
     """Matrices of one shape and kind of products, as those of experts."""
 
     each: tuple[NarrowWeight, ...]
+    in_units: bool  # of any
     table: Tensor  # [n_matrices, 2] int64: addresses of biases and segments
 
     def __len__(self) -> int:
@@ -223,7 +228,8 @@ def stack(weights: Sequence[NarrowWeight]) -> NarrowStack | None:
         return None
     if len({one.way for one in weights}) > 1:
         return None
-    return NarrowStack(tuple(weights), torch.stack([one.table for one in weights]))
+    in_units = any(one.in_units for one in weights)
+    return NarrowStack(tuple(weights), in_units, torch.stack([one.table for one in weights]))
 
 
 def multiply_groups(
@@ -235,7 +241,7 @@ def multiply_groups(
     multiply(
         tuple(one.data_ptr() for one in (x, out, matrices.table, matrix_ids, starts)),
         (n_rows, n_in, first.out_features, first.bias.shape[0] // PANEL, len(matrix_ids)),
-        (x.dtype, first.way, out_dtype),
+        (x.dtype, first.way, out_dtype, matrices.in_units),
         threads.available() if n_rows * n_in * first.out_features >= SERIAL_BELOW else 1,
     )
     return out

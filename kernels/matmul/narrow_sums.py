@@ -52,11 +52,12 @@ from slipstream.kernels.matmul.arrange import (
 )
 from slipstream.kernels.matmul.block_steps import add_chunk, bytes_of_input, columns_of, end_block
 from slipstream.kernels.matmul.emit import N_FIELDS
-from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_FLOATS, PANEL
+from slipstream.kernels.matmul.formats import CHUNK, OF_FLOATS, PANEL
 from slipstream.kernels.matmul.panel_sums import BY_FLOATS
 from slipstream.kernels.matmul.records import constants_of
 from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES, LINE, VECTOR_ROWS
-from slipstream.kernels.matmul.unpack import AHEAD, LAYS, MOST_ROWS, SUM_ROWS
+from slipstream.kernels.matmul.tile_sums import MOST_ROWS as TILE_ROWS
+from slipstream.kernels.matmul.unpack import LAYS, MOST_ROWS, SUM_ROWS
 from slipstream.kernels.vector import WIDTH, load, store, store_part
 
 # Chunks of 32 inputs that all rows take before the next: their codes, or what these stand for, stay in the first cache.
@@ -68,42 +69,41 @@ PARTIAL_BYTES = PANEL * 4 if LAYS else 0
 RECORDS, TOTALS, PARTIAL, FOUND, VALUES = range(6, 11)
 FIRST_PANEL, TASK, ADDRESS, PANEL_BYTES, FIRST_OUTPUT, SEGMENT_OUTPUTS, FIELDS = range(7)  # of a segment
 SPREAD = 8  # words between the threads' counters, so that each has a line of the cache
-N_FOUND = 2 * 2 * SUM_ROWS if HAS_TILES else 0  # rows of 64 sums: of two chunks' groups
+N_FOUND = 2 * SUM_ROWS if HAS_TILES else 0  # rows of 64 sums: of two products
 N_VALUES = VISIT * CHUNK * PANEL if HAS_TILES or LAYS else 0  # words of what codes stand for, at most
 PADDING = 7  # rows that a group's last tile may have too many
 
 
-def multiply(addresses: Any, shape: Any, dtypes: Any, n_threads: int) -> None:
+def multiply(addresses: Any, shape: Any, forms: Any, n_threads: int) -> None:
     """Multiply each group's rows by its matrix.
 
     addresses: of inputs [n_rows, n_in], results [n_rows, n_out], a table [n_matrices, 2] of addresses of biases and
     segments, and ids [n_groups] and starts [n_groups + 1] of groups, int32, the last of which may have no rows; 0 for
     one group of all rows.
-    shape: (n_rows, n_in, n_out, panels of a matrix, n_groups). dtypes: of inputs and results, and between
-    them what products are of.
+    shape: (n_rows, n_in, n_out, panels of a matrix, n_groups). forms: the dtype of inputs, what products are of, the
+    dtype of results, and whether tiles read inputs as whole units.
     """
-    x_dtype, way, out_dtype = dtypes
+    x_dtype, way, out_dtype, in_units = forms
     tasks = arrange_task(x_dtype, way), _task[out_dtype]
     of_tile = 4 if way == OF_FLOATS else 2
-    of_rounded = 2 if way == OF_BYTES and HAS_TILES and shape[0] > VECTOR_ROWS else 0
+    of_rounded = 2 if in_units and shape[0] > VECTOR_ROWS else 0
     _run(addresses, shape, tasks, (x_dtype.itemsize, of_tile, of_rounded, out_dtype.itemsize), n_threads)
 
 
 @inlined
-def add_blocks(a: Any, kind: Any, way: Any, add_eight: Any) -> None:
+def add_blocks(a: Any, kind: Any, way: Any, most: Any) -> None:
     """Add the products of 64 outputs to the totals.
 
-    a: the arguments; kind: the blocks' type; way: of products; add_eight: `add_span`, or what does the same for eight
-    rows.
+    a: the arguments; kind: the blocks' type; way: of products; most: rows that there may be, or 0 for any number.
     """
     n_rows, n_chunks = a[N_ROWS], a[N_IN] // CHUNK
     for begin in range(0, n_chunks, VISIT):
         span = begin, min(begin + VISIT, n_chunks)
         row = np.int64(0)  # as a constant, all below would be compiled for it, too
         while row < n_rows:
-            n = tile_rows(n_rows - row)
-            if MOST_ROWS == 8 and n == 8:
-                add_eight(a, row, span, (kind, 8, way))
+            n = tile_rows(n_rows - row, 0)
+            if MOST_ROWS == 8 and most == 0 and n == 8:
+                add_span(a, row, span, (kind, 8, way))
             elif n == 4:
                 add_span(a, row, span, (kind, 4, way))
             else:
@@ -120,7 +120,7 @@ def share_of(a: Any, row: int, n_rows: int, kind: Any) -> Any:
     """
     chunk_bytes = constants_of(kind)[11] * CHUNK // constants_of(kind)[1]
     n_tiles, n_lines = (a[N_ROWS] + n_rows - 1) // n_rows, (chunk_bytes + LINE - 1) // LINE
-    ahead = AHEAD if n_tiles == 1 else VISIT * chunk_bytes
+    ahead = chunk_bytes * (4 if n_tiles == 1 else VISIT)
     return (
         chunk_bytes,
         ahead,
@@ -130,10 +130,10 @@ def share_of(a: Any, row: int, n_rows: int, kind: Any) -> Any:
 
 @inlined
 def part_of(share: Any, records: int, at: Any) -> Any:
-    """Of these lines those of one group, for `fetch_quarter`. at: (chunk, group of the chunk, how many it has)."""
+    """Of these lines those of one group, for `fetch_quarter`. at: (chunk, group of the chunk, how many: 1 or 2)."""
     (chunk_bytes, ahead, (first, last)), (chunk, group, n_groups) = share, at
     n = last - first
-    lines = first + n * group // n_groups, first + n * (group + 1) // n_groups
+    lines = first + (n * group >> n_groups - 1), first + (n * (group + 1) >> n_groups - 1)
     return records + chunk * chunk_bytes + ahead, lines
 
 
@@ -177,7 +177,7 @@ def block_task(kind: str, way: str) -> int:
     """Address of what adds one panel's products with blocks. kind: their type; way: what products are of."""
 
     def items(address: int) -> None:
-        add_blocks(long_pointer(address), kind, way, add_span)
+        add_blocks(long_pointer(address), kind, way, 0)
 
     return threads.compile_task(items)
 
@@ -269,7 +269,7 @@ def _run(addresses: Any, shape: Any, tasks: Any, n_bytes: Any, n_threads: int) -
     of_input, of_tile, of_rounded, of_result = n_bytes
     n_padded = n_rows + PADDING * n_groups
     tiles = np.empty(n_padded * n_in * of_tile // 8, np.int64)
-    rounded = np.empty(n_rows * n_in // 2 if of_rounded else 0, np.int32)
+    rounded = np.empty((n_rows + TILE_ROWS * n_groups) * n_in * of_rounded // 8, np.int64)
     sums = np.empty(n_padded * n_in // CHUNK * N_FIELDS, np.float32)
     groups = np.empty(n_groups * GROUP_FIELDS, np.int64)
     a = np.empty(NEXT + n_threads * SPREAD, np.int64)
@@ -286,7 +286,8 @@ def _run(addresses: Any, shape: Any, tasks: Any, n_bytes: Any, n_threads: int) -
         )
         group[TILES] = tiles.ctypes.data + place * n_in * of_tile
         group[SUMS] = sums.ctypes.data + place * (n_in // CHUNK) * FIELD_BYTES
-        group[ROUNDED] = rounded.ctypes.data + first * n_in * 2 if of_rounded else 0
+        of_tiles = first + TILE_ROWS * i
+        group[ROUNDED] = rounded.ctypes.data + of_tiles * n_in * of_rounded if of_rounded else 0
         group[N_ROWS], group[N_IN], group[N_OUT], group[ARRANGED] = end - first, n_in, n_out, 0
         group[BIAS], group[SEGMENTS] = table[2 * matrix], table[2 * matrix + 1]
         a[MOST] = max(a[MOST], end - first)

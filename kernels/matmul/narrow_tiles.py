@@ -1,9 +1,14 @@
-"""Products with parts in records in the tiles of AMX for bfloat16: what `narrow_sums.py` does, 16 rows at a time.
+"""Products with parts in records in the tiles of AMX: what `narrow_sums.py` does, 16 rows at a time.
 
 What the codes of 32 inputs and 64 outputs stand for is laid down once, as a panel of plain weights is, and multiplied
-with all rows; sums are scaled as without tiles. A tile adds up the inputs of a group, or, of fp8, those of a block, as
-`tile_sums.py` says. Numbers of few bits are multiplied with rows in whole units (`code_bytes.py`): while a group's sum
-is below 2^24 units, it is exact, that of the bytes, so up to eight rows are left to the instruction for those.
+with all rows; the sums of a group wait in memory until vectors have scaled them as they do without tiles. So that all
+parts of the CPU are busy, a chunk of 32 inputs is laid down while the one before is multiplied, and the sums of the one
+before that are scaled.
+
+Values are of bfloat16 or bytes. Numbers of few bits are multiplied in bfloat16 with rows in whole units
+(`code_bytes.py`): while a group's sum is below 2^24 units it is exact, that of the bytes. Where it is not, a row is two
+of a tile, the higher bytes of its inputs and the lower. As those sums are exact, it does not matter who adds them, and
+few rows are left to the instruction for vectors. Of fp8 a tile adds up the inputs of a block, as `tile_sums.py` says.
 """
 
 from __future__ import annotations
@@ -15,36 +20,44 @@ import numpy as np
 
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import inlined, long_pointer
-from slipstream.kernels.matmul.amx import configure, release, zero
-from slipstream.kernels.matmul.arrange import FIELD_BYTES, N_IN, N_ROWS, ROUNDED, SUMS, X, tile_rows
-from slipstream.kernels.matmul.block_steps import group_of, lay_chunk, scale_group
-from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_TILES, OF_UNITS, PANEL
+from slipstream.kernels.matmul.amx import (
+    configure,
+    load,
+    multiply,
+    multiply_signed,
+    release,
+    store,
+    zero,
+)
+from slipstream.kernels.matmul.arrange import FIELD_BYTES, N_IN, N_ROWS, ROUNDED, SUMS, TILES, X, tile_rows
+from slipstream.kernels.matmul.block_steps import group_of, laid_bytes, lay_chunk, scale_group
+from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_SIGNED, OF_TILES, OF_UNITS, PANEL
 from slipstream.kernels.matmul.narrow_sums import (
     FOUND,
     PARTIAL,
     RECORDS,
     TOTALS,
     VALUES,
-    VISIT,
     add_blocks,
-    add_span,
     end_chunk,
     part_of,
     share_of,
 )
 from slipstream.kernels.matmul.records import constants_of
 from slipstream.kernels.matmul.tile_sums import (
+    LINE,
     MOST_ROWS,
     STEP_BYTES,
-    TILE_BYTES,
     VECTOR_ROWS,
     add_products,
+    fetch_quarter,
     store_sums,
 )
 from slipstream.kernels.matmul.unpack import SUM_ROWS
 from slipstream.kernels.vector import WIDTH
 
-GROUP_BYTES = SUM_ROWS * STEP_BYTES  # of a group's sums
+SUMS_BYTES = SUM_ROWS * STEP_BYTES  # of a product of tiles
+ROW_BYTES = CHUNK * 2  # of a row's inputs to a chunk
 
 
 @functools.cache
@@ -52,7 +65,7 @@ def block_task(kind: str) -> int:
     """Address of what adds one panel's products with blocks of that type; of fp8, inputs as they are."""
 
     def items(address: int) -> None:
-        _add_blocks(long_pointer(address), (X, kind, OF_TILES, 1))
+        _add_blocks(long_pointer(address), (kind, OF_TILES, _do_joined, 1, 8), (CHUNK, 1))
 
     return threads.compile_task(items)
 
@@ -64,102 +77,202 @@ def unit_task(kind: str) -> int:
     def items(address: int) -> None:
         a = long_pointer(address)
         if a[N_ROWS] > VECTOR_ROWS:
-            _add_blocks(a, (ROUNDED, kind, OF_UNITS, 0))
+            _add_blocks(a, (kind, OF_UNITS, _do_units, 1, 4), (group_of(kind), 8))
         else:
-            add_blocks(a, kind, OF_BYTES, add_span)
+            add_blocks(a, kind, OF_BYTES, VECTOR_ROWS)
+
+    return threads.compile_task(items)
+
+
+@functools.cache
+def byte_task(kind: str) -> int:
+    """The same of a type whose numbers are multiplied in bytes, and whose groups are of 32 inputs."""
+
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        if a[N_ROWS] > VECTOR_ROWS:
+            _add_blocks(a, (kind, OF_SIGNED, _do_bytes, 2, 8), (CHUNK // 2, 8))
+        else:
+            add_blocks(a, kind, OF_BYTES, VECTOR_ROWS)
 
     return threads.compile_task(items)
 
 
 @inlined
-def _add_blocks(a: Any, form: Any) -> None:
+def _add_blocks(a: Any, form: Any, shape: Any) -> None:
     """Add the products of 64 outputs to the totals. a: the arguments.
 
-    form: (where in them the rows are, kind, way, 1 if a block's groups are added up before they are scaled).
+    form: (kind, way, what does a chunk, a row's lines of a tile, how many chunks' values are kept for other rows if a
+    block has no more: not so many that they fill the first cache). shape: (depth of a tile of inputs, as bfloat16, and
+    of how many rows a multiple may be read).
     """
     n_rows, n_chunks = a[N_ROWS], a[N_IN] // CHUNK
-    most = min(n_rows, MOST_ROWS)
-    configure(max(most, 1), np.int64(CHUNK if form[3] else group_of(form[1])))
-    visit = VISIT if n_rows > MOST_ROWS else max(n_chunks, 1)
+    most = min((max(n_rows, 1) + shape[1] - 1) // shape[1] * shape[1], MOST_ROWS)
+    configure(min(most * form[3], MOST_ROWS), np.int64(shape[0]))
+    visit = _n_laid(n_rows, form) if n_rows > MOST_ROWS else max(n_chunks, 1)
     for begin in range(0, n_chunks, visit):
         span = begin, min(begin + visit, n_chunks)
         for first in range(0, n_rows, MOST_ROWS):
-            start = min(first, n_rows - most)  # rows before `first` are multiplied once more, and left
-            _add_tile(a, (first, start), span, form)
+            # Where no row behind the last may be read, rows before `first` are multiplied once more, and left.
+            start = min(first, n_rows - most) if shape[1] == 1 else first
+            _add_rows(a, (start, first, min(first + MOST_ROWS, n_rows)), span, form)
     release()
 
 
 @inlined
-def _add_tile(a: Any, rows: Any, span: Any, form: Any) -> None:
-    """Some times 32 inputs of a tile's rows, of which those from the first on are added.
-
-    The first tile of all lays down what codes stand for. What is stored cannot be loaded at once, neither values into
-    tiles nor sums out of them, so each step does these for other inputs.
-    """
-    _, kind, way, joins = form
-    per_block = constants_of(kind)[1] // CHUNK
-    fetch = share_of(a, rows[0], MOST_ROWS, kind)
-    for step in range(span[0], span[1] + 2):
-        if rows[0] == 0 and step < span[1]:
-            values = a[VALUES] + step % VISIT * TILE_BYTES
-            lay_chunk((0, 0, a[RECORDS], step, 0, 0, 0), kind, way, values)
-        chunk = step - 1
-        if span[0] <= chunk < span[1]:
-            _multiply_chunk(a, rows[1], chunk, (form, fetch))
-        chunk = step - 2
-        if chunk >= span[0] and (joins == 0 or (chunk + 1) % per_block == 0):
-            _scale_tile(a, rows, chunk, form)
+def _n_laid(n_rows: int, form: Any) -> Any:
+    """Chunks of which values are kept, a power of two: whole blocks for other rows, and two where there are none."""
+    return max(constants_of(form[0])[1] // CHUNK, form[4]) if n_rows > MOST_ROWS else 2
 
 
 @inlined
-def _multiply_chunk(a: Any, start: int, chunk: int, form: Any) -> None:
-    """The sums of a chunk's groups, or of a block so far, of a tile's rows and 64 outputs."""
-    (of_rows, kind, _, joins), fetch = form
-    size, per_block = CHUNK if joins else group_of(kind), constants_of(kind)[1] // CHUNK
-    n_bytes = a[N_IN] * 2
-    x = a[of_rows] + start * n_bytes + chunk * CHUNK * 2
-    values, found = a[VALUES] + chunk % VISIT * TILE_BYTES, a[FOUND] + chunk % 2 * 2 * GROUP_BYTES
-    for i in range(CHUNK // size):
-        if joins == 0 or chunk % per_block == 0:
+def _add_rows(a: Any, rows: Any, span: Any, form: Any) -> None:
+    """Some chunks of up to 16 rows; the first of all lay down what codes stand for.
+
+    What is stored cannot be loaded at once, neither values into tiles nor sums out of them, so each step does these for
+    other chunks. rows: (the tile's first, the first that is added, behind the last).
+    """
+    kind, way, do_chunk, _, _ = form
+    fetch, last = share_of(a, rows[1], MOST_ROWS, kind), _n_laid(a[N_ROWS], form) - 1
+    for step in range(span[0], span[1] + 3):
+        if rows[1] == 0 and step < span[1]:
+            values = a[VALUES] + (step & last) * laid_bytes(way)
+            lay_chunk((0, 0, a[RECORDS], step, 0, 0, 0), kind, way, values)
+        if step > span[0]:
+            values = a[VALUES] + (step - 1 & last) * laid_bytes(way)
+            do_chunk(a, (rows, step - 1, span), (values, fetch), form)
+
+
+@inlined
+def _do_joined(a: Any, at: Any, weights: Any, form: Any) -> None:
+    """Multiply a chunk, and scale the sums of a block that the chunk before has ended.
+
+    at: (rows as of `_add_rows`, chunk, (the first chunk, behind the last)). weights: (address of what is laid down, of
+    `share_of`).
+    """
+    (rows, chunk, span), (values, fetch), per_block = at, weights, constants_of(form[0])[1] // CHUNK
+    if span[0] < chunk <= span[1] and chunk % per_block == 0:
+        _scale_rows(a, rows, (chunk - 1, a[FOUND]), form)
+    if chunk < span[1]:
+        if chunk % per_block == 0:
             zero(0)
             zero(1)
             zero(2)
             zero(3)
-        weights = values + i * size // 2 * STEP_BYTES
-        add_products(
-            x + i * size * 2, n_bytes, weights, part_of(fetch, a[RECORDS], (chunk, i, CHUNK // size))
-        )
-        if joins == 0 or (chunk + 1) % per_block == 0:
-            store_sums(found + i * GROUP_BYTES)
+        n_bytes = a[N_IN] * 2
+        x = a[X] + rows[0] * n_bytes + chunk * ROW_BYTES
+        add_products(x, n_bytes, values, part_of(fetch, a[RECORDS], (chunk, 0, 1)))
+        if (chunk + 1) % per_block == 0:
+            store_sums(a[FOUND])
 
 
 @inlined
-def _scale_tile(a: Any, rows: Any, chunk: int, form: Any) -> None:
-    """Add what the sums of a chunk's groups make, scaled, to the totals of a tile's rows from the first on."""
-    first, start = rows
-    row = first
-    while row < min(first + MOST_ROWS, a[N_ROWS]):
-        n = tile_rows(a[N_ROWS] - row)
-        place = row, row - first, row - start
+def _do_units(a: Any, at: Any, weights: Any, form: Any) -> None:
+    """Multiply a chunk, group by group, and scale sums of earlier ones. at, weights: as of `_do_joined`."""
+    (rows, chunk, _), (values, fetch), size = at, weights, group_of(form[0])
+    x = a[ROUNDED] + (rows[0] * (a[N_IN] // CHUNK) + chunk * MOST_ROWS) * ROW_BYTES
+    if size == CHUNK:
+        _do_product(a, at, (x, ROW_BYTES, values, fetch, multiply), (form, rows, (0, 1), (0, 1)))
+    else:
+        _do_product(a, at, (x, ROW_BYTES, values, fetch, multiply), (form, rows, (0, 2), (0, 0)))
+        x, values = x + size * 2, values + size // 2 * STEP_BYTES
+        _do_product(a, at, (x, ROW_BYTES, values, fetch, multiply), (form, rows, (1, 2), (1, 1)))
+
+
+@inlined
+def _do_bytes(a: Any, at: Any, weights: Any, form: Any) -> None:
+    """The same of groups of 32 inputs, for up to eight rows, then for the others."""
+    (rows, chunk, _), (values, fetch) = at, weights
+    n_chunks, (start, first, end) = a[N_IN] // CHUNK, rows
+    x = a[TILES] + (first * n_chunks + chunk * 8) * ROW_BYTES
+    if end - first <= 8:
+        _do_product(a, at, (x, CHUNK, values, fetch, multiply_signed), (form, rows, (0, 1), (0, 1)))
+    else:
+        which = form, (start, first, first + 8), (0, 2), (0, 1)
+        _do_product(a, at, (x, CHUNK, values, fetch, multiply_signed), which)
+        x, which = x + 8 * n_chunks * ROW_BYTES, (form, (first + 8, first + 8, end), (1, 2), (0, 1))
+        _do_product(a, at, (x, CHUNK, values, fetch, multiply_signed), which)
+
+
+@inlined
+def _do_product(a: Any, at: Any, operands: Any, which: Any) -> None:
+    """A product; meanwhile the sums of the last but one are scaled, so that all parts of the CPU are busy.
+
+    Half of its sums are stored in their place, the other half are left to the next product.
+    operands: (address of inputs, from a line to the next, address of weights, of `share_of`, what multiplies tiles).
+    which: (form, rows, (the product, how many a chunk has: 1 or 2), of `_scale`: (group, whether it is the last)).
+    """
+    (_, chunk, span), (x, line_bytes, weights, fetch, multiply_tiles) = at, operands
+    (form, rows, (i, n), group), ahead = which, part_of(fetch, a[RECORDS], (chunk, which[2][0], which[2][1]))
+    old, place = (chunk - 2, chunk % 2) if n == 1 else (chunk - 1, np.int64(i))
+    sums, before = a[FOUND] + place * SUMS_BYTES, a[FOUND] + (1 - place) * SUMS_BYTES
+    if chunk < span[1]:
+        zero(0)
+        zero(1)
+        load(4, x, np.int64(line_bytes))
+        fetch_quarter(ahead, 0)
+        load(5, weights, STEP_BYTES)
+        multiply_tiles(0, 5)
+        fetch_quarter(ahead, 1)
+        load(6, weights + LINE, STEP_BYTES)
+        multiply_tiles(1, 6)
+    if span[0] <= old < span[1]:
+        _scale_half(a, rows, (old, sums), (form, 0, group))
+    if chunk < span[1] + (i == 0):
+        store(2, before + 2 * LINE, STEP_BYTES)
+        store(3, before + 3 * LINE, STEP_BYTES)
+    if chunk < span[1]:
+        zero(2)
+        zero(3)
+        fetch_quarter(ahead, 2)
+        load(7, weights + 2 * LINE, STEP_BYTES)
+        multiply_tiles(2, 7)
+        fetch_quarter(ahead, 3)
+        load(5, weights + 3 * LINE, STEP_BYTES)
+        multiply_tiles(3, 5)
+    if span[0] <= old < span[1]:
+        _scale_half(a, rows, (old, sums), (form, PANEL // 2, group))
+    if chunk < span[1]:
+        store(0, sums, STEP_BYTES)
+        store(1, sums + LINE, STEP_BYTES)
+
+
+@inlined
+def _scale_half(a: Any, rows: Any, done: Any, form: Any) -> None:
+    """Add what sums make, scaled, to 32 of the totals. form: (of tiles, the first of these, of `_scale`)."""
+    start, row, end = rows
+    of_tiles, first, group = form
+    while row < end:
+        _scale(a, (row, row - start), done, (of_tiles, 8, (first, first + PANEL // 2), group))
+        row += 8
+
+
+@inlined
+def _scale_rows(a: Any, rows: Any, done: Any, form: Any) -> None:
+    """The same of all totals, for any number of rows. form: of tiles."""
+    start, row, end = rows
+    while row < end:
+        n = tile_rows(a[N_ROWS] - row, a[N_ROWS] > VECTOR_ROWS)
         if n == 8:
-            _scale(a, place, chunk, (form, 8))
+            _scale(a, (row, row - start), done, (form, 8, (0, PANEL), (0, 1)))
         elif n == 4:
-            _scale(a, place, chunk, (form, 4))
+            _scale(a, (row, row - start), done, (form, 4, (0, PANEL), (0, 1)))
         else:
-            _scale(a, place, chunk, (form, 1))
+            _scale(a, (row, row - start), done, (form, 1, (0, PANEL), (0, 1)))
         row += n
 
 
 @inlined
-def _scale(a: Any, at: Any, chunk: int, form: Any) -> None:
-    """The same for n rows. at: where they are in all, among partial sums and groups'. form: (of tiles, n)."""
-    (row, of_partial, of_found), ((_, kind, way, _), n) = at, form
-    partial = a[PARTIAL] + of_partial * STEP_BYTES
-    found = a[FOUND] + chunk % 2 * 2 * GROUP_BYTES + of_found * STEP_BYTES
+def _scale(a: Any, at: Any, done: Any, form: Any) -> None:
+    """The same for n rows. at: the first, and which of the product's it is. done: (chunk, address of its sums).
+
+    form: (of tiles, n, (the first output, behind the last), (group of the chunk, whether it is the last)).
+    """
+    (row, of_product), (chunk, sums), ((kind, way, _, n_lines, _), n, (begin, end), group) = at, done, form
+    partial = a[PARTIAL] + (row & MOST_ROWS - 1) * STEP_BYTES
     fields = a[SUMS] + (row * (a[N_IN] // CHUNK) + chunk * n) * FIELD_BYTES
-    for first in range(0, PANEL, WIDTH):
+    for first in range(begin, end, WIDTH):
         place = 0, fields, a[RECORDS], chunk, first, a[TOTALS] + row * STEP_BYTES, partial
-        scale_group(place, (kind, n, way, 0), found)
-        if group_of(kind) < CHUNK:
-            scale_group(place, (kind, n, way, 1), found + GROUP_BYTES)
-    end_chunk(a, (row, n), chunk, kind, partial)
+        scale_group(place, (kind, n, way, group[0]), sums + of_product * n_lines * STEP_BYTES)
+    if group[1] == 1 and end == PANEL:
+        end_chunk(a, (row, n), chunk, kind, partial)

@@ -19,7 +19,7 @@ from slipstream.kernels.matmul.panel_sums import BY_PAIRS, add_steps, multiply_p
 
 MOST_ROWS = 16  # of a tile
 # Rows up to which codes as bytes are multiplied sooner by the instruction for vectors than in tiles.
-VECTOR_ROWS = 8
+VECTOR_ROWS = 4
 DEPTH = 32  # inputs of a tile
 STEPS = DEPTH // 2  # of a panel
 LINE = 64  # bytes: a tile's row, and a line of the cache
