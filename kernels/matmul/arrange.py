@@ -25,8 +25,7 @@ from slipstream.kernels.compiled import (
 from slipstream.kernels.matmul.code_bytes import lay_inputs, round_inputs
 from slipstream.kernels.matmul.emit import N_FIELDS
 from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_PAIRS, OF_TILES
-from slipstream.kernels.matmul.tile_sums import HAS_TILES, VECTOR_ROWS
-from slipstream.kernels.matmul.tile_sums import MOST_ROWS as TILE_ROWS
+from slipstream.kernels.matmul.tile_sums import HAS_TILES, TILE_ROWS, VECTOR_ROWS
 from slipstream.kernels.matmul.unpack import MOST_ROWS
 from slipstream.kernels.vector import WIDTH, load, sum_lanes
 

@@ -37,7 +37,7 @@ from slipstream.kernels.matmul.narrow_sums import (
     share_of,
 )
 from slipstream.kernels.matmul.tile_sums import fetch_quarter
-from slipstream.kernels.matmul.unpack import LAYS
+from slipstream.kernels.matmul.unpack import LAYS, MOST_ROWS
 from slipstream.kernels.vector import WIDTH
 
 # Where it pays, what is laid down by what products are of. With VNNI this was not measured.
@@ -56,7 +56,7 @@ def block_task(kind: str, way: str) -> int:
         if a[N_ROWS] >= fewest:
             _add_blocks(a, (kind, way, laid))
         else:
-            add_blocks(a, kind, way, 0)
+            add_blocks(a, kind, way, MOST_ROWS)
 
     return threads.compile_task(items)
 

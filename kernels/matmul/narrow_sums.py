@@ -55,9 +55,8 @@ from slipstream.kernels.matmul.emit import N_FIELDS
 from slipstream.kernels.matmul.formats import CHUNK, OF_FLOATS, PANEL
 from slipstream.kernels.matmul.panel_sums import BY_FLOATS
 from slipstream.kernels.matmul.records import constants_of
-from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES, LINE, VECTOR_ROWS
-from slipstream.kernels.matmul.tile_sums import MOST_ROWS as TILE_ROWS
-from slipstream.kernels.matmul.unpack import LAYS, MOST_ROWS, SUM_ROWS
+from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES, LINE, TILE_ROWS, VECTOR_ROWS
+from slipstream.kernels.matmul.unpack import LAYS, MOST_ROWS
 from slipstream.kernels.vector import WIDTH, load, store, store_part
 
 # Chunks of 32 inputs that all rows take before the next: their codes, or what these stand for, stay in the first cache.
@@ -69,7 +68,7 @@ PARTIAL_BYTES = PANEL * 4 if LAYS else 0
 RECORDS, TOTALS, PARTIAL, FOUND, VALUES = range(6, 11)
 FIRST_PANEL, TASK, ADDRESS, PANEL_BYTES, FIRST_OUTPUT, SEGMENT_OUTPUTS, FIELDS = range(7)  # of a segment
 SPREAD = 8  # words between the threads' counters, so that each has a line of the cache
-N_FOUND = 2 * SUM_ROWS if HAS_TILES else 0  # rows of 64 sums: of two products
+N_FOUND = 2 * TILE_ROWS if HAS_TILES else 0  # rows of 64 sums: of two products
 N_VALUES = VISIT * CHUNK * PANEL if HAS_TILES or LAYS else 0  # words of what codes stand for, at most
 PADDING = 7  # rows that a group's last tile may have too many
 
@@ -94,7 +93,7 @@ def multiply(addresses: Any, shape: Any, forms: Any, n_threads: int) -> None:
 def add_blocks(a: Any, kind: Any, way: Any, most: Any) -> None:
     """Add the products of 64 outputs to the totals.
 
-    a: the arguments; kind: the blocks' type; way: of products; most: rows that there may be, or 0 for any number.
+    a: the arguments; kind: the blocks' type; way: of products; most: rows of the largest tile that is compiled for it.
     """
     n_rows, n_chunks = a[N_ROWS], a[N_IN] // CHUNK
     for begin in range(0, n_chunks, VISIT):
@@ -102,7 +101,7 @@ def add_blocks(a: Any, kind: Any, way: Any, most: Any) -> None:
         row = np.int64(0)  # as a constant, all below would be compiled for it, too
         while row < n_rows:
             n = tile_rows(n_rows - row, 0)
-            if MOST_ROWS == 8 and most == 0 and n == 8:
+            if MOST_ROWS == 8 and most == 8 and n == 8:
                 add_span(a, row, span, (kind, 8, way))
             elif n == 4:
                 add_span(a, row, span, (kind, 4, way))
@@ -177,7 +176,7 @@ def block_task(kind: str, way: str) -> int:
     """Address of what adds one panel's products with blocks. kind: their type; way: what products are of."""
 
     def items(address: int) -> None:
-        add_blocks(long_pointer(address), kind, way, 0)
+        add_blocks(long_pointer(address), kind, way, MOST_ROWS)
 
     return threads.compile_task(items)
 
@@ -200,7 +199,7 @@ def dense_task(kind: Any) -> int:
 def _panels(a: Any, kind: Any) -> None:
     """Do panels until none is left: first those of this thread's own share, which lie together in memory."""
     n_items, n_threads = a[N_GROUPS] * a[N_PANELS], a[N_THREADS]
-    n_partial = max(SUM_ROWS, (a[MOST] + PADDING) * PARTIAL_BYTES // (PANEL * 4))
+    n_partial = max(TILE_ROWS, (a[MOST] + PADDING) * PARTIAL_BYTES // (PANEL * 4))
     memory = np.zeros((n_partial + N_FOUND + a[MOST] + 8) * PANEL + WIDTH, np.float32)
     values, own = np.empty(N_VALUES + WIDTH, np.float32), np.empty(VALUES + 1, np.int64)
     own[PARTIAL], own[VALUES] = (memory.ctypes.data + 63) // 64 * 64, (values.ctypes.data + 63) // 64 * 64

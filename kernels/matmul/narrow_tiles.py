@@ -22,7 +22,6 @@ from slipstream.kernels import threads
 from slipstream.kernels.compiled import inlined, long_pointer
 from slipstream.kernels.matmul.amx import (
     configure,
-    load,
     multiply,
     multiply_signed,
     release,
@@ -46,17 +45,17 @@ from slipstream.kernels.matmul.narrow_sums import (
 from slipstream.kernels.matmul.records import constants_of
 from slipstream.kernels.matmul.tile_sums import (
     LINE,
-    MOST_ROWS,
     STEP_BYTES,
+    TILE_ROWS,
     VECTOR_ROWS,
+    add_first_half,
+    add_other_half,
     add_products,
-    fetch_quarter,
     store_sums,
 )
-from slipstream.kernels.matmul.unpack import SUM_ROWS
 from slipstream.kernels.vector import WIDTH
 
-SUMS_BYTES = SUM_ROWS * STEP_BYTES  # of a product of tiles
+SUMS_BYTES = TILE_ROWS * STEP_BYTES  # of a product of tiles
 ROW_BYTES = CHUNK * 2  # of a row's inputs to a chunk
 
 
@@ -107,22 +106,22 @@ def _add_blocks(a: Any, form: Any, shape: Any) -> None:
     of how many rows a multiple may be read).
     """
     n_rows, n_chunks = a[N_ROWS], a[N_IN] // CHUNK
-    most = min((max(n_rows, 1) + shape[1] - 1) // shape[1] * shape[1], MOST_ROWS)
-    configure(min(most * form[3], MOST_ROWS), np.int64(shape[0]))
-    visit = _n_laid(n_rows, form) if n_rows > MOST_ROWS else max(n_chunks, 1)
+    most = min((max(n_rows, 1) + shape[1] - 1) // shape[1] * shape[1], TILE_ROWS)
+    configure(min(most * form[3], TILE_ROWS), np.int64(shape[0]))
+    visit = _n_laid(n_rows, form) if n_rows > TILE_ROWS else max(n_chunks, 1)
     for begin in range(0, n_chunks, visit):
         span = begin, min(begin + visit, n_chunks)
-        for first in range(0, n_rows, MOST_ROWS):
+        for first in range(0, n_rows, TILE_ROWS):
             # Where no row behind the last may be read, rows before `first` are multiplied once more, and left.
             start = min(first, n_rows - most) if shape[1] == 1 else first
-            _add_rows(a, (start, first, min(first + MOST_ROWS, n_rows)), span, form)
+            _add_rows(a, (start, first, min(first + TILE_ROWS, n_rows)), span, form)
     release()
 
 
 @inlined
 def _n_laid(n_rows: int, form: Any) -> Any:
     """Chunks of which values are kept, a power of two: whole blocks for other rows, and two where there are none."""
-    return max(constants_of(form[0])[1] // CHUNK, form[4]) if n_rows > MOST_ROWS else 2
+    return max(constants_of(form[0])[1] // CHUNK, form[4]) if n_rows > TILE_ROWS else 2
 
 
 @inlined
@@ -133,7 +132,7 @@ def _add_rows(a: Any, rows: Any, span: Any, form: Any) -> None:
     other chunks. rows: (the tile's first, the first that is added, behind the last).
     """
     kind, way, do_chunk, _, _ = form
-    fetch, last = share_of(a, rows[1], MOST_ROWS, kind), _n_laid(a[N_ROWS], form) - 1
+    fetch, last = share_of(a, rows[1], TILE_ROWS, kind), _n_laid(a[N_ROWS], form) - 1
     for step in range(span[0], span[1] + 3):
         if rows[1] == 0 and step < span[1]:
             values = a[VALUES] + (step & last) * laid_bytes(way)
@@ -170,7 +169,7 @@ def _do_joined(a: Any, at: Any, weights: Any, form: Any) -> None:
 def _do_units(a: Any, at: Any, weights: Any, form: Any) -> None:
     """Multiply a chunk, group by group, and scale sums of earlier ones. at, weights: as of `_do_joined`."""
     (rows, chunk, _), (values, fetch), size = at, weights, group_of(form[0])
-    x = a[ROUNDED] + (rows[0] * (a[N_IN] // CHUNK) + chunk * MOST_ROWS) * ROW_BYTES
+    x = a[ROUNDED] + (rows[0] * (a[N_IN] // CHUNK) + chunk * TILE_ROWS) * ROW_BYTES
     if size == CHUNK:
         _do_product(a, at, (x, ROW_BYTES, values, fetch, multiply), (form, rows, (0, 1), (0, 1)))
     else:
@@ -209,13 +208,7 @@ def _do_product(a: Any, at: Any, operands: Any, which: Any) -> None:
     if chunk < span[1]:
         zero(0)
         zero(1)
-        load(4, x, np.int64(line_bytes))
-        fetch_quarter(ahead, 0)
-        load(5, weights, STEP_BYTES)
-        multiply_tiles(0, 5)
-        fetch_quarter(ahead, 1)
-        load(6, weights + LINE, STEP_BYTES)
-        multiply_tiles(1, 6)
+        add_first_half(x, np.int64(line_bytes), weights, (ahead, multiply_tiles))
     if span[0] <= old < span[1]:
         _scale_half(a, rows, (old, sums), (form, 0, group))
     if chunk < span[1] + (i == 0):
@@ -224,12 +217,7 @@ def _do_product(a: Any, at: Any, operands: Any, which: Any) -> None:
     if chunk < span[1]:
         zero(2)
         zero(3)
-        fetch_quarter(ahead, 2)
-        load(7, weights + 2 * LINE, STEP_BYTES)
-        multiply_tiles(2, 7)
-        fetch_quarter(ahead, 3)
-        load(5, weights + 3 * LINE, STEP_BYTES)
-        multiply_tiles(3, 5)
+        add_other_half(weights, (ahead, multiply_tiles))
     if span[0] <= old < span[1]:
         _scale_half(a, rows, (old, sums), (form, PANEL // 2, group))
     if chunk < span[1]:
@@ -269,7 +257,7 @@ def _scale(a: Any, at: Any, done: Any, form: Any) -> None:
     form: (of tiles, n, (the first output, behind the last), (group of the chunk, whether it is the last)).
     """
     (row, of_product), (chunk, sums), ((kind, way, _, n_lines, _), n, (begin, end), group) = at, done, form
-    partial = a[PARTIAL] + (row & MOST_ROWS - 1) * STEP_BYTES
+    partial = a[PARTIAL] + (row & TILE_ROWS - 1) * STEP_BYTES
     fields = a[SUMS] + (row * (a[N_IN] // CHUNK) + chunk * n) * FIELD_BYTES
     for first in range(begin, end, WIDTH):
         place = 0, fields, a[RECORDS], chunk, first, a[TOTALS] + row * STEP_BYTES, partial

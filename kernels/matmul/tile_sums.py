@@ -17,7 +17,7 @@ from slipstream.kernels.matmul.amx import configure, load, multiply, release, st
 from slipstream.kernels.matmul.formats import PANEL
 from slipstream.kernels.matmul.panel_sums import BY_PAIRS, add_steps, multiply_pairs
 
-MOST_ROWS = 16  # of a tile
+TILE_ROWS = 16  # at most
 # Rows up to which codes as bytes are multiplied sooner by the instruction for vectors than in tiles.
 VECTOR_ROWS = 4
 DEPTH = 32  # inputs of a tile
@@ -33,7 +33,7 @@ AHEAD = 2 * TILE_BYTES  # bytes between the weights in use and those that are be
 @inlined
 def begin(n_rows: int) -> None:
     """Shape the thread's tiles for so many rows."""
-    configure(max(min(n_rows, MOST_ROWS), 1), np.int64(DEPTH))
+    configure(max(min(n_rows, TILE_ROWS), 1), np.int64(DEPTH))
 
 
 @inlined
@@ -47,9 +47,9 @@ def add_by_tiles(rows: Any, weight: Any, totals: Any) -> None:
     """Add the products of 64 outputs to the totals, [n_rows, 64] float32; between `begin` and `end`."""
     x, n_rows, n_steps = rows
     n, row_bytes = n_steps // STEPS, n_steps * 4
-    whole, rest = n_rows // MOST_ROWS, n_rows % MOST_ROWS
+    whole, rest = n_rows // TILE_ROWS, n_rows % TILE_ROWS
     places = address_of(x), address_of(weight), address_of(totals)
-    visit = VISIT if n_rows > MOST_ROWS else max(n, 1)
+    visit = VISIT if n_rows > TILE_ROWS else max(n, 1)
     for first in range(0, n, visit):
         # Every 16 rows fetch a share of the next weights, so that memory is neither idle nor in a rush.
         for i in range(whole):
@@ -64,7 +64,7 @@ def add_by_tiles(rows: Any, weight: Any, totals: Any) -> None:
         lines = 0, (STEPS * 4 if whole == 0 else 0)
         _add_tile(_of_tile(places, whole, row_bytes), row_bytes, (0, n), (AHEAD, lines))
         if whole > 0:
-            configure(np.int64(MOST_ROWS), np.int64(DEPTH))
+            configure(np.int64(TILE_ROWS), np.int64(DEPTH))
     if n * STEPS < n_steps:
         add_steps(rows, weight, n * STEPS, (totals, multiply_pairs))
 
@@ -73,7 +73,7 @@ def add_by_tiles(rows: Any, weight: Any, totals: Any) -> None:
 def _of_tile(places: Any, i: int, row_bytes: int) -> Any:
     """Addresses of inputs, weights and totals of the tile's rows."""
     x, weight, totals = places
-    return x + i * MOST_ROWS * row_bytes, weight, totals + i * MOST_ROWS * STEP_BYTES
+    return x + i * TILE_ROWS * row_bytes, weight, totals + i * TILE_ROWS * STEP_BYTES
 
 
 @routine
@@ -97,19 +97,33 @@ def add_products(x: int, row_bytes: int, weights: int, fetch: Any) -> None:
 
     fetch: (where, (first, end)), lines of the cache to bring nearer meanwhile.
     """
+    add_first_half(x, row_bytes, weights, (fetch, multiply))
+    add_other_half(weights, (fetch, multiply))
+
+
+@inlined
+def add_first_half(x: int, row_bytes: int, weights: int, form: Any) -> None:
+    """The same of two tiles of weights. form: (fetch, what multiplies tiles)."""
+    fetch, multiply_tiles = form
     load(4, x, row_bytes)
     fetch_quarter(fetch, 0)
     load(5, weights, STEP_BYTES)
-    multiply(0, 5)
+    multiply_tiles(0, 5)
     fetch_quarter(fetch, 1)
     load(6, weights + LINE, STEP_BYTES)
-    multiply(1, 6)
+    multiply_tiles(1, 6)
+
+
+@inlined
+def add_other_half(weights: int, form: Any) -> None:
+    """The same of the other two, with the inputs that are in their tile."""
+    fetch, multiply_tiles = form
     fetch_quarter(fetch, 2)
     load(7, weights + 2 * LINE, STEP_BYTES)
-    multiply(2, 7)
+    multiply_tiles(2, 7)
     fetch_quarter(fetch, 3)
     load(5, weights + 3 * LINE, STEP_BYTES)
-    multiply(3, 5)
+    multiply_tiles(3, 5)
 
 
 @inlined

@@ -45,7 +45,6 @@ from slipstream.kernels.vector import BYTES, FLOATS, INTS, IS_WIDE, WIDTH, call_
 AHEAD = 4096  # bytes between the records in use and those that are being fetched
 MOST_ROWS = 8 if IS_WIDE else 4  # of a tile
 LAYS = not IS_WIDE  # what codes stand for is laid down for more than a tile of rows
-SUM_ROWS = 16  # of groups' sums in memory: those of AMX's tiles
 
 
 class Place(NamedTuple):

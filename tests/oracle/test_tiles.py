@@ -13,7 +13,7 @@ import torch
 from slipstream.kernels import compiled, cpu_features
 from slipstream.kernels.cpu_features import TILES, features, is_amd
 from slipstream.kernels.matmul import code_bytes, panels
-from slipstream.kernels.matmul.tile_sums import HAS_TILES, MOST_ROWS
+from slipstream.kernels.matmul.tile_sums import HAS_TILES, TILE_ROWS
 from tests.oracle.packed_products import group_sums, inputs, tiled_sums
 from tests.process import ROOT
 
@@ -43,11 +43,11 @@ def test_plain_weights_add_even_and_odd_inputs_apart() -> None:
     """32 inputs at a time, and those behind them two at a time, whatever rows are beside."""
     n_out, n_in = 16, 70
     weight = torch.randn(n_out, n_in, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    x, packed = inputs(2 * MOST_ROWS + 5, n_in, torch.bfloat16), panels.pack(weight)
+    x, packed = inputs(2 * TILE_ROWS + 5, n_in, torch.bfloat16), panels.pack(weight)
     found = panels.linear(x, packed, torch.float32)  # [37, 16]
-    for n in (1, MOST_ROWS, MOST_ROWS + 1, 2 * MOST_ROWS):
+    for n in (1, TILE_ROWS, TILE_ROWS + 1, 2 * TILE_ROWS):
         assert torch.equal(panels.linear(x[-n:], packed, torch.float32), found[-n:]), n
-    for row in (0, MOST_ROWS, 2 * MOST_ROWS + 4):
+    for row in (0, TILE_ROWS, 2 * TILE_ROWS + 4):
         total, wide, turned = torch.zeros(n_out), x[row].float(), weight.t().float().contiguous()  # [70, 16]
         for begin in (0, 32):
             part = turned[begin:].data_ptr()
