@@ -6,6 +6,7 @@ dimensions and over positions in ascending order, one fused multiply-add at a ti
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels import threads
-from slipstream.kernels.attention import walk
+from slipstream.kernels.attention import by_tiles, walk
+from slipstream.kernels.attention.by_tiles import BY_TILES
+from slipstream.kernels.attention.by_vectors import BY_VECTORS
 from slipstream.kernels.attention.spans import Spans, check_sinks, check_wholes, check_widths, check_window
 from slipstream.kernels.attention.walk import ITEM_ROWS
 from slipstream.kernels.compiled import (
@@ -55,6 +58,7 @@ def attention(
         raise ValueError(f"attention takes even widths of heads, not {d_head} and {d_value}")
     if not spans.span_starts.dtype == spans.n_past.dtype == spans.page_table.dtype == torch.int32:
         raise ValueError("span_starts, n_past and page_table are int32")
+    in_tiles = q.dtype == keys.dtype == torch.bfloat16 and by_tiles.takes(d_head, d_value, keys.shape[2])
     out = torch.empty((n_rows, n_heads * d_value), dtype=q.dtype)
     _run(
         (
@@ -65,7 +69,7 @@ def attention(
         (spans.span_starts.data_ptr(), spans.n_past.data_ptr(), spans.page_table.data_ptr()),
         (*spans.page_table.shape, n_heads, *keys.shape[1:], d_value, window or walk.NO_WINDOW),
         scale,
-        _task[q.dtype, keys.dtype],
+        _tile_task() if in_tiles else _task[q.dtype, keys.dtype],
         threads.available(),
     )
     return out
@@ -104,14 +108,17 @@ def _items_of(a: Any, n_rows: int) -> int:
 
 
 @inlined
-def _take_items(a: Any, stores: Any, out: Any) -> None:
+def _take_items(a: Any, stores: Any, out: Any, way: Any) -> None:
     """Do items until none is left. a: the arguments; the typed pointers: stores (q, keys, values) and out."""
+    filling, scratch, start, attend, end = way
     starts, n_kv, group = int_pointer(a[walk.STARTS]), a[walk.N_KV], a[walk.N_HEADS] // a[walk.N_KV]
     n_slots = 0
     for i in range(a[walk.N_SPANS]):
         n_rows = starts[i + 1] - starts[i]
-        n_slots = max(n_slots, (min(n_rows, ITEM_ROWS) * group + 1) * walk.heads_per_item(a, n_rows))
-    floats, longs, memory = walk.scratch(n_slots, a[walk.D_HEAD], a[walk.D_VALUE])
+        n_slots = max(
+            n_slots, walk.slots_of(min(n_rows, ITEM_ROWS) * group, filling) * walk.heads_per_item(a, n_rows)
+        )
+    floats, longs, memory = scratch(n_slots, a[walk.D_HEAD], a[walk.D_VALUE])
     item = fetch_add(shifted(a, walk.NEXT), 1)
     before = span = 0  # items of the spans before `span`
     while item < a[walk.N_ITEMS]:
@@ -122,12 +129,14 @@ def _take_items(a: Any, stores: Any, out: Any) -> None:
             span += 1
             continue
         heads = walk.heads_per_item(a, n_rows)
-        n_parts = (n_kv + heads - 1) // heads
-        begin = starts[span] + (item - before) // n_parts * ITEM_ROWS
-        head = (item - before) % n_parts * heads
+        # A head's rows one after the other, so that its keys and values stay in a cache; the last see most.
+        n_parts = (n_rows + ITEM_ROWS - 1) // ITEM_ROWS
+        begin = starts[span] + (n_here - 1 - item + before) % n_parts * ITEM_ROWS
+        head = (item - before) // n_parts * heads
         rows = span, begin, min(begin + ITEM_ROWS, starts[span + 1]), head, min(head + heads, n_kv)
-        walk.attend_item(a, rows, stores, out, memory)
+        walk.attend_item(a, rows, stores, out, (memory, filling, start, attend))
         item = fetch_add(shifted(a, walk.NEXT), 1)
+    end()
     floats[0], longs[0] = 0, 0  # keeps the memory alive until here
 
 
@@ -138,6 +147,20 @@ def _task(kind: Any, stored_kind: Any) -> int:
     def items(address: int) -> None:
         a = long_pointer(address)
         keys, values = pointer(a[walk.KEYS], stored_kind), pointer(a[walk.VALUES], stored_kind)
-        _take_items(a, (pointer(a[walk.Q], kind), keys, values), pointer(a[walk.OUT], kind))
+        _take_items(a, (pointer(a[walk.Q], kind), keys, values), pointer(a[walk.OUT], kind), BY_VECTORS)
 
     return threads.compile_task(items)
+
+
+@functools.cache
+def _tile_task() -> int:
+    """The same of bfloat16 in tiles."""
+
+    def items_in_tiles(address: int) -> None:
+        a = long_pointer(address)
+        keys, values = pointer(a[walk.KEYS], np.uint16), pointer(a[walk.VALUES], np.uint16)
+        _take_items(
+            a, (pointer(a[walk.Q], np.uint16), keys, values), pointer(a[walk.OUT], np.uint16), BY_TILES
+        )
+
+    return threads.compile_task(items_in_tiles)

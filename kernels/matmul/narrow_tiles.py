@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.kernels import threads
-from slipstream.kernels.compiled import inlined, long_pointer
-from slipstream.kernels.matmul.amx import (
+from slipstream.kernels.amx import (
     configure,
     multiply,
     multiply_signed,
@@ -28,6 +27,7 @@ from slipstream.kernels.matmul.amx import (
     store,
     zero,
 )
+from slipstream.kernels.compiled import inlined, long_pointer
 from slipstream.kernels.matmul.arrange import FIELD_BYTES, N_IN, N_ROWS, ROUNDED, SUMS, TILES, X, tile_rows
 from slipstream.kernels.matmul.block_steps import group_of, laid_bytes, lay_chunk, scale_group
 from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_SIGNED, OF_TILES, OF_UNITS, PANEL

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.kernels.amx import configure, load, multiply, release, store
 from slipstream.kernels.compiled import address_of, fetch_once, inlined, routine
 from slipstream.kernels.cpu_features import TILES, features
-from slipstream.kernels.matmul.amx import configure, load, multiply, release, store
 from slipstream.kernels.matmul.formats import PANEL
 from slipstream.kernels.matmul.panel_sums import BY_PAIRS, add_steps, multiply_pairs
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PAGE_SIZE = 16
+PAGE_SIZE = 64  # as the engine has it
 
 
 class Inputs:

@@ -1,4 +1,4 @@
-"""AMX's tiles in memory, for CPUs without them: a plugin of pytest that puts them in place of `kernels/matmul/amx.py`.
+"""AMX's tiles in memory, for CPUs without them: a plugin of pytest that puts them in place of `kernels/amx.py`.
 
     NUMBA_CACHE_DIR=/tmp/emulated python -m pytest -p tests.emulator.amx tests/oracle/test_kernels_width.py
 
@@ -15,7 +15,8 @@ from llvmlite import ir
 
 from slipstream.kernels import cpu_features
 from slipstream.kernels.compiled import emits, float_pointer, int_pointer, pointer, routine
-from slipstream.kernels.vector import VECTOR, _first_half, _second_half, fma, load, splat, store
+from slipstream.kernels.pairs import _first_half, _second_half
+from slipstream.kernels.vector import VECTOR, fma, load, splat, store
 
 ROWS, INPUTS, N_TILES = 16, 4, 8
 WORDS = 16  # of a row: 64 bytes
@@ -105,7 +106,7 @@ def multiply_signed(sums: int, weights: int) -> None:
 def _take_the_place() -> None:
     there = cpu_features.features()
     cpu_features.features = lambda: there | cpu_features.TILES  # type: ignore[assignment]
-    from slipstream.kernels.matmul import amx
+    from slipstream.kernels import amx
 
     for name, function in (
         ("configure", configure),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -263,7 +263,15 @@ def test_norm_rope_write_of_values_narrower_than_keys(
 @each_case
 @pytest.mark.parametrize(
     ("d_head", "n_heads", "n_kv", "page_size"),
-    [(2, 1, 1, 8), (16, 4, 2, 8), (24, 3, 3, 16), (64, 4, 1, 64), (80, 6, 2, 16), (256, 2, 2, 128)],
+    [
+        (2, 1, 1, 8),
+        (16, 4, 2, 8),
+        (24, 3, 3, 16),
+        (64, 4, 1, 64),
+        (64, 21, 3, 64),
+        (80, 6, 2, 16),
+        (256, 2, 2, 128),
+    ],
 )
 def test_attention(
     chosen: None, dtype: torch.dtype, d_head: int, n_heads: int, n_kv: int, page_size: int
@@ -273,7 +281,7 @@ def test_attention(
 
 @each_case
 @pytest.mark.parametrize("window", [1, 2, 16, 63, 64, 65, 130])
-@pytest.mark.parametrize("shape", [(16, 4, 2, 8), (24, 3, 3, 16), (40, 3, 1, 64)], ids=str)
+@pytest.mark.parametrize("shape", [(16, 4, 2, 8), (24, 3, 3, 16), (40, 3, 1, 64), (64, 3, 1, 64)], ids=str)
 def test_attention_in_a_window(
     chosen: None, dtype: torch.dtype, shape: tuple[int, int, int, int], window: int
 ) -> None:
@@ -282,7 +290,7 @@ def test_attention_in_a_window(
 
 @each_case
 @pytest.mark.parametrize("window", [None, 1, 65])
-@pytest.mark.parametrize("shape", [(16, 4, 2, 8), (80, 6, 2, 16)], ids=str)
+@pytest.mark.parametrize("shape", [(16, 4, 2, 8), (80, 6, 2, 16), (64, 6, 2, 64)], ids=str)
 def test_attention_with_sinks(
     chosen: None, dtype: torch.dtype, shape: tuple[int, int, int, int], window: int | None
 ) -> None:
@@ -351,6 +359,34 @@ def check_attention(
     assert_near(attention(q, keys, values, spans, 0.3, window, sinks), meant.flatten(1), dtype)
 
 
+@each_case
+@pytest.mark.parametrize(("page_size", "d_head"), [(16, 32), (64, 64)])
+def test_attention_to_scores_that_rise(
+    chosen: None, implementation: str, dtype: torch.dtype, page_size: int, d_head: int
+) -> None:
+    """Every block of positions outweighs all before it, for every second row; the others look for something else."""
+    n_rows, n_past, n_heads = 20, 310, 2
+    spans = make_spans([n_rows], [n_past], page_size)
+    q = random(n_rows, n_heads, d_head, dtype=dtype)
+    keys, values = (random(spans.n_pages, 1, page_size, d_head, dtype=dtype, seed=seed) for seed in (1, 2))
+    places = torch.arange(n_past + n_rows)
+    pages, offsets = spans.page_table[0, places // page_size].long(), places % page_size
+    keys[pages, 0, offsets, 0] = (places * 0.0625).to(dtype)
+    q[:, :, 0] = torch.tensor([0.0, 2.0]).repeat(n_rows // 2)[:, None].to(dtype)
+    k, v = (store[pages, 0, offsets].double() for store in (keys, values))
+    meant = torch.empty(n_rows, n_heads, d_head, dtype=torch.float64)
+    for row, head in itertools.product(range(n_rows), range(n_heads)):
+        end = n_past + row + 1
+        meant[row, head] = (k[:end] @ q[row, head].double() * 0.3).softmax(0) @ v[:end]
+    found = attention(q, keys, values, spans, 0.3)
+    assert_near(found, meant.flatten(1), dtype)
+    for row in range(n_rows if implementation == "cpu" else 0):
+        alone = replace(
+            spans, span_starts=torch.tensor([0, 1]).int(), n_past=torch.tensor([n_past + row]).int()
+        )
+        assert torch.equal(attention(q[row : row + 1], keys, values, alone, 0.3)[0], found[row])
+
+
 @pytest.mark.parametrize("implementation", ["reference", "cpu"])
 def test_a_window_has_at_least_one_position(chosen: None) -> None:
     spans, one = make_spans([1], [0], 8), torch.zeros(3, 1, 8, 4)
@@ -390,27 +426,32 @@ def poison(store: Tensor, spans: Spans, lengths: list[int], past: list[int], fir
 
 
 @pytest.mark.parametrize("dtype", FAST, ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize(("n_heads", "window"), [(2, None), (2, 2), (1, 1), (1, 3)])
+@pytest.mark.parametrize(("n_heads", "window"), [(2, None), (2, 2), (1, 1), (1, 3), (3, None), (3, 4)])
+@pytest.mark.parametrize(("page_size", "d_head"), [(16, 32), (64, 64)])
 def test_a_nan_reaches_the_rows_that_see_it_and_no_other(
-    dtype: torch.dtype, n_heads: int, window: int | None
+    dtype: torch.dtype, n_heads: int, window: int | None, page_size: int, d_head: int
 ) -> None:
-    last = 6 if window is None else 2 + window
-    spans = make_spans([6, 2], [62, 3], 16)
-    q = random(8, n_heads, 32, dtype=dtype)
-    for name in ("q", "keys", "values"):
-        keys, values = (random(spans.n_pages, 1, 16, 32, dtype=dtype, seed=seed) for seed in (1, 2))
-        bad = q.clone()
-        if name == "q":
-            bad[2, 0, 5] = float("nan")
-        else:
-            {"keys": keys, "values": values}[name][spans.row_pages[2], 0, spans.row_offsets[2], 5] = float(
-                "nan"
-            )
-        with kernels.use("cpu", "attention"):
-            found = attention(bad, keys, values, spans, 1.0, window).isnan().any(1).tolist()
-        assert found == ([r == 2 for r in range(8)] if name == "q" else [2 <= r < last for r in range(8)]), (
-            name
-        )
+    """One among values reaches its column, and perhaps that which shares a word with it; all else keeps its bits."""
+    last = 6 if window is None else min(6, 2 + window)
+    spans, nan = make_spans([6, 2], [62, 3], page_size), float("nan")
+    shape = spans.n_pages, 1, page_size, d_head
+    q = random(8, n_heads, d_head, dtype=dtype)
+    keys, values = (random(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
+    with kernels.use("cpu", "attention"):
+        clean = attention(q, keys, values, spans, 1.0, window)
+        for name in ("q", "keys", "values"):
+            tensors = {"q": q.clone(), "keys": keys.clone(), "values": values.clone()}
+            place = (2, 0, 5) if name == "q" else (spans.row_pages[2], 0, spans.row_offsets[2], 5)
+            tensors[name][place] = nan
+            found = attention(*tensors.values(), spans, 1.0, window)
+            meant = clean.clone().view(8, n_heads, d_head)
+            reached = meant[2, :1] if name == "q" else meant[2:last]
+            if name == "values":
+                reached[..., 5] = nan
+                reached[..., 4] = found.view_as(meant)[2:last, :, 4]
+            else:
+                reached[:] = nan
+            torch.testing.assert_close(found, meant.flatten(1), rtol=0, atol=0, equal_nan=True)
 
 
 @each_case

@@ -18,9 +18,10 @@ from tests.oracle.test_kernels import SHARE, Spans, random
 FP8 = torch.float8_e4m3fn
 NEAR = SHARE | {torch.float16: 1e-3}
 # n_heads, n_kv_heads, page_size, d_head, d_value
-SHAPES = [(4, 2, 16, 32, 32), (3, 3, 8, 40, 40), (5, 1, 64, 70, 16)]
+SHAPES = [(4, 2, 16, 32, 32), (3, 3, 8, 40, 40), (5, 1, 64, 70, 16), (6, 2, 64, 64, 64)]
 WINDOWS = [None, 1, 5, 37, 64, 100]
 each_pass = pytest.mark.parametrize("case", PASSES, ids=["short", "long", "begun", "ahead"])
+each_page_size = pytest.mark.parametrize("page_size", [16, 64])
 each_window = pytest.mark.parametrize("window", WINDOWS)
 pytestmark = pytest.mark.sampled(keep=8)
 each_fast_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -103,14 +104,15 @@ def test_a_row_has_the_bits_of_a_plain_row_that_sees_as_much(
 @pytest.mark.parametrize("implementation", ["cpu"])
 @each_fast_dtype
 @each_window
+@each_page_size
 @each_pass
 def test_rows_that_belong_to_no_image_have_the_bits_of_a_plain_pass(
-    chosen: None, dtype: torch.dtype, case: Pictured, window: int | None
+    chosen: None, dtype: torch.dtype, case: Pictured, page_size: int, window: int | None
 ) -> None:
-    q, stores, spans = prepared(case, (4, 2, 16, 64, 64), dtype)
+    q, stores, spans = prepared(case, (4, 2, page_size, 64, 64), dtype)
     mixed = run(q, stores, spans, window)
     plain = run(q, stores, replace(spans, wholes=None), window)
-    none = replace(case, images=[[] for _ in case.images]).spans(16)
+    none = replace(case, images=[[] for _ in case.images]).spans(page_size)
     assert torch.equal(run(q, stores, none, window), plain)
     belongs = torch.tensor([any(b <= p < e for b, e in case.images[i]) for i, p in case.places()])
     sees_more = torch.tensor(
@@ -126,15 +128,16 @@ def test_rows_that_belong_to_no_image_have_the_bits_of_a_plain_pass(
 @pytest.mark.parametrize("implementation", ["cpu"])
 @each_fast_dtype
 @each_window
-def test_no_cut_changes_a_bit(chosen: None, dtype: torch.dtype, window: int | None) -> None:
+@each_page_size
+def test_no_cut_changes_a_bit(chosen: None, dtype: torch.dtype, page_size: int, window: int | None) -> None:
     """A prompt with two images cut before, within and behind them, all of it in the pages."""
     images = [(20, 110), (111, 130)]
     prompt = Pictured([150], [0], [images])
-    q, stores, spans = prepared(prompt, (4, 2, 16, 64, 64), dtype)
+    q, stores, spans = prepared(prompt, (4, 2, page_size, 64, 64), dtype)
     whole = run(q, stores, spans, window)
     for first, end in itertools.combinations((0, 3, 20, 50, 64, 109, 110, 111, 129, 130, 150), 2):
         seen = [image for image in images if image[1] > first and image[0] < end]
-        part = Pictured([end - first], [first], [seen]).spans(16)
+        part = Pictured([end - first], [first], [seen]).spans(page_size)
         part = replace(part, page_table=spans.page_table)
         assert torch.equal(run(q[first:end], stores, part, window), whole[first:end]), (first, end)
 

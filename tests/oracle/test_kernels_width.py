@@ -169,7 +169,9 @@ def attend(
 @pytest.mark.sampled(keep=24)
 @each_fast_dtype
 @pytest.mark.parametrize(
-    "shape", [(4, 2, 64, 16, 64), (3, 3, 40, 8, 40), (5, 1, 16, 64, 16), (6, 2, 48, 16, 32)], ids=str
+    "shape",
+    [(4, 2, 64, 16, 64), (3, 3, 40, 8, 40), (5, 1, 16, 64, 16), (6, 2, 48, 16, 32), (6, 2, 64, 64, 64)],
+    ids=str,
 )
 @pytest.mark.parametrize("window", [None, 1, 37, 64, 100])
 @pytest.mark.parametrize("sunk", [False, True], ids=["no-sinks", "sinks"])

@@ -26,13 +26,30 @@ CASES = [
     f"{SCALED}[fp8 by rows-tiles-1]",
     "tests/oracle/test_tiles.py::test_plain_weights_add_even_and_odd_inputs_apart",
 ]
+ATTENTION = [
+    "tests/oracle/test_kernels.py::test_attention[64-21-3-64-cpu-bfloat16]",
+    "tests/oracle/test_kernels.py::test_a_nan_reaches_the_rows_that_see_it_and_no_other[64-64-3-4-bfloat16]",
+    "tests/oracle/test_kernels_width.py::test_attention[one-thread-sinks-64-(6, 2, 64, 64, 64)-bfloat16]",
+]
 
 
 @pytest.mark.skipif(HAS_TILES, reason="the same tests run in this CPU's own tiles")
-@pytest.mark.skipif(not code_bytes.HAS_VNNI, reason="fewer rows are left to VNNI, which this CPU has not")
-def test_emulated_tiles_give_what_products_are_defined_as(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(
+            CASES,
+            marks=pytest.mark.skipif(
+                not code_bytes.HAS_VNNI, reason="fewer rows are left to VNNI, which this CPU has not"
+            ),
+        ),
+        ATTENTION,
+    ],
+    ids=["products", "attention"],
+)
+def test_emulated_tiles_give_what_operators_are_defined_as(cases: list[str], tmp_path: Path) -> None:
     environ = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, "-m", "pytest", "-rs", "--whole", "-p", "tests.emulator.amx", *CASES]
+    program = [sys.executable, "-m", "pytest", "-rs", "--whole", "-p", "tests.emulator.amx", *cases]
     made = subprocess.run(program, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stdout[-3000:] + made.stderr[-1000:]
     assert "SKIPPED" not in made.stdout

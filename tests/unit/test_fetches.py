@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from slipstream.kernels.attention import walk
+from slipstream.kernels.attention import by_vectors
 from slipstream.kernels.matmul import narrow, unpack
 from slipstream.kernels.matmul.block_steps import add_chunk, columns_of
 from slipstream.kernels.matmul.formats import CHUNK, LAYOUTS, PANEL
@@ -50,7 +50,7 @@ def test_a_chunk_fetches_each_line_once(kind: str, n_rows: int, monkeypatch: pyt
 
 @pytest.mark.parametrize(("d_head", "d_value"), [(128, 128), (256, 256), (64, 64), (192, 128), (80, 80)])
 def test_values_bring_all_of_the_next_keys(d_head: int, d_value: int) -> None:
-    keys_of, wide = walk._keys_of.py_func, d_value - d_value % walk.GATHERED
-    parts = [keys_of("keys", d_head, column, wide) for column in range(0, wide, walk.GATHERED)]
+    keys_of, wide = by_vectors._keys_of.py_func, d_value - d_value % by_vectors.GATHERED
+    parts = [keys_of("keys", d_head, column, wide) for column in range(0, wide, by_vectors.GATHERED)]
     assert [one for _, first, end in parts for one in range(first, end)] == list(range(d_head))
     assert keys_of(None, d_head, 0, wide) is None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.kernels.attention.walk import BLOCK, LEAST
 from slipstream.kernels.chunk import CHUNK, load_high, load_high_part, load_low, load_low_part, sum_rows
 from slipstream.kernels.compiled import address_of, inlined, pointer_like, prefetch, shifted
 from slipstream.kernels.exponential import exp
@@ -23,11 +24,7 @@ from slipstream.kernels.vector import (
     splat,
     store,
     store_four,
-    sum_lanes,
 )
-
-BLOCK = 64  # positions of a block: four vectors of scores
-LEAST = np.float32(-np.inf)
 
 
 @inlined
@@ -121,38 +118,39 @@ def score(queries: Any, stride: int, rows: Any, d_head: int, out: Any, following
 
 
 @inlined
-def _only(seen: Any, place: int, value: Any, otherwise: Any) -> Any:
+def only(seen: Any, place: int, value: Any, otherwise: Any) -> Any:
     """`value` in the lanes of positions seen, (first, end); `otherwise` in the rest. Lane 0 is position `place`."""
     ended = keep_below(seen[1] - place, value, otherwise)
     return keep_below(seen[0] - place, otherwise, ended)
 
 
 @inlined
-def soften(sums: Any, seen: Any, state: Any, weights: Any) -> Any:
+def soften(products: Any, seen: Any, state: Any, weights: Any) -> Any:
     """weights[position] = exp(score - largest so far) for the positions seen of 64, 0 for the rest.
 
-    sums: [64, 16], a score is the sum of its 16. seen: (first, end), at least one. state: [2] float32, the largest
-    score and the sum of weights so far; brought up to date. Returns the factor that what was gathered before must
-    be multiplied by.
+    products: [64, 16], a score is the sum of its 16. seen: (first, end), at least one. state: (pointers to the largest
+    score so far, and to 16 sums that together are that of weights so far), brought up to date. Returns the factor that
+    what was gathered before must be multiplied by.
     """
     nothing = splat(LEAST)
-    s0 = _only(seen, 0, sum_rows(sums, 0), nothing)
-    s1 = _only(seen, 16, sum_rows(sums, 256), nothing)
-    s2 = _only(seen, 32, sum_rows(sums, 512), nothing)
-    s3 = _only(seen, 48, sum_rows(sums, 768), nothing)
-    before = state[0]
+    s0 = only(seen, 0, sum_rows(products, 0), nothing)
+    s1 = only(seen, 16, sum_rows(products, 256), nothing)
+    s2 = only(seen, 32, sum_rows(products, 512), nothing)
+    s3 = only(seen, 48, sum_rows(products, 768), nothing)
+    most, sums = state
+    before = most[0]
     largest = max_lanes(larger(larger(s0, s1), larger(s2, s3)))
     if before > largest:
         largest = before
     at, zero = splat(largest), splat(np.float32(0))
-    p0 = _only(seen, 0, exp(s0 - at), zero)
-    p1 = _only(seen, 16, exp(s1 - at), zero)
-    p2 = _only(seen, 32, exp(s2 - at), zero)
-    p3 = _only(seen, 48, exp(s3 - at), zero)
+    p0 = only(seen, 0, exp(s0 - at), zero)
+    p1 = only(seen, 16, exp(s1 - at), zero)
+    p2 = only(seen, 32, exp(s2 - at), zero)
+    p3 = only(seen, 48, exp(s3 - at), zero)
     store_four(weights, 0, (p0, p1, p2, p3))
     factor = exp(splat(before) - at)
-    state[0] = largest
-    state[1] = sum_lanes(fma(splat(state[1]), keep_below(1, factor, zero), (p0 + p1) + (p2 + p3)))
+    most[0] = largest
+    store(sums, 0, fma(load(sums, 0), factor, (p0 + p1) + (p2 + p3)))
     return factor
 
 
