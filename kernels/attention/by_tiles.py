@@ -166,7 +166,11 @@ def attend(a: Any, place: Any, lanes: Any, stores: Any, memory: Any) -> None:
         slot = first_slot + lane
         _score(shifted(queries, slot * (d_head // 2)), (keys, own[1], d_head), scores, beside_scores)
         if lane == first_lane and (partly or own[0] > 0 or own[1] < BLOCK):
-            finite, used = _copy(values, (own, d_value), memory), address_of(memory[7])
+            finite = _is_finite(values, own[1], d_value)
+            if not finite:  # perhaps in places that nobody sees
+                used = address_of(memory[7])
+                _copy(values, (own, d_value), memory[7])
+                finite = _is_finite(used, own[1], d_value)
         _soften(a, (slot, lane, n_rows * group), rows, memory, beside_weights)
         if finite:
             total = shifted(totals, slot * d_value)
@@ -233,23 +237,26 @@ def _score(queries: Any, keys: Any, scores: Any, beside: Any) -> None:
 
 
 @routine
-def _copy(values: int, form: Any, memory: Any) -> bool:
-    """Copy a block's values, with 0 for positions outside `own`; returns whether all are finite.
+def _is_finite(values: int, n: int, d_value: int) -> bool:
+    """Whether all values of n positions at that address are finite, and those up to the end of their tile."""
+    words = float_pointer(values)
+    sizes = splat(np.float32(0))
+    for at in range(0, (n + LANES - 1) // LANES * LANES * (d_value // 2), 16):
+        sizes = largest_halves(sizes, load_floats(words, at))
+    return all_finite(sizes)
 
-    values: address. form: (own, d_value).
-    """
+
+@routine
+def _copy(values: int, form: Any, target: Any) -> None:
+    """Copy a block's values, with 0 for positions outside `own`. values: address. form: (own, d_value)."""
     own, d_value = form
-    copied, none = memory[7], splat(np.float32(0))
-    sizes = none
     for position in range((own[1] + LANES - 1) // LANES * LANES):
         row = float_pointer(values + position * d_value * 2)
         for d in range(0, d_value // 2, 16):
-            x = none
+            x = splat(np.float32(0))
             if own[0] <= position < own[1]:
                 x = load_floats(row, d)
-            sizes = largest_halves(sizes, x)
-            store_floats(copied, position * (d_value // 2) + d, x)
-    return all_finite(sizes)
+            store_floats(target, position * (d_value // 2) + d, x)
 
 
 @routine
@@ -349,15 +356,15 @@ def _gather_each(a: Any, tile: Any, rows: Any, values: int, memory: Any) -> None
     """The same for a block of which some rows do not see values that are not finite: each lane by what it sees."""
     slot, first_lane, end_lane = tile
     first_row, end_row, block = rows
-    weights, copied, spare = shifted(memory[6], slot * WORDS), address_of(memory[7]), memory[8]
+    weights, copied, spare = shifted(memory[6], slot * WORDS), memory[7], memory[8]
     group, d_value = a[N_HEADS] // a[N_KV], a[D_VALUE]
     total = shifted(memory[1], slot * d_value)
     for lane in range(min(end_lane - first_lane, LANES)):
         row = (first_lane + lane) // group
         if first_row <= row < end_row:
             own = of_block(memory[4], row, block)
-            _copy(values, (own, d_value), memory)
-            _gather(weights, (copied, own[1], d_value), (total, spare), (NOTHING, NOTHING))
+            _copy(values, (own, d_value), copied)
+            _gather(weights, (address_of(copied), own[1], d_value), (total, spare), (NOTHING, NOTHING))
             for d in range(lane * d_value, (lane + 1) * d_value, 16):
                 store_floats(total, d, load_floats(spare, d))
 
