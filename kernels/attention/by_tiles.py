@@ -158,8 +158,9 @@ def attend(a: Any, place: Any, lanes: Any, stores: Any, memory: Any) -> None:
         (keys_next, n_next * d_head // (LINE // 2)),
         (values_next, n_next * d_value // (LINE // 2) // 4),
     )
-    # Whether some row does not see all that others see of it.
+    # Whether some row does not see all that others see of it, or, as before an image, nothing.
     partly = seen[2 * (end_row - 1)] > block + own[0] or seen[2 * first_row + 1] < block + own[1]
+    partly = partly or end_row - first_row < n_rows
     finite, used = True, values
     first_lane = first_row * group // LANES * LANES
     for lane in range(first_lane, end_row * group, LANES):

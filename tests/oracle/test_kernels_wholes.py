@@ -127,6 +127,21 @@ def test_rows_that_belong_to_no_image_have_the_bits_of_a_plain_pass(
 
 @pytest.mark.parametrize("implementation", ["cpu"])
 @each_fast_dtype
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_nan_of_an_image_reaches_no_row_outside(
+    chosen: None, dtype: torch.dtype, window: int | None
+) -> None:
+    """Its rows see a block of 64 positions whole, those before it nothing of it."""
+    case = Pictured([80], [60], [[(64, 128)]])
+    q, (keys, values), spans = prepared(case, (2, 1, 64, 64, 64), dtype)
+    values[spans.row_pages[40], 0, spans.row_offsets[40]] = float("nan")
+    reached = run(q, (keys, values), spans, window).isnan().flatten(1).any(1)
+    sees = [bool(mask[100]) for mask in case.seen(window)]
+    assert reached.tolist() == sees
+
+
+@pytest.mark.parametrize("implementation", ["cpu"])
+@each_fast_dtype
 @each_window
 @each_page_size
 def test_no_cut_changes_a_bit(chosen: None, dtype: torch.dtype, page_size: int, window: int | None) -> None:
