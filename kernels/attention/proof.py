@@ -11,7 +11,9 @@ from torch import Tensor
 
 from slipstream.kernels.attention.op import attention
 from slipstream.kernels.proof.case import N_ROWS, Make, Rows
-from slipstream.kernels.proof.inputs import PAGE_SIZE, Inputs, PagedRows, Sequences
+from slipstream.kernels.proof.inputs import Inputs, PagedRows, Sequences
+
+PAGE_SIZE = 64  # as the engine has it: how attention is computed may depend on it
 
 
 def of_attention(
@@ -28,7 +30,7 @@ def of_attention(
     """heads: query heads, K/V heads, d_head. d_value: None for d_head. coded: keys and values in float8.
     sunk: with sinks. images: that rows belong to, (begin, end) in rows, of which the first may be before row 0."""
     n_heads, n_kv, d = heads
-    every = Sequences([n_past + N_ROWS, n_past + 300, 90], inputs.device)
+    every = Sequences([n_past + N_ROWS, n_past + 300, 90], inputs.device, PAGE_SIZE)
     shape = every.n_pages, n_kv, PAGE_SIZE
     keys, values = (
         inputs.put(_stored(torch.randn((*shape, width), generator=inputs.g), coded=coded))

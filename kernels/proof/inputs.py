@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PAGE_SIZE = 64  # as the engine has it
+PAGE_SIZE = 16
 
 
 class Inputs:
@@ -55,15 +55,15 @@ class PagedRows:
 class Sequences:
     """Sequences on pages in no order, of which passes read spans."""
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+    def __init__(self, lengths: Sequence[int], device: torch.device, page_size: int = PAGE_SIZE) -> None:
         """lengths: most tokens of each sequence."""
-        needed = [-(-n // PAGE_SIZE) for n in lengths]
+        needed = [-(-n // page_size) for n in lengths]
         self.n_pages = sum(needed)
         shuffled = torch.randperm(self.n_pages, generator=torch.Generator().manual_seed(3)).int()
         self._table = torch.zeros(len(lengths), max(needed), dtype=torch.int32)  # [n_sequences, n_pages_max]
         for i, start in enumerate(itertools.accumulate(needed[:-1], initial=0)):
             self._table[i, : needed[i]] = shuffled[start : start + needed[i]]
-        self._device = device
+        self._device, self._page_size = device, page_size
 
     def spans(self, lengths: Sequence[int], past: Sequence[int], owners: Sequence[int]) -> PagedRows:
         """lengths[i] rows of sequence owners[i] from position past[i] on."""
@@ -76,8 +76,8 @@ class Sequences:
             n_past=torch.tensor(past, dtype=torch.int32),
             page_table=self._table[list(owners)],
             positions=positions,
-            row_pages=self._table[owner, positions // PAGE_SIZE].long(),
-            row_offsets=positions % PAGE_SIZE,
+            row_pages=self._table[owner, positions // self._page_size].long(),
+            row_offsets=positions % self._page_size,
         )
         return PagedRows(*(getattr(parts, name).to(self._device) for name in PagedRows.__slots__[:-1]))
 
