@@ -156,8 +156,8 @@ def start(a: Any, item: Any, stores: Any, place: Any) -> None:
     n_lanes = (end - begin) * group
     slot = 0
     for head in range(head_begin, head_end):
-        for place in range(n_lanes + 1):
-            lane = min(place, n_lanes - 1)
+        for i in range(n_lanes + 1):
+            lane = min(i, n_lanes - 1)
             row = shifted(q, ((begin + lane // group) * a[N_HEADS] + head * group + lane % group) * d_head)
             for d in range(0, d_head, CHUNK):
                 at = slot * q_pad + d

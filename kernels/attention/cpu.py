@@ -1,7 +1,7 @@
 """Attention on CPU: pages are walked in compiled code, a block of 64 positions at a time.
 
 A row's arithmetic is the same whatever is computed beside it: blocks lie at fixed positions, sums run over
-dimensions and over positions in ascending order, one fused multiply-add at a time.
+dimensions and over positions in ascending order, one fused multiply-add at a time, or in the order of AMX's tiles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Words of two bfloat16, for products in tiles: joined from two rows, halved, turned from rows into columns."""
+"""Words of two bfloat16, for attention in tiles: rounded weights, values that are not finite, columns made rows."""
 
 from __future__ import annotations
 
@@ -90,9 +90,8 @@ def turn(builder: ir.IRBuilder, source: Any, stride: Any, target: Any, target_st
         for h in range(2):
             fours[i + 2 * h], fours[i + 2 * h + 1] = both(pairs[i + h], pairs[i + 2 + h], _unpacked(2))
     for c in range(4):
-        a = both(
-            fours[c], fours[4 + c], (_EVEN_QUARTERS, _ODD_QUARTERS)
-        )  # quarters 0, 2 and 1, 3 of rows 0 … 7
+        # Quarters 0, 2 and 1, 3 of rows 0 … 7, then of the others.
+        a = both(fours[c], fours[4 + c], (_EVEN_QUARTERS, _ODD_QUARTERS))
         b = both(fours[8 + c], fours[12 + c], (_EVEN_QUARTERS, _ODD_QUARTERS))
         for odd in range(2):
             for high, column in enumerate(both(a[odd], b[odd], (_EVEN_QUARTERS, _ODD_QUARTERS))):
