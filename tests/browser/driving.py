@@ -74,9 +74,14 @@ def prompts(server: Served) -> list[list[tuple[str, str]]]:
     ]
 
 
+def wait_for_paint(page: Any, *names: str) -> None:
+    """Wait until text lies in these custom highlights: a busy browser says late what is in sight."""
+    page.wait_for_function("names => names.every(name => CSS.highlights.get(name)?.size)", arg=[*names])
+
+
 def painted(page: Any, name: str) -> str:
-    """The text that lies in a custom highlight, once the browser has said what is in sight."""
-    page.evaluate("new Promise(then => requestAnimationFrame(() => requestAnimationFrame(then)))")
+    """The text that lies in a custom highlight, once there is some."""
+    wait_for_paint(page, name)
     return page.evaluate(
         """name => [...(CSS.highlights.get(name) ?? [])].map(
             one => one.startContainer.data.slice(one.startOffset, one.endOffset)).join('|')""",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.driving import ANSWER, ask, opened, prompts, say, says
+from tests.browser.driving import ANSWER, ask, opened, prompts, say, says, wait_for_paint
 from tests.http.fake import INFO, FakeEngine, words
 from tests.http.serving import served
 from tests.http.test_tools import CALL, TEMPLATE, THOUGHT, WEATHER
@@ -58,8 +58,7 @@ def test_markdown_is_rendered_and_harmless(page: Any) -> None:
         assert page.locator(f"{BODY} img").count() == 0
         assert "<b onclick" in page.locator(BODY).inner_text()
         assert "& so on" in page.locator(BODY).inner_text()
-        names = page.evaluate("[...CSS.highlights].filter(([name, one]) => one.size).map(([name]) => name)")
-        assert {"code-keyword", "code-comment"} <= set(names)
+        wait_for_paint(page, "code-keyword", "code-comment")
 
 
 def whole(page: Any) -> None:

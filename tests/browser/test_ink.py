@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.driving import as_tokens, ask, opened, painted, says
+from tests.browser.driving import as_tokens, ask, opened, painted, says, wait_for_paint
 from tests.browser.told import STEPS, told
 from tests.http.fake import FakeEngine
 from tests.http.serving import served
@@ -64,6 +64,7 @@ def details(page: Any) -> str:
 
 
 def test_a_token_is_explained_under_the_pointer_and_at_a_tap(asked: Any) -> None:
+    wait_for_paint(asked, "ink-draft-model")
     box = asked.evaluate(
         """() => { const [one] = CSS.highlights.get('ink-draft-model'), range = document.createRange();
             range.setStart(one.startContainer, one.startOffset + 2);

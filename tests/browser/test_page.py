@@ -50,7 +50,7 @@ def test_tinting_can_be_switched_off(page: Any) -> None:
         ask(page, "hello")
         assert painted(page, "ink-draft-model")
         page.uncheck("#ink")
-        assert not painted(page, "ink-draft-model")
+        assert not page.evaluate("CSS.highlights.has('ink-draft-model')")
         page.check("#ink")
         assert painted(page, "ink-draft-model")
 
@@ -81,10 +81,11 @@ def test_every_drafter_has_a_tint_and_a_letter_of_its_own(page: Any) -> None:
                     part,
                 )
                 assert len(set(tints)) == len(drafters), (scheme, part, tints)
-            names = page.evaluate(
-                "[...CSS.highlights].filter(([name, one]) => one.size).map(([name]) => name)"
+            page.wait_for_function(
+                """n => [...CSS.highlights].filter(
+                    ([name, one]) => name.startsWith("ink-") && one.size).length === n""",
+                arg=len(drafters),
             )
-            assert len([one for one in names if one.startswith("ink-")]) == len(drafters)
 
 
 def test_settings_reach_the_request_and_are_kept(page: Any) -> None:
