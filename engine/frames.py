@@ -5,15 +5,17 @@ which are computed like any other and write to the spare page behind the last, w
 gets to the device in one copy.
 
 That is for devices which compute a row more at no cost. On a CPU each row costs, so there a frame has exactly the
-spans, rows and logits of its batches, and is made when a batch of that shape comes for the second time.
+spans, rows and logits of its batches. It is made for the first batch of a shape that is sure to come again: all its
+rows have logits, as when slots decode and verify. Other shapes, with parts of prompts, have theirs at the second batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +31,8 @@ ROWS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 PROMPT_ROWS: Sequence[int] = (32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MOST_LOGITS = 256  # of such a frame
 # Of frames that fit exactly: rows, for more of which a pass is so long that what a replay saves no longer shows; and
-# how many frames a store has at most.
-MOST_EXACT_ROWS, MOST_EXACT = 64, 256
+# how many frames a store has at most: those that were used last.
+MOST_EXACT_ROWS, MOST_EXACT = 64, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Frame:
         self._buffer = torch.from_numpy(self._padding).to(device, copy=True)  # [n_bytes] uint8
         tensors = self._layout.tensors(self._buffer)
         self.batch = replace(empty.with_parts(dict(zip(padding, tensors, strict=True))), frame=self)
+        self.captured: dict[object, Any] = {}  # what belongs to a captured pass over it, by the pass
         self._n_fills = 0
 
     @property
@@ -181,6 +184,10 @@ class Frames:
         """The frame of that size. Raises KeyError if there is none."""
         return self._by_size[size]
 
+    def unmade(self, widths: Iterable[int]) -> list[int]:
+        """Of these rows of one slot, all with logits, those whose first pass will make their frame."""
+        return []
+
     def place(self, batch: Batch, device: torch.device) -> Batch:
         """A batch of the host on the device: in the smallest frame that takes it, or by itself if none does."""
         n_rows, n_spans = len(batch.token_ids), len(batch.spans)
@@ -191,26 +198,41 @@ class Frames:
 
 
 class ExactFrames(Frames):
-    """The frames of one store, each made for the second batch of its shape."""
+    """The frames of one store for the shapes of batches that came lately, made as they come."""
 
     def __init__(self, room: Room, device: torch.device) -> None:
         super().__init__([])
         self.most_rows = MOST_EXACT_ROWS
         self._room, self._device = room, device
-        self._by_shape: dict[FrameSize, Frame | None] = {}  # None: came once
+        # The shape that was longest ago first: those that have a frame, and those that came once.
+        self._by_shape: OrderedDict[FrameSize, Frame] = OrderedDict()
+        self._once: OrderedDict[FrameSize, None] = OrderedDict()
+
+    def unmade(self, widths: Iterable[int]) -> list[int]:
+        return [n for n in widths if n <= self.most_rows and FrameSize(1, n, n) not in self._by_shape]
 
     def place(self, batch: Batch, device: torch.device) -> Batch:
         shape = FrameSize(len(batch.spans), len(batch.token_ids), len(batch.logit_index))
         if batch.has_images or shape.n_rows > self.most_rows:
             return batch.to(device)
-        if shape not in self._by_shape:
-            if len(self._by_shape) < MOST_EXACT:
-                self._by_shape[shape] = None
-            return batch.to(device)
-        frame = self._by_shape[shape]
-        if frame is None:
-            frame = self._by_shape[shape] = Frame(shape, self._room, self._device, is_exact=True)
-        return frame.fill(batch) if frame.takes(batch) else batch.to(device)
+        frame = self._frame(shape)
+        return batch.to(device) if frame is None or not frame.takes(batch) else frame.fill(batch)
+
+    def _frame(self, shape: FrameSize) -> Frame | None:
+        """That of a shape which has just come; None: it may not come again."""
+        if shape in self._by_shape:
+            self._by_shape.move_to_end(shape)
+        elif shape.n_logits == shape.n_rows or shape in self._once:
+            self._once.pop(shape, None)
+            self._by_shape[shape] = Frame(shape, self._room, self._device, is_exact=True)
+            if len(self._by_shape) > MOST_EXACT:
+                _, unused = self._by_shape.popitem(last=False)
+                unused.captured.clear()
+        else:
+            self._once[shape] = None
+            if len(self._once) > MOST_EXACT:
+                self._once.popitem(last=False)
+        return self._by_shape.get(shape)
 
 
 def wanted(batch: Batch, rows: Tensor) -> Tensor:

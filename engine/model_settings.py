@@ -63,7 +63,7 @@ class ModelSettings:
     capture_passes: bool = setting(
         True,  # noqa: FBT003 - as other settings have it
         "capture passes of few tokens and replay them: on CUDA as graphs at start, which takes seconds and some device"
-        " memory; on the CPU each shape of a pass when it comes for the second time",
+        " memory; on the CPU each shape of a pass when it comes for the first time, with prompts the second",
         "--cuda-graphs",
     )
     async_scheduling: bool = setting(

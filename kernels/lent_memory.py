@@ -2,7 +2,8 @@
 
 What a recording works with is needed only while it, or a replay of it, runs, and only one of them runs at a time. So
 memory is lent to a tensor for as long as the recording holds it, and lent again, to later tensors of this recording
-and of others; it never goes back to the allocator.
+and of others; it never goes back to the allocator. Its sizes are powers of two, so that passes of many widths use the
+same; what a tensor does not need of a block is memory that nobody touches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_GRAIN = 64  # bytes
+_LEAST = 64  # bytes
 
 
 class _Lent(np.ndarray):  # type: ignore[type-arg]
@@ -30,7 +31,7 @@ class LentMemory:
 
     def like(self, tensor: Tensor) -> Tensor:
         """A tensor laid out like the other, which has a storage of its own; not filled."""
-        size = -(-max(1, tensor.untyped_storage().nbytes()) // _GRAIN) * _GRAIN
+        size = max(_LEAST, 1 << (tensor.untyped_storage().nbytes() - 1).bit_length())
         free = self._free[size]
         block = free.pop() if free else torch.empty(size, dtype=torch.uint8)
         address = block.data_ptr()

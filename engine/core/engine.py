@@ -366,7 +366,7 @@ class Engine:
         log.info("warming up; at the very first start kernels are compiled, which may take a minute or two")
         capacity = self.capacity
         most = min(capacity.batch_size, capacity.n_ctx, max(_LEAST_WIDTH, capacity.n_slots * (1 + n_drafts)))
-        warm_up(self._target, self._cache, self._chain.lengths.costs, most, enough_s)
+        warm_up(self._target, self._cache, self._chain.lengths.costs, most, n_drafts, enough_s)
 
     def _free(self, slot: Slot) -> None:
         self.seats.free(slot)

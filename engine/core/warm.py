@@ -27,15 +27,22 @@ _WARM_UP = (
 ENOUGH_S = 0.3  # of passes, before the first request
 _ALWAYS = 8  # rows up to which powers of two are measured, however long they take
 _MOST_TURNS = 16  # of all widths
-_REPLAYED, _LONG_S = 3, 0.15  # passes of a width until it is replayed; seconds of a pass of which one will do
+_REPLAYED, _LONG_S = 2, 0.15  # passes of a width until it is replayed; seconds of a pass of which one will do
 
 
-def warm_up(target: Target, cache: Cache, costs: Costs, most: int, enough_s: float) -> None:
-    """Run passes of up to `most` rows in an idle slot, and report their seconds to `costs`."""
+def warm_up(target: Target, cache: Cache, costs: Costs, most: int, n_drafts: int, enough_s: float) -> None:
+    """Run passes of up to `most` rows in an idle slot, and report their seconds to `costs`.
+
+    Passes of a token and up to `n_drafts` drafts that would be recorded when they first serve are run too, until that
+    has taken `enough_s`.
+    """
     widths = [n_rows for n_rows in WIDTHS if n_rows <= most and cache.reserve(0, STORE, 0, n_rows)]
     measured = seconds_by_width(widths, lambda n_rows: _measured(target, cache, n_rows), enough_s)
     for n_rows, seconds in measured.items():
         costs.passed(n_rows, seconds)
+    frames, spent = cache.stores[STORE].frames, 0.0
+    for n_rows in () if frames is None else frames.unmade(range(1, min(1 + n_drafts, max(widths)) + 1)):
+        spent += _pass_s(target, cache, n_rows) if spent < enough_s else 0.0
     cache.drop(0)
     _pick(target)
 
@@ -88,20 +95,25 @@ def _between(least: Mapping[int, float], n_rows: int) -> float:
 def _measured(target: Target, cache: Cache, n_rows: int) -> float:
     """Seconds of a pass of so many rows: the least of some, unless it is long.
 
-    The first of all reads compiled code and weights. On a CPU the second of a shape is recorded, the third replayed;
+    The first of all reads compiled code and weights. On a CPU the first of a shape is recorded, the second replayed;
     where passes are long that makes no difference.
     """
-    # Different tokens: equal rows ask for the same experts, and a pass would look cheaper than it is.
-    span = Span(0, [i % target.network.vocab_size for i in range(n_rows)], 0, 0, n_rows)
     least = math.inf
     for _ in range(_REPLAYED):
-        cache.recover(0)
-        started = target.clock.now()
-        target.forward(cache.batch(STORE, [span]), cache.stores[STORE]).sum().item()
-        least = min(least, target.clock.now() - started)
+        least = min(least, _pass_s(target, cache, n_rows))
         if least > _LONG_S:
             break
     return least
+
+
+def _pass_s(target: Target, cache: Cache, n_rows: int) -> float:
+    """Seconds of one pass."""
+    # Different tokens: equal rows ask for the same experts, and a pass would look cheaper than it is.
+    span = Span(0, [i % target.network.vocab_size for i in range(n_rows)], 0, 0, n_rows)
+    cache.recover(0)
+    started = target.clock.now()
+    target.forward(cache.batch(STORE, [span]), cache.stores[STORE]).sum().item()
+    return target.clock.now() - started
 
 
 def _pick(target: Target) -> None:

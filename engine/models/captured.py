@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,14 @@ def always(_work: Callable[[], None]) -> bool:
     return True
 
 
+@dataclass(slots=True)
+class _Captured:
+    """A pass over one frame."""
+
+    replay: Replay | None = None
+    results: list[Tensor] = field(default_factory=list)  # its part of the memory for them
+
+
 class CapturedPass:
     """A pass over the frames of a store."""
 
@@ -53,13 +61,11 @@ class CapturedPass:
         self._run, self._capture, self._most_rows = run, capture, frames.most_rows
         self._inputs = [one.new_zeros((self._most_rows, *one.shape[1:])) for one in inputs]
         self._memory: list[Tensor] = []  # of the results of all frames
-        self._results: dict[object, list[Tensor]] = {}  # by frame: its part of the memory
-        self._replays: dict[object, Replay] = {}
         dropped = []
         for frame in frames.frames[::-1]:  # the memory that the largest needs serves the smaller ones too
             work = partial(self._work, frame)
             if frame.has_all_logits or affords(work):
-                self._replays[frame] = capture(work)
+                self._of(frame).replay = capture(work)
             else:
                 frames.drop(frame)
                 dropped.append(frame.n_rows)
@@ -70,13 +76,19 @@ class CapturedPass:
                 ", ".join(map(str, sorted(dropped))),
             )
 
+    def _of(self, frame: Frame) -> _Captured:
+        """What it has of a frame."""
+        captured: _Captured = frame.captured.setdefault(self, _Captured())
+        return captured
+
     def _work(self, frame: Frame) -> None:
         """What is captured."""
         results = self._run(frame.batch, [one[: frame.n_rows] for one in self._inputs])
         before = self._memory or [one[:0] for one in results]
         self._memory = [_with_room(kept, len(one)) for one, kept in zip(results, before, strict=True)]
-        self._results[frame] = [kept[: len(one)] for one, kept in zip(results, self._memory, strict=True)]
-        for kept, one in zip(self._results[frame], results, strict=True):
+        own = [kept[: len(one)] for one, kept in zip(results, self._memory, strict=True)]
+        self._of(frame).results = own
+        for kept, one in zip(own, results, strict=True):
             kept.copy_(one)
 
     def __call__(self, batch: Batch, inputs: Sequence[Tensor] = ()) -> list[Tensor]:
@@ -85,11 +97,12 @@ class CapturedPass:
         assert isinstance(frame, Frame)
         for kept, one in zip(self._inputs, inputs, strict=True):
             kept[: len(one)].copy_(one)
-        if (replay := self._replays.get(frame)) is not None:
-            replay()
+        own = self._of(frame)
+        if own.replay is not None:
+            own.replay()
         else:
-            self._replays[frame] = self._capture(partial(self._work, frame))
-        return list(self._results[frame])
+            own.replay = self._capture(partial(self._work, frame))
+        return list(own.results)
 
 
 def _with_room(memory: Tensor, n_rows: int) -> Tensor:

@@ -98,7 +98,6 @@ def _compare(
     """whole: operators of which replays may call the implementation."""
     taps = (0, 1, network.config.n_layers, network.config.n_layers + 1)
     plain, recorded = Runner(network), Recorded(network, taps)
-    n_framed = 0
     for spans, n_kept in _passes(0, network.vocab_size):
         found = []
         for runner in (plain, recorded):
@@ -106,8 +105,9 @@ def _compare(
             found.append([runner.feed(*spans, n_kept=n_kept, taps=streams), *streams.of(taps)])
         for meant, one in zip(*found, strict=True):
             assert torch.equal(meant, one)
-    n_framed = sum(one is not None for one in recorded.cache.stores["target"].frames._by_shape.values())
-    assert n_framed > 8
+    assert len(recorded.cache.stores["target"].frames._by_shape) == len(recorded.replays) > 8
+    first, *others = [len(one.steps) for one in recorded.replays]
+    assert first <= max(others)  # it does not do again what is done at first use
     for meant, one in zip(_kept(plain), _kept(recorded), strict=True):
         assert torch.equal(meant, one)
     assert "not recorded" not in caplog.text
@@ -168,7 +168,7 @@ def test_drafts_and_text_are_the_same_with_other_caches(kind: str, name: str, tm
 def _n_frames(engine: Engine, store: str = "target") -> int:
     frames = engine._cache.stores[store].frames
     assert isinstance(frames, ExactFrames)
-    return sum(one is not None for one in frames._by_shape.values())
+    return len(frames._by_shape)
 
 
 def test_what_a_recording_takes_is_not_taken_for_what_a_pass_costs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,9 +193,17 @@ def test_a_warm_engine_has_measured_replays(monkeypatch: pytest.MonkeyPatch) -> 
     engine.warm_up(2, enough_s=0.0)
     frames = engine._cache.stores["target"].frames
     assert isinstance(frames, ExactFrames)
-    filled = [one for one in frames._by_shape.values() if one is not None]
+    filled = [*frames._by_shape.values()]
     assert {1, 2, 4, 8} <= {one.n_rows for one in filled} <= set(measured)
     assert not any(one.is_new for one in filled)
+
+
+def test_a_warm_engine_has_recorded_the_passes_of_one_slot() -> None:
+    engine = Lab(DEMO, torch.bfloat16).engine(Bench(n_slots=1, recorded=True))
+    frames = engine._cache.stores["target"].frames
+    assert frames.unmade(range(1, 11)) == [*range(1, 11)]
+    engine.warm_up(9, enough_s=60.0)
+    assert frames.unmade(range(1, 12)) == [11]
 
 
 def test_a_value_frozen_in_a_recording_is_seen(

@@ -1,4 +1,4 @@
-"""Frames of a CPU's passes: exactly a batch's shape, made when it comes again; and frames that there is no room for."""
+"""Frames of a CPU's passes: exactly a batch's shape, made as it comes; and frames that there is no room for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,19 @@ def placed(own: ExactFrames, *spans: tuple[int, int, int], first: int = 0) -> Ba
     return own.place(batch(*spans, first=first), CPU)
 
 
-def test_a_shape_has_a_frame_from_its_second_batch_on() -> None:
+def test_a_shape_that_decodes_has_a_frame_from_its_first_batch_on() -> None:
+    own = ExactFrames(ROOM, CPU)
+    assert own.unmade(range(1, 4)) == [1, 2, 3]
+    first = placed(own, (2, 5, 2)).frame
+    assert isinstance(first, Frame)
+    assert first.is_new
+    assert placed(own, (2, 9, 2), first=20).frame is first
+    assert not first.is_new
+    assert placed(own, (2, 5, 2), (1, 3, 1)).frame not in (None, first)
+    assert own.unmade((*range(1, 4), frames.MOST_EXACT_ROWS + 1)) == [1, 3]
+
+
+def test_a_shape_with_a_prompt_has_a_frame_from_its_second_batch_on() -> None:
     own = ExactFrames(ROOM, CPU)
     assert placed(own, (3, 5, 1)).frame is None
     assert placed(own, (4, 5, 1)).frame is None
@@ -62,17 +74,31 @@ def test_a_frame_holds_the_batch_and_nothing_else(spans: tuple[tuple[int, int, i
     assert wanted(found, logits) is logits
 
 
-def test_what_is_too_large_runs_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_runs_by_itself() -> None:
     own = ExactFrames(ROOM, CPU)
     for _ in range(3):
         assert placed(own, (frames.MOST_EXACT_ROWS + 1, 0, 1)).frame is None  # rows
         assert placed(own, (1, PAGE * ROOM.n_pages, 1)).frame is None  # pages
-    monkeypatch.setattr(frames, "MOST_EXACT", 2)
-    found = [placed(own, (2, 0, 1)).frame for _ in range(2)]  # the second shape, for which there is room
-    assert found[0] is None
-    assert found[1] is not None
-    for _ in range(3):
-        assert placed(own, (3, 0, 1)).frame is None
+
+
+def test_the_frames_that_are_used_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many shapes have come once; and what was captured over the others is gone."""
+    monkeypatch.setattr(frames, "MOST_EXACT", 3)
+    own = ExactFrames(ROOM, CPU)
+    for n in range(4, 15):
+        assert placed(own, (n, 0, 1)).frame is None
+    assert placed(own, (4, 0, 1)).frame is None  # it came long ago
+    kept = placed(own, (1, 3, 1)).frame
+    unused = placed(own, (2, 3, 2)).frame
+    for one in (kept, unused):
+        assert isinstance(one, Frame)
+        one.captured["a pass"] = "its replay"
+    for n in range(3, 9):
+        placed(own, (n, 3, n))
+        assert placed(own, (1, n, 1)).frame is kept
+    assert placed(own, (2, 3, 2)).frame is not unused
+    assert (kept.captured, unused.captured) == ({"a pass": "its replay"}, {})
+    assert len(own._by_shape) == 3
 
 
 def test_prompts_that_take_too_much_memory_are_not_captured(caplog: pytest.LogCaptureFixture) -> None:
