@@ -174,7 +174,11 @@ class Settings(ModelSettings):
     )
     parallel: int = setting(4, "slots: requests computed at the same time", "-np", least=1, most=256)
     batch_size: int | None = setting(
-        None, "rows of one pass: 2048 on CUDA, 128 on CPU by default", "-b", least=1, most=65536
+        None,
+        "rows of one pass: by default 2048 on CUDA; on CPU 128 if a stream decodes in it, else up to 256",
+        "-b",
+        least=1,
+        most=65536,
     )
     max_queue: int = setting(
         64,

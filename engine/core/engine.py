@@ -15,6 +15,7 @@ import torch
 from slipstream.engine.api import Delta, Done, Event, Failed
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core import forward, plan
+from slipstream.engine.core.capacity import Capacity
 from slipstream.engine.core.clock import Clock
 from slipstream.engine.core.finish import broken, done, echo, keep, progress, unsent
 from slipstream.engine.core.flight import Flight
@@ -38,17 +39,6 @@ from slipstream.engine.stats import EngineStats
 log = logging.getLogger(__name__)
 
 _LEAST_WIDTH = 128  # rows up to which passes are measured at start, however few the slots
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
-    """Fixed sizes of a running engine."""
-
-    n_slots: int
-    n_ctx: int
-    batch_size: int  # rows of one pass
-    eos_ids: frozenset[int]
-    overlaps: bool = False  # a pass may be launched while the pass before it is unread
 
 
 @dataclass(slots=True)
@@ -158,9 +148,10 @@ class Engine:
 
     def _launch(self, unread: Flight | None = None) -> Flight | None:
         """The next pass, behind the unread pass if any; None: nothing to run, or the unread pass must be read first."""
-        budget = self.capacity.batch_size
         running = self.seats.running
         places = [Place.of(slot) for slot in running] if unread is None else unread.places(running)
+        is_shared = any(place.n_gap == 1 for place in places)
+        budget = self.capacity.budget(self._chain.lengths.costs.at, is_shared=is_shared)
         wants, coming = plan.wants(places, budget), plan.without_drafts(places, budget)
         tails = None
         if unread is not None:

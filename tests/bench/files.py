@@ -5,6 +5,10 @@
 For each file all servers run at once and are asked one after the other, in an order that turns with every round: greedy
 replies to the demo's tasks with one stream and with four, and prompts of 512 and 2,048 tokens. Ratios are those to
 llama-server without speculation in the same round. What memory gives to a plain sum is measured before and after.
+
+A stream's rate counts from its first token. Of four streams that begin together a second figure counts from the
+requests to the last token of all, prompts included: a server that reads all prompts before it writes keeps those of
+the others out of every stream's rate, one that writes as soon as it can does not.
 """
 
 from __future__ import annotations
@@ -57,6 +61,7 @@ class Took:
 
     first_s: float  # until the first text
     rate: float  # tokens a second after it, in sum
+    whole: float  # tokens a second from the requests to the last of all tokens
 
 
 def played(side: Side, prompts: Sequence[Any], n_tokens: int) -> Took:
@@ -67,13 +72,16 @@ def played(side: Side, prompts: Sequence[Any], n_tokens: int) -> Took:
         found.append(streamed(side, prompt, n_tokens))
 
     threads = [threading.Thread(target=one, args=(prompt,)) for prompt in prompts]
+    start = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    whole_s = time.perf_counter() - start
     if len(found) < len(prompts):
         raise RuntimeError(f"{side.url}: {len(prompts) - len(found)} of {len(prompts)} replies failed")
-    return Took(statistics.median(first for first, _, _ in found), sum(n / max(s, 1e-9) for _, s, n in found))
+    rate, n_said = sum(n / max(s, 1e-9) for _, s, n in found), sum(n + 1 for _, _, n in found)
+    return Took(statistics.median(first for first, _, _ in found), rate, n_said / whole_s)
 
 
 def streamed(side: Side, prompt: Any, n_tokens: int) -> tuple[float, float, int]:
@@ -166,20 +174,28 @@ def compared(
             continue
         by_prompt = workload.startswith("prompt")
         asked = [name for name in names if not by_prompt or name in ("plain", BASE)]
-        rates: dict[str, list[float]] = {name: [] for name in asked}
+        figures = [workload] if len(prompts[0]) == 1 else [workload, f"{workload}, with prompts"]
+        rates: dict[str, dict[str, list[float]]] = {one: {name: [] for name in asked} for one in figures}
         for i in range(rounds + 1):
             for name in asked[i % len(asked) :] + asked[: i % len(asked)]:
                 took = played(sides[name], prompts[i % len(prompts)], n_tokens)
                 if i:  # the first round compiles and warms
-                    rates[name].append(1 / took.first_s if by_prompt else took.rate)
-        report[workload] = {
-            name: {
-                "rate": statistics.median(found),
-                "ratio": statistics.median(a / b for a, b in zip(found, rates[BASE], strict=True)),
-            }
-            for name, found in rates.items()
-        }
+                    of = 1 / took.first_s if by_prompt else took.rate
+                    for figure, value in zip(figures, (of, took.whole), strict=False):
+                        rates[figure][name].append(value)
+        report |= {figure: medians(found) for figure, found in rates.items()}
     return report
+
+
+def medians(rates: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    """Side -> its median rate, and the median of its ratios to llama-server's in the same round."""
+    return {
+        name: {
+            "rate": statistics.median(found),
+            "ratio": statistics.median(a / b for a, b in zip(found, rates[BASE], strict=True)),
+        }
+        for name, found in rates.items()
+    }
 
 
 def main(arguments: Sequence[str]) -> int:

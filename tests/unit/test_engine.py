@@ -296,6 +296,24 @@ def test_long_prompts_do_not_hold_up_a_running_stream() -> None:
         assert "short" in heard
 
 
+def test_prompts_alone_run_in_longer_passes() -> None:
+    """While a stream decodes none is longer than what it shares; behind it they are again."""
+    toy = toy_engine(n_slots=2, batch_size=36, shared_size=9)
+    rows: dict[bool, int] = {}
+
+    def seen(batch: Batch, logits: Tensor) -> None:
+        decodes = any(len(span.token_ids) == 1 and span.n_past for span in batch.spans)
+        rows[decodes] = max(rows.get(decodes, 0), len(batch.token_ids))
+
+    toy.target.spoil = seen
+    toy.engine.add("short", lambda slot_id: toy_slot(slot_id, "short", [1, 2], max_tokens=4))
+    toy.engine.step()
+    toy.engine.add("long", lambda slot_id: toy_slot(slot_id, "long", [3] * 100, max_tokens=5))
+    while toy.engine.busy:
+        toy.engine.step()
+    assert rows == {True: 9, False: 36}
+
+
 def test_a_second_request_with_the_same_prompt_starts_from_the_cache(expected: dict[str, list[int]]) -> None:
     toy = toy_engine(n_slots=1)
     run(toy)

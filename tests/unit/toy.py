@@ -18,7 +18,8 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.store import Store
-from slipstream.engine.core.engine import Capacity, Engine
+from slipstream.engine.core.capacity import Capacity
+from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.layers.decoder import Taps
@@ -131,6 +132,7 @@ def toy_engine(
     n_slots: int = 2,
     n_pages: int = 64,
     batch_size: int = 16,
+    shared_size: int | None = None,
     adaptive: bool = False,
     eos: int = VOCAB,
     acceptance: Acceptance = coupled,
@@ -149,7 +151,12 @@ def toy_engine(
     stores = {name: Store([KV(1, 1)], sizes, torch.float32, CPU) for name in ("target", "draft")}
     cache = Cache(stores, n_slots, n_pages, 4)
     capacity = Capacity(
-        n_slots=n_slots, n_ctx=256, batch_size=batch_size, eos_ids=frozenset({eos}), overlaps=overlaps
+        n_slots=n_slots,
+        n_ctx=256,
+        batch_size=batch_size,
+        eos_ids=frozenset({eos}),
+        shared_size=shared_size,
+        overlaps=overlaps,
     )
     chain = Chain(make_drafters(cache), Lengths(adaptive=adaptive), now=now or WoundClock(tick=1e-4))
     engine = Engine(target, cache, chain, capacity, acceptance, waiting)  # type: ignore[arg-type]

@@ -21,7 +21,8 @@ from slipstream.engine.api import ModelInfo
 from slipstream.engine.batch import numbered, use_device
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core import forward
-from slipstream.engine.core.engine import Capacity, Engine
+from slipstream.engine.core.capacity import Capacity
+from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.errors import DraftMismatch, SettingError
 from slipstream.engine.images import OpenVision
@@ -56,6 +57,7 @@ from slipstream.engine.service.start.sizes import (
     batch_size,
     context,
     make_cache,
+    shared_size,
     why_shorter,
 )
 from slipstream.engine.settings import Settings
@@ -108,6 +110,7 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
         n_ctx=n_ctx,
         batch_size=batch_size(settings, target.device),
         eos_ids=tokenizer.eos_ids,
+        shared_size=shared_size(settings, target.device),
         overlaps=overlaps,
     )
     cache = make_cache(settings, networks, n_ctx, None if processes is None else processes.others)

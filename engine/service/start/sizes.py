@@ -34,8 +34,9 @@ _CONTEXT_LEAST = 512
 # Of keys and values, by `--kv-cache-dtype`; None: the network's.
 KV_DTYPES = {"auto": None, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
 _SNAPSHOT_MOST = 8192  # MiB of host memory for snapshots, unless asked for
-# On the CPU a pass is short, so that a prompt never holds up other streams for long.
-_ROWS = {"cuda": 2048, "cpu": 128}
+# Of a pass at most. On the CPU one in which slots decode is short, so that a prompt never holds up other streams for
+# long; without such slots weights that come from memory serve more rows.
+_ROWS, _SHARED_ROWS = {"cuda": 2048, "cpu": 256}, {"cuda": 2048, "cpu": 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,12 @@ def longest(settings: Settings, most: int, room: float, token_bytes: int) -> int
 
 def batch_size(settings: Settings, device: torch.device) -> int:
     """Rows of one pass."""
-    size = settings.batch_size or _ROWS[device.type]
+    return settings.batch_size or _ROWS[device.type]
+
+
+def shared_size(settings: Settings, device: torch.device) -> int:
+    """Rows of a pass in which slots decode. Raises `SettingError` if it has not one more than slots."""
+    size = settings.batch_size or _SHARED_ROWS[device.type]
     if settings.parallel >= size:
         raise SettingError(
             "parallel",

@@ -31,12 +31,12 @@ from slipstream.engine.service.start.sizes import (
     Checkpoint,
     Demand,
     Memory,
-    batch_size,
     context,
     n_parked,
     page_bytes,
     page_count,
     pages_each,
+    shared_size,
 )
 from slipstream.engine.settings import Settings
 from slipstream.engine.settings_check import check
@@ -195,7 +195,7 @@ def forecast(
     suffice is no error but the forecast's `refusal`.
     """
     check(settings)
-    batch_size(settings, CUDA)
+    shared_size(settings, CUDA)
     networks, drafters = _networks(settings)
     tower = 0
     if vision_bytes is not None and settings.vision:
