@@ -33,16 +33,17 @@ _REPLAYED, _LONG_S = 2, 0.15  # passes of a width until it is replayed; seconds 
 def warm_up(target: Target, cache: Cache, costs: Costs, most: int, n_drafts: int, enough_s: float) -> None:
     """Run passes of up to `most` rows in an idle slot, and report their seconds to `costs`.
 
-    Passes of a token and up to `n_drafts` drafts that would be recorded when they first serve are run too, until that
-    has taken `enough_s`.
+    Passes of a token and up to `n_drafts` drafts that would be recorded when they first serve are run too, as far as
+    they take no longer than `enough_s`.
     """
     widths = [n_rows for n_rows in WIDTHS if n_rows <= most and cache.reserve(0, STORE, 0, n_rows)]
     measured = seconds_by_width(widths, lambda n_rows: _measured(target, cache, n_rows), enough_s)
     for n_rows, seconds in measured.items():
         costs.passed(n_rows, seconds)
-    frames, spent = cache.stores[STORE].frames, 0.0
-    for n_rows in () if frames is None else frames.unmade(range(1, min(1 + n_drafts, max(widths)) + 1)):
-        spent += _pass_s(target, cache, n_rows) if spent < enough_s else 0.0
+    spent = measured.get(1, 0.0)  # by another pass, at least
+    for n_rows in cache.stores[STORE].frames.unmade(range(1, 2 + n_drafts)):
+        if spent < enough_s and n_rows <= max(widths, default=0):
+            spent += _pass_s(target, cache, n_rows)
     cache.drop(0)
     _pick(target)
 
