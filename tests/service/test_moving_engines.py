@@ -67,8 +67,11 @@ class Trouble:
             if run.n_deltas >= 3:
                 self.house.lose(local, ReplicaLost("poisoned"))
         elif self._draw.random() < self.share:
-            # What dies of itself while a suspect has it alone cannot be told from what the suspect has killed.
-            self.house.lose(local, ReplicaLost("lost", died=not local.is_held and self._draw.random() < 0.5))
+            # What dies of itself while a suspect has it alone cannot be told from what the suspect has killed; of the
+            # others as many die as are drained, so that a run has enough of both.
+            n_lost = self.house.n_lost
+            died = not local.is_held and n_lost[True] <= n_lost[False]
+            self.house.lose(local, ReplicaLost("lost", died=died))
 
 
 async def played(house: House, asked: list[Request]) -> dict[str, list[Event]]:
