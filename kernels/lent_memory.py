@@ -3,7 +3,7 @@
 What a recording works with is needed only while it, or a replay of it, runs, and only one of them runs at a time. So
 memory is lent to a tensor for as long as the recording holds it, and lent again, to later tensors of this recording
 and of others; it never goes back to the allocator. Its sizes are powers of two, so that passes of many widths use the
-same; what a tensor does not need of a block is memory that nobody touches.
+same; what no tensor needs of a block is memory that is never touched.
 """
 
 from __future__ import annotations

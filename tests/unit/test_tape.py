@@ -264,12 +264,12 @@ def test_what_is_computed_on_the_way_is_forgotten() -> None:
     assert sum(len(blocks) for blocks in memory._free.values()) <= 2
 
 
-def test_all_widths_need_twice_the_memory_of_the_widest() -> None:
+def test_all_widths_need_four_times_the_memory_of_the_widest_at_most() -> None:
     memory, n_columns = LentMemory(), 1000
     for n_rows in range(1, 65):
         memory.like(torch.zeros(n_rows, n_columns))
     lent = [one for blocks in memory._free.values() for one in blocks]
-    assert 64 * n_columns * 4 <= sum(one.nbytes for one in lent) <= 2 * 2 * 64 * n_columns * 4
+    assert 64 * n_columns * 4 <= sum(one.nbytes for one in lent) <= 4 * 64 * n_columns * 4
 
 
 def test_other_threads_are_not_recorded() -> None:
