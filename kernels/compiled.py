@@ -7,7 +7,6 @@ flags, so what is written is what is computed, in that order; speed comes from `
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from slipstream.kernels.cpu_features import TILES, features, is_amd
-from slipstream.kernels.disk_cache import cache_on_disk
+from slipstream.kernels.disk_cache import cache_on_disk, digest
 from slipstream.kernels.inlining import inlined as inlined
 from slipstream.kernels.kernel import Kernel
 
@@ -41,17 +40,14 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _sources() -> str:
-    """Digest of the package's sources, but those for GPUs alone, and of what numba does not ask of a CPU.
-
-    numba's own stamp sees only the file a kernel is in, not what it calls.
-    """
+    """Digest of the package's sources, but those for GPUs alone, and of what numba does not ask of a CPU."""
     folder = Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.py"), *folder.glob("*/*.py")]):
-        if path.parent.name != "cuda" and not path.name.startswith(("cuda", "triton", "proof")):
-            digest.update(path.read_bytes())
-    digest.update(" ".join(sorted(TILES & features())).encode())  # Linux may grant them in one process alone
-    return digest.hexdigest()
+    paths = (
+        path
+        for path in (*folder.glob("*.py"), *folder.glob("*/*.py"))
+        if path.parent.name != "cuda" and not path.name.startswith(("cuda", "triton", "proof"))
+    )
+    return digest(paths, *sorted(TILES & features()))  # Linux may grant tiles in one process alone
 
 
 SOURCES = _sources()

@@ -1,5 +1,8 @@
 """numba's cache of machine code on disk, so made that no state of it can prevent a start.
 
+It lies in $NUMBA_CACHE_DIR; else below the user's cache, in a folder for each state of the sources, where all checkouts
+and installations find it; else beside the source.
+
 Every file has a digest: what is truncated or damaged is compiled again, where numba would fail to read it or run it. A
 folder that cannot be written to is read from if it has entries; what cannot be kept is compiled in each process. Either
 is logged once.
@@ -11,28 +14,47 @@ import contextlib
 import hashlib
 import io
 import logging
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numba
 from numba.core import caching
+
+from slipstream.kernels import user_cache
 
 log = logging.getLogger(__name__)
 
+MOST_KEPT = 16  # states of sources in the user's cache: those used last
 _DIGEST_BYTES = 32
 _told: set[str] = set()
 
 
+def digest(paths: Iterable[Path], *also: str) -> str:
+    """Of sources that are compiled together, and of all else that their machine code depends on, as numba's version."""
+    made = hashlib.sha256()
+    for path in sorted(paths):
+        made.update(path.read_bytes())
+    made.update(" ".join((numba.__version__, *also)).encode())
+    return made.hexdigest()
+
+
 def cache_on_disk(function: Any, stamp: str | None = None) -> None:
-    """Keep the machine code of a numba function. stamp: what it is valid for; by default the file it is in."""
+    """Keep the machine code of a numba function.
+
+    stamp: the `digest` it is valid for; by default the contents of the file it is in, beside which it is kept then.
+    numba looks at that file alone, not at others with functions that it calls.
+    """
     try:
-        cache = _Cache(function.__wrapped__)
+        kept = _Cache(function.__wrapped__, stamp)
     except RuntimeError:
         _tell("there is no folder that kernels could be kept in; they are compiled in each process")
         return
-    if stamp is not None:
-        cache._cache_file._source_stamp = stamp
-    function._cache = cache
+    function._cache = kept
 
 
 def _tell(message: str) -> None:
@@ -94,17 +116,57 @@ class _Beside(_Locator, caching.InTreeCacheLocator):  # type: ignore[misc]
     """Beside the source."""
 
 
+class _In(_Locator, caching.InTreeCacheLocator):  # type: ignore[misc]
+    """A folder that is given."""
+
+    def __init__(self, function: Any, file: str, folder: Path) -> None:
+        super().__init__(function, file)
+        self._cache_path = str(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _OfUser:
+    """Makes locators below the user's cache, as numba's classes do, for the package's own functions."""
+
+    stamp: str  # of their sources
+
+    def from_function(self, function: Any, file: str) -> _In | None:
+        states = user_cache.folder("kernels")
+        if states is None or not function.__module__.startswith("slipstream."):
+            return None
+        made = _In(function, file, _state(states, self.stamp) / function.__module__)
+        try:
+            made.ensure_cache_path()
+        except OSError:
+            return None
+        return made
+
+
+@cache
+def _state(states: Path, stamp: str) -> Path:
+    """The folder for sources with that stamp, from now on the one used last; those of more than are kept go."""
+    state = states / stamp[:16]
+    with contextlib.suppress(OSError):
+        state.mkdir(parents=True, exist_ok=True)
+        os.utime(state)
+        for old in sorted(states.iterdir(), key=lambda one: one.stat().st_mtime)[:-MOST_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+    return state
+
+
 class _Results(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = [_Given, _Beside, caching.UserWideCacheLocator]  # noqa: RUF012 - numba's name and type
+    def __init__(self, function: Any, stamp: str | None) -> None:
+        of_user = [] if stamp is None else [_OfUser(stamp)]
+        self._locator_classes = [_Given, *of_user, _Beside, caching.UserWideCacheLocator]
+        super().__init__(function)
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
-    _impl_class = _Results
-
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, stamp: str | None) -> None:
+        self._impl_class = partial(_Results, stamp=stamp)
         super().__init__(function)
-        plain = self._cache_file
-        self._cache_file = _Files(self.cache_path, self._impl.filename_base, plain._source_stamp)
+        stamp = stamp or self._cache_file._source_stamp
+        self._cache_file = _Files(self.cache_path, self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Kept kernels that are damaged, or cannot be kept: the function runs all the same, and one line of the log says so."""
+"""Kept kernels: found from every checkout; where damaged or not to be kept the function runs, and the log says so."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from slipstream.kernels import disk_cache
 
 # Prints what the function gives, and how often it came from disk and was compiled.
 PROBE = """
@@ -39,12 +41,13 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def probe(folder: Path, **environment: str) -> list[str]:
+def probe(folder: Path, *arguments: str, **environment: str) -> list[str]:
     """What a fresh process prints."""
+    own = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     ran = subprocess.run(
-        [sys.executable, folder / "probe.py"],
+        [sys.executable, folder / "probe.py", *arguments],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": ".", "HOME": "/nonexistent", **environment},
+        env={**own, "PYTHONPATH": ".", "HOME": "/nonexistent", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -110,3 +113,45 @@ def test_a_folder_that_takes_nothing_is_read_at_least(
         assert len(told) == 1
         assert "compiled in each process" in told[0]
         assert result == "7 8 0"
+
+
+# The same functions as a module of the package, for sources of which the digest is given.
+OF_PACKAGE = """
+import sys
+sys.modules["slipstream.probe"] = sys.modules[__name__]
+__name__ = "slipstream.probe"
+""" + PROBE.replace("cache_on_disk(one)", "cache_on_disk(one, sys.argv[1])")
+STATE, LATER = "0123456789abcdef" * 4, "fedcba9876543210" * 4
+
+
+def checkout(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "probe.py").write_text(OF_PACKAGE)
+    return folder
+
+
+def test_checkouts_with_the_same_sources_share_what_is_kept(tmp_path: Path) -> None:
+    one, other, home = checkout(tmp_path / "one"), checkout(tmp_path / "other"), str(tmp_path / "home")
+    assert probe(one, STATE, XDG_CACHE_HOME=home) == ["7 8 0"]
+    assert probe(other, STATE, XDG_CACHE_HOME=home) == ["7 8 2"]
+    assert probe(other, LATER, XDG_CACHE_HOME=home) == ["7 8 0"], "sources that differ"
+    assert probe(one, STATE, XDG_CACHE_HOME=home) == ["7 8 2"], "and took nobody's place"
+    assert not (one / "__pycache__").exists()
+
+
+def test_without_a_cache_of_the_users_kernels_lie_beside_their_source(tmp_path: Path) -> None:
+    folder, home = checkout(tmp_path / "one"), tmp_path / "home"
+    home.touch()  # no folder
+    assert probe(folder, STATE, XDG_CACHE_HOME=str(home)) == ["7 8 0"]
+    assert probe(folder, STATE, XDG_CACHE_HOME=str(home)) == ["7 8 2"]
+    assert probe(folder, LATER, XDG_CACHE_HOME=str(home)) == ["7 8 0"], "sources that differ"
+    assert len(list((folder / "__pycache__").glob("*.nbi"))) == 2
+
+
+def test_what_was_not_used_lately_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "MOST_KEPT", 3)
+    for age, name in enumerate(["youngest", "second", STATE[:16], "oldest"]):
+        (tmp_path / name / "slipstream.probe").mkdir(parents=True)
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    assert disk_cache._state.__wrapped__(tmp_path, STATE) == tmp_path / STATE[:16]
+    assert {one.name for one in tmp_path.iterdir()} == {"youngest", "second", STATE[:16]}

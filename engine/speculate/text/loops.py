@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -30,7 +31,7 @@ if njit is None:
 
 
 def compiled(function: F, **options: Any) -> F:
-    """The function compiled at its first call, cached beside its source; the function itself without numba.
+    """The function compiled at its first call, cached on disk; the function itself without numba.
 
     options: further options of `numba.njit`. Hashes wrap around in both cases.
     """
@@ -38,7 +39,7 @@ def compiled(function: F, **options: Any) -> F:
         from slipstream.kernels.disk_cache import cache_on_disk
 
         kept = njit(nogil=True, **options)(function)
-        cache_on_disk(kept)
+        cache_on_disk(kept, _sources())
         return cast(F, kept)
 
     @functools.wraps(function)
@@ -48,3 +49,13 @@ def compiled(function: F, **options: Any) -> F:
 
     interpreted.py_func = function  # as numba's functions have it
     return cast(F, interpreted)
+
+
+@functools.cache
+def _sources() -> str:
+    """Digest of all that is compiled here, since functions have copies of others, also from other files."""
+    from slipstream.kernels.disk_cache import digest
+
+    return digest(
+        path for name in ("ngram", "text") for path in (Path(__file__).parents[1] / name).glob("*.py")
+    )
