@@ -150,7 +150,7 @@ def test_without_a_cache_of_the_users_kernels_lie_beside_their_source(tmp_path: 
 
 def test_what_was_not_used_lately_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "MOST_KEPT", 3)
-    for age, name in enumerate(["youngest", "second", STATE[:16], "oldest"]):
+    for age, name in enumerate(["youngest", "second", "third", STATE[:16]]):
         (tmp_path / name / "slipstream.probe").mkdir(parents=True)
         os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
     assert disk_cache._state.__wrapped__(tmp_path, STATE) == tmp_path / STATE[:16]
