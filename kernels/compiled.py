@@ -194,6 +194,12 @@ def address_of(builder: ir.IRBuilder, pointer: Any) -> Any:
     return builder.ptrtoint(pointer, ir.IntType(64))
 
 
+@inlined
+def on_line(address: int) -> int:
+    """Where the first line of the cache, 64 bytes, begins from an address on."""
+    return (address + 63) // 64 * 64
+
+
 @emits(types.int64)
 def fetch_add(builder: ir.IRBuilder, pointer: Any, amount: Any) -> Any:
     """Add to an int64 that threads share; gives its value before."""

@@ -148,9 +148,10 @@ class _Again:
     results: Sequence[tuple[int, Tensor]]  # which of what it makes, and where that was
 
     def __call__(self) -> None:
-        made = tree_leaves(self.function(*self.args, **self.kwargs))
+        made = self.function(*self.args, **self.kwargs)
+        leaves = (made,) if _is_tensor(made) else tree_leaves(made)
         for i, kept in self.results:
-            kept.copy_(made[i])
+            kept.copy_(leaves[i])
 
 
 def _looks(function: Any, args: tuple[Any, ...]) -> bool:

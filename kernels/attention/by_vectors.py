@@ -33,6 +33,7 @@ from slipstream.kernels.compiled import (
     inlined,
     int_pointer,
     long_pointer,
+    on_line,
     shifted,
 )
 from slipstream.kernels.vector import splat, store
@@ -51,7 +52,7 @@ def scratch(n_slots: int, d_head: int, d_value: int) -> Any:
     floats = np.empty(n_slots * (q_pad + v_pad + 17) + 2 * BLOCK * 17 + 32, np.float32)
     longs = np.empty(4 * BLOCK + 2 * ITEM_ROWS, np.int64)
     # A vector that straddles two cache lines costs twice.
-    products = float_pointer((floats.ctypes.data + 63) // 64 * 64)
+    products = float_pointer(on_line(floats.ctypes.data))
     weights = shifted(products, 2 * BLOCK * 16)
     queries = shifted(weights, 2 * BLOCK)
     totals = shifted(queries, n_slots * q_pad)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.kernels.compiled import float_pointer, inlined, int_pointer, shifted
+from slipstream.kernels.compiled import float_pointer, inlined, int_pointer, on_line, shifted
 from slipstream.kernels.exponential import over_one_plus_exp
 from slipstream.kernels.gated_delta.prepare import copy, decay, fill, multiply, normalise
 from slipstream.kernels.gated_delta.sweep import COLUMNS, fold, four, put_four, update, weigh
@@ -42,7 +42,7 @@ def scratch(d_key: int, d_value: int) -> Any:
     n_vectors = TILE * 4 * padded(d_key)
     n_state = (d_value + COLUMNS - 1) // COLUMNS * COLUMNS * d_key
     memory = np.empty(n_vectors + TILE + n_state + WIDTH, np.float32)
-    vectors = float_pointer((memory.ctypes.data + 63) // 64 * 64)
+    vectors = float_pointer(on_line(memory.ctypes.data))
     betas = shifted(vectors, n_vectors)
     return memory, (vectors, betas, shifted(betas, TILE))
 

@@ -22,7 +22,7 @@ from slipstream.kernels.compiled import (
     pointer,
     shifted,
 )
-from slipstream.kernels.matmul.code_bytes import lay_inputs, round_inputs
+from slipstream.kernels.matmul.code_bytes import find_unit, lay_inputs, round_inputs
 from slipstream.kernels.matmul.emit import N_FIELDS
 from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_PAIRS, OF_TILES
 from slipstream.kernels.matmul.tile_sums import HAS_TILES, TILE_ROWS, VECTOR_ROWS
@@ -106,18 +106,23 @@ def _widen(a: Any, source: int, at: Any) -> None:
 
 @inlined
 def _copy_bytes(a: Any, source: int, at: Any) -> None:
-    """bfloat16 as integers: [chunks, rows of the tile, 2, 32] bytes, or [.., 32] shorts (`code_bytes.py`)."""
+    """bfloat16 as integers: [chunks, rows of the tile, 2, 32] bytes, or [.., 32] shorts (`code_bytes.py`).
+
+    And in whole units, or only so: whatever has a place.
+    """
     row, n, r = at
     n_chunks = a[N_IN] // CHUNK
     for chunk in range(n_chunks):
         x = a[X] + (source * a[N_IN] + chunk * CHUNK) * 2
         place = row * n_chunks + chunk * n
-        fields = a[SUMS] + (place * N_FIELDS + r) * 4
-        lay_inputs(x, a[TILES] + (place + r) * CHUNK * 2, (fields, n))
+        fields = a[SUMS] + (place * N_FIELDS + r) * 4, n
+        find_unit(x, fields)
+        if a[TILES] != 0:
+            lay_inputs(x, a[TILES] + (place + r) * CHUNK * 2, fields)
         if a[ROUNDED] != 0:
             tile, line = source // TILE_ROWS, source % TILE_ROWS
             place = (tile * n_chunks + chunk) * TILE_ROWS + line
-            round_inputs(x, a[ROUNDED] + place * CHUNK * 2, fields, n)
+            round_inputs(x, a[ROUNDED] + place * CHUNK * 2, fields)
 
 
 @inlined

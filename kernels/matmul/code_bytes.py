@@ -207,8 +207,8 @@ def _floats_of_signed(builder: Emitter, form: BlockFormat, total: list[Value], f
 
 
 @emits(types.void)
-def lay_inputs(builder: Emitter, source: Value, target: Value, fields: Value) -> None:
-    """Make bytes [2, 32] of 32 bfloat16, and of them the fields, (address, n_rows): [.., n_rows] words.
+def find_unit(builder: Emitter, source: Value, fields: Value) -> None:
+    """Write the unit of 32 bfloat16 to the fields, (address, n_rows): [.., n_rows] words.
 
     What is infinite or no number has a unit that is no number.
     """
@@ -222,18 +222,33 @@ def lay_inputs(builder: Emitter, source: Value, target: Value, fields: Value) ->
     exponent = builder.select(builder.icmp_unsigned(">", exponent, least), exponent, least)
     unit = builder.shl(builder.sub(exponent, INT(HIGHEST)), INT(23))
     unit = builder.select(builder.icmp_unsigned("<", most, INT(0x7F80)), unit, INT(0x7FC00000))
-    units = builder.shl(builder.sub(INT(2 * 127 + HIGHEST), exponent), INT(23))  # in 1
-    scale = spread(builder, builder.bitcast(units, FLOAT), FLOATS)
+    builder.store(builder.bitcast(unit, FLOAT), _field(builder, fields, UNIT))
+
+
+def _field(builder: Emitter, fields: Value, field: int) -> Value:
+    """Where a field is. fields: as of `find_unit`."""
+    address, n_rows = (builder.extract_value(fields, i) for i in range(2))
+    return builder.gep(builder.inttoptr(address, FLOAT.as_pointer()), [builder.mul(n_rows, LONG(field))])
+
+
+def _unit(builder: Emitter, fields: Value) -> tuple[Value, Value]:
+    """The unit, and how many of it are 1, which is exact, in all lanes."""
+    unit = builder.load(_field(builder, fields, UNIT))
+    return unit, spread(builder, builder.fdiv(ir.Constant(FLOAT, 1.0), unit), FLOATS)
+
+
+@emits(types.void)
+def lay_inputs(builder: Emitter, source: Value, target: Value, fields: Value) -> None:
+    """Make bytes [2, 32] of 32 bfloat16, and write their sums to the fields, which have the unit."""
+    _, units = _unit(builder, fields)
     sums = []
-    for i, one in enumerate(bits):
-        near = _nearest(builder, one, scale)
+    for i in range(2):
+        near = _nearest(builder, load_at(builder, SHORTS, source, 2 * WIDTH * i), units)
         whole = builder.sub(builder.bitcast(near, INTS), builder.bitcast(all_of(_MAGIC), INTS))
         _lay_whole(builder, whole, target, i)
         sums.append(call_intrinsic(builder, "llvm.vector.reduce.add.v16i32", INT, whole))
-    address, n_rows = (builder.extract_value(fields, i) for i in range(2))
-    words = builder.inttoptr(address, INT.as_pointer())
-    for field, word in enumerate([unit, builder.add(*sums), *sums], UNIT):
-        builder.store(word, builder.gep(words, [builder.mul(n_rows, LONG(field))]))
+    for field, word in enumerate([builder.add(*sums), *sums], SUMS):
+        builder.store(builder.bitcast(word, FLOAT), _field(builder, fields, field))
 
 
 def _lay_whole(builder: Emitter, whole: Value, target: Value, half: int) -> None:
@@ -249,16 +264,12 @@ def _lay_whole(builder: Emitter, whole: Value, target: Value, half: int) -> None
 
 
 @emits(types.void)
-def round_inputs(builder: Emitter, source: Value, target: Value, fields: Value, n_rows: Value) -> None:
-    """Round 32 bfloat16 to whole units, those that `lay_inputs` found: bfloat16 again, which has room for these.
+def round_inputs(builder: Emitter, source: Value, target: Value, fields: Value) -> None:
+    """Round 32 bfloat16 to whole units: bfloat16 again, which has room for these.
 
-    They are written in the order in which `_pairs` has their weights.
+    They are written in the order in which `_pairs` has their weights. fields: those that have the unit.
     """
-    words = builder.inttoptr(fields, FLOAT.as_pointer())
-    unit = builder.load(builder.gep(words, [builder.mul(n_rows, LONG(UNIT))]))
-    units = spread(
-        builder, builder.fdiv(ir.Constant(FLOAT, 1.0), unit), FLOATS
-    )  # in 1; exact, as is the last product
+    unit, units = _unit(builder, fields)
     for i in range(2):
         near = _nearest(builder, load_at(builder, SHORTS, source, 2 * WIDTH * i), units)
         rounded = builder.fmul(builder.fsub(near, all_of(_MAGIC)), spread(builder, unit, FLOATS))

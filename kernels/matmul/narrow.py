@@ -62,7 +62,10 @@ class NarrowWeight:
     order: Tensor | None  # [in_features] int64: stored column i belongs to input order[i]; None: to input i
     dtype: torch.dtype
     way: str  # what products are of
-    in_units: bool  # whether tiles of AMX read inputs as whole units in bfloat16 (`code_bytes.py`)
+    # How products read inputs where they are of bytes (`code_bytes.py`), if any do so: tiles of AMX as whole units in
+    # bfloat16, all others as bytes.
+    in_units: bool
+    in_bytes: bool
     in_features: int
     out_features: int
 
@@ -125,6 +128,7 @@ def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> Narrow
     ends = torch.zeros(sum(n_outs)) if bias is None else bias.to(torch.float32)
     ends = torch.cat([F.pad(one, (0, -len(one) % PANEL)) for one in ends.split(n_outs)])
     segments = _segments(laid, n_outs, tasks)
+    in_units = [_is_in_units(kind, one) for kind, one in zip(kinds, each, strict=True) if one == OF_BYTES]
     return NarrowWeight(
         parts=tuple(laid),
         segments=segments,
@@ -133,7 +137,8 @@ def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> Narrow
         order=order,
         dtype=weight.dtype,
         way=way,
-        in_units=any(_is_in_units(kind, one) for kind, one in zip(kinds, each, strict=True)),
+        in_units=any(in_units),
+        in_bytes=not all(in_units),
         in_features=weight.shape[1],
         out_features=sum(n_outs),
     )
@@ -204,7 +209,7 @@ def linear(x: Tensor, packed: NarrowWeight, out_dtype: torch.dtype | None = None
     multiply(
         (x.data_ptr(), out.data_ptr(), packed.table.data_ptr(), 0, 0),
         (n_rows, n_in, packed.out_features, packed.bias.shape[0] // PANEL, 1),
-        (x.dtype, packed.way, out.dtype, packed.in_units),
+        (x.dtype, packed.way, out.dtype, (packed.in_units, packed.in_bytes)),
         threads.available() if n_rows * n_in * packed.out_features >= SERIAL_BELOW else 1,
     )
     return out if out_dtype is None else out.to(out_dtype)
@@ -241,7 +246,7 @@ def multiply_groups(
     multiply(
         tuple(one.data_ptr() for one in (x, out, matrices.table, matrix_ids, starts)),
         (n_rows, n_in, first.out_features, first.bias.shape[0] // PANEL, len(matrix_ids)),
-        (x.dtype, first.way, out_dtype, matrices.in_units),
+        (x.dtype, first.way, out_dtype, (matrices.in_units, True)),
         threads.available() if n_rows * n_in * first.out_features >= SERIAL_BELOW else 1,
     )
     return out

@@ -22,6 +22,7 @@ from slipstream.kernels.compiled import (
     int_pointer,
     long_kernel,
     long_pointer,
+    on_line,
     per_dtype,
     pointer,
     shifted,
@@ -80,12 +81,13 @@ def multiply(addresses: Any, shape: Any, forms: Any, n_threads: int) -> None:
     segments, and ids [n_groups] and starts [n_groups + 1] of groups, int32, the last of which may have no rows; 0 for
     one group of all rows.
     shape: (n_rows, n_in, n_out, panels of a matrix, n_groups). forms: the dtype of inputs, what products are of, the
-    dtype of results, and whether tiles read inputs as whole units.
+    dtype of results, and whether tiles read inputs as whole units, and others as bytes, however many rows there are.
     """
-    x_dtype, way, out_dtype, in_units = forms
+    x_dtype, way, out_dtype, (in_units, in_bytes) = forms
     tasks = arrange_task(x_dtype, way), _task[out_dtype]
-    of_tile = 4 if way == OF_FLOATS else 2
-    of_rounded = 2 if in_units and shape[0] > VECTOR_ROWS else 0
+    is_tiled = in_units and shape[0] > VECTOR_ROWS
+    of_tile = 4 if way == OF_FLOATS else 2 if in_bytes or not is_tiled else 0
+    of_rounded = 2 if is_tiled else 0
     _run(addresses, shape, tasks, (x_dtype.itemsize, of_tile, of_rounded, out_dtype.itemsize), n_threads)
 
 
@@ -202,7 +204,7 @@ def _panels(a: Any, kind: Any) -> None:
     n_partial = max(TILE_ROWS, (a[MOST] + PADDING) * PARTIAL_BYTES // (PANEL * 4))
     memory = np.zeros((n_partial + N_FOUND + a[MOST] + 8) * PANEL + WIDTH, np.float32)
     values, own = np.empty(N_VALUES + WIDTH, np.float32), np.empty(VALUES + 1, np.int64)
-    own[PARTIAL], own[VALUES] = (memory.ctypes.data + 63) // 64 * 64, (values.ctypes.data + 63) // 64 * 64
+    own[PARTIAL], own[VALUES] = on_line(memory.ctypes.data), on_line(values.ctypes.data)
     own[FOUND] = own[PARTIAL] + n_partial * PANEL * 4
     own[TOTALS] = own[FOUND] + N_FOUND * PANEL * 4
     arrived = fetch_add(shifted(a, ARRIVED), 1)
@@ -267,8 +269,9 @@ def _run(addresses: Any, shape: Any, tasks: Any, n_bytes: Any, n_threads: int) -
         n_groups = with_rows(int_pointer(addresses[4]), n_groups)
     of_input, of_tile, of_rounded, of_result = n_bytes
     n_padded = n_rows + PADDING * n_groups
-    tiles = np.empty(n_padded * n_in * of_tile // 8, np.int64)
-    rounded = np.empty((n_rows + TILE_ROWS * n_groups) * n_in * of_rounded // 8, np.int64)
+    # With room for beginning on a line of the cache: tiles of AMX are loaded line by line.
+    tiles = np.empty(n_padded * n_in * of_tile // 8 + 8, np.int64)
+    rounded = np.empty((n_rows + TILE_ROWS * n_groups) * n_in * of_rounded // 8 + 8, np.int64)
     sums = np.empty(n_padded * n_in // CHUNK * N_FIELDS, np.float32)
     groups = np.empty(n_groups * GROUP_FIELDS, np.int64)
     a = np.empty(NEXT + n_threads * SPREAD, np.int64)
@@ -283,10 +286,10 @@ def _run(addresses: Any, shape: Any, tasks: Any, n_bytes: Any, n_threads: int) -
             addresses[0] + first * n_in * of_input,
             addresses[1] + first * n_out * of_result,
         )
-        group[TILES] = tiles.ctypes.data + place * n_in * of_tile
+        group[TILES] = on_line(tiles.ctypes.data) + place * n_in * of_tile if of_tile else 0
         group[SUMS] = sums.ctypes.data + place * (n_in // CHUNK) * FIELD_BYTES
         of_tiles = first + TILE_ROWS * i
-        group[ROUNDED] = rounded.ctypes.data + of_tiles * n_in * of_rounded if of_rounded else 0
+        group[ROUNDED] = on_line(rounded.ctypes.data) + of_tiles * n_in * of_rounded if of_rounded else 0
         group[N_ROWS], group[N_IN], group[N_OUT], group[ARRANGED] = end - first, n_in, n_out, 0
         group[BIAS], group[SEGMENTS] = table[2 * matrix], table[2 * matrix + 1]
         a[MOST] = max(a[MOST], end - first)

@@ -23,6 +23,7 @@ from slipstream.kernels.compiled import (
     int_pointer,
     long_kernel,
     long_pointer,
+    on_line,
     per_dtype,
     pointer,
     shifted,
@@ -104,7 +105,7 @@ def _all_groups(a: Any, out: Any, way: Any) -> None:
     for i in range(n_groups):
         most = max(most, starts[i + 1] - starts[i])
     memory = np.empty((most + 3) * PANEL + WIDTH, np.float32)
-    totals = float_pointer((memory.ctypes.data + 63) // 64 * 64)
+    totals = float_pointer(on_line(memory.ctypes.data))
     _, begin, add, end = way
     begun = np.int64(0)
     item = fetch_add(shifted(a, NEXT), 1)

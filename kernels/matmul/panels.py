@@ -23,6 +23,7 @@ from slipstream.kernels.compiled import (
     inlined,
     long_kernel,
     long_pointer,
+    on_line,
     per_dtype,
     pointer,
     shifted,
@@ -114,7 +115,7 @@ def _panels(a: Any, out: Any, way: Any) -> None:
     """Do panels until none is left. a: the arguments. way: how products are added, `BY_…`."""
     x, n_rows, n_steps, n_out = float_pointer(a[X]), a[N_ROWS], a[N_STEPS], a[N_OUT]
     memory = np.empty((n_rows + 3) * PANEL + WIDTH, np.float32)
-    totals = float_pointer((memory.ctypes.data + 63) // 64 * 64)
+    totals = float_pointer(on_line(memory.ctypes.data))
     _, begin, add, end = way
     begin(n_rows)
     panel = fetch_add(shifted(a, NEXT), 1)

@@ -22,6 +22,7 @@ from slipstream.kernels.compiled import (
     inlined,
     int_pointer,
     long_pointer,
+    on_line,
     pointer_like,
     shifted,
 )
@@ -81,7 +82,7 @@ def scratch(a: Any) -> Any:
     sizes = n_keys, n_values, lanes * BLOCK, lanes * BLOCK, n_panels * lanes * PANEL, 2 * lanes, BLOCK * d
     floats = np.empty(sum(sizes) + WIDTH, np.float32)
     longs = np.empty(BLOCK, np.int64)
-    keys = float_pointer((floats.ctypes.data + 63) // 64 * 64)
+    keys = float_pointer(on_line(floats.ctypes.data))
     values = shifted(keys, sizes[0])
     scores = shifted(values, sizes[1])
     weights = shifted(scores, sizes[2])
