@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.engine.batch import Batch, Layout, RecurrentRows, upload
+from slipstream.engine.batch import AnyArray, Batch, Layout, RecurrentRows, upload
 
 # Rows of a frame whose rows all have logits. Between two neighbouring sizes passes cost the same on a device that waits
 # for the weights.
@@ -84,6 +85,9 @@ class Frame:
             place[...] = one
         self._shapes = {name: one.shape for name, one in padding.items()}
         self._buffer = torch.from_numpy(self._padding).to(device, copy=True)  # [n_bytes] uint8
+        # Where batches are written: on the CPU the buffer itself. What is sent to a device is written anew each time.
+        self._host = self._buffer.numpy() if device.type == "cpu" else None
+        self._places = {} if self._host is None else self._places_in(self._host)
         tensors = self._layout.tensors(self._buffer)
         self.batch = replace(empty.with_parts(dict(zip(padding, tensors, strict=True))), frame=self)
         self.captured: dict[object, Any] = {}  # what belongs to a captured pass over it, by the pass
@@ -117,8 +121,12 @@ class Frame:
 
     def fill(self, batch: Batch) -> Batch:
         """A batch of the host, padded and on the device. It holds until the frame is filled again."""
-        host = self._padding.copy()
-        places = dict(zip(self._shapes, self._layout.arrays(host), strict=True))
+        if self._host is None:
+            host = self._padding.copy()
+            places = self._places_in(host)
+        else:
+            host, places = self._host, self._places
+            host[:] = self._padding
         for name, one in batch.parts.items():
             place, values = places[name], one.numpy()
             if name == "logit_index" and self.has_all_logits:
@@ -126,11 +134,15 @@ class Frame:
             place[tuple(map(slice, values.shape))] = values
             if name.endswith("_starts"):
                 place[len(values) :] = values[-1]  # spans without rows
-        source = torch.from_numpy(host)
-        source = source.pin_memory() if self._buffer.is_cuda else source
-        self._buffer.copy_(source, non_blocking=True)
+        if self._host is None:
+            source = torch.from_numpy(host)
+            self._buffer.copy_(source.pin_memory() if self._buffer.is_cuda else source, non_blocking=True)
         self._n_fills += 1
         return replace(self.batch, spans=batch.spans)
+
+    def _places_in(self, host: NDArray[np.uint8]) -> dict[str, AnyArray]:
+        """The parts of a batch in a buffer of the host, by name."""
+        return dict(zip(self._shapes, self._layout.arrays(host), strict=True))
 
 
 def _empty(size: FrameSize, room: Room) -> Batch:
@@ -212,7 +224,7 @@ class ExactFrames(Frames):
         return [n for n in widths if n <= self.most_rows and FrameSize(1, n, n) not in self._by_shape]
 
     def place(self, batch: Batch, device: torch.device) -> Batch:
-        shape = FrameSize(len(batch.spans), len(batch.token_ids), len(batch.logit_index))
+        shape = FrameSize(len(batch.spans), batch.token_ids.shape[0], batch.logit_index.shape[0])
         if batch.has_images or shape.n_rows > self.most_rows:
             return batch.to(device)
         frame = self._frame(shape)
