@@ -12,7 +12,7 @@ rows have logits, as when slots decode and verify. Other shapes, with parts of p
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -123,10 +123,21 @@ class Frame:
         """A batch of the host, padded and on the device. It holds until the frame is filled again."""
         if self._host is None:
             host = self._padding.copy()
-            places = self._places_in(host)
+            self._write(batch, self._places_in(host))
+            source = torch.from_numpy(host)
+            self._buffer.copy_(source.pin_memory() if self._buffer.is_cuda else source, non_blocking=True)
         else:
-            host, places = self._host, self._places
-            host[:] = self._padding
+            self._host[:] = self._padding
+            self._write(batch, self._places)
+        self._n_fills += 1
+        return replace(self.batch, spans=batch.spans)
+
+    def _places_in(self, host: NDArray[np.uint8]) -> dict[str, AnyArray]:
+        """The parts of a batch in a buffer of the host, by name."""
+        return dict(zip(self._shapes, self._layout.arrays(host), strict=True))
+
+    def _write(self, batch: Batch, places: Mapping[str, AnyArray]) -> None:
+        """Put a batch of the host over the padding."""
         for name, one in batch.parts.items():
             place, values = places[name], one.numpy()
             if name == "logit_index" and self.has_all_logits:
@@ -134,15 +145,6 @@ class Frame:
             place[tuple(map(slice, values.shape))] = values
             if name.endswith("_starts"):
                 place[len(values) :] = values[-1]  # spans without rows
-        if self._host is None:
-            source = torch.from_numpy(host)
-            self._buffer.copy_(source.pin_memory() if self._buffer.is_cuda else source, non_blocking=True)
-        self._n_fills += 1
-        return replace(self.batch, spans=batch.spans)
-
-    def _places_in(self, host: NDArray[np.uint8]) -> dict[str, AnyArray]:
-        """The parts of a batch in a buffer of the host, by name."""
-        return dict(zip(self._shapes, self._layout.arrays(host), strict=True))
 
 
 def _empty(size: FrameSize, room: Room) -> Batch:
