@@ -31,7 +31,7 @@ from slipstream.kernels.vector import WIDTH, load, sum_lanes
 
 GROUPS, N_GROUPS, N_PANELS, MOST, N_THREADS, ARRIVED, NEXT = range(7)  # of a call; MOST: rows of a group
 # Arguments of a group; the first of them, and more, are those of what adds one panel's products to the totals. ROUNDED
-# are rows in whole units (`code_bytes.py`), for AMX: [tiles, chunks, 16 rows, 32].
+# are rows in whole units (`code_bytes.py`): [tiles, chunks, 16 rows, 32].
 X, TILES, SUMS, N_ROWS, N_IN, ROUNDED, OUT, BIAS, SEGMENTS, N_OUT, ARRANGED, GROUP_FIELDS = range(12)
 FIELD_BYTES = 4 * N_FIELDS  # of a chunk of a row's inputs
 FEW = 4  # rows, at most, of the smaller tile
@@ -120,7 +120,7 @@ def _copy_bytes(a: Any, source: int, at: Any) -> None:
         if a[TILES] != 0:
             lay_inputs(x, a[TILES] + (place + r) * CHUNK * 2, fields)
         if a[ROUNDED] != 0:
-            tile, line = source // TILE_ROWS, source % TILE_ROWS
+            tile, line = (row + r) // TILE_ROWS, (row + r) % TILE_ROWS
             place = (tile * n_chunks + chunk) * TILE_ROWS + line
             round_inputs(x, a[ROUNDED] + place * CHUNK * 2, fields)
 

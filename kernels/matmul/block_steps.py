@@ -71,16 +71,19 @@ def _add_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, way: Any) -> Any
     return types.void(place, kind, n_rows, way), generate
 
 
-def _add_laid(typing: Any, place: Any, kind: Any, way: Any, values: Any) -> Any:
-    """(place, kind, way, address) does the same for four rows with what codes stand for, laid down by `lay_chunk`."""
+def _add_laid(typing: Any, place: Any, kind: Any, n_rows: Any, way: Any, values: Any) -> Any:
+    """(place, kind, rows, way, address) does the same with what codes stand for, laid down by `lay_chunk`.
+
+    It is read anew for every four rows.
+    """
 
     def generate(context: Any, builder: Emitter, signature: Any, given: Any) -> Any:
         form, found = LAYOUTS[kind.literal_value], WAYS[way.literal_value]
-        tile = Tile(form, 4, *found.at_once(form, 4), found)
-        emit_laid(builder, tile, _placed(builder, form, given[0]), given[3])
+        tile = Tile(form, n_rows.literal_value, *found.at_once(form, 4), found)
+        emit_laid(builder, tile, _placed(builder, form, given[0]), given[4])
         return context.get_dummy_value()
 
-    return types.void(place, kind, way, types.int64), generate
+    return types.void(place, kind, n_rows, way, types.int64), generate
 
 
 def _constant(find: Callable[..., int]) -> Callable[..., Any]:
@@ -137,7 +140,7 @@ def _scale_group(typing: Any, place: Any, form: Any, found: Any) -> Any:
 lay_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_lay_chunk)
 scale_group: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_scale_group)
 add_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_chunk)
-add_laid: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_laid)
+add_laid: Callable[[Any, Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_laid)
 end_block: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_end_block)
 # Vectors of 16 outputs that `add_chunk` takes at once, by (type, rows of the tile, way).
 columns_of: Callable[[str, int, str], int] = intrinsic(prefer_literal=True)(

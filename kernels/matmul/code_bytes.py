@@ -1,6 +1,7 @@
 """Codes of a record as bytes, for the CPU's instruction that adds four products of integers at once (VNNI).
 
-Where a CPU has none, `code_shorts.py` multiplies the same integers two at a time.
+Where a CPU has none, `code_shorts.py` multiplies the same integers two at a time. Where sums of a group fit float32,
+AMX's tiles and AMD's CPUs multiply them as bfloat16 (`UNITS`): the sums are as exact, and nothing is left to convert.
 
 Codes become whole numbers from 0 on: what each stands for, less the least of them. Inputs are integers, too, of two
 bytes that share a power of two with all 32 of a chunk: x = unit * (256 * high + low). So a group's sum is one of
@@ -21,7 +22,7 @@ from numba import types
 from slipstream.kernels.compiled import emits
 from slipstream.kernels.cpu_features import missing
 from slipstream.kernels.matmul import code_pairs
-from slipstream.kernels.matmul.code_pairs import look_up
+from slipstream.kernels.matmul.code_pairs import bfloat_bits
 from slipstream.kernels.matmul.emit import (
     BYTE,
     CODES,
@@ -79,13 +80,15 @@ def zero_of(form: BlockFormat) -> int:
     return -int(min(form.values))
 
 
-def _planes(bits: int) -> list[tuple[int, int]]:
-    """How codes of so many bits lie: (bits, bits before them) of each part of a code, as many words as it has bits.
+def words_of(bits: int) -> list[tuple[int, int, int]]:
+    """What the words of codes of so many bits hold, as they lie: (bits, bits before them, the first four inputs).
 
-    A word holds those bits of 32 / bits inputs: of the first four in its bytes' lowest bits, of the next above them.
+    A word has those bits of each of 32 / bits inputs: of the first four in its bytes' lowest bits, of the next above
+    them. So a code of six bits is in one of four words and in one of two; they lie in the order of their inputs.
     """
     parts = [n for n in (8, 4, 2, 1) if bits & n]
-    return [(n, sum(parts[:i])) for i, n in enumerate(parts)]
+    words = [(n, sum(parts[:i]), k * (8 // n)) for i, n in enumerate(parts) for k in range(n)]
+    return sorted(words, key=lambda word: word[2])
 
 
 def codes_of(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
@@ -97,10 +100,11 @@ def _stored(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[Value
     """The codes themselves, in bytes."""
     for step in range(CHUNK // 4):
         code = None
-        for bits, before in _planes(form.bits):
-            per_word = 8 // bits
-            place = (before + step // per_word) * PANEL * 4
-            part = _moved(builder, load_at(builder, INTS, words, place), before - step % per_word * bits)
+        for i, (bits, before, first) in enumerate(words_of(form.bits)):
+            if not first <= step < first + 8 // bits:
+                continue
+            part = load_at(builder, INTS, words, i * PANEL * 4)
+            part = _moved(builder, part, before - (step - first) * bits)
             if bits < 8:
                 part = builder.and_(part, constant(((1 << bits) - 1 << before) * 0x01010101))
             code = part if code is None else builder.or_(code, part)
@@ -198,7 +202,17 @@ def _pairs(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[V
     for codes in _stored(builder, form, words):
         two = builder.bitcast(codes, PAIRS)
         for code in (two, builder.lshr(two, shorts([8] * 2 * WIDTH))):
-            yield [builder.bitcast(look_up(builder, form.values, code), BFLOATS)]
+            yield [builder.bitcast(_bfloats(builder, form.values, code), BFLOATS)]
+
+
+def _bfloats(builder: Emitter, values: tuple[float, ...], code: Value) -> Value:
+    """The bfloat16 that each word's lowest five or six bits stand for."""
+    table = [bfloat_bits(value) for value in values]
+    if len(table) == 64:
+        name = "llvm.x86.avx512.vpermi2var.hi.512"
+        return call_intrinsic(builder, name, PAIRS, shorts(table[:32]), code, shorts(table[32:]))
+    repeated = shorts(table * (32 // len(table)))  # bits of the next codes may stand above this one's
+    return call_intrinsic(builder, "llvm.x86.avx512.permvar.hi.512", PAIRS, repeated, code)
 
 
 def _floats_of_signed(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
@@ -284,6 +298,12 @@ def _nearest(builder: Emitter, bits: Value, units: Value) -> Value:
     return call_intrinsic(builder, "llvm.fma.v16f32", FLOATS, x, units, all_of(_MAGIC))
 
 
+def _rounded(builder: Emitter, x: Value, step: int, row: Row) -> list[Value]:
+    """Two inputs in all lanes. x: whole units [n_rows, 32]."""
+    two = load_at(builder, INT, x, row.index * 2 * CHUNK + step * 4)
+    return [builder.bitcast(spread(builder, two, INTS), BFLOATS)]
+
+
 _COLUMNS = {8: 1, 4: 2, 1: 4} if IS_WIDE else {4: 1, 1: 1}
 
 
@@ -293,9 +313,10 @@ def _at_once(form: BlockFormat, n_rows: int) -> tuple[int, int]:
 
 
 WAY = Way(4, [CODES], codes_of, _inputs, [constant(0)] * 2, _add, _floats, _at_once)
-# Of AMX's tiles: of bytes, which may be signed for weights, too; and of pairs, whose sums are float32.
+# Of AMX's tiles: of bytes, which may be signed for weights, too.
 SIGNED = replace(WAY, codes=_signed, floats=_floats_of_signed)
-UNITS = replace(code_pairs.WAY, codes=_pairs)
+# Of whole units in bfloat16, whose sums are float32.
+UNITS = replace(code_pairs.WAY, codes=_pairs, inputs=_rounded)
 
 
 def is_exact_in_units(form: BlockFormat) -> bool:

@@ -1,4 +1,4 @@
-"""Codes of a record as pairs of bfloat16, looked up by AVX-512, for its instruction that adds two products at once."""
+"""Codes of fp8 as pairs of bfloat16, looked up by AVX-512, for its instruction that adds two products at once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from llvmlite import ir
 
+from slipstream.kernels.cpu_features import is_amd, missing
 from slipstream.kernels.matmul.emit import (
     CODES,
     INT,
@@ -21,7 +22,6 @@ from slipstream.kernels.matmul.emit import (
     all_rows,
     as_it_is,
     load_at,
-    shorts,
     spread,
 )
 from slipstream.kernels.matmul.formats import CHUNK, BlockFormat
@@ -29,6 +29,8 @@ from slipstream.kernels.pairs import BFLOATS
 from slipstream.kernels.vector import FLOATS, INTS, WIDTH, call_intrinsic
 
 FEATURES = ("avx512bf16", "avx512bw", "avx512vbmi")  # of the CPU
+# Whether pairs are added as fast as bytes: AMD's CPUs add them every cycle, Intel's every second one.
+IS_QUICK = is_amd() and not missing(FEATURES)
 
 
 def bfloat_bits(value: float) -> int:
@@ -40,41 +42,10 @@ def bfloat_bits(value: float) -> int:
 def _pairs(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[list[Value]]:
     """Values of 16 outputs and 32 inputs, two neighbouring inputs at a time, as pairs of bfloat16: 16 times a vector.
 
+    Codes are sign and magnitude in eight bits: both bytes of the magnitude by lookup, then the sign, two steps at once.
     words: the address of their first word.
     """
-    found = _from_bytes(builder, form, words) if form.bits == 8 else _from_words(builder, form, words)
-    return ([builder.bitcast(pair, BFLOATS)] for pair in found)
-
-
-def _from_words(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[Value]:
-    """Codes of up to six bits: shifted to the lowest bits of a word, above which the lookup does not read."""
-    bits, loaded = form.bits, {}
-    for step in range(CHUNK // 2):
-        first, shift = divmod(step * bits, 16)
-        last = (step * bits + bits - 1) // 16
-        for i in {first, last} - loaded.keys():
-            loaded[i] = load_at(builder, PAIRS, words, i * PANEL * 4)
-        if last > first:
-            by = shorts([shift] * 2 * WIDTH)
-            code = call_intrinsic(builder, "llvm.fshr.v32i16", PAIRS, loaded[last], loaded[first], by)
-        else:
-            code = builder.lshr(loaded[first], shorts([shift] * 2 * WIDTH)) if shift else loaded[first]
-        yield look_up(builder, form.values, code)
-
-
-def look_up(builder: Emitter, values: tuple[float, ...], code: Value) -> Value:
-    """The bfloat16 that each word's lowest five or six bits stand for."""
-    table = [bfloat_bits(value) for value in values]
-    if len(table) == 64:
-        name = "llvm.x86.avx512.vpermi2var.hi.512"
-        return call_intrinsic(builder, name, PAIRS, shorts(table[:32]), code, shorts(table[32:]))
-    repeated = shorts(table * (32 // len(table)))  # bits of the next codes may stand above this one's
-    return call_intrinsic(builder, "llvm.x86.avx512.permvar.hi.512", PAIRS, repeated, code)
-
-
-def _from_bytes(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[Value]:
-    """Sign and magnitude in eight bits: both bytes of the magnitude by lookup, then the sign, two steps at once."""
-    table = [bfloat_bits(value) for value in (range(128) if form.is_biased else form.values[:128])]
+    table = [bfloat_bits(value) for value in form.values[:128]]
     upper = [i + j + 64 * k for i in (0, 16, 32, 48) for j in range(8) for k in (0, 1)]
     for step in range(0, CHUNK // 2, 2):
         codes = load_at(builder, CODES, words, step // 2 * PANEL * 4)
@@ -84,7 +55,7 @@ def _from_bytes(builder: Emitter, form: BlockFormat, words: Value) -> Iterator[V
         for lanes in (upper, [lane + 8 for lane in upper]):
             mask = ir.Constant(ir.VectorType(INT, 4 * WIDTH), lanes)
             pair = builder.bitcast(builder.shuffle_vector(low, high, mask), PAIRS)
-            yield pair
+            yield [builder.bitcast(pair, BFLOATS)]
         words = after(
             builder, words, pair
         )  # else compilers look all codes up at once and run out of registers

@@ -8,9 +8,9 @@ one, where value is the number that a code stands for:
 - minimum: the second half, or minus the second half times the group's second byte, or minus the scale times the zero
 
 Codes lie in a stream of 16-bit words for each output and parity of inputs: a word of even inputs and one of odd ones
-are neighbours, so that 16 outputs are one vector. Where products are of pairs of bfloat16 (`code_pairs.py`), codes of
-eight bits lie otherwise: as sign and magnitude, in the order in which interleaving bytes makes pairs of them. Where
-they are of bytes (`code_bytes.py`), a word of an output has bits of four neighbouring inputs in its bytes. All scales,
+are neighbours, so that 16 outputs are one vector. Where fp8 is multiplied as pairs of bfloat16 (`code_pairs.py`), its
+codes lie in the order in which interleaving bytes makes pairs of them. Where products are of whole numbers
+(`code_bytes.py`), a word of an output has bits of four neighbouring inputs in its bytes. All scales,
 bytes aside, have the file's own bits, and bytes what the file has in four to eight, so no value is rounded.
 """
 
@@ -24,9 +24,10 @@ PANEL = 64  # outputs of a record
 CHUNK = 32  # inputs whose codes begin on a word
 SIGNED, UNSIGNED, EXPONENT = "signed", "unsigned", "exponent"
 HALF, FLOAT, ZERO = "half", "float", "zero"
-OF_FLOATS, OF_PAIRS, OF_BYTES, OF_TILES = "floats", "pairs", "bytes", "tiles"  # what products are of
-# What those of bytes are of in AMX's tiles (`narrow_tiles.py`).
-OF_SIGNED, OF_UNITS = "signed", "units"
+# What products are of. Those of bytes are of whole units where that is exact and as fast, with the same bits, and in
+# AMX's tiles of signed bytes.
+OF_FLOATS, OF_PAIRS, OF_BYTES, OF_TILES = "floats", "pairs", "bytes", "tiles"
+OF_UNITS, OF_SIGNED = "units", "signed"
 
 # What the codes of IQ4_NL and IQ4_XS stand for.
 NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -55,11 +56,6 @@ class BlockFormat:
     def is_nested(self) -> bool:
         """Whether the block's scale is for the sum of its groups, which bytes may have scaled."""
         return self.block > CHUNK or self.scale == FLOAT
-
-    @property
-    def is_biased(self) -> bool:
-        """Whether codes of eight bits are numbers above the least, not sign and magnitude."""
-        return self.values[0] < 0
 
     @property
     def scale_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Products with records where codes are laid down once for all rows: what `narrow_sums.py` does, the same bits.
 
-CPUs of few registers multiply four rows at a time, and for each four `narrow_sums.py` unpacks codes again. Here what
-they stand for is written down, as much as the first cache holds, and read for all rows.
+`narrow_sums.py` unpacks codes again for every four rows, on CPUs of few registers, or eight. Here what they stand for
+is written down, as much as the first cache holds, and read for all rows.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
+
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import inlined, long_pointer
-from slipstream.kernels.matmul.arrange import FEW, FIELD_BYTES, N_IN, N_ROWS, SUMS, TILES, tile_rows
-from slipstream.kernels.matmul.block_steps import add_laid, bytes_of_input, columns_of, laid_bytes, lay_chunk
+from slipstream.kernels.matmul.arrange import FEW, N_IN, N_ROWS, tile_rows
+from slipstream.kernels.matmul.block_steps import add_laid, columns_of, laid_bytes, lay_chunk
 from slipstream.kernels.matmul.code_bytes import HAS_VNNI
 from slipstream.kernels.matmul.formats import (
     CHUNK,
@@ -20,6 +22,7 @@ from slipstream.kernels.matmul.formats import (
     OF_BYTES,
     OF_FLOATS,
     OF_SIGNED,
+    OF_UNITS,
     PANEL,
     BlockFormat,
 )
@@ -33,15 +36,18 @@ from slipstream.kernels.matmul.narrow_sums import (
     add_blocks,
     add_span,
     end_chunk,
+    inputs_at,
     part_of,
     share_of,
 )
 from slipstream.kernels.matmul.tile_sums import fetch_quarter
 from slipstream.kernels.matmul.unpack import LAYS, MOST_ROWS
-from slipstream.kernels.vector import WIDTH
+from slipstream.kernels.vector import IS_WIDE, WIDTH
 
-# Where it pays, what is laid down by what products are of. With VNNI this was not measured.
-LAID = {OF_FLOATS: OF_FLOATS, OF_BYTES: OF_SIGNED} if LAYS else {}
+# Where it pays, what is laid down by what products are of. Of VNNI's bytes this was not measured.
+LAID = {OF_FLOATS: OF_FLOATS, OF_UNITS: OF_UNITS, OF_BYTES: OF_SIGNED} if LAYS else {}
+if IS_WIDE:
+    LAID.pop(OF_FLOATS, None)
 if HAS_VNNI:
     LAID.pop(OF_BYTES, None)
 
@@ -77,26 +83,29 @@ def _add_blocks(a: Any, form: Any) -> None:
         for chunk in range(span[0], span[1]):
             values = a[VALUES] + (chunk - begin) * laid_bytes(laid)
             lay_chunk((0, 0, a[RECORDS], chunk, 0, 0, 0), kind, laid, values)
-        for row in range(0, n_rows, FEW):
-            if tile_rows(n_rows - row, 0) == FEW:
-                _add_span(a, row, span, form)
+        row = np.int64(0)
+        while row < n_rows:
+            n = tile_rows(n_rows - row, 0)
+            if MOST_ROWS == 8 and n == 8:
+                _add_span(a, row, span, (form, 8))
+            elif n == FEW:
+                _add_span(a, row, span, (form, FEW))
             else:
                 add_span(a, row, span, (kind, 1, way))
+            row += n
 
 
 @inlined
 def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
-    """Some chunks of four rows."""
-    kind, way, laid = form
-    n_chunks, totals = a[N_IN] // CHUNK, a[TOTALS] + row * PANEL * 4
-    partial, share = a[PARTIAL] + row * PARTIAL_BYTES, share_of(a, row, FEW, kind)
+    """Some chunks of a tile of rows. form: (of `_add_blocks`, its rows)."""
+    (kind, way, laid), n = form
+    totals, share = a[TOTALS] + row * PANEL * 4, share_of(a, row, n, kind)
+    partial = a[PARTIAL] + row * PARTIAL_BYTES
     for chunk in range(span[0], span[1]):
-        place = row * n_chunks + chunk * FEW
-        x = a[TILES] + place * CHUNK * bytes_of_input(way)
+        x, sums = inputs_at(a, (row, n), chunk, way)
         values = a[VALUES] + (chunk - span[0]) * laid_bytes(laid)
         ahead = part_of(share, a[RECORDS], (chunk, 0, 1))
         for first in range(0, PANEL, columns_of(kind, FEW, laid) * WIDTH):
-            at = x, a[SUMS] + place * FIELD_BYTES, a[RECORDS], chunk, first, totals, partial
-            add_laid(at, kind, laid, values)
+            add_laid((x, sums, a[RECORDS], chunk, first, totals, partial), kind, n, laid, values)
             fetch_quarter(ahead, first // WIDTH)
-        end_chunk(a, (row, 4), chunk, kind, partial)
+        end_chunk(a, (row, n), chunk, kind, partial)

@@ -31,7 +31,15 @@ from slipstream.kernels.matmul import (
 )
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.code_bytes import has_whole_numbers, is_exact_in_units
-from slipstream.kernels.matmul.formats import INT8, LAYOUTS, OF_BYTES, OF_FLOATS, OF_PAIRS, OF_TILES, PANEL
+from slipstream.kernels.matmul.formats import (
+    LAYOUTS,
+    OF_BYTES,
+    OF_FLOATS,
+    OF_PAIRS,
+    OF_TILES,
+    OF_UNITS,
+    PANEL,
+)
 from slipstream.kernels.matmul.narrow_sums import dense_task, multiply
 from slipstream.kernels.matmul.panel_sums import panels_of
 from slipstream.kernels.matmul.quantized import (
@@ -47,6 +55,8 @@ from slipstream.kernels.matmul.scaled import kind_of
 from slipstream.kernels.matmul.tile_sums import HAS_TILES
 
 SERIAL_BELOW = 500_000  # multiply-adds; less is done before a second thread has begun
+# Whether whole units are multiplied as pairs of bfloat16, in tiles or by vectors, with the bits of bytes.
+HAS_UNITS = HAS_TILES or code_pairs.IS_QUICK
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +72,7 @@ class NarrowWeight:
     order: Tensor | None  # [in_features] int64: stored column i belongs to input order[i]; None: to input i
     dtype: torch.dtype
     way: str  # what products are of
-    # How products read inputs where they are of bytes (`code_bytes.py`), if any do so: tiles of AMX as whole units in
-    # bfloat16, all others as bytes.
+    # How parts read inputs that are whole numbers (`code_bytes.py`), if any do so: as units in bfloat16, as bytes.
     in_units: bool
     in_bytes: bool
     in_features: int
@@ -79,11 +88,7 @@ def refusal() -> str | None:
 def ways() -> list[str]:
     """What products of bfloat16 inputs may be of on this CPU; the first that has all types of a weight is taken."""
     has_pairs, has_bytes = not missing(code_pairs.FEATURES), not missing(code_bytes.FEATURES)
-    by_bytes, by_pairs = [OF_BYTES] * has_bytes, [OF_PAIRS] * has_pairs
-    if HAS_TILES:
-        return [OF_TILES, *by_bytes, *by_pairs, OF_FLOATS]
-    # Pairs should be as fast as integers where their instruction issues every cycle, as on AMD's CPUs.
-    return [*by_pairs, *by_bytes, OF_FLOATS]
+    return [*[OF_TILES] * HAS_TILES, *[OF_BYTES] * has_bytes, *[OF_PAIRS] * has_pairs, OF_FLOATS]
 
 
 def _way_of(dtype: torch.dtype, kinds: Sequence[str]) -> str:
@@ -95,13 +100,13 @@ def _way_of(dtype: torch.dtype, kinds: Sequence[str]) -> str:
 
 def part_way(way: str, kind: str) -> str | None:
     """What a part's products are of, where those of the whole are of that; None if there are none."""
-    is_whole = has_whole_numbers(LAYOUTS[kind])
-    if way == OF_BYTES and not is_whole:
+    form = LAYOUTS[kind]
+    if has_whole_numbers(form):
+        in_units = way == OF_BYTES and HAS_UNITS and is_exact_in_units(form)
+        return OF_UNITS if in_units else None if way in (OF_TILES, OF_PAIRS) else way
+    if way == OF_BYTES:
         return OF_TILES if HAS_TILES else None  # which read inputs where they are
-    if way == OF_TILES and is_whole:
-        return None
-    # int8 has -128, of which no record for pairs has a code: those have sign and magnitude.
-    return None if way == OF_PAIRS and kind in INT8.values() else way
+    return way
 
 
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> NarrowWeight | None:
@@ -128,7 +133,6 @@ def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> Narrow
     ends = torch.zeros(sum(n_outs)) if bias is None else bias.to(torch.float32)
     ends = torch.cat([F.pad(one, (0, -len(one) % PANEL)) for one in ends.split(n_outs)])
     segments = _segments(laid, n_outs, tasks)
-    in_units = [_is_in_units(kind, one) for kind, one in zip(kinds, each, strict=True) if one == OF_BYTES]
     return NarrowWeight(
         parts=tuple(laid),
         segments=segments,
@@ -137,23 +141,17 @@ def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> Narrow
         order=order,
         dtype=weight.dtype,
         way=way,
-        in_units=any(in_units),
-        in_bytes=not all(in_units),
+        in_units=OF_UNITS in each,
+        in_bytes=OF_BYTES in each,
         in_features=weight.shape[1],
         out_features=sum(n_outs),
     )
 
 
 def _block_task(kind: str, way: str) -> int:
-    if way == OF_TILES:
-        return narrow_tiles.block_task(kind)
-    if way == OF_BYTES and HAS_TILES:
-        return (narrow_tiles.unit_task if _is_in_units(kind, way) else narrow_tiles.byte_task)(kind)
+    if HAS_TILES and way in narrow_tiles.TASKS:
+        return narrow_tiles.TASKS[way](kind)
     return (laid_sums if way in laid_sums.LAID else narrow_sums).block_task(kind, way)
-
-
-def _is_in_units(kind: str, way: str | None) -> bool:
-    return HAS_TILES and way == OF_BYTES and is_exact_in_units(LAYOUTS[kind])
 
 
 def packed_bytes(weight: Quantized) -> int:
@@ -220,7 +218,8 @@ class NarrowStack:
     """Matrices of one shape and kind of products, as those of experts."""
 
     each: tuple[NarrowWeight, ...]
-    in_units: bool  # of any
+    in_units: bool  # of any, as in_bytes
+    in_bytes: bool
     table: Tensor  # [n_matrices, 2] int64: addresses of biases and segments
 
     def __len__(self) -> int:
@@ -233,8 +232,8 @@ def stack(weights: Sequence[NarrowWeight]) -> NarrowStack | None:
         return None
     if len({one.way for one in weights}) > 1:
         return None
-    in_units = any(one.in_units for one in weights)
-    return NarrowStack(tuple(weights), in_units, torch.stack([one.table for one in weights]))
+    in_units, in_bytes = (any(getattr(one, name) for one in weights) for name in ("in_units", "in_bytes"))
+    return NarrowStack(tuple(weights), in_units, in_bytes, torch.stack([one.table for one in weights]))
 
 
 def multiply_groups(
@@ -246,7 +245,8 @@ def multiply_groups(
     multiply(
         tuple(one.data_ptr() for one in (x, out, matrices.table, matrix_ids, starts)),
         (n_rows, n_in, first.out_features, first.bias.shape[0] // PANEL, len(matrix_ids)),
-        (x.dtype, first.way, out_dtype, (matrices.in_units, True)),
+        # Tiles leave groups of few rows to vectors, which read bytes.
+        (x.dtype, first.way, out_dtype, (matrices.in_units, matrices.in_bytes or HAS_TILES)),
         threads.available() if n_rows * n_in * first.out_features >= SERIAL_BELOW else 1,
     )
     return out

@@ -53,7 +53,7 @@ from slipstream.kernels.matmul.arrange import (
 )
 from slipstream.kernels.matmul.block_steps import add_chunk, bytes_of_input, columns_of, end_block
 from slipstream.kernels.matmul.emit import N_FIELDS
-from slipstream.kernels.matmul.formats import CHUNK, OF_FLOATS, PANEL
+from slipstream.kernels.matmul.formats import CHUNK, OF_FLOATS, OF_UNITS, PANEL
 from slipstream.kernels.matmul.panel_sums import BY_FLOATS
 from slipstream.kernels.matmul.records import constants_of
 from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES, LINE, TILE_ROWS, VECTOR_ROWS
@@ -81,13 +81,13 @@ def multiply(addresses: Any, shape: Any, forms: Any, n_threads: int) -> None:
     segments, and ids [n_groups] and starts [n_groups + 1] of groups, int32, the last of which may have no rows; 0 for
     one group of all rows.
     shape: (n_rows, n_in, n_out, panels of a matrix, n_groups). forms: the dtype of inputs, what products are of, the
-    dtype of results, and whether tiles read inputs as whole units, and others as bytes, however many rows there are.
+    dtype of results, and whether any parts read inputs as whole units, and any as bytes, however many rows there are.
     """
     x_dtype, way, out_dtype, (in_units, in_bytes) = forms
     tasks = arrange_task(x_dtype, way), _task[out_dtype]
-    is_tiled = in_units and shape[0] > VECTOR_ROWS
-    of_tile = 4 if way == OF_FLOATS else 2 if in_bytes or not is_tiled else 0
-    of_rounded = 2 if is_tiled else 0
+    in_units = in_units and (not HAS_TILES or shape[0] > VECTOR_ROWS)  # few rows are multiplied in bytes
+    of_tile = 4 if way == OF_FLOATS else 2 if in_bytes or not in_units else 0
+    of_rounded = 2 if in_units else 0
     _run(addresses, shape, tasks, (x_dtype.itemsize, of_tile, of_rounded, out_dtype.itemsize), n_threads)
 
 
@@ -142,14 +142,25 @@ def part_of(share: Any, records: int, at: Any) -> Any:
 def add_span(a: Any, row: int, span: Any, form: Any) -> None:
     """The same for the rows of a tile and some chunks of inputs. form: (kind, n_rows, way), constants."""
     kind, n, way = form
-    n_chunks, totals = a[N_IN] // CHUNK, a[TOTALS] + row * PANEL * 4
-    partial = a[PARTIAL] + row * PARTIAL_BYTES
+    totals, partial = a[TOTALS] + row * PANEL * 4, a[PARTIAL] + row * PARTIAL_BYTES
     for chunk in range(span[0], span[1]):
-        x = a[TILES] + (row * n_chunks + chunk * n) * (CHUNK * bytes_of_input(way))
-        sums = a[SUMS] + (row * n_chunks + chunk * n) * FIELD_BYTES
+        x, sums = inputs_at(a, (row, n), chunk, way)
         for first in range(0, PANEL, columns_of(kind, n, way) * WIDTH):
             add_chunk((x, sums, a[RECORDS], chunk, first, totals, partial), kind, n, way)
         end_chunk(a, (row, n), chunk, kind, partial)
+
+
+@inlined
+def inputs_at(a: Any, rows: Any, chunk: int, way: Any) -> Any:
+    """Addresses of a chunk of a tile's inputs and of their sums. rows: (the first, how many)."""
+    row, n = rows
+    n_chunks = a[N_IN] // CHUNK
+    place = row * n_chunks + chunk * n
+    sums = a[SUMS] + place * FIELD_BYTES
+    if way == OF_UNITS:
+        of_tile = (row // TILE_ROWS * n_chunks + chunk) * TILE_ROWS + row % TILE_ROWS
+        return a[ROUNDED] + of_tile * (CHUNK * 2), sums
+    return a[TILES] + place * (CHUNK * bytes_of_input(way)), sums
 
 
 @inlined

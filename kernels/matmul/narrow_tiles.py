@@ -97,6 +97,9 @@ def byte_task(kind: str) -> int:
     return threads.compile_task(items)
 
 
+TASKS = {OF_TILES: block_task, OF_UNITS: unit_task, OF_BYTES: byte_task}  # by what products of a part are of
+
+
 @inlined
 def _add_blocks(a: Any, form: Any, shape: Any) -> None:
     """Add the products of 64 outputs to the totals. a: the arguments.

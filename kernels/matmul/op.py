@@ -48,12 +48,11 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
     value is a whole number; or `scale * (value - zero)` for AWQ, GPTQ, fp8 and int8, where value is what a code says.
     Its sums are these, all in float32, where fma(a, b, c) is a * b + c rounded once:
 
-        group = 0;  group = group + x₀ value₀ + x₁ value₁ for each two inputs of the group: two fma, or, for bfloat16
-            on CPUs that have it (`narrow.ways`), their instruction for pairs; or, of fp8 where there is AMX, even + odd
+        of bfloat16, but for fp8:  group = the exact sum of value * x, rounded once, where x is rounded to the nearest
+            2^-14 of the largest power of two in its 32 inputs (of a largest with a mantissa of ones, the power above)
+        else:  group = 0;  group = group + x₀ value₀ + x₁ value₁ for each two inputs of the group: two fma, or, of fp8
+            times bfloat16 on CPUs that have it, their instruction for pairs; or, where there is AMX for it, even + odd
             with even = fma(x₀, value₀, even);  odd = fma(x₁, value₁, odd) for each two inputs from 0 on
-        or, for bfloat16 on CPUs that multiply integers, but for fp8:  group = the exact sum of value * x, rounded once,
-            where x is rounded to the nearest 2^-14 of the largest power of two in its 32 inputs (of a largest with a
-            mantissa of ones, the power above it)
         total = bias;  for each block of one group (32 inputs):
             total = fma(half, group, total);  total = fma(minimum, inputs, total) for types with a minimum
         for each block of several groups (256 inputs):

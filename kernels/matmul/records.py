@@ -30,6 +30,7 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.matmul.block_places import CODES, FACTORS, MINIMA
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
+from slipstream.kernels.matmul.code_bytes import words_of
 from slipstream.kernels.matmul.formats import (
     CHUNK,
     EXPONENT,
@@ -38,6 +39,7 @@ from slipstream.kernels.matmul.formats import (
     LAYOUTS,
     OF_BYTES,
     OF_FLOATS,
+    OF_UNITS,
     PANEL,
     UNSIGNED,
 )
@@ -45,14 +47,14 @@ from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight
 from slipstream.kernels.matmul.scaled import kind_of, put_scales
 from slipstream.kernels.vector import call_intrinsic
 
-DATA, RECORDS, N_OUT, N_BLOCKS, NEXT, UNFIT = range(6)  # arguments of a task
-STREAM, SIGNS, PLANES = range(3)  # how codes lie (`formats.py`)
+DATA, RECORDS, N_OUT, N_BLOCKS, NEXT = range(5)  # arguments of a task
+STREAM, BYTES, PLANES = range(3)  # how codes lie (`formats.py`)
 
 
 def records(weight: BlockWeight | Int4Weight | ByteWeight, way: str) -> Tensor | None:
     """The records, [n_panels, n_blocks, record_bytes] uint8; None if the type or one of its codes has none.
 
-    Those are -128 in Q8_0 and int8 for products of pairs, the least and greatest exponents in MXFP4, and NaN in fp8.
+    Those are the least and greatest exponents in MXFP4, and NaN in fp8.
     Outputs beyond the last are zeros. way: what products are of.
     """
     kind = kind_of(weight)
@@ -65,11 +67,11 @@ def records(weight: BlockWeight | Int4Weight | ByteWeight, way: str) -> Tensor |
     n_panels = -(-n_out // PANEL)
     laid = torch.empty((n_panels, n_blocks, form.record_bytes), dtype=torch.uint8)
     laid[n_out // PANEL :] = 0  # of a last panel that is not full, the outputs that are none
-    sizes = np.array([data.data_ptr(), laid.data_ptr(), n_out, n_blocks, 0, 0], np.int64)
+    sizes = np.array([data.data_ptr(), laid.data_ptr(), n_out, n_blocks, 0], np.int64)
     _run(_task(kind, way), sizes.ctypes.data, threads.available())
     if not isinstance(weight, BlockWeight):
         put_scales(weight, laid, form)
-    return None if sizes[UNFIT] else laid
+    return laid
 
 
 def _data(weight: BlockWeight | Int4Weight | ByteWeight) -> Tensor | None:
@@ -101,8 +103,7 @@ def _constants(kind: str) -> tuple[int, ...]:
     n_factors = form.n_groups if form.factor else 0
     n_minima = form.n_groups if form.minimum == UNSIGNED else 0
     places = form.second, form.factors, form.second_factors, form.codes, form.record_bytes
-    biased = int(form.is_biased)
-    return (form.bits, form.block, n_bytes, half, second, n_factors, n_minima, *places, biased)
+    return (form.bits, form.block, n_bytes, half, second, n_factors, n_minima, *places)
 
 
 def code_of(b: Any, c: int, h: int, i: int, kind: str) -> int:
@@ -128,17 +129,26 @@ def _factor_of(b: Any, g: Any, kind: Any, which: Any) -> Any:
     return lambda b, g, kind, which: chosen(b, g)
 
 
-def _as_constants(typing: Any, kind: Any) -> Any:
-    """`_constants`, in compiled code."""
-    found = _constants(kind.literal_value)
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return cgutils.pack_array(builder, [ir.IntType(64)(value) for value in found])
-
-    return types.UniTuple(types.int64, len(found))(kind), generate
+def _words(kind: str) -> tuple[int, ...]:
+    """`code_bytes.words_of`, one behind the other."""
+    return tuple(number for word in words_of(LAYOUTS[kind].bits) for number in word)
 
 
-constants_of: Callable[[str], tuple[int, ...]] = intrinsic(prefer_literal=True)(_as_constants)
+def _as_constants(find: Callable[[str], tuple[int, ...]]) -> Callable[[str], tuple[int, ...]]:
+    """What a function finds for a type, in compiled code."""
+
+    def of_kind(typing: Any, kind: Any) -> Any:
+        found = find(kind.literal_value)
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return cgutils.pack_array(builder, [ir.IntType(64)(value) for value in found])
+
+        return types.UniTuple(types.int64, len(found))(kind), generate
+
+    return intrinsic(prefer_literal=True)(of_kind)  # type: ignore[no-any-return]
+
+
+constants_of, _words_of = _as_constants(_constants), _as_constants(_words)
 
 
 @emits(types.int64)
@@ -148,15 +158,10 @@ def picked(builder: ir.IRBuilder, word: Any, mask: Any) -> Any:
 
 
 @inlined
-def _copy_block(b: Any, record: int, output: int, codes: Any, form: Any) -> bool:
-    """Write one output's part of the record at that address; returns whether every code has a place in it.
-
-    form: (kind, how codes lie), constants.
-    """
+def _copy_block(b: Any, record: int, output: int, codes: Any, form: Any) -> None:
+    """Write one output's part of the record at that address. form: (kind, how codes lie), constants."""
     kind, lie = form
-    bits, block, _, half, second, n_factors, n_minima, seconds, factors, minima, at, _, biased = constants_of(
-        kind
-    )
+    bits, block, _, half, second, n_factors, n_minima, seconds, factors, minima, at, _ = constants_of(kind)
     place = pointer(record, np.uint8)
     for i in range(2):
         if half >= 0:
@@ -167,29 +172,24 @@ def _copy_block(b: Any, record: int, output: int, codes: Any, form: Any) -> bool
         place[factors + g * PANEL + output] = factor_of(b, g, kind, "factor") & 255
     for g in range(n_minima):
         place[minima + g * PANEL + output] = factor_of(b, g, kind, "minimum")
-    fits = True
     for chunk in range(block // CHUNK):
         for h in range(2):
             for i in range(16):
                 codes[h * 16 + i] = code_of(b, chunk, h, i, kind)
         target = pointer(record + at + chunk * PANEL * CHUNK * bits // 8, np.uint16)
-        fits = _copy_codes(codes, target, output, (bits, lie, biased)) and fits
-    return fits
+        _copy_codes(codes, target, output, (kind, bits, lie))
 
 
 @inlined
-def _copy_codes(codes: Any, target: Any, output: int, form: Any) -> bool:
-    """32 codes of an output; returns whether each has a place. form: (bits, how they lie, biased or not)."""
-    bits, lie, biased = form
+def _copy_codes(codes: Any, target: Any, output: int, form: Any) -> None:
+    """32 codes of an output. form: (kind, bits, how they lie)."""
+    kind, bits, lie = form
     if lie == PLANES:
-        _copy_planes(codes, target, output, bits)
-        return True
-    if bits < 8 or lie == STREAM:
+        _copy_planes(codes, target, output, kind)
+    elif lie == STREAM:
         _copy_stream(codes, target, output, bits)
-        return True
-    fits = _to_signs(codes) if biased else True
-    _copy_bytes(codes, target, output)
-    return fits
+    else:
+        _copy_bytes(codes, target, output)
 
 
 @inlined
@@ -208,31 +208,18 @@ def _copy_stream(codes: Any, target: Any, output: int, bits: int) -> None:
 
 
 @inlined
-def _copy_planes(codes: Any, target: Any, output: int, bits: int) -> None:
+def _copy_planes(codes: Any, target: Any, output: int, kind: Any) -> None:
     """32 codes as `code_bytes.py` reads them: of four neighbouring inputs a byte of a word each."""
     fours = pointer(address_of(codes), np.uint32)
     words = pointer(address_of(target), np.uint32)
-    done = 0
-    for part in (8, 4, 2, 1):
-        if bits & part:
-            mask = np.uint32(0x01010101 * ((1 << part) - 1))
-            for k in range(part):
-                word = np.uint32(0)
-                for i in range(8 // part):
-                    word |= (fours[k * (8 // part) + i] >> np.uint32(done) & mask) << np.uint32(i * part)
-                words[(done + k) * PANEL + output] = word
-            done += part
-
-
-@inlined
-def _to_signs(codes: Any) -> bool:
-    """Numbers above -128 become sign and magnitude; returns whether all have one: -128 does not fit seven bits."""
-    least = 255
-    for i in range(CHUNK):
-        code = np.int64(codes[i])
-        least = min(least, code)
-        codes[i] = (code - 128 if code >= 128 else 256 - code) & 255
-    return least > 0
+    numbers = _words_of(kind)
+    for i in range(len(numbers) // 3):
+        part, before, first = numbers[3 * i], numbers[3 * i + 1], numbers[3 * i + 2]
+        mask = np.uint32(0x01010101 * ((1 << part) - 1))
+        word = np.uint32(0)
+        for k in range(8 // part):
+            word |= (fours[first + k] >> np.uint32(before) & mask) << np.uint32(k * part)
+        words[i * PANEL + output] = word
 
 
 @inlined
@@ -248,7 +235,7 @@ def _copy_bytes(codes: Any, target: Any, output: int) -> None:
 @functools.cache
 def _task(kind: str, way: str) -> int:
     """Address of the compiled task that copies matrices of that type."""
-    lie = {OF_FLOATS: STREAM, OF_BYTES: PLANES}.get(way, SIGNS)
+    lie = {OF_FLOATS: STREAM, OF_BYTES: PLANES, OF_UNITS: PLANES}.get(way, BYTES)
 
     def items(address: int) -> None:
         a = long_pointer(address)
@@ -263,8 +250,7 @@ def _task(kind: str, way: str) -> int:
                 for j in range(n_blocks):
                     b = pointer(a[DATA] + ((panel * PANEL + i) * n_blocks + j) * block_bytes, np.uint8)
                     record = a[RECORDS] + (panel * n_blocks + j) * record_bytes
-                    if not _copy_block(b, record, i, codes, (kind, lie)):
-                        a[UNFIT] = 1
+                    _copy_block(b, record, i, codes, (kind, lie))
             panel = fetch_add(shifted(a, NEXT), 1)
         memory[:0] = 0  # keeps the memory alive until here
 

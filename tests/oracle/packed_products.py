@@ -11,11 +11,12 @@ from torch import Tensor
 
 from slipstream.kernels.compiled import float_pointer, kernel
 from slipstream.kernels.matmul import narrow
-from slipstream.kernels.matmul.formats import OF_BYTES, OF_FLOATS, OF_PAIRS, OF_TILES
+from slipstream.kernels.matmul.formats import OF_BYTES, OF_FLOATS, OF_PAIRS, OF_TILES, OF_UNITS
 from slipstream.kernels.pairs import add_pairs
 from slipstream.kernels.vector import fma, load, splat, store
 
-WAYS = OF_BYTES, OF_PAIRS, OF_FLOATS  # what products with whole numbers may be of
+WAYS = OF_BYTES, OF_FLOATS  # what products with whole numbers may be of
+EXACT = OF_BYTES, OF_UNITS  # those whose sums are of integers
 
 
 def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +92,7 @@ def in_units(x: Tensor) -> Tensor:
 def one_group(x: Tensor, values: Any, way: str) -> Any:
     """x: [group], in float64 for bytes; values: [16, group]."""
     out = np.zeros(16, np.float32)
-    if way == OF_BYTES:  # all of it has fewer digits than float64
+    if way in EXACT:  # all of it has fewer digits than float64
         exact: Any = (torch.from_numpy(values).double() @ x).float().numpy()
         return exact
     if way == OF_TILES:

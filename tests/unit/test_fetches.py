@@ -10,11 +10,12 @@ import pytest
 from llvmlite import ir
 
 from slipstream.kernels.attention import by_vectors
-from slipstream.kernels.matmul import narrow, unpack
+from slipstream.kernels.matmul import unpack
 from slipstream.kernels.matmul.block_steps import add_chunk, columns_of
-from slipstream.kernels.matmul.formats import CHUNK, LAYOUTS, PANEL
+from slipstream.kernels.matmul.code_bytes import HAS_VNNI
+from slipstream.kernels.matmul.formats import CHUNK, LAYOUTS, OF_BYTES, OF_FLOATS, PANEL
 from slipstream.kernels.matmul.unpack import AHEAD
-from slipstream.kernels.vector import WIDTH
+from slipstream.kernels.vector import IS_WIDE, WIDTH
 
 LONG = ir.IntType(64)
 OF_EIGHT = pytest.mark.skipif(unpack.MOST_ROWS < 8, reason="no tiles of eight rows here")
@@ -23,7 +24,24 @@ OF_EIGHT = pytest.mark.skipif(unpack.MOST_ROWS < 8, reason="no tiles of eight ro
 @pytest.mark.parametrize("n_rows", [1, 4, pytest.param(8, marks=OF_EIGHT)])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 def test_a_chunk_fetches_each_line_once(kind: str, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    form, way, rows = LAYOUTS[kind], narrow.ways()[-1], n_rows
+    counts = fetched(kind, n_rows, OF_FLOATS, monkeypatch)
+    n_lines = -(-LAYOUTS[kind].record_bytes * CHUNK // LAYOUTS[kind].block // 64)
+    assert counts[:n_lines].tolist() == [1] * n_lines
+    assert counts.sum() <= n_lines + 3
+
+
+@pytest.mark.skipif(not (IS_WIDE and HAS_VNNI), reason="this CPU has no bytes in wide vectors")
+@pytest.mark.parametrize(("amd", "n_rows", "n_fetched"), [(True, 1, 0), (True, 4, 34), (False, 1, 34)])
+def test_a_lone_row_of_bytes_is_left_to_amds_cpus(
+    amd: bool, n_rows: int, n_fetched: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpack, "is_amd", lambda: amd)
+    assert fetched("Q8_0", n_rows, OF_BYTES, monkeypatch).sum() == n_fetched
+
+
+def fetched(kind: str, n_rows: int, way: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """How often each line behind a chunk is fetched, [256]."""
+    form, rows = LAYOUTS[kind], n_rows
     records = np.zeros(2 * form.record_bytes + PANEL * n_rows * 64, np.uint8)
     counts = np.zeros(256, np.int64)
     begin = records.ctypes.data + AHEAD
@@ -43,9 +61,7 @@ def test_a_chunk_fetches_each_line_once(kind: str, n_rows: int, monkeypatch: pyt
             add_chunk((others, others, first_record, 0, first, others, others), kind, rows, way)
 
     multiply()
-    n_lines = -(-form.record_bytes * CHUNK // form.block // 64)
-    assert counts[:n_lines].tolist() == [1] * n_lines
-    assert counts.sum() <= n_lines + 3
+    return counts
 
 
 @pytest.mark.parametrize(("d_head", "d_value"), [(128, 128), (256, 256), (64, 64), (192, 128), (80, 80)])
