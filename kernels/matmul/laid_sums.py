@@ -41,13 +41,11 @@ from slipstream.kernels.matmul.narrow_sums import (
     share_of,
 )
 from slipstream.kernels.matmul.tile_sums import fetch_quarter
-from slipstream.kernels.matmul.unpack import LAYS, MOST_ROWS
+from slipstream.kernels.matmul.unpack import MOST_ROWS
 from slipstream.kernels.vector import IS_WIDE, WIDTH
 
 # Where it pays, what is laid down by what products are of. Of VNNI's bytes this was not measured.
-LAID = {OF_FLOATS: OF_FLOATS, OF_UNITS: OF_UNITS, OF_BYTES: OF_SIGNED} if LAYS else {}
-if IS_WIDE:
-    LAID.pop(OF_FLOATS, None)
+LAID = {OF_UNITS: OF_UNITS} if IS_WIDE else {OF_FLOATS: OF_FLOATS, OF_BYTES: OF_SIGNED}
 if HAS_VNNI:
     LAID.pop(OF_BYTES, None)
 
@@ -100,12 +98,14 @@ def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
     """Some chunks of a tile of rows. form: (of `_add_blocks`, its rows)."""
     (kind, way, laid), n = form
     totals, share = a[TOTALS] + row * PANEL * 4, share_of(a, row, n, kind)
-    partial = a[PARTIAL] + row * PARTIAL_BYTES
+    partial, n_columns = a[PARTIAL] + row * PARTIAL_BYTES, columns_of(kind, FEW, laid)
     for chunk in range(span[0], span[1]):
         x, sums = inputs_at(a, (row, n), chunk, way)
         values = a[VALUES] + (chunk - span[0]) * laid_bytes(laid)
         ahead = part_of(share, a[RECORDS], (chunk, 0, 1))
-        for first in range(0, PANEL, columns_of(kind, FEW, laid) * WIDTH):
-            add_laid((x, sums, a[RECORDS], chunk, first, totals, partial), kind, n, laid, values)
-            fetch_quarter(ahead, first // WIDTH)
+        for column in range(0, PANEL // WIDTH, n_columns):
+            at = x, sums, a[RECORDS], chunk, column * WIDTH, totals, partial
+            add_laid(at, kind, n, laid, values)
+            for quarter in range(column, column + n_columns):
+                fetch_quarter(ahead, quarter)
         end_chunk(a, (row, n), chunk, kind, partial)

@@ -102,8 +102,9 @@ def part_way(way: str, kind: str) -> str | None:
     """What a part's products are of, where those of the whole are of that; None if there are none."""
     form = LAYOUTS[kind]
     if has_whole_numbers(form):
-        in_units = way == OF_BYTES and HAS_UNITS and is_exact_in_units(form)
-        return OF_UNITS if in_units else None if way in (OF_TILES, OF_PAIRS) else way
+        if way == OF_BYTES:
+            return OF_UNITS if HAS_UNITS and is_exact_in_units(form) else OF_BYTES
+        return way if way == OF_FLOATS else None
     if way == OF_BYTES:
         return OF_TILES if HAS_TILES else None  # which read inputs where they are
     return way
