@@ -219,8 +219,8 @@ class NarrowStack:
     """Matrices of one shape and kind of products, as those of experts."""
 
     each: tuple[NarrowWeight, ...]
-    in_units: bool  # of any, as in_bytes
-    in_bytes: bool
+    in_units: bool  # any of them
+    in_bytes: bool  # likewise
     table: Tensor  # [n_matrices, 2] int64: addresses of biases and segments
 
     def __len__(self) -> int:
@@ -233,8 +233,12 @@ def stack(weights: Sequence[NarrowWeight]) -> NarrowStack | None:
         return None
     if len({one.way for one in weights}) > 1:
         return None
-    in_units, in_bytes = (any(getattr(one, name) for one in weights) for name in ("in_units", "in_bytes"))
-    return NarrowStack(tuple(weights), in_units, in_bytes, torch.stack([one.table for one in weights]))
+    return NarrowStack(
+        each=tuple(weights),
+        in_units=any(one.in_units for one in weights),
+        in_bytes=any(one.in_bytes for one in weights),
+        table=torch.stack([one.table for one in weights]),
+    )
 
 
 def multiply_groups(

@@ -84,8 +84,9 @@ def routed(n_rows: int) -> Routed:
 
 
 @pytest.mark.usefixtures("_n_threads")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "way"), [*((name, way) for way in WAYS for name in CASES), ("int4 and fp8", OF_PAIRS)]
+)
 def test_one_call_has_the_bits_of_a_product_each(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

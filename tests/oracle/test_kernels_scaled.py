@@ -17,7 +17,7 @@ from slipstream.kernels.matmul.narrow import NarrowWeight
 from slipstream.kernels.matmul.panels import PanelWeight
 from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, JoinedWeight, joined, widened
 from slipstream.kernels.matmul.scaled import kind_of
-from tests.oracle.packed_products import EXACT, added, in_units, inputs, one_group, sum_of_inputs, take
+from tests.oracle.packed_products import EXACT, WAYS, added, in_units, inputs, one_group, sum_of_inputs, take
 
 pytestmark = pytest.mark.skipif(narrow.refusal() is not None, reason=narrow.refusal() or "")
 N_OUT = 100  # a panel and a part of one
@@ -75,7 +75,8 @@ WEIGHTS: dict[str, Scaled] = {
     "int8 by 32": int8(96, 32),
     "fp8 float32": fp8(256, (128, 128), dtype=torch.float32),
 }
-CASES = [(name, way) for way in (OF_BYTES, OF_TILES, OF_PAIRS, OF_FLOATS) for name in WEIGHTS]
+CASES = [(name, way) for way in WAYS for name in WEIGHTS]
+CASES += [(name, way) for way in (OF_TILES, OF_PAIRS) for name in WEIGHTS if name.startswith("fp8")]
 
 
 def plain_product(x: Tensor, weight: Scaled, first: int, bias: Tensor, way: str) -> Any:
