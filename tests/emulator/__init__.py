@@ -93,6 +93,13 @@ def emulated(*, order: int = 0) -> Iterator[None]:
         yield
 
 
+def kept() -> Path:
+    """The folder of what is compiled for emulators, which later runs find."""
+    folder = Path(tempfile.gettempdir()) / f"slipstream-emulator-{Path.home().name}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 @functools.cache
 def built(source: Source) -> ctypes.CDLL:
     """The library of a source, compiled once per content. Raises EmulatedError with the compiler's words."""
@@ -101,8 +108,7 @@ def built(source: Source) -> ctypes.CDLL:
     digest = hashlib.sha256(f"{source.digest} {text} {FLAGS} {_compiler_version()}".encode())
     for path in sorted(HERE.glob("*.h")):
         digest.update(path.read_bytes())
-    folder = Path(tempfile.gettempdir()) / f"slipstream-emulator-{Path.home().name}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = kept()
     library = folder / f"{source.path.stem}-{digest.hexdigest()[:32]}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=folder) as work:

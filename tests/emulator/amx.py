@@ -4,10 +4,14 @@
 
 There is one set of tiles for all threads, so no test with two threads may run. What each instruction does is said in
 Intel's manual; only that a product flushes numbers below 2^-126 to zero is not done here.
+
+The tiles lie at one address in every process: machine code that numba keeps has it as a number.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from typing import Any
 
 import numpy as np
@@ -20,9 +24,23 @@ from slipstream.kernels.vector import VECTOR, fma, load, splat, store
 
 ROWS, INPUTS, N_TILES = 16, 4, 8
 WORDS = 16  # of a row: 64 bytes
-_MEMORY = np.zeros((N_TILES + 1) * ROWS * WORDS, np.float32)
-TILES = _MEMORY.ctypes.data
+TILES = 1 << 45  # far from where Linux puts programs, their heaps and what they map
 SHAPE = TILES + N_TILES * ROWS * WORDS * 4  # int32: rows of inputs and sums, inputs at a time
+_FIXED_NOREPLACE = 0x100000  # <linux/mman.h>; Python's mmap has no word for it
+
+
+def _map() -> None:
+    """Memory of zeros at TILES. Raises OSError where something else lies there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (*2 * (ctypes.c_size_t,), *3 * (ctypes.c_int,), ctypes.c_long)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED_NOREPLACE
+    n_bytes = SHAPE + 8 - TILES
+    if libc.mmap(TILES, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != TILES:
+        raise OSError(ctypes.get_errno(), "no memory for the tiles at their address")
+
+
+_map()
 
 
 @emits(VECTOR)

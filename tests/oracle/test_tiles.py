@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -14,12 +15,15 @@ from slipstream.kernels import compiled, cpu_features
 from slipstream.kernels.cpu_features import TILES, features, is_amd
 from slipstream.kernels.matmul import code_bytes, panels
 from slipstream.kernels.matmul.tile_sums import HAS_TILES, TILE_ROWS
+from tests import emulator
 from tests.oracle.packed_products import group_sums, inputs, tiled_sums
 from tests.process import ROOT
 
+ABOUT = ("kernels/*.py", "kernels/attention/*.py", "tests/emulator/*")
+
 BLOCKS = "tests/oracle/test_kernels_blocks.py::test_a_product_is_what_its_definition_says"
 SCALED = "tests/oracle/test_kernels_scaled.py::test_a_product_is_what_its_definition_says"
-CASES = [
+PRODUCTS = [
     # Two groups in 32 inputs, each scaled; numbers of eight bits; blocks whose groups a tile adds up; plain weights.
     f"{BLOCKS}[one-thread-Q6_K-bfloat16-bytes]",
     f"{BLOCKS}[one-thread-Q8_0-bfloat16-bytes]",
@@ -33,23 +37,21 @@ ATTENTION = [
 ]
 
 
-@pytest.mark.skipif(HAS_TILES, reason="the same tests run in this CPU's own tiles")
+@pytest.mark.skipif(HAS_TILES, reason="the same test runs in this CPU's own tiles")
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize(
-    "cases",
-    [
-        pytest.param(
-            CASES,
-            marks=pytest.mark.skipif(
-                not code_bytes.HAS_VNNI, reason="fewer rows are left to VNNI, which this CPU has not"
-            ),
-        ),
-        ATTENTION,
-    ],
-    ids=["products", "attention"],
+    "test",
+    [*PRODUCTS, *ATTENTION],
+    ids=lambda test: test.removeprefix("tests/oracle/test_").replace("::", " "),
 )
-def test_emulated_tiles_give_what_operators_are_defined_as(cases: list[str], tmp_path: Path) -> None:
-    environ = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, "-m", "pytest", "-rs", "--whole", "-p", "tests.emulator.amx", *cases]
+def test_emulated_tiles_give_what_operators_are_defined_as(test: str) -> None:
+    if test in PRODUCTS and not code_bytes.HAS_VNNI:
+        pytest.skip("fewer rows are left to VNNI, which this CPU has not")
+    # Kept for each state of the kernels' sources, of which the emulator is not a part.
+    digest = hashlib.sha256(Path(emulator.__file__).with_name("amx.py").read_bytes()).hexdigest()[:16]
+    environ = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    environ |= {"XDG_CACHE_HOME": str(emulator.kept() / f"tiles-{digest}"), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-m", "pytest", "-rs", "--whole", "-p", "tests.emulator.amx", test]
     made = subprocess.run(program, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stdout[-3000:] + made.stderr[-1000:]
     assert "SKIPPED" not in made.stdout

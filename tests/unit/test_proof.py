@@ -215,9 +215,15 @@ def test_the_state_is_that_of_sources_and_threads(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[str, ...]]:
-    """`select_operators` for the demo, with a fault in the processes and an empty folder of proofs."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def proofs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder of proofs. Compiled kernels stay where they are: the processes would compile all of them anew."""
+    monkeypatch.setattr(operators.user_cache, "folder", lambda name: tmp_path / name)
+    return tmp_path / "proofs"
+
+
+@pytest.fixture
+def demo(proofs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, ...]]:
+    """`select_operators` for the demo, with a fault in the processes."""
     path = DEMO / "target"
     source = Checkpoint(path, read_model(path), CPU, NARROW)
 
@@ -232,7 +238,6 @@ def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple
 run_proofs = proving.run
 
 
-@pytest.mark.usefixtures("_selected")
 def test_a_server_goes_on_without_what_failed_and_says_so(
     demo: Callable[..., tuple[str, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -250,11 +255,11 @@ def test_a_server_goes_on_without_what_failed_and_says_so(
     assert "operators proven" not in caplog.text
 
 
+@pytest.mark.usefixtures("proofs")
 def test_weights_whose_products_failed_are_widened_and_others_are_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """int4 and fp8 are among the cases of every start, so a fault of all narrow weights replaces the implementation."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     gguf_of(DEMO / "draft").as_type("Q5_0").write(tmp_path / "model.gguf")
     source = Checkpoint(tmp_path / "model.gguf", read_model(tmp_path / "model.gguf"), CPU, NARROW)
     of_blocks = partial(run_proofs, child=("-m", "tests.unit.proof_child", "scales_blocks_wrongly"))
@@ -290,8 +295,8 @@ def test_where_proofs_cannot_run_the_server_starts_and_warns(
     assert "not proven" in caplog.text
 
 
-def test_only_what_a_network_calls_is_proven(demo: Callable[..., tuple[str, ...]], tmp_path: Path) -> None:
+def test_only_what_a_network_calls_is_proven(demo: Callable[..., tuple[str, ...]], proofs: Path) -> None:
     demo(None)
-    (file,) = (tmp_path / "slipstream/proofs").glob("*.json")
+    (file,) = proofs.glob("*.json")
     ops = {one.split()[2].partition(".")[0] for one in json.loads(file.read_text())}
     assert ops == {"matmul", "norm", "norm_rope_write", "attention", "gated", "choose"}
