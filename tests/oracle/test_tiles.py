@@ -19,7 +19,7 @@ from tests import emulator
 from tests.oracle.packed_products import group_sums, inputs, tiled_sums
 from tests.process import ROOT
 
-ABOUT = ("kernels/*.py", "kernels/attention/*.py", "tests/emulator/*")
+ABOUT = ("kernels/*.py", "kernels/attention/*.py")
 
 BLOCKS = "tests/oracle/test_kernels_blocks.py::test_a_product_is_what_its_definition_says"
 SCALED = "tests/oracle/test_kernels_scaled.py::test_a_product_is_what_its_definition_says"
