@@ -60,6 +60,11 @@ class ModelSettings:
         " computed beside it, so that a seed's text is the same at any load, with any drafts; on the CPU this is so"
         " without asking",
     )
+    round_activations: bool = setting(
+        default=False,
+        meaning="round inputs of products with weights of few bits to eight bits, as llama.cpp does, for speed: on the"
+        " CPU, in bfloat16, not of fp8; text changes a little, and is as ever the same with any drafts, at any load",
+    )
     capture_passes: bool = setting(
         True,  # noqa: FBT003 - as other settings have it
         "capture passes of few tokens and replay them: on CUDA as graphs at start, which takes seconds and some device"

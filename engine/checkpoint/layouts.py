@@ -32,8 +32,9 @@ from slipstream.engine.checkpoint.pieces import (
 )
 from slipstream.engine.errors import LoadError, UnsupportedModel
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
-from slipstream.kernels.matmul.formats import FORMATS
+from slipstream.kernels.matmul.formats import FORMATS, FP8
 from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, JoinedWeight, Quantized, is_proven
+from slipstream.kernels.matmul.scaled import kind_of
 
 # What layouts call the tensors of the matrix `name.weight` besides itself: `name.scales` and so on.
 # Every narrow matrix has one of the marks.
@@ -104,11 +105,21 @@ class Scheme:
     @property
     def rare_types(self) -> frozenset[str]:
         """Types that few models have, so that products prove themselves on them where one does: GGUF's, and int8."""
-        layouts = [*{*self.by_name.values()}, *(group.layout for group in self.groups)]
-        drawn = [one.outline((256, 256), torch.bfloat16) for one in layouts]
+        drawn = self._drawn()
         blocks = {one.kind for one in drawn if isinstance(one, BlockWeight) and one.kind in FORMATS}
         has_int8 = any(isinstance(one, ByteWeight) and one.codes.dtype is torch.int8 for one in drawn)
         return frozenset({*blocks, *(["int8"] if has_int8 else [])})
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether codes of any matrix stand for whole numbers, and are multiplied as such on CPUs: not fp8's."""
+        kinds = {kind_of(one) for one in self._drawn()}
+        return bool(kinds - {None, *FP8.values()})
+
+    def _drawn(self) -> list[Tensor | Quantized]:
+        """A matrix of each layout, without memory."""
+        layouts = [*{*self.by_name.values()}, *(group.layout for group in self.groups)]
+        return [one.outline((256, 256), torch.bfloat16) for one in layouts]
 
     def layout(self, name: str) -> Outlined | None:
         """The layout that the config promises for the linear layer `name`, None if it is stored as it is."""

@@ -22,9 +22,10 @@ from slipstream.kernels.compiled import (
     pointer,
     shifted,
 )
+from slipstream.kernels.matmul.code_a8 import INPUT_BYTES, find_step, lay_steps
 from slipstream.kernels.matmul.code_bytes import find_unit, lay_inputs, round_inputs
 from slipstream.kernels.matmul.emit import N_FIELDS
-from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_PAIRS, OF_TILES
+from slipstream.kernels.matmul.formats import CHUNK, OF_A8, OF_BYTES, OF_PAIRS, OF_TILES
 from slipstream.kernels.matmul.tile_sums import HAS_TILES, TILE_ROWS, VECTOR_ROWS
 from slipstream.kernels.matmul.unpack import MOST_ROWS
 from slipstream.kernels.vector import WIDTH, load, sum_lanes
@@ -110,19 +111,32 @@ def _copy_bytes(a: Any, source: int, at: Any) -> None:
 
     And in whole units, or only so: whatever has a place.
     """
+    _copy_whole(a, source, at, (2, find_unit, lay_inputs, round_inputs))
+
+
+@inlined
+def _copy_steps(a: Any, source: int, at: Any) -> None:
+    """The same of inputs of eight bits: [chunks, rows of the tile, 32] bytes, or shorts (`code_a8.py`)."""
+    _copy_whole(a, source, at, (INPUT_BYTES, find_step, lay_steps, lay_steps))
+
+
+@inlined
+def _copy_whole(a: Any, source: int, at: Any, form: Any) -> None:
+    """form: (bytes of an integer, what finds a chunk's unit, what lays the chunk down for vectors, and for tiles)."""
     row, n, r = at
+    n_bytes, find, lay, lay_units = form
     n_chunks = a[N_IN] // CHUNK
     for chunk in range(n_chunks):
         x = a[X] + (source * a[N_IN] + chunk * CHUNK) * 2
         place = row * n_chunks + chunk * n
         fields = a[SUMS] + (place * N_FIELDS + r) * 4, n
-        find_unit(x, fields)
+        find(x, fields)
         if a[TILES] != 0:
-            lay_inputs(x, a[TILES] + (place + r) * CHUNK * 2, fields)
+            lay(x, a[TILES] + (place + r) * CHUNK * n_bytes, fields)
         if a[ROUNDED] != 0:
             tile, line = (row + r) // TILE_ROWS, (row + r) % TILE_ROWS
             place = (tile * n_chunks + chunk) * TILE_ROWS + line
-            round_inputs(x, a[ROUNDED] + place * CHUNK * 2, fields)
+            lay_units(x, a[ROUNDED] + place * CHUNK * n_bytes, fields)
 
 
 @inlined
@@ -150,6 +164,8 @@ def arrange_task(dtype: torch.dtype, way: str) -> int:
                 _arrange(group, kind, _copy_nothing, 1)
             elif way == OF_BYTES:
                 _arrange(group, kind, _copy_bytes, int(HAS_TILES))
+            elif way == OF_A8:
+                _arrange(group, kind, _copy_steps, int(HAS_TILES))
             elif way == OF_PAIRS:
                 _arrange(group, kind, _copy_pairs, 0)
             elif widens:

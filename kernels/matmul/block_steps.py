@@ -11,11 +11,13 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from slipstream.kernels.matmul import code_bytes, code_floats, code_pairs, code_shorts
+from slipstream.kernels.matmul import code_a8, code_bytes, code_floats, code_pairs, code_shorts
 from slipstream.kernels.matmul.emit import LONG, PANEL, Emitter, Value
 from slipstream.kernels.matmul.formats import (
     CHUNK,
     LAYOUTS,
+    OF_A8,
+    OF_A8_TILES,
     OF_BYTES,
     OF_FLOATS,
     OF_PAIRS,
@@ -43,7 +45,11 @@ WAYS = {
     OF_BYTES: code_bytes.WAY if code_bytes.HAS_VNNI else code_shorts.WAY,
     OF_SIGNED: code_bytes.SIGNED if code_bytes.HAS_VNNI else code_shorts.SIGNED,
     OF_UNITS: code_bytes.UNITS,
+    OF_A8: code_a8.WAY,
+    OF_A8_TILES: code_a8.SIGNED,
 }
+
+INPUT_BYTES = {OF_FLOATS: 4, OF_A8: code_a8.INPUT_BYTES}  # of an input in a tile, where it is not two
 
 
 def _placed(builder: Emitter, form: BlockFormat, operands: Value) -> Place:
@@ -148,7 +154,7 @@ columns_of: Callable[[str, int, str], int] = intrinsic(prefer_literal=True)(
 )
 # Bytes of an input as it lies in a tile, by way.
 bytes_of_input: Callable[[str], int] = intrinsic(prefer_literal=True)(
-    _constant(lambda way: 4 if way == OF_FLOATS else 2)
+    _constant(lambda way: INPUT_BYTES.get(way, 2))
 )
 # Inputs that share a scale, by type.
 group_of: Callable[[str], int] = intrinsic(prefer_literal=True)(_constant(lambda kind: LAYOUTS[kind].group))

@@ -64,7 +64,7 @@ UNIT, SUMS = 3, 4
 HIGHEST = 14  # power of two, in units, of the largest input
 LEAST_EXPONENT = 32  # as bfloat16 has it, of what is largest: smaller inputs become fewer units, or none
 # Of each four inputs the first and third, whose codes are the lower bytes of a word's halves, then the others.
-_IN_PAIRS = [4 * four + i for four in range(WIDTH // 4) for i in (0, 2, 1, 3)]
+IN_PAIRS = [4 * four + i for four in range(WIDTH // 4) for i in (0, 2, 1, 3)]
 _MAGIC = 1.5 * 2.0**23  # added to a float32 below 2^22, it leaves the nearest whole number in the lowest bits
 
 
@@ -145,10 +145,10 @@ def _inputs(builder: Emitter, x: Value, step: int, row: Row) -> list[Value]:
 
 def _add(builder: Emitter, total: list[Value], inputs: list[Value], values: list[Value]) -> list[Value]:
     """Products of the higher bytes added to one sum, those of the lower to another."""
-    return [_dot(builder, one, values[0], x) for one, x in zip(total, inputs, strict=True)]
+    return [dot(builder, one, values[0], x) for one, x in zip(total, inputs, strict=True)]
 
 
-def _dot(builder: Emitter, total: Value, codes: Value, x: Value) -> Value:
+def dot(builder: Emitter, total: Value, codes: Value, x: Value) -> Value:
     """The sum of 16 outputs and four products each, of unsigned bytes and signed ones."""
     width = 512 if IS_WIDE else 256
     n = width // 32
@@ -220,26 +220,31 @@ def _floats_of_signed(builder: Emitter, form: BlockFormat, total: list[Value], f
     return in_units(builder, _whole(builder, total), fields)
 
 
+def largest_of(builder: Emitter, source: Value) -> Value:
+    """Bits of the largest of 32 bfloat16, without its sign, as an integer."""
+    bits = [load_at(builder, SHORTS, source, 2 * WIDTH * i) for i in range(2)]
+    sizes = [builder.and_(one, ir.Constant(SHORTS, [0x7FFF] * WIDTH)) for one in bits]
+    larger = builder.select(builder.icmp_unsigned(">", *sizes), *sizes)
+    return builder.zext(call_intrinsic(builder, "llvm.vector.reduce.umax.v16i16", SHORT, larger), INT)
+
+
 @emits(types.void)
 def find_unit(builder: Emitter, source: Value, fields: Value) -> None:
     """Write the unit of 32 bfloat16 to the fields, (address, n_rows): [.., n_rows] words.
 
     What is infinite or no number has a unit that is no number.
     """
-    bits = [load_at(builder, SHORTS, source, 2 * WIDTH * i) for i in range(2)]
-    sizes = [builder.and_(one, ir.Constant(SHORTS, [0x7FFF] * WIDTH)) for one in bits]
-    larger = builder.select(builder.icmp_unsigned(">", *sizes), *sizes)
-    most = builder.zext(call_intrinsic(builder, "llvm.vector.reduce.umax.v16i16", SHORT, larger), INT)
+    most = largest_of(builder, source)
     # Of the next number, so that what rounds to a power of two has it, and no byte is above 127.
     exponent = builder.lshr(builder.add(most, INT(1)), INT(7))
     least = INT(LEAST_EXPONENT)
     exponent = builder.select(builder.icmp_unsigned(">", exponent, least), exponent, least)
     unit = builder.shl(builder.sub(exponent, INT(HIGHEST)), INT(23))
     unit = builder.select(builder.icmp_unsigned("<", most, INT(0x7F80)), unit, INT(0x7FC00000))
-    builder.store(builder.bitcast(unit, FLOAT), _field(builder, fields, UNIT))
+    builder.store(builder.bitcast(unit, FLOAT), field_of(builder, fields, UNIT))
 
 
-def _field(builder: Emitter, fields: Value, field: int) -> Value:
+def field_of(builder: Emitter, fields: Value, field: int) -> Value:
     """Where a field is. fields: as of `find_unit`."""
     address, n_rows = (builder.extract_value(fields, i) for i in range(2))
     return builder.gep(builder.inttoptr(address, FLOAT.as_pointer()), [builder.mul(n_rows, LONG(field))])
@@ -247,34 +252,49 @@ def _field(builder: Emitter, fields: Value, field: int) -> Value:
 
 def _unit(builder: Emitter, fields: Value) -> tuple[Value, Value]:
     """The unit, and how many of it are 1, which is exact, in all lanes."""
-    unit = builder.load(_field(builder, fields, UNIT))
+    unit = builder.load(field_of(builder, fields, UNIT))
     return unit, spread(builder, builder.fdiv(ir.Constant(FLOAT, 1.0), unit), FLOATS)
 
 
 @emits(types.void)
 def lay_inputs(builder: Emitter, source: Value, target: Value, fields: Value) -> None:
     """Make bytes [2, 32] of 32 bfloat16, and write their sums to the fields, which have the unit."""
-    _, units = _unit(builder, fields)
-    sums = []
-    for i in range(2):
-        near = _nearest(builder, load_at(builder, SHORTS, source, 2 * WIDTH * i), units)
-        whole = builder.sub(builder.bitcast(near, INTS), builder.bitcast(all_of(_MAGIC), INTS))
+    for i, whole in enumerate(whole_numbers(builder, source, fields)):
         _lay_whole(builder, whole, target, i)
-        sums.append(call_intrinsic(builder, "llvm.vector.reduce.add.v16i32", INT, whole))
+
+
+def whole_numbers(builder: Emitter, source: Value, fields: Value) -> list[Value]:
+    """32 bfloat16 in units, twice 16 integers; their sums are written to the fields, which have the unit."""
+    _, units = _unit(builder, fields)
+    near = [_nearest(builder, load_at(builder, SHORTS, source, 2 * WIDTH * i), units) for i in range(2)]
+    magic = builder.bitcast(all_of(_MAGIC), INTS)
+    wholes = [builder.sub(builder.bitcast(one, INTS), magic) for one in near]
+    sums = [call_intrinsic(builder, "llvm.vector.reduce.add.v16i32", INT, one) for one in wholes]
     for field, word in enumerate([builder.add(*sums), *sums], SUMS):
-        builder.store(builder.bitcast(word, FLOAT), _field(builder, fields, field))
+        builder.store(builder.bitcast(word, FLOAT), field_of(builder, fields, field))
+    return wholes
 
 
 def _lay_whole(builder: Emitter, whole: Value, target: Value, half: int) -> None:
     """Store 16 of the 32 integers: their higher bytes and their lower ones, or all as they are (`code_shorts.py`)."""
     if HAS_VNNI:
         high = builder.ashr(builder.add(whole, constant(128)), constant(8))
-        parts = [(builder.trunc(part, BYTES), j * CHUNK) for j, part in enumerate((high, whole))]
+        store_bytes(builder, high, target, half * WIDTH)
+        store_bytes(builder, whole, target, CHUNK + half * WIDTH)
     else:
-        parts = [(lanes_of(builder, builder.trunc(whole, SHORTS), _IN_PAIRS), half * WIDTH)]
-    for part, offset in parts:
-        place = builder.add(target, LONG(offset + half * WIDTH))
-        builder.store(part, builder.inttoptr(place, part.type.as_pointer()), align=1)
+        store_shorts(builder, whole, target, half * 2 * WIDTH)
+
+
+def store_bytes(builder: Emitter, whole: Value, target: Value, offset: int) -> None:
+    """The lowest bytes of 16 integers."""
+    place = builder.inttoptr(builder.add(target, LONG(offset)), BYTES.as_pointer())
+    builder.store(builder.trunc(whole, BYTES), place, align=1)
+
+
+def store_shorts(builder: Emitter, whole: Value, target: Value, offset: int) -> None:
+    """The lower halves of 16 integers, in the order in which pairs of them are multiplied."""
+    place = builder.inttoptr(builder.add(target, LONG(offset)), SHORTS.as_pointer())
+    builder.store(lanes_of(builder, builder.trunc(whole, SHORTS), IN_PAIRS), place, align=1)
 
 
 @emits(types.void)
@@ -288,8 +308,7 @@ def round_inputs(builder: Emitter, source: Value, target: Value, fields: Value) 
         near = _nearest(builder, load_at(builder, SHORTS, source, 2 * WIDTH * i), units)
         rounded = builder.fmul(builder.fsub(near, all_of(_MAGIC)), spread(builder, unit, FLOATS))
         bits = builder.lshr(builder.bitcast(rounded, INTS), constant(16))
-        place = builder.inttoptr(builder.add(target, LONG(2 * WIDTH * i)), SHORTS.as_pointer())
-        builder.store(lanes_of(builder, builder.trunc(bits, SHORTS), _IN_PAIRS), place, align=2)
+        store_shorts(builder, bits, target, 2 * WIDTH * i)
 
 
 def _nearest(builder: Emitter, bits: Value, units: Value) -> Value:

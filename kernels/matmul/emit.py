@@ -63,6 +63,7 @@ class Way:
     floats: Callable[[Emitter, BlockFormat, list[Value], Fields], Value]  # of the sum of a group
     # (a type, rows of a tile): the rows and vectors of 16 outputs that are taken at once, as many as fit the registers
     at_once: Callable[[BlockFormat, int], tuple[int, int]]
+    ahead: int = 4096  # bytes between the records in use and those that are being fetched
 
 
 def all_rows(columns: dict[int, int]) -> Callable[[BlockFormat, int], tuple[int, int]]:

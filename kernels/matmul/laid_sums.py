@@ -19,6 +19,7 @@ from slipstream.kernels.matmul.code_bytes import HAS_VNNI
 from slipstream.kernels.matmul.formats import (
     CHUNK,
     LAYOUTS,
+    OF_A8,
     OF_BYTES,
     OF_FLOATS,
     OF_SIGNED,
@@ -45,9 +46,9 @@ from slipstream.kernels.matmul.unpack import MOST_ROWS
 from slipstream.kernels.vector import IS_WIDE, WIDTH
 
 # Where it pays, what is laid down by what products are of. Of VNNI's bytes this was not measured.
-LAID = {OF_UNITS: OF_UNITS} if IS_WIDE else {OF_FLOATS: OF_FLOATS, OF_BYTES: OF_SIGNED}
+LAID = {OF_UNITS: OF_UNITS} if IS_WIDE else {OF_FLOATS: OF_FLOATS, OF_BYTES: OF_SIGNED, OF_A8: OF_SIGNED}
 if HAS_VNNI:
-    LAID.pop(OF_BYTES, None)
+    LAID = {way: laid for way, laid in LAID.items() if way not in (OF_BYTES, OF_A8)}
 
 
 @functools.cache

@@ -33,6 +33,7 @@ from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.code_bytes import has_whole_numbers, is_exact_in_units
 from slipstream.kernels.matmul.formats import (
     LAYOUTS,
+    OF_A8,
     OF_BYTES,
     OF_FLOATS,
     OF_PAIRS,
@@ -47,6 +48,7 @@ from slipstream.kernels.matmul.quantized import (
     Int4Weight,
     JoinedWeight,
     Quantized,
+    rounds_inputs,
     same_order,
     widened,
 )
@@ -88,7 +90,8 @@ def refusal() -> str | None:
 def ways() -> list[str]:
     """What products of bfloat16 inputs may be of on this CPU; the first that has all types of a weight is taken."""
     has_pairs, has_bytes = not missing(code_pairs.FEATURES), not missing(code_bytes.FEATURES)
-    return [*[OF_TILES] * HAS_TILES, *[OF_BYTES] * has_bytes, *[OF_PAIRS] * has_pairs, OF_FLOATS]
+    of_bytes = [*[OF_A8] * rounds_inputs(), *[OF_TILES] * HAS_TILES, OF_BYTES] if has_bytes else []
+    return [*of_bytes, *[OF_PAIRS] * has_pairs, OF_FLOATS]
 
 
 def _way_of(dtype: torch.dtype, kinds: Sequence[str]) -> str:
@@ -104,8 +107,8 @@ def part_way(way: str, kind: str) -> str | None:
     if has_whole_numbers(form):
         if way == OF_BYTES:
             return OF_UNITS if HAS_UNITS and is_exact_in_units(form) else OF_BYTES
-        return way if way == OF_FLOATS else None
-    if way == OF_BYTES:
+        return way if way in (OF_A8, OF_FLOATS) else None
+    if way in (OF_A8, OF_BYTES):
         return OF_TILES if HAS_TILES else None  # which read inputs where they are
     return way
 
@@ -142,7 +145,7 @@ def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> Narrow
         order=order,
         dtype=weight.dtype,
         way=way,
-        in_units=OF_UNITS in each,
+        in_units=OF_UNITS in each or (HAS_TILES and OF_A8 in each),
         in_bytes=OF_BYTES in each,
         in_features=weight.shape[1],
         out_features=sum(n_outs),

@@ -51,9 +51,15 @@ from slipstream.kernels.matmul.arrange import (
     arrange_task,
     tile_rows,
 )
-from slipstream.kernels.matmul.block_steps import add_chunk, bytes_of_input, columns_of, end_block
+from slipstream.kernels.matmul.block_steps import (
+    INPUT_BYTES,
+    add_chunk,
+    bytes_of_input,
+    columns_of,
+    end_block,
+)
 from slipstream.kernels.matmul.emit import N_FIELDS
-from slipstream.kernels.matmul.formats import CHUNK, OF_FLOATS, OF_UNITS, PANEL
+from slipstream.kernels.matmul.formats import CHUNK, OF_UNITS, PANEL
 from slipstream.kernels.matmul.panel_sums import BY_FLOATS
 from slipstream.kernels.matmul.records import constants_of
 from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES, LINE, TILE_ROWS, VECTOR_ROWS
@@ -86,8 +92,8 @@ def multiply(addresses: Any, shape: Any, forms: Any, n_threads: int) -> None:
     x_dtype, way, out_dtype, (in_units, in_bytes) = forms
     tasks = arrange_task(x_dtype, way), _task[out_dtype]
     in_units = in_units and (not HAS_TILES or shape[0] > VECTOR_ROWS)  # few rows are multiplied in bytes
-    of_tile = 4 if way == OF_FLOATS else 2 if in_bytes or not in_units else 0
-    of_rounded = 2 if in_units else 0
+    of_tile = INPUT_BYTES.get(way, 2) if in_bytes or not in_units else 0
+    of_rounded = INPUT_BYTES.get(way, 2) if in_units else 0
     _run(addresses, shape, tasks, (x_dtype.itemsize, of_tile, of_rounded, out_dtype.itemsize), n_threads)
 
 

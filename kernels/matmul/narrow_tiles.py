@@ -30,7 +30,16 @@ from slipstream.kernels.amx import (
 from slipstream.kernels.compiled import inlined, long_pointer
 from slipstream.kernels.matmul.arrange import FIELD_BYTES, N_IN, N_ROWS, ROUNDED, SUMS, TILES, X, tile_rows
 from slipstream.kernels.matmul.block_steps import group_of, laid_bytes, lay_chunk, scale_group
-from slipstream.kernels.matmul.formats import CHUNK, OF_BYTES, OF_SIGNED, OF_TILES, OF_UNITS, PANEL
+from slipstream.kernels.matmul.formats import (
+    CHUNK,
+    OF_A8,
+    OF_A8_TILES,
+    OF_BYTES,
+    OF_SIGNED,
+    OF_TILES,
+    OF_UNITS,
+    PANEL,
+)
 from slipstream.kernels.matmul.narrow_sums import (
     FOUND,
     PARTIAL,
@@ -97,7 +106,26 @@ def byte_task(kind: str) -> int:
     return threads.compile_task(items)
 
 
-TASKS = {OF_TILES: block_task, OF_UNITS: unit_task, OF_BYTES: byte_task}  # by what products of a part are of
+@functools.cache
+def a8_task(kind: str) -> int:
+    """The same with inputs of eight bits: each row is one of a tile."""
+
+    def items(address: int) -> None:
+        a = long_pointer(address)
+        if a[N_ROWS] > VECTOR_ROWS:
+            _add_blocks(a, (kind, OF_A8_TILES, _do_a8, 1, 8), (group_of(kind) // 2, 8))
+        else:
+            add_blocks(a, kind, OF_A8, VECTOR_ROWS)
+
+    return threads.compile_task(items)
+
+
+TASKS = {
+    OF_TILES: block_task,
+    OF_UNITS: unit_task,
+    OF_BYTES: byte_task,
+    OF_A8: a8_task,
+}  # by what products of a part are of
 
 
 @inlined
@@ -171,14 +199,27 @@ def _do_joined(a: Any, at: Any, weights: Any, form: Any) -> None:
 @inlined
 def _do_units(a: Any, at: Any, weights: Any, form: Any) -> None:
     """Multiply a chunk, group by group, and scale sums of earlier ones. at, weights: as of `_do_joined`."""
-    (rows, chunk, _), (values, fetch), size = at, weights, group_of(form[0])
-    x = a[ROUNDED] + (rows[0] * (a[N_IN] // CHUNK) + chunk * TILE_ROWS) * ROW_BYTES
+    _do_groups(a, at, weights, (form, 2, multiply))
+
+
+@inlined
+def _do_a8(a: Any, at: Any, weights: Any, form: Any) -> None:
+    """The same of inputs of eight bits."""
+    _do_groups(a, at, weights, (form, 1, multiply_signed))
+
+
+@inlined
+def _do_groups(a: Any, at: Any, weights: Any, which: Any) -> None:
+    """which: (form, bytes of an input, what multiplies tiles)."""
+    (rows, chunk, _), (values, fetch), (form, n_bytes, multiply_tiles) = at, weights, which
+    line, size = CHUNK * n_bytes, group_of(form[0])
+    x = a[ROUNDED] + (rows[0] * (a[N_IN] // CHUNK) + chunk * TILE_ROWS) * line
     if size == CHUNK:
-        _do_product(a, at, (x, ROW_BYTES, values, fetch, multiply), (form, rows, (0, 1), (0, 1)))
+        _do_product(a, at, (x, line, values, fetch, multiply_tiles), (form, rows, (0, 1), (0, 1)))
     else:
-        _do_product(a, at, (x, ROW_BYTES, values, fetch, multiply), (form, rows, (0, 2), (0, 0)))
-        x, values = x + size * 2, values + size // 2 * STEP_BYTES
-        _do_product(a, at, (x, ROW_BYTES, values, fetch, multiply), (form, rows, (1, 2), (1, 1)))
+        _do_product(a, at, (x, line, values, fetch, multiply_tiles), (form, rows, (0, 2), (0, 0)))
+        x, values = x + size * n_bytes, values + size * n_bytes // 4 * STEP_BYTES
+        _do_product(a, at, (x, line, values, fetch, multiply_tiles), (form, rows, (1, 2), (1, 1)))
 
 
 @inlined

@@ -11,7 +11,7 @@ from torch import Tensor
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
 from slipstream.kernels.matmul.formats import EXPONENT, FORMATS, HALF, UNSIGNED
 from slipstream.kernels.matmul.op import linear, pack, take_rows
-from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized
+from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, Quantized, rounds_inputs
 from slipstream.kernels.proof.case import N_ROWS, Make, Rows
 from slipstream.kernels.proof.inputs import Inputs
 
@@ -36,9 +36,16 @@ def of_narrow(
 ) -> Rows:
     """A weight [n_out, n_in] of few bits. In float64 its values are those of the dtype that is tested."""
     weight = narrow(kind, shape, group, inputs)
-    x = inputs.normal(n_rows, shape[1])
+    x = _steps(inputs, n_rows, shape[1]) if rounds_inputs() else inputs.normal(n_rows, shape[1])
     packed = pack(weight if x.dtype == inputs.dtype else weight.dense().to(x.dtype))
     return Rows(lambda first, n: (linear(x[first : first + n], packed),), n_rows)
+
+
+def _steps(inputs: Inputs, n_rows: int, n_in: int) -> Tensor:
+    """Inputs that rounding to eight bits leaves as they are: the largest of each 32 is 127 of the others' steps."""
+    steps = torch.randint(-127, 128, (n_rows, n_in // 32, 32), generator=inputs.g)
+    steps[..., 5] = 127
+    return inputs.put(steps.flatten(1) / 64)
 
 
 def narrow(kind: str, shape: tuple[int, int], group: int, inputs: Inputs) -> Quantized:

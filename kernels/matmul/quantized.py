@@ -129,6 +129,7 @@ class JoinedWeight:
 
 Quantized = Int4Weight | ByteWeight | BlockWeight | JoinedWeight
 _unproven: set[str] = set()
+_rounds = False
 
 
 def widen(types: Collection[str]) -> None:
@@ -140,6 +141,20 @@ def widen(types: Collection[str]) -> None:
 def is_proven(kind: str) -> bool:
     """Whether products may multiply matrices of a type as narrow as they are."""
     return kind not in _unproven
+
+
+def round_inputs(on: bool) -> None:  # noqa: FBT001 - nothing else could be meant
+    """Have weights of whole numbers packed from now on for inputs rounded to eight bits ("A8"), or as they are.
+
+    On CPUs, of bfloat16 inputs, as `op.py` says. Codes of fp8, and weights that no CPU multiplies narrow, are others.
+    """
+    global _rounds
+    _rounds = on
+
+
+def rounds_inputs() -> bool:
+    """Whether products with weights that are packed now round their inputs."""
+    return _rounds
 
 
 def widened(weight: Tensor | Quantized) -> Tensor:

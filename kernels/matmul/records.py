@@ -37,6 +37,7 @@ from slipstream.kernels.matmul.formats import (
     FORMATS,
     HALF,
     LAYOUTS,
+    OF_A8,
     OF_BYTES,
     OF_FLOATS,
     OF_UNITS,
@@ -235,7 +236,7 @@ def _copy_bytes(codes: Any, target: Any, output: int) -> None:
 @functools.cache
 def _task(kind: str, way: str) -> int:
     """Address of the compiled task that copies matrices of that type."""
-    lie = {OF_FLOATS: STREAM, OF_BYTES: PLANES, OF_UNITS: PLANES}.get(way, BYTES)
+    lie = {OF_FLOATS: STREAM, OF_BYTES: PLANES, OF_UNITS: PLANES, OF_A8: PLANES}.get(way, BYTES)
 
     def items(address: int) -> None:
         a = long_pointer(address)

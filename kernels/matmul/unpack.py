@@ -44,7 +44,6 @@ from slipstream.kernels.matmul.formats import (
 from slipstream.kernels.matmul.formats import FLOAT as FLOAT_SCALE
 from slipstream.kernels.vector import BYTES, FLOATS, INTS, IS_WIDE, WIDTH, call_intrinsic, constant
 
-AHEAD = 4096  # bytes between the records in use and those that are being fetched
 MOST_ROWS = 8 if IS_WIDE else 4  # of a tile
 LAYS = not IS_WIDE or code_pairs.IS_QUICK  # what codes stand for is laid down for more than a tile of rows
 
@@ -119,7 +118,9 @@ def _fetching(
     reads memory in its order, which AMD's wide CPUs follow sooner by themselves.
     """
     n_bytes = tile.form.record_bytes * CHUNK // tile.form.block
-    start = address_of(builder, at.record, AHEAD, (at.chunk, n_bytes), (at.first, 4 // tile.n_columns))
+    start = address_of(
+        builder, at.record, tile.way.ahead, (at.chunk, n_bytes), (at.first, 4 // tile.n_columns)
+    )
     offsets = range(0, 0 if _is_followed(tile) else n_bytes, LINE * 4 // tile.n_columns)
     n_steps = CHUNK // tile.way.n_inputs
     done, n_steps = row // tile.at_once * n_steps, tile.n_rows // tile.at_once * n_steps

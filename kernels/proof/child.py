@@ -19,6 +19,7 @@ import torch
 
 from slipstream.kernels import dispatch
 from slipstream.kernels.device_fault import is_device_fault
+from slipstream.kernels.matmul.quantized import round_inputs
 from slipstream.kernels.proof.judge import problem
 
 
@@ -38,6 +39,7 @@ def _try(task: dict[str, Any], pipe: Connection, selected: set[tuple[str, str]])
     if (task["device"], task["dtype"]) not in selected:
         dispatch.select(device, dtype, prepares=False)  # an implementation may call other ops
         selected.add((task["device"], task["dtype"]))
+    round_inputs(task["rounds"])
     for name in task["implementations"]:
         _answer(pipe, trying=name)
         cases = {key: task[key] for key in ("leaves_out", "weights")}

@@ -44,11 +44,12 @@ class Task:
     implementations: tuple[str, ...]
     leaves_out: tuple[str, ...] = ()  # cases that the server has no use for
     weights: str | None = None  # of a type that few models have: its cases alone
+    rounds: bool = False  # whether products round their inputs to eight bits
 
     def says(self, implementation: str) -> str:
         """The implementation, and what of it is to be proven."""
         of = "" if self.weights is None else f" of {self.weights}"
-        return f"{self.op}.{implementation}{of}"
+        return f"{self.op}.{implementation}{of}{' with rounded inputs' if self.rounds else ''}"
 
     def key(self, implementation: str) -> str:
         """Of what is proven, within one state of sources and machine."""
@@ -155,6 +156,7 @@ class _Worker:
             "implementations": names,
             "leaves_out": task.leaves_out,
             "weights": task.weights,
+            "rounds": task.rounds,
         }
         try:
             pipe.send_bytes(json.dumps(asked).encode())

@@ -36,6 +36,7 @@ def facts(
         "n_params": info.n_params,
         "weight_bytes": info.weight_bytes,
         "dtype": info.dtype,
+        "activations": "8 bits in products" if settings.round_activations else info.dtype,
         "device": info.device,
         "fingerprint": info.fingerprint,
         "n_ctx": info.n_ctx,

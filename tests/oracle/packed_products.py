@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.compiled import float_pointer, kernel
-from slipstream.kernels.matmul import narrow
-from slipstream.kernels.matmul.formats import OF_BYTES, OF_FLOATS, OF_PAIRS, OF_TILES, OF_UNITS
+from slipstream.kernels.matmul import narrow, quantized
+from slipstream.kernels.matmul.formats import OF_A8, OF_BYTES, OF_FLOATS, OF_PAIRS, OF_TILES, OF_UNITS
 from slipstream.kernels.pairs import add_pairs
 from slipstream.kernels.vector import fma, load, splat, store
 
-WAYS = OF_BYTES, OF_FLOATS  # what products with whole numbers may be of
-EXACT = OF_BYTES, OF_UNITS  # those whose sums are of integers
+WAYS = OF_BYTES, OF_FLOATS, OF_A8  # what products with whole numbers may be of
+EXACT = OF_BYTES, OF_UNITS, OF_A8  # those whose sums are of integers
+# Largest difference from float64, as a share of the largest result, where it is not that of float32's rounding.
+OFF = {OF_BYTES: 1e-5, OF_A8: 2e-2}
 
 
 def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pack weights from now on for products of that kind where they have any, as another CPU would."""
+    monkeypatch.setattr(quantized, "_rounds", way == OF_A8)
     if way not in narrow.ways():
         pytest.skip(f"this CPU has no products of {way}")
     monkeypatch.setattr(narrow, "ways", lambda: [way, OF_FLOATS])
@@ -89,8 +92,22 @@ def in_units(x: Tensor) -> Tensor:
     return ((wide / units).round() * units).flatten()
 
 
+def in_steps(x: Tensor) -> tuple[Tensor, Any]:
+    """Whole numbers, float64, of steps [n_in / 32] float32: a 127th of the largest of each 32. x: [n_in] bfloat16."""
+    wide = x.float().unflatten(0, (-1, 32))
+    steps = wide.abs().amax(1, keepdim=True).clamp(min=2.0**-95) / torch.tensor(127.0)
+    return (wide.double() * (1 / steps).double()).round().flatten(), steps[:, 0].numpy()
+
+
+def read(x: Tensor, way: str) -> tuple[Tensor, Any]:
+    """What a product multiplies of inputs [n_in], and with what it multiplies the sums of it, [n_in / 32] float32."""
+    if way == OF_A8:
+        return in_steps(x)
+    return (in_units(x) if way in EXACT else x), np.ones(len(x) // 32, np.float32)
+
+
 def one_group(x: Tensor, values: Any, way: str) -> Any:
-    """x: [group], in float64 for bytes; values: [16, group]."""
+    """x: [group] of `read`; values: [16, group]."""
     out = np.zeros(16, np.float32)
     if way in EXACT:  # all of it has fewer digits than float64
         exact: Any = (torch.from_numpy(values).double() @ x).float().numpy()

@@ -19,12 +19,12 @@ from slipstream.kernels.cpu_features import missing
 from slipstream.kernels.matmul import code_floats, narrow, panels
 from slipstream.kernels.matmul.block_numbers import HELD, held_bytes
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
-from slipstream.kernels.matmul.formats import FORMATS, OF_BYTES, OF_FLOATS
+from slipstream.kernels.matmul.formats import FORMATS, OF_A8, OF_BYTES, OF_FLOATS
 from slipstream.kernels.matmul.narrow import NarrowWeight
 from slipstream.kernels.matmul.panels import PanelWeight
 from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, joined, widened
 from tests.block_data import Numbers, block_bytes, numbers
-from tests.oracle.packed_products import EXACT, WAYS, added, in_units, inputs, one_group, sum_of_inputs, take
+from tests.oracle.packed_products import OFF, WAYS, added, inputs, one_group, read, sum_of_inputs, take
 from tests.process import ROOT
 
 pytestmark = pytest.mark.skipif(narrow.refusal() is not None, reason=narrow.refusal() or "")
@@ -58,13 +58,13 @@ def plain_product(x: Tensor, held: Numbers, bias: Tensor, way: str) -> Any:
     """One row times 16 outputs, from the description in `op.py`. x: [n_in]; bias: [16] float32."""
     n_in, n_blocks, n_groups = len(x), held.halves.shape[1], held.factors.shape[1]
     group, per_block = n_in // n_groups, n_groups // n_blocks
-    wide, multiplied = x.float().numpy(), in_units(x) if way in EXACT else x
+    wide, (multiplied, steps) = x.float().numpy(), read(x, way)
     total = bias.numpy()
     for block in range(n_blocks):
         scaled, minima = np.zeros(16, np.float32), np.zeros(16, np.float32)
         for g in range(block * per_block, (block + 1) * per_block):
             span = slice(g * group, (g + 1) * group)
-            sums = one_group(multiplied[span], held.values[:, span], way)
+            sums = one_group(multiplied[span], held.values[:, span], way) * steps[span.start // 32]
             scaled = added(scaled, held.factors[:, g], sums)
             if held.second_factors is not None:
                 minima = added(minima, held.second_factors[:, g], sum_of_inputs(wide[span]))
@@ -88,7 +88,7 @@ def test_a_product_is_what_its_definition_says(
     x = inputs(max(WIDTHS), size(kind), dtype)
     found = panels.linear(x, packed, torch.float32)  # [n_rows, N_OUT]
     exact = x.double() @ replace(weight, dtype=torch.float64).dense().T + bias.double()
-    assert float((found - exact).abs().max()) < (1e-5 if way == OF_BYTES else 2e-6) * float(exact.abs().max())
+    assert float((found - exact).abs().max()) < OFF.get(way, 2e-6) * float(exact.abs().max())
     for width in WIDTHS:
         assert torch.equal(panels.linear(x[:width], packed, torch.float32), found[:width]), width
         assert torch.equal(panels.linear(x[-width:], packed, torch.float32), found[-width:]), width
@@ -216,8 +216,10 @@ OTHER_CPU = """
 import sys
 import torch
 from slipstream.kernels.matmul import narrow, panels, unpack
+from slipstream.kernels.matmul.quantized import round_inputs
 from tests.oracle.test_kernels_blocks import blocky, inputs, size
 most_rows, way, *kinds = sys.argv[1:]
+round_inputs(way == "a8")
 assert (unpack.MOST_ROWS, narrow.ways()[0]) == (int(most_rows), way)
 for kind in kinds:
     weight = blocky(kind, 100, size(kind))
@@ -235,7 +237,9 @@ for kind in kinds:
     ("name", "features", "most_rows", "way", "kinds"),
     [
         ("haswell", AVX2, 4, OF_BYTES, ["MXFP4", "Q5_K"]),
+        ("haswell", AVX2, 4, OF_A8, ["Q6_K", "Q4_0"]),
         ("alderlake", f"{AVX2},+avxvnni", 4, OF_BYTES, ["IQ4_NL", "Q5_K"]),
+        ("alderlake", f"{AVX2},+avxvnni", 4, OF_A8, ["Q6_K", "Q8_0"]),
         ("skylake-avx512", f"{AVX2},{AVX512}", 8, OF_BYTES, ["Q3_K", "Q4_1"]),
         ("icelake-server", f"{AVX2},{AVX512},{VNNI}", 8, OF_BYTES, ["Q6_K", "Q8_0"]),
         ("znver4", f"{AVX2},{AVX512},{VNNI},+avx512bf16", 8, OF_BYTES, ["Q6_K", "Q4_0"]),
@@ -259,21 +263,25 @@ def test_other_cpus_have_the_bits_of_their_kind_of_products(
     assert len(made) == len(kinds) * expected.nbytes
 
 
+@pytest.mark.parametrize("way", [OF_BYTES, OF_A8])
 @pytest.mark.parametrize("n_rows", [1, 9])
-def test_the_least_code_of_eight_bits_has_a_byte(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_code_of_eight_bits_has_a_byte(
+    n_rows: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """-128, which no file of llama.cpp's has."""
-    take(OF_BYTES, monkeypatch)
+    take(way, monkeypatch)
     weight, x = changed("Q8_0", 2 + 31, 128), inputs(n_rows, 512, torch.bfloat16)
     packed = panels.pack(weight)
     assert isinstance(packed, NarrowWeight)
     exact = x.double() @ replace(weight, dtype=torch.float64).dense().T
     found = panels.linear(x, packed, torch.float32)
-    assert float((found - exact).abs().max()) < 1e-5 * float(exact.abs().max())
+    assert float((found - exact).abs().max()) < OFF[way] * float(exact.abs().max())
 
 
-def test_the_largest_numbers_fit_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("way", "off"), [(OF_BYTES, 2e-6), (OF_A8, 4e-3)])  # half a step of 127
+def test_the_largest_numbers_fit_their_bytes(way: str, off: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ones in the mantissa, largest codes, both signs: what float32 does not hold is rounded, nothing runs over."""
-    take(OF_BYTES, monkeypatch)
+    take(way, monkeypatch)
     weight = blocky("Q8_0", 64, 512)
     weight.data.unflatten(1, (-1, 34))[..., 2:] = torch.tensor([128, 127], dtype=torch.uint8).repeat(16)
     packed = panels.pack(weight)
@@ -282,11 +290,12 @@ def test_the_largest_numbers_fit_their_bytes(monkeypatch: pytest.MonkeyPatch) ->
     for x in (torch.full((9, 512), 1.9921875), torch.tensor([-1.984375, 1.9921875] * 256).repeat(9, 1)):
         found = panels.linear(x.to(torch.bfloat16), packed, torch.float32)
         exact = x.double() @ values.T
-        assert float((found - exact).abs().max()) <= 2e-6 * float(exact.abs().max())
+        assert float((found - exact).abs().max()) <= off * float(exact.abs().max())
 
 
-def test_tiny_and_huge_inputs_keep_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    take(OF_BYTES, monkeypatch)
+@pytest.mark.parametrize("way", [OF_BYTES, OF_A8])
+def test_tiny_and_huge_inputs_keep_their_size(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(way, monkeypatch)
     weight = blocky("Q4_0", 64, 64)
     packed, plain = panels.pack(weight), inputs(9, 64, torch.bfloat16)
     ones = panels.linear(plain, packed, torch.float32)

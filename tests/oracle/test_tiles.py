@@ -28,6 +28,8 @@ PRODUCTS = [
     f"{BLOCKS}[one-thread-Q6_K-bfloat16-bytes]",
     f"{BLOCKS}[one-thread-Q8_0-bfloat16-bytes]",
     f"{SCALED}[fp8 by rows-tiles-1]",
+    # Inputs of eight bits: one group and two, and codes of eight bits.
+    *(f"{BLOCKS}[one-thread-{kind}-bfloat16-a8]" for kind in ("Q4_K", "Q6_K", "Q8_0")),
     "tests/oracle/test_tiles.py::test_plain_weights_add_even_and_odd_inputs_apart",
 ]
 ATTENTION = [

@@ -126,7 +126,7 @@ class SlotFiles:
         for key, told in (
             ("format", "in another format"),
             ("page_size", "with pages of another size"),
-            ("fingerprint", "by another model, draft or dtype"),
+            ("fingerprint", "by another model, draft or arithmetic"),
         ):
             found = metadata.get(key)
             if found != self._identity[key]:
@@ -135,8 +135,10 @@ class SlotFiles:
                 )
 
 
-def state_fingerprint(folders: Iterable[Path], cache: Cache) -> str:
+def state_fingerprint(folders: Iterable[Path], cache: Cache, *, rounds: bool = False) -> str:
     """Changes with the weights and configs of the networks whose state is cached, and with how it is laid out.
+
+    rounds: whether inputs of products were rounded (`--round-activations`); else it is that of earlier versions.
 
     Weights are sampled, evenly over each file: reading all of them takes too long.
     """
@@ -156,6 +158,8 @@ def state_fingerprint(folders: Iterable[Path], cache: Cache) -> str:
         shapes = (*held.page_shapes("full"), *held.page_shapes("window"), *held.slot_shapes)
         kinds = [(shape, str(dtype)) for shape, dtype in shapes]
         digest.update(repr((name, store.device.type, kinds)).encode())
+    if rounds:
+        digest.update(b"rounded activations")
     return digest.hexdigest()[:32]
 
 

@@ -53,6 +53,7 @@ def start(
         "n_threads": torch.get_num_threads(),
         "chosen": {dtype: dict(ops) for dtype, ops in selection.chosen.items()},
         "widened": selection.widened,
+        "round_activations": settings.round_activations,
     }
     return RankProcesses(target.n_ranks, target.device, order)
 

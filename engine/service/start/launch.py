@@ -19,7 +19,6 @@ import torch
 
 from slipstream.engine.api import ModelInfo
 from slipstream.engine.batch import numbered, use_device
-from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core import forward
 from slipstream.engine.core.capacity import Capacity
 from slipstream.engine.core.engine import Engine
@@ -132,7 +131,8 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size), sight)
     info = _info(settings, target_from, text, engine, types, loaded)
     made_by = [one.path for one in (target_from, used) if one]
-    slot_files = None if slot_folder is None else _slot_files(slot_folder, made_by, cache)
+    made = state_fingerprint(made_by, cache, rounds=settings.round_activations) if slot_folder else ""
+    slot_files = None if slot_folder is None else SlotFiles(slot_folder, made, PAGE_SIZE)
     _log_ready(info)
     end_team()  # passes run on the engine's own thread
     return ThreadEngine(engine, text, info, settings, slot_files, processes)
@@ -170,10 +170,6 @@ def _slot_folder(settings: Settings) -> Path | None:
     if name is not None and (not name or not os.access(name, os.W_OK) or not Path(name).is_dir()):
         raise SettingError("slot_save_path", name or "''", "must be a folder that can be written to")
     return None if name is None else Path(name)
-
-
-def _slot_files(folder: Path, made_by: Sequence[Path], cache: Cache) -> SlotFiles:
-    return SlotFiles(folder, state_fingerprint(made_by, cache), PAGE_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,10 +339,9 @@ def _info(
 
 
 def _fingerprint(path: Path, settings: Settings, types: Sequence[str]) -> str:
-    """Changes with config, weights (header and size of each file), dtype and drafters."""
-    digest = hashlib.sha256(
-        repr((settings.dtype, settings.kv_cache_dtype, settings.device, settings.model_draft, types)).encode()
-    )
+    """Changes with config, weights (header and size of each file), dtypes, rounding and drafters."""
+    arithmetic = settings.dtype, settings.kv_cache_dtype, settings.round_activations
+    digest = hashlib.sha256(repr((arithmetic, settings.device, settings.model_draft, types)).encode())
     config, weights = checkpoint_files(path)
     digest.update(b"".join(file.read_bytes() for file in config))
     for file in weights:

@@ -17,11 +17,12 @@ from itertools import count
 import torch
 
 from slipstream.engine.errors import SettingError
+from slipstream.engine.service.start.rounding import take_rounding
 from slipstream.engine.service.start.sizes import Checkpoint
 from slipstream.engine.settings import Settings
 from slipstream.kernels import OPS, select, user_cache
 from slipstream.kernels.dispatch import CannotRunError, Selected, candidates
-from slipstream.kernels.matmul.quantized import widen
+from slipstream.kernels.matmul.quantized import rounds_inputs, widen
 from slipstream.kernels.proof import proving
 from slipstream.kernels.proof.kept_proofs import Kept, state_of
 from slipstream.kernels.proof.proving import NotTriedError, Task, Tried
@@ -29,6 +30,7 @@ from slipstream.kernels.proof.proving import NotTriedError, Task, Tried
 log = logging.getLogger(__name__)
 
 PRODUCTS = ("matmul",)  # ops that layers of a narrower dtype may run in float32
+_MULTIPLY = ("matmul", "moe")  # ops with weights of few bits
 # Of every network, of every pick, and of text on the device.
 _ALWAYS = ("matmul", "norm", "choose", "verify", "ngram")
 _LONGEST = ("attention", "gated_delta", "choose")  # to compile; these come first
@@ -56,8 +58,9 @@ class Use:
             names = candidates(op, self.device, self.dtype) if op in self.ops else ()
             if _REFERENCE in names:
                 names = names[: names.index(_REFERENCE)]
+            rounds = op in _MULTIPLY and rounds_inputs() and self.dtype is torch.bfloat16
             if names:
-                found.append(Task(str(self.device), self.type_name, op, names, leaves_out))
+                found.append(Task(str(self.device), self.type_name, op, names, leaves_out, rounds=rounds))
             if names and op in PRODUCTS:
                 of_types = (replace(found[-1], leaves_out=(), weights=one) for one in sorted(self.weights))
                 found += of_types
@@ -77,8 +80,9 @@ def select_operators(sources: Sequence[Checkpoint], settings: Settings) -> Selec
     """Fix each op's implementation for every device and dtype in use, and say which.
 
     sources: the target first. Raises `SettingError` where exactness is asked for and an op fails, or has no
-    implementation that promises it.
+    implementation that promises it, or where inputs are to be rounded that no product reads.
     """
+    take_rounding(sources, settings)
     # What the cache holds decides which code of attention runs.
     leaves_out = () if settings.kv_cache_dtype.startswith("fp8") else ("float8",)
     uses, failed, replaced = _uses(sources), Failed(), list[str]()
@@ -106,9 +110,18 @@ def select_operators(sources: Sequence[Checkpoint], settings: Settings) -> Selec
         replaced += _log(use, [line for line in lines if line.op in folders])
         if use.device == sources[0].device:
             chosen[use.type_name] = {line.op: line.implementation for line in lines}
+    _check_promises(settings, replaced, [*wide.values()])
+    return Selection((*dict.fromkeys(replaced), *wide.values()), chosen, tuple(wide))
+
+
+def _check_promises(settings: Settings, replaced: Sequence[str], wide: Sequence[str]) -> None:
+    """Raises `SettingError` where operators that failed leave what was asked for undone."""
     if replaced and settings.exact:
         raise SettingError("exact", settings.exact, f"an operator failed on this machine: {replaced[0]}")
-    return Selection((*dict.fromkeys(replaced), *wide.values()), chosen, tuple(wide))
+    products = [*wide, *(one for one in replaced if one.startswith(f"{PRODUCTS[0]} "))]
+    if products and settings.round_activations:
+        why = f"products failed on this machine: {products[0]}"
+        raise SettingError("round_activations", settings.round_activations, why)
 
 
 def _why_wide(tried: Tried) -> str:

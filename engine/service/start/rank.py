@@ -25,7 +25,7 @@ from slipstream.engine.service.run.follower import Follower
 from slipstream.engine.service.start.sizes import KV_DTYPES
 from slipstream.engine.service.start.sums import Sums
 from slipstream.kernels import select
-from slipstream.kernels.matmul.quantized import widen
+from slipstream.kernels.matmul.quantized import round_inputs, widen
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ def _select(order: dict[str, Any]) -> torch.device:
     device = torch.device(kind, order["rank"]) if kind == "cuda" else torch.device(kind)
     use_device(device)
     widen(order["widened"])
+    round_inputs(order["round_activations"])
     for dtype, chosen in order["chosen"].items():
         select(device, getattr(torch, dtype), chosen)
     return device
