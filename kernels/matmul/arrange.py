@@ -22,7 +22,7 @@ from slipstream.kernels.compiled import (
     pointer,
     shifted,
 )
-from slipstream.kernels.matmul.code_a8 import INPUT_BYTES, find_step, lay_steps
+from slipstream.kernels.matmul.code_a8 import INPUT_BYTES, lay_steps
 from slipstream.kernels.matmul.code_bytes import find_unit, lay_inputs, round_inputs
 from slipstream.kernels.matmul.emit import N_FIELDS
 from slipstream.kernels.matmul.formats import CHUNK, OF_A8, OF_BYTES, OF_PAIRS, OF_TILES
@@ -111,32 +111,42 @@ def _copy_bytes(a: Any, source: int, at: Any) -> None:
 
     And in whole units, or only so: whatever has a place.
     """
-    _copy_whole(a, source, at, (2, find_unit, lay_inputs, round_inputs))
-
-
-@inlined
-def _copy_steps(a: Any, source: int, at: Any) -> None:
-    """The same of inputs of eight bits: [chunks, rows of the tile, 32] bytes, or shorts (`code_a8.py`)."""
-    _copy_whole(a, source, at, (INPUT_BYTES, find_step, lay_steps, lay_steps))
-
-
-@inlined
-def _copy_whole(a: Any, source: int, at: Any, form: Any) -> None:
-    """form: (bytes of an integer, what finds a chunk's unit, what lays the chunk down for vectors, and for tiles)."""
     row, n, r = at
-    n_bytes, find, lay, lay_units = form
     n_chunks = a[N_IN] // CHUNK
     for chunk in range(n_chunks):
         x = a[X] + (source * a[N_IN] + chunk * CHUNK) * 2
         place = row * n_chunks + chunk * n
         fields = a[SUMS] + (place * N_FIELDS + r) * 4, n
-        find(x, fields)
+        find_unit(x, fields)
         if a[TILES] != 0:
-            lay(x, a[TILES] + (place + r) * CHUNK * n_bytes, fields)
+            lay_inputs(x, a[TILES] + (place + r) * CHUNK * 2, fields)
         if a[ROUNDED] != 0:
-            tile, line = (row + r) // TILE_ROWS, (row + r) % TILE_ROWS
-            place = (tile * n_chunks + chunk) * TILE_ROWS + line
-            lay_units(x, a[ROUNDED] + place * CHUNK * n_bytes, fields)
+            round_inputs(x, a[ROUNDED] + _of_tiles(row + r, chunk, n_chunks) * CHUNK * 2, fields)
+
+
+@inlined
+def _copy_steps(a: Any, source: int, at: Any) -> None:
+    """bfloat16 as integers of eight bits: [chunks, rows of the tile, 32] bytes (`code_a8.py`).
+
+    Behind those of a chunk's rows they are in 16 bits, on CPUs that want that, too.
+    """
+    row, n, r = at
+    n_chunks = a[N_IN] // CHUNK
+    for chunk in range(n_chunks):
+        x = a[X] + (source * a[N_IN] + chunk * CHUNK) * 2
+        place = row * n_chunks + chunk * n
+        fields = a[SUMS] + (place * N_FIELDS + r) * 4, n
+        if a[TILES] != 0:
+            begin = a[TILES] + place * CHUNK * INPUT_BYTES
+            lay_steps(x, (begin + r * CHUNK, begin + (n + 2 * r) * CHUNK), fields)
+        if a[ROUNDED] != 0:  # of AMX, whose CPUs want bytes alone
+            lay_steps(x, (a[ROUNDED] + _of_tiles(row + r, chunk, n_chunks) * CHUNK, 0), fields)
+
+
+@inlined
+def _of_tiles(row: int, chunk: int, n_chunks: int) -> int:
+    """Which 32 inputs these are, as [tiles, chunks, 16 rows] have them."""
+    return (row // TILE_ROWS * n_chunks + chunk) * TILE_ROWS + row % TILE_ROWS
 
 
 @inlined

@@ -12,12 +12,12 @@ from numba import types
 from numba.extending import intrinsic
 
 from slipstream.kernels.matmul import code_a8, code_bytes, code_floats, code_pairs, code_shorts
-from slipstream.kernels.matmul.emit import LONG, PANEL, Emitter, Value
+from slipstream.kernels.matmul.emit import LONG, PANEL, Emitter, Value, Way
 from slipstream.kernels.matmul.formats import (
     CHUNK,
     LAYOUTS,
     OF_A8,
-    OF_A8_TILES,
+    OF_A8_SIGNED,
     OF_BYTES,
     OF_FLOATS,
     OF_PAIRS,
@@ -27,6 +27,7 @@ from slipstream.kernels.matmul.formats import (
     BlockFormat,
 )
 from slipstream.kernels.matmul.unpack import (
+    MOST_ROWS,
     Place,
     Tile,
     address_of,
@@ -45,9 +46,19 @@ WAYS = {
     OF_BYTES: code_bytes.WAY if code_bytes.HAS_VNNI else code_shorts.WAY,
     OF_SIGNED: code_bytes.SIGNED if code_bytes.HAS_VNNI else code_shorts.SIGNED,
     OF_UNITS: code_bytes.UNITS,
-    OF_A8: code_a8.WAY,
-    OF_A8_TILES: code_a8.SIGNED,
 }
+
+
+def _way(name: str, form: BlockFormat, n_rows: int) -> Way:
+    """What is multiplied how, for a type and a tile of so many rows."""
+    if name == OF_A8_SIGNED:
+        return code_a8.signed_way_of(form)
+    return code_a8.way_of(form, n_rows) if name == OF_A8 else WAYS[name]
+
+
+def _laid_bytes(way: Way) -> int:
+    return CHUNK // way.n_inputs * len(way.kinds) * PANEL * 4
+
 
 INPUT_BYTES = {OF_FLOATS: 4, OF_A8: code_a8.INPUT_BYTES}  # of an input in a tile, where it is not two
 
@@ -69,7 +80,7 @@ def _add_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, way: Any) -> Any
 
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
         form, rows = LAYOUTS[kind.literal_value], n_rows.literal_value
-        found = WAYS[way.literal_value]
+        found = _way(way.literal_value, form, rows)
         tile = Tile(form, rows, *found.at_once(form, rows), found)
         emit_tile(builder, tile, _placed(builder, form, values[0]))
         return context.get_dummy_value()
@@ -84,8 +95,9 @@ def _add_laid(typing: Any, place: Any, kind: Any, n_rows: Any, way: Any, values:
     """
 
     def generate(context: Any, builder: Emitter, signature: Any, given: Any) -> Any:
-        form, found = LAYOUTS[kind.literal_value], WAYS[way.literal_value]
-        tile = Tile(form, n_rows.literal_value, *found.at_once(form, 4), found)
+        form, rows = LAYOUTS[kind.literal_value], n_rows.literal_value
+        found = _way(way.literal_value, form, rows)
+        tile = Tile(form, rows, *found.at_once(form, 4), found)
         emit_laid(builder, tile, _placed(builder, form, given[0]), given[4])
         return context.get_dummy_value()
 
@@ -124,7 +136,7 @@ def _lay_chunk(typing: Any, place: Any, kind: Any, way: Any, target: Any) -> Any
 
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
         form = LAYOUTS[kind.literal_value]
-        tile = Tile(form, 1, 1, PANEL // WIDTH, WAYS[way.literal_value])
+        tile = Tile(form, 1, 1, PANEL // WIDTH, _way(way.literal_value, form, MOST_ROWS))
         emit_values(builder, tile, _placed(builder, form, values[0]), values[3])
         return context.get_dummy_value()
 
@@ -136,7 +148,7 @@ def _scale_group(typing: Any, place: Any, form: Any, found: Any) -> Any:
 
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
         kind, n_rows, way, group = (one.literal_value for one in form)
-        tile = Tile(LAYOUTS[kind], n_rows, n_rows, 1, WAYS[way])
+        tile = Tile(LAYOUTS[kind], n_rows, n_rows, 1, _way(way, LAYOUTS[kind], n_rows))
         emit_group(builder, tile, _placed(builder, LAYOUTS[kind], values[0]), (group, values[2]))
         return context.get_dummy_value()
 
@@ -150,7 +162,7 @@ add_laid: Callable[[Any, Any, Any, Any, Any], None] = intrinsic(prefer_literal=T
 end_block: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_end_block)
 # Vectors of 16 outputs that `add_chunk` takes at once, by (type, rows of the tile, way).
 columns_of: Callable[[str, int, str], int] = intrinsic(prefer_literal=True)(
-    _constant(lambda kind, n_rows, way: WAYS[way].at_once(LAYOUTS[kind], n_rows)[1])
+    _constant(lambda kind, n_rows, way: _way(way, LAYOUTS[kind], n_rows).at_once(LAYOUTS[kind], n_rows)[1])
 )
 # Bytes of an input as it lies in a tile, by way.
 bytes_of_input: Callable[[str], int] = intrinsic(prefer_literal=True)(
@@ -158,7 +170,7 @@ bytes_of_input: Callable[[str], int] = intrinsic(prefer_literal=True)(
 )
 # Inputs that share a scale, by type.
 group_of: Callable[[str], int] = intrinsic(prefer_literal=True)(_constant(lambda kind: LAYOUTS[kind].group))
-# Bytes of what the codes of 32 inputs and 64 outputs stand for, by way.
+# Bytes of what the codes of 32 inputs and 64 outputs stand for, by way: of the type that has most.
 laid_bytes: Callable[[str], int] = intrinsic(prefer_literal=True)(
-    _constant(lambda way: CHUNK // WAYS[way].n_inputs * len(WAYS[way].kinds) * PANEL * 4)
+    _constant(lambda way: max(_laid_bytes(_way(way, form, MOST_ROWS)) for form in LAYOUTS.values()))
 )

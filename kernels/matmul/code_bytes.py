@@ -259,13 +259,13 @@ def _unit(builder: Emitter, fields: Value) -> tuple[Value, Value]:
 @emits(types.void)
 def lay_inputs(builder: Emitter, source: Value, target: Value, fields: Value) -> None:
     """Make bytes [2, 32] of 32 bfloat16, and write their sums to the fields, which have the unit."""
-    for i, whole in enumerate(whole_numbers(builder, source, fields)):
+    _, units = _unit(builder, fields)
+    for i, whole in enumerate(whole_numbers(builder, source, units, fields)):
         _lay_whole(builder, whole, target, i)
 
 
-def whole_numbers(builder: Emitter, source: Value, fields: Value) -> list[Value]:
-    """32 bfloat16 in units, twice 16 integers; their sums are written to the fields, which have the unit."""
-    _, units = _unit(builder, fields)
+def whole_numbers(builder: Emitter, source: Value, units: Value, fields: Value) -> list[Value]:
+    """32 bfloat16 in units, twice 16 integers; their sums are written to the fields. units: how many are 1."""
     near = [_nearest(builder, load_at(builder, SHORTS, source, 2 * WIDTH * i), units) for i in range(2)]
     magic = builder.bitcast(all_of(_MAGIC), INTS)
     wholes = [builder.sub(builder.bitcast(one, INTS), magic) for one in near]

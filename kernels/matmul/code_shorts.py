@@ -65,11 +65,11 @@ def _add(builder: Emitter, total: list[Value], inputs: list[Value], values: list
         lanes = list(range(2 * LANES * i, 2 * LANES * (i + 1)))
         parts = (lanes_of(builder, of_all, lanes) for of_all in (codes, x))
         products = call_intrinsic(builder, PRODUCTS, one.type, *parts)
-        added.append(_now(builder, builder.add(one, products)))
+        added.append(now(builder, builder.add(one, products)))
     return added
 
 
-def _now(builder: Emitter, vector: Value) -> Value:
+def now(builder: Emitter, vector: Value) -> Value:
     """The vector, computed here: else compilers first add products to each other, and run out of registers."""
     form = ir.FunctionType(vector.type, [vector.type])
     return builder.asm(form, "", "=v,0", [vector], side_effect=True)

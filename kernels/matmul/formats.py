@@ -28,8 +28,8 @@ HALF, FLOAT, ZERO = "half", "float", "zero"
 # AMX's tiles of signed bytes.
 OF_FLOATS, OF_PAIRS, OF_BYTES, OF_TILES = "floats", "pairs", "bytes", "tiles"
 OF_UNITS, OF_SIGNED = "units", "signed"
-# The same of inputs of eight bits (`code_a8.py`): by vectors, and in tiles.
-OF_A8, OF_A8_TILES = "a8", "a8 tiles"
+# The same of inputs of eight bits (`code_a8.py`); in tiles, and where codes are laid down for many rows, signed.
+OF_A8, OF_A8_SIGNED = "a8", "a8 signed"
 
 # What the codes of IQ4_NL and IQ4_XS stand for.
 NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

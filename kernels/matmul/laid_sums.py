@@ -20,6 +20,7 @@ from slipstream.kernels.matmul.formats import (
     CHUNK,
     LAYOUTS,
     OF_A8,
+    OF_A8_SIGNED,
     OF_BYTES,
     OF_FLOATS,
     OF_SIGNED,
@@ -46,7 +47,7 @@ from slipstream.kernels.matmul.unpack import MOST_ROWS
 from slipstream.kernels.vector import IS_WIDE, WIDTH
 
 # Where it pays, what is laid down by what products are of. Of VNNI's bytes this was not measured.
-LAID = {OF_UNITS: OF_UNITS} if IS_WIDE else {OF_FLOATS: OF_FLOATS, OF_BYTES: OF_SIGNED, OF_A8: OF_SIGNED}
+LAID = {OF_UNITS: OF_UNITS} if IS_WIDE else {OF_FLOATS: OF_FLOATS, OF_BYTES: OF_SIGNED, OF_A8: OF_A8_SIGNED}
 if HAS_VNNI:
     LAID = {way: laid for way, laid in LAID.items() if way not in (OF_BYTES, OF_A8)}
 

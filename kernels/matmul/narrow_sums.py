@@ -59,7 +59,7 @@ from slipstream.kernels.matmul.block_steps import (
     end_block,
 )
 from slipstream.kernels.matmul.emit import N_FIELDS
-from slipstream.kernels.matmul.formats import CHUNK, OF_UNITS, PANEL
+from slipstream.kernels.matmul.formats import CHUNK, OF_A8, OF_UNITS, PANEL
 from slipstream.kernels.matmul.panel_sums import BY_FLOATS
 from slipstream.kernels.matmul.records import constants_of
 from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES, LINE, TILE_ROWS, VECTOR_ROWS
@@ -93,7 +93,7 @@ def multiply(addresses: Any, shape: Any, forms: Any, n_threads: int) -> None:
     tasks = arrange_task(x_dtype, way), _task[out_dtype]
     in_units = in_units and (not HAS_TILES or shape[0] > VECTOR_ROWS)  # few rows are multiplied in bytes
     of_tile = INPUT_BYTES.get(way, 2) if in_bytes or not in_units else 0
-    of_rounded = INPUT_BYTES.get(way, 2) if in_units else 0
+    of_rounded = 0 if not in_units else 1 if way == OF_A8 else 2
     _run(addresses, shape, tasks, (x_dtype.itemsize, of_tile, of_rounded, out_dtype.itemsize), n_threads)
 
 

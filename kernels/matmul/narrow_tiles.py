@@ -33,7 +33,7 @@ from slipstream.kernels.matmul.block_steps import group_of, laid_bytes, lay_chun
 from slipstream.kernels.matmul.formats import (
     CHUNK,
     OF_A8,
-    OF_A8_TILES,
+    OF_A8_SIGNED,
     OF_BYTES,
     OF_SIGNED,
     OF_TILES,
@@ -113,7 +113,7 @@ def a8_task(kind: str) -> int:
     def items(address: int) -> None:
         a = long_pointer(address)
         if a[N_ROWS] > VECTOR_ROWS:
-            _add_blocks(a, (kind, OF_A8_TILES, _do_a8, 1, 8), (group_of(kind) // 2, 8))
+            _add_blocks(a, (kind, OF_A8_SIGNED, _do_a8, 1, 8), (group_of(kind) // 2, 8))
         else:
             add_blocks(a, kind, OF_A8, VECTOR_ROWS)
 

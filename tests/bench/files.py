@@ -1,6 +1,6 @@
 """GGUF files here and on llama-server, side by side: the same files, requests in turn, medians of ratios.
 
-    python -m tests.bench.files --llama-server PATH [--draft FILE] [--rounds 5] FILE...
+    python -m tests.bench.files --llama-server PATH [--draft FILE] [--rounds 5] [--rounded] FILE...
 
 For each file all servers run at once and are asked one after the other, in an order that turns with every round: greedy
 replies to the demo's tasks with one stream and with four, and prompts of 512 and 2,048 tokens. Ratios are those to
@@ -39,6 +39,7 @@ N_STREAMS = 4
 CONTEXT = 4096
 KINDS = ("rename", "continue")
 BASE = "llama-server"
+ROUNDED = ", rounded activations"
 # llama-server's ways to speculate that were found fastest on these tasks.
 SPECULATION = {
     "ngram-simple": "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 16",
@@ -119,8 +120,9 @@ def read_rate() -> float:
 
 
 @contextlib.contextmanager
-def all_sides(file: Path, draft: Path | None, llama_server: Path, logs: Path) -> Iterator[dict[str, Side]]:
+def all_sides(given: argparse.Namespace, file: Path, logs: Path) -> Iterator[dict[str, Side]]:
     """The servers of one file, ours and llama-server's, ready to be asked."""
+    draft = given.draft
     threads = str(torch.get_num_threads())
     ours = ["-m", str(file), "-c", str(CONTEXT), "-np", str(N_STREAMS), "--log-level", "warning"]
     theirs = ["-m", str(file), "-c", str(CONTEXT * N_STREAMS), "-np", str(N_STREAMS), "-t", threads]
@@ -137,13 +139,13 @@ def all_sides(file: Path, draft: Path | None, llama_server: Path, logs: Path) ->
             log = logs / f"{name or 'plain'}.log"
             return stack.enter_context(running(log, arguments, program)).url
 
-        url = server("ours", ours, SERVER)
-        sides = {
-            "plain": Side(url, {"speculative": {"n_max": 0}}),
-            "speculating": Side(url),
-        }
-        for name, flags in ways.items():
-            sides[BASE + name] = Side(server(f"llama{name}", [*theirs, *flags], llama_server))
+        sides = {}
+        for mark, flags in (("", []), (ROUNDED, ["--round-activations"]))[: 1 + given.rounded]:
+            url = server(f"ours{mark}", [*ours, *flags], SERVER)
+            sides[f"plain{mark}"] = Side(url, {"speculative": {"n_max": 0}})
+            sides[f"speculating{mark}"] = Side(url)
+        for name, more in ways.items():
+            sides[BASE + name] = Side(server(f"llama{name}", [*theirs, *more], given.llama_server))
         yield sides
 
 
@@ -173,7 +175,7 @@ def compared(
         if wanted and workload not in wanted:
             continue
         by_prompt = workload.startswith("prompt")
-        asked = [name for name in names if not by_prompt or name in ("plain", BASE)]
+        asked = [name for name in names if not by_prompt or name in ("plain", f"plain{ROUNDED}", BASE)]
         figures = [workload] if len(prompts[0]) == 1 else [workload, f"{workload}, with prompts"]
         rates: dict[str, dict[str, list[float]]] = {one: {name: [] for name in asked} for one in figures}
         for i in range(rounds + 1):
@@ -204,6 +206,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--llama-server", type=Path, required=True)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounded", action="store_true", help="ask a server with --round-activations, too")
     parser.add_argument(
         "--workloads", nargs="+", default=(), help=f"of {', '.join(workloads())}; all by default"
     )
@@ -214,7 +217,7 @@ def main(arguments: Sequence[str]) -> int:
         before = read_rate()
         with (
             tempfile.TemporaryDirectory() as logs,
-            all_sides(file.resolve(), given.draft, given.llama_server, Path(logs)) as sides,
+            all_sides(given, file.resolve(), Path(logs)) as sides,
         ):
             report = compared(sides, given.rounds, given.workloads)
         rates = [round(one / 1e9, 1) for one in (before, read_rate())]

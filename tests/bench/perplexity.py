@@ -20,6 +20,7 @@ from slipstream.engine.models.reading.documents import text_source
 from slipstream.engine.models.registry import load_network, read_model
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.kernels import select
+from slipstream.kernels.matmul.quantized import round_inputs
 from tests.oracle.feeding import Runner
 from tests.oracle.lossless import demo_prompt
 from tests.process import ROOT
@@ -28,9 +29,10 @@ CPU = torch.device("cpu")
 N_TASKS, N_CTX = 24, 1024
 
 
-def perplexity(path: Path, tokenizer: Tokenizer) -> float:
-    """Of the replies to the demo's tasks, in the dtype that a server would take."""
+def perplexity(path: Path, tokenizer: Tokenizer, *, rounds: bool = False) -> float:
+    """Of the replies to the demo's tasks, in the dtype that a server would take. rounds: `--round-activations`."""
     dtype = read_model(path).dtype
+    round_inputs(rounds)
     for one in (torch.float32, dtype):
         select(CPU, one)
     network = load_network(path, dtype, CPU, N_CTX, tokenizer.vocab_size)
@@ -56,7 +58,12 @@ def main(names: Sequence[str]) -> int:
     first = perplexity(Path(names[0]), tokenizer)
     for name in names:
         found = first if name == names[0] else perplexity(Path(name), tokenizer)
-        sys.stdout.write(f"{Path(name).name:40} {found:8.4f}  {found / first - 1:+.2%}\n")
+        line = f"{Path(name).name:40} {found:8.4f}  {found / first - 1:+.2%}"
+        scheme = read_model(Path(name)).quantization
+        if scheme is not None and scheme.has_integers:
+            rounded = perplexity(Path(name), tokenizer, rounds=True)
+            line += f"  rounded activations {rounded:8.4f}  {rounded / found - 1:+.2%}"
+        sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
     return 0
 
