@@ -153,7 +153,7 @@ def _add_eights(
     return added
 
 
-_COLUMNS = {8: 2, 4: 4, 1: 4} if IS_WIDE else {4: 2, 1: 1}
+_COLUMNS = {8: 1, 4: 4, 1: 4} if IS_WIDE else {4: 2, 1: 1}
 
 
 def _at_once(form: BlockFormat, n_rows: int) -> tuple[int, int]:

@@ -64,7 +64,7 @@ UNIT, SUMS = 3, 4
 HIGHEST = 14  # power of two, in units, of the largest input
 LEAST_EXPONENT = 32  # as bfloat16 has it, of what is largest: smaller inputs become fewer units, or none
 # Of each four inputs the first and third, whose codes are the lower bytes of a word's halves, then the others.
-IN_PAIRS = [4 * four + i for four in range(WIDTH // 4) for i in (0, 2, 1, 3)]
+_IN_PAIRS = [4 * four + i for four in range(WIDTH // 4) for i in (0, 2, 1, 3)]
 _MAGIC = 1.5 * 2.0**23  # added to a float32 below 2^22, it leaves the nearest whole number in the lowest bits
 
 
@@ -294,7 +294,7 @@ def store_bytes(builder: Emitter, whole: Value, target: Value, offset: int) -> N
 def store_shorts(builder: Emitter, whole: Value, target: Value, offset: int) -> None:
     """The lower halves of 16 integers, in the order in which pairs of them are multiplied."""
     place = builder.inttoptr(builder.add(target, LONG(offset)), SHORTS.as_pointer())
-    builder.store(lanes_of(builder, builder.trunc(whole, SHORTS), IN_PAIRS), place, align=1)
+    builder.store(lanes_of(builder, builder.trunc(whole, SHORTS), _IN_PAIRS), place, align=1)
 
 
 @emits(types.void)

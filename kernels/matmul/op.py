@@ -50,6 +50,9 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
 
         of bfloat16, but for fp8:  group = the exact sum of value * x, rounded once, where x is rounded to the nearest
             2^-14 of the largest power of two in its 32 inputs (of a largest with a mantissa of ones, the power above)
+        the same where inputs are rounded to eight bits (`quantized.round_inputs`):  group = step * the exact sum of
+            value * whole, rounded before and behind the product, where step = largest / 127 of the absolute values of
+            its 32 inputs, rounded, and whole is the nearest whole number to x * (1 / step), the even one of two
         else:  group = 0;  group = group + x₀ value₀ + x₁ value₁ for each two inputs of the group: two fma, or, of fp8
             times bfloat16 on CPUs that have it, their instruction for pairs; or, where there is AMX for it, even + odd
             with even = fma(x₀, value₀, even);  odd = fma(x₁, value₁, odd) for each two inputs from 0 on

@@ -104,8 +104,8 @@ def _profile(call: Call) -> int:
 
 # The settings that decide what a step computes, and on which device.
 _COMPUTED = (
-    *("model", "model_draft", "dtype", "device", "device_draft", "threads", "tensor_parallel_size"),
-    *("ctx_size", "cache_size", "kv_cache_dtype", "parallel"),
+    *("model", "model_draft", "dtype", "round_activations", "device", "device_draft", "threads"),
+    *("tensor_parallel_size", "ctx_size", "cache_size", "kv_cache_dtype", "parallel"),
     *("batch_size", "spec_type", "spec_order", "spec_adaptive", "draft_max", "draft_min", "draft_p_min"),
 )
 PROFILE = Subcommand(

@@ -26,6 +26,7 @@ import torch
 from slipstream.engine.api import Grammar, Sampling, Speculate
 from slipstream.engine.speculate.registry import DRAFTERS
 from slipstream.engine.text.tokenizer import Tokenizer
+from slipstream.kernels.matmul.quantized import round_inputs
 from tests.oracle.lab import (
     ASKS,
     DEMO,
@@ -287,7 +288,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=1, help="over which the target is divided, as threads")
     parser.add_argument("--drafter", choices=ALL, help="only the chains that this one is in")
+    parser.add_argument(
+        "--round-activations", action="store_true", help="as the server's setting, of a --target"
+    )
     options = parser.parse_args(arguments)
+    round_inputs(options.round_activations)
     started = time.perf_counter()
     total = Tally()
     for kind in ["files"] if options.target is not None else options.cache:

@@ -23,9 +23,11 @@ SETTINGS: dict[str, Any] = {"ctx_size": 256, "parallel": 2, "threads": 1, "spec_
 
 
 @contextlib.contextmanager
-def serving(model: Path, draft: Path | None = None) -> Iterator[Served]:
+def serving(model: Path, draft: Path | None = None, **changes: Any) -> Iterator[Served]:
     """A real engine behind HTTP."""
-    settings = Settings(model=str(model), model_draft=None if draft is None else str(draft), **SETTINGS)
+    settings = Settings(
+        model=str(model), model_draft=None if draft is None else str(draft), **{**SETTINGS, **changes}
+    )
     engine = launch(settings)
     try:
         with served(engine) as one:  # type: ignore[arg-type]
@@ -58,16 +60,43 @@ def test_answers_are_those_from_the_folder(tmp_path: Path) -> None:
     assert expected[0][0] != expected[1][0]
 
 
+def test_rounded_activations_change_the_arithmetic_and_no_text_by_drafts(tmp_path: Path) -> None:
+    """Log-probabilities move a little; with drafts and without they are the same to the last bit."""
+    folder = tiny_checkpoint("qwen3", tmp_path / "folder")
+    model = gguf_of(folder).as_type("Q8_0").write(tmp_path / "model.gguf")
+    draft = (
+        gguf_of(noised_copy(folder, tmp_path / "noised", 0.05)).as_type("Q8_0").write(tmp_path / "draft.gguf")
+    )
+    fields = {"messages": QUESTION, "max_tokens": 24, "seed": 3, "logprobs": True, "ignore_eos": True}
+
+    def told(server: Served, **speculative: int) -> tuple[list[Any], str]:
+        reply = server.post("/v1/chat/completions", {**fields, "speculative": speculative}).json()
+        return reply["choices"][0]["logprobs"]["content"], reply["system_fingerprint"]
+
+    with serving(model, draft, dtype="bfloat16") as server:
+        exact, before = told(server)
+    with serving(model, draft, dtype="bfloat16", round_activations=True) as server:
+        rounded, after = told(server)
+        assert told(server, n_max=0)[0] == rounded
+    assert before != after
+    moved = abs(exact[0]["logprob"] - rounded[0]["logprob"])
+    assert 0 < moved < 0.1
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ({"model": "nowhere/at/all/model.gguf"}, "nowhere/at/all/model.gguf: no such file"),
         ({"model": "model.gguf"}, "model.gguf: no such file"),
         ({"model": "demo/target", "model_draft": "./draft.gguf"}, "./draft.gguf: no such file"),
+        (
+            {"model": "demo/target", "round_activations": True},
+            "--round-activations True: it would change nothing",
+        ),
     ],
 )
-def test_files_that_are_not_there(
-    flags: dict[str, str], message: str, caplog: pytest.LogCaptureFixture
+def test_what_cannot_be_is_said(
+    flags: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert run(Settings(port=0, **flags), launch) == 3  # type: ignore[arg-type]
     assert message in caplog.text

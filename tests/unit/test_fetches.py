@@ -11,10 +11,9 @@ from llvmlite import ir
 
 from slipstream.kernels.attention import by_vectors
 from slipstream.kernels.matmul import unpack
-from slipstream.kernels.matmul.block_steps import add_chunk, columns_of
+from slipstream.kernels.matmul.block_steps import WAYS, add_chunk, columns_of
 from slipstream.kernels.matmul.code_bytes import HAS_VNNI
 from slipstream.kernels.matmul.formats import CHUNK, LAYOUTS, OF_BYTES, OF_FLOATS, PANEL
-from slipstream.kernels.matmul.unpack import AHEAD
 from slipstream.kernels.vector import IS_WIDE, WIDTH
 
 LONG = ir.IntType(64)
@@ -44,7 +43,7 @@ def fetched(kind: str, n_rows: int, way: str, monkeypatch: pytest.MonkeyPatch) -
     form, rows = LAYOUTS[kind], n_rows
     records = np.zeros(2 * form.record_bytes + PANEL * n_rows * 64, np.uint8)
     counts = np.zeros(256, np.int64)
-    begin = records.ctypes.data + AHEAD
+    begin = records.ctypes.data + WAYS[way].ahead
 
     def count(builder: Any, address: Any) -> None:
         line = builder.udiv(builder.sub(address, LONG(begin)), LONG(64))

@@ -270,6 +270,7 @@ def test_the_fingerprint_tells_apart_what_must_not_be_mixed(tmp_path: Path) -> N
         state_fingerprint([one], cache(torch.bfloat16)),
         state_fingerprint([one], cache(torch.float32, ("target", "draft"))),
         state_fingerprint([one], cache(torch.float32, ("target",), recurrent)),
+        state_fingerprint([one], cache(), rounds=True),
     ]
     assert len(set(prints)) == len(prints)
     assert state_fingerprint([copy], cache()) == prints[0], "where it lies does not matter"
