@@ -176,6 +176,16 @@ def test_nan_reaches_its_row_alone(way: str, monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(panels.linear(x[:1], packed), clean[:1])  # nothing is left over from the call before
 
 
+@pytest.mark.parametrize("way", [OF_BYTES, OF_A8])
+def test_of_infinite_inputs_no_number_is_made(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone and beside others, though what multiplies them differs: as bytes they would be anything."""
+    take(way, monkeypatch)
+    packed, x = panels.pack(blocky("Q4_0", N_OUT, 512)), inputs(9, 512, torch.bfloat16)
+    x[4, 300] = torch.inf
+    assert bool(panels.linear(x, packed)[4].isnan().all())
+    assert bool(panels.linear(x[4:5], packed).isnan().all())
+
+
 def changed(kind: str, byte: int, value: int) -> BlockWeight:
     weight = blocky(kind, 70, 512)
     weight.data[69, byte] = value
@@ -237,7 +247,7 @@ for kind in kinds:
     ("name", "features", "most_rows", "way", "kinds"),
     [
         ("haswell", AVX2, 4, OF_BYTES, ["MXFP4", "Q5_K"]),
-        ("haswell", AVX2, 4, OF_A8, ["Q6_K", "Q4_0"]),
+        ("haswell", AVX2, 4, OF_A8, ["Q6_K", "IQ4_NL"]),
         ("alderlake", f"{AVX2},+avxvnni", 4, OF_BYTES, ["IQ4_NL", "Q5_K"]),
         ("alderlake", f"{AVX2},+avxvnni", 4, OF_A8, ["Q6_K", "Q8_0"]),
         ("skylake-avx512", f"{AVX2},{AVX512}", 8, OF_BYTES, ["Q3_K", "Q4_1"]),
