@@ -107,6 +107,7 @@ def _twos(kind: Value) -> Callable[[Emitter, Value, int, Row], list[Value]]:
 
 
 def _add(builder: Emitter, total: list[Value], inputs: list[Value], values: list[Value]) -> list[Value]:
+    """Four products of 16 outputs each."""
     return [dot(builder, total[0], values[0], inputs[0])]
 
 
@@ -120,6 +121,7 @@ def _floats_of_signed(builder: Emitter, form: BlockFormat, total: list[Value], f
 
 
 def _floats_of_pairs(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
+    """The same of sums that are float32, and as exact: below 2^24 steps."""
     step = load_at(builder, FLOAT, fields.address, fields.offset(UNIT))
     return builder.fmul(total[0], spread(builder, step, FLOATS))
 

@@ -120,12 +120,8 @@ def a8_task(kind: str) -> int:
     return threads.compile_task(items)
 
 
-TASKS = {
-    OF_TILES: block_task,
-    OF_UNITS: unit_task,
-    OF_BYTES: byte_task,
-    OF_A8: a8_task,
-}  # by what products of a part are of
+# By what products of a part are of.
+TASKS = {OF_TILES: block_task, OF_UNITS: unit_task, OF_BYTES: byte_task, OF_A8: a8_task}
 
 
 @inlined
