@@ -94,7 +94,7 @@ def test_strangers_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
         await engine.save_slot(0, "talk", "")
 
     async def restore(engine: ThreadEngine) -> None:
-        with pytest.raises(SlotFileRefused, match="another model, draft or dtype"):
+        with pytest.raises(SlotFileRefused, match="another model, draft or arithmetic"):
             await engine.restore_slot(0, "talk", "")
         assert engine.stats().n_pages_cached == 0
 
