@@ -18,11 +18,11 @@ def take_rounding(sources: Sequence[Checkpoint], settings: Settings) -> None:
     sources: the target first. Raises `SettingError` if the setting would change nothing, with the target's reason.
     """
     round_inputs(settings.round_activations)
+    if not settings.round_activations:
+        return
     reasons = [_why_not(one) for one in sources]
-    if settings.round_activations and None not in reasons:
-        raise SettingError(
-            "round_activations", settings.round_activations, f"it would change nothing: {reasons[0]}"
-        )
+    if None not in reasons:
+        raise SettingError("round_activations", value=True, reason=f"it would change nothing: {reasons[0]}")
 
 
 def _why_not(source: Checkpoint) -> str | None:
@@ -34,7 +34,7 @@ def _why_not(source: Checkpoint) -> str | None:
     scheme = source.config.quantization
     if scheme is None or not scheme.has_integers:
         return "its weights are no whole numbers of few bits"
-    from slipstream.kernels.matmul import narrow  # a second of numba, which no other start waits for here
+    from slipstream.kernels.matmul import narrow  # a second of numba, for weights of few bits alone
 
     reason = narrow.refusal()
     return None if reason is None else f"weights of few bits are widened: {reason}"
