@@ -111,17 +111,17 @@ def _copy_bytes(a: Any, source: int, at: Any) -> None:
 
     And in whole units, or only so: whatever has a place.
     """
-    row, n, r = at
-    n_chunks = a[N_IN] // CHUNK
-    for chunk in range(n_chunks):
-        x = a[X] + (source * a[N_IN] + chunk * CHUNK) * 2
-        place = row * n_chunks + chunk * n
-        fields = a[SUMS] + (place * N_FIELDS + r) * 4, n
-        find_unit(x, fields)
-        if a[TILES] != 0:
-            lay_inputs(x, a[TILES] + (place + r) * CHUNK * 2, fields)
-        if a[ROUNDED] != 0:
-            round_inputs(x, a[ROUNDED] + _of_tiles(row + r, chunk, n_chunks) * CHUNK * 2, fields)
+    _lay_chunks(a, source, at, _lay_units)
+
+
+@inlined
+def _lay_units(a: Any, inputs: Any, place: Any) -> None:
+    (x, fields), (first, r, of_tiles) = inputs, place
+    find_unit(x, fields)
+    if a[TILES] != 0:
+        lay_inputs(x, a[TILES] + (first + r) * CHUNK * 2, fields)
+    if a[ROUNDED] != 0:
+        round_inputs(x, a[ROUNDED] + of_tiles * CHUNK * 2, fields)
 
 
 @inlined
@@ -130,23 +130,30 @@ def _copy_steps(a: Any, source: int, at: Any) -> None:
 
     Behind those of a chunk's rows they are in 16 bits, on CPUs that want that, too.
     """
-    row, n, r = at
-    n_chunks = a[N_IN] // CHUNK
-    for chunk in range(n_chunks):
-        x = a[X] + (source * a[N_IN] + chunk * CHUNK) * 2
-        place = row * n_chunks + chunk * n
-        fields = a[SUMS] + (place * N_FIELDS + r) * 4, n
-        if a[TILES] != 0:
-            begin = a[TILES] + place * CHUNK * INPUT_BYTES
-            lay_steps(x, (begin + r * CHUNK, begin + (n + 2 * r) * CHUNK), fields)
-        if a[ROUNDED] != 0:  # of AMX, whose CPUs want bytes alone
-            lay_steps(x, (a[ROUNDED] + _of_tiles(row + r, chunk, n_chunks) * CHUNK, 0), fields)
+    _lay_chunks(a, source, at, _lay_steps)
 
 
 @inlined
-def _of_tiles(row: int, chunk: int, n_chunks: int) -> int:
-    """Which 32 inputs these are, as [tiles, chunks, 16 rows] have them."""
-    return (row // TILE_ROWS * n_chunks + chunk) * TILE_ROWS + row % TILE_ROWS
+def _lay_steps(a: Any, inputs: Any, place: Any) -> None:
+    (x, fields), (first, r, of_tiles) = inputs, place
+    if a[TILES] != 0:
+        begin = a[TILES] + first * CHUNK * INPUT_BYTES
+        lay_steps(x, (begin + r * CHUNK, begin + (fields[1] + 2 * r) * CHUNK), fields)
+    if a[ROUNDED] != 0:  # of AMX, whose CPUs want bytes alone
+        lay_steps(x, (a[ROUNDED] + of_tiles * CHUNK, 0), fields)
+
+
+@inlined
+def _lay_chunks(a: Any, source: int, at: Any, lay: Any) -> None:
+    """lay: (a, (32 inputs, their fields), where they go: (first row of the tile, which row, place in tiles of AMX))."""
+    row, n, r = at
+    n_chunks = a[N_IN] // CHUNK
+    tile, line = (row + r) // TILE_ROWS, (row + r) % TILE_ROWS
+    for chunk in range(n_chunks):
+        x = a[X] + (source * a[N_IN] + chunk * CHUNK) * 2
+        first = row * n_chunks + chunk * n
+        fields = a[SUMS] + (first * N_FIELDS + r) * 4, n
+        lay(a, (x, fields), (first, r, (tile * n_chunks + chunk) * TILE_ROWS + line))
 
 
 @inlined

@@ -39,27 +39,22 @@ from slipstream.kernels.matmul.unpack import (
 )
 from slipstream.kernels.vector import WIDTH
 
-WAYS = {
-    OF_FLOATS: code_floats.WAY,
-    OF_PAIRS: code_pairs.WAY,
-    OF_TILES: code_pairs.WAY,
-    OF_BYTES: code_bytes.WAY if code_bytes.HAS_VNNI else code_shorts.WAY,
-    OF_SIGNED: code_bytes.SIGNED if code_bytes.HAS_VNNI else code_shorts.SIGNED,
-    OF_UNITS: code_bytes.UNITS,
+
+def _always(way: Way) -> Callable[[BlockFormat, int], Way]:
+    return lambda form, n_rows: way
+
+
+# By the name of what products are of: how a type is multiplied with a tile of so many rows.
+WAYS: dict[str, Callable[[BlockFormat, int], Way]] = {
+    OF_FLOATS: _always(code_floats.WAY),
+    OF_PAIRS: _always(code_pairs.WAY),
+    OF_TILES: _always(code_pairs.WAY),
+    OF_BYTES: _always(code_bytes.WAY if code_bytes.HAS_VNNI else code_shorts.WAY),
+    OF_SIGNED: _always(code_bytes.SIGNED if code_bytes.HAS_VNNI else code_shorts.SIGNED),
+    OF_UNITS: _always(code_bytes.UNITS),
+    OF_A8: code_a8.way_of,
+    OF_A8_SIGNED: code_a8.signed_way_of,
 }
-
-
-def _way(name: str, form: BlockFormat, n_rows: int) -> Way:
-    """What is multiplied how, for a type and a tile of so many rows."""
-    if name == OF_A8_SIGNED:
-        return code_a8.signed_way_of(form)
-    return code_a8.way_of(form, n_rows) if name == OF_A8 else WAYS[name]
-
-
-def _laid_bytes(way: Way) -> int:
-    return CHUNK // way.n_inputs * len(way.kinds) * PANEL * 4
-
-
 INPUT_BYTES = {OF_FLOATS: 4, OF_A8: code_a8.INPUT_BYTES}  # of an input in a tile, where it is not two
 
 
@@ -80,7 +75,7 @@ def _add_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, way: Any) -> Any
 
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
         form, rows = LAYOUTS[kind.literal_value], n_rows.literal_value
-        found = _way(way.literal_value, form, rows)
+        found = WAYS[way.literal_value](form, rows)
         tile = Tile(form, rows, *found.at_once(form, rows), found)
         emit_tile(builder, tile, _placed(builder, form, values[0]))
         return context.get_dummy_value()
@@ -96,7 +91,7 @@ def _add_laid(typing: Any, place: Any, kind: Any, n_rows: Any, way: Any, values:
 
     def generate(context: Any, builder: Emitter, signature: Any, given: Any) -> Any:
         form, rows = LAYOUTS[kind.literal_value], n_rows.literal_value
-        found = _way(way.literal_value, form, rows)
+        found = WAYS[way.literal_value](form, rows)
         tile = Tile(form, rows, *found.at_once(form, 4), found)
         emit_laid(builder, tile, _placed(builder, form, given[0]), given[4])
         return context.get_dummy_value()
@@ -136,11 +131,15 @@ def _lay_chunk(typing: Any, place: Any, kind: Any, way: Any, target: Any) -> Any
 
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
         form = LAYOUTS[kind.literal_value]
-        tile = Tile(form, 1, 1, PANEL // WIDTH, _way(way.literal_value, form, MOST_ROWS))
+        tile = Tile(form, 1, 1, PANEL // WIDTH, WAYS[way.literal_value](form, MOST_ROWS))
         emit_values(builder, tile, _placed(builder, form, values[0]), values[3])
         return context.get_dummy_value()
 
     return types.void(place, kind, way, types.int64), generate
+
+
+def _laid_bytes(way: Way) -> int:
+    return CHUNK // way.n_inputs * len(way.kinds) * PANEL * 4
 
 
 def _scale_group(typing: Any, place: Any, form: Any, found: Any) -> Any:
@@ -148,7 +147,7 @@ def _scale_group(typing: Any, place: Any, form: Any, found: Any) -> Any:
 
     def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
         kind, n_rows, way, group = (one.literal_value for one in form)
-        tile = Tile(LAYOUTS[kind], n_rows, n_rows, 1, _way(way, LAYOUTS[kind], n_rows))
+        tile = Tile(LAYOUTS[kind], n_rows, n_rows, 1, WAYS[way](LAYOUTS[kind], n_rows))
         emit_group(builder, tile, _placed(builder, LAYOUTS[kind], values[0]), (group, values[2]))
         return context.get_dummy_value()
 
@@ -162,7 +161,7 @@ add_laid: Callable[[Any, Any, Any, Any, Any], None] = intrinsic(prefer_literal=T
 end_block: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_end_block)
 # Vectors of 16 outputs that `add_chunk` takes at once, by (type, rows of the tile, way).
 columns_of: Callable[[str, int, str], int] = intrinsic(prefer_literal=True)(
-    _constant(lambda kind, n_rows, way: _way(way, LAYOUTS[kind], n_rows).at_once(LAYOUTS[kind], n_rows)[1])
+    _constant(lambda kind, n_rows, way: WAYS[way](LAYOUTS[kind], n_rows).at_once(LAYOUTS[kind], n_rows)[1])
 )
 # Bytes of an input as it lies in a tile, by way.
 bytes_of_input: Callable[[str], int] = intrinsic(prefer_literal=True)(
@@ -172,5 +171,5 @@ bytes_of_input: Callable[[str], int] = intrinsic(prefer_literal=True)(
 group_of: Callable[[str], int] = intrinsic(prefer_literal=True)(_constant(lambda kind: LAYOUTS[kind].group))
 # Bytes of what the codes of 32 inputs and 64 outputs stand for, by way: of the type that has most.
 laid_bytes: Callable[[str], int] = intrinsic(prefer_literal=True)(
-    _constant(lambda way: max(_laid_bytes(_way(way, form, MOST_ROWS)) for form in LAYOUTS.values()))
+    _constant(lambda way: max(_laid_bytes(WAYS[way](form, MOST_ROWS)) for form in LAYOUTS.values()))
 )

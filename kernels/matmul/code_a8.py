@@ -5,7 +5,8 @@ byte, not two, and the instruction for bytes multiplies twice as many at once. A
 then it is rounded to float32, once: it does not matter what multiplies, and all CPUs have the same bits.
 
 Besides VNNI and AMX's tiles that is, without VNNI, the instruction that adds two products of bytes as a short
-(vpmaddubsw), for codes of at most six bits; and on AMD's wide CPUs, for a lone row, the one for pairs of bfloat16.
+(vpmaddubsw), for codes of at most six bits; and on AMD's wide CPUs, for a lone row whose groups have 32 inputs, the one for
+pairs of bfloat16.
 """
 
 from __future__ import annotations
@@ -171,6 +172,7 @@ _BYTES = replace(
     floats=_floats,
     at_once=_at_once,
     ahead=AHEAD,
+    n_followed=4,
 )
 _SIGNED_BYTES = replace(_BYTES, codes=code_bytes.SIGNED.codes, floats=_floats_of_signed)
 _PAIRS = replace(code_bytes.UNITS, inputs=_twos(BFLOATS), floats=_floats_of_pairs)
@@ -189,11 +191,11 @@ _EIGHTS = replace(
 def way_of(form: BlockFormat, n_rows: int) -> Way:
     """What multiplies a type with a tile of so many rows."""
     if HAS_VNNI:
-        return _PAIRS if IS_LAID_WIDE and n_rows == 1 and form.bits < 8 else _BYTES
+        return _PAIRS if IS_LAID_WIDE and n_rows == 1 and form.bits < 8 and form.group == CHUNK else _BYTES
     return _EIGHTS if _fits_eights(form) else _SHORTS
 
 
-def signed_way_of(form: BlockFormat) -> Way:
+def signed_way_of(form: BlockFormat, n_rows: int) -> Way:
     """The same where codes are laid down once for many rows."""
     if HAS_VNNI:
         return _SIGNED_BYTES

@@ -64,6 +64,9 @@ class Way:
     # (a type, rows of a tile): the rows and vectors of 16 outputs that are taken at once, as many as fit the registers
     at_once: Callable[[BlockFormat, int], tuple[int, int]]
     ahead: int = 4096  # bytes between the records in use and those that are being fetched
+    n_followed: int = (
+        1  # rows of codes that are bytes up to which AMD's wide CPUs notice by themselves what is read next
+    )
 
 
 def all_rows(columns: dict[int, int]) -> Callable[[BlockFormat, int], tuple[int, int]]:

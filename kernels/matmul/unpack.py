@@ -135,7 +135,13 @@ def _fetching(
 
 def _is_followed(tile: Tile) -> bool:
     """Whether the CPU notices by itself what a tile reads next."""
-    return IS_WIDE and is_amd() and tile.form.bits == 8 and tile.way.n_inputs == 4 and tile.n_rows == 1
+    return (
+        IS_WIDE
+        and is_amd()
+        and tile.form.bits == 8
+        and tile.way.n_inputs == 4
+        and tile.n_rows <= tile.way.n_followed
+    )
 
 
 def emit_tile(builder: Emitter, tile: Tile, at: Place) -> None:

@@ -248,6 +248,9 @@ def test_the_table_shows_every_fact() -> None:
     told = startup.facts(INFO, Settings(model="x", port=80), 80, Known(NONE), 1.25)
     assert len(startup.table(told).splitlines()) == len(told)
     assert json.dumps(told)
+    assert told["activations"] == told["dtype"]
+    rounding = Settings(model="x", port=80, round_activations=True)
+    assert startup.facts(INFO, rounding, 80, Known(NONE), 1.25)["activations"] == "8 bits in products"
 
 
 # --- readiness ---

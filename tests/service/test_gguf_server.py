@@ -69,15 +69,15 @@ def test_rounded_activations_change_the_arithmetic_and_no_text_by_drafts(tmp_pat
     )
     fields = {"messages": QUESTION, "max_tokens": 24, "seed": 3, "logprobs": True, "ignore_eos": True}
 
-    def told(server: Served, **speculative: int) -> tuple[list[Any], str]:
+    def answered(server: Served, **speculative: int) -> tuple[list[Any], str]:
         reply = server.post("/v1/chat/completions", {**fields, "speculative": speculative}).json()
         return reply["choices"][0]["logprobs"]["content"], reply["system_fingerprint"]
 
     with serving(model, draft, dtype="bfloat16") as server:
-        exact, before = told(server)
+        exact, before = answered(server)
     with serving(model, draft, dtype="bfloat16", round_activations=True) as server:
-        rounded, after = told(server)
-        assert told(server, n_max=0)[0] == rounded
+        rounded, after = answered(server)
+        assert answered(server, n_max=0)[0] == rounded
     assert before != after
     moved = abs(exact[0]["logprob"] - rounded[0]["logprob"])
     assert 0 < moved < 0.1

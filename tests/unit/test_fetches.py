@@ -43,7 +43,7 @@ def fetched(kind: str, n_rows: int, way: str, monkeypatch: pytest.MonkeyPatch) -
     form, rows = LAYOUTS[kind], n_rows
     records = np.zeros(2 * form.record_bytes + PANEL * n_rows * 64, np.uint8)
     counts = np.zeros(256, np.int64)
-    begin = records.ctypes.data + WAYS[way].ahead
+    begin = records.ctypes.data + WAYS[way](LAYOUTS[kind], n_rows).ahead
 
     def count(builder: Any, address: Any) -> None:
         line = builder.udiv(builder.sub(address, LONG(begin)), LONG(64))

@@ -19,6 +19,7 @@ import torch
 
 from slipstream.engine.api import ModelInfo
 from slipstream.engine.batch import numbered, use_device
+from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core import forward
 from slipstream.engine.core.capacity import Capacity
 from slipstream.engine.core.engine import Engine
@@ -131,8 +132,7 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
     text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size), sight)
     info = _info(settings, target_from, text, engine, types, loaded)
     made_by = [one.path for one in (target_from, used) if one]
-    made = state_fingerprint(made_by, cache, rounds=settings.round_activations) if slot_folder else ""
-    slot_files = None if slot_folder is None else SlotFiles(slot_folder, made, PAGE_SIZE)
+    slot_files = None if slot_folder is None else _slot_files(slot_folder, made_by, cache, settings)
     _log_ready(info)
     end_team()  # passes run on the engine's own thread
     return ThreadEngine(engine, text, info, settings, slot_files, processes)
@@ -170,6 +170,11 @@ def _slot_folder(settings: Settings) -> Path | None:
     if name is not None and (not name or not os.access(name, os.W_OK) or not Path(name).is_dir()):
         raise SettingError("slot_save_path", name or "''", "must be a folder that can be written to")
     return None if name is None else Path(name)
+
+
+def _slot_files(folder: Path, made_by: Sequence[Path], cache: Cache, settings: Settings) -> SlotFiles:
+    made = state_fingerprint(made_by, cache, rounds=settings.round_activations)
+    return SlotFiles(folder, made, PAGE_SIZE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from slipstream.kernels.proof.proving import NotTriedError, Task, Tried
 log = logging.getLogger(__name__)
 
 PRODUCTS = ("matmul",)  # ops that layers of a narrower dtype may run in float32
-_MULTIPLY = ("matmul", "moe")  # ops with weights of few bits
 # Of every network, of every pick, and of text on the device.
 _ALWAYS = ("matmul", "norm", "choose", "verify", "ngram")
 _LONGEST = ("attention", "gated_delta", "choose")  # to compile; these come first
@@ -58,7 +57,7 @@ class Use:
             names = candidates(op, self.device, self.dtype) if op in self.ops else ()
             if _REFERENCE in names:
                 names = names[: names.index(_REFERENCE)]
-            rounds = op in _MULTIPLY and rounds_inputs() and self.dtype is torch.bfloat16
+            rounds = op in PRODUCTS and rounds_inputs() and self.dtype is torch.bfloat16
             if names:
                 found.append(Task(str(self.device), self.type_name, op, names, leaves_out, rounds=rounds))
             if names and op in PRODUCTS:
