@@ -5,8 +5,8 @@ byte, not two, and the instruction for bytes multiplies twice as many at once. A
 then it is rounded to float32, once: it does not matter what multiplies, and all CPUs have the same bits.
 
 Besides VNNI and AMX's tiles that is, without VNNI, the instruction that adds two products of bytes as a short
-(vpmaddubsw), for codes of at most six bits; and on AMD's wide CPUs, for a lone row whose groups have 32 inputs, the one for
-pairs of bfloat16.
+(vpmaddubsw), for codes of at most six bits; and on AMD's wide CPUs, for a lone row whose groups have 32 inputs, the one
+for pairs of bfloat16.
 """
 
 from __future__ import annotations
