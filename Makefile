@@ -51,7 +51,7 @@ fix: setup
 	$(BIN)/ruff check --fix .
 
 test: setup
-	$(ONE_THREAD) $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not gpu and not browser and not slow' $(ARGS)
+	$(ONE_THREAD) $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not gpu and not browser and not slow' $(ARGS)
 
 # Every case, also of those tests of which `make test` runs a sample; renews tests/full_record.txt.
 check-all: check

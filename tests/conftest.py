@@ -21,6 +21,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TRITON_INTERPRET", "1")
 for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_")]:
     del os.environ[_name]
+# Clients of loopback servers trust nobody: to read the system's certificates took 27 ms for each of them.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 # The four folders are imported below `slipstream`. The repository's root is on the path too, so a bare name would load
 # a second copy; transformers would do so where it looks whether there is a package `kernels`.
 BARE_NAMES = ("server", "engine", "kernels", "webui")
@@ -45,6 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`: one process more than cores, as tests wait for servers; each takes a gigabyte or more."""
+    return min(os.cpu_count() or 1, 8) + 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     is_part = config.option.keyword or any("::" in one for one in config.args)
     if config.getoption("--record") and (is_part or not config.getoption("--whole")):
@@ -59,7 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = thinning.digests({thinning.path_of(item) for item in items if thinning.is_marked(item)})
         choice = thinning.choose(thinning.recorded(), files, config.getoption("--extra-s"))
         config.stash[thinning.WHOLE] = frozenset(choice.whole)
-        items[:], left = thinning.thinned(items, choice.whole)
+        items[:], left = thinning.thinned(items, choice)
         config.hook.pytest_deselected(items=left)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.forks import Forked
+
 ROOT = Path(__file__).parents[1]
 DEMO = ("-m", str(ROOT / "demo" / "target"), "-md", str(ROOT / "demo" / "draft"), "--alias", "demo")
 SERVER, FAKE = "slipstream.server", "tests.http.entry"
@@ -25,7 +27,7 @@ READY_S, STOP_S = 120.0, 30.0
 class Running:
     """A server that takes requests; what it logs goes to a file."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     url: str
     log: Path
 
@@ -55,21 +57,26 @@ def running(
 ) -> Iterator[Running]:
     """A server with these arguments on a free port. Raises AssertionError if it does not become ready.
 
-    `program` is the name of a module, or the path of an installed command. It is started in `folder`.
+    `program` is the name of a module, or the path of an installed command. It is started in `folder`. A module that
+    needs nothing special of its environment is run in a fork (tests/forks.py).
     """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("SLIPSTREAM_")}
     plain |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     port = free_port()
-    command = [str(program)] if isinstance(program, Path) else [sys.executable, "-m", program]
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [*command, *arguments, "--port", str(port)],
-            cwd=folder,
-            env={**plain, **(environ or {})},
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
+    process: subprocess.Popen[bytes] | Forked
+    if isinstance(program, str) and not environ:
+        process = Forked(program, (*arguments, "--port", str(port)), plain, folder, log)
+    else:
+        command = [str(program)] if isinstance(program, Path) else [sys.executable, "-m", program]
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [*command, *arguments, "--port", str(port)],
+                cwd=folder,
+                env={**plain, **(environ or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
     one = Running(process, f"http://127.0.0.1:{port}", log)
     try:
         wait(one, "/health", ready_s)
@@ -82,8 +89,6 @@ def running(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
 
 
 def wait(one: Running, path: str, ready_s: float) -> None:

@@ -1,5 +1,8 @@
 """Which cases `make test` leaves out: of tests marked `sampled`, all but a few cases of each function.
 
+With `together`, of all the functions of a file but a few cases of any: where sources alone decide (kernels in the
+emulator and in Triton's interpreter), so that the run after their last change has said what there is to say.
+
 A marked test of one long course asks the fixture `is_whole` whether all cases of its file run, and is shorter if not.
 
 `make check-all` runs every case, and writes down for each file with such tests a digest of what it is about
@@ -71,6 +74,9 @@ class Choice:
     postponed: tuple[str, ...]
 
 
+UNCHANGED = Choice((), ())
+
+
 def choose(known: Mapping[str, Line], now: Mapping[str, str], extra_s: float) -> Choice:
     """now: digests by path, of the files that have marked tests."""
     cost = {
@@ -122,25 +128,39 @@ def path_of(item: pytest.Item) -> str:
 
 
 def thinned(
-    items: Sequence[pytest.Item], whole: Collection[str]
+    items: Sequence[pytest.Item], choice: Choice = UNCHANGED
 ) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """The tests to run and those left out. whole: paths of files of which every case is to run."""
+    """The tests to run and those left out. Of postponed files no functions are together: each keeps `KEEP` cases."""
     cases: dict[tuple[str, str], list[pytest.Item]] = {}
+    keep: dict[tuple[str, str], int] = {}
     for item in items:
-        cases.setdefault((path_of(item), getattr(item, "originalname", item.name)), []).append(item)
+        mark = item.get_closest_marker("sampled")
+        if mark is not None and (path := path_of(item)) not in choice.whole:
+            together = mark.kwargs.get("together", False)
+            is_alone = not together or path in choice.postponed
+            key = path, _function(item) if is_alone else ""
+            cases.setdefault(key, []).append(item)
+            keep[key] = KEEP if together and is_alone else mark.kwargs.get("keep", KEEP)
     left: set[pytest.Item] = set()
-    for (path, _), of_function in cases.items():
-        mark = of_function[0].get_closest_marker("sampled")
-        if mark is not None and path not in whole:
-            kept = spread([_parameters(item) for item in of_function], mark.kwargs.get("keep", KEEP))
-            left |= {item for i, item in enumerate(of_function) if i not in kept}
+    for key, several in cases.items():
+        kept = spread([_parameters(item) for item in several], keep[key])
+        left |= {item for i, item in enumerate(several) if i not in kept}
     return [one for one in items if one not in left], [one for one in items if one in left]
 
 
-def _parameters(item: pytest.Item) -> frozenset[tuple[int, str]]:
-    """The parts of a case's id, each with its place: values as far as ids tell, the same in every process."""
+def _function(item: pytest.Item) -> str:
+    return str(getattr(item, "originalname", item.name))
+
+
+def _parameters(item: pytest.Item) -> frozenset[tuple[object, str]]:
+    """The function, and the parts of a case's id, each with its place: the same in every process.
+
+    Parts are values as far as ids tell, and of two functions they are never the same ones.
+    """
     call = getattr(item, "callspec", None)
-    return frozenset() if call is None else frozenset(enumerate(call.id.split("-")))
+    parts = [] if call is None else call.id.split("-")
+    function = _function(item)
+    return frozenset({("", function), *((f"{function} {i}", part) for i, part in enumerate(parts))})
 
 
 def spread(cases: Sequence[Collection[object]], keep: int) -> set[int]:

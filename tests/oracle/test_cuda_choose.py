@@ -22,7 +22,7 @@ from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_kernels_choose import params, random_rows
 from tests.unit.test_noise import DRAWS, GUMBEL, PHILOX
 
-pytestmark = [needs_compiler, pytest.mark.sampled]
+pytestmark = [needs_compiler, pytest.mark.sampled(keep=4, together=True)]
 ORDERS = (0, 1, 7)
 LISTED = 2048  # as in cut.cuh
 PARTS = Source(__file__, "../emulator/noise.cu", ("published", "draws", "gumbels", "weighed"), fuse=False)

@@ -15,7 +15,11 @@ from tests.emulator import emulated, needs_compiler, same
 from tests.gguf_files import gguf_of
 from tests.oracle.feeding import Runner, Windowed, loaded
 
-pytestmark = [needs_compiler, pytest.mark.usefixtures("_selected"), pytest.mark.sampled]
+pytestmark = [
+    needs_compiler,
+    pytest.mark.usefixtures("_selected"),
+    pytest.mark.sampled(keep=1, together=True),
+]
 FOLDER = Path(__file__).parents[2] / "demo" / "draft"
 IDS = torch.randint(1000, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 

@@ -47,6 +47,7 @@ def assert_bits_of_few_rows(x: Tensor, packed: Packed, out_dtype: torch.dtype, o
             assert same(whole[first : first + 64], alone), first
 
 
+@pytest.mark.sampled(keep=2, together=True)
 @pytest.mark.parametrize(
     ("dtype", "order", "n_rows", "n_out", "n_in"),
     [
@@ -69,7 +70,7 @@ def test_plain_weights(
     assert hopper == [n_rows] * 3
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(keep=2, together=True)
 @each_dtype
 @pytest.mark.parametrize("kind", ["int4", "fp8"])
 @pytest.mark.parametrize("group", [32, 64, 96, 128])
@@ -83,7 +84,7 @@ def test_codes(dtype: torch.dtype, kind: str, group: int, order: int, hopper: li
     assert hopper == [300]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(keep=2, together=True)
 @each_dtype
 @pytest.mark.parametrize("group", [32, 128])
 def test_int8(dtype: torch.dtype, group: int, hopper: list[int]) -> None:
@@ -93,7 +94,7 @@ def test_int8(dtype: torch.dtype, group: int, hopper: list[int]) -> None:
     assert hopper == [300]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(keep=2, together=True)
 @pytest.mark.parametrize("kind", HELD)
 def test_blocks(kind: str, hopper: list[int]) -> None:
     weight = BlockWeight(block_bytes(kind, 260, 512), kind, None, torch.bfloat16)

@@ -15,7 +15,7 @@ from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_cuda_matmul import assert_near, each_dtype
 from tests.oracle.test_kernels import random
 
-pytestmark = [needs_compiler, pytest.mark.sampled]
+pytestmark = [needs_compiler, pytest.mark.sampled(keep=4, together=True)]
 WIDTHS = (1, 3, 8, 9, 16, 17, 33, 64)
 
 

@@ -27,7 +27,7 @@ from tests.oracle.recurrent import (
     make_rows,
 )
 
-pytestmark = [needs_compiler, pytest.mark.sampled]
+pytestmark = [needs_compiler, pytest.mark.sampled(keep=3, together=True)]
 ABOUT = ("kernels/cuda/include/*.cuh",)
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

@@ -16,7 +16,7 @@ from tests.oracle.pictured import Pictured, stores_of
 from tests.oracle.test_cuda_attention import Prompt, cancelling, make_sinks, make_stores, poison_unseen
 from tests.oracle.test_kernels import make_spans, random
 
-pytestmark = [needs_compiler, pytest.mark.sampled]
+pytestmark = [needs_compiler, pytest.mark.sampled(keep=2, together=True)]
 
 
 class Hopper:

@@ -102,6 +102,7 @@ def test_every_code_is_read_as_what_it_means(chosen: None, dtype: torch.dtype) -
     assert torch.equal(said.nan_to_num(7e3), meant.nan_to_num(7e3))
 
 
+@pytest.mark.sampled(keep=12)
 @each_dtype
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize(

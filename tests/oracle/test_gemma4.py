@@ -191,6 +191,7 @@ def test_heads_that_cuda_has_no_kernel_for_are_refused_there(oracle: Get, tmp_pa
         spec.load(weights, "model.layers.1", {})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_the_text_is_that_of_plain_decoding(oracle: Get, dtype: torch.dtype, tmp_path: Path) -> None:
     """Through the engine, with a draft network that is right in part, cancels, cuts and preemptions."""

@@ -57,6 +57,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 Tensors = dict[str, Tensor]
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracle], variant: str) -> None:
@@ -101,6 +102,7 @@ def test_greedy_text(oracle: Callable[[str], Oracle]) -> None:
     compare_greedy(Windowed, folder, prompt[:30], 64)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_the_text_is_that_of_plain_decoding(
     oracle: Callable[[str], Oracle], dtype: torch.dtype, tmp_path: Path

@@ -66,6 +66,7 @@ def test_prefixes_are_resumed_and_slots_preempted(lab: Lab) -> None:
         assert (played.n_cached > 0) == (room > 0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("n_had", [1, 13, 64])
 def test_a_reply_goes_on_behind_tokens_of_another_engine(lab: Lab, n_had: int) -> None:
     """States are made of tokens as those of a prompt, also over page borders and with slots preempted."""

@@ -242,7 +242,7 @@ for kind in kinds:
 """
 
 
-@pytest.mark.sampled(keep=2)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "features", "most_rows", "way", "kinds"),
     [

@@ -11,6 +11,7 @@ import pytest
 
 from slipstream.kernels import compiled
 
+ABOUT = ("kernels/*.py",)
 RUN = """
 import torch
 from slipstream.kernels.gated import cpu
@@ -28,6 +29,7 @@ def run(folder: Path) -> list[str]:
     return done.stdout.split("\n")[:2]
 
 
+@pytest.mark.sampled(keep=0, together=True)
 def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert run(tmp_path) == ["0 1", "0 1"]
     assert run(tmp_path) == ["1 0", "1 0"]

@@ -83,6 +83,7 @@ def routed(n_rows: int) -> Routed:
     return Routed(ids.to(torch.int32).contiguous(), torch.rand(n_rows, TOP_K, generator=g))
 
 
+@pytest.mark.sampled(keep=8)
 @pytest.mark.usefixtures("_n_threads")
 @pytest.mark.parametrize(
     ("name", "way"), [*((name, way) for way in WAYS for name in CASES), ("int4 and fp8", OF_PAIRS)]

@@ -63,6 +63,7 @@ def check_linear(
     bits_across_threads(n_threads, f"{implementation} {shape} {dtype}", whole)
 
 
+@pytest.mark.sampled(keep=8)
 @each_fast_dtype
 @pytest.mark.parametrize("implementation", ["panels", "cpu"])
 @pytest.mark.parametrize("shape", [(70, 41), (1000, 513), (600, 1024), (300, 2500)], ids=str)

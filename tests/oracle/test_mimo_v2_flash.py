@@ -58,6 +58,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracle], variant: str) -> None:
@@ -67,6 +68,7 @@ def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracl
     assert difference(found, expected) < 1e-5 * expected.abs().max()
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ragged_spans_with_drafts_of_which_some_are_kept(
@@ -111,6 +113,7 @@ def test_kinds_of_layers(oracle: Callable[[str], Oracle]) -> None:
     assert ffns == [GatedMLP, MoE, MoE, MoE, GatedMLP, MoE]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_the_text_is_that_of_plain_decoding(
     oracle: Callable[[str], Oracle], dtype: torch.dtype, tmp_path: Path

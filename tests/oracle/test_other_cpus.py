@@ -37,6 +37,7 @@ def results() -> bytes:
     return b"".join(one.numpy().tobytes() for one in found)
 
 
+@pytest.mark.sampled(keep=0, together=True)
 @pytest.mark.skipif(not IS_WIDE, reason="this CPU runs it anyway")
 def test_code_for_narrow_registers_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_tiles, "takes", lambda *_: False)

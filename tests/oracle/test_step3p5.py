@@ -59,6 +59,7 @@ Tensors = dict[str, Tensor]
 Get = Callable[[str], Oracle]
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_whole_in_chunks_and_token_by_token(oracle: Get, variant: str) -> None:
@@ -72,6 +73,7 @@ def test_logits_are_as_near_as_float32_allows(oracle: Get, variant: str) -> None
     assert difference(logits(folder, prompt), expected) < 1e-5 * float(expected.abs().max())
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ragged_spans_with_drafts_of_which_some_are_kept(oracle: Get, variant: str) -> None:
@@ -100,6 +102,7 @@ def test_greedy_text(oracle: Get) -> None:
     compare_greedy(Windowed, folder, prompt[:30], 64)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_the_text_is_that_of_plain_decoding(oracle: Get, dtype: torch.dtype, tmp_path: Path) -> None:
     """Through the engine, with a draft network that is right in part, cancels, cuts and preemptions."""

@@ -13,7 +13,7 @@ from tests.oracle.interpreted import assert_near
 # isort: split
 from slipstream.kernels.matmul import triton as matmul
 
-pytestmark = pytest.mark.sampled
+pytestmark = pytest.mark.sampled(keep=3, together=True)
 
 
 @pytest.mark.parametrize("seed", range(20))

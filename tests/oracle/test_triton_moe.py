@@ -16,7 +16,7 @@ from tests.oracle.interpreted import assert_near
 # isort: split
 from slipstream.kernels.moe import triton as moe
 
-pytestmark = pytest.mark.sampled
+pytestmark = pytest.mark.sampled(keep=3, together=True)
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (1, 2, 3, 5, 8, 16)

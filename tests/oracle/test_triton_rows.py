@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore::RuntimeWarning"
     ),  # the interpreter's exp may overflow, as a GPU's does
-    pytest.mark.sampled,
+    pytest.mark.sampled(keep=4, together=True),
 ]
 
 

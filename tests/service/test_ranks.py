@@ -68,13 +68,16 @@ def test_text_is_the_same_with_drafts_and_a_lost_rank_ends_the_server(tmp_path: 
         assert server.stop() == 0
 
 
-def test_an_idle_server_notices_too_and_its_ranks_end_with_it(tmp_path: Path) -> None:
+def test_an_idle_server_notices_too(tmp_path: Path) -> None:
     with running(tmp_path / "log", (*TWO, "--exit-on-device-error")) as server:
         (rank,) = ranks_of(server.process.pid)
         os.kill(rank, signal.SIGKILL)
         assert server.process.wait(LOST_S) == 1
         assert "rank 1 of --tensor-parallel-size has ended with status -9" in server.log.read_text()
-    with running(tmp_path / "again", TWO) as server:
+
+
+def test_its_ranks_end_with_a_server(tmp_path: Path) -> None:
+    with running(tmp_path / "log", TWO) as server:
         (rank,) = ranks_of(server.process.pid)
         server.process.kill()
         server.process.wait(LOST_S)

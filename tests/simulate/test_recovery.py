@@ -70,7 +70,7 @@ def against_a_fresh_one(world: World, machine: str) -> float:
     return rates[0] / rates[1]
 
 
-@pytest.mark.sampled(keep=1)
+@pytest.mark.sampled(keep=0, together=True)
 @pytest.mark.parametrize("machine", ["laptop-8b", "h100-8b"])
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_disturbance_leaves_nothing_behind(machine: str, trouble: str, *, is_whole: bool) -> None:

@@ -25,6 +25,7 @@ def workload(**luck: float) -> Workload:
     return Workload({"request": [{"prompt": [4, 4], "reply": [400, 400], "state": [state]}]}, "w")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.8])
 def test_a_networks_rate_is_the_formula(right: float) -> None:
     """(1 - a^(k+1)) / (1 - a) tokens a pass."""
@@ -39,6 +40,7 @@ def test_plain_decoding_makes_a_token_a_pass() -> None:
     assert totals.seconds == pytest.approx(100.0)
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("types", [(TEXT,), (NETWORK,), (TEXT, NETWORK)])
 @pytest.mark.parametrize("n_slots", [1, 6])
 def test_a_static_setting_is_the_chain_without_adaptation(types: Sequence[str], n_slots: int) -> None:

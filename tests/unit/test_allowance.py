@@ -219,6 +219,7 @@ def random_text(n: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, 4096, n).tolist()  # type: ignore[no-any-return]
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("n_slots", [1, 8])
 @pytest.mark.parametrize("says", [0, 3])
 @pytest.mark.parametrize("seconds", [30e-6, 300e-6])

@@ -23,6 +23,7 @@ from slipstream.engine.speculate.text import occurrences, prediction, suffix
 from tests.process import ROOT
 from tests.unit.test_ngrams import MAKERS
 
+ABOUT = ("engine/speculate/ngram/*.py", "engine/speculate/text/*.py", "kernels/*.py")
 # Modules with a function `use`, and what it takes.
 USES = [
     *(("test_ngrams", (which,)) for which in range(len(MAKERS))),
@@ -31,6 +32,7 @@ USES = [
 AHEAD = ("prediction", "suffix")  # compiled while a server loads
 
 
+@pytest.mark.sampled(keep=0, together=True)
 def test_nothing_is_compiled_once_a_drafter_is_built() -> None:
     """In a new interpreter, as other tests have compiled things; in a fork of it for each drafter."""
     code = f"from {__name__} import use_each; use_each()"

@@ -118,6 +118,7 @@ def test_a_clock_that_jumps_does_no_harm(seconds: float) -> None:
     assert rate(serve(lengths, 50)) > 0.95
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("factor", [1.9, 8.0, 500.0])
 def test_a_wrong_first_measurement_is_doubted_in_time(factor: float) -> None:
     """A server that started beside a busy neighbour: passes of several rows seemed dearer than they are."""

@@ -253,6 +253,7 @@ def text_of(told: list[Piece], kind: type) -> str:
     return "".join(getattr(one, "text", "") for one in told if isinstance(one, kind))
 
 
+@pytest.mark.sampled(keep=8)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_the_template_writes_comes_back(name: str, tokenizer: Tokenizer) -> None:
     calls = [call("get_weather", ARGUMENTS), call("ping", {})][: 2 if FAMILIES[name].many else 1]

@@ -69,7 +69,7 @@ WRONG: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.sampled(keep=2)
+@pytest.mark.sampled(keep=2, together=True)
 @pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_damaged_entry_is_compiled_again(kind: str, suffix: str, warm: Path, tmp_path: Path) -> None:
@@ -97,6 +97,7 @@ tempfile.TemporaryFile = refuse
 )
 
 
+@pytest.mark.sampled(keep=2, together=True)
 @pytest.mark.parametrize("prelude", [FULL, READ_ONLY], ids=["full", "read-only"])
 @pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
 def test_a_folder_that_takes_nothing_is_read_at_least(

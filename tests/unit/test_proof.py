@@ -61,6 +61,7 @@ def _selected() -> Iterator[None]:
     widen(())
 
 
+@pytest.mark.sampled(keep=8)
 @pytest.mark.parametrize("dtype", [torch.float32, NARROW], ids=str)
 @pytest.mark.parametrize("folder", kernels.OPS)
 def test_what_runs_here_proves_itself(folder: str, dtype: torch.dtype) -> None:

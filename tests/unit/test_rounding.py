@@ -135,6 +135,7 @@ def test_proofs_with_rounded_inputs_are_others() -> None:
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("weights", "sentence"),
     [("Q5_0", "matmul widens Q5_0 in bfloat16"), (None, "matmul runs as [a-z]+ in bfloat16, not as panels")],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +25,9 @@ class Case:
         return self._mark
 
 
-def thinned(items: list[Case], whole: Collection[str] = ()) -> tuple[list[Case], list[Case]]:
+def thinned(items: list[Case], choice: Choice = thinning.UNCHANGED) -> tuple[list[Case], list[Case]]:
     given: Any = items
-    found: Any = thinning.thinned(given, whole)
+    found: Any = thinning.thinned(given, choice)
     return found
 
 
@@ -58,8 +57,18 @@ def test_others_stay_and_so_do_those_of_files_that_run_whole() -> None:
         for path in ("a.py", "b.py", "c.py")
         for i in range(5)
     ]
-    _, left = thinned(items, {"b.py"})
+    _, left = thinned(items, Choice(("b.py",), ()))
     assert [one.nodeid for one in left] == [f"a.py::test_f[{i}]" for i in (1, 2, 3, 4)]
+
+
+def test_functions_that_are_sampled_together_keep_cases_of_several() -> None:
+    """Unless the file has changed since every case ran."""
+    items = [Case("a.py", f, f"{i}-x", keep=2, together=True) for f in ("test_f", "test_g") for i in range(3)]
+    found, _ = thinned(items)
+    assert [one.nodeid for one in found] == ["a.py::test_f[0-x]", "a.py::test_g[2-x]"]
+    found, _ = thinned(items, Choice((), ("a.py",)))
+    assert [one.name for one in found] == ["0-x"] * 2
+    assert thinned(items, Choice(("a.py",), ())) == (items, [])
 
 
 def test_files_that_changed_run_whole_as_far_as_there_is_time() -> None:

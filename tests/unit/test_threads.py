@@ -43,6 +43,7 @@ assert n_threads() > before, "this thread has had a team"
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(
     not os.path.isdir("/proc/self/task") or not threads.runtime(), reason="counts the threads of Linux"
 )
