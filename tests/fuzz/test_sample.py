@@ -42,10 +42,10 @@ def test_what_it_begins_with_is_valid(server: Served, path: str, body: Mapping[s
 
 
 def test_mutants(server: Served) -> None:
-    findings = run(server.url, seed=1, n_requests=3000)
+    findings = run(server.url, seed=1, n_requests=1200)
     assert findings.wrong == []
-    assert findings.statuses[200] > 200
-    assert findings.statuses[400] > 1000
+    assert findings.statuses[200] > 80
+    assert findings.statuses[400] > 400
     assert aftermath(server.url) is None
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ OPERATIONS = {
 SCHEMAS = DOCUMENT["components"]["schemas"]
 
 
+@cache
 def served_routes() -> list[APIRoute]:
     app = create_app(FakeEngine(), Settings(model="fake"))
     routes = [route for router in app.routes for route in router.original_router.routes]
