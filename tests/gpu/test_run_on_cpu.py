@@ -102,6 +102,7 @@ child.main()
 """
 
 
+@pytest.mark.sampled(keep=0, together=True)
 def test_what_fails_is_named_and_the_rest_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = ["--only", "machine", "chosen", "ceilings", "parity-wide", "width-wide"]
     assert run.main([*QUICK, str(tmp_path), *parts], child=("-c", BROKEN)) == 1

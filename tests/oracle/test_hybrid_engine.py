@@ -41,8 +41,8 @@ def cases_of(lab: Lab, name: str, n_cases: int = 6) -> list[Case]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
-def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
-    cases = cases_of(lab, list(SAMPLINGS)[n])
+def test_text_is_that_of_plain_decoding(lab: Lab, n: int, *, is_whole: bool) -> None:
+    cases = cases_of(lab, list(SAMPLINGS)[n], 6 if is_whole else 3)
     expected = play(lab, Bench(snapshot_bytes=0), cases)
     for i, chain in enumerate(CHAINS):
         for bench in list(benches(chain))[(i + n) % 3 :: 3]:

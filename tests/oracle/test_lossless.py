@@ -40,12 +40,12 @@ def lab(request: pytest.FixtureRequest) -> Lab:
 
 @pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
-def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
+def test_text_is_that_of_plain_decoding(lab: Lab, n: int, *, is_whole: bool) -> None:
     """A third of the chains with each sampling in each dtype, on other benches every time.
 
     `make lossless` runs them all.
     """
-    cases = demo_cases(lab, list(SAMPLINGS)[n], 6)
+    cases = demo_cases(lab, list(SAMPLINGS)[n], 6 if is_whole else 4)
     expected = play(lab, Bench(), cases)
     first = n + 4 * DTYPES.index(lab.target.dtype)
     for i, chain in [*enumerate(chains(lab.folders))][first % 3 :: 3]:
@@ -57,9 +57,11 @@ def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
 
 @pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "full"])
-def test_text_is_that_of_plain_decoding_with_other_caches(kind: str, tmp_path: Path) -> None:
+def test_text_is_that_of_plain_decoding_with_other_caches(
+    kind: str, tmp_path: Path, *, is_whole: bool
+) -> None:
     lab = Lab(folders_of(kind, tmp_path), torch.bfloat16)
-    cases = demo_cases(lab, "all", 4)
+    cases = demo_cases(lab, "all", 4 if is_whole else 2)
     expected = play(lab, Bench(snapshot_bytes=0), cases)
     for i, chain in enumerate(one for one in chains(lab.folders) if not one or one[0] not in TEXT_DRAFTERS):
         bench = list(benches(chain))[i % 5]

@@ -40,7 +40,7 @@ ATTENTION = [
 
 
 @pytest.mark.skipif(HAS_TILES, reason="the same test runs in this CPU's own tiles")
-@pytest.mark.sampled(keep=1, together=True)
+@pytest.mark.sampled(keep=0, together=True)
 @pytest.mark.parametrize(
     "test",
     [*PRODUCTS, *ATTENTION],
@@ -120,7 +120,7 @@ print(next(iter(fetch.dispatcher.inspect_asm().values())))
 """
 
 
-@pytest.mark.sampled(keep=1, together=True)
+@pytest.mark.sampled(keep=0, together=True)
 @pytest.mark.parametrize(("name", "expected"), [("znver4", "prefetchnta"), ("icelake-server", "prefetcht2")])
 def test_what_is_read_once_goes_past_the_caches_of_amd_alone(
     name: str, expected: str, tmp_path: Path

@@ -14,7 +14,7 @@ import torch
 
 from slipstream.kernels import triton_launch
 
-pytestmark = pytest.mark.sampled(keep=1)
+pytestmark = pytest.mark.sampled(keep=0, together=True)
 ABOUT = ("kernels/*/triton*.py", "tests/oracle/triton_compile.py")
 
 FOLDERS = sorted(path.parent.name for path in Path("kernels").glob("*/triton.py"))

@@ -14,6 +14,8 @@ import pytest
 
 from slipstream.kernels import disk_cache
 
+pytestmark = pytest.mark.sampled(keep=2, together=True)
+
 # Prints what the function gives, and how often it came from disk and was compiled.
 PROBE = """
 import logging, sys
@@ -69,7 +71,6 @@ WRONG: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.sampled(keep=2, together=True)
 @pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_damaged_entry_is_compiled_again(kind: str, suffix: str, warm: Path, tmp_path: Path) -> None:
@@ -97,7 +98,6 @@ tempfile.TemporaryFile = refuse
 )
 
 
-@pytest.mark.sampled(keep=2, together=True)
 @pytest.mark.parametrize("prelude", [FULL, READ_ONLY], ids=["full", "read-only"])
 @pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
 def test_a_folder_that_takes_nothing_is_read_at_least(

@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import signal
+import struct
 import threading
 import time
 import zlib
@@ -298,7 +299,9 @@ def test_as_many_pixels_as_there_may_be_find_their_memory() -> None:
 def test_pixels_that_go_on_behind_the_last(decoder: Decoder) -> None:
     """A file of 1 MiB unpacks to 1 GiB; its header speaks of four pixels."""
     stream, zeros = zlib.compressobj(9), bytes(1 << 20)
-    packed = b"".join([*(stream.compress(zeros) for _ in range(1024)), stream.flush()])
+    first, again = (stream.compress(zeros) + stream.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+    # An empty last block, and the sum of a gigabyte of zeros (RFC 1950).
+    packed = first + 1023 * again + b"\3\0" + struct.pack(">HH", (1 << 30) % 65521, 1)
     header = chunk(b"IHDR", b"\0\0\0\2\0\0\0\2\x08\x02\0\0\0")
     file = SIGNATURE + header + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
     assert colours(decoder.decode("raw", file)) == {(0, 0, 0)}

@@ -144,7 +144,7 @@ def ask(fault: str, *tasks: Task, patience_s: float = 300.0) -> dict[str, Tried]
     return {one.task.op: one for one in proving.run(tasks, 1, child=child, patience_s=patience_s)}
 
 
-@pytest.mark.sampled(keep=1)
+@pytest.mark.sampled(keep=2, together=True)
 @pytest.mark.parametrize("fault", ["loses_the_device", "ends_the_process", "does_not_compile"])
 def test_a_process_that_is_lost_costs_one_implementation(fault: str) -> None:
     found = ask(fault, GATED, NORM)
@@ -155,6 +155,7 @@ def test_a_process_that_is_lost_costs_one_implementation(fault: str) -> None:
     assert FOUND[fault] in why
 
 
+@pytest.mark.sampled(keep=2, together=True)
 def test_one_that_never_ends_is_given_up_and_the_next_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proving.os, "cpu_count", lambda: 1)  # both tasks go to one worker
     # Whatever follows is no less right for being tried by the next process.
@@ -169,6 +170,7 @@ def test_where_no_process_starts_nothing_is_called_wrong() -> None:
         proving.run([GATED], 1, child=("-m", "tests.unit.no_such_module"))
 
 
+@pytest.mark.sampled(keep=2, together=True)
 def test_a_worker_that_cannot_start_leaves_the_rest_to_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -239,6 +241,7 @@ def demo(proofs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[s
 run_proofs = proving.run
 
 
+@pytest.mark.sampled(keep=2, together=True)
 def test_a_server_goes_on_without_what_failed_and_says_so(
     demo: Callable[..., tuple[str, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -256,6 +259,7 @@ def test_a_server_goes_on_without_what_failed_and_says_so(
     assert "operators proven" not in caplog.text
 
 
+@pytest.mark.sampled(keep=2, together=True)
 @pytest.mark.usefixtures("proofs")
 def test_weights_whose_products_failed_are_widened_and_others_are_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -296,6 +300,7 @@ def test_where_proofs_cannot_run_the_server_starts_and_warns(
     assert "not proven" in caplog.text
 
 
+@pytest.mark.sampled(keep=2, together=True)
 def test_only_what_a_network_calls_is_proven(demo: Callable[..., tuple[str, ...]], proofs: Path) -> None:
     demo(None)
     (file,) = proofs.glob("*.json")
