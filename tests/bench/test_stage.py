@@ -28,7 +28,7 @@ from tests.gpu.tokens import goals
 from tests.oracle.lab import DEMO, Lab
 from tests.wound_clock import WoundClock
 
-pytestmark = pytest.mark.sampled
+pytestmark = pytest.mark.sampled(keep=4, together=True)
 
 N_MAX = 5
 NETWORKS = ("draft-model", "draft-eagle3", "draft-mtp")

@@ -242,7 +242,7 @@ for kind in kinds:
 """
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(keep=0, together=True)
 @pytest.mark.parametrize(
     ("name", "features", "most_rows", "way", "kinds"),
     [

@@ -85,7 +85,7 @@ def test_preemption_cuts_and_prefix_hits_happen(lab: Lab) -> None:
     assert any(one.speculation.n_accepted > 0 for one in played.done.values())
 
 
-@pytest.mark.sampled(keep=4)
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("lab", [torch.bfloat16], ids=str, indirect=True)
 @pytest.mark.parametrize("name", [name for name in drafters(DEMO) if name != "garbage"])
 def test_every_drafter_has_drafts_accepted(lab: Lab, name: str) -> None:

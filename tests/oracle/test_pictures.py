@@ -112,7 +112,7 @@ def test_other_pixels_give_other_logits_behind_them_alone(folder: Path, eyes: Ey
     assert relative(one[first + 1 :], two[first + 1 :]) > 100 * NEAR
 
 
-@pytest.mark.sampled(keep=2)
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize(
     "chain", [("suffix",), ("draft-model",), ("forced", "prediction", "suffix", "draft-model")], ids="+".join
 )

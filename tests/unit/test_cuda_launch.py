@@ -19,7 +19,7 @@ from slipstream.kernels.cuda import nvrtc
 from slipstream.kernels.cuda.source import Source
 from tests.emulator import COMPILER, HERE, needs_compiler
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.sampled(keep=0, together=True)]
 INSTANCES = ("scaled", "block_sums<bfloat16>")
 SCRIPT = """
 import ctypes, json, sys, threading

@@ -40,6 +40,7 @@ from tests.image_files import (
     webp_canvas,
 )
 
+ABOUT = ("server/images/*.py",)
 MOST_PIXELS = 2_000_000
 PATIENCE_S = 30.0  # after which a test ends what it waits for in vain
 NOT_AN_IMAGE, DAMAGED = (
@@ -268,6 +269,7 @@ def test_a_later_frame_that_says_it_is_large(decoder: Decoder) -> None:
     assert (image.width, image.height) == (1, 1)
 
 
+@pytest.mark.sampled(keep=1, together=True)
 def test_a_hundred_megapixels(decoder: Decoder) -> None:
     file = saved(Pillow.new("1", (10_000, 10_000)))
     assert len(file) < 100_000
@@ -281,6 +283,7 @@ def test_a_hundred_megapixels(decoder: Decoder) -> None:
         large.close()
 
 
+@pytest.mark.sampled(keep=1, together=True)
 def test_as_many_pixels_as_there_may_be_find_their_memory() -> None:
     """The most that any reader takes: an animated WebP with transparency, to be turned."""
     exif = Pillow.Exif()
@@ -308,6 +311,7 @@ def test_pixels_that_go_on_behind_the_last(decoder: Decoder) -> None:
     assert peak(decoder) < BYTES_FOR_ALL + BYTES_PER_PIXEL * MOST_PIXELS
 
 
+@pytest.mark.sampled(keep=1, together=True)
 @pytest.mark.parametrize("name", [b"zTXt", b"iCCP", b"iTXt"])
 def test_texts_that_unpack_to_very_much(decoder: Decoder, name: bytes) -> None:
     begin = {b"zTXt": b"a\0\0", b"iCCP": b"a\0\0", b"iTXt": b"a\0\1\0\0\0"}[name]
@@ -392,6 +396,7 @@ def test_the_childs_limits(decoder: Decoder) -> None:
     assert spent_s < int(found["Max cpu time"][0]) <= spent_s + 60 + 3
 
 
+@pytest.mark.sampled(keep=1, together=True)
 def test_the_childs_time_is_counted_anew_for_each_image() -> None:
     """Its limit is of all that it has computed."""
     decoder = Decoder(MOST_PIXELS, 60.0)
