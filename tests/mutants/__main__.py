@@ -22,7 +22,8 @@ from pathlib import Path
 from tests.mutants.catalogue import ROOT, Fault, faults
 
 LIMIT_S = 300.0  # of one run of tests; a fault by which they hang is found too
-PASSED, FAILED = 0, 1  # pytest's exit codes; all others say that the tests could not be run
+# pytest's exit codes; others say that the tests could not be run.
+PASSED, FAILED, NONE_RAN = 0, 1, 5
 FIRST_RED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
@@ -96,6 +97,8 @@ class Copy:
             )
         except subprocess.TimeoutExpired:
             return Run(None, time.perf_counter() - started, "")
+        if done.returncode == NONE_RAN and not whole:  # while nothing changes their sample has no case
+            return self.run(tests, whole=True, limit_s=limit_s)
         said = (done.stdout + done.stderr).decode(errors="replace")
         return Run(done.returncode, time.perf_counter() - started, said)
 

@@ -18,6 +18,7 @@ from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_kernels import random
 
 pytestmark = [needs_compiler, pytest.mark.sampled(keep=2, together=True)]
+ABOUT = ("kernels/cuda/include/*.cuh",)
 DTYPE = torch.bfloat16
 WIDTHS = (1, 3, 8, 9, 16, 17, 33, 64)
 each_kind = pytest.mark.parametrize("kind", HELD)

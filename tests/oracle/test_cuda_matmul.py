@@ -15,6 +15,7 @@ from tests.emulator import emulated, needs_compiler, same
 from tests.oracle.test_kernels import random
 
 pytestmark = [needs_compiler, pytest.mark.sampled(keep=4, together=True)]
+ABOUT = ("kernels/cuda/include/*.cuh",)
 WIDTHS = (1, 2, 3, 5, 8, 9, 16, 17, 32, 33, 64)
 HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # largest relative error of one rounding
 each_dtype = pytest.mark.parametrize("dtype", HALF, ids=lambda dtype: str(dtype)[6:])

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.usefixtures("_selected"),
     pytest.mark.sampled(keep=1, together=True),
 ]
+ABOUT = ("kernels/*/*.cu", "kernels/*/*.cuh", "kernels/cuda/include/*.cuh")
 FOLDER = Path(__file__).parents[2] / "demo" / "draft"
 IDS = torch.randint(1000, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 

@@ -18,6 +18,7 @@ from tests.oracle.test_cuda_quantized import an_int8
 from tests.oracle.test_kernels import random
 
 pytestmark = needs_compiler
+ABOUT = ("kernels/cuda/include/*.cuh",)
 each_dtype = pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:]
 )

@@ -16,6 +16,7 @@ from tests.oracle.test_cuda_matmul import assert_near, each_dtype
 from tests.oracle.test_kernels import random
 
 pytestmark = [needs_compiler, pytest.mark.sampled(keep=4, together=True)]
+ABOUT = ("kernels/cuda/include/*.cuh",)
 WIDTHS = (1, 3, 8, 9, 16, 17, 33, 64)
 
 

@@ -15,6 +15,7 @@ from tests.oracle.test_cuda_attention import assert_near, make_sinks
 from tests.oracle.test_kernels import Spans, random
 
 pytestmark = [needs_compiler, pytest.mark.sampled(keep=2, together=True)]
+ABOUT = ("kernels/cuda/include/*.cuh",)
 # Images within a step of positions, over the end of a chunk of 512, begun before the span, longer than a block's rows.
 PASSES = (
     Pictured([40, 1], [0, 30], [[(3, 17), (17, 33), (34, 38)], []]),

@@ -27,6 +27,7 @@ from tests.block_data import Numbers, block_bytes, numbers
 from tests.oracle.packed_products import OFF, WAYS, added, inputs, one_group, read, sum_of_inputs, take
 from tests.process import ROOT
 
+ABOUT = ("kernels/compiled.py", "kernels/cpu_features.py")
 pytestmark = pytest.mark.skipif(narrow.refusal() is not None, reason=narrow.refusal() or "")
 N_OUT = 100  # a panel and a part of one
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 33, 128)

@@ -19,6 +19,7 @@ from slipstream.kernels.vector import IS_WIDE
 from tests.oracle.test_kernels_blocks import AVX2
 from tests.process import ROOT
 
+ABOUT = ("kernels/*.py", "kernels/gated/*.py", "kernels/norm/*.py")
 OPERATORS = "attention", "gated", "norm"
 IN_A_CHILD = (
     "import sys; from tests.oracle.test_other_cpus import results; sys.stdout.buffer.write(results())"

@@ -14,6 +14,7 @@ from tests.oracle.interpreted import assert_near
 from slipstream.kernels.matmul import triton as matmul
 
 pytestmark = pytest.mark.sampled(keep=3, together=True)
+ABOUT = ("kernels/triton_launch.py",)
 
 
 @pytest.mark.parametrize("seed", range(20))

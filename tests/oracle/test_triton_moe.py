@@ -17,6 +17,7 @@ from tests.oracle.interpreted import assert_near
 from slipstream.kernels.moe import triton as moe
 
 pytestmark = pytest.mark.sampled(keep=3, together=True)
+ABOUT = ("kernels/triton_launch.py",)
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (1, 2, 3, 5, 8, 16)

@@ -29,6 +29,7 @@ from tests.oracle.recurrent import (
 from slipstream.kernels.short_conv import triton as conv
 
 pytestmark = pytest.mark.sampled(keep=3, together=True)
+ABOUT = ("kernels/triton_launch.py",)
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (1, 2, 3, 5, 8, 16)

@@ -33,6 +33,7 @@ pytestmark = [
     ),  # the interpreter's exp may overflow, as a GPU's does
     pytest.mark.sampled(keep=4, together=True),
 ]
+ABOUT = ("kernels/triton_launch.py",)
 
 
 class Draw:

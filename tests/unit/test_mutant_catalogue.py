@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import reach
 from tests.mutants.catalogue import ROOT, Fault, faults
 
 CATALOGUE = list(faults())
@@ -25,6 +26,14 @@ def test_a_fault_can_be_planted(fault: Fault) -> None:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         functions = {one.name for one in tree.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
         assert not name or name in functions, test
+
+
+def test_samples_of_few_cases_notice_that_a_fault_was_planted() -> None:
+    """A file of which a few cases run while nothing changed is about each source that its faults are planted in."""
+    for fault in CATALOGUE:
+        for path in {ROOT / test.partition("::")[0] for test in fault.tests}:
+            if "together=True" in path.read_text(encoding="utf-8"):
+                assert ROOT / fault.file in reach.subjects(path), f"{fault.name}: {path.name}"
 
 
 def test_there_are_faults_of_every_room() -> None:
