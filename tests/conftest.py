@@ -50,8 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Of `-n auto`: one process more than cores, as tests wait for servers; each takes a gigabyte or more."""
-    return min(os.cpu_count() or 1, 8) + 1
+    """Of `-n auto`: one process more than cores, as tests wait for servers, while each has 3 GiB."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min((os.cpu_count() or 1) + 1, memory // (3 << 30)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
