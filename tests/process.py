@@ -57,38 +57,52 @@ def running(
 ) -> Iterator[Running]:
     """A server with these arguments on a free port. Raises AssertionError if it does not become ready.
 
-    `program` is the name of a module, or the path of an installed command. It is started in `folder`. A module that
-    needs nothing special of its environment is run in a fork (tests/forks.py).
+    `program` is the name of a module, or the path of an installed command. It is started in `folder`.
     """
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("SLIPSTREAM_")}
-    plain |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     port = free_port()
-    process: subprocess.Popen[bytes] | Forked
-    if isinstance(program, str) and not environ:
-        process = Forked(program, (*arguments, "--port", str(port)), plain, folder, log)
-    else:
-        command = [str(program)] if isinstance(program, Path) else [sys.executable, "-m", program]
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [*command, *arguments, "--port", str(port)],
-                cwd=folder,
-                env={**plain, **(environ or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-    one = Running(process, f"http://127.0.0.1:{port}", log)
+    command = [str(program)] if isinstance(program, Path) else [sys.executable, "-m", program]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*command, *arguments, "--port", str(port)],
+            cwd=folder,
+            env={**_plain(), **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    with _ended(Running(process, f"http://127.0.0.1:{port}", log), ready_s) as one:
+        yield one
+
+
+@contextlib.contextmanager
+def forked(log: Path, arguments: Sequence[str] = DEMO, program: str = SERVER) -> Iterator[Running]:
+    """As `running`, but in a fork that starts within a second: for tests whose subject is neither start nor speed."""
+    port = free_port()
+    process = Forked(program, (*arguments, "--port", str(port)), _plain(), ROOT, log)
+    with _ended(Running(process, f"http://127.0.0.1:{port}", log), READY_S) as one:
+        yield one
+
+
+def _plain() -> dict[str, str]:
+    """The environment without settings of the developer's."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("SLIPSTREAM_")}
+    return {**plain, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+
+
+@contextlib.contextmanager
+def _ended(one: Running, ready_s: float) -> Iterator[Running]:
+    """Once it is ready; it does not outlive the block."""
     try:
         wait(one, "/health", ready_s)
         yield one
     finally:
-        if process.poll() is None:
-            process.terminate()
+        if one.process.poll() is None:
+            one.process.terminate()
             try:
-                process.wait(STOP_S)
+                one.process.wait(STOP_S)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                one.process.kill()
+                one.process.wait()
 
 
 def wait(one: Running, path: str, ready_s: float) -> None:

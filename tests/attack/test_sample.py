@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.attack.__main__ import N_ATTACKERS
 from tests.attack.cases import CASES, Attack, Target
 from tests.attack.neighbour import ARGUMENTS, during
-from tests.process import running
+from tests.process import forked
 
 
 async def answered(attack: Attack, target: Target) -> None:
@@ -21,7 +21,7 @@ async def answered(attack: Attack, target: Target) -> None:
 
 
 async def test_large_requests_do_not_stop_others(tmp_path: Path) -> None:
-    with running(tmp_path / "log", ARGUMENTS) as server:
+    with forked(tmp_path / "log", ARGUMENTS) as server:
         for name in ("chat", "unknown fields"):
             target = Target(server.url)
             seen = await during(server, answered(CASES[name], target), 60.0)

@@ -88,7 +88,6 @@ def same_parts(path: Path, other: Path) -> bool:
 # --- whole models --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize("family", sorted(IN_GGUF - {"llama"}))
 def test_a_file_is_the_folder_it_was_made_of(
     folder_for: Callable[[str], Path], tmp_path: Path, family: str
@@ -232,7 +231,6 @@ def check_blocks(contents: Contents, tmp_path: Path) -> None:
     assert near(logits(path), logits(wide))
 
 
-@pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize("family", sorted(IN_GGUF))
 def test_blocks_of_every_family(folder_for: Callable[[str], Path], tmp_path: Path, family: str) -> None:
     """Rows and columns are rearranged without a look into blocks."""

@@ -77,7 +77,6 @@ def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracl
     compare_cuts(Runner(loaded(folder)), prompt, expected)
 
 
-@pytest.mark.sampled(keep=2)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe", "deepseek_v3"])
 def test_ragged_spans_with_drafts_of_which_some_are_kept(
@@ -279,7 +278,6 @@ def test_the_router_of_qwen_runs_in_the_dtype_of_the_network(oracle: Callable[[s
     assert layer.router_dtype == torch.bfloat16
 
 
-@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe", "deepseek_v3"])
 def test_the_text_is_that_of_plain_decoding(

@@ -90,7 +90,6 @@ def stage_of(
 CASES = [(1, "auto"), (2, "auto"), (3, "auto"), (2, "target"), (3, "target")]
 
 
-@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize(("n_modules", "recycled"), CASES)
 def test_guesses_are_those_of_the_published_formula(
     stage_of: Callable[..., Stage], n_modules: int, recycled: str, monkeypatch: pytest.MonkeyPatch

@@ -89,7 +89,6 @@ def logits(folder: Path, dtype: torch.dtype = torch.float32) -> Tensor:
     return runner.feed(rows(0, TEXT, 0, len(TEXT)))
 
 
-@pytest.mark.sampled(keep=7)
 @pytest.mark.usefixtures("widens")
 @pytest.mark.parametrize("name", CODINGS)
 def test_logits_are_those_of_the_values(plain: Any, tmp_path: Path, name: str) -> None:
@@ -113,7 +112,6 @@ def test_products_that_keep_them_narrow_are_near(plain: Any, tmp_path: Path, nam
     assert off < 1.1 * of_dense
 
 
-@pytest.mark.sampled(keep=4)
 @pytest.mark.usefixtures("widens")
 @pytest.mark.parametrize(
     ("family", "coding"),
@@ -139,7 +137,6 @@ def test_text_models_within_wrappers(plain: Any, tmp_path: Path) -> None:
     assert torch.equal(logits(narrow), logits(dense))
 
 
-@pytest.mark.sampled(keep=2)
 @pytest.mark.usefixtures("widens")
 @pytest.mark.parametrize(
     ("family", "coding", "changes"),

@@ -84,7 +84,6 @@ def next_turn(tokens: list[int]) -> tuple[int, ...]:
     return (*PROMPT, *tokens, 5, 6, 7)
 
 
-@pytest.mark.sampled
 def test_text_goes_on_as_without(lab: Lab, files: SlotFiles) -> None:
     plain = Bench(snapshot_bytes=0)
     first, _ = say(lab, lab.engine(plain), PROMPT, bench=plain)
@@ -100,7 +99,6 @@ def test_text_goes_on_as_without(lab: Lab, files: SlotFiles) -> None:
     assert say(lab, old, next_turn(first))[1].usage.n_cached == n_restored, "as much as where it was"
 
 
-@pytest.mark.sampled
 def test_drafts_come_as_without(lab: Lab, files: SlotFiles) -> None:
     """The draft model's state is restored too: nothing is fed to it again, and it guesses the same."""
     old, new = lab.engine(DRAFTS), lab.engine(DRAFTS)
@@ -127,7 +125,6 @@ def test_a_head_goes_on_from_its_own_rows(files: SlotFiles) -> None:
     assert same.speculation.n_accepted == told.speculation.n_accepted > 0
 
 
-@pytest.mark.sampled
 def test_the_same_prompt_hits_its_own_prefix(lab: Lab, files: SlotFiles) -> None:
     old, new = lab.engine(DRAFTS), lab.engine(DRAFTS)
     first, _ = say(lab, old, PROMPT)
@@ -137,7 +134,6 @@ def test_the_same_prompt_hits_its_own_prefix(lab: Lab, files: SlotFiles) -> None
     assert end.usage.n_cached == 144
 
 
-@pytest.mark.sampled
 def test_wrong_rows_would_be_seen(lab: Lab, files: SlotFiles) -> None:
     """The tests above can fail: restored state is read, that of every kind of layer."""
     old = lab.engine(DRAFTS)
@@ -195,7 +191,6 @@ def test_erase_lets_the_next_request_start_from_nothing(lab: Lab) -> None:
     assert (tokens, end.usage.n_cached) == (first, 0)
 
 
-@pytest.mark.sampled
 def test_tenants_never_meet(lab: Lab, files: SlotFiles) -> None:
     old, new = lab.engine(DRAFTS), lab.engine(DRAFTS)
     say(lab, old, PROMPT, tenant="bob")

@@ -135,7 +135,6 @@ def test_an_image_is_the_same_whatever_comes_with_it(folder: Folder, opened: Ope
         assert one.deep is None or (other.deep is not None and torch.equal(one.deep, other.deep))
 
 
-@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_together_transformers_sees_nearly_the_same(folder: Folder, opened: Open, variant: str) -> None:
     """Why images are looked at one by one: what a batch gives is close, and Pixtral's is not equal."""

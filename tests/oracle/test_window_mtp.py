@@ -59,7 +59,6 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
     return of
 
 
-@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize(
     ("family", "recycled", "chosen"),
     [

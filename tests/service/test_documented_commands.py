@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.process import DEMO, ROOT, Running, running
+from tests.process import DEMO, ROOT, Running, forked
 
 WRITTEN = "http://127.0.0.1:8080"
 
@@ -18,7 +18,7 @@ WRITTEN = "http://127.0.0.1:8080"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("server")
-    with running(folder / "log", (*DEMO, "--slot-save-path", str(folder))) as one:
+    with forked(folder / "log", (*DEMO, "--slot-save-path", str(folder))) as one:
         yield one
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.process import Running, running
+from tests.process import Running, forked
 from tests.service.asking import ARGUMENTS, ask, n_busy
 
 ABOUT = ("tests/service/faulty.py", "engine/device_loss.py", "engine/service/run/*.py")
@@ -22,7 +22,7 @@ ABOUT = ("tests/service/faulty.py", "engine/device_loss.py", "engine/service/run
 async def test_an_engine_that_dies_ends_everything(tmp_path: Path, cause: str) -> None:
     """Who waits is told, probes fail, and the status makes a supervisor start anew."""
     arguments = (*ARGUMENTS, "--step-timeout", "1") if cause == "hang" else ARGUMENTS
-    with running(tmp_path / "log", arguments, "tests.service.faulty") as server:
+    with forked(tmp_path / "log", arguments, "tests.service.faulty") as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             streams = [asyncio.create_task(ask(http, number, 400, stream=True)) for number in range(3)]
             whole = asyncio.create_task(ask(http, 9, 400))
@@ -53,7 +53,7 @@ async def test_a_lost_device_ends_requests_and_probes_and_the_process_if_it_is_a
     tmp_path: Path, *, leaves: bool
 ) -> None:
     arguments = (*ARGUMENTS, "--exit-on-device-error") if leaves else ARGUMENTS
-    with running(tmp_path / "log", arguments, "tests.service.faulty") as server:
+    with forked(tmp_path / "log", arguments, "tests.service.faulty") as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             streamed = asyncio.create_task(ask(http, 1, 400, stream=True))
             while (await n_busy(http))[0] < 1:
@@ -84,7 +84,7 @@ async def _stays_and_says_why(http: httpx.AsyncClient) -> None:
 
 async def test_sigterm_with_running_and_waiting_requests(tmp_path: Path) -> None:
     """Everything admitted is finished with the text it would have had, and nothing new is taken."""
-    with running(tmp_path / "log", (*ARGUMENTS, "-np", "8")) as server:
+    with forked(tmp_path / "log", (*ARGUMENTS, "-np", "8")) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             expected = await asyncio.gather(*(ask(http, number, 40) for number in range(28)))
             tasks = [asyncio.create_task(ask(http, number, 40)) for number in range(28)]
@@ -108,7 +108,7 @@ async def test_sigterm_with_running_and_waiting_requests(tmp_path: Path) -> None
 @pytest.mark.parametrize(("signals", "status"), [("tt", 143), ("k", -9)], ids=["twice", "killed"])
 async def test_the_second_sigterm_and_a_kill(signals: str, status: int, tmp_path: Path) -> None:
     """Both leave at once, and the port can be bound again."""
-    with running(tmp_path / "log", ARGUMENTS) as server:
+    with forked(tmp_path / "log", ARGUMENTS) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             task = asyncio.create_task(ask(http, 1, 480))
             while (await n_busy(http))[0] < 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.process import DEMO, Running, running
+from tests.process import DEMO, Running, forked
 from tests.service.asking import ARGUMENTS, ask, body, freed, n_busy, n_generated
 
 ABOUT = ("engine/core/*.py",)
@@ -20,7 +20,7 @@ ABOUT = ("engine/core/*.py",)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("log") / "log", (*ARGUMENTS, "-np", "2", "--max-queue", "2")) as one:
+    with forked(tmp_path_factory.mktemp("log") / "log", (*ARGUMENTS, "-np", "2", "--max-queue", "2")) as one:
         yield one
         assert not one.surprises()
 
@@ -78,7 +78,7 @@ async def test_time_limits(tmp_path: Path) -> None:
     """Of the wait and of the whole; whoever is next is served."""
     limits = ("-np", "1", "--max-queue-wait", "0.3", "--request-timeout", "1.0", "--spec-type", "none")
     arguments = (*DEMO[:2], "--threads", "1", "--ctx-size", "2048", *limits)
-    with running(tmp_path / "log", arguments) as server:
+    with forked(tmp_path / "log", arguments) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             started = time.monotonic()
             streamed = asyncio.create_task(ask(http, 1, 2000, stream=True))

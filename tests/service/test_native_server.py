@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process import DEMO, running
+from tests.process import DEMO, forked
 
 PROMPT = "<|user|>Write the docstring:\n\ndef add(a, b):\n    return a + b\n<|assistant|>"
 LONG = {"prompt": PROMPT, "n_predict": 48, "ignore_eos": True, "seed": 5, "temperature": 0.8}
@@ -18,7 +18,7 @@ LONG = {"prompt": PROMPT, "n_predict": 48, "ignore_eos": True, "seed": 5, "tempe
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     log = tmp_path_factory.mktemp("native") / "log"
-    with running(log, (*DEMO, "--ctx-size", "512", "--parallel", "2", "--threads", "1")) as server:
+    with forked(log, (*DEMO, "--ctx-size", "512", "--parallel", "2", "--threads", "1")) as server:
         with httpx.Client(base_url=server.url, timeout=60) as one:
             yield one
         assert not server.surprises()

@@ -20,7 +20,7 @@ from slipstream.engine.errors import SettingError
 from slipstream.engine.ranks import Ranks
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
-from tests.process import DEMO, ROOT, SERVER, running
+from tests.process import DEMO, ROOT, SERVER, forked
 
 TWO = (*DEMO, "-tp", "2", "--threads", "2")
 LOST_S = 10.0  # the longest that a lost rank may go unnoticed
@@ -44,7 +44,7 @@ def ask(url: str, **fields: object) -> dict[str, object]:
 
 
 def test_text_is_the_same_with_drafts_and_a_lost_rank_ends_the_server(tmp_path: Path) -> None:
-    with running(tmp_path / "log", TWO) as server:
+    with forked(tmp_path / "log", TWO) as server:
         drafted = ask(server.url)
         plain = ask(server.url, speculative={"n_max": 0})
         assert drafted["choices"] == plain["choices"]
@@ -70,7 +70,7 @@ def test_text_is_the_same_with_drafts_and_a_lost_rank_ends_the_server(tmp_path: 
 
 def test_an_idle_server_notices_too(tmp_path: Path) -> None:
     # `--exact` starts where sums do not depend on their size.
-    with running(tmp_path / "log", (*TWO, "--exit-on-device-error", "--exact")) as server:
+    with forked(tmp_path / "log", (*TWO, "--exit-on-device-error", "--exact")) as server:
         assert "sums over ranks" not in server.log.read_text()
         (rank,) = ranks_of(server.process.pid)
         os.kill(rank, signal.SIGKILL)
@@ -79,7 +79,7 @@ def test_an_idle_server_notices_too(tmp_path: Path) -> None:
 
 
 def test_its_ranks_end_with_a_server(tmp_path: Path) -> None:
-    with running(tmp_path / "log", TWO) as server:
+    with forked(tmp_path / "log", TWO) as server:
         (rank,) = ranks_of(server.process.pid)
         server.process.kill()
         server.process.wait(LOST_S)

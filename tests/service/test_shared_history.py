@@ -50,7 +50,6 @@ def done_for(count: DrafterCount) -> tuple[int, int]:
     return count.n_drafted, count.n_accepted
 
 
-@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize(
     ("mode", "again_is_faster", "other_is_faster"),
     [("off", False, False), ("tenant", True, False), ("all", True, True)],

@@ -156,7 +156,6 @@ def checked(server: Served, proposed: Proposed, path: str, body: dict[str, Any])
     return text, steps_of(details)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_steps_are_true_and_add_up(server: Served, proposed: Proposed, path: str) -> None:
     seen: set[str] = set()

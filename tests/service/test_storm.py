@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process import running
+from tests.process import forked
 from tests.service.storm import ARGUMENTS, storm
 
 ABOUT = ("engine/core/*.py", "engine/service/run/*.py")
@@ -15,7 +15,7 @@ ABOUT = ("engine/core/*.py", "engine/service/run/*.py")
 @pytest.mark.sampled
 async def test_every_request_ends_once_and_leaves_nothing(tmp_path: Path, *, is_whole: bool) -> None:
     n_requests = 120 if is_whole else 60
-    with running(tmp_path / "log", ARGUMENTS) as server:
+    with forked(tmp_path / "log", ARGUMENTS) as server:
         # Matrix products keep a compiled kernel per shape, up to a limit: these come first and are no leak.
         await storm(server, n_requests, 64)
         outcome = await storm(server, n_requests, 64)

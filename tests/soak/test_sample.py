@@ -19,7 +19,7 @@ import pytest
 from tests.attack.cases import Target
 from tests.attack.cases import request as bytes_of
 from tests.attack.neighbour import ATTACKER
-from tests.process import Running, running
+from tests.process import Running, forked
 from tests.soak import replies
 from tests.soak.__main__ import summary
 from tests.soak.bodies import BODIES
@@ -89,7 +89,7 @@ async def holding(server: Running) -> Sample:
 async def test_a_server_passes(tmp_path: Path) -> None:
     """All kinds but the one that waits for the server's timeout."""
     kinds = [kind for kind in OPERATIONS if kind != "unread"]
-    with running(tmp_path / "log", arguments(4, str(tmp_path))) as server:
+    with forked(tmp_path / "log", arguments(4, str(tmp_path))) as server:
         course = await soak(server, 2.0, 12, kinds, n_known=2)
         found = failures(passed(), course.before, HOUR, await holding(server))
         assert [one.split(":")[0] for one in found[:3]] == ["n_busy", "n_pages_held", "n_files"], found

@@ -299,7 +299,6 @@ def test_compiled_grammars_are_kept_but_not_without_bound(
     assert [source for *_, source in grammars._kept] == ["ab", "ac"]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("grammar", KINDS, ids=lambda one: one.kind)
 def test_a_matcher_that_is_used_again_starts_anew(tokenizer: Tokenizer, grammar: Grammar) -> None:
     grammars, random = Grammars(tokenizer, VOCAB), np.random.default_rng(3)
