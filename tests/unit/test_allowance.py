@@ -139,17 +139,17 @@ def test_what_is_left_is_no_more_than_two_trials_and_a_drafters_own() -> None:
 def test_slots_on_trial_together_pay_for_one_call_and_each_for_what_it_is_fed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A token takes a third of a second, which each slot is given at first; a call for four tokens 0.3 s."""
+    """A token takes a third of a second, which each slot is given at first; a call for two tokens 0.3 s."""
     network = AsNetwork(Timed(Clock(), "net", 0.0, lambda want: ()))
     chain = chain_of(network, slope=0.0)
-    chain.lengths.costs.call_s = lambda name: (0.26, 0.01, 0.001)  # type: ignore[method-assign]
+    chain.lengths.costs.call_s = lambda name: (0.28, 0.01, 0.001)  # type: ignore[method-assign]
     monkeypatch.setattr(chain._survival, "expected", lambda name, slot, n: np.zeros(n))
     monkeypatch.setattr(network, "n_unfed", lambda slot: (0, 300, 350, 300)[slot.id])
     slots = [toy_slot(i, f"r{i}", [1, 2], types=("net",), n_max=8) for i in range(3)]
     offers = [NO_DRAFT] * 3
     wants = {i: Want(slot, 8) for i, slot in enumerate(slots)}
     asked = chain._asking.asked(network, wants, offers, Pass(3, 3))
-    assert {i: want.n_max for i, want in asked.items()} == {0: 4, 1: 4}
+    assert {i: want.n_max for i, want in asked.items()} == {0: 2, 1: 2}
     again = {0: Want(toy_slot(3, "r3", [1, 2], types=("net",), n_max=8), 8)}
     assert not chain._asking.asked(network, again, offers, Pass(3, 3)), "0.6 s, were it alone"
 

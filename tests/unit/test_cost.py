@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from slipstream.engine.speculate.decide.cost import WIDTHS, Costs
-from slipstream.engine.speculate.decide.value import Lengths, Pass
+from slipstream.engine.speculate.decide.value import Floats, Lengths, Pass
 
 ONE = Pass(1, 1)
-SURE = np.cumprod(np.full(15, 0.99))
+SURE, UNSURE = (np.cumprod(np.full(15, right)) for right in (0.99, 0.3))
 
 
 def true_s(n_rows: int) -> float:
@@ -26,11 +26,13 @@ def measured() -> Lengths:
     return lengths
 
 
-def serve(lengths: Lengths, n_passes: int, seconds: Callable[[int], float] = true_s) -> list[int]:
-    """Passes of a slot whose drafts are nearly sure; returns how long the drafts were."""
+def serve(
+    lengths: Lengths, n_passes: int, seconds: Callable[[int], float] = true_s, draft: Floats = SURE
+) -> list[int]:
+    """Passes of a slot whose drafts are nearly sure, if nothing else is said; returns how long the drafts were."""
     chosen = []
     for _ in range(n_passes):
-        (n,) = lengths.trim([SURE], ONE)
+        (n,) = lengths.trim([draft], ONE)
         lengths.costs.passed(1 + n, seconds(1 + n))
         chosen.append(n)
     return chosen
@@ -116,6 +118,23 @@ def test_a_clock_that_jumps_does_no_harm(seconds: float) -> None:
         lengths.costs.passed(n_rows, seconds)
     serve(lengths, 200)
     assert rate(serve(lengths, 50)) > 0.95
+
+
+@pytest.mark.parametrize("row_s", [0.3e-3, 0.55e-3])
+def test_doubting_all_widths_together_takes_less_than_a_hundredth_of_the_time(row_s: float) -> None:
+    """Rows are as dear as they were measured, and no draft pays: what is doubted is doubted for nothing."""
+    lengths = Lengths(adaptive=True)
+
+    def seconds(n_rows: int) -> float:
+        return 0.6e-3 + row_s * (n_rows - 1)
+
+    for n_rows in WIDTHS:
+        lengths.costs.passed(n_rows, seconds(n_rows))
+    chosen = serve(lengths, 6000, seconds, UNSURE)
+    spent_s = sum(seconds(1 + n) for n in chosen)
+    gained_s = seconds(1) * sum(1 + UNSURE[:n].sum() for n in chosen)
+    assert any(chosen)
+    assert spent_s - gained_s <= 0.007 * spent_s + 2 * seconds(1)
 
 
 @pytest.mark.sampled

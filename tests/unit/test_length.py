@@ -91,6 +91,19 @@ def test_a_network_drafts_as_deep_as_its_own_cost_allows() -> None:
     assert depths[-1] == 0
 
 
+def test_a_pass_that_seems_cheap_because_it_is_wider_takes_as_many_drafts() -> None:
+    """Passes of eight rows seem to cost a tenth, but two guesses and what the text gives are three rows."""
+    lengths = Lengths(adaptive=True)
+    for n_rows in WIDTHS:
+        lengths.costs.passed(n_rows, 0.1 if n_rows == 8 else 1.0)
+    for n_positions in (1, 2) * 20:
+        lengths.costs.drafted("d", n_positions, 0.65 * n_positions)
+    assert lengths.depth("d", [np.empty(0)], [falling(0.6, 2)], [0], ONE) == (0, [False])
+    for n_positions in (1, 7) * 20:
+        lengths.costs.drafted("d", n_positions, 0.1 * n_positions)
+    assert lengths.depth("d", [np.empty(0)], [falling(0.6, 7)], [0], ONE)[0] == 7
+
+
 def test_a_network_that_is_not_looked_at_closely_would_not_pay() -> None:
     """The quick look turns down nothing that the close one would take, and most of what it would not."""
     random = np.random.default_rng(0)

@@ -20,7 +20,7 @@ from slipstream.engine.speculate.decide.value import Floats, Lengths, Pass
 from slipstream.engine.speculate.drafter import DeviceDrafter, Draft, Want
 from slipstream.engine.speculate.guard import Guard
 
-_TRIAL = 4  # tokens asked of a drafter that promises too little
+_TRIAL = 2  # tokens asked of a drafter that promises too little
 _REST = 4  # tokens of a slot for which it is then not weighed again: what it promises changes by trials alone
 
 

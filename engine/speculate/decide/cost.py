@@ -7,15 +7,15 @@ from it.
 A width that has become dear is no longer run, so nothing would ever show that it has become cheap again. So what was
 measured is believed only until going by it could have cost more than a share of the time since: then the reference
 counts again, and after longer the price assumed of a machine that nothing is known of. If the width is still dear, the
-next pass shows it; such passes take no more than these shares of the time. What few measurements have shown is doubted
-sooner.
+next pass shows it. What few measurements have shown is doubted sooner. References of all widths are doubted out of one
+account, which grows by a share of the time and pays what such passes took beyond what was assumed of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, inf, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,9 @@ _RESHAPE = 64  # passes after which the shares of widths are worked out again
 _CONFIRMED = 8  # measurements after which what they show is no longer doubted sooner
 _PROBE_SHARE = 0.07  # of the time, for finding out whether a deviation has passed
 _DOUBT_SHARE = 0.005  # of the time, for finding out whether a reference still holds
+_DOUBTS_SHARE = 0.007  # the same for all references together
+_DOUBTED_AT_FIRST = 2.0  # passes of the narrowest width that this may cost besides
+_ASSUMED = 2  # among what speaks for a cost
 _PER_ROW = 0.02  # of a pass of one row, that another row costs on a machine that nothing is known of
 
 
@@ -60,6 +63,7 @@ class _Evidence:
     assumed: float
     age_s: float  # seconds of work since the last measurement
     n_measured: int  # since the last change
+    doubts_s: float = inf  # that doubting references may cost now
 
     @property
     def chosen(self) -> int:
@@ -67,9 +71,9 @@ class _Evidence:
         sureness = min(1.0, self.n_measured / _CONFIRMED)
         if (self.recent - self.usual) * sureness > _PROBE_SHARE * self.age_s:
             return 0
-        if (self.usual - self.assumed) * sureness > _DOUBT_SHARE * self.age_s:
+        if (self.usual - self.assumed) * sureness > min(_DOUBT_SHARE * self.age_s, self.doubts_s):
             return 0 if self.recent < self.usual else 1
-        return 0 if self.recent < self.assumed else 2
+        return 0 if self.recent < self.assumed else _ASSUMED
 
 
 class Costs:
@@ -80,11 +84,13 @@ class Costs:
         self._widths: dict[int, _Width] = {}
         self._drafts: dict[str, DraftCost] = {}
         self._work_s = 0.0
+        self._doubts_s = 0.0  # that doubting references may cost now
         self._n_passes = 0
         # For each number of rows the width that speaks for it, and its share of that width's seconds.
         self._speaker, self._share = np.empty(0, np.int64), np.empty(0)
         # Seconds of the narrowest widths, as far as worked out since the last pass; what a wider one takes at least.
         self._expected: list[float] = []
+        self._is_doubted: list[bool] = []  # by width as above: what is assumed counts, not the reference
         self._least = 0.0
         self._floor = 0.0  # logarithm of the seconds of a pass without rows, if rows cost little
 
@@ -102,7 +108,7 @@ class Costs:
         self._n_passes += 1
         if self._widths and self._n_passes % _RESHAPE == 0:
             self._shape()
-        self._expected, self._least = [], 0.0
+        self._expected, self._is_doubted, self._least = [], [], 0.0
 
     def _add(self, n_rows: int, reference: float) -> None:
         """A width's first measurement. It is not believed if the rows one by one would have taken less."""
@@ -110,6 +116,8 @@ class Costs:
             least, width = next(iter(self._widths.items()))
             if n_rows > least and reference > width.reference + log(n_rows / least):
                 reference = width.reference + log((1.0 + _PER_ROW * n_rows) / (1.0 + _PER_ROW * least))
+        else:
+            self._doubts_s = _DOUBTED_AT_FIRST * exp(reference)
         self._widths[n_rows] = _Width(WIDTHS.index(n_rows), reference, self._work_s)
         self._widths = dict(sorted(self._widths.items()))
         self._shape()
@@ -125,8 +133,11 @@ class Costs:
         self._floor = min(one.reference - log(1.0 + _PER_ROW * n) for n, one in self._widths.items())
 
     def _measure_width(self, n_rows: int, seconds: float) -> None:
-        width = [*self._widths.values()][self._speaker[n_rows - 1]]
-        self._work_s += min(seconds, 2.0 * self.at(n_rows))
+        speaker = self._speaker[n_rows - 1]
+        width = [*self._widths.values()][speaker]
+        worked_s = min(seconds, 2.0 * self.at(n_rows))
+        self._work_s += worked_s
+        self._doubts_s += _DOUBTS_SHARE * worked_s
         full = log(seconds / self._share[n_rows - 1])
         is_change = self._pace.measure(width.index, full - width.reference)
         if is_change is None:
@@ -136,10 +147,17 @@ class Costs:
             for draft in self._drafts.values():
                 draft.doubt()
         width.at = self._work_s
+        if self._is_doubted[speaker]:
+            self._pay(exp(full), exp(self._pace.now() + width.reference), self._expected[speaker])
         drift = _REFERENCE_WEIGHT * self._pace.deviation(width.index)
         drift = max(-_MOST_DRIFT, min(_MOST_DRIFT, drift))
         width.reference += drift
         self._pace.drift(width.index, drift)
+
+    def _pay(self, seconds: float, usual_s: float, assumed_s: float) -> None:
+        """A doubt was answered: it costs what the pass took beyond what was assumed, and brings in what it saves."""
+        seconds = min(seconds, usual_s)
+        self._doubts_s = max(0.0, self._doubts_s + (usual_s - seconds) - (seconds - assumed_s))
 
     def _measured_s(self, width: _Width) -> float:
         return exp(self._pace.now() + width.reference + self._pace.deviation(width.index))
@@ -183,8 +201,10 @@ class Costs:
                 # Whatever is not known of a width, it is not cheaper than narrower passes.
                 usual, free = exp(pace + width.reference), max(self._least, floor * (1.0 + _PER_ROW * n_rows))
                 costs = self._measured_s(width), usual, free
-                evidence = _Evidence(*costs, self._work_s - width.at, width.n_measured)
-                known.append(costs[evidence.chosen])
+                age_s = self._work_s - width.at
+                chosen = _Evidence(*costs, age_s, width.n_measured, self._doubts_s).chosen
+                known.append(costs[chosen])
+                self._is_doubted.append(chosen == _ASSUMED)
                 self._least = min(usual, known[-1])
         return known
 

@@ -115,10 +115,12 @@ class Lengths:
         takes = gained > np.maximum(other - price, 0.0).sum(1, keepdims=True)  # [n_slots, n_depths]
         made = np.where(np.arange(length) < depths[:, None, None], mine, 0.0)  # [n_depths, n_slots, length]
         verified = np.where(takes.T[:, :, None], made, other).reshape(len(depths), -1)
-        tokens = -np.sort(-verified, 1).cumsum(1)  # [n_depths, n_rows]: of so many rows at best
+        survivals = -np.sort(-verified, 1)  # [n_depths, n_rows], in descending order
         draft_s = call_s + position_s * depths + (takes * feeding_s).sum(0)  # [n_depths]
-        seconds = self._seconds(coming, np.arange(1, tokens.shape[1] + 1)) + draft_s[:, None]
-        rates = np.where(takes.any(0), ((coming.n_ready + tokens) / seconds).max(1), -1.0)  # [n_depths]
+        seconds = self._seconds(coming, np.arange(1, survivals.shape[1] + 1)) + draft_s[:, None]
+        # Of so many rows at best; where there are no more tokens, a wider pass may seem cheaper and cannot be had.
+        rates = np.where(survivals > 0.0, (coming.n_ready + survivals.cumsum(1)) / seconds, 0.0)
+        rates = np.where(takes.any(0), rates.max(1), -1.0)  # [n_depths]
         best = int(rates.argmax())
         if rates[best] <= rate * (_MARGIN if self.adaptive else 1.0):
             return 0, [False] * len(free)
