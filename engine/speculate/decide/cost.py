@@ -157,7 +157,7 @@ class Costs:
     def _pay(self, seconds: float, usual_s: float, assumed_s: float) -> None:
         """A doubt was answered: it costs what the pass took beyond what was assumed, and brings in what it saves."""
         seconds = min(seconds, usual_s)
-        self._doubts_s = max(0.0, self._doubts_s + (usual_s - seconds) - (seconds - assumed_s))
+        self._doubts_s = max(0.0, self._doubts_s + (usual_s - seconds) - max(0.0, seconds - assumed_s))
 
     def _measured_s(self, width: _Width) -> float:
         return exp(self._pace.now() + width.reference + self._pace.deviation(width.index))
@@ -204,7 +204,7 @@ class Costs:
                 age_s = self._work_s - width.at
                 chosen = _Evidence(*costs, age_s, width.n_measured, self._doubts_s).chosen
                 known.append(costs[chosen])
-                self._is_doubted.append(chosen == _ASSUMED)
+                self._is_doubted.append(chosen == _ASSUMED and free < usual)
                 self._least = min(usual, known[-1])
         return known
 
