@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-_Undrafted = Literal["rows_too_dear", "network_too_slow", "no_guess", "not_worth_asking", "switched_off"]
+_Undrafted = Literal[
+    "rows_too_dear", "network_too_slow", "no_guess", "not_worth_asking", "plain_measured", "switched_off"
+]
 # What became of a pass that could carry drafts.
 Outcome = Literal["drafted"] | _Undrafted
 # Why nothing is drafted.

@@ -127,6 +127,10 @@ class Chain:
         if not wants:
             return NO_DRAFTS
         self._reasons.clear()
+        if self.lengths.measures_plain(coming):
+            self._reasons.note([want.slot for want in wants], "plain_measured")
+            self.account.measures_plain = True
+            return Drafts(self._explained(wants, {}))
         read = [want.slot.id for want in wants if self._asking.is_read(want.slot)]
         if tails is not None:
             return self._behind(wants, coming, tails, read)

@@ -26,6 +26,7 @@ IN_WORDS: Mapping[WhyNot, str] = {
     "rows_too_dear": "guesses promise less than their rows cost",
     "network_too_slow": "the draft network promises less than its own time and its rows cost",
     "not_worth_asking": "drafters are asked only now and then, as their guesses have not been worth the asking",
+    "plain_measured": "a pass without drafts is measured, to see that drafts still pay",
 }
 
 

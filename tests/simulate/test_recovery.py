@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulate.clock import Jump, Spell, Suspension, Trouble
-from tests.simulate.machine import all_machines, read_machine
-from tests.simulate.planner import Auto
+from tests.simulate.machine import Machine, all_machines, read_machine
+from tests.simulate.planner import Auto, fixed
 from tests.simulate.workload import NETWORK, Workload, all_workloads, read_workload
 from tests.simulate.world import Scene, World
 
@@ -106,6 +106,24 @@ def test_whatever_passes_have_cost_it_drafts_again(
     world.play(n_passes=_SOON)
     played = world.play(n_passes=50)
     assert played.n_drafted >= played.n_passes, f"{played.n_drafted} tokens drafted in 50 passes"
+
+
+@pytest.mark.parametrize("n_slots", [1, 4])
+@pytest.mark.parametrize("right", [0.3, 0.6])
+def test_where_a_row_costs_more_than_a_pass_plain_decoding_is_found(right: float, n_slots: int) -> None:
+    """No first measurement but the narrowest is believed there, and once drafts are verified nothing shows the loss."""
+    table = {
+        "pass": {"points": [[1, 0.6e-3], [128, 81e-3]]},
+        "network": {"position_s": 0.05e-3, "row_s": 1e-5},
+    }
+    machine = Machine.of(table, "dear rows")
+    dear = Scene(machine, requests(right), n_slots)
+    world = World(dear, Auto)
+    world.play(n_passes=500)
+    plain = World(dear, lambda drafters, clock: fixed([], clock, 0), world.places)
+    played = [one.play(n_tokens=one.totals.n_tokens + _WINDOW) for one in (world, plain)]
+    rates = [one.n_tokens / one.seconds for one in played]
+    assert rates[0] >= 0.95 * rates[1], f"{rates[0] / rates[1]:.3f}"
 
 
 def test_short_requests_that_were_all_wrong_do_not_end_drafting() -> None:

@@ -78,6 +78,16 @@ def test_why_text_drafters_draft_nothing(drafter: Drafter, slope: float, why: st
     assert told.drafters["text"].guess_s > 0.0
 
 
+def test_a_pass_without_drafts_that_is_due() -> None:
+    chain = chain_of(Says("text", [5, 5, 5], [0.99] * 3), slope=0.001)
+    assert passes(chain).n_outcomes == {"drafted": 1}
+    for _ in range(1100):
+        chain.lengths.costs.passed(4, 1.0)
+    assert passes(chain).n_outcomes == {"drafted": 1, "plain_measured": 1}
+    chain.lengths.costs.passed(1, 1.0)
+    assert passes(chain).n_outcomes == {"drafted": 2, "plain_measured": 1}
+
+
 def test_a_network_that_promises_less_than_its_own_time() -> None:
     told = asked_at(chain_of(network(9, 9, 9, 9), slope=0.02), 0.1, "network")
     assert told.why_not == "network_too_slow"

@@ -156,6 +156,51 @@ def test_a_first_measurement_that_cannot_be_is_not_believed() -> None:
     assert lengths.trim([SURE], ONE)[0] > 8
 
 
+def passes_until_due(costs: Costs, n_rows: int = 16) -> int:
+    """How many passes of so many rows run until one of a single row is due."""
+    n = 0
+    while not costs.is_due(1):
+        costs.passed(n_rows, true_s(n_rows))
+        n += 1
+    return n
+
+
+def test_a_pass_without_drafts_is_due_soon_after_a_change_and_seldom_else() -> None:
+    costs = measured().costs
+    costs.passed(1, true_s(1))
+    assert passes_until_due(costs) == 1024
+    for _ in range(2):
+        costs.passed(16, 10 * true_s(16))
+    assert costs.is_due(1)
+    found = []
+    for _ in range(7):
+        costs.passed(1, true_s(1))
+        found.append(passes_until_due(costs))
+    assert found == [32, 64, 128, 256, 512, 1024, 1024]
+
+
+def test_a_pass_without_drafts_is_due_soon_if_a_first_measurement_is_not_believed() -> None:
+    costs = Costs()
+    for n_rows in WIDTHS:
+        costs.passed(n_rows, true_s(n_rows) * (20.0 if n_rows > 1 else 1.0))
+    assert passes_until_due(costs) <= 32
+
+
+def test_what_was_due_is_believed_of_its_width() -> None:
+    """Passes of 16 rows became dear, and plain ones were thought to have: the first two show otherwise."""
+    costs = measured().costs
+    for _ in range(100):
+        costs.passed(16, 10 * true_s(16))
+    assert costs.at(1) > 3 * true_s(1)
+    assert costs.is_due(1)
+    for _ in range(2):
+        costs.passed(1, true_s(1))
+    assert costs.at(1) == pytest.approx(true_s(1), rel=0.2)
+    costs.passed(16, 10 * true_s(16))
+    assert costs.at(16) == pytest.approx(10 * true_s(16), rel=0.2)
+    assert costs.at(1) == pytest.approx(true_s(1), rel=0.3), "the machine has not become slower"
+
+
 @pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("spread", [0.1, 0.3, 0.5])
 def test_no_history_ends_drafting(spread: float, *, is_whole: bool) -> None:

@@ -47,6 +47,7 @@ const WHY_NOT: Record<string, string> = {
   rows_too_dear: "guesses promised less than their rows cost",
   network_too_slow: "the draft network promised less than its own time and its rows cost",
   not_worth_asking: "drafters are asked only now and then, as their guesses were not worth the asking",
+  plain_measured: "a pass without drafts was measured, to see that drafts still pay",
 };
 
 export function whyNot(reason: string): string {

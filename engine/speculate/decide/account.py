@@ -44,6 +44,7 @@ class Account:
         self._trusted = dict.fromkeys(on_device, 0.0)  # passes for which it promised enough
         self._n_calls = dict.fromkeys(guard.totals, 0)
         self.has_offers = False  # whether a drafter has a guess for the coming pass
+        self.measures_plain = False  # whether it does without drafts to be measured
         self._has_refused = False  # whether a network promises too little for it
         self._is_off = False  # whether the last pass could carry drafts and did not
         self._off_s = 0.0  # seconds of work in such passes since the last draft
@@ -71,7 +72,7 @@ class Account:
         outcome = self._outcome(wants, n_drafted, is_asked=self._count_asked())
         self._outcomes[outcome] = self._outcomes.get(outcome, 0.0) + self._weight
         self._n_outcomes[outcome] = self._n_outcomes.get(outcome, 0) + 1
-        self.has_offers = self._has_refused = False
+        self.has_offers = self.measures_plain = self._has_refused = False
         self._is_off = n_drafted == 0
         if n_drafted and self._off_s:
             self._resume()
@@ -91,6 +92,8 @@ class Account:
     def _outcome(self, wants: Sequence[Want], n_drafted: int, *, is_asked: bool) -> Outcome:
         if n_drafted:
             return "drafted"
+        if self.measures_plain:
+            return "plain_measured"
         if self._has_refused:  # its guesses, if any, are trials
             return "network_too_slow"
         if self.has_offers:

@@ -9,6 +9,10 @@ measured is believed only until going by it could have cost more than a share of
 counts again, and after longer the price assumed of a machine that nothing is known of. If the width is still dear, the
 next pass shows it. What few measurements have shown is doubted sooner. References of all widths are doubted out of one
 account, which grows by a share of the time and pays what such passes took beyond what was assumed of them.
+
+Nor would anything show that plain passes are cheaper than they seem while drafts are always verified. So a pass without
+drafts is due where none of its width has run for some passes: few after a change, or where a first measurement was not
+believed; twice as many each time that it takes what was expected.
 """
 
 from __future__ import annotations
@@ -40,6 +44,10 @@ _PROBE_SHARE = 0.07  # of the time, for finding out whether a deviation has pass
 _DOUBT_SHARE = 0.005  # of the time, for finding out whether a reference still holds
 _DOUBTS_SHARE = 0.007  # the same for all references together
 _DOUBTED_AT_FIRST = 2.0  # passes of the narrowest width that this may cost besides
+_DUE_AFTER, _DUE_AT_LAST = (
+    32,
+    1024,
+)  # passes without one of a width that plain decoding needs, until it is due
 _ASSUMED = 2  # among what speaks for a cost
 _PER_ROW = 0.02  # of a pass of one row, that another row costs on a machine that nothing is known of
 
@@ -50,7 +58,8 @@ class _Width:
 
     index: int  # among the pace's widths
     reference: float
-    at: float = 0.0  # seconds of work when it was last measured
+    at: float  # seconds of work when it was last measured
+    pass_no: int  # of that measurement
     n_measured: int = _CONFIRMED  # since it last changed
 
 
@@ -86,6 +95,7 @@ class Costs:
         self._work_s = 0.0
         self._doubts_s = 0.0  # that doubting references may cost now
         self._n_passes = 0
+        self._due_after = _DUE_AT_LAST
         # For each number of rows the width that speaks for it, and its share of that width's seconds.
         self._speaker, self._share = np.empty(0, np.int64), np.empty(0)
         # Seconds of the narrowest widths, as far as worked out since the last pass; what a wider one takes at least.
@@ -115,10 +125,11 @@ class Costs:
         if self._widths:
             least, width = next(iter(self._widths.items()))
             if n_rows > least and reference > width.reference + log(n_rows / least):
+                self._due_after = _DUE_AFTER
                 reference = width.reference + log((1.0 + _PER_ROW * n_rows) / (1.0 + _PER_ROW * least))
         else:
             self._doubts_s = _DOUBTED_AT_FIRST * exp(reference)
-        self._widths[n_rows] = _Width(WIDTHS.index(n_rows), reference, self._work_s)
+        self._widths[n_rows] = _Width(WIDTHS.index(n_rows), reference, self._work_s, self._n_passes)
         self._widths = dict(sorted(self._widths.items()))
         self._shape()
 
@@ -139,20 +150,33 @@ class Costs:
         self._work_s += worked_s
         self._doubts_s += _DOUBTS_SHARE * worked_s
         full = log(seconds / self._share[n_rows - 1])
-        is_change = self._pace.measure(width.index, full - width.reference)
+        was_due = self._is_due(width)
+        is_change = self._pace.measure(width.index, full - width.reference, was_due=was_due)
         if is_change is None:
             return
         width.n_measured = 2 if is_change else width.n_measured + 1
         if is_change:  # of the pace perhaps, and drafts were measured beside another
+            self._due_after = _DUE_AFTER
             for draft in self._drafts.values():
                 draft.doubt()
-        width.at = self._work_s
+        elif was_due:
+            self._due_after = min(_DUE_AT_LAST, 2 * self._due_after)
+        width.at, width.pass_no = self._work_s, self._n_passes
         if self._is_doubted[speaker]:
             self._pay(exp(full), exp(self._pace.now() + width.reference), self._expected[speaker])
         drift = _REFERENCE_WEIGHT * self._pace.deviation(width.index)
         drift = max(-_MOST_DRIFT, min(_MOST_DRIFT, drift))
         width.reference += drift
         self._pace.drift(width.index, drift)
+
+    def is_due(self, n_rows: int) -> bool:
+        """Whether passes of about so many rows have not been run for so long that one is worth its price."""
+        if n_rows > len(self._share):
+            return False
+        return self._is_due([*self._widths.values()][self._speaker[n_rows - 1]])
+
+    def _is_due(self, width: _Width) -> bool:
+        return self._n_passes - width.pass_no > self._due_after
 
     def _pay(self, seconds: float, usual_s: float, assumed_s: float) -> None:
         """A doubt was answered: it costs what the pass took beyond what was assumed, and brings in what it saves."""

@@ -56,10 +56,10 @@ class Pace:
         """The reference that the width's deviation is from has moved."""
         self._state[1 + width] -= step
 
-    def measure(self, width: int, value: float) -> bool | None:
+    def measure(self, width: int, value: float, *, was_due: bool = False) -> bool | None:
         """Learn from a pass; returns whether it has shown a change, None if it counts as a hiccup.
 
-        value: logarithm of its seconds over the width's reference.
+        value: logarithm of its seconds over the width's reference. was_due: it has not run for long.
         """
         self._covariance *= self._kept
         self._covariance += self._added
@@ -73,7 +73,8 @@ class Pace:
                 return None
             surprise = max(-_MOST, min(_MOST, min(surprise, before[1], key=abs)))
             self._covariance[0, 0] += _CHANGE**2
-            if surprise > 0.0 or self._state[i] > 0.0:  # no width becomes faster on its own
+            # No width becomes faster on its own, but it may never have been as slow as was thought.
+            if was_due or surprise > 0.0 or self._state[i] > 0.0:
                 self._covariance[i, i] += _CHANGE**2
         column = self._covariance[0] + self._covariance[i]  # [n], with what a pass measures
         variance = float(column[0] + column[i]) + _NOISE**2

@@ -10,7 +10,7 @@ from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.guard import Guard
 
 # What may be the reason, the one that decides first: guesses of a network that promises too little are trials.
-_RANKS: tuple[WhyNot, ...] = ("network_too_slow", "rows_too_dear", "no_guess")
+_RANKS: tuple[WhyNot, ...] = ("plain_measured", "network_too_slow", "rows_too_dear", "no_guess")
 
 
 class Reasons:

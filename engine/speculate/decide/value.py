@@ -66,6 +66,10 @@ class Lengths:
         """Seconds in which plain decoding makes a token."""
         return self.costs.at(coming.n_ready) / coming.n_ready
 
+    def measures_plain(self, coming: Pass) -> bool:
+        """Whether the coming pass is to do without drafts, to show what plain decoding costs; without prompts only."""
+        return self.adaptive and coming.n_rows == coming.n_ready and self.costs.is_due(coming.n_rows)
+
     def price(self, coming: Pass) -> float:
         """Tokens that one more row must promise to be worth its time, at the rate of plain decoding.
 
