@@ -63,26 +63,19 @@ class _Width:
     n_measured: int = _CONFIRMED  # since it last changed
 
 
-@dataclass(frozen=True, slots=True)
-class _Evidence:
-    """What speaks for a cost, in seconds: measured lately, usually, and what is assumed where nothing is known."""
+def _chosen(costs: tuple[float, float, float], age_s: float, n_measured: int, doubts_s: float = inf) -> int:
+    """Which of these seconds to reckon with: measured lately, usually, and what is assumed where nothing is known.
 
-    recent: float
-    usual: float
-    assumed: float
-    age_s: float  # seconds of work since the last measurement
-    n_measured: int  # since the last change
-    doubts_s: float = inf  # that doubting references may cost now
-
-    @property
-    def chosen(self) -> int:
-        """Which of the first three to reckon with."""
-        sureness = min(1.0, self.n_measured / _CONFIRMED)
-        if (self.recent - self.usual) * sureness > _PROBE_SHARE * self.age_s:
-            return 0
-        if (self.usual - self.assumed) * sureness > min(_DOUBT_SHARE * self.age_s, self.doubts_s):
-            return 0 if self.recent < self.usual else 1
-        return 0 if self.recent < self.assumed else _ASSUMED
+    age_s: seconds of work since the last measurement; n_measured: since the last change; doubts_s: what doubting
+    references may cost now.
+    """
+    recent, usual, free = costs
+    sureness = min(1.0, n_measured / _CONFIRMED)
+    if (recent - usual) * sureness > _PROBE_SHARE * age_s:
+        return 0
+    if (usual - free) * sureness > min(_DOUBT_SHARE * age_s, doubts_s):
+        return 0 if recent < usual else 1
+    return 0 if recent < free else _ASSUMED
 
 
 class Costs:
@@ -94,7 +87,7 @@ class Costs:
         self._drafts: dict[str, DraftCost] = {}
         self._work_s = 0.0
         self._doubts_s = 0.0  # that doubting references may cost now
-        self._n_passes = 0
+        self.n_passes = 0  # measured
         self._due_after = _DUE_AT_LAST
         # For each number of rows the width that speaks for it, and its share of that width's seconds.
         self._speaker, self._share = np.empty(0, np.int64), np.empty(0)
@@ -102,6 +95,10 @@ class Costs:
         self._expected: list[float] = []
         self._is_doubted: list[bool] = []  # by width as above: what is assumed counts, not the reference
         self._least = 0.0
+        # Answers given since the last pass: planning one asks for the same numbers of rows tens of times.
+        self._by_rows = np.empty(0)  # [n_rows]
+        self._at: dict[int, float] = {}
+        self._calls: dict[str, tuple[float, float, float]] = {}
         self._floor = 0.0  # logarithm of the seconds of a pass without rows, if rows cost little
 
     def passed(self, n_rows: int, seconds: float) -> None:
@@ -115,10 +112,15 @@ class Costs:
             self._add(n_rows, log(seconds) - self._pace.now())
         elif n_rows <= len(self._share):
             self._measure_width(n_rows, seconds)
-        self._n_passes += 1
-        if self._widths and self._n_passes % _RESHAPE == 0:
+        self.n_passes += 1
+        if self._widths and self.n_passes % _RESHAPE == 0:
             self._shape()
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was worked out from the costs holds no longer."""
         self._expected, self._is_doubted, self._least = [], [], 0.0
+        self._by_rows, self._at, self._calls = np.empty(0), {}, {}
 
     def _add(self, n_rows: int, reference: float) -> None:
         """A width's first measurement. It is not believed if the rows one by one would have taken less."""
@@ -129,7 +131,7 @@ class Costs:
                 reference = width.reference + log((1.0 + _PER_ROW * n_rows) / (1.0 + _PER_ROW * least))
         else:
             self._doubts_s = _DOUBTED_AT_FIRST * exp(reference)
-        self._widths[n_rows] = _Width(WIDTHS.index(n_rows), reference, self._work_s, self._n_passes)
+        self._widths[n_rows] = _Width(WIDTHS.index(n_rows), reference, self._work_s, self.n_passes)
         self._widths = dict(sorted(self._widths.items()))
         self._shape()
 
@@ -161,7 +163,7 @@ class Costs:
                 draft.doubt()
         elif was_due:
             self._due_after = min(_DUE_AT_LAST, 2 * self._due_after)
-        width.at, width.pass_no = self._work_s, self._n_passes
+        width.at, width.pass_no = self._work_s, self.n_passes
         if self._is_doubted[speaker]:
             self._pay(exp(full), exp(self._pace.now() + width.reference), self._expected[speaker])
         drift = _REFERENCE_WEIGHT * self._pace.deviation(width.index)
@@ -176,7 +178,7 @@ class Costs:
         return self._is_due([*self._widths.values()][self._speaker[n_rows - 1]])
 
     def _is_due(self, width: _Width) -> bool:
-        return self._n_passes - width.pass_no > self._due_after
+        return self.n_passes - width.pass_no > self._due_after
 
     def _pay(self, seconds: float, usual_s: float, assumed_s: float) -> None:
         """A doubt was answered: it costs what the pass took beyond what was assumed, and brings in what it saves."""
@@ -193,14 +195,23 @@ class Costs:
         """
         if not self._widths:
             return np.asarray(1.0 + _PER_ROW * n_rows, np.float64)
-        known = np.minimum(n_rows, len(self._share))
-        speakers = self._speaker[known - 1]
-        widths = np.array(self._seconds_of(1 + int(speakers.max(initial=0))))
-        seconds = widths[speakers] * self._share[known - 1]
-        return np.asarray(seconds + (n_rows - known) * self._slope_s())
+        most, last = int(n_rows.max(initial=0)), len(self._share)
+        if len(self._by_rows) < min(most, last):
+            n = int(self._speaker.searchsorted(self._speaker[min(most, last) - 1], "right"))
+            widths = np.array(self._seconds_of(1 + int(self._speaker[n - 1])))
+            self._by_rows = widths[self._speaker[:n]] * self._share[:n]
+        if most <= last:
+            return self._by_rows[n_rows - 1]
+        known = np.minimum(n_rows, last)
+        return np.asarray(self._by_rows[known - 1] + (n_rows - known) * self._slope_s())
 
     def at(self, n_rows: int) -> float:
         """The same for a single number of rows; an array of one element costs four times as much."""
+        if n_rows not in self._at:
+            self._at[n_rows] = self._work_out(n_rows)
+        return self._at[n_rows]
+
+    def _work_out(self, n_rows: int) -> float:
         if not self._widths:
             return 1.0 + _PER_ROW * n_rows
         known = min(n_rows, len(self._share))
@@ -226,7 +237,7 @@ class Costs:
                 usual, free = exp(pace + width.reference), max(self._least, floor * (1.0 + _PER_ROW * n_rows))
                 costs = self._measured_s(width), usual, free
                 age_s = self._work_s - width.at
-                chosen = _Evidence(*costs, age_s, width.n_measured, self._doubts_s).chosen
+                chosen = _chosen(costs, age_s, width.n_measured, self._doubts_s)
                 known.append(costs[chosen])
                 self._is_doubted.append(chosen == _ASSUMED and free < usual)
                 self._least = min(usual, known[-1])
@@ -244,6 +255,7 @@ class Costs:
                 # No network is dearer than its target: the first measurement may be a hiccup.
                 seconds = min(seconds, (1 + n_positions + n_fed) * pass_s)
             self._drafts[name].measure(n_positions, n_fed, seconds / pace, self._work_s)
+            self._calls.pop(name, None)
 
     def draft_s(self, name: str, n_positions: int, n_fed: int = 0) -> float:
         """Expected seconds of a draft, the call included; 0 before any measurement."""
@@ -252,6 +264,11 @@ class Costs:
 
     def call_s(self, name: str) -> tuple[float, float, float]:
         """Expected seconds of a drafter's call, of a position and of a row that it is fed."""
+        if name not in self._calls:
+            self._calls[name] = self._call_s(name)
+        return self._calls[name]
+
+    def _call_s(self, name: str) -> tuple[float, float, float]:
         cost = self._drafts.get(name)
         if cost is None:
             return 0.0, 0.0, 0.0
@@ -259,8 +276,8 @@ class Costs:
         known = pace * cost.recent, pace * cost.usual, assumed(self.at(1))  # [3] each
         # Which of them to believe depends on what a whole call costs.
         recent, usual, free = (float(cost.last @ one) for one in known)
-        evidence = _Evidence(recent, usual, free, self._work_s - cost.at, cost.n_measured)
-        call_s, position_s, row_s = known[evidence.chosen].tolist()
+        chosen = _chosen((recent, usual, free), self._work_s - cost.at, cost.n_measured)
+        call_s, position_s, row_s = known[chosen].tolist()
         return call_s, position_s, row_s
 
     def widths(self) -> list[WidthCost]:

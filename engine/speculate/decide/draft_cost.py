@@ -73,10 +73,11 @@ class DraftCost:
         return surprise**2 > _ODD**2 * float(call @ self._covariance @ call)
 
     def _correct(self, call: Floats, seconds: float) -> None:
-        self._covariance += np.diag((_STEP * self.recent) ** 2)
+        covariance = self._covariance
+        covariance.flat[::4] += (_STEP * self.recent) ** 2
         expected = float(call @ self.recent)
-        column = self._covariance @ call  # [3]
+        column = covariance @ call  # [3]
         variance = float(call @ column) + (_NOISE * max(seconds, expected)) ** 2
         corrected = self.recent + column * ((seconds - expected) / variance)
         self.recent = np.maximum(np.maximum(_LEAST * self.recent, corrected), _LEAST_S)
-        self._covariance -= np.outer(column, column) / variance
+        covariance -= column[:, None] * (column / variance)
