@@ -142,7 +142,7 @@ def test_slots_on_trial_together_pay_for_one_call_and_each_for_what_it_is_fed(
     """A token takes a third of a second, which each slot is given at first; a call for two tokens 0.3 s."""
     network = AsNetwork(Timed(Clock(), "net", 0.0, lambda want: ()))
     chain = chain_of(network, slope=0.0)
-    chain.lengths.costs.call_s = lambda name: (0.28, 0.01, 0.001)  # type: ignore[method-assign]
+    chain.lengths.costs.call_s = lambda *given: (0.28, 0.01, 0.001)  # type: ignore[method-assign]
     monkeypatch.setattr(chain._survival, "expected", lambda name, slot, n: np.zeros(n))
     monkeypatch.setattr(network, "n_unfed", lambda slot: (0, 300, 350, 300)[slot.id])
     slots = [toy_slot(i, f"r{i}", [1, 2], types=("net",), n_max=8) for i in range(3)]

@@ -247,6 +247,18 @@ def test_what_is_fed_by_the_way_is_not_taken_for_what_rows_cost() -> None:
     assert costs.draft_s("net", 4, 500) < 5e-3
 
 
+def test_what_feeding_costs_is_not_doubted_because_a_small_call_would_be() -> None:
+    """Calls that are fed a row say little for long; a trial that is fed 400 would be paid for as if they cost a tenth."""
+    costs = measured().costs
+    for n_fed in (400, 1, 200, 100, 400, 1, 200, 400, 1, 1, 1):
+        costs.drafted("net", 2, 0.3e-3 + 0.01e-3 * n_fed, n_fed)
+    assert costs.draft_s("net", 2, 1) == pytest.approx(0.3e-3, rel=0.3)
+    for _ in range(400):
+        costs.passed(1, true_s(1))
+    assert costs.draft_s("net", 2, 1) < 0.2e-3, "doubted"
+    assert costs.draft_s("net", 2, 400) == pytest.approx(4.3e-3, rel=0.2)
+
+
 def test_a_network_that_seemed_dear_once_is_asked_again() -> None:
     lengths = measured()
     lengths.costs.drafted("net", 4, 5.0)

@@ -98,7 +98,7 @@ class Costs:
         # Answers given since the last pass: planning one asks for the same numbers of rows tens of times.
         self._by_rows = np.empty(0)  # [n_rows]
         self._at: dict[int, float] = {}
-        self._calls: dict[str, tuple[float, float, float]] = {}
+        self._calls: dict[tuple[str, int, int], tuple[float, float, float]] = {}
         self._floor = 0.0  # logarithm of the seconds of a pass without rows, if rows cost little
 
     def passed(self, n_rows: int, seconds: float) -> None:
@@ -255,27 +255,31 @@ class Costs:
                 # No network is dearer than its target: the first measurement may be a hiccup.
                 seconds = min(seconds, (1 + n_positions + n_fed) * pass_s)
             self._drafts[name].measure(n_positions, n_fed, seconds / pace, self._work_s)
-            self._calls.pop(name, None)
+            self._calls = {}
 
     def draft_s(self, name: str, n_positions: int, n_fed: int = 0) -> float:
         """Expected seconds of a draft, the call included; 0 before any measurement."""
-        call, position, row = self.call_s(name)
+        call, position, row = self.call_s(name, n_positions, n_fed)
         return call + n_positions * position + n_fed * row
 
-    def call_s(self, name: str) -> tuple[float, float, float]:
-        """Expected seconds of a drafter's call, of a position and of a row that it is fed."""
-        if name not in self._calls:
-            self._calls[name] = self._call_s(name)
-        return self._calls[name]
+    def call_s(self, name: str, n_positions: int = 1, n_fed: int = 0) -> tuple[float, float, float]:
+        """Expected seconds of a drafter's call, of a position and of a row that it is fed, in a call of so many.
 
-    def _call_s(self, name: str) -> tuple[float, float, float]:
+        Whether to believe what was measured depends on what it says of a whole call: of this, or the last if that was more.
+        """
+        key = name, n_positions, n_fed
+        if key not in self._calls:
+            self._calls[key] = self._call_s(*key)
+        return self._calls[key]
+
+    def _call_s(self, name: str, n_positions: int, n_fed: int) -> tuple[float, float, float]:
         cost = self._drafts.get(name)
         if cost is None:
             return 0.0, 0.0, 0.0
         pace = exp(self._pace.now())
         known = pace * cost.recent, pace * cost.usual, assumed(self.at(1))  # [3] each
-        # Which of them to believe depends on what a whole call costs.
-        recent, usual, free = (float(cost.last @ one) for one in known)
+        call = np.maximum(cost.last, [1.0, n_positions, n_fed])
+        recent, usual, free = (float(call @ one) for one in known)
         chosen = _chosen((recent, usual, free), self._work_s - cost.at, cost.n_measured)
         call_s, position_s, row_s = known[chosen].tolist()
         return call_s, position_s, row_s

@@ -116,7 +116,9 @@ class Lengths:
             return 0, [False] * len(free)
         rate, _, _ = self._best(free, coming)
         price = self.price(coming) * rate * self.token_s(coming)
-        call_s, position_s, row_s = self.costs.call_s(name) if self.adaptive else (0.0, 0.0, 0.0)
+        call_s = position_s = row_s = 0.0
+        if self.adaptive:
+            call_s, position_s, row_s = self.costs.call_s(name, 1, sum(n_unfed))
         length = max(len(one) for one in (*free, *drafted))
         mine, other = _table(drafted, length), _table(free, length)  # [n_slots, length]
         most = max(map(len, drafted))
@@ -151,7 +153,7 @@ class Lengths:
             return (coming.n_ready + tokens) / seconds
 
         least = _MARGIN * rate(len(free), float(free.sum()), 0.0)
-        call_s, position_s, row_s = self.costs.call_s(name)
+        call_s, position_s, row_s = self.costs.call_s(name, 1, n_unfed)
         call_s += row_s * n_unfed / _PASSES_FED_FOR
         depths = {min(n, n_most) for n in _ROWS_OF_A_DRAFT}
         return any(rate(n, n, call_s + n * position_s) > least for n in depths)
