@@ -248,7 +248,7 @@ def test_what_is_fed_by_the_way_is_not_taken_for_what_rows_cost() -> None:
 
 
 def test_what_feeding_costs_is_not_doubted_because_a_small_call_would_be() -> None:
-    """Calls that are fed a row say little for long; a trial that is fed 400 would be paid for as if they cost a tenth."""
+    """Calls that are fed a row say little for long; a trial that is fed 400 would seem to cost a tenth."""
     costs = measured().costs
     for n_fed in (400, 1, 200, 100, 400, 1, 200, 400, 1, 1, 1):
         costs.drafted("net", 2, 0.3e-3 + 0.01e-3 * n_fed, n_fed)

@@ -265,7 +265,7 @@ class Costs:
     def call_s(self, name: str, n_positions: int = 1, n_fed: int = 0) -> tuple[float, float, float]:
         """Expected seconds of a drafter's call, of a position and of a row that it is fed, in a call of so many.
 
-        Whether to believe what was measured depends on what it says of a whole call: of this, or the last if that was more.
+        Whether what was measured is believed depends on the whole of this call, or of the last if that was more.
         """
         key = name, n_positions, n_fed
         if key not in self._calls:
