@@ -44,10 +44,8 @@ _PROBE_SHARE = 0.07  # of the time, for finding out whether a deviation has pass
 _DOUBT_SHARE = 0.005  # of the time, for finding out whether a reference still holds
 _DOUBTS_SHARE = 0.007  # the same for all references together
 _DOUBTED_AT_FIRST = 2.0  # passes of the narrowest width that this may cost besides
-_DUE_AFTER, _DUE_AT_LAST = (
-    32,
-    1024,
-)  # passes without one of a width that plain decoding needs, until it is due
+_DUE_SOON = 32  # passes until one of a width that has not been run is due, after a change
+_DUE_AT_LAST = 1024  # the same if all has been as expected for long
 _ASSUMED = 2  # among what speaks for a cost
 _PER_ROW = 0.02  # of a pass of one row, that another row costs on a machine that nothing is known of
 
@@ -61,6 +59,7 @@ class _Width:
     at: float  # seconds of work when it was last measured
     pass_no: int  # of that measurement
     n_measured: int = _CONFIRMED  # since it last changed
+    due_after: int = _DUE_AT_LAST  # passes without one of it
 
 
 def _chosen(costs: tuple[float, float, float], age_s: float, n_measured: int, doubts_s: float = inf) -> int:
@@ -88,7 +87,6 @@ class Costs:
         self._work_s = 0.0
         self._doubts_s = 0.0  # that doubting references may cost now
         self.n_passes = 0  # measured
-        self._due_after = _DUE_AT_LAST
         # For each number of rows the width that speaks for it, and its share of that width's seconds.
         self._speaker, self._share = np.empty(0, np.int64), np.empty(0)
         # Seconds of the narrowest widths, as far as worked out since the last pass; what a wider one takes at least.
@@ -124,15 +122,18 @@ class Costs:
 
     def _add(self, n_rows: int, reference: float) -> None:
         """A width's first measurement. It is not believed if the rows one by one would have taken less."""
+        is_believed = True
         if self._widths:
             least, width = next(iter(self._widths.items()))
             if n_rows > least and reference > width.reference + log(n_rows / least):
-                self._due_after = _DUE_AFTER
+                is_believed = False
                 reference = width.reference + log((1.0 + _PER_ROW * n_rows) / (1.0 + _PER_ROW * least))
         else:
             self._doubts_s = _DOUBTED_AT_FIRST * exp(reference)
         self._widths[n_rows] = _Width(WIDTHS.index(n_rows), reference, self._work_s, self.n_passes)
         self._widths = dict(sorted(self._widths.items()))
+        if not is_believed:
+            self._due_soon()
         self._shape()
 
     def _shape(self) -> None:
@@ -158,11 +159,11 @@ class Costs:
             return
         width.n_measured = 2 if is_change else width.n_measured + 1
         if is_change:  # of the pace perhaps, and drafts were measured beside another
-            self._due_after = _DUE_AFTER
+            self._due_soon()
             for draft in self._drafts.values():
                 draft.doubt()
         elif was_due:
-            self._due_after = min(_DUE_AT_LAST, 2 * self._due_after)
+            width.due_after = min(_DUE_AT_LAST, 2 * width.due_after)
         width.at, width.pass_no = self._work_s, self.n_passes
         if self._is_doubted[speaker]:
             self._pay(exp(full), exp(self._pace.now() + width.reference), self._expected[speaker])
@@ -178,7 +179,12 @@ class Costs:
         return self._is_due([*self._widths.values()][self._speaker[n_rows - 1]])
 
     def _is_due(self, width: _Width) -> bool:
-        return self.n_passes - width.pass_no > self._due_after
+        return self.n_passes - width.pass_no > width.due_after
+
+    def _due_soon(self) -> None:
+        """What is believed of widths that are not run may be wrong."""
+        for width in self._widths.values():
+            width.due_after = _DUE_SOON
 
     def _pay(self, seconds: float, usual_s: float, assumed_s: float) -> None:
         """A doubt was answered: it costs what the pass took beyond what was assumed, and brings in what it saves."""
