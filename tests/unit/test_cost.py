@@ -186,6 +186,17 @@ def test_a_pass_without_drafts_is_due_soon_if_a_first_measurement_is_not_believe
     assert passes_until_due(costs) <= 32
 
 
+def test_wide_passes_that_take_what_was_expected_do_not_put_off_a_plain_one() -> None:
+    costs = measured().costs
+    for _ in range(40):
+        costs.passed(16, true_s(16))
+    for n_rows, times in ((16, 10), (16, 10), (1, 1), (1, 1)):  # a change
+        costs.passed(n_rows, times * true_s(n_rows))
+    for n_rows in (2, 3, 4, 6, 8, 12) * 12:
+        costs.passed(n_rows, true_s(n_rows))
+    assert costs.is_due(1)
+
+
 def test_what_was_due_is_believed_of_its_width() -> None:
     """Passes of 16 rows became dear, and plain ones were thought to have: the first two show otherwise."""
     costs = measured().costs
