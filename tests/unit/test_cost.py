@@ -188,7 +188,7 @@ def test_a_pass_without_drafts_is_due_soon_if_a_first_measurement_is_not_believe
 
 def test_wide_passes_that_take_what_was_expected_do_not_put_off_a_plain_one() -> None:
     costs = measured().costs
-    for _ in range(40):
+    for _ in range(400):
         costs.passed(16, true_s(16))
     for n_rows, times in ((16, 10), (16, 10), (1, 1), (1, 1)):  # a change
         costs.passed(n_rows, times * true_s(n_rows))
