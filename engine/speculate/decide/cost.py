@@ -86,17 +86,14 @@ class Costs:
         self._drafts: dict[str, DraftCost] = {}
         self._work_s = 0.0
         self._doubts_s = 0.0  # that doubting references may cost now
-        self.n_passes = 0  # measured
+        self._n_passes = 0
         # For each number of rows the width that speaks for it, and its share of that width's seconds.
         self._speaker, self._share = np.empty(0, np.int64), np.empty(0)
         # Seconds of the narrowest widths, as far as worked out since the last pass; what a wider one takes at least.
         self._expected: list[float] = []
         self._is_doubted: list[bool] = []  # by width as above: what is assumed counts, not the reference
         self._least = 0.0
-        # Answers given since the last pass: planning one asks for the same numbers of rows tens of times.
-        self._by_rows = np.empty(0)  # [n_rows]
-        self._at: dict[int, float] = {}
-        self._calls: dict[tuple[str, int, int], tuple[float, float, float]] = {}
+        self._by_rows = np.empty(0)  # [n_rows] seconds, as far as worked out since the last pass
         self._floor = 0.0  # logarithm of the seconds of a pass without rows, if rows cost little
 
     def passed(self, n_rows: int, seconds: float) -> None:
@@ -110,15 +107,11 @@ class Costs:
             self._add(n_rows, log(seconds) - self._pace.now())
         elif n_rows <= len(self._share):
             self._measure_width(n_rows, seconds)
-        self.n_passes += 1
-        if self._widths and self.n_passes % _RESHAPE == 0:
+        self._n_passes += 1
+        if self._widths and self._n_passes % _RESHAPE == 0:
             self._shape()
-        self._forget()
-
-    def _forget(self) -> None:
-        """What was worked out from the costs holds no longer."""
         self._expected, self._is_doubted, self._least = [], [], 0.0
-        self._by_rows, self._at, self._calls = np.empty(0), {}, {}
+        self._by_rows = np.empty(0)
 
     def _add(self, n_rows: int, reference: float) -> None:
         """A width's first measurement. It is not believed if the rows one by one would have taken less."""
@@ -130,7 +123,7 @@ class Costs:
                 reference = width.reference + log((1.0 + _PER_ROW * n_rows) / (1.0 + _PER_ROW * least))
         else:
             self._doubts_s = _DOUBTED_AT_FIRST * exp(reference)
-        self._widths[n_rows] = _Width(WIDTHS.index(n_rows), reference, self._work_s, self.n_passes)
+        self._widths[n_rows] = _Width(WIDTHS.index(n_rows), reference, self._work_s, self._n_passes)
         self._widths = dict(sorted(self._widths.items()))
         if not is_believed:
             self._due_soon()
@@ -164,7 +157,7 @@ class Costs:
                 draft.doubt()
         elif was_due:
             width.due_after = min(_DUE_AT_LAST, 2 * width.due_after)
-        width.at, width.pass_no = self._work_s, self.n_passes
+        width.at, width.pass_no = self._work_s, self._n_passes
         if self._is_doubted[speaker]:
             self._pay(exp(full), exp(self._pace.now() + width.reference), self._expected[speaker])
         drift = _REFERENCE_WEIGHT * self._pace.deviation(width.index)
@@ -179,7 +172,7 @@ class Costs:
         return self._is_due([*self._widths.values()][self._speaker[n_rows - 1]])
 
     def _is_due(self, width: _Width) -> bool:
-        return self.n_passes - width.pass_no > width.due_after
+        return self._n_passes - width.pass_no > width.due_after
 
     def _due_soon(self) -> None:
         """What is believed of widths that are not run may be wrong."""
@@ -201,29 +194,29 @@ class Costs:
         """
         if not self._widths:
             return np.asarray(1.0 + _PER_ROW * n_rows, np.float64)
-        most, last = int(n_rows.max(initial=0)), len(self._share)
-        if len(self._by_rows) < min(most, last):
-            n = int(self._speaker.searchsorted(self._speaker[min(most, last) - 1], "right"))
-            widths = np.array(self._seconds_of(1 + int(self._speaker[n - 1])))
-            self._by_rows = widths[self._speaker[:n]] * self._share[:n]
+        most, last = int(n_rows.max(initial=1)), len(self._share)
         if most <= last:
-            return self._by_rows[n_rows - 1]
+            return self._table(most)[n_rows - 1]
         known = np.minimum(n_rows, last)
-        return np.asarray(self._by_rows[known - 1] + (n_rows - known) * self._slope_s())
+        return np.asarray(self._table(last)[known - 1] + (n_rows - known) * self._slope_s())
 
     def at(self, n_rows: int) -> float:
         """The same for a single number of rows; an array of one element costs four times as much."""
-        if n_rows not in self._at:
-            self._at[n_rows] = self._work_out(n_rows)
-        return self._at[n_rows]
-
-    def _work_out(self, n_rows: int) -> float:
         if not self._widths:
             return 1.0 + _PER_ROW * n_rows
         known = min(n_rows, len(self._share))
-        speaker = int(self._speaker[known - 1])
-        seconds = self._seconds_of(speaker + 1)[speaker] * float(self._share[known - 1])
+        seconds = float(self._table(known)[known - 1])
         return seconds if known == n_rows else seconds + (n_rows - known) * self._slope_s()
+
+    def _table(self, n_rows: int) -> Floats:
+        """Seconds of passes of 1, 2 … rows, [at least n_rows]: planning a pass asks for the same ones tens of times."""
+        if len(self._by_rows) < n_rows:
+            n = int(
+                self._speaker.searchsorted(self._speaker[n_rows - 1], "right")
+            )  # all that the last width speaks for
+            widths = np.array(self._seconds_of(1 + int(self._speaker[n - 1])))
+            self._by_rows = widths[self._speaker[:n]] * self._share[:n]
+        return self._by_rows
 
     def _slope_s(self) -> float:
         """Seconds of a row beyond the last width."""
@@ -261,7 +254,6 @@ class Costs:
                 # No network is dearer than its target: the first measurement may be a hiccup.
                 seconds = min(seconds, (1 + n_positions + n_fed) * pass_s)
             self._drafts[name].measure(n_positions, n_fed, seconds / pace, self._work_s)
-            self._calls = {}
 
     def draft_s(self, name: str, n_positions: int, n_fed: int = 0) -> float:
         """Expected seconds of a draft, the call included; 0 before any measurement."""
@@ -273,12 +265,6 @@ class Costs:
 
         Whether what was measured is believed depends on the whole of this call, or of the last if that was more.
         """
-        key = name, n_positions, n_fed
-        if key not in self._calls:
-            self._calls[key] = self._call_s(*key)
-        return self._calls[key]
-
-    def _call_s(self, name: str, n_positions: int, n_fed: int) -> tuple[float, float, float]:
         cost = self._drafts.get(name)
         if cost is None:
             return 0.0, 0.0, 0.0

@@ -74,7 +74,7 @@ class DraftCost:
 
     def _correct(self, call: Floats, seconds: float) -> None:
         covariance = self._covariance
-        covariance.flat[::4] += (_STEP * self.recent) ** 2
+        covariance.flat[::4] += (_STEP * self.recent) ** 2  # the diagonal
         expected = float(call @ self.recent)
         column = covariance @ call  # [3]
         variance = float(call @ column) + (_NOISE * max(seconds, expected)) ** 2

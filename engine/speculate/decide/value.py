@@ -56,8 +56,6 @@ class Lengths:
         self.adaptive = adaptive
         self.allowance = Allowance(adaptive=adaptive)
         self.overlap = Overlap(adaptive=adaptive)
-        self._prices: dict[Pass, float] = {}  # worked out since the last pass
-        self._n_passes = 0  # measured until then
 
     def begin(self, slot_id: int) -> None:
         """The slot has another text."""
@@ -80,14 +78,10 @@ class Lengths:
         """
         if not self.adaptive:
             return 0.0
-        if self._n_passes != self.costs.n_passes:
-            self._prices, self._n_passes = {}, self.costs.n_passes
-        if coming not in self._prices:
-            pass_s = self.costs.at(coming.n_rows)
-            more = [n * coming.n_ready for n in _ROWS_OF_A_DRAFT]
-            row_s = min((self.costs.at(coming.n_rows + n) - pass_s) / n for n in more)
-            self._prices[coming] = max(0.0, row_s) / self.token_s(coming)
-        return self._prices[coming]
+        pass_s = self.costs.at(coming.n_rows)
+        more = [n * coming.n_ready for n in _ROWS_OF_A_DRAFT]
+        row_s = min((self.costs.at(coming.n_rows + n) - pass_s) / n for n in more)
+        return max(0.0, row_s) / self.token_s(coming)
 
     def trim(self, survivals: Sequence[Floats], coming: Pass) -> list[int]:
         """How many tokens of each draft to verify; survivals hold one array per slot, [n_drafted]."""
